@@ -1,0 +1,1 @@
+"""Measuring and importing costs: times passes, fits profiles, reads published kernel tables."""

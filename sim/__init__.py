@@ -1,0 +1,1 @@
+"""Simulation of speculative-decoding serving: policies, devices, costs, workloads, records. Knows neither torch nor SimPy outside simhost."""
