@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import nan
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.host import Ticket
 
 
 @dataclass(slots=True, eq=False)
@@ -25,12 +29,17 @@ class Request:
 
     prefilled_tokens: int = 0
     """Prompt tokens in KV."""
+    kv_tokens: int = 0
+    """Tokens held in KV, slots of the round in flight included."""
     emitted_tokens: int = 0
     """Output tokens on the host so far."""
     drafted: int = 0
     """Length of the draft in flight: rides with the draft to verify."""
     needs_catch_up: bool = False
     """The last draft was fully accepted, so the draft model lacks one token in its KV."""
+
+    draft_prefill: Ticket | None = None
+    """The draft model's prefill of this prompt while the first draft has yet to come after it."""
 
     scheduled_s: float = nan
     first_token_s: float = nan

@@ -38,6 +38,10 @@ class CostModel(Protocol):
         """What `work` asks of the device; called only where works contend."""
         ...
 
+    def host_inflation(self, num_issuers: int) -> float:
+        """Slowdown of each issuer when `num_issuers` of one process issue at the same time; 1.0 for one."""
+        ...
+
     @property
     def result_s(self) -> float:
         """Seconds from the end of a work on the device until its result is on the host (copy and wake-up)."""

@@ -1,0 +1,1 @@
+"""What streams of works do to devices: tickets, one-stream and shared devices, links."""

@@ -1,0 +1,104 @@
+"""A device with one stream on a host with no other: nothing contends, so all times are known at submission.
+
+This is the exact closed form of `shared` for that case (a property test holds the two together) and costs no events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from sim.costs.cost import Cost, CostModel
+from sim.devices.ticket import Clock, SimTicket, checkpoint_at
+from sim.host import HostWait, Stream
+from sim.work import Kind, Work
+
+
+class SoloDevice:
+    """Works of one stream, first in, first out."""
+
+    def __init__(self, clock: Clock, costs: CostModel) -> None:
+        self.clock = clock
+        self._costs = costs
+        self._cost = costs.cost
+        self._result_s = costs.result_s
+        self._issuer_free_s = 0.0
+        self._device_free_s = 0.0
+        self._flying: deque[SimTicket] = deque()
+        """Works not yet reported as ended, oldest first."""
+        self._settled = (0.0, 0.0)
+        """Issuer and device free times before the oldest flying work."""
+
+    def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket:
+        """`after` needs no care: all works are on this stream, in order."""
+        now_s = self.clock.now_s
+        ticket = SimTicket(self, work, stream, self._cost(work), now_s)
+        self._time(ticket)
+        if self._flying and self._flying[0].end_s <= now_s:
+            self.flush(now_s)
+        self._flying.append(ticket)
+        return ticket
+
+    def flush(self, now_s: float) -> None:
+        """Report the works that have ended by `now_s`."""
+        flying = self._flying
+        while flying and flying[0].end_s <= now_s:
+            ticket = flying.popleft()
+            self._settled = (ticket.issued_s, max(self._settled[1], ticket.end_s))
+            self.clock.ended(ticket)
+
+    def _time(self, ticket: SimTicket) -> None:
+        prepare_s, launch_s, device_s, _ = ticket.cost
+        issue_start_s = ticket.submitted_s
+        if self._issuer_free_s > issue_start_s:
+            issue_start_s = self._issuer_free_s
+        prepared_s = issue_start_s + prepare_s
+        issued_s = self._issuer_free_s = prepared_s + launch_s
+        ticket.issue_start_s = issue_start_s
+        ticket.prepared_s = prepared_s
+        ticket.issued_s = issued_s
+        if ticket.work.kind is Kind.HOST:
+            ticket.start_s = ticket.end_s = ticket.ready_s = issued_s
+            return
+        start_s = self._device_free_s
+        if prepared_s > start_s:
+            start_s = prepared_s
+        end_s = start_s + device_s
+        if issued_s > end_s:
+            end_s = issued_s
+        self._device_free_s = end_s
+        ticket.start_s = start_s
+        ticket.end_s = end_s
+        ticket.ready_s = end_s + self._result_s
+
+    def arm(self, ticket: SimTicket) -> None:
+        ticket.announce_when_ready()
+
+    def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
+        wait: HostWait[None] = HostWait()
+        if ticket.issued_s <= self.clock.now_s:
+            wait.is_done = True
+        else:
+            self.clock.at(ticket.issued_s, lambda _: self.clock.announce(wait))
+        return wait
+
+    def poke(self) -> None:
+        """Nothing here depends on works elsewhere."""
+
+    def cancel(self, ticket: SimTicket) -> None:
+        """Cut `ticket` at its next checkpoint and move every later work forward."""
+        now_s = self.clock.now_s
+        if ticket.is_cancelled or ticket.end_s <= now_s:
+            return
+        ticket.is_cancelled = True
+        prepare_s, launch_s, device_s, num_kernels = ticket.cost
+        length_s = ticket.end_s - ticket.start_s
+        share = checkpoint_at(ticket.work, (now_s - ticket.start_s) / length_s if length_s else 0.0)
+        if ticket.start_s >= now_s:
+            prepare_s = min(prepare_s, max(0.0, now_s - ticket.issue_start_s))
+        ticket.cost = Cost(prepare_s, launch_s * share, device_s * share, num_kernels)
+        self._issuer_free_s, self._device_free_s = self._settled
+        for flying in self._flying:
+            self._time(flying)
+            if flying.posts or flying.watchers:
+                flying.announce_when_ready()

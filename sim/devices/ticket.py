@@ -1,0 +1,137 @@
+"""A submitted work on a simulated device, and what devices ask of their host.
+
+Not here: when anything happens; that is `solo` (one stream) and `shared` (several).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from math import nan
+from typing import Any, Protocol
+
+from sim.costs.cost import Cost
+from sim.host import HostWait, Stream
+from sim.work import NO_RESULT, Kind, Result, Work
+
+
+class Clock(Protocol):
+    """What devices need of their host."""
+
+    @property
+    def now_s(self) -> float: ...
+    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any: ...
+    def announce(self, wait: HostWait[Any], value: Any = None) -> None: ...
+    def complete(self, wait: HostWait[Any], value: Any = None) -> None: ...
+    def ended(self, ticket: SimTicket) -> None:
+        """Account for a work that has left its device."""
+        ...
+
+
+class Device(Protocol):
+    """Executes works; every ticket it hands out carries the times as soon as they are known."""
+
+    clock: Clock
+
+    def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket: ...
+    def issued_wait(self, ticket: SimTicket) -> HostWait[None]: ...
+    def arm(self, ticket: SimTicket) -> None: ...
+    def cancel(self, ticket: SimTicket) -> None: ...
+    def flush(self, now_s: float) -> None:
+        """Report what has ended by `now_s`, the end of the run, and has not been reported."""
+        ...
+
+    def poke(self) -> None:
+        """A work elsewhere that one of ours comes after has ended."""
+        ...
+
+
+class SimTicket(HostWait[Result]):
+    """A submitted work and the times of its life, seconds; nan until known."""
+
+    __slots__ = (
+        "_is_done",
+        "_issued",
+        "armed_s",
+        "cost",
+        "dependents",
+        "device",
+        "end_s",
+        "is_cancelled",
+        "issue_start_s",
+        "issued_s",
+        "prepared_s",
+        "ready_s",
+        "result",
+        "start_s",
+        "stream",
+        "submitted_s",
+        "work",
+    )
+
+    def __init__(self, device: Device, work: Work, stream: Stream, cost: Cost, now_s: float) -> None:
+        self._is_done = False
+        self.posts = []
+        self.watchers = []
+        self.device = device
+        self.work = work
+        self.stream = stream
+        self.cost = cost
+        self.result = NO_RESULT
+        self.submitted_s = now_s
+        self.issue_start_s = self.prepared_s = self.issued_s = self.start_s = self.end_s = nan
+        self.ready_s = nan
+        """When the result is (or, on a one-stream device, will be) on the host."""
+        self.armed_s = nan
+        self.is_cancelled = False
+        self.dependents: list[Device] | None = None
+        self._issued: HostWait[None] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_done or self.ready_s <= self.device.clock.now_s
+
+    @is_done.setter
+    def is_done(self, value: bool) -> None:
+        self._is_done = value
+
+    def __await__(self) -> Generator[HostWait[Result], None, Result]:
+        if not self.is_done:
+            yield self
+        return self.result
+
+    @property
+    def issued(self) -> HostWait[None]:
+        if self._issued is None:
+            self._issued = self.device.issued_wait(self)
+        return self._issued
+
+    def arm(self) -> None:
+        self.device.arm(self)
+
+    def announce_when_ready(self) -> None:
+        """Have the clock complete this ticket at `ready_s`, which must be known and not past."""
+        if self.armed_s != self.ready_s:
+            self.armed_s = self.ready_s
+            self.device.clock.at(self.ready_s, self._arrived)
+
+    def _arrived(self, _: Any) -> None:
+        clock = self.device.clock
+        if self.ready_s <= clock.now_s and (self.posts or self.watchers):
+            clock.announce(self, self.result)
+
+    def cancel(self) -> None:
+        self.device.cancel(self)
+
+    @property
+    def device_s(self) -> float:
+        """Seconds between the work's start and end on its device; 0 for HOST work."""
+        return 0.0 if self.work.kind is Kind.HOST else self.end_s - self.start_s
+
+
+def checkpoint_at(work: Work, share_done: float) -> float:
+    """Share of `work` after which it can end, given that it is cancelled with `share_done` done."""
+    if share_done <= 0.0:
+        return 0.0
+    if work.kind is not Kind.DRAFT or work.draft_tokens < 2:
+        return 1.0
+    return min(1.0, -(-share_done * work.draft_tokens // 1) / work.draft_tokens)

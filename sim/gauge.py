@@ -1,0 +1,30 @@
+"""A quantity over time: its present value, its time average and its peak."""
+
+from __future__ import annotations
+
+
+class Gauge:
+    """A step function of time, integrated as it changes. `peak` counts values that lasted, not those of an instant."""
+
+    __slots__ = ("_integral", "_since_s", "peak", "value")
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.peak = 0
+        self._integral = 0.0
+        self._since_s = 0.0
+
+    def add(self, change: int, now_s: float) -> None:
+        self.set(self.value + change, now_s)
+
+    def set(self, value: int, now_s: float) -> None:
+        if now_s > self._since_s:
+            self._integral += self.value * (now_s - self._since_s)
+            self._since_s = now_s
+            if self.value > self.peak:
+                self.peak = self.value
+        self.value = value
+
+    def mean(self, end_s: float) -> float:
+        """Time average over 0..`end_s`, which is not before the last change."""
+        return (self._integral + self.value * (end_s - self._since_s)) / end_s if end_s > 0.0 else 0.0

@@ -1,0 +1,127 @@
+"""The seam: what a policy may ask of the machine it runs on, and the rules every host keeps.
+
+A policy is a set of coroutines. Whatever takes time is awaited on the host; everything between two awaits is
+instantaneous and undisturbed, so policies hold no locks. Hosts: SimHost (SimPy clock), ScriptHost (tests), and later
+GpuHost (threads and CUDA streams). Not here: any implementation.
+
+Rules, pinned so that simulation and reality agree:
+1. Wake-ups of one instant happen in the order in which their waits were posted (awaited), and only after everything
+   that completes at that instant has completed.
+2. `first` returns the lowest index among the waits that are done when the waiter wakes; -1 is a timeout.
+3. A wait on a signal compares versions: a notification between creating the wait and awaiting it is not lost.
+4. A polled wait wakes on its own grid (creation + n * poll_s, n >= 1) at or after the notification.
+5. A stream runs its works in submission order. Issuing them costs host time outside the policy's own turn.
+6. Streams are made before the first work is submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from sim.work import Result, Work
+
+T_co = TypeVar("T_co", covariant=True)
+
+TIMED_OUT = -1
+
+
+class Wait(Protocol[T_co]):
+    """Something that completes once and can be awaited by any number of coroutines, before or after."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def __await__(self) -> Generator[Any, None, T_co]: ...
+
+
+class Ticket(Wait[Result], Protocol):
+    """A submitted work. Awaiting it yields its result once that is on the host."""
+
+    @property
+    def issued(self) -> Wait[None]:
+        """The host part is over; the device may still be busy."""
+        ...
+
+    def cancel(self) -> None:
+        """Drop the work: before it starts it never runs, afterwards it ends at its next checkpoint.
+
+        A DRAFT has a checkpoint after every drafted token, other kinds only their end. The ticket still completes,
+        and the device time used is charged as waste.
+        """
+        ...
+
+
+class Signal:
+    """A condition that coroutines wait for. Its version counts notifications."""
+
+    __slots__ = ("pending", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.pending: list[Any] = []
+        """The host's waits that a notification must complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A FIFO of works on one device. Higher `priority` is served first where streams contend."""
+
+    name: str
+    device: int | str = 0
+    """Index of a GPU, or the name of a link."""
+    priority: int = 0
+    sm_share: float | None = None
+    """Share of the device's multiprocessors reserved for the stream; None shares them all."""
+
+
+@runtime_checkable
+class Host(Protocol):
+    """What a policy may do."""
+
+    @property
+    def now_s(self) -> float: ...
+
+    def stream(
+        self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None
+    ) -> Stream: ...
+
+    def run(self, work: Work, stream: Stream, *, after: Sequence[Ticket] = ()) -> Ticket:
+        """Submit `work` now; on the device it starts after the works of `after` have ended there."""
+        ...
+
+    def first(self, *waits: Wait[Any], timeout_s: float | None = None) -> Wait[int]: ...
+
+    def sleep(self, duration_s: float) -> Wait[None]: ...
+
+    def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
+        """Wait for the next notification, at once or, with `poll_s`, at the worker's next poll after it."""
+        ...
+
+    def notify(self, signal: Signal) -> None: ...
+
+
+V = TypeVar("V")
+
+
+class HostWait(Generic[V]):
+    """A wait completed by its host; the yield hands it to whatever drives the coroutine."""
+
+    __slots__ = ("is_done", "posts", "value", "watchers")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.value: Any = None
+        self.posts: list[tuple[int, Any]] = []
+        """(posting order, task) of the coroutines waiting."""
+        self.watchers: list[Any] = []
+        """The `first` waits that include this one."""
+
+    def arm(self) -> None:
+        """Make sure that the completion will be announced; called when somebody starts to wait."""
+
+    def __await__(self) -> Generator[HostWait[V], None, V]:
+        if not self.is_done:
+            yield self
+        return self.value  # type: ignore[no-any-return]

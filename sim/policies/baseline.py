@@ -1,0 +1,25 @@
+"""Baseline (colocated): workers that each take one request end to end, all on one GPU stream (seeds 000, 004)."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from sim.host import Stream
+from sim.policies import rounds
+from sim.policies.options import EngineLimits, PolicyOptions
+from sim.serving import Serving
+
+
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+    stream = serving.host.stream("gpu")
+    return [_worker(serving, options, stream) for _ in range(options.workers)]
+
+
+async def _worker(serving: Serving, options: PolicyOptions, stream: Stream) -> None:
+    while True:
+        request = await serving.admit()
+        await rounds.submit_prefill(serving, request, stream)
+        serving.commit_prefill(request)
+        while not request.is_finished:
+            await rounds.run_round(serving, (request,), options, stream, stream)

@@ -1,0 +1,35 @@
+"""The choices policies make: pure functions of queue lengths and limits. Waits are elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sim.request import Request
+from sim.work import Chunk
+
+
+def verify_goes_first(decode_queue: int, verify_queue: int, lead: int) -> bool:
+    """PDV: decode has precedence unless the verify queue exceeds decode's by more than `lead` (seed 000: 2)."""
+    return verify_queue > decode_queue + lead
+
+
+def may_prefill(decode_queue: int, decode_batch: int, queue_factor: float) -> bool:
+    """Unified: take in a prompt only while the decode queue is within `queue_factor` batches (seed 002: 1.2)."""
+    return decode_queue <= queue_factor * decode_batch
+
+
+def is_atomic(num_active: int) -> bool:
+    """PDV hybrid: with at most one active request draft and verify run as one (seed 004)."""
+    return num_active <= 1
+
+
+def group(requests: Sequence[Request], at_most: int) -> Iterable[Sequence[Request]]:
+    """Slices of at most `at_most`, in order."""
+    for start in range(0, len(requests), at_most):
+        yield requests[start : start + at_most]
+
+
+def next_chunk(request: Request, budget_tokens: int) -> Chunk | None:
+    """The next piece of the prompt within the budget, or None if nothing fits or nothing is left."""
+    new_tokens = min(request.prompt_tokens - request.prefilled_tokens, budget_tokens)
+    return Chunk(new_tokens, request.prefilled_tokens) if new_tokens > 0 else None

@@ -1,0 +1,56 @@
+"""What the policies of a comparison can be told; one block for all, each takes what concerns it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from sim.policies.passes import KvMode
+
+
+class Batching(StrEnum):
+    """BATCHED: one work carries the whole batch. PER_REQUEST: one work per request, as the seeds' engines looped."""
+
+    BATCHED = "batched"
+    PER_REQUEST = "per_request"
+
+
+class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the lane policies (design, section 5). Checked at construction."""
+
+    workers: int = 4
+    """baseline: workers, each with one request."""
+    decode_batch: int = 6
+    verify_batch: int = 12
+    batching: Batching = Batching.BATCHED
+    kv: KvMode = KvMode.ROLLBACK
+    poll_s: float = 0.001
+    """How often an idle worker of a lane looks; 0 wakes it at once."""
+    spin_s: float = 0.00001
+    """unified: its poll (seed 002)."""
+    queue_factor: float = 1.2
+    """unified: prompts are taken in while the decode queue is within this many batches."""
+    verify_lead: int = 2
+    """pdv: verify goes first when its queue exceeds decode's by more than this."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "decode_batch", "verify_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be at least 1")
+        for name in ("poll_s", "spin_s", "queue_factor"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be a finite number >= 0")
+        if self.verify_lead < 0:
+            raise ValueError(f"policy_options.verify_lead={self.verify_lead!r} must be at least 0")
+
+    def rows_per_work(self, batch: int) -> int:
+        """How many requests one work carries in a lane of `batch`."""
+        return 1 if self.batching is Batching.PER_REQUEST else batch
+
+
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of a continuous-batching step, under vLLM's names."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048

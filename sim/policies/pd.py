@@ -1,0 +1,39 @@
+"""PD: a prefill lane and a decode lane in which draft and verify are atomic; two streams, decode first (seeds 002, 004)."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from sim.host import Stream
+from sim.lane import Lane
+from sim.policies import rounds
+from sim.policies.options import EngineLimits, PolicyOptions
+from sim.serving import Serving
+
+
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+    decode = Lane("decode")
+    return [
+        decode_lane(serving, options, decode, serving.host.stream("decode", priority=1)),
+        prefill_lane(serving, options, decode, serving.host.stream("prefill", priority=0)),
+    ]
+
+
+async def prefill_lane(serving: Serving, options: PolicyOptions, decode: Lane, stream: Stream) -> None:
+    """One prompt at a time, then on to `decode`."""
+    while True:
+        request = await serving.admit(poll_s=options.poll_s)
+        await rounds.submit_prefill(serving, request, stream)
+        serving.commit_prefill(request)
+        if not request.is_finished:
+            await decode.put(serving.host, request)
+
+
+async def decode_lane(serving: Serving, options: PolicyOptions, decode: Lane, stream: Stream) -> None:
+    """The oldest requests of the lane, one round each, back to its end."""
+    at_most = options.rows_per_work(options.decode_batch)
+    while True:
+        batch = await decode.take(serving.host, at_most=at_most, poll_s=options.poll_s)
+        going_on = await rounds.run_round(serving, batch, options, stream, stream)
+        await decode.put_all(serving.host, going_on)

@@ -1,0 +1,57 @@
+"""PDV: prefill, decode and verify lanes on three streams; decode > verify > prefill (seeds 000, 004).
+
+Decode waits while verify's queue exceeds its own by more than `verify_lead`. Hybrid: with at most one active request
+the decode lane drafts and verifies as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from sim.host import Stream
+from sim.lane import Lane
+from sim.policies import rounds
+from sim.policies.choices import is_atomic, verify_goes_first
+from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.pd import prefill_lane
+from sim.serving import Serving
+
+
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+    decode, verify = Lane("decode"), Lane("verify")
+    decode_stream = serving.host.stream("decode", priority=2)
+    verify_stream = serving.host.stream("verify", priority=1)
+    prefill_stream = serving.host.stream("prefill", priority=0)
+    return [
+        _decode_lane(serving, options, decode, verify, decode_stream, verify_stream),
+        _verify_lane(serving, options, decode, verify, verify_stream),
+        prefill_lane(serving, options, decode, prefill_stream),
+    ]
+
+
+async def _decode_lane(
+    serving: Serving, options: PolicyOptions, decode: Lane, verify: Lane, stream: Stream, verify_stream: Stream
+) -> None:
+    host, controller = serving.host, serving.controller
+    at_most = options.rows_per_work(options.decode_batch)
+    while True:
+        batch = await decode.take(host, at_most=at_most, poll_s=options.poll_s)
+        if is_atomic(serving.num_active):
+            await decode.put_all(host, await rounds.run_round(serving, batch, options, stream, verify_stream))
+            continue
+        while verify_goes_first(len(decode) + len(batch), len(verify), options.verify_lead):
+            await host.wait(verify.changed)
+        started_s = host.now_s
+        await rounds.submit_draft(serving, batch, options, stream, controller.draft_tokens)
+        controller.saw_draft(host.now_s - started_s, len(verify))
+        await verify.put_all(host, batch)
+
+
+async def _verify_lane(serving: Serving, options: PolicyOptions, decode: Lane, verify: Lane, stream: Stream) -> None:
+    at_most = options.rows_per_work(options.verify_batch)
+    while True:
+        batch = await verify.take(serving.host, at_most=at_most, poll_s=options.poll_s)
+        ticket = rounds.submit_verify(serving, batch, options, stream)
+        going_on = await rounds.finish_round(serving, batch, options, ticket, stream)
+        await decode.put_all(serving.host, going_on)

@@ -1,0 +1,85 @@
+"""Speculative rounds and prefills on given streams: submit, await, commit. Shared by the lane policies.
+
+Not here: which requests and when; that is each policy's own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.host import Stream, Ticket
+from sim.policies import passes
+from sim.policies.options import PolicyOptions
+from sim.policies.passes import KvMode
+from sim.request import Request
+from sim.serving import Serving
+from sim.work import Model
+
+
+def submit_prefill(serving: Serving, request: Request, stream: Stream) -> Ticket:
+    """Prefill `request` in the target and, where one drafts, in the draft model; the ticket is the target's.
+
+    The target goes first, for the first token's sake; the first draft comes after the draft model's own prefill.
+    """
+    ticket = serving.host.run(passes.prefill((request,), Model.TARGET), stream)
+    if serving.controller.draft_tokens_max:
+        request.draft_prefill = serving.host.run(passes.prefill((request,), Model.DRAFT), stream)
+    return ticket
+
+
+def submit_draft(
+    serving: Serving, requests: Sequence[Request], options: PolicyOptions, stream: Stream, draft_tokens: int
+) -> Ticket:
+    """Draft for every row; opens their rounds. `draft_tokens` >= 1."""
+    host = serving.host
+    after = [request.draft_prefill for request in requests if request.draft_prefill is not None]
+    if options.kv is KvMode.NONE:
+        works = passes.draft_without_kv(requests, draft_tokens)
+    else:
+        works = [passes.draft(requests, draft_tokens)]
+    ticket = [host.run(work, stream, after=after) for work in works][-1]
+    for request in requests:
+        request.draft_prefill = None
+        serving.open_round(request, draft_tokens)
+    return ticket
+
+
+def submit_verify(
+    serving: Serving, requests: Sequence[Request], options: PolicyOptions, stream: Stream, after: Sequence[Ticket] = ()
+) -> Ticket:
+    work = passes.verify_without_kv(requests) if options.kv is KvMode.NONE else passes.verify(requests)
+    return serving.host.run(work, stream, after=after)
+
+
+def submit_round(
+    serving: Serving, requests: Sequence[Request], options: PolicyOptions, draft_stream: Stream, verify_stream: Stream
+) -> Ticket:
+    """Draft, then verify, nothing awaited between; without speculation a plain decode."""
+    draft_tokens = serving.controller.draft_tokens
+    if draft_tokens == 0:
+        for request in requests:
+            serving.open_round(request, 0)
+        return submit_verify(serving, requests, options, verify_stream)
+    draft = submit_draft(serving, requests, options, draft_stream, draft_tokens)
+    return submit_verify(serving, requests, options, verify_stream, after=(draft,))
+
+
+async def finish_round(
+    serving: Serving, requests: Sequence[Request], options: PolicyOptions, verify: Ticket, verify_stream: Stream
+) -> list[Request]:
+    """Await `verify`, re-forward if the engine does, commit; returns the requests that go on."""
+    accepted = (await verify).accepted
+    if options.kv is KvMode.REFORWARD:
+        await serving.host.run(passes.reforward(requests, accepted), verify_stream)
+    return serving.commit_rounds(requests, accepted)
+
+
+async def run_round(
+    serving: Serving, requests: Sequence[Request], options: PolicyOptions, draft_stream: Stream, verify_stream: Stream
+) -> list[Request]:
+    """One atomic round: draft and verify as one step of the caller."""
+    started_s = serving.host.now_s
+    verify = submit_round(serving, requests, options, draft_stream, verify_stream)
+    going_on = await finish_round(serving, requests, options, verify, verify_stream)
+    serving.controller.saw_draft(serving.host.now_s - started_s, 0)
+    return going_on

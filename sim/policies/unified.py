@@ -1,0 +1,57 @@
+"""Unified PDV: one worker, three streams, at most one prompt in flight, a spinning poll when idle (seed 002)."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from sim.host import Ticket
+from sim.lane import Lane
+from sim.policies import rounds
+from sim.policies.choices import may_prefill
+from sim.policies.options import EngineLimits, PolicyOptions
+from sim.request import Request
+from sim.serving import Serving
+
+
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+    return [_worker(serving, options)]
+
+
+async def _worker(serving: Serving, options: PolicyOptions) -> None:
+    """Keep one prefill and one round in flight; whichever ends first is committed and followed up."""
+    host = serving.host
+    draft_stream = host.stream("draft", priority=2)
+    verify_stream = host.stream("verify", priority=1)
+    prefill_stream = host.stream("prefill", priority=0)
+    at_most = options.rows_per_work(options.decode_batch)
+    decode = Lane("decode")
+    prompt: tuple[Request, Ticket] | None = None
+    round_: tuple[list[Request], Ticket, float] | None = None
+    while True:
+        if (
+            prompt is None
+            and may_prefill(len(decode), options.decode_batch, options.queue_factor)
+            and (request := serving.admit_now()) is not None
+        ):
+            prompt = request, rounds.submit_prefill(serving, request, prefill_stream)
+        if round_ is None and len(decode):
+            batch = decode.take_now(host, at_most=at_most)
+            verify = rounds.submit_round(serving, batch, options, draft_stream, verify_stream)
+            round_ = batch, verify, host.now_s
+        in_flight = [item[1] for item in (round_, prompt) if item is not None]
+        if not in_flight:
+            await host.wait(serving.intake, poll_s=options.spin_s)
+            continue
+        await host.first(*in_flight)
+        if round_ is not None and round_[1].is_done:
+            batch, verify, started_s = round_
+            round_ = None
+            await decode.put_all(host, await rounds.finish_round(serving, batch, options, verify, verify_stream))
+            serving.controller.saw_draft(host.now_s - started_s, len(decode))
+        if prompt is not None and prompt[1].is_done:
+            request, _ = prompt
+            prompt = None
+            serving.commit_prefill(request)
+            if not request.is_finished:
+                await decode.put(host, request)

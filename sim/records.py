@@ -1,0 +1,92 @@
+"""The one output schema: what a run, simulated or real, leaves behind for metrics.
+
+Not here: metrics themselves (sim.metrics), files (sim.results).
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from sim.request import Request
+
+
+class GapSamples:
+    """Gaps between emissions (ITL samples), equal neighbours counted once with their number."""
+
+    __slots__ = ("counts", "gaps_s")
+
+    def __init__(self) -> None:
+        self.gaps_s = array("d")
+        self.counts = array("l")
+
+    def add(self, gap_s: float, count: int = 1) -> None:
+        if self.gaps_s and self.gaps_s[-1] == gap_s:
+            self.counts[-1] += count
+        else:
+            self.gaps_s.append(gap_s)
+            self.counts.append(count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRecord:
+    """One work as it happened; times in seconds on the run's clock. Columns of work.parquet."""
+
+    kind: str
+    model: str
+    stream: str
+    device: str
+    submitted_s: float
+    issue_start_s: float
+    issued_s: float
+    start_s: float
+    end_s: float
+    ready_s: float
+    rows: int
+    row_tokens: int
+    context_tokens: int
+    chunk_tokens: int
+    draft_tokens: int
+    is_cancelled: bool
+    requests: tuple[int, ...]
+    """Arrival indices of the rows and chunks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamUsage:
+    """Totals of one kind of work on one stream."""
+
+    stream: str
+    kind: str
+    num_works: int
+    device_s: float
+    tokens: int
+    """Token positions computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run of one policy with one seed."""
+
+    policy: str
+    seed: int
+    requests: list[Request]
+    """By arrival index. Unfinished ones are censored."""
+    gaps: GapSamples
+    end_s: float
+    """When the run stopped: last completion, or the window's end."""
+    arrivals_end_s: float | None
+    """When arrivals were cut off, if they were."""
+    usage: list[StreamUsage]
+    device_busy_s: float
+    """Seconds with at least one work on the GPU."""
+    num_polls: int
+    queue_mean: float
+    queue_peak: int
+    kv_tokens_mean: float
+    kv_tokens_peak: int
+    kv_capacity_tokens: int
+    is_open_loop: bool
+    """Arrivals at a rate, so that the run can be overloaded."""
+    works: list[WorkRecord] = field(default_factory=list)
+    """Empty unless recording was asked for."""
