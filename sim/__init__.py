@@ -1,1 +1,4 @@
-"""Simulation of speculative-decoding serving: policies, devices, costs, workloads, records. Knows neither torch nor SimPy outside simhost."""
+"""Simulation of speculative-decoding serving: policies, devices, costs, workloads, records.
+
+Imports neither torch nor anything of calibrate and realrun.
+"""

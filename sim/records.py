@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 from sim.request import Request
 
@@ -26,6 +27,10 @@ class GapSamples:
         else:
             self.gaps_s.append(gap_s)
             self.counts.append(count)
+
+    def clear(self) -> None:
+        del self.gaps_s[:]
+        del self.counts[:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +80,8 @@ class RunRecord:
     gaps: GapSamples
     end_s: float
     """When the run stopped: last completion, or the window's end."""
-    arrivals_end_s: float | None
-    """When arrivals were cut off, if they were."""
+    window_s: float | None
+    """Length of the observation window where one was set and cut the run."""
     usage: list[StreamUsage]
     device_busy_s: float
     """Seconds with at least one work on the GPU."""
@@ -90,3 +95,25 @@ class RunRecord:
     """Arrivals at a rate, so that the run can be overloaded."""
     works: list[WorkRecord] = field(default_factory=list)
     """Empty unless recording was asked for."""
+
+
+def request_columns(record: RunRecord) -> dict[str, list[Any]]:
+    """The requests of a run as columns, one list [requests] per field, unfinished ones marked censored."""
+    requests = record.requests
+    return {
+        "policy": [record.policy] * len(requests),
+        "seed": [record.seed] * len(requests),
+        "index": [request.index for request in requests],
+        "id": [request.id for request in requests],
+        "prompt_tokens": [request.prompt_tokens for request in requests],
+        "output_tokens": [request.output_tokens for request in requests],
+        "emitted_tokens": [request.emitted_tokens for request in requests],
+        "arrival_s": [request.arrival_s for request in requests],
+        "scheduled_s": [request.scheduled_s for request in requests],
+        "first_token_s": [request.first_token_s for request in requests],
+        "last_token_s": [request.last_token_s for request in requests],
+        "num_rounds": [request.num_rounds for request in requests],
+        "drafted_tokens": [request.drafted_tokens for request in requests],
+        "accepted_tokens": [request.accepted_tokens for request in requests],
+        "is_censored": [not request.is_finished for request in requests],
+    }

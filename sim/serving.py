@@ -22,7 +22,13 @@ class Serving:
     """Requests between arrival and last token. `requests` in order of arrival; indices need not start at 0."""
 
     def __init__(
-        self, host: Host, requests: Sequence[Request], kv: KvPool, controller: Controller, *, max_concurrency: int | None
+        self,
+        host: Host,
+        requests: Sequence[Request],
+        kv: KvPool,
+        controller: Controller,
+        *,
+        max_concurrency: int | None,
     ) -> None:
         self.host = host
         self.requests = requests
@@ -34,6 +40,8 @@ class Serving:
         self.intake = Signal()
         """Notified on arrival, and on release while somebody waits in the inbox."""
         self.finished = Signal()
+        self.first_measured = 0
+        """Arrival index of the first request after the warm-up; gaps before its first token do not count."""
         self.num_finished = 0
         self.num_admitted = 0
         self.gaps = GapSamples()
@@ -134,13 +142,18 @@ class Serving:
         now_s = self.host.now_s
         emitted = min(request.output_tokens, request.emitted_tokens + num_tokens)
         if request.emitted_tokens == 0:
-            request.first_token_s = now_s
+            self.saw_first_token(request)
         else:
             self.gaps.add(now_s - request.last_token_s)
         request.last_token_s = now_s
         request.emitted_tokens = emitted
         if emitted == request.output_tokens:
             self.release(request)
+
+    def saw_first_token(self, request: Request) -> None:
+        request.first_token_s = self.host.now_s
+        if request.index == self.first_measured > 0:
+            self.gaps.clear()
 
     def release(self, request: Request) -> None:
         """`request` has its last token: give its memory back."""

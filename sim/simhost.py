@@ -70,7 +70,7 @@ class SimHost(TaskHost):
         on_work: Callable[[SimTicket], None] | None = None,
     ) -> None:
         super().__init__()
-        self._env = _Environment()
+        self._env = _Environment(0.0)
         self._costs = costs
         self._luck = luck
         self._contention = contention or Contention()
@@ -141,15 +141,19 @@ class SimHost(TaskHost):
             by_device.setdefault(stream.device, []).append(stream)
         for name, streams in by_device.items():
             if isinstance(name, str):
-                self._devices[name] = SharedDevice(
-                    self, self._links[name], streams, Contention(), is_one_queue=True
-                )
+                self._devices[name] = SharedDevice(self, self._links[name], streams, Contention(), is_one_queue=True)
             elif len(self._streams) == 1:
                 self._devices[name] = SoloDevice(self, self._costs)
             else:
                 self._devices[name] = SharedDevice(self, self._costs, streams, self._contention)
 
     # -- accounts
+
+    @property
+    def device_busy_s(self) -> float:
+        """Seconds with at least one work on the GPUs, averaged over them."""
+        busy = [device.busy_s for name, device in self._devices.items() if not isinstance(name, str)]
+        return sum(busy) / len(busy) if busy else 0.0
 
     def ended(self, ticket: SimTicket) -> None:
         work = ticket.work
@@ -170,4 +174,3 @@ class SimHost(TaskHost):
                 usage.cancelled_s += device_s
         if self._on_work is not None:
             self._on_work(ticket)
-

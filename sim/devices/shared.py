@@ -23,7 +23,6 @@ from sim.devices.ticket import Clock, SimTicket, checkpoint_at
 from sim.host import HostWait, Stream
 from sim.work import Kind, Work
 
-
 LAUNCH_SLACK = 1e-9
 """Share of a work's device time within which it counts as ending with its launch (float rounding)."""
 
@@ -158,7 +157,8 @@ class SharedDevice:
 
     def cancel(self, ticket: SimTicket) -> None:
         queue = self._queues[ticket.stream.name]
-        op = next((op for op in (*queue.to_issue, *queue.to_run) if op.ticket is ticket), None)
+        in_flight = (queue.running, *queue.to_issue, *queue.to_run)
+        op = next((op for op in in_flight if op is not None and op.ticket is ticket), None)
         if op is None or ticket.is_cancelled:
             return
         ticket.is_cancelled = True
@@ -166,7 +166,9 @@ class SharedDevice:
         if queue.running is op:
             left_s = max(0.0, op.device_left_s - (now_s - op.since_s) * op.rate)
             total_s = ticket.cost.device_s
-            kept_s = checkpoint_at(ticket.work, 1.0 - left_s / total_s if total_s else 1.0) * total_s - (total_s - left_s)
+            kept_s = checkpoint_at(ticket.work, 1.0 - left_s / total_s if total_s else 1.0) * total_s - (
+                total_s - left_s
+            )
             shrink = kept_s / left_s if left_s else 0.0
             op.device_left_s, op.since_s, op.rate, op.finish_s = max(0.0, kept_s), now_s, 0.0, inf
             if not op.is_issued:

@@ -22,6 +22,7 @@ class SoloDevice:
         self._costs = costs
         self._cost = costs.cost
         self._result_s = costs.result_s
+        self.busy_s = 0.0
         self._issuer_free_s = 0.0
         self._device_free_s = 0.0
         self._flying: deque[SimTicket] = deque()
@@ -45,6 +46,7 @@ class SoloDevice:
         while flying and flying[0].end_s <= now_s:
             ticket = flying.popleft()
             self._settled = (ticket.issued_s, max(self._settled[1], ticket.end_s))
+            self.busy_s += ticket.end_s - ticket.start_s
             self.clock.ended(ticket)
 
     def _time(self, ticket: SimTicket) -> None:

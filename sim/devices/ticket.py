@@ -31,6 +31,8 @@ class Device(Protocol):
     """Executes works; every ticket it hands out carries the times as soon as they are known."""
 
     clock: Clock
+    busy_s: float
+    """Seconds with at least one work on the device."""
 
     def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket: ...
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]: ...

@@ -55,7 +55,9 @@ _BUILT_IN = (
         source="seeds 000, 004",
         build=baseline.coroutines,
     ),
-    Policy(name="pd", summary="prefill lane and decode lane, two streams", source="seeds 002, 004", build=pd.coroutines),
+    Policy(
+        name="pd", summary="prefill lane and decode lane, two streams", source="seeds 002, 004", build=pd.coroutines
+    ),
     Policy(
         name="pdv",
         summary="prefill, decode and verify lanes, three streams",

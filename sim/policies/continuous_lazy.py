@@ -152,7 +152,8 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
         if completed:
             del prompts[:num_completed]
             for request in completed:
-                request.first_token_s = request.last_token_s = now_s
+                serving.saw_first_token(request)
+                request.last_token_s = now_s
                 request.emitted_tokens = 1
                 if request.output_tokens == 1:
                     serving.release(request)

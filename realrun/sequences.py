@@ -1,0 +1,91 @@
+"""What each slot's request has said so far: tokens and lengths on the device, and the host's own account of them.
+
+The device's account is the truth that passes read and write, so a pass may be issued before the result of the one
+before it has come back; the host's holds bounds until then. Not here: KV (realrun.kv), passes (realrun.kernels).
+
+Words: `known` tokens are prompt and emitted ones. Between rounds the target's KV holds all of them but the newest,
+the draft model's at most that many. Drafted tokens lie right behind the known ones until they are verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from realrun import sampling
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The host's account of one slot; its request's tokens, and bounds while passes are in flight."""
+
+    index: int
+    prompt_tokens: int
+    prefilled_target: int = 0
+    """Prompt tokens in the target's KV once the passes issued so far are over."""
+    prefilled_draft: int = 0
+    known_tokens: int = 0
+    """Prompt and emitted tokens, as far as results have come back."""
+    most_new_tokens: int = 0
+    """Most tokens that passes in flight may still emit."""
+    drafted: int = 0
+    """Length of the draft that the next verify takes along."""
+    draft_lag: int = 0
+    """Most known tokens that the draft model lacks in KV, the newest included; 2 after full acceptance."""
+    output: list[int] = field(default_factory=list)
+    """Emitted tokens, as far as results have come back."""
+
+    @property
+    def known_tokens_bound(self) -> int:
+        return self.known_tokens + self.most_new_tokens
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.prefilled_target == self.prompt_tokens
+
+
+class Sequences:
+    """Tokens, lengths and keys of all slots on the device, scratch slot last."""
+
+    def __init__(
+        self, *, slots: int, max_tokens: int, draft_tokens_max: int, vocab: int, wide: torch.dtype | None, device: object
+    ) -> None:
+        """`wide` is the dtype of the kept draft distributions, None at temperature 0, which needs none."""
+        self.scratch = slots
+        self.tokens = torch.zeros(slots + 1, max_tokens + 1, dtype=torch.int64, device=device)
+        self.lengths = torch.ones(slots + 1, dtype=torch.int64, device=device)
+        """Known tokens [slots + 1]; the scratch slot's stays 1."""
+        self.keys = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self.draft_probabilities = (
+            None
+            if wide is None
+            else torch.full((slots + 1, draft_tokens_max, vocab), 1.0 / vocab, dtype=wide, device=device)
+        )
+        """Distribution each drafted token came from [slots + 1, draft_tokens_max, vocab]."""
+        self._last = max_tokens
+
+    def admit(self, slot: int, prompt: Sequence[int], key: int) -> None:
+        """Put a prompt into a slot. Not for slots with passes in flight."""
+        device = self.tokens.device
+        self.tokens[slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64).to(device)
+        self.lengths[slot] = len(prompt)
+        self.keys[slot] = key
+
+    def read(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Tokens at positions [rows, width] of slots [rows]."""
+        return self.tokens[slots.unsqueeze(1), positions.clamp(max=self._last)]
+
+    def put(self, slots: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Store one token per row; all [rows]."""
+        self.tokens[slots, positions.clamp(max=self._last)] = tokens
+
+    def grow(self, slots: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Rows now hold `lengths` [rows] known tokens."""
+        self.lengths[slots] = torch.where(slots == self.scratch, 1, lengths)
+
+    def draws(self, slots: torch.Tensor, positions: torch.Tensor, draw: sampling.Draw) -> torch.Tensor:
+        """Uniforms for output positions shaped [rows] or [rows, width]."""
+        keys = self.keys[slots]
+        return sampling.uniforms(keys if positions.dim() == 1 else keys.unsqueeze(1), positions, draw)

@@ -1,0 +1,1 @@
+"""Sub-commands of `lanesim`, one module each; heavy imports inside the functions."""

@@ -1,0 +1,117 @@
+"""`lanesim compare`: the command line of sim.compare."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.commands.options import ListOptions, gather, scenario_options
+
+if TYPE_CHECKING:
+    from sim.records import RunRecord
+    from sim.scenario import Scenario
+
+EXAMPLE = (
+    "Example: lanesim compare --policy baseline --policy pd --policy pdv "
+    "--profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4 --replications 3"
+)
+
+
+@click.command("compare", cls=ListOptions, epilog=EXAMPLE)
+@scenario_options
+@click.option("--percentile-metrics", default=None, help="Accepted for vLLM's sake; all metrics are reported.")
+@click.option("--metric-percentiles", default=None, help="Further percentiles, such as 50,99.9.")
+@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Results directory.")
+@click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
+@click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
+def compare_command(**flags: Any) -> None:
+    """Run policies side by side on the same draws: means with intervals, and paired differences."""
+    from sim.costs import load
+    from sim.results import check_out
+    from sim.scenario import resolve
+
+    scenario = resolve(gather(flags))
+    percentiles = _percentiles(flags["metric_percentiles"])
+    out, json_path = flags["out"], flags["json_path"]
+    if flags["plots"] and out is None:
+        raise ValueError("--plots draws into a results directory: add --out DIR")
+    if out is not None:
+        check_out(out, scenario.digest, overwrite=flags["overwrite"])
+    profile = load(scenario.profile)
+    records: list[RunRecord] = []
+    result = _run(scenario, profile, percentiles, records if out is not None else None)
+    if out is not None:
+        _write(out, scenario, result, records, with_plots=flags["plots"])
+    if json_path is not None:
+        _write_json(json_path, result)
+    if json_path != "-":
+        from rich.console import Console
+
+        from sim.tables import comparison_tables
+
+        comparison_tables(Console(), result)
+        if out is not None:
+            print(f"results in {out}")
+
+
+def _percentiles(text: str | None) -> list[float]:
+    """Comma-separated percentiles, each above 0 and below 100."""
+    from sim.metrics import PERCENTILES
+
+    if text is None:
+        return list(PERCENTILES)
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--metric-percentiles {text!r}: want numbers with commas, such as 50,99") from None
+    if not all(0.0 < value < 100.0 for value in values):
+        raise ValueError(f"--metric-percentiles {text!r}: each must be above 0 and below 100")
+    return values
+
+
+def _run(scenario: Scenario, profile: Any, percentiles: list[float], records: list[RunRecord] | None) -> dict[str, Any]:
+    """Compare with a progress bar where stderr is a terminal; keeps the records where they are wanted."""
+    from sim.compare import compare
+
+    num_runs = scenario.replications * len(scenario.policy)
+    if not sys.stderr.isatty():
+        keep = records.append if records is not None else None
+        return compare(scenario, profile, percentiles=percentiles, on_run=keep, record_works=records is not None)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("simulating", total=num_runs)
+
+        def on_run(record: RunRecord) -> None:
+            progress.advance(task)
+            if records is not None:
+                records.append(record)
+
+        return compare(scenario, profile, percentiles=percentiles, on_run=on_run, record_works=records is not None)
+
+
+def _write(
+    out: Path, scenario: Scenario, result: dict[str, Any], records: list[RunRecord], *, with_plots: bool
+) -> None:
+    from sim.results import write_results, writing
+
+    with writing(out) as scratch:
+        if with_plots:
+            from sim.plots import draw_comparison
+
+            draw_comparison(scratch, result, records)
+        write_results(scratch, scenario, result, records)
+
+
+def _write_json(path: str, result: dict[str, Any]) -> None:
+    from sim.results import to_json, write_atomically
+
+    if path == "-":
+        sys.stdout.write(to_json(result))
+    else:
+        write_atomically(Path(path), to_json(result))

@@ -1,0 +1,196 @@
+"""One run: a scenario, a policy and a seed become a record.
+
+Not here: comparing runs (sim.compare), metrics (sim.metrics), files (sim.results).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.acceptance import parse_acceptance
+from sim.controllers import build_controller
+from sim.costs import Profile, build_costs, kv_capacity_tokens
+from sim.devices.contention import Contention
+from sim.devices.ticket import SimTicket
+from sim.kv import KvPool
+from sim.luck import Luck
+from sim.policies import Policy, continuous_lazy, find_policy
+from sim.policies.options import Batching, EngineLimits
+from sim.policies.passes import KvMode
+from sim.records import RunRecord, StreamUsage, WorkRecord
+from sim.request import Request
+from sim.scenario import Scenario
+from sim.serving import Serving
+from sim.simhost import SimHost
+from sim.workload import build_requests
+
+
+class PolicyStalled(RuntimeError):
+    """A policy stopped with requests unserved: a defect of the policy, not of the input."""
+
+
+def check(scenario: Scenario, profile: Profile) -> None:
+    """Raise ValueError for what only shows when scenario, policies and profile are seen together."""
+    draft_tokens = scenario.speculation.num_speculative_tokens
+    parse_acceptance(scenario.speculation.acceptance, max(1, draft_tokens))
+    for name in scenario.policy:
+        policy = find_policy(name)
+        if policy.needs_draft and draft_tokens == 0:
+            raise ValueError(f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1")
+        if policy.is_speculative and draft_tokens and profile.draft is None:
+            raise ValueError(
+                f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
+                f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
+            )
+        options = scenario.policy_options
+        if policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED):
+            raise ValueError(
+                f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
+                f"kv={options.kv} cannot apply to it"
+            )
+
+
+def simulate(
+    scenario: Scenario, policy_name: str, seed: int, profile: Profile, *, record_works: bool = False
+) -> RunRecord:
+    """Run one policy to the end of the scenario's window, or until everything has drained.
+
+    Raises ValueError for requests that no KV memory of this profile can hold, PolicyStalled for a stuck policy.
+    """
+    policy = find_policy(policy_name)
+    draft_tokens = scenario.speculation.num_speculative_tokens if policy.is_speculative else 0
+    controller = build_controller(scenario.speculation.controller, draft_tokens)
+    costs = build_costs(profile, cuda_graph=scenario.engine.cuda_graph)
+    kv = _kv_pool(scenario, profile, controller.draft_tokens_max)
+    requests = _requests(scenario, seed)
+    _check_they_fit(requests, kv, profile.name)
+    luck = Luck(parse_acceptance(scenario.speculation.acceptance, max(1, draft_tokens)), seed)
+    works: list[WorkRecord] = []
+    host = SimHost(
+        costs,
+        luck,
+        contention=Contention(
+            eta_compute=profile.overlap.eta_compute,
+            eta_bandwidth=profile.overlap.eta_bandwidth,
+            tau_s=profile.overlap.tau_s,
+        ),
+        on_work=(lambda ticket: works.append(work_record(ticket))) if record_works else None,
+    )
+    serving = Serving(host, requests, kv, controller, max_concurrency=scenario.workload.max_concurrency)
+    serving.first_measured = scenario.workload.num_warmups
+    _start(policy, serving, scenario, luck if not record_works else None)
+    host.run_until(scenario.window.stop_s)
+    if scenario.window.stop_s is None and not serving.is_all_finished:
+        raise PolicyStalled(
+            f"policy {policy_name!r} stopped with {len(requests) - serving.num_finished} of {len(requests)} "
+            "requests unfinished"
+        )
+    return _record(scenario, policy_name, seed, requests, host, serving, works)
+
+
+def _requests(scenario: Scenario, seed: int) -> list[Request]:
+    requests = build_requests(scenario.workload, seed)
+    cut_s = scenario.window.arrivals_end_s
+    if cut_s is not None:
+        requests = [request for request in requests if request.arrival_s <= cut_s]
+        if not requests:
+            raise ValueError(f"window.arrivals_end_s={cut_s!r}: no request arrives by then (seed {seed})")
+    return requests
+
+
+def _kv_pool(scenario: Scenario, profile: Profile, draft_tokens_max: int) -> KvPool:
+    engine = scenario.engine
+    num_blocks = engine.num_gpu_blocks
+    if num_blocks is None:
+        capacity = kv_capacity_tokens(profile, engine.gpu_memory_utilization, with_draft=draft_tokens_max > 0)
+        num_blocks = int(capacity) // engine.block_size
+        if num_blocks < 1:
+            raise ValueError(
+                f"profile {profile.name!r}: the weights leave no room for KV within "
+                f"gpu_memory_utilization={engine.gpu_memory_utilization} of the GPU's memory"
+            )
+    return KvPool(num_blocks, engine.block_size, draft_tokens_max + 1 if draft_tokens_max else 0)
+
+
+def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile_name: str) -> None:
+    for request in requests:
+        if kv.blocks_for(request) > kv.num_blocks:
+            raise ValueError(
+                f"request {request.id}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens need "
+                f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.num_blocks} "
+                f"on {profile_name!r}"
+            )
+
+
+def _start(policy: Policy, serving: Serving, scenario: Scenario, luck: Luck | None) -> None:
+    """Start the policy's coroutines, then the arrivals. `luck` is None where every row must be seen."""
+    limits = EngineLimits(
+        max_num_seqs=scenario.engine.max_num_seqs, max_num_batched_tokens=scenario.engine.max_num_batched_tokens
+    )
+    is_fixed = serving.controller.draft_tokens_max == serving.controller.draft_tokens
+    if policy.is_continuous and luck and is_fixed and continuous_lazy.can_be_lazy(serving, limits):
+        tasks = continuous_lazy.coroutines(serving, limits, luck)
+    else:
+        tasks = policy.build(serving, scenario.policy_options, limits)
+    for task in tasks:
+        serving.host.spawn(task)
+    serving.host.spawn(serving.arrivals())
+
+
+def work_record(ticket: SimTicket) -> WorkRecord:
+    work = ticket.work
+    return WorkRecord(
+        kind=work.kind.value,
+        model=work.model.value,
+        stream=ticket.stream.name,
+        device=str(ticket.stream.device),
+        submitted_s=ticket.submitted_s,
+        issue_start_s=ticket.issue_start_s,
+        issued_s=ticket.issued_s,
+        start_s=ticket.start_s,
+        end_s=ticket.end_s,
+        ready_s=ticket.ready_s,
+        rows=work.rows,
+        row_tokens=work.row_tokens,
+        context_tokens=work.context_tokens,
+        chunk_tokens=sum(chunk.new_tokens for chunk in work.chunks),
+        draft_tokens=work.draft_tokens,
+        is_cancelled=ticket.is_cancelled,
+        requests=tuple(request.index for request in work.requests),
+    )
+
+
+def _record(
+    scenario: Scenario,
+    policy_name: str,
+    seed: int,
+    requests: list[Request],
+    host: SimHost,
+    serving: Serving,
+    works: list[WorkRecord],
+) -> RunRecord:
+    workload = scenario.workload
+    end_s = host.now_s if serving.is_all_finished is False else max(request.last_token_s for request in requests)
+    return RunRecord(
+        policy=policy_name,
+        seed=seed,
+        requests=requests,
+        gaps=serving.gaps,
+        end_s=end_s,
+        window_s=scenario.window.stop_s,
+        usage=[
+            StreamUsage(
+                stream=stream, kind=kind.value, num_works=usage.num_works, device_s=usage.device_s, tokens=usage.tokens
+            )
+            for (stream, kind), usage in host.usage.items()
+        ],
+        device_busy_s=host.device_busy_s,
+        num_polls=host.num_polls,
+        queue_mean=serving.queue.mean(host.now_s),
+        queue_peak=serving.queue.peak,
+        kv_tokens_mean=serving.kv.held.mean(host.now_s),
+        kv_tokens_peak=serving.kv.held.peak,
+        kv_capacity_tokens=serving.kv.num_blocks * serving.kv.block_size,
+        is_open_loop=workload.max_concurrency is None,
+        works=works,
+    )

@@ -1,0 +1,273 @@
+"""A scenario: everything that determines a run, read from YAML and dotted overrides, strict.
+
+Unknown keys, wrong types and values out of range are one clear line each (ValueError). Not here: running it (sim.run).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from math import inf, isnan
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from sim.controllers import CONTROLLERS
+from sim.names import unknown
+from sim.policies.options import PolicyOptions
+
+SCENARIO_SCHEMA = 1
+
+
+def _at_least(block: str, struct: msgspec.Struct, **least: int) -> None:
+    for name, minimum in least.items():
+        value = getattr(struct, name)
+        if value < minimum:
+            dotted = f"{block}.{name}" if block else name
+            raise ValueError(f"{dotted}={value!r} must be at least {minimum}")
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(unknown(name, value, known))
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits and memory of the engine, under vLLM's names."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    num_gpu_blocks: int | None = None
+    """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
+    gpu_memory_utilization: float = 0.9
+    cuda_graph: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("engine", self, max_num_seqs=1, max_num_batched_tokens=1, block_size=1)
+        if self.num_gpu_blocks is not None:
+            _at_least("engine", self, num_gpu_blocks=1)
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError(
+                f"engine.gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1"
+            )
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What arrives and when, under the names of `vllm bench serve`."""
+
+    dataset_name: str = "sharegpt-like"
+    dataset_path: str | None = None
+    num_prompts: int = 200
+    request_rate: float = 4.0
+    """Requests per second; inf = all at once."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of inter-arrival times; 1 is Poisson."""
+    max_concurrency: int | None = None
+    input_len: int | None = None
+    output_len: int | None = None
+    num_warmups: int = 0
+    """Requests served first and left out of the metrics."""
+
+    def __post_init__(self) -> None:
+        _at_least("workload", self, num_prompts=1, num_warmups=0)
+        for name in ("max_concurrency", "input_len", "output_len"):
+            if getattr(self, name) is not None:
+                _at_least("workload", self, **{name: 1})
+        if isnan(self.request_rate) or self.request_rate <= 0.0:
+            raise ValueError(f"workload.request_rate={self.request_rate!r} must be above 0 (requests/s), or inf")
+        if not 0.0 < self.burstiness < inf:
+            raise ValueError(f"workload.burstiness={self.burstiness!r} must be a finite number above 0")
+        if self.num_warmups >= self.num_prompts:
+            raise ValueError(
+                f"workload.num_warmups={self.num_warmups!r} leaves none of num_prompts={self.num_prompts} to measure"
+            )
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drafted and with what luck."""
+
+    method: str = "draft_model"
+    num_speculative_tokens: int = 4
+    acceptance: str = "iid:0.7"
+    controller: str = "fixed"
+
+    def __post_init__(self) -> None:
+        _at_least("speculation", self, num_speculative_tokens=0)
+        _one_of("speculation.method", self.method, ("draft_model",))
+        _one_of("speculation.controller", self.controller, CONTROLLERS)
+
+
+class Devices(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs; several are served by policies that use them."""
+
+    count: int = 1
+    routing: str = "round-robin"
+    link: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.count != 1 or self.link is not None:
+            raise ValueError("devices: this version simulates one GPU (count: 1, link: null)")
+        _one_of("devices.routing", self.routing, ("round-robin",))
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Observation window, seconds of simulated time; null = until everything has drained."""
+
+    arrivals_end_s: float | None = None
+    stop_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("arrivals_end_s", "stop_s"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < inf:
+                raise ValueError(f"window.{name}={value!r} must be a finite number of seconds above 0, or null")
+
+
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """SLOs a request must meet to count as good, milliseconds; null = no bound."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms", "e2el_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < inf:
+                raise ValueError(f"goodput.{name}={value!r} must be a finite number of milliseconds above 0, or null")
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that determines the result of a command (design, section 9)."""
+
+    schema: int = SCENARIO_SCHEMA
+    profile: str
+    policy: tuple[str, ...]
+    policy_options: PolicyOptions = PolicyOptions()
+    engine: Engine = Engine()
+    workload: Workload = Workload()
+    speculation: Speculation = Speculation()
+    devices: Devices = Devices()
+    window: Window = Window()
+    goodput: Goodput = Goodput()
+    seed: int = 0
+    replications: int = 1
+
+    def __post_init__(self) -> None:
+        if self.schema != SCENARIO_SCHEMA:
+            raise ValueError(f"schema={self.schema!r}: this version reads schema {SCENARIO_SCHEMA}")
+        if not self.policy:
+            raise ValueError("policy: name at least one")
+        if len(set(self.policy)) < len(self.policy):
+            raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
+        _at_least("", self, seed=0, replications=1)
+
+    def with_(self, **changes: Any) -> Scenario:
+        """A copy with `changes`, checked like the original."""
+        return msgspec.structs.replace(self, **changes)
+
+    @property
+    def digest(self) -> str:
+        """Hash of the resolved scenario, 16 hex digits."""
+        return hashlib.sha256(msgspec.json.encode(to_plain(self), order="deterministic")).hexdigest()[:16]
+
+
+def to_plain(scenario: Scenario) -> dict[str, Any]:
+    """The resolved scenario as plain data for YAML and JSON; an infinite rate becomes the string inf."""
+    plain: dict[str, Any] = msgspec.to_builtins(scenario)
+    if plain["workload"]["request_rate"] in (None, inf):
+        plain["workload"]["request_rate"] = "inf"
+    plain["policy"] = list(plain["policy"])
+    return plain
+
+
+def read_scenario(path: Path) -> dict[str, Any]:
+    """The raw mapping of a scenario file. Raises ValueError naming the file."""
+    import yaml
+
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ValueError(f"scenario file {str(path)!r}: {error.strerror or error}") from None
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = f" line {line + 1}" if line is not None else ""
+        raise ValueError(f"scenario file {str(path)!r}{where}: not valid YAML") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"scenario file {str(path)!r}: want a mapping of keys, got {type(raw).__name__}")
+    return raw
+
+
+def set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Put `value` at dotted `key`, making the mappings on the way."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        child = raw.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ValueError(f"{key}: {parent!r} is a single value, not a block")
+        raw = child
+    raw[last] = value
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`a.b=value` as key and YAML value."""
+    import yaml
+
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--set {text!r}: want key=value, for example engine.max_num_seqs=128")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"--set {text!r}: {value!r} is not a valid YAML value") from None
+
+
+def resolve(raw: Mapping[str, Any]) -> Scenario:
+    """A checked scenario from raw data. Raises ValueError, one line naming the key."""
+    raw = dict(raw)
+    if isinstance(raw.get("policy"), str):
+        raw["policy"] = [raw["policy"]]
+    for key in ("profile", "policy"):
+        if not raw.get(key):
+            raise ValueError(f"{key}: none given (--{key} NAME, or `{key}:` in the scenario file)")
+    _check_keys(raw, Scenario, "")
+    workload = raw.get("workload")
+    if isinstance(workload, dict):
+        workload = raw["workload"] = dict(workload)
+        rate = workload.get("request_rate")
+        if isinstance(rate, str) and rate.lower().lstrip("+") in ("inf", "infinity"):
+            workload["request_rate"] = inf
+        if workload.get("input_len") is not None or workload.get("output_len") is not None:
+            workload.setdefault("dataset_name", "fixed")
+    try:
+        return msgspec.convert(raw, Scenario, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explain(str(error))) from None
+
+
+def _explain(message: str) -> str:
+    """msgspec's `... - at `$.a.b`` as `a.b: ...`."""
+    text, _, path = message.partition(" - at `$.")
+    path = path.rstrip("`")
+    if not path or text.startswith("unknown"):
+        return text
+    return text if text.startswith(path) else f"{path}: {text[0].lower() + text[1:]}"
+
+
+def _check_keys(raw: Mapping[str, Any], struct: type[msgspec.Struct], prefix: str) -> None:
+    hints = get_type_hints(struct)
+    for key, value in raw.items():
+        if key not in struct.__struct_fields__:
+            raise ValueError(unknown("key", f"{prefix}{key}", [prefix + name for name in struct.__struct_fields__]))
+        hint = hints[key]
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{prefix}{key}: want a block of keys, got {value!r}")
+            _check_keys(value, hint, f"{prefix}{key}.")
+        elif isinstance(hint, type) and issubclass(hint, StrEnum):
+            _one_of(f"{prefix}{key}", str(value), list(hint))

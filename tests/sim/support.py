@@ -1,0 +1,120 @@
+"""Shared ground of the simulator's tests: constant costs, scripted luck, and one way to run a policy on a host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sim.controllers import Controller, build_controller
+from sim.costs.constant import ConstantCosts
+from sim.devices.ticket import SimTicket
+from sim.kv import KvPool
+from sim.policies import continuous_lazy, find_policy
+from sim.policies.options import EngineLimits, PolicyOptions
+from sim.request import Request
+from sim.scripthost import ScriptHost
+from sim.serving import Serving
+from sim.simhost import SimHost
+from sim.work import Kind, Result, Work
+
+SECONDS = {Kind.PREFILL: 10.0, Kind.DRAFT: 2.0, Kind.VERIFY: 5.0, Kind.STEP: 5.0}
+Log = list[tuple[float, str, str, str, tuple[int, ...]]]
+
+
+class PeriodicLuck:
+    """Accepts a number of drafted tokens that depends on index and position alone."""
+
+    def run_length(self, index: int, position: int, most: int) -> int:
+        return min(most, (7 * index + 3 * position) % 5)
+
+
+class AlwaysAccept:
+    def run_length(self, index: int, position: int, most: int) -> int:
+        return most
+
+
+def request(index: int, *, arrival_s: float = 0.0, prompt: int = 10, output: int = 6) -> Request:
+    return Request(index=index, id=f"r{index}", arrival_s=arrival_s, prompt_tokens=prompt, output_tokens=output)
+
+
+def log_order(log: Log) -> Log:
+    """Events of one instant in a fixed order: ends before starts, then by stream."""
+    return sorted(log, key=lambda event: (event[0], event[1] != "end", event[2]))
+
+
+class SimRun:
+    """A policy on SimHost with constant costs; `log` as ScriptHost writes it."""
+
+    def __init__(
+        self,
+        policy: str,
+        requests: Sequence[Request],
+        *,
+        luck: Any = None,
+        costs: Any = None,
+        options: PolicyOptions | None = None,
+        limits: EngineLimits | None = None,
+        draft_tokens: int = 4,
+        kv_blocks: int = 10_000,
+        max_concurrency: int | None = None,
+        stop_s: float | None = None,
+        is_lazy: bool = False,
+        on_work: Callable[[SimTicket], None] | None = None,
+        **host_options: Any,
+    ) -> None:
+        self.tickets: list[SimTicket] = []
+        self.luck = luck or PeriodicLuck()
+        self.host = SimHost(
+            costs or ConstantCosts(device_s=SECONDS), self.luck, on_work=self.tickets.append, **host_options
+        )
+        self.serving = serve(self.host, policy, requests, draft_tokens, kv_blocks, max_concurrency)
+        limits = limits or EngineLimits()
+        if is_lazy:
+            tasks = continuous_lazy.coroutines(self.serving, limits, self.luck)
+        else:
+            tasks = find_policy(policy).build(self.serving, options or PolicyOptions(poll_s=0.0, spin_s=0.0), limits)
+        for task in [*tasks, self.serving.arrivals()]:
+            self.host.spawn(task)
+        self.host.run_until(stop_s)
+
+    @property
+    def log(self) -> Log:
+        events = []
+        for ticket in self.tickets:
+            indices = tuple(request.index for request in ticket.work.requests)
+            for event, time_s in (("start", ticket.start_s), ("end", ticket.end_s)):
+                events.append((time_s, event, ticket.stream.name, ticket.work.kind.value, indices))
+        return events
+
+
+def serve(
+    host: Any,
+    policy: str,
+    requests: Sequence[Request],
+    draft_tokens: int = 4,
+    kv_blocks: int = 10_000,
+    max_concurrency: int | None = None,
+) -> Serving:
+    controller: Controller = build_controller("fixed", draft_tokens if find_policy(policy).is_speculative else 0)
+    most = controller.draft_tokens_max
+    return Serving(host, requests, KvPool(kv_blocks, 16, most + 1 if most else 0), controller,
+                   max_concurrency=max_concurrency)  # fmt: skip
+
+
+def run_on_script(
+    policy: str, requests: Sequence[Request], luck: Any, options: PolicyOptions, draft_tokens: int = 4
+) -> tuple[ScriptHost, Serving]:
+    """The same policy on ScriptHost, answers from the same luck."""
+
+    def answer(work: Work) -> Result:
+        rows = work.requests if work.kind is Kind.VERIFY else work.requests[: work.rows]
+        if work.kind not in (Kind.VERIFY, Kind.STEP):
+            return Result(())
+        return Result([luck.run_length(r.index, r.emitted_tokens, r.drafted) if r.drafted else 0 for r in rows])
+
+    host = ScriptHost(lambda work: SECONDS[work.kind], answer)
+    serving = serve(host, policy, requests, draft_tokens)
+    for task in [*find_policy(policy).build(serving, options, EngineLimits()), serving.arrivals()]:
+        host.spawn(task)
+    host.run_until()
+    return host, serving
