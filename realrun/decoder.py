@@ -93,7 +93,9 @@ class Decoder:
             queries, keys = rotated.split((self.heads, self.kv_heads), dim=1)
             self.kv.write(index, slots, positions, keys, values)
             attended = [
-                self.attention.run(plan, part.view(*_shape(plan.rectangle), self.heads, -1), self.kv, index).flatten(0, 1)
+                self.attention.run(plan, part.view(*_shape(plan.rectangle), self.heads, -1), self.kv, index).flatten(
+                    0, 1
+                )
                 for plan, part in zip(plans, queries.split(sizes), strict=True)
             ]
             hidden = hidden + layer.out(attended[0] if len(attended) == 1 else torch.cat(attended))

@@ -1,56 +1,31 @@
-"""What each slot's request has said so far: tokens and lengths on the device, and the host's own account of them.
+"""The device's account of each slot's request: its tokens, how many are known, the key of its randomness.
 
-The device's account is the truth that passes read and write, so a pass may be issued before the result of the one
-before it has come back; the host's holds bounds until then. Not here: KV (realrun.kv), passes (realrun.kernels).
-
-Words: `known` tokens are prompt and emitted ones. Between rounds the target's KV holds all of them but the newest,
-the draft model's at most that many. Drafted tokens lie right behind the known ones until they are verified.
+It is the truth that passes read and write, so a pass may be issued before the result of the one before it is back.
+Drafted tokens lie right behind the known ones until they are verified.
+Not here: KV (realrun.kv), the host's account (realrun.rows), passes (realrun.passes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from realrun import sampling
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
-    """The host's account of one slot; its request's tokens, and bounds while passes are in flight."""
-
-    index: int
-    prompt_tokens: int
-    prefilled_target: int = 0
-    """Prompt tokens in the target's KV once the passes issued so far are over."""
-    prefilled_draft: int = 0
-    known_tokens: int = 0
-    """Prompt and emitted tokens, as far as results have come back."""
-    most_new_tokens: int = 0
-    """Most tokens that passes in flight may still emit."""
-    drafted: int = 0
-    """Length of the draft that the next verify takes along."""
-    draft_lag: int = 0
-    """Most known tokens that the draft model lacks in KV, the newest included; 2 after full acceptance."""
-    output: list[int] = field(default_factory=list)
-    """Emitted tokens, as far as results have come back."""
-
-    @property
-    def known_tokens_bound(self) -> int:
-        return self.known_tokens + self.most_new_tokens
-
-    @property
-    def is_prefilled(self) -> bool:
-        return self.prefilled_target == self.prompt_tokens
-
-
 class Sequences:
     """Tokens, lengths and keys of all slots on the device, scratch slot last."""
 
     def __init__(
-        self, *, slots: int, max_tokens: int, draft_tokens_max: int, vocab: int, wide: torch.dtype | None, device: object
+        self,
+        *,
+        slots: int,
+        max_tokens: int,
+        draft_tokens_max: int,
+        vocab: int,
+        wide: torch.dtype | None,
+        device: object,
     ) -> None:
         """`wide` is the dtype of the kept draft distributions, None at temperature 0, which needs none."""
         self.scratch = slots

@@ -95,6 +95,10 @@ class Host(Protocol):
 
     def sleep(self, duration_s: float) -> Wait[None]: ...
 
+    def sleep_until(self, time_s: float) -> Wait[None]:
+        """Until exactly `time_s`, which now + (time - now) would miss by a rounding."""
+        ...
+
     def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
         """Wait for the next notification, at once or, with `poll_s`, at the worker's next poll after it."""
         ...

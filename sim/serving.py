@@ -68,9 +68,10 @@ class Serving:
         limit = self.max_concurrency if self.max_concurrency is not None else inf
         for num_arrived, request in enumerate(self.requests):
             if request.arrival_s > host.now_s:
-                await host.sleep(request.arrival_s - host.now_s)
+                await host.sleep_until(request.arrival_s)
             while num_arrived - self.num_finished >= limit:
                 await host.wait(self.finished)
+            if limit < inf:
                 request.arrival_s = max(request.arrival_s, host.now_s)
             self.inbox.append(request)
             self.queue.set(len(self.inbox), host.now_s)

@@ -83,8 +83,11 @@ class TaskHost:
     def sleep(self, duration_s: float) -> Wait[None]:
         if not duration_s >= 0:
             raise ValueError(f"sleep of {duration_s!r} s: want a duration >= 0")
+        return self.sleep_until(self.now_s + duration_s)
+
+    def sleep_until(self, time_s: float) -> Wait[None]:
         wait: HostWait[None] = HostWait()
-        self.at(self.now_s + duration_s, lambda _: self.announce(wait))
+        self.at(max(time_s, self.now_s), lambda _: self.announce(wait))
         return wait
 
     def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:

@@ -1,0 +1,37 @@
+# Every target works from a bare clone with Python 3.11+, make and a C compiler. All use .venv in the root.
+PYTHON ?= python3
+BIN := .venv/bin
+PAIR := llama-2-7b+tinyllama-1.1b
+
+.PHONY: demo test check format clean
+
+demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
+	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile a100-sxm/$(PAIR) --out results/demo-a100 --plots --overwrite
+	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile h100-sxm/$(PAIR) --out results/demo-h100 --plots --overwrite
+	@echo "pictures: results/demo-a100/latency_cdf.png and timeline.png, the same in results/demo-h100"
+
+test: .venv/.dev                 ## the whole suite
+	$(BIN)/python -m pytest
+
+check: .venv/.dev                ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv results build *.egg-info
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[analysis]'
+	touch $@
+
+.venv/.dev: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

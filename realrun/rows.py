@@ -1,0 +1,203 @@
+"""The host's account of the requests in the slots, and what it makes of a pass: its shape, its inputs, its results.
+
+Passes may be issued before the results of earlier ones are back, so until then the account holds bounds: enough to
+choose a shape. Pure but for the account itself; no tensors. Not here: issuing (realrun.kernels).
+
+Words: `known` tokens are prompt and emitted ones. Between rounds the target's KV holds all of them but the newest, the
+draft model's at most that many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from realrun.attention import CONTEXT_STEP
+from realrun.options import PairOptions
+from realrun.passes import NOT_FORCED, ChunkShape, PassShape
+from sim.work import Kind, Model
+
+LAG_AFTER_FULL_ACCEPTANCE = 2
+"""The newest token, and the last drafted one: the draft model emitted it but never read it."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One request in one slot."""
+
+    index: int
+    prompt_tokens: int
+    known_tokens: int
+    """As far as results have come back."""
+    draft_lag: int
+    """Most known tokens that the draft model lacks in KV, the newest included."""
+    prefilled_target: int = 0
+    """Prompt tokens in the target's KV once the passes issued so far are over."""
+    prefilled_draft: int = 0
+    most_new_tokens: int = 0
+    """Most tokens that passes in flight may still emit."""
+    drafted: int = 0
+    """Length of the draft that the next verify takes along; the caller may shorten it."""
+    output: list[int] = field(default_factory=list)
+    """Emitted tokens, as far as results have come back."""
+
+    @property
+    def known_tokens_bound(self) -> int:
+        return self.known_tokens + self.most_new_tokens
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.prefilled_target == self.prompt_tokens
+
+
+class PromptChunk(NamedTuple):
+    """The next `new_tokens` of a slot's prompt."""
+
+    slot: Slot
+    new_tokens: int
+
+
+class RowResult(NamedTuple):
+    """What one row of a pass gave."""
+
+    accepted: int
+    """Drafted tokens accepted; 0 for a chunk."""
+    tokens: list[int]
+    """Tokens emitted: the accepted ones and one more; of a chunk the first token, or none before the prompt's end."""
+
+
+class Plan(NamedTuple):
+    """One pass, ready to be issued."""
+
+    shape: PassShape
+    inputs: list[tuple[int, int, int, int]]
+    """One per row of the shape, as realrun.passes.Column."""
+    chunk_rows: list[int]
+    """Row of the shape of each of the caller's chunks."""
+
+
+def plan_draft(slots: Sequence[Slot], chunks: Sequence[PromptChunk], draft_tokens: int, options: PairOptions) -> Plan:
+    """A draft of `draft_tokens` for each of `slots`, or with no slots the draft model's prefill alone."""
+    for slot in slots:
+        _check_room(slot, draft_tokens, options)
+    rows = [(slot.index, 0, NOT_FORCED, 0) for slot in slots]
+    reach = max((slot.known_tokens_bound + draft_tokens for slot in slots), default=0)
+    shape = PassShape(
+        Kind.DRAFT if slots else Kind.PREFILL,
+        Model.DRAFT,
+        options.padded_rows(len(slots)),
+        max((slot.draft_lag for slot in slots), default=1),
+        options.padded_context(reach) if slots else 0,
+        draft_tokens,
+    )
+    plan = _with_chunks(shape, rows, chunks, options)
+    for slot in slots:
+        slot.drafted, slot.draft_lag = draft_tokens, 1
+    for slot, new_tokens in chunks:
+        slot.prefilled_draft += new_tokens
+        slot.draft_lag -= new_tokens
+    return plan
+
+
+def plan_target(
+    slots: Sequence[Slot], chunks: Sequence[PromptChunk], forced: Sequence[int] | None, options: PairOptions
+) -> Plan:
+    """Verify the drafts of `slots` (decode where there is none) and prefill `chunks`."""
+    for slot in slots:
+        assert slot.is_prefilled, f"slot {slot.index} decodes before its prompt is in KV"
+        _check_room(slot, slot.drafted, options)
+    dictated = forced if forced is not None else [NOT_FORCED] * len(slots)
+    rows = [(slot.index, slot.drafted + 1, wanted, 0) for slot, wanted in zip(slots, dictated, strict=True)]
+    reach = max((slot.known_tokens_bound + slot.drafted for slot in slots), default=0)
+    kind = Kind.PREFILL if not slots else Kind.STEP if chunks else Kind.VERIFY
+    shape = PassShape(
+        kind,
+        Model.TARGET,
+        options.padded_rows(len(slots)),
+        max((slot.drafted + 1 for slot in slots), default=1),
+        options.padded_context(reach) if slots else 0,
+    )
+    plan = _with_chunks(shape, rows, chunks, options)
+    for slot in slots:
+        slot.most_new_tokens += slot.drafted + 1
+        slot.draft_lag = LAG_AFTER_FULL_ACCEPTANCE if slot.drafted else slot.draft_lag + 1
+        slot.drafted = 0
+    for slot, new_tokens in chunks:
+        slot.prefilled_target += new_tokens
+        if slot.is_prefilled:
+            slot.most_new_tokens += 1
+            slot.draft_lag += 1
+    return plan
+
+
+def plan_again(chunks: Sequence[PromptChunk], options: PairOptions) -> Plan:
+    """Compute the newest `new_tokens` of each slot's target KV once more; nothing is emitted, no account changes."""
+    shape = PassShape(Kind.PREFILL, Model.TARGET)
+    return _with_chunks(shape, [], chunks, options, is_again=True)
+
+
+def settle(
+    plan: Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk], values: Sequence[Sequence[int]]
+) -> list[RowResult]:
+    """Enter a target pass's results [rows][1 + width] into the account."""
+    results = []
+    for slot, (_, count, _, _), row in zip(slots, plan.inputs, values, strict=False):
+        accepted = row[0]
+        tokens = list(row[1 : 2 + accepted])
+        slot.most_new_tokens -= count
+        slot.known_tokens += len(tokens)
+        slot.output += tokens
+        if count > 1 and slot.most_new_tokens == 0:
+            slot.draft_lag = LAG_AFTER_FULL_ACCEPTANCE if accepted == count - 1 else 1
+        results.append(RowResult(accepted, tokens))
+    for (slot, _), row_index in zip(chunks, plan.chunk_rows, strict=True):
+        tokens = [token for token in values[row_index][1:2] if token >= 0]
+        slot.most_new_tokens -= len(tokens)
+        slot.known_tokens += len(tokens)
+        slot.output += tokens
+        results.append(RowResult(0, tokens))
+    return results
+
+
+def _with_chunks(
+    shape: PassShape,
+    rows: list[tuple[int, int, int, int]],
+    chunks: Sequence[PromptChunk],
+    options: PairOptions,
+    *,
+    is_again: bool = False,
+) -> Plan:
+    """Add absent rows up to the bucket, then the chunks, equal lengths together, in order of first appearance."""
+    inputs = rows + [(options.slots, 0, NOT_FORCED, 0)] * (shape.rows - len(rows))
+    alike: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+    for number, (slot, new_tokens) in enumerate(chunks):
+        end = slot.known_tokens if is_again else _end_of_chunk(slot, new_tokens, shape.model)
+        is_sampled = shape.model is Model.TARGET and not is_again and end == slot.prompt_tokens
+        alike.setdefault((new_tokens, is_sampled), []).append((number, end))
+    chunk_shapes, chunk_rows = [], [0] * len(chunks)
+    for (new_tokens, is_sampled), members in alike.items():
+        # Prefill contexts follow the prompt, not the decoding buckets: these passes are never captured.
+        reach = max(end for _, end in members)
+        context = min(-(-reach // CONTEXT_STEP) * CONTEXT_STEP, options.max_tokens)
+        chunk_shapes.append(ChunkShape(len(members), new_tokens, context, is_sampled))
+        for number, _ in members:
+            chunk_rows[number] = len(inputs)
+            inputs.append((chunks[number].slot.index, new_tokens, NOT_FORCED, new_tokens if is_again else 0))
+    return Plan(shape._replace(chunks=tuple(chunk_shapes)), inputs, chunk_rows)
+
+
+def _end_of_chunk(slot: Slot, new_tokens: int, model: Model) -> int:
+    done = slot.prefilled_target if model is Model.TARGET else slot.prefilled_draft
+    if not 0 < new_tokens <= slot.prompt_tokens - done:
+        raise ValueError(
+            f"chunk of {new_tokens} tokens must be in 1..{slot.prompt_tokens - done}, what is left of the prompt"
+        )
+    return done + new_tokens
+
+
+def _check_room(slot: Slot, draft_tokens: int, options: PairOptions) -> None:
+    if slot.known_tokens_bound + draft_tokens > options.max_tokens:
+        raise ValueError(
+            f"{slot.known_tokens_bound} tokens and a draft of {draft_tokens} exceed max_tokens={options.max_tokens}; raise it"
+        )
