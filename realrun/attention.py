@@ -1,8 +1,8 @@
 """Attention over slotted KV: the implementations, by the name that keys a cost table, and what each needs per pass.
 
 Every implementation computes the same thing for a rectangle of rows: query i of a row, at position start + i, sees the
-row's keys at positions 0..start + i. None is chosen silently: the named kernel is called directly, so neither a mask nor
-a process-wide switch can put another one in its place, and a kernel that cannot serve the shape raises.
+row's keys at positions 0..start + i. None is chosen silently: the named kernel is called directly, so neither a mask
+nor a process-wide switch can put another one in its place, and a kernel that cannot serve the shape raises.
 Not here: projections and rotary positions (realrun.decoder).
 """
 
@@ -149,12 +149,12 @@ class PagedAttention:
                 f"{PAGE_STEP}, got {kv.layout.value!r} and {kv.max_tokens}"
             )
         self._varlen_attn = varlen.varlen_attn
-        self._offsets = torch.arange(kv.slots + 1 + 1, dtype=torch.int32, device=kv.keys.device)
         self._is_grouped = heads != kv.kv_heads
 
     def plan(self, rectangle: Rectangle, workspace: Workspace) -> Plan:
         rows, width = len(rectangle.slots), rectangle.width
-        query_offsets = self._offsets[: rows + 1] * width
+        device = rectangle.slots.device
+        query_offsets = torch.arange(0, (rows + 1) * width, width, dtype=torch.int32, device=device)
         # Causal masks align the last query with the last key, so padding queries count as keys too.
         used = (rectangle.starts + width).clamp(max=rectangle.context).int()
         return Plan(rectangle, (query_offsets, used, rectangle.slots.int().unsqueeze(1)))

@@ -108,9 +108,10 @@ class Decoder:
         """Position and slot [tokens] that each token is written to; padding goes to the scratch slot."""
         positions, slots = [], []
         for rectangle in rectangles:
-            is_token = self._steps[: rectangle.width] < rectangle.counts.unsqueeze(1)
+            is_padding = self._steps[: rectangle.width] >= rectangle.counts.unsqueeze(1)
             positions.append(self.positions(rectangle).flatten())
-            slots.append(torch.where(is_token, rectangle.slots.unsqueeze(1), self.kv.scratch).flatten())
+            owners = rectangle.slots.unsqueeze(1).expand(-1, rectangle.width)
+            slots.append(owners.masked_fill(is_padding, self.kv.scratch).flatten())
         if len(rectangles) == 1:
             return positions[0], slots[0]
         return torch.cat(positions), torch.cat(slots)

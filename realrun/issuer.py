@@ -119,7 +119,7 @@ class Issuer:
 
     def wait_for(self, pending: Pending) -> None:
         """Passes issued here from now on start after `pending` has ended on the device."""
-        if self.is_cuda and pending.event is not None:
+        if self.stream is not None and pending.event is not None:
             self.stream.wait_event(pending.event)
 
     def warm(self, shape: PassShape, scratch: int, *, capture: bool) -> None:
@@ -145,13 +145,3 @@ class Issuer:
 
     def _on_stream(self) -> Any:
         return torch.cuda.stream(self.stream) if self.is_cuda else nullcontext()
-
-
-def device_allocations(device: torch.device) -> int:
-    """Times the device allocator has gone to the driver so far: unchanged over a window that allocated nothing.
-
-    Always 0 on the CPU, whose allocator keeps no such count.
-    """
-    if device.type != "cuda":
-        return 0
-    return int(torch.cuda.memory_stats(device).get("num_device_alloc", 0))

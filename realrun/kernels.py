@@ -195,5 +195,6 @@ class PairKernels:
         self, issuer: Issuer, plan: rows.Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]
     ) -> Submitted:
         present = [row[0] for row in plan.inputs if row[0] != self.sequences.scratch]
-        assert present and len(set(present)) == len(present), f"rows of one pass must be distinct slots, got {present}"
+        assert present, "a pass without rows"
+        assert len(set(present)) == len(present), f"rows of one pass must be distinct slots, got {present}"
         return Submitted(issuer.issue(plan.shape, plan.inputs), plan, slots, chunks)

@@ -13,6 +13,8 @@ from enum import StrEnum
 
 import torch
 
+from realrun.memory import check_fits
+
 
 class KvLayout(StrEnum):
     """Order of the dimensions within one layer; a part of the key of a cost table."""
@@ -38,6 +40,8 @@ class SlottedKv:
         seed: int = 0,
     ) -> None:
         self.slots, self.kv_heads, self.max_tokens, self.head_dim = slots, kv_heads, max_tokens, head_dim
+        self.num_bytes = 2 * layers * (slots + 1) * kv_heads * max_tokens * head_dim * dtype.itemsize
+        check_fits(self.num_bytes, f"KV of {slots} slots of {max_tokens} tokens", device)
         self.layout = layout
         is_head_major = layout is KvLayout.HEAD_MAJOR
         inner = (kv_heads, max_tokens) if is_head_major else (max_tokens, kv_heads)
@@ -54,10 +58,6 @@ class SlottedKv:
     def scratch(self) -> int:
         """Index of the slot that belongs to no request."""
         return self.slots
-
-    @property
-    def num_bytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
 
     def write(
         self, layer: int, slots: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -96,4 +96,4 @@ class SlottedKv:
 
     def set_lengths(self, slots: torch.Tensor, lengths: torch.Tensor) -> None:
         """Commit or roll back: row `slots[i]` now holds `lengths[i]` tokens. The scratch slot's length stays 0."""
-        self.lengths[slots] = torch.where(slots == self.scratch, 0, lengths)
+        self.lengths[slots] = lengths.masked_fill(slots == self.scratch, 0)

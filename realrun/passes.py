@@ -1,5 +1,8 @@
 """The device half of every pass: a function of a shape and of a few integers per row, nothing read back on the way.
 
+No operation here waits for the device, copies from ordinary host memory (a scalar in torch.where would) or has a shape
+that depends on data: each may stand in a captured graph.
+
 Starts and lengths come from the device's own account (realrun.sequences), so a pass may be issued, captured in a CUDA
 graph and replayed without knowing what the passes before it accepted.
 Not here: choosing shapes and keeping the host's account (realrun.kernels), streams and graphs (realrun.issuer).
@@ -78,8 +81,7 @@ class Passes:
 
     def __init__(self, target: Decoder, draft: Decoder | None, sequences: Sequences, temperature: float) -> None:
         self.target, self.draft, self.sequences, self.temperature = target, draft, sequences, temperature
-        widest = target.kv.max_tokens
-        self._steps = torch.arange(widest, device=target.device)
+        self._steps = torch.arange(target.kv.max_tokens, device=target.device)
 
     def run(self, shape: PassShape, inputs: torch.Tensor, workspace: Workspace) -> torch.Tensor:
         """Results [rows, 1 + width]: accepted tokens, then the tokens emitted (NO_TOKEN beyond)."""
@@ -137,11 +139,11 @@ class Passes:
         if shape.rows:
             hidden = _last(rectangles[0], hidden[: shape.rows * shape.width])
             for depth in range(shape.draft_tokens):
-                if depth:
-                    step = Rectangle(slots, known + (depth - 1), is_present, 1, shape.context)
-                    hidden = decoder.forward(tokens, (step,), workspace)
                 tokens = self._choose_draft(slots, known + depth, depth, decoder.head(hidden))
                 sequences.put(slots, known + depth, tokens)
+                if depth + 1 < shape.draft_tokens:
+                    step = Rectangle(slots, known + depth, is_present, 1, shape.context)
+                    hidden = decoder.forward(tokens, (step,), workspace)
             kv.set_lengths(slots, known + (max(shape.draft_tokens, 1) - 1))
         return inputs.new_zeros((shape.num_rows, 0))
 
@@ -223,8 +225,8 @@ class Passes:
             draft_kv = self.draft.kv
             draft_kv.set_lengths(slots, torch.minimum(draft_kv.lengths[slots], known + accepted))
         steps = self._steps[:width]
-        emitted = torch.where(steps < accepted.unsqueeze(1), functional.pad(drafted, (0, 1)), NO_TOKEN)
-        emitted = torch.where(steps == accepted.unsqueeze(1), newest.unsqueeze(1), emitted)
+        emitted = torch.where(steps == accepted.unsqueeze(1), newest.unsqueeze(1), functional.pad(drafted, (0, 1)))
+        emitted = emitted.masked_fill(steps > accepted.unsqueeze(1), NO_TOKEN)
         return torch.cat((accepted.unsqueeze(1), emitted), dim=1)
 
 

@@ -199,5 +199,6 @@ def _end_of_chunk(slot: Slot, new_tokens: int, model: Model) -> int:
 def _check_room(slot: Slot, draft_tokens: int, options: PairOptions) -> None:
     if slot.known_tokens_bound + draft_tokens > options.max_tokens:
         raise ValueError(
-            f"{slot.known_tokens_bound} tokens and a draft of {draft_tokens} exceed max_tokens={options.max_tokens}; raise it"
+            f"{slot.known_tokens_bound} tokens and a draft of {draft_tokens} exceed max_tokens={options.max_tokens}; "
+            "raise max_tokens"
         )

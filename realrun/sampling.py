@@ -14,7 +14,7 @@ import torch
 
 _ALL_BITS = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-"""Weyl increment and finaliser constants: SplitMix64, Steele, Lea and Flood 2014, figure 17 (variant 13 of Stafford)."""
+"""This increment and the finaliser below are those of SplitMix64 (Steele, Lea and Flood 2014)."""
 _FIRST_FACTOR = 0xBF58476D1CE4E5B9
 _SECOND_FACTOR = 0x94D049BB133111EB
 _SHIFTS = (30, 27, 31)

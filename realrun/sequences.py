@@ -58,7 +58,7 @@ class Sequences:
 
     def grow(self, slots: torch.Tensor, lengths: torch.Tensor) -> None:
         """Rows now hold `lengths` [rows] known tokens."""
-        self.lengths[slots] = torch.where(slots == self.scratch, 1, lengths)
+        self.lengths[slots] = lengths.masked_fill(slots == self.scratch, 1)
 
     def draws(self, slots: torch.Tensor, positions: torch.Tensor, draw: sampling.Draw) -> torch.Tensor:
         """Uniforms for output positions shaped [rows] or [rows, width]."""

@@ -32,7 +32,12 @@ def t_975(degrees: int) -> float:
     if degrees <= len(_T_975):
         return _T_975[degrees - 1]
     z = NormalDist().inv_cdf(0.975)
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    return (
+        z
+        + (z**3 + z) / (4 * degrees)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
+    )
 
 
 def interval_95(samples: Sequence[float]) -> tuple[float, float] | None:

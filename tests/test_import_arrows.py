@@ -33,7 +33,11 @@ def modules(package: str) -> list[Path]:
 
 @pytest.mark.parametrize("package", ABOVE)
 def test_no_package_imports_what_stands_above_it(package: str) -> None:
-    found = {(str(path.relative_to(ROOT)), name) for path in modules(package) for name in imports(path, is_top_level_only=False)}
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in modules(package)
+        for name in imports(path, is_top_level_only=False)
+    }
     assert {(path, name) for path, name in found if name in ABOVE[package]} == set()
 
 
@@ -43,11 +47,7 @@ def test_sim_imports_heavy_libraries_only_where_they_are_used() -> None:
 
 
 def test_policies_know_no_clock_no_random_numbers_and_no_simpy() -> None:
-    found = {
-        (path.name, name)
-        for path in modules("sim/policies")
-        for name in imports(path, is_top_level_only=False)
-    }
+    found = {(path.name, name) for path in modules("sim/policies") for name in imports(path, is_top_level_only=False)}
     assert {(path, name) for path, name in found if name in {"simpy", "torch", "time", "random"}} == set()
 
 

@@ -21,36 +21,66 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
 
 def fill_rates(
     caps: Sequence[float],
-    compute: Sequence[float],
-    bandwidth: Sequence[float],
+    demands: Sequence[tuple[float, float]],
     priorities: Sequence[int],
     contention: Contention,
 ) -> list[float]:
-    """Rates [works] by progressive filling, works of higher priority first.
+    """Rates [works], works of higher priority first, max-min fair among equals.
 
-    `caps` are the most each work can run at; demands are the shares of both roofs that it uses at rate 1.
+    `caps` are the most each work can run at; `demands` the shares of both roofs (compute, bandwidth) that it uses at
+    rate 1. `priorities` must not increase.
     """
     rates = [0.0] * len(caps)
     compute_left = contention.eta_compute
     bandwidth_left = contention.eta_bandwidth
-    for priority in sorted(dict.fromkeys(priorities), reverse=True):
-        open_works = [i for i, p in enumerate(priorities) if p == priority and caps[i] > 0.0]
-        while open_works:
-            compute_sum = sum(compute[i] for i in open_works)
-            bandwidth_sum = sum(bandwidth[i] for i in open_works)
-            by_compute = max(0.0, compute_left) / compute_sum if compute_sum > 0.0 else inf
-            by_bandwidth = max(0.0, bandwidth_left) / bandwidth_sum if bandwidth_sum > 0.0 else inf
-            by_cap = min(caps[i] - rates[i] for i in open_works)
-            raise_by = min(by_compute, by_bandwidth, by_cap)
-            for i in open_works:
-                rates[i] += raise_by
-            compute_left -= raise_by * compute_sum
-            bandwidth_left -= raise_by * bandwidth_sum
-            if raise_by == by_cap:
-                tightest = min(caps[i] - rates[i] for i in open_works)
-                open_works = [i for i in open_works if caps[i] - rates[i] > tightest]
-            elif raise_by == by_compute:
-                open_works = [i for i in open_works if compute[i] == 0.0]
-            else:
-                open_works = [i for i in open_works if bandwidth[i] == 0.0]
+    start = 0
+    while start < len(caps):
+        end = start + 1
+        while end < len(caps) and priorities[end] == priorities[start]:
+            end += 1
+        if end == start + 1:
+            compute, bandwidth = demands[start]
+            rate = caps[start]
+            if rate * compute > compute_left:
+                rate = compute_left / compute
+            if rate * bandwidth > bandwidth_left:
+                rate = bandwidth_left / bandwidth
+            rates[start] = rate
+            compute_left = max(0.0, compute_left - rate * compute)
+            bandwidth_left = max(0.0, bandwidth_left - rate * bandwidth)
+        else:
+            compute_left, bandwidth_left = _fill_equals(
+                rates, caps, demands, list(range(start, end)), compute_left, bandwidth_left
+            )
+        start = end
     return rates
+
+
+def _fill_equals(
+    rates: list[float],
+    caps: Sequence[float],
+    demands: Sequence[tuple[float, float]],
+    open_works: list[int],
+    compute_left: float,
+    bandwidth_left: float,
+) -> tuple[float, float]:
+    """Raise `open_works` together until each meets its cap or a full roof; returns what is left of the roofs."""
+    while open_works:
+        compute_sum = sum(demands[i][0] for i in open_works)
+        bandwidth_sum = sum(demands[i][1] for i in open_works)
+        by_compute = compute_left / compute_sum if compute_sum > 0.0 else inf
+        by_bandwidth = bandwidth_left / bandwidth_sum if bandwidth_sum > 0.0 else inf
+        by_cap = min(caps[i] - rates[i] for i in open_works)
+        raise_by = min(by_compute, by_bandwidth, by_cap)
+        for i in open_works:
+            rates[i] += raise_by
+        compute_left = max(0.0, compute_left - raise_by * compute_sum)
+        bandwidth_left = max(0.0, bandwidth_left - raise_by * bandwidth_sum)
+        if raise_by == by_cap:
+            tightest = min(caps[i] - rates[i] for i in open_works)
+            open_works = [i for i in open_works if caps[i] - rates[i] > tightest]
+        elif raise_by == by_compute:
+            open_works = [i for i in open_works if demands[i][0] == 0.0]
+        else:
+            open_works = [i for i in open_works if demands[i][1] == 0.0]
+    return compute_left, bandwidth_left

@@ -6,8 +6,9 @@ Rules (design, section 4; docs/adr/003):
 - A work starts when it is prepared, the work before it on its stream has ended, and those it comes `after` have.
 - While its launch goes on a work cannot outrun it: its rate is at most device time left / launch time left, and it
   ends no earlier than its launch.
-- A lone work runs at rate 1. Several get `fill_rates`, and each pays tau per kernel.
+- A lone work runs at rate 1. Beside others a work pays tau per kernel, and all get `fill_rates`.
 A rate that a change leaves as it was keeps its finish time bit for bit, so that sums by hand come out exact.
+The clock is only asked for instants at which something else depends on what happens then.
 """
 
 from __future__ import annotations
@@ -23,66 +24,101 @@ from sim.devices.ticket import Clock, SimTicket, checkpoint_at
 from sim.host import HostWait, Stream
 from sim.work import Kind, Work
 
-LAUNCH_SLACK = 1e-9
+SLACK = 1e-9
 """Share of a work's device time within which it counts as ending with its launch (float rounding)."""
 
 
 class _Op:
-    """A work in flight: its ticket and what is left of its host and device parts."""
+    """A work in flight: its ticket, and what is left of its host and device parts."""
 
     __slots__ = (
         "after",
         "demands",
-        "device_left_s",
         "finish_s",
-        "host_finish_s",
-        "host_left_s",
-        "host_slowdown",
+        "host_done_s",
+        "host_since_s",
         "is_issued",
-        "is_launching",
+        "is_prepared",
+        "issued_s",
+        "kernel_cap",
+        "left_s",
+        "prepared_s",
         "priority",
+        "queue",
         "rate",
         "since_s",
+        "slowdown",
         "ticket",
     )
 
-    def __init__(self, ticket: SimTicket, after: Sequence[SimTicket]) -> None:
+    def __init__(self, ticket: SimTicket, queue: _Queue, after: Sequence[SimTicket]) -> None:
         self.ticket = ticket
+        self.queue = queue
         self.after = after
-        self.priority = ticket.stream.priority
-        self.is_launching = False
+        self.priority = queue.stream.priority
+        self.is_prepared = False
         self.is_issued = False
-        self.host_left_s = ticket.cost.prepare_s
-        self.host_finish_s = inf
-        self.host_slowdown = 0.0
-        self.device_left_s = ticket.cost.device_s
+        self.slowdown = 0.0
+        self.host_done_s = 0.0
+        """Host work done, in seconds at no slowdown, as of `host_since_s`."""
+        self.host_since_s = 0.0
+        self.prepared_s = inf
+        self.issued_s = inf
+        """When preparing and launching will be over at the present slowdown."""
+        self.left_s = ticket.cost.device_s
+        """Device time left at rate 1, as of `since_s`."""
         self.rate = 0.0
         self.since_s = 0.0
-        """When `device_left_s` and `rate` were last true together."""
         self.finish_s = inf
         self.demands: tuple[float, float] | None = None
+        self.kernel_cap = 1.0
+        """The most this can run at beside others: each kernel waits tau for resident blocks."""
 
     def set_slowdown(self, slowdown: float, now_s: float) -> None:
-        if slowdown != self.host_slowdown:
-            if self.host_finish_s < inf:
-                self.host_left_s = (self.host_finish_s - now_s) / self.host_slowdown
-            self.host_slowdown = slowdown
-            self.host_finish_s = now_s + self.host_left_s * slowdown
+        if slowdown == self.slowdown:
+            return
+        if self.slowdown:
+            self.host_done_s += (now_s - self.host_since_s) / self.slowdown
+        self.slowdown = slowdown
+        self.host_since_s = now_s
+        prepare_s, launch_s, _, _ = self.ticket.cost
+        if not self.is_prepared:
+            self.prepared_s = now_s + max(0.0, prepare_s - self.host_done_s) * slowdown
+            self.issued_s = self.prepared_s + launch_s * slowdown
+        else:
+            self.issued_s = now_s + max(0.0, prepare_s + launch_s - self.host_done_s) * slowdown
 
-    def set_rate(self, rate: float, now_s: float, *, by_launch: bool) -> None:
-        """Run at `rate` from now; `by_launch` means that the end of the launch ends the work."""
-        if rate != self.rate or by_launch or self.finish_s == inf:
-            self.device_left_s = max(0.0, self.device_left_s - (now_s - self.since_s) * self.rate)
+    def left_at(self, now_s: float) -> float:
+        left_s = self.left_s - (now_s - self.since_s) * self.rate
+        return left_s if left_s > 0.0 else 0.0
+
+    def launch_cap(self, now_s: float) -> float:
+        """The most this can run at: while it is being launched, its device time spread over the launch."""
+        if self.is_issued:
+            return 1.0
+        launch_s = self.issued_s - now_s
+        left_s = self.left_at(now_s)
+        return left_s / launch_s if left_s < launch_s else 1.0
+
+    def set_rate(self, rate: float, cap: float, now_s: float) -> None:
+        """Run at `rate` from now on. At a `cap` below 1 the work ends with its launch."""
+        if not self.is_issued and cap < 1.0 and rate >= cap * (1.0 - SLACK):
+            self.left_s = self.left_at(now_s)
             self.since_s = now_s
             self.rate = rate
-            if by_launch or (rate == 0.0 and self.device_left_s > 0.0):
-                self.finish_s = inf
+            self.finish_s = self.issued_s
+        elif rate != self.rate or self.finish_s == inf:
+            self.left_s = self.left_at(now_s)
+            self.since_s = now_s
+            self.rate = rate
+            if self.left_s <= SLACK * self.ticket.cost.device_s:
+                self.finish_s = now_s
             else:
-                self.finish_s = now_s + self.device_left_s / rate if self.device_left_s else now_s
+                self.finish_s = now_s + self.left_s / rate if rate > 0.0 else inf
 
 
 class _Queue:
-    """One stream: works still to be issued, and works issued or being issued that the device has not finished."""
+    """One stream: works still to be issued, and works that the device has not started."""
 
     __slots__ = ("running", "stream", "to_issue", "to_run")
 
@@ -108,6 +144,7 @@ class SharedDevice:
         """`is_one_queue` puts all streams in one FIFO, as a link does."""
         self.clock = clock
         self._costs = costs
+        self._result_s = costs.result_s
         self._contention = contention
         if is_one_queue:
             self._order = [_Queue(streams[0])]
@@ -115,26 +152,30 @@ class SharedDevice:
         else:
             self._order = [_Queue(stream) for stream in streams]
             self._queues = {queue.stream.name: queue for queue in self._order}
+        self._issuing: list[_Op] = []
+        self._running: list[_Op] = []
         self._timer: Any = None
         self._timer_s = inf
         self.busy_s = 0.0
-        """Seconds with at least one work on the device."""
         self._busy_since_s = -1.0
 
     def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket:
         now_s = self.clock.now_s
         ticket = SimTicket(self, work, stream, self._costs.cost(work), now_s)
-        waits_for = [other for other in after if not other.end_s <= now_s]
-        for other in waits_for:
-            if other.device is not self:
-                other.dependents = [*(other.dependents or ()), self]
-        op = _Op(ticket, waits_for)
+        waits_for: Sequence[SimTicket] = ()
+        if after:
+            waits_for = [other for other in after if not other.end_s <= now_s]
+            for other in waits_for:
+                if other.device is not self:
+                    other.dependents = [*(other.dependents or ()), self]
         queue = self._queues[stream.name]
+        op = _Op(ticket, queue, waits_for)
         queue.to_issue.append(op)
         if work.kind is not Kind.HOST:
             queue.to_run.append(op)
         if len(queue.to_issue) == 1:
-            self._update()
+            self._begin_issue(op, now_s)
+        self._update()
         return ticket
 
     def poke(self) -> None:
@@ -153,6 +194,8 @@ class SharedDevice:
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
         wait: HostWait[None] = HostWait()
         wait.is_done = ticket.issued_s <= self.clock.now_s
+        if not wait.is_done:
+            self.clock.at(self.clock.now_s, lambda _: self._update())
         return wait
 
     def cancel(self, ticket: SimTicket) -> None:
@@ -164,26 +207,37 @@ class SharedDevice:
         ticket.is_cancelled = True
         now_s = self.clock.now_s
         if queue.running is op:
-            left_s = max(0.0, op.device_left_s - (now_s - op.since_s) * op.rate)
-            total_s = ticket.cost.device_s
-            kept_s = checkpoint_at(ticket.work, 1.0 - left_s / total_s if total_s else 1.0) * total_s - (
-                total_s - left_s
-            )
-            shrink = kept_s / left_s if left_s else 0.0
-            op.device_left_s, op.since_s, op.rate, op.finish_s = max(0.0, kept_s), now_s, 0.0, inf
-            if not op.is_issued:
-                op.host_left_s = (op.host_finish_s - now_s) / op.host_slowdown * shrink
-                op.host_finish_s, op.host_slowdown = inf, 0.0
+            self._cut(op, now_s)
         else:
-            if op in queue.to_issue:
-                queue.to_issue.remove(op)
-                ticket.issued_s = now_s
-                self._announce_issued(ticket)
-            if op in queue.to_run:
-                queue.to_run.remove(op)
-            ticket.start_s = now_s
-            self._end(ticket, now_s)
+            self._drop(op, now_s)
+        self._set_slowdowns(now_s)
+        self._set_rates(now_s)
         self._update()
+
+    def _cut(self, op: _Op, now_s: float) -> None:
+        """End a running work at its next checkpoint; its launch shrinks with it."""
+        left_s, total_s = op.left_at(now_s), op.ticket.cost.device_s
+        done_s = total_s - left_s
+        kept_s = checkpoint_at(op.ticket.work, done_s / total_s if total_s else 1.0) * total_s - done_s
+        if not op.is_issued:
+            op.issued_s = now_s + (op.issued_s - now_s) * (kept_s / left_s if left_s else 0.0)
+        op.left_s, op.since_s, op.rate, op.finish_s = max(0.0, kept_s), now_s, 0.0, inf
+
+    def _drop(self, op: _Op, now_s: float) -> None:
+        """Take a work that has not started out of its queues."""
+        queue = op.queue
+        if op in queue.to_run:
+            queue.to_run.remove(op)
+        if op in queue.to_issue:
+            is_head = queue.to_issue[0] is op
+            queue.to_issue.remove(op)
+            if is_head:
+                self._issuing.remove(op)
+                if queue.to_issue:
+                    self._begin_issue(queue.to_issue[0], now_s)
+            self._note_issued(op, now_s)
+        op.ticket.start_s = now_s
+        self._end(op, now_s)
 
     # -- the event loop
 
@@ -193,130 +247,145 @@ class SharedDevice:
             self._update()
 
     def _update(self) -> None:
-        """Finish what is due, start what can start, until nothing changes; then set rates and the next timer."""
+        """Do all that is due, then set the rates if the works or their launches changed, then the next timer."""
         now_s = self.clock.now_s
-        is_changed = True
-        while is_changed:
-            is_changed = False
+        is_due = True
+        has_changed = False
+        while is_due:
+            is_due = False
+            for op in self._issuing:
+                if op.prepared_s <= now_s and not op.is_prepared:
+                    op.is_prepared = True
+                    op.ticket.prepared_s = op.prepared_s
+                if op.issued_s <= now_s and op.is_prepared:
+                    has_changed |= op.queue.running is op and op.rate < 1.0
+                    self._finish_issue(op, now_s)
+                    is_due = True
+                    break
+            for op in self._running:
+                if op.finish_s <= now_s and op.is_issued:
+                    op.queue.running = None
+                    self._running.remove(op)
+                    self._end(op, now_s)
+                    is_due = has_changed = True
+                    break
             for queue in self._order:
-                if queue.to_issue and self._issue(queue.to_issue[0], queue, now_s):
-                    is_changed = True
-                running = queue.running
-                if running is not None:
-                    if running.finish_s <= now_s and running.is_issued:
-                        queue.running = None
-                        self._end(running.ticket, now_s)
-                        is_changed = True
-                elif queue.to_run and self._can_start(queue.to_run[0], now_s):
+                if queue.running is None and queue.to_run and self._can_start(queue.to_run[0], now_s):
                     op = queue.running = queue.to_run.popleft()
                     op.ticket.start_s = op.since_s = now_s
-                    if op.device_left_s == 0.0:
+                    self._insert(op)
+                    has_changed = True
+                    if op.left_s == 0.0:
                         op.finish_s = now_s
-                    is_changed = True
-            self._set_slowdowns(now_s)
+                        is_due = True
+        if has_changed:
             self._set_rates(now_s)
-        next_s = min((op.host_finish_s for op in self._issuing()), default=inf)
-        for queue in self._order:
-            if queue.running is not None and queue.running.is_issued:
-                next_s = min(next_s, queue.running.finish_s)
+        self._arm_timer()
+
+    def _insert(self, op: _Op) -> None:
+        """Keep the running works by falling priority."""
+        index = len(self._running)
+        while index and self._running[index - 1].priority < op.priority:
+            index -= 1
+        self._running.insert(index, op)
+
+    def _begin_issue(self, op: _Op, now_s: float) -> None:
+        op.ticket.issue_start_s = now_s
+        self._issuing.append(op)
+        self._set_slowdowns(now_s)
+
+    def _finish_issue(self, op: _Op, now_s: float) -> None:
+        self._issuing.remove(op)
+        op.queue.to_issue.popleft()
+        self._note_issued(op, op.issued_s)
+        if op.ticket.work.kind is Kind.HOST:
+            op.ticket.start_s = op.ticket.issue_start_s
+            self._end(op, now_s)
+        if op.queue.to_issue:
+            self._begin_issue(op.queue.to_issue[0], now_s)
+        else:
+            self._set_slowdowns(now_s)
+
+    def _note_issued(self, op: _Op, time_s: float) -> None:
+        op.is_issued = True
+        op.ticket.issued_s = time_s
+        if op.ticket._issued is not None:
+            self.clock.complete(op.ticket._issued)
+
+    def _can_start(self, op: _Op, now_s: float) -> bool:
+        if not op.is_prepared:
+            return False
+        return not op.after or all(other.end_s <= now_s for other in op.after)
+
+    def _set_slowdowns(self, now_s: float) -> None:
+        if self._issuing:
+            slowdown = self._costs.host_inflation(len(self._issuing))
+            for op in self._issuing:
+                op.set_slowdown(slowdown, now_s)
+
+    def _set_rates(self, now_s: float) -> None:
+        running = self._running
+        if not running:
+            self.flush(now_s)
+            self._busy_since_s = -1.0
+            return
+        if self._busy_since_s < 0.0:
+            self._busy_since_s = now_s
+        if len(running) == 1:
+            op = running[0]
+            cap = op.launch_cap(now_s)
+            op.set_rate(cap, cap, now_s)
+            return
+        tau_s = self._contention.tau_s
+        launch_caps, caps, demands, priorities = [], [], [], []
+        for op in running:
+            if op.demands is None:
+                op.demands = self._costs.demands(op.ticket.work)
+                _, _, device_s, num_kernels = op.ticket.cost
+                op.kernel_cap = device_s / (device_s + num_kernels * tau_s) if device_s else 1.0
+            cap = op.launch_cap(now_s)
+            launch_caps.append(cap)
+            caps.append(cap if cap < op.kernel_cap else op.kernel_cap)
+            demands.append(op.demands)
+            priorities.append(op.priority)
+        rates = fill_rates(caps, demands, priorities, self._contention)
+        for op, cap, rate in zip(running, launch_caps, rates, strict=True):
+            op.set_rate(rate, cap, now_s)
+
+    def _arm_timer(self) -> None:
+        """Ask the clock for the next instant that matters.
+
+        The end of a launch matters if it ends its work, lets the next work be issued, changes a slowdown or a cap, or
+        is waited for; preparing matters if the work could then start.
+        """
+        next_s = inf
+        is_contended = len(self._running) > 1 or len(self._issuing) > 1
+        for op in self._issuing:
+            if not op.is_prepared and (op.prepared_s < next_s):
+                next_s = op.prepared_s
+            if op.issued_s < next_s and (
+                is_contended
+                or len(op.queue.to_issue) > 1
+                or op.ticket._issued is not None
+                or op.finish_s <= op.issued_s
+                or op.ticket.work.kind is Kind.HOST
+            ):
+                next_s = op.issued_s
+        for op in self._running:
+            if op.finish_s < next_s:
+                next_s = op.finish_s
         if next_s != self._timer_s:
             self._timer_s = next_s
             self._timer = self.clock.at(next_s, self._on_timer) if next_s < inf else None
 
-    def _issuing(self) -> list[_Op]:
-        return [queue.to_issue[0] for queue in self._order if queue.to_issue]
-
-    def _issue(self, op: _Op, queue: _Queue, now_s: float) -> bool:
-        """Advance the head of an issue queue by the phases that are over; True if any was."""
+    def _end(self, op: _Op, now_s: float) -> None:
         ticket = op.ticket
-        if ticket.issue_start_s != ticket.issue_start_s:
-            ticket.issue_start_s = now_s
-        if op.host_left_s > 0.0 and op.host_finish_s > now_s:
-            return False
-        if not op.is_launching:
-            ticket.prepared_s = now_s
-            op.is_launching = True
-            op.host_left_s = ticket.cost.launch_s
-            op.host_finish_s, op.host_slowdown = inf, 0.0
-            if op.host_left_s > 0.0:
-                return True
-        queue.to_issue.popleft()
-        op.is_issued = True
-        op.host_finish_s = inf
-        ticket.issued_s = now_s
-        self._announce_issued(ticket)
-        if ticket.work.kind is Kind.HOST:
-            ticket.start_s = ticket.issue_start_s
-            self._end(ticket, now_s)
-        elif queue.running is op and op.finish_s == inf and op.rate > 0.0:
-            op.set_rate(op.rate, now_s, by_launch=False)
-            if op.finish_s - now_s <= LAUNCH_SLACK * ticket.cost.device_s:
-                op.finish_s = now_s
-        return True
-
-    def _can_start(self, op: _Op, now_s: float) -> bool:
-        return op.is_launching and all(other.end_s <= now_s for other in op.after)
-
-    def _set_slowdowns(self, now_s: float) -> None:
-        issuing = self._issuing()
-        if issuing:
-            slowdown = self._costs.host_inflation(len(issuing))
-            for op in issuing:
-                op.set_slowdown(slowdown, now_s)
-
-    def _set_rates(self, now_s: float) -> None:
-        ops = [queue.running for queue in self._order if queue.running is not None]
-        if not ops:
-            if self._busy_since_s >= 0.0:
-                self.busy_s += now_s - self._busy_since_s
-                self._busy_since_s = -1.0
-            return
-        if self._busy_since_s < 0.0:
-            self._busy_since_s = now_s
-        caps = [_launch_cap(op, now_s) for op in ops]
-        rates = caps if len(ops) == 1 else self._contended(ops, caps)
-        for op, cap, rate in zip(ops, caps, rates, strict=True):
-            is_at_cap = not op.is_issued and cap < 1.0 and rate >= cap * (1.0 - LAUNCH_SLACK)
-            op.set_rate(rate, now_s, by_launch=is_at_cap)
-
-    def _contended(self, ops: list[_Op], caps: list[float]) -> list[float]:
-        compute, bandwidth = [], []
-        for op in ops:
-            if op.demands is None:
-                op.demands = self._costs.demands(op.ticket.work)
-            compute.append(op.demands[0])
-            bandwidth.append(op.demands[1])
-        rates = fill_rates(caps, compute, bandwidth, [op.priority for op in ops], self._contention)
-        tau_s = self._contention.tau_s
-        if tau_s:
-            for i, op in enumerate(ops):
-                device_s = op.ticket.cost.device_s
-                if device_s:
-                    rates[i] *= device_s / (device_s + op.ticket.cost.num_kernels * tau_s)
-        return rates
-
-    def _announce_issued(self, ticket: SimTicket) -> None:
-        if ticket._issued is not None:
-            self.clock.complete(ticket._issued)
-
-    def _end(self, ticket: SimTicket, now_s: float) -> None:
         ticket.end_s = now_s
         is_free = ticket.work.kind is Kind.HOST or (ticket.is_cancelled and ticket.start_s == now_s)
-        ticket.ready_s = now_s if is_free else now_s + self._costs.result_s
+        ticket.ready_s = now_s if is_free else now_s + self._result_s
         if ticket.posts or ticket.watchers:
             ticket.announce_when_ready()
         self.clock.ended(ticket)
         if ticket.dependents:
             for device in ticket.dependents:
                 device.poke()
-
-
-def _launch_cap(op: _Op, now_s: float) -> float:
-    """The most `op` can run at while it is being launched: its device time spread over the launch."""
-    if op.is_issued:
-        return 1.0
-    launch_s = op.host_finish_s - now_s if op.host_finish_s < inf else op.host_left_s
-    if launch_s <= 0.0:
-        return 1.0
-    device_left_s = max(0.0, op.device_left_s - (now_s - op.since_s) * op.rate)
-    return min(1.0, device_left_s / launch_s)

@@ -192,7 +192,9 @@ def test_one_stream_in_closed_form_equals_the_general_device(
 
         machine.spawn(submit())
         machine.run_until()
-        results.append([(t.issued_s, 0 if t.work.kind is Kind.HOST else t.start_s, t.end_s, t.ready_s) for t in tickets])
+        results.append(
+            [(t.issued_s, 0 if t.work.kind is Kind.HOST else t.start_s, t.end_s, t.ready_s) for t in tickets]
+        )
     for solo, shared in zip(*results, strict=True):
         assert solo == pytest.approx(shared, abs=1e-9)
 
@@ -226,9 +228,10 @@ share = st.integers(0, 20).map(lambda value: value / 20)
 def test_rates_respect_both_roofs_and_waste_nothing(
     works: list[tuple[float, float, float, int]], eta_compute: float, eta_bandwidth: float
 ) -> None:
+    works.sort(key=lambda work: -work[3])
     caps, compute, bandwidth, priorities = (list(column) for column in zip(*works, strict=True))
     contention = Contention(eta_compute=eta_compute, eta_bandwidth=eta_bandwidth)
-    rates = fill_rates(caps, compute, bandwidth, priorities, contention)
+    rates = fill_rates(caps, list(zip(compute, bandwidth, strict=True)), priorities, contention)
     used_compute = sum(rate * demand for rate, demand in zip(rates, compute, strict=True))
     used_bandwidth = sum(rate * demand for rate, demand in zip(rates, bandwidth, strict=True))
     assert used_compute <= eta_compute + 1e-9
@@ -243,4 +246,4 @@ def test_rates_respect_both_roofs_and_waste_nothing(
 
 
 def test_equal_works_share_a_roof_equally() -> None:
-    assert fill_rates([1.0] * 3, [1.0] * 3, [0.1] * 3, [0] * 3, Contention()) == pytest.approx([1 / 3] * 3)
+    assert fill_rates([1.0] * 3, [(1.0, 0.1)] * 3, [0] * 3, Contention()) == pytest.approx([1 / 3] * 3)

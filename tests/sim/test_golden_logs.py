@@ -60,12 +60,18 @@ GOLDEN = {
         [(10.0, 47.0), (30.0, 54.0)],
     ),
     "pd": (
-        [(start, end, "decode" if stream == "verify" else stream, kind, rows) for start, end, stream, kind, rows in LANES],
+        [
+            (start, end, "decode" if stream == "verify" else stream, kind, rows)
+            for start, end, stream, kind, rows in LANES
+        ],
         [(10.0, 27.0), (37.0, 54.0)],
     ),
     "pdv": (LANES, [(10.0, 27.0), (37.0, 54.0)]),
     "unified": (
-        [(start, end, "draft" if stream == "decode" else stream, kind, rows) for start, end, stream, kind, rows in LANES],
+        [
+            (start, end, "draft" if stream == "decode" else stream, kind, rows)
+            for start, end, stream, kind, rows in LANES
+        ],
         [(10.0, 27.0), (37.0, 54.0)],
     ),
 }

@@ -20,7 +20,9 @@ def requests() -> list:
 
 
 def outcome(served: list) -> list:
-    return [(r.index, r.first_token_s, r.last_token_s, r.emitted_tokens, r.num_rounds, r.accepted_tokens) for r in served]
+    return [
+        (r.index, r.first_token_s, r.last_token_s, r.emitted_tokens, r.num_rounds, r.accepted_tokens) for r in served
+    ]
 
 
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])

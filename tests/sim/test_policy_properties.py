@@ -15,7 +15,7 @@ from sim.policies import POLICIES
 from sim.policies.options import Batching, EngineLimits, PolicyOptions
 from sim.policies.passes import KvMode
 from sim.request import Request
-from sim.work import Kind, Work
+from sim.work import Work
 from tests.sim.support import PeriodicLuck, SimRun
 
 arrival_s = st.floats(0.0, 40.0).map(lambda value: round(value, 2))
@@ -80,9 +80,7 @@ options = st.builds(
 def test_every_request_gets_its_tokens_in_causal_order(
     policy: str, rows: list, options: PolicyOptions, draft_tokens: int, kv_blocks: int
 ) -> None:
-    run = SimRun(
-        policy, build(rows), costs=COSTS, options=options, draft_tokens=draft_tokens, kv_blocks=kv_blocks
-    )
+    run = SimRun(policy, build(rows), costs=COSTS, options=options, draft_tokens=draft_tokens, kv_blocks=kv_blocks)
     serving = run.serving
     assert serving.num_finished == len(rows)
     for request in serving.requests:
@@ -148,7 +146,10 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     for ours, theirs in zip(outcome(lazy), outcome(plain), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
     shapes = [
-        [(t.work.kind, t.work.rows, t.work.row_tokens, t.work.context_tokens, t.work.chunks, t.work.head_rows) for t in r.tickets]
+        [
+            (t.work.kind, t.work.rows, t.work.row_tokens, t.work.context_tokens, t.work.chunks, t.work.head_rows)
+            for t in r.tickets
+        ]
         for r in (plain, lazy)
     ]
     assert shapes[0] == shapes[1]
@@ -196,7 +197,9 @@ def test_a_run_that_is_stopped_leaves_its_requests_censored() -> None:
 def test_every_policy_faces_the_same_luck() -> None:
     rows = [(float(i), 20, 25) for i in range(5)]
     accepted = {
-        policy: [(r.num_rounds, r.accepted_tokens) for r in SimRun(policy, build(rows), luck=PeriodicLuck()).serving.requests]
+        policy: [
+            (r.num_rounds, r.accepted_tokens) for r in SimRun(policy, build(rows), luck=PeriodicLuck()).serving.requests
+        ]
         for policy in POLICIES
         if policy != "autoregressive"
     }

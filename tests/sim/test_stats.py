@@ -18,7 +18,9 @@ def test_weighted_percentiles_equal_numpys_on_the_repeated_samples(samples: list
     assert weighted_percentiles(values, counts, [percent])[0] == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize(("degrees", "expected"), [(1, 12.7062), (4, 2.7764), (20, 2.0860), (21, 2.0796), (30, 2.0423), (120, 1.9799)])
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(1, 12.7062), (4, 2.7764), (20, 2.0860), (21, 2.0796), (30, 2.0423), (120, 1.9799)]
+)
 def test_t_quantiles_equal_the_table(degrees: int, expected: float) -> None:
     assert t_975(degrees) == pytest.approx(expected, abs=2e-4)
 

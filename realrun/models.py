@@ -1,0 +1,135 @@
+"""Models to run: exact public dimensions with random weights, a pair that genuinely agrees, or weights from disk.
+
+Nothing here downloads. Not here: the table of dimensions (sim.models), the forward pass (realrun.decoder).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from realrun.memory import check_fits
+
+if TYPE_CHECKING:
+    from sim.models import ModelShape
+
+LOGIT_STD = 2.5
+"""Spread of a random model's logits: sampled text is neither uniform noise (0) nor one token (10 and above)."""
+QUERY_GAIN = 3.0
+"""Queries are this much longer than unit ones, so that attention picks tokens out; averaging ones make greedy text
+repeat itself."""
+
+
+def random_model(
+    shape: ModelShape,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    logit_std: float = LOGIT_STD,
+) -> Any:
+    """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1.
+
+    Never zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the device's free
+    memory.
+    """
+    from transformers import AutoModelForCausalLM
+
+    device = torch.device(device)
+    config = library_config(shape)
+    with torch.device("meta"):
+        num_weights = sum(weights.numel() for weights in AutoModelForCausalLM.from_config(config).parameters())
+    check_fits(num_weights * dtype.itemsize, f"{shape.name} in {str(dtype).removeprefix('torch.')}", device)
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.eval().requires_grad_(False)
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            is_bias = name.endswith("bias")
+            parameter.normal_(0.0 if is_bias else 1.0, 0.02, generator=generator)
+            continue
+        std = parameter.shape[1] ** -0.5
+        if "embed_tokens" in name or "lm_head" in name:
+            # Rows dot a normed vector of length sqrt(hidden): logits of this spread. Small beside what the layers
+            # add, so that a tied head does not just repeat the input token.
+            std *= logit_std
+        if "q_proj" in name:
+            std *= QUERY_GAIN
+        parameter.normal_(0.0, std, generator=generator)
+    return model
+
+
+def tied_pair(target: Any, draft_layers: int, epsilon: float) -> tuple[Any, Any]:
+    """Make of a random model a target and a draft that agree the more, the smaller `epsilon`.
+
+    What the target's layers from `draft_layers` on add to the residual stream is scaled down, so that all of them
+    together add `epsilon` times what the layers before do (each layer of a random model adds alike, independently of
+    the others: hence the square root). The draft is a copy of the layers before, and shares embeddings, last norm and
+    head. Changes `target`, and gives it back with the draft. Acceptance is genuine: it comes out of the two models'
+    own logits, about .9 at temperature 0 for epsilon .05, .65 for .2 and .35 for .5.
+    """
+    layers = target.config.num_hidden_layers
+    if not 1 <= draft_layers < layers:
+        raise ValueError(f"draft_layers={draft_layers} must be in 1..{layers - 1}, fewer than the target's layers")
+    if epsilon < 0:
+        raise ValueError(f"epsilon={epsilon} must be 0 or above")
+    factor = epsilon * (draft_layers / (layers - draft_layers)) ** 0.5
+    for layer in target.model.layers[draft_layers:]:
+        for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            projection.weight.mul_(factor)
+            if projection.bias is not None:
+                projection.bias.mul_(factor)
+    return target, first_layers(target, draft_layers)
+
+
+def first_layers(target: Any, draft_layers: int) -> Any:
+    """A model of the target's first layers, copied, with the target's own embeddings, last norm and head."""
+    from transformers import AutoModelForCausalLM
+
+    config = type(target.config).from_dict(
+        {**target.config.to_dict(), "num_hidden_layers": draft_layers, "layer_types": None}
+    )
+    weight = target.lm_head.weight
+    with weight.device:
+        draft = AutoModelForCausalLM.from_config(config, dtype=weight.dtype)
+    draft.eval().requires_grad_(False)
+    for mine, theirs in zip(draft.model.layers, target.model.layers, strict=False):
+        mine.load_state_dict(theirs.state_dict())
+    draft.model.embed_tokens, draft.model.norm, draft.lm_head = (
+        target.model.embed_tokens,
+        target.model.norm,
+        target.lm_head,
+    )
+    return draft
+
+
+def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu") -> Any:
+    """Real weights from a local directory in the library's format. Raises ValueError if there are none."""
+    from transformers import AutoModelForCausalLM
+
+    if not (Path(path) / "config.json").is_file():
+        raise ValueError(f"{str(path)!r} holds no model: wanted a local directory with config.json and weights")
+    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, local_files_only=True)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def library_config(shape: ModelShape) -> Any:
+    """The library's configuration of these dimensions, in the family that has its biases and norms."""
+    from transformers import LlamaConfig, Qwen2Config
+
+    dimensions: dict[str, Any] = {
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "max_position_embeddings": 131072,
+    }
+    if getattr(shape, "qkv_bias", False):
+        return Qwen2Config(**dimensions)
+    return LlamaConfig(**dimensions, head_dim=shape.head_dim)

@@ -1,0 +1,96 @@
+"""Shared ground of the real passes' tests: tiny models, a reference that knows no cache, and a ragged loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import torch
+
+from realrun.attention import Attention
+from realrun.issuer import Issuer
+from realrun.kernels import PairKernels, PromptChunk
+from realrun.models import random_model
+from realrun.options import PairOptions
+from realrun.rows import Slot
+from sim.work import Model
+
+torch.set_num_threads(1)
+
+VOCAB = 61
+
+
+def tiny_shape(**changes: Any) -> Any:
+    import types
+
+    base = {
+        "name": "tiny",
+        "layers": 3,
+        "hidden": 32,
+        "intermediate": 48,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "vocab": VOCAB,
+        "tied_embeddings": False,
+        "qkv_bias": False,
+    }
+    return types.SimpleNamespace(**{**base, **changes})
+
+
+def tiny_model(seed: int = 0, **changes: Any) -> Any:
+    return random_model(tiny_shape(**changes), dtype=torch.float64, seed=seed)
+
+
+def tiny_options(**changes: Any) -> PairOptions:
+    base: dict[str, Any] = {"slots": 6, "max_tokens": 64, "attention": Attention.MATH, "draft_tokens_max": 6}
+    return PairOptions(**{**base, **changes})
+
+
+def prompts(lengths: Sequence[int], seed: int = 0, vocab: int = VOCAB) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab, (length,), generator=generator).tolist() for length in lengths]
+
+
+def greedy_text(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """Autoregressive output by the library's own forward pass over the whole sequence, once per token."""
+    tokens = torch.tensor([prompt])
+    for _ in range(num_tokens):
+        logits = model(tokens, use_cache=False).logits[:, -1]
+        tokens = torch.cat((tokens, logits.argmax(-1, keepdim=True)), dim=1)
+    return tokens[0, len(prompt) :].tolist()
+
+
+def prefill_in_chunks(kernels: PairKernels, slots: Sequence[Slot], chunk_tokens: int, issuer: Issuer) -> None:
+    """Prefill both models, every unfinished prompt's next chunk in each pass."""
+    for model in (Model.TARGET, Model.DRAFT) if kernels.draft_model is not None else (Model.TARGET,):
+        while chunks := next_chunks(slots, chunk_tokens, model):
+            kernels.prefill(chunks, issuer, model=model).result()
+
+
+def next_chunks(slots: Sequence[Slot], chunk_tokens: int, model: Model) -> list[PromptChunk]:
+    chunks = []
+    for slot in slots:
+        done = slot.prefilled_target if model is Model.TARGET else slot.prefilled_draft
+        if done < slot.prompt_tokens:
+            chunks.append(PromptChunk(slot, min(chunk_tokens, slot.prompt_tokens - done)))
+    return chunks
+
+
+def speculate(
+    kernels: PairKernels, slots: Sequence[Slot], num_tokens: int, draft_lengths: Sequence[int], issuer: Issuer
+) -> None:
+    """Rounds until every slot has `num_tokens` tokens; slot after slot takes the next of `draft_lengths` (0: none).
+
+    Rows of one verify pass thus have drafts of different lengths, and a row's length changes from round to round.
+    """
+    lengths = cycle(draft_lengths)
+    while live := [slot for slot in slots if len(slot.output) < num_tokens]:
+        by_length: dict[int, list[Slot]] = {}
+        for slot in live:
+            by_length.setdefault(next(lengths), []).append(slot)
+        for draft_tokens, rows in by_length.items():
+            if draft_tokens:
+                kernels.draft(rows, draft_tokens, issuer)
+        kernels.verify(live, issuer).result()
