@@ -11,8 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 COMMANDS = {
     "compare": ("sim.commands.compare:compare_command", "Policies side by side on the same draws, with intervals."),
@@ -53,7 +57,7 @@ class LazyGroup(click.Group):
             formatter.write_dl(rows)
 
 
-def _installed() -> dict[str, object]:
+def _installed() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group="lanesim.commands")}

@@ -78,7 +78,7 @@ def simulate(
     )
     serving = Serving(host, requests, kv, controller, max_concurrency=scenario.workload.max_concurrency)
     serving.first_measured = scenario.workload.num_warmups
-    _start(policy, serving, scenario, luck if not record_works else None)
+    _start(policy, host, serving, scenario, luck if not record_works else None)
     host.run_until(scenario.window.stop_s)
     if scenario.window.stop_s is None and not serving.is_all_finished:
         raise PolicyStalled(
@@ -122,7 +122,7 @@ def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile_name: str) 
             )
 
 
-def _start(policy: Policy, serving: Serving, scenario: Scenario, luck: Luck | None) -> None:
+def _start(policy: Policy, host: SimHost, serving: Serving, scenario: Scenario, luck: Luck | None) -> None:
     """Start the policy's coroutines, then the arrivals. `luck` is None where every row must be seen."""
     limits = EngineLimits(
         max_num_seqs=scenario.engine.max_num_seqs, max_num_batched_tokens=scenario.engine.max_num_batched_tokens
@@ -133,8 +133,8 @@ def _start(policy: Policy, serving: Serving, scenario: Scenario, luck: Luck | No
     else:
         tasks = policy.build(serving, scenario.policy_options, limits)
     for task in tasks:
-        serving.host.spawn(task)
-    serving.host.spawn(serving.arrivals())
+        host.spawn(task)
+    host.spawn(serving.arrivals())
 
 
 def work_record(ticket: SimTicket) -> WorkRecord:

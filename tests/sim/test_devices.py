@@ -64,7 +64,7 @@ def test_works_with_complementary_demands_overlap_freely() -> None:
 
 
 def test_each_kernel_is_delayed_while_another_work_runs() -> None:
-    """2 s of 10 kernels at tau 0.1 s take 3 s beside another work, which itself loses 10 * 0.1 of 5 s while they overlap."""
+    """2 s of 10 kernels at tau 0.1 s take 3 s beside another work, which meanwhile runs at 5/6 of its rate."""
     costs = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0), num_kernels=10)
     machine = host(costs, contention=Contention(tau_s=0.1))
     a, b = machine.stream("a"), machine.stream("b")
@@ -84,7 +84,7 @@ def test_a_launch_bound_work_lasts_as_long_as_its_launch() -> None:
 
 
 def test_a_launch_bound_work_leaves_the_rest_of_the_device_to_others() -> None:
-    """A draft of 2 s launched over 4 s asks for half the device; a verify launched alike over 10 s for the other half."""
+    """A draft of 2 s launched over 4 s asks for half the device, and a verify alike for the other half."""
     machine = host(ConstantCosts(device_s={Kind.DRAFT: 2.0, Kind.VERIFY: 2.0}, launch_s=4.0))
     a, b = machine.stream("a"), machine.stream("b")
     tickets = [machine.run(DRAFT, a), machine.run(VERIFY, b)]

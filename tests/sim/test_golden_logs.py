@@ -97,7 +97,7 @@ def test_two_requests_take_the_times_summed_by_hand(policy: str) -> None:
 
 
 def test_pdv_verifies_together_what_was_drafted_meanwhile() -> None:
-    """Prefills of 0.5 s (two models) end at 1, 2 and 3 s; drafts of 2 s end at 3, 5 and 7 s; verify runs 3-8 s, 8-13 s."""
+    """Prefills of 0.5 s (two models) end at 1, 2 and 3 s, drafts of 2 s at 3, 5 and 7 s; verify runs 3-8 and 8-13 s."""
     costs = ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 0.5}, demand=Demands(0.0, 0.0))
     requests = [request(i, output=6) for i in range(3)]
     options = PolicyOptions(poll_s=0.0, decode_batch=1)
@@ -139,7 +139,8 @@ def test_a_draft_is_cut_where_the_budget_ends() -> None:
     steps = [t.work for t in run.tickets if t.work.kind == "step"]
     assert steps[1].rows == 2
     assert steps[1].row_tokens == 7
-    assert [r.drafted_tokens for r in run.serving.requests][0] > [r.drafted_tokens for r in run.serving.requests][1]
+    first, second = run.serving.requests
+    assert first.drafted_tokens > second.drafted_tokens
 
 
 def test_an_engine_that_reforwards_runs_the_target_twice_per_round() -> None:
@@ -156,7 +157,7 @@ def test_an_engine_without_kv_recomputes_the_whole_sequence() -> None:
 
 
 def test_an_idle_worker_wakes_on_its_own_polling_grid() -> None:
-    """Polls every 4 s from 0: a request of 1 s is seen at 4 s; the decode lane's polls see the prefill of 14 s at 16 s."""
+    """Polls every 4 s from 0: one of 1 s is seen at 4 s, its prefill of 14 s at 16 s (draft prefill until 24 s)."""
     run = SimRun("pd", [request(0, arrival_s=1.0)], luck=AlwaysAccept(), options=PolicyOptions(poll_s=4.0))
     starts = [work[0] for work in works_of(run)]
     assert starts == [4.0, 14.0, 24.0, 26.0]

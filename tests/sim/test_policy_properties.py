@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ def test_every_request_gets_its_tokens_in_causal_order(
         by_stream.setdefault(ticket.stream.name, []).append(ticket)
     for tickets in by_stream.values():
         tickets.sort(key=lambda ticket: (ticket.start_s, ticket.end_s))
-        for before, after in zip(tickets, tickets[1:], strict=False):
+        for before, after in pairwise(tickets):
             assert before.end_s <= after.start_s
 
 
