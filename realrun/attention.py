@@ -45,7 +45,7 @@ class Rectangle(NamedTuple):
     """Query tokens of the row, 0..width; what lies beyond is padding and leaves no trace in KV."""
     width: int
     context: int
-    """Keys to look at: at least the largest start + count, a multiple of CONTEXT_STEP or the whole slot."""
+    """Keys to look at: at least the largest start + width, a multiple of CONTEXT_STEP or the whole slot."""
 
 
 class Plan(NamedTuple):
@@ -156,7 +156,7 @@ class PagedAttention:
         device = rectangle.slots.device
         query_offsets = torch.arange(0, (rows + 1) * width, width, dtype=torch.int32, device=device)
         # Causal masks align the last query with the last key, so padding queries count as keys too.
-        used = (rectangle.starts + width).clamp(max=rectangle.context).int()
+        used = (rectangle.starts + width).int()
         return Plan(rectangle, (query_offsets, used, rectangle.slots.int().unsqueeze(1)))
 
     def run(self, plan: Plan, queries: torch.Tensor, kv: SlottedKv, layer: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from realrun.attention import Workspace
-from realrun.passes import Column, PassShape
+from realrun.passes import NOT_FORCED, Column, PassShape
 
 STAGING_DEPTH = 4
 """Passes in flight per stream before a buffer is used again; reuse waits for the pass that had it."""
@@ -87,6 +87,9 @@ class Issuer:
         self._turn = 0
         self.warmed: set[PassShape] = set()
         """Shapes that have run on this stream before; a first run is not to be timed."""
+        if self.is_cuda:
+            # The buffers above were filled on another stream.
+            torch.cuda.synchronize(device)
 
     def issue(self, shape: PassShape, rows: Sequence[Sequence[int]]) -> Pending:
         """Issue one pass; `rows` holds one tuple of Column values per row of the shape."""
@@ -124,12 +127,11 @@ class Issuer:
 
     def warm(self, shape: PassShape, scratch: int, *, capture: bool) -> None:
         """Run `shape` with absent rows only, then capture it as a graph if asked; no request's state changes."""
-        absent = [(scratch, 0, -1, 0)] * shape.num_rows
+        absent = [(scratch, 0, NOT_FORCED, 0)] * shape.num_rows
         for _ in range(WARM_UP_RUNS):
             self.issue(shape, absent).values()
         if capture and shape not in self._graphs:
-            if not self.is_cuda:
-                raise ValueError("CUDA graphs need a CUDA device; set cuda_graphs=False")
+            assert self.is_cuda, "graphs exist on CUDA only"
             self._graphs[shape] = self._capture(shape)
             self.issue(shape, absent).values()
 

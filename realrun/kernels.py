@@ -63,16 +63,14 @@ class PairKernels:
             for model in models
         ]
         draft_decoder = drafts[0] if drafts else None
-        if draft_decoder is not None and (draft_decoder.vocab, draft_decoder.device) != (
-            target_decoder.vocab,
-            target_decoder.device,
-        ):
-            raise ValueError(
-                f"draft and target must share vocabulary and device, got {draft_decoder.vocab} tokens on "
-                f"{draft_decoder.device} and {target_decoder.vocab} on {target_decoder.device}"
-            )
+        for decoder in drafts:
+            ours, theirs = _common(decoder), _common(target_decoder)
+            if ours != theirs:
+                raise ValueError(f"draft and target must share vocabulary, dtype and device, got {ours} and {theirs}")
         self.device: torch.device = target_decoder.device
         self.target, self.draft_model = target_decoder, draft_decoder
+        if options.cuda_graphs and self.device.type != "cuda":
+            raise ValueError(f"cuda_graphs=True needs a CUDA device, the models are on {self.device}")
         kept = torch.float64 if target_decoder.dtype is torch.float64 else torch.float32
         self.sequences = Sequences(
             slots=options.slots,
@@ -198,3 +196,8 @@ class PairKernels:
         assert present, "a pass without rows"
         assert len(set(present)) == len(present), f"rows of one pass must be distinct slots, got {present}"
         return Submitted(issuer.issue(plan.shape, plan.inputs), plan, slots, chunks)
+
+
+def _common(decoder: Decoder) -> tuple[int, str, str]:
+    """What both models of a pair must share."""
+    return decoder.vocab, str(decoder.dtype).removeprefix("torch."), str(decoder.device)

@@ -5,15 +5,23 @@ Nothing here downloads. Not here: the table of dimensions (sim.models), the forw
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from realrun.memory import check_fits
+from sim.models import ModelShape
 
-if TYPE_CHECKING:
-    from sim.models import ModelShape
+
+class Family(StrEnum):
+    """What the dimensions leave open: QKV biases (qwen2), norms of queries and keys (qwen3), neither (llama)."""
+
+    LLAMA = "llama"
+    QWEN2 = "qwen2"
+    QWEN3 = "qwen3"
+
 
 LOGIT_STD = 2.5
 """Spread of a random model's logits: sampled text is neither uniform noise (0) nor one token (10 and above)."""
@@ -28,6 +36,7 @@ def random_model(
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    family: Family | None = None,
     logit_std: float = LOGIT_STD,
 ) -> Any:
     """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1.
@@ -38,7 +47,7 @@ def random_model(
     from transformers import AutoModelForCausalLM
 
     device = torch.device(device)
-    config = library_config(shape)
+    config = library_config(shape, family)
     with torch.device("meta"):
         num_weights = sum(weights.numel() for weights in AutoModelForCausalLM.from_config(config).parameters())
     check_fits(num_weights * dtype.itemsize, f"{shape.name} in {str(dtype).removeprefix('torch.')}", device)
@@ -116,20 +125,24 @@ def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device:
     return model.to(device).eval().requires_grad_(False)
 
 
-def library_config(shape: ModelShape) -> Any:
-    """The library's configuration of these dimensions, in the family that has its biases and norms."""
-    from transformers import LlamaConfig, Qwen2Config
+def library_config(shape: ModelShape, family: Family | None = None) -> Any:
+    """The library's configuration of these dimensions; the family is told from the name unless given."""
+    from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-    dimensions: dict[str, Any] = {
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "tie_word_embeddings": shape.tied_embeddings,
-        "max_position_embeddings": 131072,
-    }
-    if getattr(shape, "qkv_bias", False):
-        return Qwen2Config(**dimensions)
-    return LlamaConfig(**dimensions, head_dim=shape.head_dim)
+    made = {Family.LLAMA: LlamaConfig, Family.QWEN2: Qwen2Config, Family.QWEN3: Qwen3Config}
+    return made[family or family_of(shape.name)](
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=shape.tied_embeddings,
+        max_position_embeddings=shape.max_context,
+    )
+
+
+def family_of(name: str) -> Family:
+    """Family of a model of the table of dimensions, by its name; what is not Qwen is built as Llama."""
+    return next((family for family in (Family.QWEN2, Family.QWEN3) if name.startswith(family.value)), Family.LLAMA)

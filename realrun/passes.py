@@ -109,7 +109,7 @@ class Passes:
         sampled = [_last(r, part) for r, part, yes in zip(rectangles, parts, is_sampled, strict=True) if yes]
         heads = [parts[0], *sampled] if shape.rows else sampled
         results = inputs.new_full((shape.num_rows, 1 + shape.width), NO_TOKEN)
-        results[:, 0] = 0
+        results[:, 0].zero_()
         if not heads:
             return results
         logits = self.target.head(torch.cat(heads) if len(heads) > 1 else heads[0])

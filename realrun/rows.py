@@ -18,9 +18,6 @@ from realrun.options import PairOptions
 from realrun.passes import NOT_FORCED, ChunkShape, PassShape
 from sim.work import Kind, Model
 
-LAG_AFTER_FULL_ACCEPTANCE = 2
-"""The newest token, and the last drafted one: the draft model emitted it but never read it."""
-
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -31,7 +28,9 @@ class Slot:
     known_tokens: int
     """As far as results have come back."""
     draft_lag: int
-    """Most known tokens that the draft model lacks in KV, the newest included."""
+    """Most known tokens that the draft model lacks in KV, the newest included; below 1 while its KV is a draft ahead.
+
+    After full acceptance it is 2: the draft model emitted the last drafted token but never read it."""
     prefilled_target: int = 0
     """Prompt tokens in the target's KV once the passes issued so far are over."""
     prefilled_draft: int = 0
@@ -76,25 +75,25 @@ class Plan(NamedTuple):
     """One per row of the shape, as realrun.passes.Column."""
     chunk_rows: list[int]
     """Row of the shape of each of the caller's chunks."""
+    draft_lags: list[int]
+    """Of the decoding rows, before the pass."""
 
 
 def plan_draft(slots: Sequence[Slot], chunks: Sequence[PromptChunk], draft_tokens: int, options: PairOptions) -> Plan:
     """A draft of `draft_tokens` for each of `slots`, or with no slots the draft model's prefill alone."""
-    for slot in slots:
-        _check_room(slot, draft_tokens, options)
     rows = [(slot.index, 0, NOT_FORCED, 0) for slot in slots]
-    reach = max((slot.known_tokens_bound + draft_tokens for slot in slots), default=0)
+    width = max((slot.draft_lag for slot in slots if slot.draft_lag > 0), default=1)
     shape = PassShape(
         Kind.DRAFT if slots else Kind.PREFILL,
         Model.DRAFT,
         options.padded_rows(len(slots)),
-        max((slot.draft_lag for slot in slots), default=1),
-        options.padded_context(reach) if slots else 0,
+        width,
+        _context(slots, max(draft_tokens, width - 1), options),
         draft_tokens,
     )
     plan = _with_chunks(shape, rows, chunks, options)
     for slot in slots:
-        slot.drafted, slot.draft_lag = draft_tokens, 1
+        slot.drafted, slot.draft_lag = draft_tokens, 1 - draft_tokens
     for slot, new_tokens in chunks:
         slot.prefilled_draft += new_tokens
         slot.draft_lag -= new_tokens
@@ -107,22 +106,17 @@ def plan_target(
     """Verify the drafts of `slots` (decode where there is none) and prefill `chunks`."""
     for slot in slots:
         assert slot.is_prefilled, f"slot {slot.index} decodes before its prompt is in KV"
-        _check_room(slot, slot.drafted, options)
     dictated = forced if forced is not None else [NOT_FORCED] * len(slots)
     rows = [(slot.index, slot.drafted + 1, wanted, 0) for slot, wanted in zip(slots, dictated, strict=True)]
-    reach = max((slot.known_tokens_bound + slot.drafted for slot in slots), default=0)
     kind = Kind.PREFILL if not slots else Kind.STEP if chunks else Kind.VERIFY
-    shape = PassShape(
-        kind,
-        Model.TARGET,
-        options.padded_rows(len(slots)),
-        max((slot.drafted + 1 for slot in slots), default=1),
-        options.padded_context(reach) if slots else 0,
-    )
+    width = max((slot.drafted + 1 for slot in slots), default=1)
+    context = _context(slots, width - 1, options)
+    shape = PassShape(kind, Model.TARGET, options.padded_rows(len(slots)), width, context)
     plan = _with_chunks(shape, rows, chunks, options)
+    plan.draft_lags.extend(slot.draft_lag for slot in slots)
     for slot in slots:
         slot.most_new_tokens += slot.drafted + 1
-        slot.draft_lag = LAG_AFTER_FULL_ACCEPTANCE if slot.drafted else slot.draft_lag + 1
+        slot.draft_lag = _lag_after(slot.draft_lag, slot.drafted)
         slot.drafted = 0
     for slot, new_tokens in chunks:
         slot.prefilled_target += new_tokens
@@ -141,16 +135,17 @@ def plan_again(chunks: Sequence[PromptChunk], options: PairOptions) -> Plan:
 def settle(
     plan: Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk], values: Sequence[Sequence[int]]
 ) -> list[RowResult]:
-    """Enter a target pass's results [rows][1 + width] into the account."""
+    """Enter a target pass's results [rows][1 + width] into the account; passes of one slot in the order of issue."""
     results = []
-    for slot, (_, count, _, _), row in zip(slots, plan.inputs, values, strict=False):
+    for slot, (_, count, _, _), row, lag in zip(slots, plan.inputs, values, plan.draft_lags, strict=False):
         accepted = row[0]
         tokens = list(row[1 : 2 + accepted])
         slot.most_new_tokens -= count
         slot.known_tokens += len(tokens)
         slot.output += tokens
-        if count > 1 and slot.most_new_tokens == 0:
-            slot.draft_lag = LAG_AFTER_FULL_ACCEPTANCE if accepted == count - 1 else 1
+        # Exact once nothing else is on its way: no later verify, and no draft, which would have left a lag below 1.
+        if slot.most_new_tokens == 0 and slot.draft_lag == _lag_after(lag, count - 1):
+            slot.draft_lag = _lag_after(lag, accepted)
         results.append(RowResult(accepted, tokens))
     for (slot, _), row_index in zip(chunks, plan.chunk_rows, strict=True):
         tokens = [token for token in values[row_index][1:2] if token >= 0]
@@ -185,7 +180,12 @@ def _with_chunks(
         for number, _ in members:
             chunk_rows[number] = len(inputs)
             inputs.append((chunks[number].slot.index, new_tokens, NOT_FORCED, new_tokens if is_again else 0))
-    return Plan(shape._replace(chunks=tuple(chunk_shapes)), inputs, chunk_rows)
+    return Plan(shape._replace(chunks=tuple(chunk_shapes)), inputs, chunk_rows, [])
+
+
+def _lag_after(lag: int, accepted: int) -> int:
+    """Tokens the draft model lacks when `accepted` and one more have become known; what was rejected it forgets."""
+    return max(1, lag + accepted + 1)
 
 
 def _end_of_chunk(slot: Slot, new_tokens: int, model: Model) -> int:
@@ -197,9 +197,17 @@ def _end_of_chunk(slot: Slot, new_tokens: int, model: Model) -> int:
     return done + new_tokens
 
 
-def _check_room(slot: Slot, draft_tokens: int, options: PairOptions) -> None:
-    if slot.known_tokens_bound + draft_tokens > options.max_tokens:
+def _context(slots: Sequence[Slot], more_tokens: int, options: PairOptions) -> int:
+    """Context that holds the known tokens of every slot and `more_tokens` behind them; 0 without slots.
+
+    Rows are padded to one width, so each needs room for the longest draft of its pass.
+    """
+    if not slots:
+        return 0
+    reach = max(slot.known_tokens_bound for slot in slots) + more_tokens
+    if reach > options.max_tokens:
         raise ValueError(
-            f"{slot.known_tokens_bound} tokens and a draft of {draft_tokens} exceed max_tokens={options.max_tokens}; "
+            f"{reach - more_tokens} tokens and {more_tokens} drafted ones exceed max_tokens={options.max_tokens}; "
             "raise max_tokens"
         )
+    return options.padded_context(reach)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "compare": ("sim.commands.compare:compare_command", "Policies side by side on the same draws, with intervals."),
+    "profiles": ("sim.commands.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
+    "trace": ("sim.commands.trace:trace_command", "Perfetto trace of a results directory."),
 }
 
 
@@ -108,3 +110,7 @@ def _fail(message: str, code: int) -> int:
 def main() -> None:
     """Entry point of the `lanesim` script."""
     sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ from typing import Any
 
 from sim.records import RunRecord, WorkRecord, request_columns
 from sim.scenario import Scenario, to_plain
+from sim.trace import trace_json
 
 SUMMARY = "summary.json"
 
@@ -59,7 +60,7 @@ def writing(out: Path) -> Iterator[Path]:
 
 
 def write_results(directory: Path, scenario: Scenario, result: dict[str, Any], records: Sequence[RunRecord]) -> None:
-    """scenario.yaml, requests.parquet, work.parquet where works were recorded, and summary.json."""
+    """scenario.yaml, requests.parquet, work.parquet and trace.json where works were recorded, and summary.json."""
     import yaml
 
     (directory / "scenario.yaml").write_text(yaml.safe_dump(to_plain(scenario), sort_keys=False))
@@ -73,6 +74,7 @@ def write_results(directory: Path, scenario: Scenario, result: dict[str, Any], r
         for name in WorkRecord.__dataclass_fields__:
             columns[name] = [getattr(work, name) for record in with_works for work in record.works]
         write_parquet(directory / "work.parquet", columns)
+        (directory / "trace.json").write_text(trace_json(with_works))
     (directory / SUMMARY).write_text(to_json(result))
 
 
@@ -85,6 +87,22 @@ def write_parquet(path: Path, columns: dict[str, list[Any]]) -> None:
         raise ValueError("--out writes parquet and needs the analysis extra: pip install 'lanesim[analysis]'") from None
     table = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
     pq.write_table(table, path, compression="zstd")
+
+
+def read_columns(path: Path) -> dict[str, list[Any]]:
+    """The columns of a parquet file of a results directory. Raises ValueError naming the file."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ValueError("reading results needs the analysis extra: pip install 'lanesim[analysis]'") from None
+    if not path.exists():
+        raise ValueError(f"{str(path)!r} does not exist: want a results directory that `lanesim compare --out` wrote")
+    try:
+        columns: dict[str, list[Any]] = pq.read_table(path).to_pydict()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from None
+    return columns
 
 
 def to_json(result: dict[str, Any]) -> str:

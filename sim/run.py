@@ -65,6 +65,8 @@ def simulate(
     requests = _requests(scenario, seed)
     _check_they_fit(requests, kv, profile.name)
     luck = Luck(parse_acceptance(scenario.speculation.acceptance, max(1, draft_tokens)), seed)
+    if draft_tokens:
+        luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
     works: list[WorkRecord] = []
     host = SimHost(
         costs,

@@ -11,9 +11,10 @@ import torch
 from realrun.attention import Attention
 from realrun.issuer import Issuer
 from realrun.kernels import PairKernels, PromptChunk
-from realrun.models import random_model
+from realrun.models import Family, random_model
 from realrun.options import PairOptions
 from realrun.rows import Slot
+from sim.models import ModelShape
 from sim.work import Model
 
 torch.set_num_threads(1)
@@ -21,10 +22,8 @@ torch.set_num_threads(1)
 VOCAB = 61
 
 
-def tiny_shape(**changes: Any) -> Any:
-    import types
-
-    base = {
+def tiny_shape(**changes: Any) -> ModelShape:
+    base: dict[str, Any] = {
         "name": "tiny",
         "layers": 3,
         "hidden": 32,
@@ -34,13 +33,13 @@ def tiny_shape(**changes: Any) -> Any:
         "head_dim": 8,
         "vocab": VOCAB,
         "tied_embeddings": False,
-        "qkv_bias": False,
+        "max_context": 512,
     }
-    return types.SimpleNamespace(**{**base, **changes})
+    return ModelShape(**{**base, **changes})
 
 
-def tiny_model(seed: int = 0, **changes: Any) -> Any:
-    return random_model(tiny_shape(**changes), dtype=torch.float64, seed=seed)
+def tiny_model(seed: int = 0, family: Family = Family.LLAMA, **changes: Any) -> Any:
+    return random_model(tiny_shape(**changes), dtype=torch.float64, seed=seed, family=family)
 
 
 def tiny_options(**changes: Any) -> PairOptions:
@@ -55,7 +54,7 @@ def prompts(lengths: Sequence[int], seed: int = 0, vocab: int = VOCAB) -> list[l
 
 def greedy_text(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """Autoregressive output by the library's own forward pass over the whole sequence, once per token."""
-    tokens = torch.tensor([prompt])
+    tokens = torch.tensor([prompt], device=model.device)
     for _ in range(num_tokens):
         logits = model(tokens, use_cache=False).logits[:, -1]
         tokens = torch.cat((tokens, logits.argmax(-1, keepdim=True)), dim=1)

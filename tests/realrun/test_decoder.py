@@ -13,10 +13,12 @@ pytest.importorskip("transformers")
 
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from realrun.attention import Attention, Rectangle, Workspace
 from realrun.decoder import Decoder
 from realrun.kv import KvLayout
+from realrun.models import Family
 from tests.realrun.support import prompts, tiny_model
 
 WIDE = [pytest.param(Attention.MATH, id="math"), pytest.param(Attention.FLASH_CPU, id="flash-cpu")]
@@ -30,7 +32,7 @@ def exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
         scale = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * hidden * scale
 
-    for norm in (LlamaRMSNorm, Qwen2RMSNorm):
+    for norm in (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm):
         monkeypatch.setattr(norm, "forward", forward)
 
 
@@ -48,7 +50,7 @@ def chunked_logits(decoder: Decoder, texts: list[list[int]], sizes: list[list[in
         for row, (text, count) in enumerate(zip(texts, counts, strict=True)):
             tokens[row, :count] = torch.tensor(text[done[row] : done[row] + count])
         starts = torch.tensor(done)
-        context = -(-max(start + count for start, count in zip(done, counts, strict=True)) // 16) * 16
+        context = -(-(max(done) + width) // 16) * 16
         rectangle = Rectangle(slots, starts, torch.tensor(counts), width, context)
         hidden = decoder.forward(tokens.flatten(), (rectangle,), workspace).view(len(texts), width, -1)
         for row, count in enumerate(counts):
@@ -67,8 +69,14 @@ def decoder_of(model: Any, **changes: Any) -> Decoder:
 @pytest.mark.parametrize("layout", list(KvLayout))
 @pytest.mark.parametrize(
     "dimensions",
-    [{}, {"kv_heads": 4}, {"kv_heads": 1, "head_dim": 16}, {"qkv_bias": True}, {"tied_embeddings": True}],
-    ids=["grouped", "one-to-one", "one-kv-head", "qwen2", "tied"],
+    [
+        pytest.param({}, id="grouped"),
+        pytest.param({"kv_heads": 4}, id="one-to-one"),
+        pytest.param({"kv_heads": 1, "head_dim": 16}, id="one-kv-head"),
+        pytest.param({"family": Family.QWEN2}, id="qwen2"),
+        pytest.param({"family": Family.QWEN3}, id="qwen3"),
+        pytest.param({"tied_embeddings": True}, id="tied"),
+    ],
 )
 def test_ragged_chunks_give_the_librarys_logits(
     dimensions: dict[str, Any], layout: KvLayout, attention: Attention
@@ -91,7 +99,7 @@ def test_without_touching_the_librarys_norms_logits_agree_to_float32_rounding() 
 
 
 def test_the_library_still_gives_the_same_logits_after_its_projections_were_fused() -> None:
-    model = tiny_model(qkv_bias=True)
+    model = tiny_model(family=Family.QWEN2)
     tokens = torch.tensor(prompts([12]))
     before = model(tokens, use_cache=False).logits
     decoder_of(model)

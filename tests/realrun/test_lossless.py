@@ -46,7 +46,9 @@ def reference(draft: str) -> list[list[int]]:
         return [greedy_text(pair(draft)[0], prompt, NUM_TOKENS) for prompt in prompts(PROMPT_LENGTHS)]
 
 
-def outputs(draft: str, batch: int, draft_lengths: tuple[int, ...], chunk_tokens: int, **options: Any) -> list[list[int]]:
+def outputs(
+    draft: str, batch: int, draft_lengths: tuple[int, ...], chunk_tokens: int, **options: Any
+) -> list[list[int]]:
     kernels = PairKernels(*pair(draft), tiny_options(**options))
     issuer = kernels.issuer("all")
     texts = []
@@ -115,7 +117,9 @@ def test_mixed_steps_with_late_arrivals_change_no_token() -> None:
         else:
             kernels.prefill(draft_chunks, draft, model=Model.DRAFT).result()
         results = kernels.verify(decoding, target, chunks=chunks).result()
-        assert [len(result.tokens) for result in results[: len(decoding)]] == [r.accepted + 1 for r in results[: len(decoding)]]
+        assert [len(result.tokens) for result in results[: len(decoding)]] == [
+            r.accepted + 1 for r in results[: len(decoding)]
+        ]
         running += [member for member in joining if member[1].is_prefilled]
         joining = [member for member in joining if not member[1].is_prefilled]
         for number, slot in [member for member in running if len(member[1].output) >= NUM_TOKENS]:

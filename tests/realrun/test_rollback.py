@@ -97,6 +97,23 @@ def test_a_shortened_draft_is_verified_at_the_length_it_was_cut_to() -> None:
     assert [result.accepted for result in results] == [5, 2, 5]
 
 
+def test_a_draft_after_plain_decodes_catches_up_on_all_of_them() -> None:
+    """Speculation switched off and on again: the draft model lacks every token decoded meanwhile."""
+    kernels, slots, issuer = prefilled()
+    assert kernels.draft_model is not None
+    for _ in range(3):
+        kernels.verify(slots[:2], issuer).result()
+    assert [slot.draft_lag for slot in slots] == [4, 4, 1]
+    draft = kernels.draft(slots, 2, issuer)
+    assert draft.plan.shape.width == 4
+    verify = kernels.verify(slots, issuer, forced=[2, 0, 2])
+    assert [slot.draft_lag for slot in slots] == [2, 2, 2]
+    verify.result()
+    assert [slot.draft_lag for slot in slots] == [2, 1, 2]
+    lengths = kernels.draft_model.kv.lengths.tolist()
+    assert [lengths[slot.index] for slot in slots] == [slot.known_tokens - slot.draft_lag for slot in slots]
+
+
 def test_other_slots_are_untouched_by_a_pass() -> None:
     kernels, slots, issuer = prefilled()
     bystander = slots[2]

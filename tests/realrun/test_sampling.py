@@ -64,7 +64,7 @@ def test_uniforms_depend_on_request_position_and_purpose_alone() -> None:
 
 
 def test_uniforms_are_spread_evenly_along_and_across_requests() -> None:
-    """Kolmogorov distance of 40,000 values below its 99.9 % point, 1.95 / sqrt(n); no lag-1 correlation above 4 sigma."""
+    """Kolmogorov distance below its 99.9 % point, 1.95 / sqrt(n), for n = 40,000; lag-1 correlations within 4 sigma."""
     keys = torch.tensor([sampling.request_key(3, request) for request in range(200)])
     values = sampling.uniforms(keys.unsqueeze(1), torch.arange(200).expand(200, -1), Draw.TARGET).double()
     ordered, n = values.flatten().sort().values, values.numel()

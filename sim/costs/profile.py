@@ -1,0 +1,252 @@
+"""The profile file: its strict, versioned schema, and how a profile is found and loaded.
+
+A profile is JSON: one GPU and engine, one target with or without a draft, constants with their source and their error
+on held-out points. Not here: the kernel constants' meaning (kernels), what a work costs (compact).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim.costs.kernels import CompactKernels
+from sim.models import ModelShape
+
+SCHEMA = 1
+"""Version of the schema that this code reads and writes."""
+SHIPPED = Path(__file__).parent.parent / "profiles"
+
+
+class UnknownProfile(ValueError):
+    """No shipped profile and no file has this name."""
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the groups below."""
+
+
+def _check(group: _Strict, *, positive: tuple[str, ...] = (), not_negative: tuple[str, ...] = ()) -> None:
+    for field in positive + not_negative:
+        value = getattr(group, field)
+        if not isfinite(value) or value < 0 or (value == 0 and field in positive):
+            wanted = "positive" if field in positive else "not negative"
+            raise ValueError(f"{field}={value!r} must be finite and {wanted}")
+
+
+class Gpu(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Datasheet roofs: dense bf16 FLOP/s, memory bandwidth, memory."""
+
+    name: str
+    memory_bytes: int
+    peak_flops: float
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("memory_bytes", "peak_flops", "bandwidth_bytes_per_s"))
+
+
+class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Time of the CPU that drives the GPU."""
+
+    eager_kernel_s: float
+    """To issue one kernel without CUDA graphs, Python included."""
+    graph_launch_s: float
+    """To replay one captured pass."""
+    kernels_per_layer: int
+    max_graph_tokens: int = 512
+    """A pass of more tokens is not captured."""
+    graph_small_sizes: tuple[int, ...] = (1, 2, 4)
+    graph_size_step: int = 8
+    """Captured token counts: `graph_small_sizes`, then multiples of `graph_size_step` up to `max_graph_tokens`."""
+    result_s: float
+    """From the end of a work on the device to its result on the host: copy and wake-up."""
+    step_s: float
+    """An engine's scheduling, input preparation and output processing per step (STEP works)."""
+    row_s: float
+    """The same, per sequence in the step."""
+    work_s: float
+    """Preparation of a PREFILL, DRAFT, VERIFY or COPY work by a hand-written engine."""
+    inflation_eager: tuple[float, ...] = (1.0,)
+    """Slowdown of each issuing thread with 1, 2, 3 ... of them, passes launched eagerly; the last one holds beyond."""
+    inflation_graphed: tuple[float, ...] = (1.0,)
+    source: str
+
+    def __post_init__(self) -> None:
+        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "work_s", "max_graph_tokens")
+        _check(self, positive=("kernels_per_layer", "graph_size_step"), not_negative=times)
+        if (
+            list(self.graph_small_sizes) != sorted(set(self.graph_small_sizes))
+            or min(self.graph_small_sizes, default=1) < 1
+        ):
+            raise ValueError(f"graph_small_sizes={list(self.graph_small_sizes)} must rise from at least 1")
+        for field in ("inflation_eager", "inflation_graphed"):
+            factors = getattr(self, field)
+            if not factors or factors[0] != 1.0 or any(not isfinite(f) or f < 1.0 for f in factors):
+                raise ValueError(
+                    f"{field}={list(factors)} must begin with 1.0, which is one thread, and never go below it"
+                )
+
+
+class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How works of several streams share the device. The default gains nothing: they share its time."""
+
+    eta_compute: float = 1.0
+    eta_bandwidth: float = 1.0
+    tau_s: float = 5e-6
+    """Extra time per kernel while another work runs; the default is half the length of a memory-bound kernel."""
+    demand_floor: float = 1.0
+    """Least demand of any work on both roofs; at 1.0 two works at once never beat one after the other."""
+    measured: bool = False
+    source: str = (
+        "not measured: conservative default, works that overlap share the device's time and each kernel waits 5 us"
+    )
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("eta_compute", "eta_bandwidth"), not_negative=("tau_s", "demand_floor"))
+        if self.demand_floor > 1.0:
+            raise ValueError(f"demand_floor={self.demand_floor!r} must be in 0..1")
+
+
+class KindError(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Relative error of one kind of cost on `points` held-out points, or nulls and the reason why there is none."""
+
+    mean_error_pct: float | None
+    max_error_pct: float | None
+    points: int
+    held_out: str
+
+    def __post_init__(self) -> None:
+        if (self.mean_error_pct is None) != (self.points == 0) or (self.max_error_pct is None) != (self.points == 0):
+            raise ValueError("mean_error_pct and max_error_pct must be null exactly when points is 0")
+
+
+class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a cost model is made from."""
+
+    schema: int
+    name: str
+    gpu: Gpu
+    target: ModelShape
+    draft: ModelShape | None
+    tensor_parallel: int = 1
+    kernels: CompactKernels
+    """A union tagged by `form`; "compact" is its only form so far."""
+    host: HostCosts
+    overlap: Overlap
+    errors: dict[str, KindError]
+    source: str
+    fingerprint: dict[str, str] | None
+    date: str
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel < 1:
+            raise ValueError(f"tensor_parallel={self.tensor_parallel!r} must be at least 1")
+        if self.tensor_parallel > 1 and self.kernels.all_reduce is None:
+            raise ValueError(f"tensor_parallel={self.tensor_parallel} needs kernels.all_reduce")
+        if self.kv_bytes_per_token < 1:
+            raise ValueError("the models must hold some KV")
+
+    @property
+    def models(self) -> tuple[ModelShape, ...]:
+        return (self.target,) if self.draft is None else (self.target, self.draft)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights of all models, over all devices of the tensor-parallel group."""
+        return sum(shape.weight_bytes for shape in self.models)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV of one token in all models, over all devices of the group."""
+        return sum(shape.kv_bytes_per_token for shape in self.models)
+
+
+def kv_capacity_tokens(profile: Profile, gpu_memory_utilization: float = 0.9, *, with_draft: bool = True) -> int:
+    """Tokens whose KV fits beside the weights in `gpu_memory_utilization` of the group's memory; 0 where none does.
+
+    Activations and the engine's own memory are not subtracted. `with_draft` False leaves the draft model out.
+    """
+    if not 0.0 < gpu_memory_utilization <= 1.0:
+        raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be in (0, 1]")
+    models = profile.models if with_draft else (profile.target,)
+    left = gpu_memory_utilization * profile.gpu.memory_bytes * profile.tensor_parallel
+    left -= sum(shape.weight_bytes for shape in models)
+    return max(0, int(left / sum(shape.kv_bytes_per_token for shape in models)))
+
+
+def shipped() -> list[str]:
+    """Names of the shipped profiles, `gpu/target[+draft]`, sorted."""
+    return sorted(f"{path.parent.name}/{path.stem}" for path in SHIPPED.glob("*/*.json"))
+
+
+def load(name: str | Path) -> Profile:
+    """The shipped profile `name`, or the one in the JSON file at that path.
+
+    Raises UnknownProfile, or ValueError where the file is not a valid profile; both say so in one line.
+    """
+    text = str(name)
+    is_path = isinstance(name, Path) or text.endswith(".json")
+    path = Path(name) if is_path else SHIPPED / f"{text}.json"
+    if not is_path and text not in shipped():
+        names = shipped()
+        nearest = get_close_matches(text, names, n=1, cutoff=0.4)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise UnknownProfile(
+            f"unknown profile {text!r}{hint} (a name from `lanesim profiles`, or a path to a .json file)"
+        )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UnknownProfile(f"profile file {text!r} cannot be read: {error.strerror or error}") from error
+    return decode(content, text)
+
+
+def decode(content: bytes, where: str) -> Profile:
+    """The profile in `content`; `where` names it in errors."""
+    try:
+        raw = msgspec.json.decode(content)
+        if not isinstance(raw, dict):
+            raise ValueError(f"profile {where!r}: the file must hold a JSON object, got {type(raw).__name__}")
+        schema = raw.get("schema")
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise ValueError(
+                f"profile {where!r}: schema={schema} is newer than {SCHEMA}, which this version reads; update lanesim"
+            )
+        if schema != SCHEMA:
+            raise ValueError(f"profile {where!r}: schema={schema!r} must be {SCHEMA}")
+        return msgspec.convert(raw, Profile)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"profile {where!r}: {error}{_hint(str(error))}") from error
+
+
+def encode(profile: Profile) -> bytes:
+    """`profile` as JSON, one line per top-level key: short, and readable in a diff."""
+    raw: dict[str, Any] = msgspec.to_builtins(profile)
+    lines = ",\n".join(f"  {_json(key)}: {_json(value)}" for key, value in raw.items())
+    return f"{{\n{lines}\n}}\n".encode()
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
+
+
+def _hint(message: str) -> str:
+    """The nearest valid key for msgspec's message on an unknown one."""
+    match = re.search(r"unknown field `([^`]+)`", message)
+    nearest = get_close_matches(match[1], sorted(set(_keys(Profile))), n=1, cutoff=0.5) if match else []
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def _keys(struct: type[msgspec.Struct]) -> Iterator[str]:
+    """All keys of `struct` and of the structs inside it."""
+    for field in msgspec.structs.fields(struct):
+        yield field.encode_name
+        for part in getattr(field.type, "__args__", (field.type,)):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct):
+                yield from _keys(part)

@@ -1,0 +1,86 @@
+"""Keyed uniform draws: a number for every (seed, purpose, request, position), in any order, for many at once.
+
+The hash is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014): word n of a
+key is mix(key + (n + 1) * GAMMA). One word gives the draws of two neighbouring positions. Not here: what the draws
+decide (sim.acceptance_models).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+Draws = np.ndarray[Any, np.dtype[np.uint32]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+DRAW_RANGE = 1 << 31
+"""Draws are integers in [0, DRAW_RANGE): a chance p is hit where draw < round(p * DRAW_RANGE), exact at 0 and 1."""
+_WORD_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_GAMMA_WORD = np.uint64(_GAMMA)
+_SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_33 = (np.uint64(shift) for shift in (30, 27, 31, 33))
+
+
+def _mix(words: Words) -> Words:
+    """SplitMix64's finaliser, in place; returns `words`."""
+    scratch = np.right_shift(words, _SHIFT_30)
+    words ^= scratch
+    words *= _MIX_1
+    np.right_shift(words, _SHIFT_27, out=scratch)
+    words ^= scratch
+    words *= _MIX_2
+    np.right_shift(words, _SHIFT_31, out=scratch)
+    words ^= scratch
+    return words
+
+
+def thresholds(chances: Floats | float) -> Draws:
+    """Chances in [0, 1] as draws to compare with; shape kept."""
+    return np.asarray(np.rint(np.asarray(chances) * DRAW_RANGE), dtype=np.uint32)
+
+
+class Window(NamedTuple):
+    """Positions `first`, `first` + 1, ... of each of `indexes`; arrays over it are flat, request after request."""
+
+    seed: int
+    indexes: Integers
+    """[requests] arrival indexes."""
+    first: int
+    """First position of every request; even."""
+    widths: Integers
+    """[requests] number of positions; even."""
+
+    def keys(self, purpose: int) -> Words:
+        """[requests] one random word per request; different purposes share nothing."""
+        root = (self.seed * _GAMMA + purpose * int(_MIX_2)) & _WORD_MASK
+        base = _mix(np.full(1, root, dtype=np.uint64))
+        return _mix(base + (self.indexes.astype(np.uint64) + np.uint64(1)) * _GAMMA_WORD)
+
+    def per_request(self, purpose: int) -> Floats:
+        """[requests] uniforms strictly inside (0, 1)."""
+        return ((self.keys(purpose) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+    def draws(self, purpose: int) -> Draws:
+        """[positions] draws in [0, DRAW_RANGE)."""
+        keys = self.keys(purpose)
+        num_words = self.widths >> 1
+        ends = np.cumsum(num_words)
+        starts = (ends - num_words).astype(np.uint64)
+        total = int(ends[-1])
+        bases = keys + (np.uint64(self.first // 2 + 1) - starts) * _GAMMA_WORD
+        words = np.arange(total, dtype=np.uint64)
+        words *= _GAMMA_WORD
+        words += np.repeat(bases, num_words)
+        _mix(words)
+        halves: Draws = words.view(np.uint32)
+        halves >>= np.uint32(1)
+        return halves
+
+    def offsets(self) -> Integers:
+        """[requests] where each request's positions start in a flat array."""
+        return np.cumsum(self.widths) - self.widths

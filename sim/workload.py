@@ -1,0 +1,165 @@
+"""What arrives and when: requests from a workload's description and a seed.
+
+Lengths and arrivals come from separate streams of the seed, drawn request by request: another rate rescales the same
+arrivals, a longer run begins with the same requests. Closed loops are the server's affair (`max_concurrency`), and so
+are warm-ups. Not here: the length tables (sim.lengths) and recorded traces (sim.traces).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isfinite, isnan
+from typing import Protocol
+
+import numpy as np
+
+from sim.draws import Floats, Integers
+from sim.lengths import LENGTH_TABLES
+from sim.names import unknown
+from sim.request import Request
+from sim.traces import TRACE_NAMES, Trace, read_trace, rescaled
+
+FIXED_INPUT_LEN, FIXED_OUTPUT_LEN = 1024, 128
+"""Tokens, where `fixed` is not told: the defaults of the random dataset of `vllm bench serve`."""
+DATASET_NAMES = ("fixed", *LENGTH_TABLES, *TRACE_NAMES)
+TRACE_ARRIVALS = ("recorded", "rescaled", "poisson")
+"""How a trace's requests arrive: as recorded; in the same shape at `request_rate`; or drawn like any other's."""
+_ARRIVALS, _PROMPTS, _OUTPUTS = range(3)
+"""Streams of the seed."""
+
+
+class Workload(Protocol):
+    """A workload's description, under the names of `vllm bench serve`; see WorkloadSpec."""
+
+    @property
+    def dataset_name(self) -> str: ...
+    @property
+    def dataset_path(self) -> str | None: ...
+    @property
+    def num_prompts(self) -> int: ...
+    @property
+    def request_rate(self) -> float: ...
+    @property
+    def burstiness(self) -> float: ...
+    @property
+    def max_concurrency(self) -> int | None: ...
+    @property
+    def input_len(self) -> int | None: ...
+    @property
+    def output_len(self) -> int | None: ...
+    @property
+    def num_warmups(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """A plain description of a workload, checked at construction (ValueError, one line)."""
+
+    dataset_name: str = "sharegpt-like"
+    """`fixed`, a length table, or a trace format with its file in dataset_path."""
+    dataset_path: str | None = None
+    num_prompts: int = 200
+    request_rate: float = 4.0
+    """Requests per second; inf = all at once."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of the gaps between arrivals: 1 is Poisson, below 1 burstier."""
+    max_concurrency: int | None = None
+    """No effect on arrivals; the server holds requests back."""
+    input_len: int | None = None
+    """Prompt tokens of every request, whatever the dataset says."""
+    output_len: int | None = None
+    """Output tokens of every request, whatever the dataset says."""
+    num_warmups: int = 0
+    """How many of num_prompts are left out of the metrics."""
+
+    def __post_init__(self) -> None:
+        check_workload(self)
+
+
+def check_workload(workload: Workload) -> None:
+    """Raise ValueError, one line, for a value out of range or an unknown dataset."""
+    for name in ("num_prompts", "max_concurrency", "input_len", "output_len"):
+        value = getattr(workload, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1")
+    if not 0 <= workload.num_warmups < workload.num_prompts:
+        raise ValueError(
+            f"num_warmups={workload.num_warmups!r} must be at least 0 and below num_prompts={workload.num_prompts!r}"
+        )
+    if isnan(workload.request_rate) or workload.request_rate <= 0.0:
+        raise ValueError(f"request_rate={workload.request_rate!r} must be above 0 (requests per second), or inf")
+    if not (isfinite(workload.burstiness) and workload.burstiness > 0.0):
+        raise ValueError(f"burstiness={workload.burstiness!r} must be a finite number above 0; 1 is Poisson")
+    if workload.dataset_name not in DATASET_NAMES:
+        raise ValueError(unknown("dataset_name", workload.dataset_name, DATASET_NAMES))
+    is_trace = workload.dataset_name in TRACE_NAMES
+    if is_trace and not workload.dataset_path:
+        raise ValueError(f"dataset_name={workload.dataset_name!r} reads a file: give its dataset_path")
+    if not is_trace and workload.dataset_path is not None:
+        raise ValueError(
+            f"dataset_path={workload.dataset_path!r}: dataset_name={workload.dataset_name!r} reads no file; "
+            f"those that do: {', '.join(TRACE_NAMES)}"
+        )
+
+
+def build_requests(workload: Workload, seed: int, *, trace_arrivals: str = "rescaled") -> list[Request]:
+    """The requests of `workload` in order of arrival, index 0 first.
+
+    `trace_arrivals` is one of TRACE_ARRIVALS and concerns traces alone; with `recorded`, request_rate and burstiness
+    have no say. A trace without arrival times gets drawn ones. Raises ValueError for input that cannot be served.
+    """
+    check_workload(workload)
+    if trace_arrivals not in TRACE_ARRIVALS:
+        raise ValueError(unknown("trace_arrivals", trace_arrivals, TRACE_ARRIVALS))
+    count = workload.num_prompts
+    if workload.dataset_name in TRACE_NAMES:
+        trace = read_trace(workload.dataset_name, workload.dataset_path or "", count)
+        arrivals = _trace_arrivals(trace, workload, seed, trace_arrivals)
+        prompts, outputs, ids = trace.prompt_tokens, trace.output_tokens, list(trace.ids)
+    else:
+        arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
+        prompts, outputs = _lengths(workload.dataset_name, count, seed)
+        ids = [str(index) for index in range(count)]
+    if workload.input_len is not None:
+        prompts = np.full(count, workload.input_len)
+    if workload.output_len is not None:
+        outputs = np.full(count, workload.output_len)
+    columns = zip(range(count), ids, arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
+    return [Request(*row) for row in columns]
+
+
+def arrival_times(count: int, request_rate: float, burstiness: float, seed: int) -> Floats:
+    """[count] seconds: gaps are gamma with shape `burstiness` and mean 1 / request_rate, the first one included.
+
+    As in `vllm bench serve`, but for its final stretch of all arrivals to end at exactly count / request_rate, which
+    no Poisson process does. An infinite rate puts all at 0.
+    """
+    if request_rate == inf:
+        return np.zeros(count)
+    gaps = _stream(seed, _ARRIVALS).standard_gamma(burstiness, count)
+    return np.cumsum(gaps) / (request_rate * burstiness)
+
+
+def _trace_arrivals(trace: Trace, workload: Workload, seed: int, how: str) -> Floats:
+    rate = workload.request_rate
+    if trace.arrival_s is None and how == "recorded":
+        raise ValueError(f"{trace.source}: no arrival times to replay; take trace_arrivals 'poisson'")
+    if how == "recorded" and trace.arrival_s is not None:
+        return trace.arrival_s
+    if how == "rescaled" and trace.arrival_s is not None:
+        return np.zeros(len(trace.arrival_s)) if rate == inf else rescaled(trace.arrival_s, rate, trace.source)
+    return arrival_times(len(trace.prompt_tokens), rate, workload.burstiness, seed)
+
+
+def _lengths(dataset_name: str, count: int, seed: int) -> tuple[Integers, Integers]:
+    if dataset_name == "fixed":
+        return np.full(count, FIXED_INPUT_LEN), np.full(count, FIXED_OUTPUT_LEN)
+    return LENGTH_TABLES[dataset_name].sample(
+        _stream(seed, _PROMPTS).random(count), _stream(seed, _OUTPUTS).random(count)
+    )
+
+
+def _stream(seed: int, purpose: int) -> np.random.Generator:
+    if seed < 0:
+        raise ValueError(f"seed={seed!r} must be at least 0")
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(purpose,))))
