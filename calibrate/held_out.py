@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrate.fit import (
     Array,
@@ -55,6 +56,7 @@ class Tables(NamedTuple):
 class Fitted(NamedTuple):
     gemm: Gemm
     decode: DecodeAttention
+    multi_head_decode: DecodeAttention
     prefill: PrefillAttention
 
 
@@ -71,9 +73,16 @@ def fit(tables: Tables, tensor_parallel: int, without: ModelShape | None = None)
         use_prefill &= ~prefill.of(without, tensor_parallel)
     return Fitted(
         fit_gemm(bodies, tables.gpu, tables.multiprocessors),
-        fit_decode_attention(decode.where(use_decode).decode_rows(), tables.gpu),
+        _fit_decode(tables, use_decode & ~decode.is_multi_head),
+        _fit_decode(tables, use_decode & decode.is_multi_head),
         fit_prefill_attention(prefill.where(use_prefill).prefill_rows(), tables.gpu),
     )
+
+
+def _fit_decode(tables: Tables, use: NDArray[np.bool_]) -> DecodeAttention:
+    """From the points in `use`, or from all where there are none of the kind."""
+    points = tables.decode.where(use) if use.any() else tables.decode
+    return fit_decode_attention(points.decode_rows(), tables.gpu)
 
 
 def held_out_errors(tables: Tables, shape: ModelShape, tensor_parallel: int) -> dict[str, KindError]:
@@ -120,7 +129,8 @@ def _attention_and_pass(
     if not len(points.seconds):
         return np.array([]), np.array([])
     if is_decode:
-        predicted = decode_rows_s(fitted.decode, tables.gpu, points.decode_rows())
+        constants = fitted.multi_head_decode if shape.heads == shape.kv_heads else fitted.decode
+        predicted = decode_rows_s(constants, tables.gpu, points.decode_rows())
         total = points.sequences
     else:
         predicted = prefill_rows_s(fitted.prefill, tables.gpu, points.prefill_rows())

@@ -38,7 +38,10 @@ class GemmTable(NamedTuple):
     seconds: Array
 
     def at(self, columns: int, depth: int) -> Array:
-        """Seconds [tokens] of a [depth, columns] matrix; beyond the grid along its last interval."""
+        """Seconds [tokens] of a [depth, columns] matrix; more columns than the grid has cost in proportion."""
+        most = int(self.columns[-1])
+        if columns > most:
+            return self.at(most, depth) * (columns / most)
         column, column_weight = _bracket(self.columns, columns)
         row, row_weight = _bracket(self.depths, depth)
         total = np.zeros(len(self.tokens))
@@ -100,7 +103,7 @@ class AttentionTable(NamedTuple):
         return use
 
     def decode_rows(self) -> DecodeRows:
-        return DecodeRows(self.sequences * self.kv_heads, self.kv_bytes, self.heads == self.kv_heads, self.seconds)
+        return DecodeRows(self.sequences * self.kv_heads, self.kv_bytes, self.seconds)
 
     def prefill_rows(self) -> PrefillRows:
         return PrefillRows(
@@ -108,8 +111,13 @@ class AttentionTable(NamedTuple):
             self.tokens,
             self.heads * self.head_dim,
             (self.head_dim < 128).astype(float),
+            self.kv_bytes,
             self.seconds,
         )
+
+    @property
+    def is_multi_head(self) -> NDArray[np.bool_]:
+        return np.asarray(self.heads == self.kv_heads)
 
 
 def outside_l2(table: AttentionTable, l2_bytes: float) -> NDArray[np.bool_]:

@@ -48,7 +48,7 @@ def _title(result: dict[str, Any]) -> str:
     scenario = result["scenario"]
     workload, speculation = scenario["workload"], scenario["speculation"]
     return (
-        f"{scenario['profile']}: {workload['request_rate']} requests/s, {workload['dataset_name']}, "
+        f"{result['profile']['name']}: {workload['request_rate']} requests/s, {workload['dataset_name']}, "
         f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
     )
 
@@ -56,10 +56,11 @@ def _title(result: dict[str, Any]) -> str:
 def _draw_cdfs(path: Path, title: str, records: Sequence[RunRecord]) -> None:
     import matplotlib.pyplot as plt
     import seaborn as sns
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     policies = list(dict.fromkeys(record.policy for record in records))
     colours = dict(zip(policies, sns.color_palette("colorblind", len(policies)), strict=True))
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), sharey=True)
     for axis, (name, label) in zip(axes, TITLES.items(), strict=True):
         for policy in policies:
             parts = [
@@ -72,12 +73,16 @@ def _draw_cdfs(path: Path, title: str, records: Sequence[RunRecord]) -> None:
                 shares = np.arange(1, len(values_ms) + 1) / len(values_ms)
                 axis.step(values_ms, shares, where="post", label=policy, color=colours[policy], linewidth=1.6)
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=8))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_xlabel(f"{label} (ms)")
     axes[0].set_ylabel("share of requests")
     axes[0].set_ylim(0, 1.01)
-    axes[-1].legend(loc="lower right", frameon=True)
-    figure.suptitle(title)
-    figure.tight_layout()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="center right", frameon=False)
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.tight_layout(rect=(0, 0, 0.89, 1))
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
 
@@ -94,6 +99,7 @@ def _draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> Non
         1,
         figsize=(12, 0.9 + sum(0.45 + 0.32 * len(names) for names in streams)),
         squeeze=False,
+        sharex=True,
         height_ratios=[1 + len(names) for names in streams],
     )
     seen: set[str] = set()

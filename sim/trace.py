@@ -15,18 +15,23 @@ from sim.records import RunRecord, WorkRecord
 Event = dict[str, Any]
 Span = tuple[int, float, float, float, float]
 """(index, arrival, scheduled, first token, last token) of a request; times in seconds."""
+MOST_WORKS = 5_000
+"""Works per run that a trace shows unless told otherwise: about 2 MB."""
 SPAN_COLUMNS = ("index", "arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 
 
-def trace_json(records: Sequence[RunRecord]) -> str:
-    """The trace of all runs that recorded works, one process each."""
+def trace_json(records: Sequence[RunRecord], most_works: int | None = MOST_WORKS) -> str:
+    """The trace of all runs that recorded works, one process each, from their first `most_works` (None: all)."""
     events: list[Event] = []
     for pid, record in enumerate((record for record in records if record.works), start=1):
-        events += run_events(pid, f"{record.policy} (seed {record.seed})", record.works, request_spans(record))
+        name = f"{record.policy} (seed {record.seed})"
+        events += run_events(pid, name, record.works[:most_works], request_spans(record))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 
-def trace_json_from_columns(works: Mapping[str, list[Any]], requests: Mapping[str, list[Any]]) -> str:
+def trace_json_from_columns(
+    works: Mapping[str, list[Any]], requests: Mapping[str, list[Any]], most_works: int | None = MOST_WORKS
+) -> str:
     """The same from the columns of work.parquet and requests.parquet. Raises ValueError for a missing column."""
     fields = list(WorkRecord.__dataclass_fields__)
     for table, names in ((works, ["policy", "seed", *fields]), (requests, ["policy", "seed", *SPAN_COLUMNS])):
@@ -44,7 +49,7 @@ def trace_json_from_columns(works: Mapping[str, list[Any]], requests: Mapping[st
             spans.setdefault((policy, seed), []).append(tuple(span))
     events: list[Event] = []
     for pid, ((policy, seed), records) in enumerate(by_run.items(), start=1):
-        events += run_events(pid, f"{policy} (seed {seed})", records, spans.get((policy, seed), []))
+        events += run_events(pid, f"{policy} (seed {seed})", records[:most_works], spans.get((policy, seed), []))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 
@@ -60,7 +65,8 @@ def request_spans(record: RunRecord) -> list[Span]:
 def run_events(
     pid: int, name: str, works: Sequence[WorkRecord], spans: Iterable[Span]
 ) -> list[Event]:
-    """Events of one run: works by stream, waiting requests by lane, and each request's phases."""
+    """Events of one run: works by stream, waiting requests by lane, and each request's phases until the last work."""
+    end_s = max(work.end_s for work in works)
     streams = {stream: tid for tid, stream in enumerate(dict.fromkeys(work.stream for work in works), start=1)}
     events = [_named("process_name", pid, 0, name)]
     events += [_named("thread_name", pid, tid, f"stream {stream}") for stream, tid in streams.items()]
@@ -92,6 +98,8 @@ def run_events(
                 {"name": f"lane {lane}", "ph": "C", "ts": _us(time_s), "pid": pid, "args": {"waiting": waiting}}
             )
     for index, *times_s in spans:
+        if times_s[0] > end_s:
+            continue
         for phase, start_s, end_s in zip(("queue", "prefill", "decode"), times_s, times_s[1:], strict=False):
             common = {"cat": "request", "id": f"{pid}.{index}", "pid": pid, "tid": 0, "name": phase}
             events.append({**common, "ph": "b", "ts": _us(start_s)})

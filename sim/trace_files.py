@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any, NamedTuple
-
-import msgspec
 
 Cell = Any
 """A value as the file gives it: text from CSV, anything from JSON."""
@@ -104,13 +103,12 @@ def json_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int 
 
 
 def _json_cells(path: str, lines: Iterable[bytes], names: tuple[str, ...]) -> Iterator[tuple[int, tuple[Cell, ...]]]:
-    decode = msgspec.json.Decoder().decode
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            row = json.loads(line)
+        except ValueError as error:
             raise ValueError(f"{path} line {number}: not valid JSON: {_reason(error)}") from None
         if not isinstance(row, dict):
             raise ValueError(f"{path} line {number}: want an object with {', '.join(names)}")

@@ -5,11 +5,10 @@ Not here: arrival times; these files have none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from sim.trace_files import TraceRow, tokens_of
 
@@ -25,10 +24,10 @@ def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> list[Tr
     the local directory `tokenizer` counts. Raises ValueError, one line naming the entry.
     """
     try:
-        entries = msgspec.json.decode(Path(path).read_bytes())
+        entries = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: not valid JSON (truncated?): {error}") from None
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{path}: want a non-empty JSON list of conversations")

@@ -36,7 +36,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"sharpness={value!r} must be at least 1")
 
 
-_DIVISORS = frozenset({"compute_share", "bandwidth_share", "multi_head_bandwidth_share"})
+_DIVISORS = frozenset({"compute_share", "bandwidth_share", "kv_bandwidth_share"})
 
 
 class Gemm(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,16 +124,14 @@ class DecodeAttention(Constants, frozen=True, kw_only=True, forbid_unknown_field
     row_head_s: float
     """Per row and KV head: thread blocks to schedule."""
     bandwidth_share: float
-    """Share of the peak bandwidth at which KV streams, grouped queries."""
-    multi_head_bandwidth_share: float
-    """The same where every query head has its own KV head."""
+    """Share of the peak bandwidth at which KV streams."""
     sharpness: float
 
 
-def decode_attention_s(c: DecodeAttention, share: float, bandwidth: float, row_heads: float, kv_bytes: float) -> float:
+def decode_attention_s(c: DecodeAttention, bandwidth: float, row_heads: float, kv_bytes: float) -> float:
     """Seconds per layer; `row_heads` = rows x KV heads, `kv_bytes` = bytes of KV read, all on one device."""
     blocks = c.row_head_s * row_heads
-    memory = kv_bytes / (share * bandwidth)
+    memory = kv_bytes / (c.bandwidth_share * bandwidth)
     together: float = (blocks**c.sharpness + memory**c.sharpness) ** (1.0 / c.sharpness)
     return c.fixed_s + together
 
@@ -149,6 +147,8 @@ class PrefillAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fiel
     """Share of the queries charged rounded up to BLOCK_QUERIES."""
     block_s: float
     """Per BLOCK_QUERIES of the longest chunk: the serial tail."""
+    kv_bandwidth_share: float
+    """Share of the peak bandwidth at which the chunk's own KV is written and read: low, it is read many times."""
     small_head_change: float
     """Relative slowdown where the head dimension is below 128."""
 
@@ -160,13 +160,27 @@ def chunk_pairs(c: PrefillAttention, tokens: float, padded: float, history: floa
     return queries * (history + 0.5 * queries + 0.5 * c.extra_keys)
 
 
-def prefill_attention_s(
-    c: PrefillAttention, peak_flops: float, is_small_head: float, head_size: float, pairs: float, longest: float
-) -> float:
-    """Seconds per layer, the reading of history left out. `head_size` = query heads x head dimension on one device,
-    `pairs` = the sum of `chunk_pairs`, `longest` = tokens of the longest chunk."""
-    compute = 4.0 * head_size * pairs / (c.compute_share * peak_flops)
-    return c.fixed_s + compute * (1.0 + c.small_head_change * is_small_head) + c.block_s * longest / BLOCK_QUERIES
+class Prompts(NamedTuple):
+    """The chunks of a pass on one device, as prefill attention sees them."""
+
+    head_size: float
+    """Query heads x head dimension."""
+    is_small_head: float
+    """1.0 where the head dimension is below 128, else 0.0."""
+    pairs: float
+    """Sum of `chunk_pairs`."""
+    longest: float
+    """Tokens of the longest chunk."""
+    kv_bytes: float
+    """Keys and values of all chunks, one layer, history left out."""
+
+
+def prefill_attention_s(c: PrefillAttention, peak_flops: float, bandwidth: float, prompts: Prompts) -> float:
+    """Seconds per layer, the reading of history left out."""
+    compute = 4.0 * prompts.head_size * prompts.pairs / (c.compute_share * peak_flops)
+    compute *= 1.0 + c.small_head_change * prompts.is_small_head
+    memory = prompts.kv_bytes / (c.kv_bandwidth_share * bandwidth)
+    return c.fixed_s + compute + memory + c.block_s * prompts.longest / BLOCK_QUERIES
 
 
 class VerifyAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -228,6 +242,9 @@ class CompactKernels(
 
     gemm: Gemm
     decode_attention: DecodeAttention
+    """Grouped queries."""
+    multi_head_decode_attention: DecodeAttention
+    """Models in which every query head has its own KV head."""
     prefill_attention: PrefillAttention
     verify_attention: VerifyAttention
     elementwise: Elementwise

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
+import msgspec
+
 from sim.costs.kernels import (
     BLOCK_QUERIES,
+    Prompts,
     charged_tokens,
     chunk_pairs,
     decode_attention_s,
@@ -50,19 +53,20 @@ class ModelPasses:
         self._is_small_head = float(shape.head_dim < 128)
         self._head_size = shape.heads * shape.head_dim / tensor_parallel
         self._kv_heads = max(1, shape.kv_heads // tensor_parallel)
-        decode = kernels.decode_attention
         is_multi_head = shape.heads == shape.kv_heads
-        self._share = decode.multi_head_bandwidth_share if is_multi_head else decode.bandwidth_share
+        decode = kernels.multi_head_decode_attention if is_multi_head else kernels.decode_attention
+        self._decode = decode
+        slowdown = kernels.verify_attention.kv_slowdown
+        self._verify = msgspec.structs.replace(decode, bandwidth_share=decode.bandwidth_share / slowdown)
         self.kv_bytes = 2.0 * self._kv_heads * shape.head_dim * shape.dtype_bytes
         """Bytes of KV of one token in one layer on one device."""
         self.layers = shape.layers
         self.num_kernels = shape.layers * profile.host.kernels_per_layer + HEAD_KERNELS
         self.sharpness = decode.sharpness
         self.inverse_sharpness = 1.0 / decode.sharpness
-        self.context_coefficient = self.kv_bytes / (self._share * profile.gpu.bandwidth_bytes_per_s)
+        self.context_coefficient = self.kv_bytes / (decode.bandwidth_share * profile.gpu.bandwidth_bytes_per_s)
         """Seconds per layer and token of context in a decode pass."""
         self._row_head_s = decode.row_head_s * self._kv_heads
-        self._decode_fixed_s = decode.fixed_s
         self._padded = _padding(graph_sizes)
         self._body: dict[int, float] = {}
         self._head: dict[int, float] = {}
@@ -117,13 +121,12 @@ class ModelPasses:
 
     def decode_constants(self, rows: int) -> tuple[float, float]:
         """(fixed seconds of all layers, blocks' time ** sharpness of one layer) of decode attention over `rows`."""
-        return self.layers * self._decode_fixed_s, float((self._row_head_s * rows) ** self.sharpness)
+        return self.layers * self._decode.fixed_s, float((self._row_head_s * rows) ** self.sharpness)
 
-    def rows_attention_s(self, rows: int, kv_tokens: int, slowdown: float = 1.0) -> float:
-        """One layer's decode or verify attention: `rows` rows that read `kv_tokens` tokens of KV in all."""
+    def rows_attention_s(self, rows: int, kv_tokens: int, *, is_decode: bool) -> float:
+        """One layer's attention of `rows` rows that read `kv_tokens` tokens of KV in all; verify unless `is_decode`."""
         return decode_attention_s(
-            self._kernels.decode_attention,
-            self._share / slowdown,
+            self._decode if is_decode else self._verify,
             self._gpu.bandwidth_bytes_per_s,
             rows * self._kv_heads,
             kv_tokens * self.kv_bytes,
@@ -139,16 +142,16 @@ class ModelPasses:
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
         """One layer's prefill attention over `chunks`, each causal, after its own history."""
         constants = self._kernels.prefill_attention
-        pairs, longest, history_tokens = 0.0, 0, 0
+        pairs, longest, new_tokens, history_tokens = 0.0, 0, 0, 0
         for tokens, history in chunks:
             padded = ceil(tokens / BLOCK_QUERIES) * BLOCK_QUERIES
             pairs += chunk_pairs(constants, tokens, padded, history)
             longest = max(longest, tokens)
+            new_tokens += tokens
             history_tokens += history
-        compute = prefill_attention_s(
-            constants, self._gpu.peak_flops, self._is_small_head, self._head_size, pairs, longest
-        )
-        return compute + history_tokens * self.context_coefficient
+        prompts = Prompts(self._head_size, self._is_small_head, pairs, longest, new_tokens * self.kv_bytes)
+        new_s = prefill_attention_s(constants, self._gpu.peak_flops, self._gpu.bandwidth_bytes_per_s, prompts)
+        return new_s + history_tokens * self.context_coefficient
 
     def pass_s(self, rows: int, row_tokens: int, context_tokens: int, chunks: Sequence[Chunk], head_rows: int) -> float:
         """Any pass: the mixed regime of kernels, in which FlashAttention-2 slows decode rows down."""
@@ -160,12 +163,11 @@ class ModelPasses:
         if rows:
             kv_tokens = context_tokens + row_tokens
             is_decode = row_tokens == rows and not chunks
-            slowdown = 1.0 if is_decode else self._kernels.verify_attention.kv_slowdown
-            attention_s += self.rows_attention_s(rows, kv_tokens, slowdown)
+            attention_s += self.rows_attention_s(rows, kv_tokens, is_decode=is_decode)
             if row_tokens > rows:
                 attention_s += self.row_queries_s(row_tokens, rows, kv_tokens)
             if chunks:
-                attention_s -= self._decode_fixed_s
+                attention_s -= self._decode.fixed_s
         if total_tokens == 0:
             return self.head_s(head_rows)
         return self.body_s(self.padded_tokens(total_tokens)) + self.layers * attention_s + self.head_s(head_rows)
