@@ -25,6 +25,10 @@ COMMANDS = {
 }
 
 
+class Interrupted(Exception):
+    """The user pressed Ctrl-C."""
+
+
 class LazyGroup(click.Group):
     """Sub-commands by name from COMMANDS and from installed entry points, imported on use."""
 
@@ -41,6 +45,13 @@ class LazyGroup(click.Group):
             return None
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """As click has it, but an interrupt does not print an empty line of its own."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -86,7 +97,7 @@ def run(args: Sequence[str]) -> int:
         return 2
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
-    except (KeyboardInterrupt, click.Abort):
+    except (Interrupted, KeyboardInterrupt, click.Abort):
         return _fail("interrupted; nothing was written", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ not applied."""
 def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> list[TraceRow]:
     """The first `most` conversations of at least two turns.
 
-    An entry has `prompt_tokens` and `output_tokens`, or `conversations` with texts under `value`, which a tokenizer in
-    the local directory `tokenizer` counts. Raises ValueError, one line naming the entry.
+    An entry has `prompt_tokens` and `output_tokens`, or `conversations` with texts under `value`, which are
+    counted by the tokenizer.json in the local directory `tokenizer`. Raises ValueError, one line naming the entry.
     """
     try:
         entries = json.loads(Path(path).read_bytes())
@@ -73,11 +74,12 @@ def _counter(path: str, tokenizer: str | None) -> Callable[[str], int]:
     if not Path(tokenizer).is_dir():
         raise ValueError(f"tokenizer={tokenizer!r} must be a local directory")
     try:
-        from transformers import AutoTokenizer
+        tokenizers = import_module("tokenizers")
     except ImportError:
-        raise ValueError(f"{path}: counting tokens needs the transformers package (pip install lanesim[gpu])") from None
+        raise ValueError(f"{path}: counting tokens needs the tokenizers package (pip install tokenizers)") from None
+    file = Path(tokenizer) / "tokenizer.json"
     try:
-        encode = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True).encode
-    except (OSError, ValueError) as error:
-        raise ValueError(f"tokenizer={tokenizer!r} cannot be loaded: {str(error).splitlines()[0]}") from None
-    return lambda text: len(encode(text, add_special_tokens=False))
+        encode = tokenizers.Tokenizer.from_file(str(file)).encode
+    except Exception as error:  # the library raises bare Exception for a missing or malformed file
+        raise ValueError(f"{file}: cannot be loaded: {str(error).splitlines()[0]}") from None
+    return lambda text: len(encode(text, add_special_tokens=False).ids)

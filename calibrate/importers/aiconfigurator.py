@@ -14,7 +14,7 @@ from typing import NamedTuple
 from calibrate.held_out import Fitted, Tables, fit, held_out_errors
 from calibrate.importers.kernel_files import KernelFiles
 from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
-from sim.costs.profile import SCHEMA, Gpu, HostCosts, KindError, Overlap, Profile
+from sim.costs.profile import SCHEMA, HostCosts, KindError, Overlap, Profile
 from sim.models import ModelShape, model
 from sim.names import unknown
 
