@@ -204,7 +204,7 @@ def fit_all_reduce(message_bytes: Array, seconds: Array) -> AllReduce:
 
 
 def relative_error(predicted: Array, measured: Array) -> Array:
-    return predicted / measured - 1.0
+    return np.asarray(predicted / measured - 1.0)
 
 
 def kind_error(errors: Array, held_out: str) -> KindError:
@@ -221,14 +221,14 @@ def kind_error(errors: Array, held_out: str) -> KindError:
 
 
 def round_constant(value: float) -> float:
-    """Four significant digits; what the optimiser left a hair above a bound of zero is zero."""
+    """Four significant digits; and what the optimiser left a hair above a bound of zero is zero."""
     return 0.0 if abs(value) < 1e-15 else float(f"{value:.4g}")
 
 
 def _balance(is_large: NDArray[np.bool_]) -> Array:
     """Weights that make the two halves count the same."""
-    share = is_large.mean()
-    return np.where(is_large, 1.0 / np.sqrt(max(share, 0.01)), 1.0 / np.sqrt(max(1.0 - share, 0.01))) / np.sqrt(2.0)
+    share = float(np.clip(is_large.mean(), 0.01, 0.99))
+    return np.asarray(np.where(is_large, (2.0 * share) ** -0.5, (2.0 - 2.0 * share) ** -0.5))
 
 
 def _minimise(

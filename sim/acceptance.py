@@ -52,8 +52,8 @@ def parse_acceptance(spec: str, num_speculative_tokens: int) -> Acceptance:
     """The model that `spec` names, for drafts of `num_speculative_tokens` (only `length:` depends on it).
 
     `iid:A` one rate; `length:L` the iid rate with acceptance length L, bonus included; `per-position:R1,R2,..`
-    conditional rates, the last repeating; `beta:A,B` a rate per request; `markov:FIRST,AFTER` the chance of a token at
-    any output position, and after an accepted one; `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden
+    conditional rates, the last repeating; `beta:A,B` a rate per request; `markov:FIRST,AFTER` the chance of a token
+    after a missed one, and after an accepted one; `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden
     states; `tape:FILE` recorded. Raises ValueError, one line.
     """
     _check_draft(num_speculative_tokens)
@@ -108,12 +108,15 @@ def _check_length(acceptance_length: float, num_speculative_tokens: int) -> None
 
 
 def markov_from_rates(first: float, after: float) -> MarkovAcceptance:
-    """The chain whose state is the acceptance itself: `first` of all positions hit, `after` of those after a hit."""
+    """The chain whose state is the acceptance itself: `first` after a missed token, `after` after an accepted one.
+
+    Most rounds start after a miss, so these are about the conditional rates of a draft, the first a little higher.
+    """
     check_rate("markov first", first)
     check_rate("markov after", after)
-    if not first < 1.0 or not first <= after < 1.0:
-        raise ValueError(f"acceptance: markov:{first!r},{after!r} wants FIRST <= AFTER < 1; n-gram hits cling")
-    return MarkovAcceptance(1.0, 0.0, first * (1.0 - after) / (1.0 - first), 1.0 - after)
+    if not first <= after or (first, after) == (0.0, 1.0):
+        raise ValueError(f"acceptance: markov:{first!r},{after!r} wants FIRST <= AFTER, and not 0,1: n-gram hits cling")
+    return MarkovAcceptance(1.0, 0.0, first, 1.0 - after)
 
 
 def iid_rate_for_length(acceptance_length: float, num_speculative_tokens: int) -> float:

@@ -39,8 +39,7 @@ def check_rate(name: str, value: float) -> None:
 
 def to_conditional(unconditional_rates: tuple[float, ...]) -> tuple[float, ...]:
     """[k] chance of each token given that all before it were accepted; 0 where that never happens."""
-    chain = pairwise((1.0, *unconditional_rates))
-    return tuple(rate / before if before else 0.0 for before, rate in chain)
+    return tuple(rate / before if before else 0.0 for before, rate in pairwise((1.0, *unconditional_rates)))
 
 
 class Acceptance(ABC):
@@ -114,8 +113,8 @@ class PerPositionAcceptance(Acceptance):
         return tuple(accumulate(rates, mul))
 
     def run_lengths(self, window: Window, depth: int) -> RunLengths:
-        draws = window.draws(_ACCEPT)
-        return _runs([draws < threshold for threshold in thresholds(np.array(self.rates[:depth]))], depth)
+        draws, limits = window.draws(_ACCEPT), thresholds(np.array(self.rates[:depth]))
+        return _runs([draws < limit for limit in limits], depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +208,13 @@ class MarkovAcceptance(Acceptance):
             reached.append(reached[j] @ accept * self.fade**j)
         to_next += reached[-1] @ move
         to_miss, to_hit = to_next[0, 1], to_next[1, 0]
-        hit_share = to_hit / (to_hit + to_miss) if to_hit + to_miss > 0.0 else self.hit_share
-        start = np.array([hit_share, 1.0 - hit_share])
+        share = to_hit / (to_hit + to_miss) if to_hit + to_miss > 0.0 else self.hit_share
+        start = np.array([share, 1.0 - share])
         return tuple(float(start @ accepted.sum(axis=1)) for accepted in reached[1:])
 
     def run_lengths(self, window: Window, depth: int) -> RunLengths:
         draws, states = window.draws(_ACCEPT), self.states(window)
-        rates = np.array([self.miss_rate, self.hit_rate])
+        rates = np.array((self.miss_rate, self.hit_rate))
         num_kinds = 1 if self.fade == 1.0 else depth
         return _runs([draws < thresholds(rates * self.fade**j)[states] for j in range(num_kinds)], depth)
 

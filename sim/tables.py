@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 HEADLINE = (
-    ("mean_ttft_ms", "TTFT mean", "ms"),
-    ("p99_ttft_ms", "TTFT p99", "ms"),
-    ("mean_tpot_ms", "TPOT mean", "ms"),
-    ("p99_itl_ms", "ITL p99", "ms"),
-    ("mean_e2el_ms", "E2EL mean", "ms"),
+    ("mean_ttft_ms", "TTFT", "mean ms"),
+    ("p99_ttft_ms", "TTFT", "p99 ms"),
+    ("mean_tpot_ms", "TPOT", "mean ms"),
+    ("p99_itl_ms", "ITL", "p99 ms"),
+    ("mean_e2el_ms", "E2EL", "mean ms"),
     ("output_throughput", "output", "tok/s"),
-    ("device_utilization", "GPU busy", "%"),
-    ("spec_decode_acceptance_length", "tokens/verify", ""),
+    ("device_utilization", "GPU", "busy %"),
 )
 PAIRED_SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
 NAMES = {
@@ -28,10 +28,12 @@ NAMES = {
 
 
 def number(value: float | None) -> str:
-    """About three significant digits, thousands grouped; a dash for undefined."""
+    """About three significant digits, thousands grouped or as k; a dash for undefined."""
     if value is None:
         return "–"
     size = abs(value)
+    if size >= 9999.5:
+        return f"{value / 1000:,.0f}k" if size >= 99950 else f"{value / 1000:.1f}k"
     if size >= 100 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
@@ -57,17 +59,22 @@ def comparison_tables(console: Console, result: dict[str, Any]) -> None:
 
 
 def _policies(policies: Sequence[dict[str, Any]], replications: int) -> Table:
-    table = Table(caption="mean ± half of the 95 % interval over replications" if replications > 1 else None)
-    table.add_column("policy")
+    table = Table(
+        caption="mean, ± half of its 95 % interval over replications" if replications > 1 else None,
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+    )
+    table.add_column("policy", no_wrap=True)
     for _, title, unit in HEADLINE:
         table.add_column(f"{title}\n{unit}", justify="right")
-    table.add_column("")
     for row in policies:
         cells = [_cell(key, row["mean"][key], row["ci95"][key]) for key, _, _ in HEADLINE]
-        label = "overloaded" if row["unstable"] else ""
+        name = row["policy"]
+        if row["unstable"]:
+            name += "\n  overloaded"
         if row["mean"]["censored"]:
-            label += f" {row['mean']['censored']:.0f} censored"
-        table.add_row(row["policy"], *cells, label.strip(), style="dim" if row["unstable"] else None)
+            name += f"\n  {row['mean']['censored']:.0f} censored"
+        table.add_row(name, *cells, style="dim" if row["unstable"] else None)
     return table
 
 
@@ -76,14 +83,19 @@ def _cell(key: str, mean: float | None, interval: Sequence[float] | None) -> str
     if mean is None:
         return number(None)
     text = number(mean * scale)
-    if interval is not None and key != "spec_decode_acceptance_length":
-        text += f" ±{number((interval[1] - interval[0]) / 2 * scale)}"
+    if interval is not None:
+        text += f"\n±{number((interval[1] - interval[0]) / 2 * scale)}"
     return text
 
 
 def _paired(rows: Sequence[dict[str, Any]], first: str) -> Table:
-    table = Table(title=f"difference to {first}, same draws", title_justify="left")
-    table.add_column("policy")
+    table = Table(
+        title=f"difference to {first} on the same draws [95 % interval]",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+    )
+    table.add_column("policy", no_wrap=True)
     for metric in PAIRED_SHOWN:
         table.add_column(NAMES[metric], justify="right")
     by_policy: dict[str, dict[str, dict[str, Any]]] = {}
@@ -101,10 +113,10 @@ def _difference(row: dict[str, Any]) -> str:
     sign = "+" if row["difference"] > 0 else ""
     text = f"{sign}{number(row['difference'])}"
     if row["unstable"]:
-        return f"{text} (overloaded)"
+        return f"{text}\noverloaded"
     if row["ci95"]:
         low, high = row["ci95"]
-        text += f" [{number(low)}, {number(high)}]"
+        text += f"\n[{number(low)}, {number(high)}]"
     return text
 
 
@@ -113,6 +125,15 @@ def notes(result: dict[str, Any]) -> list[str]:
     errors = result["profile"]["errors"]
     known = ", ".join(f"{kind} {value:.1f} %" for kind, value in errors.items() if value is not None)
     lines = [f"costs: mean error on held-out points: {known or 'none stated'}"]
+    lengths = {
+        row["policy"]: row["mean"]["spec_decode_acceptance_length"]
+        for row in result["policies"]
+        if row["mean"]["spec_decode_acceptance_length"] is not None
+    }
+    if lengths:
+        low, high = min(lengths.values()), max(lengths.values())
+        span = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+        lines.append(f"acceptance length (tokens per verify): {span}")
     unknown = [kind for kind, value in errors.items() if value is None]
     if unknown:
         lines[0] += f"; not validated: {', '.join(unknown)}"

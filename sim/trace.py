@@ -56,15 +56,11 @@ def trace_json_from_columns(
 def request_spans(record: RunRecord) -> list[Span]:
     """The spans of every finished request."""
     return [
-        (r.index, r.arrival_s, r.scheduled_s, r.first_token_s, r.last_token_s)
-        for r in record.requests
-        if r.is_finished
+        (r.index, r.arrival_s, r.scheduled_s, r.first_token_s, r.last_token_s) for r in record.requests if r.is_finished
     ]
 
 
-def run_events(
-    pid: int, name: str, works: Sequence[WorkRecord], spans: Iterable[Span]
-) -> list[Event]:
+def run_events(pid: int, name: str, works: Sequence[WorkRecord], spans: Iterable[Span]) -> list[Event]:
     """Events of one run: works by stream, waiting requests by lane, and each request's phases until the last work."""
     end_s = max(work.end_s for work in works)
     streams = {stream: tid for tid, stream in enumerate(dict.fromkeys(work.stream for work in works), start=1)}

@@ -60,6 +60,7 @@ class KernelFiles:
         seconds = np.full([len(axis) for axis in axes], np.nan)
         places = tuple(np.searchsorted(axis, frame[column]) for axis, column in zip(axes, ("m", "n", "k"), strict=True))
         seconds[places] = frame["latency"].to_numpy() * 1e-3
+        _check_grid(self._gpu, axes, seconds)
         return GemmTable(axes[0], axes[1], axes[2], seconds)
 
     def decode(self) -> AttentionTable:
@@ -121,6 +122,8 @@ class KernelFiles:
         missing = [column for column in [*columns, "latency"] if column not in frame]
         if missing:
             raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(frame.columns)}")
+        if frame["latency"].dtype.kind not in "iuf":
+            raise ValueError(f"{path.name}: 'latency' must hold numbers (milliseconds), got {frame['latency'].dtype}")
         latency = frame["latency"].to_numpy(dtype=float)
         numbers = frame[[column for column in columns if frame[column].dtype.kind in "iuf"]].to_numpy(dtype=float)
         if not np.isfinite(latency).all() or not np.isfinite(numbers).all():
@@ -129,3 +132,12 @@ class KernelFiles:
             raise ValueError(f"{path.name}: latency={latency.min()} ms must be positive")
         self.used.append(f"{engine} {version}")
         return frame
+
+
+def _check_grid(gpu: str, axes: list[Any], seconds: Any) -> None:
+    """Every (n, k) is measured at every m, save the largest of both, which no GPU's memory holds."""
+    holes = np.isnan(seconds).any(axis=0)
+    holes[-1, -1] = False
+    if holes.any():
+        column, depth = np.argwhere(holes)[0]
+        raise ValueError(f"gemm_perf of {gpu!r}: no latency of (n={axes[1][column]}, k={axes[2][depth]}) at some m")

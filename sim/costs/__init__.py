@@ -7,6 +7,7 @@ from sim.costs.cost import CostModel
 from sim.costs.profile import Profile, UnknownProfile, kv_capacity_tokens, load, shipped
 
 __all__ = [
+    "CompactCosts",
     "CostModel",
     "OutsideProfile",
     "OutsideProfileWarning",

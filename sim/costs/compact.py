@@ -4,17 +4,17 @@ Regimes of attention, by composition of the pass: decode (every row one query; l
 exceeds the blocks' time), prefill chunk with history, verify and mixed passes (a row with several queries, or rows
 beside chunks: KV is streamed once, `kv_slowdown` times slower, plus the further queries' compute; no public table has
 this shape, so profiles mark it as not validated).
-`cost` is the simulator's hot path: a decode-only STEP takes one dict lookup and a few multiplications.
+`cost` is the simulator's hot path: a pass of rows alone takes one dict lookup and a few multiplications.
+Every work costs its engine the same preparation (step_s, row_s); it is hidden where the device is busy meanwhile.
 Not here: the kernels' formulas (kernels), passes (passes), the file (profile).
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
 
 from sim.costs.cost import Cost, Demands
-from sim.costs.passes import ModelPasses
+from sim.costs.passes import ModelPasses, RowPart
 from sim.costs.profile import HostCosts, Profile
 from sim.work import Kind, Model, Work
 
@@ -29,16 +29,6 @@ class OutsideProfile(ValueError):
 
 class OutsideProfileWarning(UserWarning):
     """A cost was extrapolated beyond the measured range."""
-
-
-class _Decode(NamedTuple):
-    """What a decode pass of a given number of rows costs apart from its context."""
-
-    device_s: float
-    blocks_power: float
-    prepare_s: float
-    launch_s: float
-    most_context_tokens: int
 
 
 class CompactCosts:
@@ -56,58 +46,59 @@ class CompactCosts:
         self._draft = ModelPasses(profile, profile.draft, sizes) if profile.draft is not None else None
         self._max_graph_tokens = profile.host.max_graph_tokens if cuda_graph else -1
         self._warned: set[str] = set()
-        self._decode: dict[int, _Decode] = {}
-        self._layers = self._target.layers
-        self._coefficient = self._target.context_coefficient
-        self._power = self._target.sharpness
-        self._root = self._target.inverse_sharpness
-        self._num_kernels = self._target.num_kernels
 
     def cost(self, work: Work) -> Cost:
         """Solo cost of `work`."""
         rows = work.rows
-        if work.kind is Kind.STEP and work.row_tokens == rows == work.head_rows and rows and not work.chunks:
-            decode = self._decode.get(rows)
-            if decode is None:
-                decode = self._new_decode(rows)
-            device_s, blocks_power, prepare_s, launch_s, most_context_tokens = decode
-            context_tokens = work.context_tokens
-            if context_tokens > most_context_tokens:
-                self._check_range(work)
-            memory = (context_tokens + rows) * self._coefficient
-            attention_s = (blocks_power + memory**self._power) ** self._root
-            return Cost(prepare_s, launch_s, device_s + self._layers * attention_s, self._num_kernels)
-        return self._any_cost(work)
+        if work.chunks or not rows:
+            return self._any_cost(work)
+        passes = self._target if work.model is Model.TARGET else self.passes(work.model)
+        row_tokens = work.row_tokens
+        key = rows, row_tokens, work.head_rows
+        part = passes.row_parts.get(key) or self._new_row_part(passes, key)
+        if work.context_tokens > part.most_context_tokens:
+            self._check_range(work)
+        kv_tokens = work.context_tokens + row_tokens
+        power, root, layers = passes.sharpness, passes.inverse_sharpness, passes.layers
+        attention_s = layers * (part.blocks_power + (kv_tokens * part.kv_token_s) ** power) ** root
+        device_s = part.device_s + attention_s + kv_tokens * part.query_s
+        launch_s = part.launch_s
+        num_kernels = passes.num_kernels
+        num_later = work.draft_tokens - 1
+        if num_later > 0:
+            key = rows, rows, rows
+            later = passes.row_parts.get(key) or self._new_row_part(passes, key)
+            blocks_power, kv_token_s = later.blocks_power, later.kv_token_s
+            device_s += num_later * later.device_s
+            launch_s += num_later * later.launch_s
+            num_kernels *= work.draft_tokens
+            for _ in range(num_later):
+                kv_tokens += rows
+                device_s += layers * (blocks_power + (kv_tokens * kv_token_s) ** power) ** root
+        host = self._host
+        return Cost(host.step_s + host.row_s * rows, launch_s, device_s, num_kernels)
 
-    def _new_decode(self, rows: int) -> _Decode:
-        passes = self._target
-        if rows > self.profile.kernels.measured.rows:
-            self._outside("rows", rows, self.profile.kernels.measured.rows)
-        fixed_s, blocks_power = passes.decode_constants(rows)
-        device_s = passes.body_s(passes.padded_tokens(rows)) + passes.head_s(rows) + fixed_s
-        most_context_tokens = rows * self.profile.kernels.measured.row_context_tokens
-        decode = _Decode(
-            device_s,
-            blocks_power,
-            self._host.step_s + self._host.row_s * rows,
-            self._launch_s(passes, rows, False),
-            most_context_tokens,
-        )
-        self._decode[rows] = decode
-        return decode
+    def _new_row_part(self, passes: ModelPasses, key: tuple[int, int, int]) -> RowPart:
+        rows, row_tokens, head_rows = key
+        measured = self.profile.kernels.measured
+        for bound, got, most in (("rows", rows, measured.rows), ("tokens", row_tokens, measured.tokens)):
+            if got > most:
+                self._outside(bound, got, most)
+        launch_s = self._launch_s(passes, row_tokens, False)
+        part = passes.row_part(rows, row_tokens, head_rows, launch_s, rows * measured.row_context_tokens)
+        passes.row_parts[key] = part
+        return part
 
     def _any_cost(self, work: Work) -> Cost:
+        """Works with chunks, and those that are no pass."""
         kind = work.kind
         if kind is Kind.HOST:
             return Cost(work.host_s, 0.0, 0.0, 0)
         host = self._host
         if kind is Kind.COPY:
-            bandwidth = self.profile.gpu.bandwidth_bytes_per_s
-            return Cost(host.work_s, host.eager_kernel_s, work.num_bytes / bandwidth, 1)
+            return Cost(0.0, host.eager_kernel_s, work.num_bytes / self.profile.gpu.bandwidth_bytes_per_s, 1)
         self._check_range(work)
-        passes = self._passes(work)
-        num_rows = work.rows + len(work.chunks)
-        prepare_s = host.step_s + host.row_s * num_rows if kind is Kind.STEP else host.work_s
+        passes = self.passes(work.model)
         tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
         device_s = passes.pass_s(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
         launch_s = self._launch_s(passes, tokens, bool(work.chunks))
@@ -119,6 +110,7 @@ class CompactCosts:
                 passes.pass_s(work.rows, work.rows, context_tokens, (), work.rows)
                 for context_tokens in _later_contexts(work)
             )
+        prepare_s = host.step_s + host.row_s * (work.rows + len(work.chunks))
         return Cost(prepare_s, launch_s, device_s, num_passes * passes.num_kernels)
 
     def demands(self, work: Work) -> Demands:
@@ -128,14 +120,16 @@ class CompactCosts:
         floor = self.profile.overlap.demand_floor
         if work.kind is Kind.COPY:
             return Demands(floor, 1.0)
-        passes = self._passes(work)
+        if floor >= 1.0:
+            return Demands(1.0, 1.0)
+        passes = self.passes(work.model)
         flops, num_bytes = passes.use(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
         if work.draft_tokens > 1:
             for context_tokens in _later_contexts(work):
                 later = passes.use(work.rows, work.rows, context_tokens, (), work.rows)
                 flops += later.flops
                 num_bytes += later.num_bytes
-        device_s = self._any_cost(work).device_s
+        device_s = self.cost(work).device_s
         if device_s <= 0.0:
             return Demands(floor, floor)
         gpu, gemm = self.profile.gpu, self.profile.kernels.gemm
@@ -154,9 +148,6 @@ class CompactCosts:
         if self._draft is None:
             raise ValueError(f"profile {self.profile.name!r} has no draft model; name a pair (target+draft)")
         return self._draft
-
-    def _passes(self, work: Work) -> ModelPasses:
-        return self.passes(work.model)
 
     def _launch_s(self, passes: ModelPasses, tokens: int, has_chunks: bool) -> float:
         host = self._host

@@ -19,19 +19,17 @@ BLOCK_QUERIES = 128
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all groups of constants: every number is finite and, unless listed as signed, not negative."""
+    """Base of all groups of constants: numbers are finite, counts positive, and only `long_kernel_change` is signed."""
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)
-            if not isinstance(value, int | float):
-                continue
             if not isfinite(value):
                 raise ValueError(f"{field}={value!r} must be finite")
             if value < 0.0 and field != "long_kernel_change":
                 raise ValueError(f"{field}={value!r} must not be negative")
-            if value == 0.0 and (field.endswith("_share") and field in _DIVISORS):
-                raise ValueError(f"{field} must be positive")
+            if value == 0 and (isinstance(value, int) or field in _DIVISORS):
+                raise ValueError(f"{field}={value!r} must be positive")
             if field == "sharpness" and value < 1.0:
                 raise ValueError(f"sharpness={value!r} must be at least 1")
 

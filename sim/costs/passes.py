@@ -39,6 +39,18 @@ class PassUse(NamedTuple):
     num_bytes: float
 
 
+class RowPart(NamedTuple):
+    """A pass of rows without chunks, all but its context. Attention over kv_tokens of KV adds, for the whole pass,
+    layers x (blocks_power + (kv_tokens x kv_token_s)^p)^(1/p) + kv_tokens x query_s."""
+
+    device_s: float
+    blocks_power: float
+    kv_token_s: float
+    query_s: float
+    launch_s: float
+    most_context_tokens: int
+
+
 class ModelPasses:
     """Passes of one model. Times are seconds per pass on one device of the tensor-parallel group."""
 
@@ -68,6 +80,8 @@ class ModelPasses:
         """Seconds per layer and token of context in a decode pass."""
         self._row_head_s = decode.row_head_s * self._kv_heads
         self._padded = _padding(graph_sizes)
+        self.row_parts: dict[tuple[int, int, int], RowPart] = {}
+        """Kept by (rows, row tokens, head rows)."""
         self._body: dict[int, float] = {}
         self._head: dict[int, float] = {}
 
@@ -119,9 +133,22 @@ class ModelPasses:
     def _logit_bytes(self, rows: int) -> float:
         return float(rows * self._shape.vocab * LOGIT_BYTES)
 
-    def decode_constants(self, rows: int) -> tuple[float, float]:
-        """(fixed seconds of all layers, blocks' time ** sharpness of one layer) of decode attention over `rows`."""
-        return self.layers * self._decode.fixed_s, float((self._row_head_s * rows) ** self.sharpness)
+    def row_part(
+        self, rows: int, row_tokens: int, head_rows: int, launch_s: float, most_context_tokens: int
+    ) -> RowPart:
+        """What a pass of `rows` decode or verify rows costs apart from its context."""
+        is_decode = row_tokens == rows
+        slowdown = 1.0 if is_decode else self._kernels.verify_attention.kv_slowdown
+        return RowPart(
+            device_s=self.body_s(self.padded_tokens(row_tokens))
+            + self.head_s(head_rows)
+            + self.layers * self._decode.fixed_s,
+            blocks_power=float((self._row_head_s * rows) ** self.sharpness),
+            kv_token_s=self.context_coefficient * slowdown,
+            query_s=self.layers * self.row_queries_s(row_tokens, rows, 1),
+            launch_s=launch_s,
+            most_context_tokens=most_context_tokens,
+        )
 
     def rows_attention_s(self, rows: int, kv_tokens: int, *, is_decode: bool) -> float:
         """One layer's attention of `rows` rows that read `kv_tokens` tokens of KV in all; verify unless `is_decode`."""
@@ -132,7 +159,7 @@ class ModelPasses:
             kv_tokens * self.kv_bytes,
         )
 
-    def row_queries_s(self, row_tokens: int, rows: int, kv_tokens: int) -> float:
+    def row_queries_s(self, row_tokens: int, rows: int, kv_tokens: float) -> float:
         """Compute time of verify rows beyond one query each, one layer, at the rate of prefill attention."""
         extra_queries = row_tokens - rows
         pairs = extra_queries * (kv_tokens / rows)

@@ -67,9 +67,9 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     result_s: float
     """From the end of a work on the device to its result on the host: copy and wake-up."""
     step_s: float
-    """An engine's scheduling, input preparation and output processing per step (STEP works)."""
+    """Scheduling, input preparation and output processing before each work, whatever the engine."""
     row_s: float
-    """The same, per sequence in the step."""
+    """The same, per sequence in the work."""
     work_s: float
     """Preparation of a PREFILL, DRAFT, VERIFY or COPY work by a hand-written engine."""
     inflation_eager: tuple[float, ...] = (1.0,)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,27 +36,27 @@ def worst_error(model: Acceptance, tapes: Tapes) -> float:
     return max(abs(model.expected_length(k) / recorded.expected_length(k) - 1.0) for k in LENGTHS)
 
 
-def test_a_replay_jumps_from_round_to_round():
+def test_a_replay_jumps_from_round_to_round() -> None:
     assert replay([1, 3, 9, 2, 4, 1, 1], 2) == [2, 2]
     assert replay([1, 3, 2, 2, 4, 1, 1, 2], 4) == [2, 3]
     assert replay([1], 4) == []
 
 
 @pytest.mark.slow
-def test_iid_comes_back():
+def test_iid_comes_back() -> None:
     """200 requests of 400 tokens: within 0.01."""
     assert fit_iid(tapes_of(parse_acceptance("iid:.7", 4), 200, 400)).alpha == pytest.approx(0.7, abs=0.01)
 
 
 @pytest.mark.slow
-def test_per_position_rates_come_back():
+def test_per_position_rates_come_back() -> None:
     """200 requests of 400 tokens: within 0.02."""
     fitted = fit_per_position(tapes_of(parse_acceptance("per-position:.8,.6,.5", 4), 200, 400), 4)
     assert fitted.rates == pytest.approx((0.8, 0.6, 0.5, 0.5), abs=0.02)
 
 
 @pytest.mark.slow
-def test_the_mean_and_spread_of_a_beta_come_back():
+def test_the_mean_and_spread_of_a_beta_come_back() -> None:
     """400 requests of 300 tokens: mean within 0.02, a + b within 20 %."""
     fitted = fit_beta(tapes_of(parse_acceptance("beta:13,8", 4), 400, 300))
     assert fitted.a / (fitted.a + fitted.b) == pytest.approx(13 / 21, abs=0.02)
@@ -63,7 +65,7 @@ def test_the_mean_and_spread_of_a_beta_come_back():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["markov:.13,.82", "markov:.9,.4,.05,.05,.95"])
-def test_a_fitted_chain_predicts_the_lengths_of_the_chain_behind_the_tapes(spec):
+def test_a_fitted_chain_predicts_the_lengths_of_the_chain_behind_the_tapes(spec: str) -> None:
     """300 requests of 500 tokens: within 1.5 %, the sampling error of the tapes."""
     truth = parse_acceptance(spec, 4)
     fitted = fit_markov(tapes_of(truth, 300, 500))
@@ -72,12 +74,12 @@ def test_a_fitted_chain_predicts_the_lengths_of_the_chain_behind_the_tapes(spec)
 
 
 @pytest.mark.parametrize("fit", [fit_iid, fit_per_position, fit_beta])
-def test_tapes_without_a_round_are_refused(fit):
+def test_tapes_without_a_round_are_refused(fit: Callable[[Any], Acceptance]) -> None:
     with pytest.raises(ValueError, match="hold no round"):
         fit([[1], [1]])
 
 
-def test_a_beta_cannot_be_fitted_where_everything_is_accepted():
+def test_a_beta_cannot_be_fitted_where_everything_is_accepted() -> None:
     with pytest.raises(ValueError, match="accept everything or nothing"):
         fit_beta([[1, *[20] * 50]])
 
@@ -86,7 +88,7 @@ def test_a_beta_cannot_be_fitted_where_everything_is_accepted():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["eagle3", "ngram"])
 @pytest.mark.parametrize("dataset", ["gsm8k", "instructcoder", "sharegpt"])
-def test_a_fitted_chain_predicts_recorded_lengths_within_two_percent(dataset, method):
+def test_a_fitted_chain_predicts_recorded_lengths_within_two_percent(dataset: str, method: str) -> None:
     """Real recordings, k = 1..7, in closed form."""
     tapes = read_tapes(f"{RECORDED}/acc_{dataset}.jsonl#acc_{method}")
     assert worst_error(fit_markov(tapes), tapes) < 0.02
@@ -95,7 +97,7 @@ def test_a_fitted_chain_predicts_recorded_lengths_within_two_percent(dataset, me
 @needs_recordings
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["gsm8k", "instructcoder", "sharegpt"])
-def test_a_fitted_beta_predicts_recorded_eagle_lengths_within_three_percent(dataset):
+def test_a_fitted_beta_predicts_recorded_eagle_lengths_within_three_percent(dataset: str) -> None:
     """Its error is at k = 1, where rounds start right after accepted tokens, and luck is autocorrelated."""
     tapes = read_tapes(f"{RECORDED}/acc_{dataset}.jsonl#acc_eagle3")
     fitted = fit_beta(tapes)
@@ -107,7 +109,7 @@ def test_a_fitted_beta_predicts_recorded_eagle_lengths_within_three_percent(data
 
 @needs_recordings
 @pytest.mark.slow
-def test_a_played_tape_has_the_acceptance_of_its_recording():
+def test_a_played_tape_has_the_acceptance_of_its_recording() -> None:
     tapes = read_tapes(f"{RECORDED}/acc_gsm8k.jsonl#acc_eagle3")
     luck = Luck(TapeAcceptance(tapes), 0)
     luck.prepare(range(len(tapes)), [len(tape) for tape in tapes], 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from random import Random
 
 import numpy as np
 import pytest
@@ -35,15 +36,24 @@ seeds = st.integers(0, 2**70)
 
 
 @given(models, seeds, st.integers(0, 5000), st.integers(1, 900), st.integers(0, 12), st.integers(0, 12))
-def test_a_longer_draft_only_adds_to_the_run(acceptance, seed, index, position, short, longer):
+def test_a_longer_draft_only_adds_to_the_run(
+    acceptance: Acceptance, seed: int, index: int, position: int, short: int, longer: int
+) -> None:
     luck = Luck(acceptance, seed)
     whole = luck.run_length(index, position, short + longer)
     assert luck.run_length(index, position, short) == min(short, whole)
 
 
-@given(models, seeds, st.lists(st.tuples(st.integers(0, 200), st.integers(1, 600), st.integers(1, 20)), min_size=1), st.randoms())
+@given(
+    models,
+    seeds,
+    st.lists(st.tuples(st.integers(0, 200), st.integers(1, 600), st.integers(1, 20)), min_size=1),
+    st.randoms(),
+)
 @settings(max_examples=40, deadline=None)
-def test_the_order_of_questions_changes_no_answer(acceptance, seed, questions, random):
+def test_the_order_of_questions_changes_no_answer(
+    acceptance: Acceptance, seed: int, questions: list[tuple[int, int, int]], random: Random
+) -> None:
     answers = {question: Luck(acceptance, seed).run_length(*question) for question in questions}
     luck = Luck(acceptance, seed)
     random.shuffle(questions)
@@ -59,7 +69,9 @@ def test_the_order_of_questions_changes_no_answer(acceptance, seed, questions, r
     st.randoms(),
 )
 @settings(max_examples=60, deadline=None)
-def test_prepared_rounds_equal_one_question_at_a_time(acceptance, seed, outputs, first, draft_tokens, random):
+def test_prepared_rounds_equal_one_question_at_a_time(
+    acceptance: Acceptance, seed: int, outputs: list[int], first: int, draft_tokens: int, random: Random
+) -> None:
     luck, scalar = Luck(acceptance, seed), Luck(acceptance, seed)
     indexes = list(range(first, first + len(outputs)))
     luck.prepare(indexes, outputs, draft_tokens)
@@ -78,7 +90,9 @@ def test_prepared_rounds_equal_one_question_at_a_time(acceptance, seed, outputs,
 
 @given(models, seeds, st.integers(1, 300), st.integers(1, 300), st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
-def test_rounds_asked_without_preparation_or_midway_are_the_same(acceptance, seed, emitted, output, draft_tokens):
+def test_rounds_asked_without_preparation_or_midway_are_the_same(
+    acceptance: Acceptance, seed: int, emitted: int, output: int, draft_tokens: int
+) -> None:
     luck, prepared = Luck(acceptance, seed), Luck(acceptance, seed)
     prepared.prepare([7], [output], draft_tokens)
     rounds = luck.rounds(7, emitted, output, draft_tokens).tolist()
@@ -89,7 +103,7 @@ def test_rounds_asked_without_preparation_or_midway_are_the_same(acceptance, see
         assert sum(rounds[:-1]) + len(rounds[:-1]) < output - emitted
 
 
-def test_a_prepared_request_with_another_output_is_answered_for_the_output_asked():
+def test_a_prepared_request_with_another_output_is_answered_for_the_output_asked() -> None:
     luck, plain = Luck(IidAcceptance(0.7), 1), Luck(IidAcceptance(0.7), 1)
     luck.prepare([0, 1], [50, 50], 4)
     assert luck.rounds(0, 1, 80, 4).tolist() == plain.rounds(0, 1, 80, 4).tolist()
@@ -98,7 +112,7 @@ def test_a_prepared_request_with_another_output_is_answered_for_the_output_asked
     assert luck.rounds(1, 1, 50, 4).tolist() == plain.rounds(1, 1, 50, 4).tolist()
 
 
-def test_two_draft_lengths_share_the_draws_of_a_position():
+def test_two_draft_lengths_share_the_draws_of_a_position() -> None:
     """Under iid each position is accepted or not, once and for all: what a short draft meets, a long one meets too."""
     luck = Luck(IidAcceptance(0.6), 9)
     accepted = [bool(luck.run_length(3, position, 1)) for position in range(1, 400)]
@@ -108,7 +122,7 @@ def test_two_draft_lengths_share_the_draws_of_a_position():
         assert run == 12 or not accepted[position - 1 + run]
 
 
-def test_a_markov_state_is_found_however_far_back_its_reset_lies():
+def test_a_markov_state_is_found_however_far_back_its_reset_lies() -> None:
     slow = parse_acceptance("markov:1,0,.0004,.0004", 4)
     forwards, backwards = Luck(slow, 2), Luck(slow, 2)
     positions = range(1, 6000, 7)
@@ -117,13 +131,15 @@ def test_a_markov_state_is_found_however_far_back_its_reset_lies():
     assert 0 < sum(wanted) < 4 * len(wanted)
 
 
-def test_requests_and_seeds_have_different_luck():
+def test_requests_and_seeds_have_different_luck() -> None:
     """60 rounds of 5 outcomes agree by chance about never."""
-    rows = [Luck(IidAcceptance(0.7), seed).rounds(index, 1, 200, 4)[:60].tolist() for seed in (0, 1) for index in (0, 1)]
+    rows = [
+        Luck(IidAcceptance(0.7), seed).rounds(index, 1, 200, 4)[:60].tolist() for seed in (0, 1) for index in (0, 1)
+    ]
     assert len({tuple(row) for row in rows}) == 4
 
 
-def test_a_tape_plays_its_own_rounds_and_starts_over_at_its_end():
+def test_a_tape_plays_its_own_rounds_and_starts_over_at_its_end() -> None:
     luck = Luck(TAPE, 0)
     assert luck.rounds(0, 1, 8, 4).tolist() == [3, 0, 4]
     assert luck.rounds(1, 1, 7, 4).tolist() == [1, 1, 1]
@@ -131,7 +147,7 @@ def test_a_tape_plays_its_own_rounds_and_starts_over_at_its_end():
     assert luck.run_length(0, 6, 20) == 8
 
 
-def test_the_longest_draft_works_and_a_longer_one_is_refused():
+def test_the_longest_draft_works_and_a_longer_one_is_refused() -> None:
     luck = Luck(IidAcceptance(1.0), 0)
     assert luck.run_length(0, 1, MOST_DRAFT_TOKENS) == MOST_DRAFT_TOKENS
     luck.prepare([0], [300], MOST_DRAFT_TOKENS)
@@ -141,7 +157,7 @@ def test_the_longest_draft_works_and_a_longer_one_is_refused():
 
 
 @pytest.mark.parametrize(("index", "position"), [(-1, 1), (0, 0), (0, -5)])
-def test_a_place_before_the_first_token_is_refused(index, position):
+def test_a_place_before_the_first_token_is_refused(index: int, position: int) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         Luck(IidAcceptance(0.5), 0).run_length(index, position, 4)
 
@@ -150,7 +166,7 @@ GOLDEN = "[0, 0, 1, 0, 4, 3, 2, 1, 0, 1, 0, 2]"
 """Run lengths of request 7, seed 1, iid:0.7: changing them changes every published result."""
 
 
-def test_luck_is_the_same_in_another_process():
+def test_luck_is_the_same_in_another_process() -> None:
     code = """
 from sim.acceptance import parse_acceptance
 from sim.luck import Luck
@@ -162,7 +178,7 @@ print([luck.run_length(7, position, 8) for position in range(1, 13)])
     assert printed.strip() == str([luck.run_length(7, position, 8) for position in range(1, 13)]) == GOLDEN
 
 
-def test_what_luck_keeps_is_bounded():
+def test_what_luck_keeps_is_bounded() -> None:
     luck = Luck(IidAcceptance(0.7), 0)
     for index in range(0, 64 * 1000, 64):
         luck.run_length(index, 1, 4)
@@ -170,7 +186,7 @@ def test_what_luck_keeps_is_bounded():
 
 
 @pytest.mark.slow
-def test_draws_are_uniform_and_uncorrelated():
+def test_draws_are_uniform_and_uncorrelated() -> None:
     """Seed 0, 2^20 draws; five standard errors."""
     from sim.draws import DRAW_RANGE, Window
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf, nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,21 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.lengths import LENGTH_TABLES
+from sim.request import Request
 from sim.scenario import Workload
 from sim.workload import WorkloadSpec, arrival_times, build_requests
 
 seeds = st.integers(0, 2**40)
 
 
-def lengths(requests):
+def lengths(requests: list[Request]) -> list[tuple[int, int]]:
     return [(request.prompt_tokens, request.output_tokens) for request in requests]
 
 
-def arrivals(requests):
+def arrivals(requests: list[Request]) -> list[float]:
     return [request.arrival_s for request in requests]
 
 
-def test_requests_come_in_order_with_their_index_as_label():
+def test_requests_come_in_order_with_their_index_as_label() -> None:
     requests = build_requests(WorkloadSpec(num_prompts=50), 0)
     assert [request.index for request in requests] == list(range(50))
     assert [request.id for request in requests] == [str(index) for index in range(50)]
@@ -32,7 +34,7 @@ def test_requests_come_in_order_with_their_index_as_label():
     assert arrivals(requests)[0] > 0.0
 
 
-def test_the_scenarios_own_workload_block_is_understood():
+def test_the_scenarios_own_workload_block_is_understood() -> None:
     block = Workload(dataset_name="azure-code", num_prompts=20, request_rate=2.0)
     spec = WorkloadSpec(dataset_name="azure-code", num_prompts=20, request_rate=2.0)
     assert lengths(build_requests(block, 3)) == lengths(build_requests(spec, 3))
@@ -40,12 +42,12 @@ def test_the_scenarios_own_workload_block_is_understood():
 
 @given(seeds, st.floats(0.01, 1000.0), st.floats(0.1, 10.0), st.sampled_from(sorted(LENGTH_TABLES)))
 @settings(max_examples=30, deadline=None)
-def test_another_rate_rescales_the_same_arrivals_and_keeps_the_lengths(seed, rate, burstiness, dataset):
-    def build(request_rate):
+def test_another_rate_rescales_the_same_arrivals_and_keeps_the_lengths(
+    seed: int, rate: float, burstiness: float, dataset: str
+) -> None:
+    def build(request_rate: float) -> list[Request]:
         return build_requests(
-            WorkloadSpec(
-                dataset_name=dataset, num_prompts=40, request_rate=request_rate, burstiness=burstiness
-            ),
+            WorkloadSpec(dataset_name=dataset, num_prompts=40, request_rate=request_rate, burstiness=burstiness),
             seed,
         )
 
@@ -55,20 +57,20 @@ def test_another_rate_rescales_the_same_arrivals_and_keeps_the_lengths(seed, rat
 
 @given(seeds, st.integers(1, 60), st.integers(1, 60), st.floats(0.1, 10.0))
 @settings(max_examples=30, deadline=None)
-def test_a_longer_run_begins_with_the_same_requests(seed, few, more, burstiness):
+def test_a_longer_run_begins_with_the_same_requests(seed: int, few: int, more: int, burstiness: float) -> None:
     short = build_requests(WorkloadSpec(num_prompts=few, burstiness=burstiness), seed)
     long = build_requests(WorkloadSpec(num_prompts=few + more, burstiness=burstiness), seed)
     assert lengths(long)[:few] == lengths(short)
     assert arrivals(long)[:few] == arrivals(short)
 
 
-def test_seeds_differ_in_lengths_and_arrivals():
+def test_seeds_differ_in_lengths_and_arrivals() -> None:
     first, second = (build_requests(WorkloadSpec(), seed) for seed in (0, 1))
     assert lengths(first) != lengths(second)
     assert arrivals(first) != arrivals(second)
 
 
-def test_an_infinite_rate_puts_all_at_zero_and_concurrency_changes_nothing():
+def test_an_infinite_rate_puts_all_at_zero_and_concurrency_changes_nothing() -> None:
     requests = build_requests(WorkloadSpec(request_rate=inf, max_concurrency=8), 0)
     assert arrivals(requests) == [0.0] * 200
     assert lengths(requests) == lengths(build_requests(WorkloadSpec(), 0))
@@ -76,20 +78,20 @@ def test_an_infinite_rate_puts_all_at_zero_and_concurrency_changes_nothing():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("burstiness", [0.3, 1.0, 4.0])
-def test_gaps_are_gamma_with_the_stated_rate_and_shape(burstiness):
+def test_gaps_are_gamma_with_the_stated_rate_and_shape(burstiness: float) -> None:
     """Seed 0, 200,000 gaps at 5/s: mean within 1.5 %, coefficient of variation 1/sqrt(shape) within 2 %."""
     gaps = np.diff(arrival_times(200_000, 5.0, burstiness, 0), prepend=0.0)
     assert gaps.mean() == pytest.approx(0.2, rel=0.015)
     assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.02)
 
 
-def test_fixed_lengths_default_to_those_of_vllm_bench_serve():
+def test_fixed_lengths_default_to_those_of_vllm_bench_serve() -> None:
     assert set(lengths(build_requests(WorkloadSpec(dataset_name="fixed"), 0))) == {(1024, 128)}
     spec = WorkloadSpec(dataset_name="fixed", input_len=64, output_len=32)
     assert set(lengths(build_requests(spec, 0))) == {(64, 32)}
 
 
-def test_a_given_length_replaces_one_column_of_a_dataset():
+def test_a_given_length_replaces_one_column_of_a_dataset() -> None:
     plain = build_requests(WorkloadSpec(dataset_name="azure-conv"), 0)
     changed = build_requests(WorkloadSpec(dataset_name="azure-conv", output_len=99), 0)
     assert lengths(changed) == [(request.prompt_tokens, 99) for request in plain]
@@ -97,21 +99,21 @@ def test_a_given_length_replaces_one_column_of_a_dataset():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", sorted(LENGTH_TABLES))
-def test_mean_lengths_match_the_recording_within_two_percent(dataset):
+def test_mean_lengths_match_the_recording_within_two_percent(dataset: str) -> None:
     """Seed 0, 100,000 requests; their sampling error is below 1 %, the table's own below 0.3 %."""
     drawn = np.array(lengths(build_requests(WorkloadSpec(dataset_name=dataset, num_prompts=100_000), 0)))
     assert drawn.mean(axis=0) == pytest.approx(LENGTH_TABLES[dataset].recorded_means, rel=0.02)
     assert drawn.min() >= 1
 
 
-def test_long_answers_of_the_conversation_trace_belong_to_middling_prompts():
+def test_long_answers_of_the_conversation_trace_belong_to_middling_prompts() -> None:
     """Seed 0: the dependence that a correlation would lose."""
     drawn = np.array(lengths(build_requests(WorkloadSpec(dataset_name="azure-conv", num_prompts=20_000), 0)))
     is_middling = (drawn[:, 0] > 1000) & (drawn[:, 0] < 1200)
     assert drawn[is_middling, 1].mean() > 2.5 * drawn[~is_middling, 1].mean()
 
 
-def test_length_tables_rise():
+def test_length_tables_rise() -> None:
     for table in LENGTH_TABLES.values():
         for row in (table.prompt_tokens, *table.output_tokens):
             assert list(row) == sorted(row)
@@ -138,13 +140,13 @@ def test_length_tables_rise():
         ({"dataset_path": "x.csv"}, "dataset_name='sharegpt-like' reads no file"),
     ],
 )
-def test_a_bad_description_is_one_clear_line(changes, message):
+def test_a_bad_description_is_one_clear_line(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         WorkloadSpec(**changes)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_negative_seed_is_refused():
+def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(ValueError, match="seed=-1 must be at least 0"):
         build_requests(WorkloadSpec(), -1)
