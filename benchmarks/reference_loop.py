@@ -29,7 +29,8 @@ def run_reference(
     """Serve all requests; (number of steps, time of the last token in seconds). Fills in the requests' token times."""
     waiting = deque(requests)
     prompts: list[Request] = []
-    leaving: list[tuple[int, int, Request]] = []
+    leaving: list[tuple[int, int, int, Request]] = []
+    """(step, arrival index, tokens in KV, request), soonest first."""
     gains: dict[int, int] = {}
     spare = draft_tokens + 1 if draft_tokens else 0
     free_blocks = num_blocks
@@ -90,7 +91,7 @@ def run_reference(
         now_s = end_s + costs.result_s
         context_tokens += num_rows + gains.pop(step, 0)
         while leaving and leaving[0][0] == step:
-            _, kept_tokens, request = heapq.heappop(leaving)
+            _, _, kept_tokens, request = heapq.heappop(leaving)
             request.last_token_s = now_s
             num_rows -= 1
             context_tokens -= kept_tokens
@@ -109,6 +110,7 @@ def run_reference(
                 continue
             num_rows += 1
             context_tokens += request.prompt_tokens
-            heapq.heappush(leaving, (step + num_rounds, request.prompt_tokens + num_rounds + gained, request))
+            kept_tokens = request.prompt_tokens + num_rounds + gained
+            heapq.heappush(leaving, (step + num_rounds, request.index, kept_tokens, request))
         step += 1
     return step, now_s

@@ -1,51 +1,124 @@
-"""Speed of the simulator: whole-process CPU seconds and memory, against a bare loop in the same run.
+"""Speed of the simulator: whole-process CPU seconds and memory, beside a bare loop of the same decisions.
 
-    .venv/bin/python benchmarks/speed.py [--quick]
+    .venv/bin/python -m benchmarks.speed
 
-Prints a table; asserts only that the bare loop takes the same steps. Compare ratios of one run, not seconds of two
-machines. Each row is a fresh process, the minimum of several.
+Every row is a fresh process, the least of REPEATS. Compare ratios of one run, not seconds of two machines. The bare
+loop (reference_loop) takes the same steps, which is asserted; nothing else is.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
-LOAD = ["--dataset-name", "azure-conv", "--request-rate", "18", "--acceptance", "iid:0.7", "--seed", "0"]
+RATE = {0: 12.4, 4: 15.3}
+"""Requests per second by draft length that keep about 35 requests in the batch."""
+LANE_RATE = 1.0
 REPEATS = 3
 
-CHILD = """
+LANESIM = """
 import json, resource, sys
 from sim.cli import run
 code = run(sys.argv[1:])
-usage = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps([code, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024]), file=sys.stderr)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps([code, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]), file=sys.stderr)
 """
 
 REFERENCE = """
-import resource, sys, time
-sys.path.insert(0, sys.argv[1])
+import json, resource, sys
 from benchmarks.reference_loop import run_reference
+from sim.acceptance import parse_acceptance
+from sim.costs import build_costs, kv_capacity_tokens, load
+from sim.luck import Luck
+from sim.workload import Workload, build_requests
+profile, num_prompts, rate, draft_tokens = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+profile = load(profile)
+requests = build_requests(Workload(dataset_name="azure-conv", num_prompts=num_prompts, request_rate=rate), 0)
+luck = Luck(parse_acceptance("iid:0.7", max(1, draft_tokens)), 0)
+if draft_tokens:
+    luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
+num_blocks = kv_capacity_tokens(profile, 0.9, with_draft=draft_tokens > 0) // 16
+steps, end_s = run_reference(requests, build_costs(profile), luck, draft_tokens, 256, 2048, num_blocks)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps([steps, end_s, used.ru_utime + used.ru_stime]), file=sys.stderr)
 """
 
 
-def lanesim(*arguments: str) -> tuple[float, float]:
-    """(CPU seconds, peak memory in MB) of one `lanesim` process, the least of REPEATS."""
-    best = (float("inf"), float("inf"))
-    for _ in range(REPEATS):
-        done = subprocess.run([sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, check=True)
-        code, cpu_s, memory_mb = json.loads(done.stderr.splitlines()[-1])
-        assert code == 0, done.stderr
-        best = min(best, (cpu_s, memory_mb))
-    return best
+def child(code: str, *arguments: str) -> Any:
+    """What a fresh interpreter prints last on stderr."""
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    return json.loads(done.stderr.splitlines()[-1])
 
 
-def compare(policy: str, num_prompts: int, draft_tokens: int, *more: str, out: Path | None = None) -> tuple[float, float]:
-    return lanesim(
-        "compare", "--policy", policy, "--profile", PAIR, *LOAD, "--num-prompts", str(num_prompts),
-        "--num-speculative-tokens", str(draft_tokens), *more, "--json", str(out or "/dev/null"),
-    )  # fmt: skip
+def compare(policy: str, num_prompts: int, rate: float, draft_tokens: int, *more: str) -> dict[str, Any]:
+    """One `lanesim compare` with per-request metrics written: CPU seconds, memory in MB, and its run."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "result.json"
+        arguments = [
+            "compare", "--policy", policy, "--profile", PAIR, "--dataset-name", "azure-conv",
+            "--num-prompts", str(num_prompts), "--request-rate", str(rate), "--acceptance", "iid:0.7",
+            "--num-speculative-tokens", str(draft_tokens), "--seed", "0", "--json", str(path), *more,
+        ]  # fmt: skip
+        best = (float("inf"), float("inf"))
+        for _ in range(REPEATS):
+            code, cpu_s, memory_mb = child(LANESIM, *arguments)
+            assert code == 0
+            best = min(best, (cpu_s, memory_mb))
+        run = json.loads(path.read_text())["runs"][0]
+    return {"cpu_s": best[0], "memory_mb": best[1], **run}
+
+
+def reference(num_prompts: int, rate: float, draft_tokens: int) -> tuple[int, float, float]:
+    """(steps, last token's time, CPU seconds) of the bare loop, its process included."""
+    runs = [child(REFERENCE, PAIR, str(num_prompts), str(rate), str(draft_tokens)) for _ in range(REPEATS)]
+    steps, end_s, _ = runs[0]
+    return steps, end_s, min(cpu_s for *_, cpu_s in runs)
+
+
+def works(run: dict[str, Any]) -> int:
+    return int(sum(run["num_works"].values()))
+
+
+def main() -> None:
+    idle_s = compare("continuous", 1, 1.0, 4)["cpu_s"]
+    print(f"one request (start-up)                       {idle_s:6.2f} s CPU")
+    per_work_us = {}
+    for draft_tokens, rate in RATE.items():
+        run = compare("continuous", 10_000, rate, draft_tokens)
+        steps, end_s, bare_s = reference(10_000, rate, draft_tokens)
+        assert works(run) == steps * (2 if draft_tokens else 1), (works(run), steps)
+        assert abs(run["duration"] - end_s) < 1e-6 * end_s
+        batch = run["mean_e2el_ms"] / 1e3 * run["request_throughput"]
+        per_work_us[draft_tokens] = (run["cpu_s"] - idle_s) / works(run) * 1e6
+        print(
+            f"continuous, 10,000 requests, k={draft_tokens}, batch {batch:4.1f}    {run['cpu_s']:6.2f} s CPU"
+            f"  {run['memory_mb']:4.0f} MB  {per_work_us[draft_tokens]:5.1f} us per work"
+            f"  bare loop {bare_s:5.2f} s, ratio {run['cpu_s'] / bare_s:.2f}"
+        )
+        large = compare("continuous", 100_000, rate, draft_tokens)
+        print(
+            f"continuous, 100,000 requests, k={draft_tokens}             {large['cpu_s']:6.2f} s CPU"
+            f"  {large['memory_mb']:4.0f} MB  {large['cpu_s'] / run['cpu_s']:5.2f} x 10,000"
+        )
+    for policy in ("baseline", "pd", "pdv", "unified"):
+        run = compare(policy, 1_000, LANE_RATE, 4)
+        us = (run["cpu_s"] - idle_s) / works(run) * 1e6
+        print(
+            f"{policy:<10} 1,000 requests, k=4                {run['cpu_s']:6.2f} s CPU"
+            f"  {us:5.1f} us per work, {us / per_work_us[4]:.1f} x continuous"
+        )
+    per_token = []
+    for concurrency in (8, 128):
+        limits = ("--max-concurrency", str(concurrency))
+        run = compare("continuous", 4_000, float("inf"), 0, *limits)
+        per_token.append((run["cpu_s"] - idle_s) / run["total_output_tokens"] * 1e9)
+    print(f"CPU per output token at batch 8 and 128       {per_token[0]:.0f} and {per_token[1]:.0f} ns")
+
+
+if __name__ == "__main__":
+    main()

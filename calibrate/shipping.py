@@ -89,7 +89,6 @@ def tiny_cpu() -> Profile:
             result_s=2e-5,
             step_s=2e-4,
             row_s=3e-6,
-            work_s=1e-4,
             inflation_eager=(1.0, 1.9, 2.8),
             inflation_graphed=(1.0, 1.9, 2.8),
             source=TINY_NOTE,

@@ -172,7 +172,11 @@ def _device(record: RunRecord, duration_s: float) -> dict[str, Any]:
         by_stream[usage.stream] = by_stream.get(usage.stream, 0.0) + usage.device_s
         by_kind[usage.kind] = by_kind.get(usage.kind, 0.0) + usage.device_s
     end_s = record.end_s
+    num_works: dict[str, int] = {}
+    for usage in record.usage:
+        num_works[usage.kind] = num_works.get(usage.kind, 0) + usage.num_works
     return {
+        "num_works": num_works,
         "device_utilization": _ratio(record.device_busy_s, end_s),
         "stream_utilization": {name: _ratio(busy_s, end_s) for name, busy_s in by_stream.items()},
         "kind_utilization": {name: _ratio(busy_s, end_s) for name, busy_s in by_kind.items()},

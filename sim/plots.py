@@ -59,7 +59,7 @@ def _draw_cdfs(path: Path, title: str, records: Sequence[RunRecord]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     policies = list(dict.fromkeys(record.policy for record in records))
-    colours = dict(zip(policies, sns.color_palette("colorblind", len(policies)), strict=True))
+    colours = dict(zip(policies, sns.color_palette("deep", len(policies)), strict=True))
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), sharey=True)
     for axis, (name, label) in zip(axes, TITLES.items(), strict=True):
         for policy in policies:
@@ -73,8 +73,9 @@ def _draw_cdfs(path: Path, title: str, records: Sequence[RunRecord]) -> None:
                 shares = np.arange(1, len(values_ms) + 1) / len(values_ms)
                 axis.step(values_ms, shares, where="post", label=policy, color=colours[policy], linewidth=1.6)
         axis.set_xscale("log")
-        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=8))
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        low, high = axis.get_xlim()
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100.0 * low else (1.0,), numticks=12))
+        axis.xaxis.set_major_formatter(FuncFormatter(_short))
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_xlabel(f"{label} (ms)")
     axes[0].set_ylabel("share of requests")
@@ -85,6 +86,11 @@ def _draw_cdfs(path: Path, title: str, records: Sequence[RunRecord]) -> None:
     figure.tight_layout(rect=(0, 0, 0.89, 1))
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
+
+
+def _short(value: float, _: Any) -> str:
+    """A tick label: 500, 2k."""
+    return f"{value / 1000:g}k" if value >= 1000.0 else f"{value:g}"
 
 
 def _draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from math import inf, isnan
+from math import inf
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,6 +17,7 @@ import msgspec
 from sim.controllers import CONTROLLERS
 from sim.names import unknown
 from sim.policies.options import PolicyOptions
+from sim.workload import TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
 
@@ -52,37 +53,6 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError(
                 f"engine.gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1"
-            )
-
-
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What arrives and when, under the names of `vllm bench serve`."""
-
-    dataset_name: str = "sharegpt-like"
-    dataset_path: str | None = None
-    num_prompts: int = 200
-    request_rate: float = 4.0
-    """Requests per second; inf = all at once."""
-    burstiness: float = 1.0
-    """Shape of the gamma distribution of inter-arrival times; 1 is Poisson."""
-    max_concurrency: int | None = None
-    input_len: int | None = None
-    output_len: int | None = None
-    num_warmups: int = 0
-    """Requests served first and left out of the metrics."""
-
-    def __post_init__(self) -> None:
-        _at_least("workload", self, num_prompts=1, num_warmups=0)
-        for name in ("max_concurrency", "input_len", "output_len"):
-            if getattr(self, name) is not None:
-                _at_least("workload", self, **{name: 1})
-        if isnan(self.request_rate) or self.request_rate <= 0.0:
-            raise ValueError(f"workload.request_rate={self.request_rate!r} must be above 0 (requests/s), or inf")
-        if not 0.0 < self.burstiness < inf:
-            raise ValueError(f"workload.burstiness={self.burstiness!r} must be a finite number above 0")
-        if self.num_warmups >= self.num_prompts:
-            raise ValueError(
-                f"workload.num_warmups={self.num_warmups!r} leaves none of num_prompts={self.num_prompts} to measure"
             )
 
 
@@ -244,6 +214,8 @@ def resolve(raw: Mapping[str, Any]) -> Scenario:
             workload["request_rate"] = inf
         if workload.get("input_len") is not None or workload.get("output_len") is not None:
             workload.setdefault("dataset_name", "fixed")
+        if workload.get("dataset_name") in TIMED_TRACES and "request_rate" not in workload:
+            workload.setdefault("trace_arrivals", "recorded")
     try:
         return msgspec.convert(raw, Scenario, strict=False)
     except msgspec.ValidationError as error:

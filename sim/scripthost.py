@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import nan
 from typing import Any
 
@@ -98,9 +99,9 @@ class ScriptHost(TaskHost):
                 ticket.start_s = self._now_s
                 self._note("start", ticket)
                 duration_s = ticket.work.host_s if ticket.work.kind is Kind.HOST else self._duration(ticket.work)
-                self.at(self._now_s + duration_s, lambda _, ticket=ticket, result=result: self._end(ticket, result))
+                self.at(self._now_s + duration_s, partial(self._end, ticket, result))
 
-    def _end(self, ticket: ScriptTicket, result: Result) -> None:
+    def _end(self, ticket: ScriptTicket, result: Result, _: Any) -> None:
         ticket.end_s = self._now_s
         del self._running[ticket.stream.name]
         self._note("end", ticket)

@@ -7,10 +7,10 @@ are warm-ups. Not here: the length tables (sim.lengths) and recorded traces (sim
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from enum import StrEnum
 from math import inf, isfinite, isnan
-from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from sim.draws import Floats, Integers
@@ -21,39 +21,24 @@ from sim.traces import TRACE_NAMES, Trace, read_trace, rescaled
 
 FIXED_INPUT_LEN, FIXED_OUTPUT_LEN = 1024, 128
 """Tokens, where `fixed` is not told: the defaults of the random dataset of `vllm bench serve`."""
+TIMED_TRACES = tuple(name for name in TRACE_NAMES if name != "sharegpt")
+"""Trace formats that record arrivals."""
 DATASET_NAMES = ("fixed", *LENGTH_TABLES, *TRACE_NAMES)
-TRACE_ARRIVALS = ("recorded", "rescaled", "poisson")
-"""How a trace's requests arrive: as recorded; in the same shape at `request_rate`; or drawn like any other's."""
 _ARRIVALS, _PROMPTS, _OUTPUTS = range(3)
 """Streams of the seed."""
 
 
-class Workload(Protocol):
-    """A workload's description, under the names of `vllm bench serve`; see WorkloadSpec."""
+class TraceArrivals(StrEnum):
+    """How a trace's requests arrive: as recorded, with no regard to request_rate; in the same shape at request_rate; or
+    drawn like any other's."""
 
-    @property
-    def dataset_name(self) -> str: ...
-    @property
-    def dataset_path(self) -> str | None: ...
-    @property
-    def num_prompts(self) -> int: ...
-    @property
-    def request_rate(self) -> float: ...
-    @property
-    def burstiness(self) -> float: ...
-    @property
-    def max_concurrency(self) -> int | None: ...
-    @property
-    def input_len(self) -> int | None: ...
-    @property
-    def output_len(self) -> int | None: ...
-    @property
-    def num_warmups(self) -> int: ...
+    RECORDED = "recorded"
+    RESCALED = "rescaled"
+    POISSON = "poisson"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadSpec:
-    """A plain description of a workload, checked at construction (ValueError, one line)."""
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload's description, under the names of `vllm bench serve`. Raises ValueError, one line, when made wrong."""
 
     dataset_name: str = "sharegpt-like"
     """`fixed`, a length table, or a trace format with its file in dataset_path."""
@@ -71,50 +56,44 @@ class WorkloadSpec:
     """Output tokens of every request, whatever the dataset says."""
     num_warmups: int = 0
     """How many of num_prompts are left out of the metrics."""
+    trace_arrivals: TraceArrivals = TraceArrivals.RESCALED
 
     def __post_init__(self) -> None:
-        check_workload(self)
+        for name in ("num_prompts", "max_concurrency", "input_len", "output_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"workload.{name}={value!r} must be at least 1")
+        if not 0 <= self.num_warmups < self.num_prompts:
+            raise ValueError(
+                f"workload.num_warmups={self.num_warmups!r} must be at least 0 and below num_prompts={self.num_prompts}"
+            )
+        if isnan(self.request_rate) or self.request_rate <= 0.0:
+            raise ValueError(f"workload.request_rate={self.request_rate!r} must be above 0 (requests/s), or inf")
+        if not (isfinite(self.burstiness) and self.burstiness > 0.0):
+            raise ValueError(f"workload.burstiness={self.burstiness!r} must be a finite number above 0; 1 is Poisson")
+        if self.dataset_name not in DATASET_NAMES:
+            raise ValueError(unknown("workload.dataset_name", self.dataset_name, DATASET_NAMES))
+        is_trace = self.dataset_name in TRACE_NAMES
+        if is_trace and not self.dataset_path:
+            raise ValueError(
+                f"workload.dataset_name={self.dataset_name!r} reads a file: name it with workload.dataset_path"
+            )
+        if not is_trace and self.dataset_path is not None:
+            raise ValueError(
+                f"workload.dataset_path={self.dataset_path!r}: dataset_name={self.dataset_name!r} reads no file; "
+                f"those that do: {', '.join(TRACE_NAMES)}"
+            )
 
 
-def check_workload(workload: Workload) -> None:
-    """Raise ValueError, one line, for a value out of range or an unknown dataset."""
-    for name in ("num_prompts", "max_concurrency", "input_len", "output_len"):
-        value = getattr(workload, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value!r} must be at least 1")
-    if not 0 <= workload.num_warmups < workload.num_prompts:
-        raise ValueError(
-            f"num_warmups={workload.num_warmups!r} must be at least 0 and below num_prompts={workload.num_prompts!r}"
-        )
-    if isnan(workload.request_rate) or workload.request_rate <= 0.0:
-        raise ValueError(f"request_rate={workload.request_rate!r} must be above 0 (requests per second), or inf")
-    if not (isfinite(workload.burstiness) and workload.burstiness > 0.0):
-        raise ValueError(f"burstiness={workload.burstiness!r} must be a finite number above 0; 1 is Poisson")
-    if workload.dataset_name not in DATASET_NAMES:
-        raise ValueError(unknown("dataset_name", workload.dataset_name, DATASET_NAMES))
-    is_trace = workload.dataset_name in TRACE_NAMES
-    if is_trace and not workload.dataset_path:
-        raise ValueError(f"dataset_name={workload.dataset_name!r} reads a file: give its dataset_path")
-    if not is_trace and workload.dataset_path is not None:
-        raise ValueError(
-            f"dataset_path={workload.dataset_path!r}: dataset_name={workload.dataset_name!r} reads no file; "
-            f"those that do: {', '.join(TRACE_NAMES)}"
-        )
-
-
-def build_requests(workload: Workload, seed: int, *, trace_arrivals: str = "rescaled") -> list[Request]:
+def build_requests(workload: Workload, seed: int) -> list[Request]:
     """The requests of `workload` in order of arrival, index 0 first.
 
-    `trace_arrivals` is one of TRACE_ARRIVALS and concerns traces alone; with `recorded`, request_rate and burstiness
-    have no say. A trace without arrival times gets drawn ones. Raises ValueError for input that cannot be served.
+    A trace without arrival times gets drawn ones. Raises ValueError for a trace that cannot be served.
     """
-    check_workload(workload)
-    if trace_arrivals not in TRACE_ARRIVALS:
-        raise ValueError(unknown("trace_arrivals", trace_arrivals, TRACE_ARRIVALS))
     count = workload.num_prompts
     if workload.dataset_name in TRACE_NAMES:
         trace = read_trace(workload.dataset_name, workload.dataset_path or "", count)
-        arrivals = _trace_arrivals(trace, workload, seed, trace_arrivals)
+        arrivals = _trace_arrivals(trace, workload, seed)
         prompts, outputs, ids = trace.prompt_tokens, trace.output_tokens, list(trace.ids)
     else:
         arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
@@ -140,13 +119,13 @@ def arrival_times(count: int, request_rate: float, burstiness: float, seed: int)
     return np.cumsum(gaps) / (request_rate * burstiness)
 
 
-def _trace_arrivals(trace: Trace, workload: Workload, seed: int, how: str) -> Floats:
-    rate = workload.request_rate
-    if trace.arrival_s is None and how == "recorded":
-        raise ValueError(f"{trace.source}: no arrival times to replay; take trace_arrivals 'poisson'")
-    if how == "recorded" and trace.arrival_s is not None:
+def _trace_arrivals(trace: Trace, workload: Workload, seed: int) -> Floats:
+    rate, how = workload.request_rate, workload.trace_arrivals
+    if trace.arrival_s is None and how is TraceArrivals.RECORDED:
+        raise ValueError(f"{trace.source}: no arrival times to replay; set workload.trace_arrivals=poisson")
+    if how is TraceArrivals.RECORDED and trace.arrival_s is not None:
         return trace.arrival_s
-    if how == "rescaled" and trace.arrival_s is not None:
+    if how is TraceArrivals.RESCALED and trace.arrival_s is not None:
         return np.zeros(len(trace.arrival_s)) if rate == inf else rescaled(trace.arrival_s, rate, trace.source)
     return arrival_times(len(trace.prompt_tokens), rate, workload.burstiness, seed)
 

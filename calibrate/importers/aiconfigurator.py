@@ -47,13 +47,12 @@ ASSUMED_HOST = HostCosts(
     result_s=3e-5,
     step_s=1.2e-3,
     row_s=3e-6,
-    work_s=1e-4,
     inflation_eager=(1.0, 1.9, 2.8),
     inflation_graphed=(1.0, 1.1, 1.2),
     source="assumed, not measured, round values: 5 us to launch a kernel, 30 us to replay a graph, 30 us for a result "
-    "to reach the host, 0.1 ms to prepare a work of a hand-written engine; step_s is the 1.207 ms step overhead that "
-    "SpecDecode-Bench (arXiv 2601.11580) measured in vLLM on H100 (engines with async scheduling hide most of it); "
-    "issuing threads are assumed to share one interpreter almost entirely when eager and hardly when graphed",
+    "to reach the host; step_s, the same for every policy's works, is the 1.207 ms step overhead that SpecDecode-Bench "
+    "(arXiv 2601.11580) measured in vLLM on H100 (hidden wherever works are submitted ahead); issuing threads are "
+    "assumed to share one interpreter almost entirely when eager and hardly when graphed",
 )
 ASSUMED_ELEMENTWISE = Elementwise(bandwidth_share=0.72, kernel_s=1e-6, kernels_per_layer=4)
 """0.72 is fitted to the element-wise columns of Vidur's A100 tables; 1 us per kernel under CUDA graphs closes the gap

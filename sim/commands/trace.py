@@ -14,7 +14,7 @@ import click
 def trace_command(directory: Path, out: Path | None, works: int | None) -> None:
     """Write a trace of all works of every recorded run in DIRECTORY; open it at ui.perfetto.dev.
 
-    Streams are tracks of works, lanes are counters of waiting requests, requests are spans of queue, prefill and decode.
+    Streams are tracks of works, lanes counters of waiting requests, requests spans of queue, prefill and decode.
     """
     from sim.results import read_columns, write_atomically
     from sim.trace import trace_json_from_columns

@@ -70,15 +70,13 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Scheduling, input preparation and output processing before each work, whatever the engine."""
     row_s: float
     """The same, per sequence in the work."""
-    work_s: float
-    """Preparation of a PREFILL, DRAFT, VERIFY or COPY work by a hand-written engine."""
     inflation_eager: tuple[float, ...] = (1.0,)
     """Slowdown of each issuing thread with 1, 2, 3 ... of them, passes launched eagerly; the last one holds beyond."""
     inflation_graphed: tuple[float, ...] = (1.0,)
     source: str
 
     def __post_init__(self) -> None:
-        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "work_s", "max_graph_tokens")
+        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "max_graph_tokens")
         _check(self, positive=("kernels_per_layer", "graph_size_step"), not_negative=times)
         if (
             list(self.graph_small_sizes) != sorted(set(self.graph_small_sizes))

@@ -52,7 +52,9 @@ def test_every_run_has_every_key_and_no_nan(capsys: pytest.CaptureFixture[str]) 
 
 def test_flags_override_the_file_and_set_comes_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "s.yaml"
-    path.write_text(f"profile: {PAIR}\npolicy: pd\nworkload: {{num_prompts: 3, input_len: 32, output_len: 4}}\nseed: 5\n")
+    path.write_text(
+        f"profile: {PAIR}\npolicy: pd\nworkload: {{num_prompts: 3, input_len: 32, output_len: 4}}\nseed: 5\n"
+    )
     assert run(["compare", str(path), "--num-prompts", "4", "--seed", "6", "--set", "seed=7", "--json", "-"]) == 0
     scenario = json.loads(capsys.readouterr().out)["scenario"]
     assert (scenario["workload"]["num_prompts"], scenario["seed"]) == (4, 7)
@@ -116,7 +118,10 @@ BAD = {
     "unknown dataset": (["--policy", "pd", "--dataset-name", "azure-con"], "azure-conv"),
     "no policy": ([], "policy"),
     "missing scenario": (["absent.yaml", "--policy", "pd"], "absent.yaml"),
-    "missing trace": (["--policy", "pd", "--dataset-name", "mooncake", "--dataset-path", "absent.jsonl"], "absent.jsonl"),
+    "missing trace": (
+        ["--policy", "pd", "--dataset-name", "mooncake", "--dataset-path", "absent.jsonl"],
+        "absent.jsonl",
+    ),
     "pair needed": (["--policy", "pd", "--profile", "h100-sxm/llama-2-7b"], "draft model"),
     "kv mode of continuous": (["--policy", "continuous", "--set", "policy_options.kv=none"], "kv=none"),
     "plots without out": (["--policy", "pd", "--plots"], "--out"),
@@ -127,7 +132,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_clear_line_and_exit_code_2(case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bad_input_is_one_clear_line_and_exit_code_2(
+    case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     flags, named = BAD[case]
     out = tmp_path / "out"
     arguments = compare(*flags) if "--plots" in flags else compare(*flags, "--out", str(out))
@@ -148,7 +155,9 @@ def test_a_malformed_scenario_file_is_named(text: str, tmp_path: Path, capsys: p
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_directory_with_another_scenarios_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_with_another_scenarios_results_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "r")
     assert run(compare("--policy", "pd", "--out", out)) == 0
     assert run(compare("--policy", "pd", "--out", out)) == 0
@@ -166,7 +175,12 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
 
 def test_ctrl_c_leaves_nothing_that_reads_as_complete(tmp_path: Path) -> None:
     out = tmp_path / "r"
-    command = [sys.executable, "-m", "sim.cli", *compare("--policy", "pdv", "--num-prompts", "20000", "--out", str(out))]
+    command = [
+        sys.executable,
+        "-m",
+        "sim.cli",
+        *compare("--policy", "pdv", "--num-prompts", "20000", "--out", str(out)),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     time.sleep(2.0)
     process.send_signal(signal.SIGINT)

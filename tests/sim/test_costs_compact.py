@@ -75,8 +75,8 @@ def plain(profile: Profile) -> Profile:
 
 
 PLAIN = plain(load("h100-sxm/llama-2-7b+tinyllama-1.1b"))
-REAL = build_costs(load("h100-sxm/llama-2-7b+tinyllama-1.1b"))
-A100 = build_costs(load("a100-sxm/llama-3.1-8b+llama-3.2-1b"))
+REAL = CompactCosts(load("h100-sxm/llama-2-7b+tinyllama-1.1b"))
+A100 = CompactCosts(load("a100-sxm/llama-3.1-8b+llama-3.2-1b"))
 
 
 def body_s(tokens: int) -> float:
@@ -108,18 +108,28 @@ def test_a_decode_step_is_body_and_attention_and_head() -> None:
     assert cost.launch_s == pytest.approx(cost.num_kernels * host.eager_kernel_s)
 
 
-def test_the_fast_path_of_a_decode_step_agrees_with_the_general_one() -> None:
+def test_the_fast_path_of_rows_agrees_with_the_general_sum_of_a_pass() -> None:
     for costs in (REAL, A100, CompactCosts(PLAIN)):
-        for rows, context in ((1, 0), (7, 900), (64, 30_000)):
-            step, general = decode(rows, context), decode(rows, context, Kind.VERIFY)
-            assert costs.cost(step).device_s == pytest.approx(costs.cost(general).device_s, rel=1e-12)
+        passes = costs.passes(Model.TARGET)
+        for work in (decode(1, 0), decode(7, 900), decode(64, 30_000), verify(1, 4, 700), verify(8, 5, 7000)):
+            general_s = passes.pass_s(work.rows, work.row_tokens, work.context_tokens, (), work.head_rows)
+            assert costs.cost(work).device_s == pytest.approx(general_s, rel=1e-12)
+
+
+def test_the_fast_path_of_a_draft_agrees_with_the_general_sum_of_its_passes() -> None:
+    work = Work(
+        kind=Kind.DRAFT, model=Model.DRAFT, rows=3, row_tokens=5, context_tokens=900, head_rows=3, draft_tokens=4
+    )
+    passes = REAL.passes(Model.DRAFT)
+    general_s = passes.pass_s(3, 5, 900, (), 3) + sum(passes.pass_s(3, 3, 905 + 3 * i, (), 3) for i in range(3))
+    assert REAL.cost(work).device_s == pytest.approx(general_s, rel=1e-12)
 
 
 def test_a_prompt_is_body_and_prefill_attention_and_one_head_row() -> None:
     work = Work(kind=Kind.PREFILL, chunks=(Chunk(5, 0),), head_rows=1)
     cost = CompactCosts(PLAIN, cuda_graph=False).cost(work)
     assert cost.device_s == pytest.approx(body_s(5) + 200.0 + 4 * 5 + head_s(1))
-    assert cost.prepare_s == PLAIN.host.work_s
+    assert cost.prepare_s == pytest.approx(PLAIN.host.step_s + PLAIN.host.row_s)
 
 
 def test_a_chunk_reads_its_history() -> None:
@@ -164,7 +174,7 @@ def test_host_and_copy_works_use_no_kernels_of_a_model() -> None:
     costs = CompactCosts(PLAIN)
     assert costs.cost(Work(kind=Kind.HOST, host_s=0.5)) == (0.5, 0.0, 0.0, 0)
     copy = costs.cost(Work(kind=Kind.COPY, num_bytes=7))
-    assert (copy.prepare_s, copy.device_s, copy.num_kernels) == (PLAIN.host.work_s, 7.0, 1)
+    assert (copy.prepare_s, copy.device_s, copy.num_kernels) == (0.0, 7.0, 1)
 
 
 def test_graphs_pad_the_body_to_the_next_captured_size() -> None:

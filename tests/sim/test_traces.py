@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sim.traces import read_trace
-from sim.workload import WorkloadSpec, build_requests
+from sim.workload import Workload, build_requests
 
 DATA = Path(__file__).parents[3] / "shared/data/traces"
 needs_traces = pytest.mark.skipif(not DATA.is_dir(), reason="the recorded traces are absent")
@@ -230,7 +230,7 @@ def test_recorded_traces_are_read_whole(name: str, file: str, count: int, means:
 def test_length_tables_have_the_percentiles_of_their_trace(name: str) -> None:
     """50,000 drawn requests, seed 0: 50th, 90th and 99th percentiles within 7 %."""
     trace = read_trace("trace-azure", str(DATA / f"azure2023/AzureLLMInferenceTrace_{name[6:]}.csv"))
-    requests = build_requests(WorkloadSpec(dataset_name=name, num_prompts=50_000), 0)
+    requests = build_requests(Workload(dataset_name=name, num_prompts=50_000), 0)
     for column, recorded in (("prompt_tokens", trace.prompt_tokens), ("output_tokens", trace.output_tokens)):
         drawn = [getattr(request, column) for request in requests]
         assert np.percentile(drawn, (50, 90, 99)) == pytest.approx(np.percentile(recorded, (50, 90, 99)), rel=0.07)
