@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PAIR := llama-2-7b+tinyllama-1.1b
 
-.PHONY: demo test check format clean
+.PHONY: demo test test-real check format clean
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile a100-sxm/$(PAIR) --out results/demo-a100 --plots --overwrite
@@ -12,6 +12,9 @@ demo: .venv/.demo                ## the main job on shipped profiles: tables and
 
 test: .venv/.dev                 ## the whole suite
 	$(BIN)/python -m pytest
+
+test-real: .venv/.real           ## the real-hardware backend's tests; installs torch (pinned) first
+	$(BIN)/python -m pytest tests/realrun tests/calibrate
 
 check: .venv/.dev                ## format, lint, types
 	$(BIN)/ruff format --check .
@@ -30,6 +33,10 @@ clean:
 
 .venv/.demo: .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[analysis]'
+	touch $@
+
+.venv/.real: .venv/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.23.0 -c constraints.txt
 	touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml constraints.txt

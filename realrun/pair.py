@@ -18,8 +18,8 @@ import torch
 from realrun.clocks import Clock
 from realrun.executor import Handle, Job, Lane, Outcome
 from realrun.issuer import Issuer
-from realrun.kernels import PairKernels, PromptChunk, Submitted
-from realrun.rows import Slot
+from realrun.kernels import PairKernels, Submitted
+from realrun.rows import PromptChunk, Slot
 from sim.host import Stream
 from sim.request import Request
 from sim.work import Kind, Model
