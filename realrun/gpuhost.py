@@ -54,7 +54,7 @@ class GpuHost(TaskHost):
     ) -> None:
         super().__init__()
         self.clock = clock or WallClock()
-        self._executor, self._luck, self._on_work, self._watchdog_s = executor, luck, on_work, watchdog_s
+        self._executor, self._luck, self._on_work, self.watchdog_s = executor, luck, on_work, watchdog_s
         self._inbox = self.clock.mailbox(is_keeper=True)
         self._timers: list[tuple[float, bool, int, Callable[[Any], None]]] = []
         self._num_timers = 0
@@ -65,6 +65,9 @@ class GpuHost(TaskHost):
         self._threads: dict[str, StreamThreads] = {}
         self._batons: list[Baton] = []
         self._last_event_s = 0.0
+        self.turns_s = 0.0
+        """Seconds that coroutines held the baton, the handing over included."""
+        self.num_turns = 0
 
     def __enter__(self) -> GpuHost:
         return self
@@ -137,7 +140,7 @@ class GpuHost(TaskHost):
 
     def spawn(self, task: Task) -> None:
         name = getattr(task, "__qualname__", "coroutine")
-        baton = Baton(task, f"{name}#{len(self._batons)}", self._watchdog_s)
+        baton = Baton(task, f"{name}#{len(self._batons)}", self)
         self._batons.append(baton)
         super().spawn(baton)  # type: ignore[arg-type]
 
@@ -175,7 +178,7 @@ class GpuHost(TaskHost):
         times_s = [time_s for time_s in (stop_s, self._timers[0][0] if self._timers else None) if time_s is not None]
         if self._in_flight and not self.clock.is_virtual:
             self._check_watchdog()
-            times_s.append(self._last_event_s + self._watchdog_s + _LEAST_WAIT_S)
+            times_s.append(self._last_event_s + self.watchdog_s + _LEAST_WAIT_S)
         return min(times_s, default=None)
 
     def _take_in(self, until_s: float | None) -> None:
@@ -233,7 +236,7 @@ class GpuHost(TaskHost):
     def _check_watchdog(self) -> None:
         oldest = next(iter(self._in_flight))
         quiet_s = self.now_s - max(self._last_event_s, oldest.submitted_s)
-        if quiet_s > self._watchdog_s:
+        if quiet_s > self.watchdog_s:
             raise HostStuck(f"no work has ended for {quiet_s:.1f} s: {_described(oldest)} first; {self._who_waits()}")
         self._last_event_s = max(self._last_event_s, oldest.submitted_s)
 

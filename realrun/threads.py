@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import nan
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from realrun.clocks import Clock, Mailbox
 from realrun.executor import Handle, Job, Lane, Outcome
@@ -30,15 +30,26 @@ class HostStuck(RuntimeError):
     """Nothing has happened for too long; the message names who waits for what."""
 
 
+class Keeper(Protocol):
+    """What lends the baton."""
+
+    watchdog_s: float
+    turns_s: float
+    num_turns: int
+
+    @property
+    def now_s(self) -> float: ...
+
+
 class Baton:
     """A coroutine in a thread of its own. The keeper's `send` lends it the baton and blocks until it is back."""
 
-    def __init__(self, task: Task, name: str, patience_s: float) -> None:
+    def __init__(self, task: Task, name: str, keeper: Keeper) -> None:
         self.name = name
         self.waits_for: HostWait[Any] | None = None
         """The wait it stopped at; None before the start and after the end."""
         self._task = task
-        self._patience_s = patience_s
+        self._keeper = keeper
         self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"policy {name}", daemon=True)
@@ -46,11 +57,15 @@ class Baton:
 
     def send(self, _: None) -> HostWait[Any]:
         """One turn, as `coroutine.send`. Raises what the coroutine raises, and HostStuck if it keeps the baton."""
+        keeper = self._keeper
+        started_s = keeper.now_s
         self._turns.put(True)
         try:
-            reply = self._replies.get(timeout=self._patience_s)
+            reply = self._replies.get(timeout=keeper.watchdog_s)
         except queue.Empty:
-            raise HostStuck(f"policy coroutine {self.name} has held the baton for {self._patience_s:g} s") from None
+            raise HostStuck(f"policy coroutine {self.name} has held the baton for {keeper.watchdog_s:g} s") from None
+        keeper.turns_s += keeper.now_s - started_s
+        keeper.num_turns += 1
         if isinstance(reply, BaseException):
             self.waits_for = None
             raise reply

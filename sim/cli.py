@@ -87,7 +87,10 @@ def lanesim() -> None:
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line; the exit code."""
+    """Run one command line; the exit code. Warnings become notes on stderr, each once."""
+    import warnings
+
+    warnings.showwarning = lambda message, *_, **__: print(f"lanesim: note: {message}", file=sys.stderr)
     try:
         lanesim.main(args=list(args), prog_name="lanesim", standalone_mode=False)
     except click.exceptions.Exit as exit_:

@@ -5,6 +5,7 @@ Not here: comparing runs (sim.compare), metrics (sim.metrics), files (sim.result
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from sim.acceptance import parse_acceptance
@@ -63,7 +64,7 @@ def simulate(
     costs = build_costs(profile, cuda_graph=scenario.engine.cuda_graph)
     kv = _kv_pool(scenario, profile, controller.draft_tokens_max)
     requests = _requests(scenario, seed)
-    _check_they_fit(requests, kv, profile.name)
+    _check_they_fit(requests, kv, profile)
     luck = Luck(parse_acceptance(scenario.speculation.acceptance, max(1, draft_tokens)), seed)
     if draft_tokens:
         luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
@@ -114,13 +115,27 @@ def _kv_pool(scenario: Scenario, profile: Profile, draft_tokens_max: int) -> KvP
     return KvPool(num_blocks, engine.block_size, draft_tokens_max + 1 if draft_tokens_max else 0)
 
 
-def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile_name: str) -> None:
+class BeyondContextWarning(UserWarning):
+    """Requests are longer than the target's context."""
+
+
+def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -> None:
+    """Raise ValueError for a request that memory cannot hold; warn of those that the model was not made for."""
+    context = profile.target.max_context
+    num_beyond = sum(request.prompt_tokens + request.output_tokens > context for request in requests)
+    if num_beyond:
+        warnings.warn(
+            f"{num_beyond} of {len(requests)} requests are longer than {profile.target.name}'s context of {context} "
+            "tokens; they are served all the same",
+            BeyondContextWarning,
+            stacklevel=2,
+        )
     for request in requests:
         if kv.blocks_for(request) > kv.num_blocks:
             raise ValueError(
                 f"request {request.id}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens need "
                 f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.num_blocks} "
-                f"on {profile_name!r}"
+                f"on {profile.name!r}"
             )
 
 

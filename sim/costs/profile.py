@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -124,6 +124,36 @@ class KindError(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("mean_error_pct and max_error_pct must be null exactly when points is 0")
 
 
+class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Time of one pass on the profile's own machine, as measured: medians over `repetitions`."""
+
+    kind: Literal["prefill", "decode", "draft", "verify"]
+    model: Literal["target", "draft"]
+    rows: int
+    tokens: int
+    """Per row: prompt tokens of a prefill, query tokens of a verify, tokens drafted; 1 for a decode."""
+    context_tokens: int
+    """Per row, in KV before the pass."""
+    launch: Literal["eager", "graphed"]
+    device_s: float
+    host_s: float
+    """To issue the pass; on a CPU that is the pass itself."""
+    half_width_pct: float
+    """Half of the 95 % interval of the median device time, percent of it."""
+    repetitions: int
+    is_noisy: bool
+    is_held_out: bool
+    """Not used by the fit, but for its error."""
+    sustained_s: float | None = None
+    """Device time once more, after sustained load."""
+
+    def __post_init__(self) -> None:
+        sizes = ("rows", "tokens", "repetitions", "device_s")
+        _check(self, positive=sizes, not_negative=("context_tokens", "host_s", "half_width_pct"))
+        if self.sustained_s is not None:
+            _check(self, positive=("sustained_s",))
+
+
 class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a cost model is made from."""
 
@@ -141,6 +171,8 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str
     fingerprint: dict[str, str] | None
     date: str
+    points: tuple[MeasuredPoint, ...] = ()
+    """What was measured on this machine, held-out points included; none where tables were imported."""
 
     def __post_init__(self) -> None:
         if self.tensor_parallel < 1:
@@ -226,6 +258,8 @@ def decode(content: bytes, where: str) -> Profile:
 def encode(profile: Profile) -> bytes:
     """`profile` as JSON, one line per top-level key: short, and readable in a diff."""
     raw: dict[str, Any] = msgspec.to_builtins(profile)
+    if not profile.points:
+        del raw["points"]
     lines = ",\n".join(f"  {_json(key)}: {_json(value)}" for key, value in raw.items())
     return f"{{\n{lines}\n}}\n".encode()
 

@@ -1,0 +1,74 @@
+"""Datasheets of GPUs: memory, dense bf16 FLOP/s, bandwidth, multiprocessors, and which are of one family.
+
+Values are NVIDIA's published data sheets and architecture papers; FLOP/s are dense, with fp32 accumulation.
+Not here: how fast anything really runs (profiles).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.costs.profile import Gpu
+from sim.names import unknown
+
+GIB = 1 << 30
+
+
+class Datasheet(NamedTuple):
+    """One GPU; `device_names` are parts of what its driver calls it, most telling first."""
+
+    gpu: Gpu
+    multiprocessors: int
+    family: str
+    device_names: tuple[str, ...]
+
+
+def _sheet(
+    name: str,
+    memory_gib: int,
+    peak_tflops: float,
+    bandwidth_gb_per_s: float,
+    multiprocessors: int,
+    family: str,
+    *device_names: str,
+) -> Datasheet:
+    gpu = Gpu(
+        name=name,
+        memory_bytes=memory_gib * GIB,
+        peak_flops=peak_tflops * 1e12,
+        bandwidth_bytes_per_s=bandwidth_gb_per_s * 1e9,
+    )
+    return Datasheet(gpu, multiprocessors, family, device_names)
+
+
+DATASHEETS = {
+    sheet.gpu.name: sheet
+    for sheet in (
+        _sheet("a100-sxm", 80, 312.0, 2039.0, 108, "ampere", "A100-SXM4-80GB", "A100-SXM-80GB"),
+        _sheet("a100-sxm-40gb", 40, 312.0, 1555.0, 108, "ampere", "A100-SXM4-40GB", "A100-SXM-40GB"),
+        _sheet("a100-pcie", 80, 312.0, 1935.0, 108, "ampere", "A100 80GB PCIe", "A100-PCIE-80GB"),
+        _sheet("h100-sxm", 80, 989.0, 3350.0, 132, "hopper", "H100 80GB HBM3", "H100-SXM"),
+        _sheet("h100-pcie", 80, 756.0, 2000.0, 114, "hopper", "H100 PCIe"),
+        _sheet("h200-sxm", 141, 989.0, 4800.0, 132, "hopper", "H200"),
+        _sheet("l40s", 48, 362.0, 864.0, 142, "ada", "L40S"),
+        _sheet("l4", 24, 121.0, 300.0, 58, "ada", "NVIDIA L4"),
+        _sheet("rtx-4090", 24, 165.2, 1008.0, 128, "ada", "RTX 4090"),
+    )
+}
+"""By the name that profiles use."""
+
+
+def datasheet(name: str) -> Datasheet:
+    """The datasheet of `name`; raises ValueError with the nearest name."""
+    if name not in DATASHEETS:
+        raise ValueError(unknown("GPU", name, DATASHEETS))
+    return DATASHEETS[name]
+
+
+def datasheet_of_device(device_name: str) -> Datasheet | None:
+    """The datasheet of what a driver calls `device_name`, or None where there is none."""
+    by_length = sorted(
+        ((part, sheet) for sheet in DATASHEETS.values() for part in sheet.device_names),
+        key=lambda pair: -len(pair[0]),
+    )
+    return next((sheet for part, sheet in by_length if part.lower() in device_name.lower()), None)

@@ -1,0 +1,85 @@
+"""Measured points as works: what the cost model is asked for, so that measured and fitted are the same thing.
+
+Not here: measuring them (bench), choosing them (grid), the fit (pass_fit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sim.costs.profile import MeasuredPoint
+from sim.work import Chunk, Kind, Model, Work
+
+KINDS = ("prefill", "decode", "draft", "verify")
+
+
+class Place(NamedTuple):
+    """Where a point lies in the grid; fields as in MeasuredPoint."""
+
+    kind: str
+    model: str
+    rows: int
+    tokens: int
+    context_tokens: int
+    launch: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.kind} {self.rows}x{self.tokens} after {self.context_tokens} {self.launch}"
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens through the body, all passes of a draft together."""
+        return self.rows * self.tokens
+
+    @property
+    def reach_tokens(self) -> int:
+        """Tokens per row in KV when the pass is over, one more emitted."""
+        return self.context_tokens + self.tokens + 1
+
+
+def place_of(point: MeasuredPoint) -> Place:
+    return Place(point.kind, point.model, point.rows, point.tokens, point.context_tokens, point.launch)
+
+
+def work_of(place: Place) -> Work:
+    """The work that a policy would submit for this pass. Prompts end with the chunk, so the target samples."""
+    rows, tokens, model = place.rows, place.tokens, Model(place.model)
+    context_tokens = rows * place.context_tokens
+    if place.kind == "prefill":
+        return Work(
+            kind=Kind.PREFILL,
+            model=model,
+            chunks=(Chunk(tokens, place.context_tokens),) * rows,
+            head_rows=rows if model is Model.TARGET else 0,
+        )
+    if place.kind == "draft":
+        return Work(
+            kind=Kind.DRAFT,
+            model=model,
+            rows=rows,
+            row_tokens=rows,
+            context_tokens=context_tokens,
+            head_rows=rows,
+            draft_tokens=tokens,
+        )
+    return Work(
+        kind=Kind.VERIFY,
+        model=model,
+        rows=rows,
+        row_tokens=rows * tokens,
+        context_tokens=context_tokens,
+        head_rows=rows * tokens,
+    )
+
+
+def kinds_present(points: Sequence[MeasuredPoint]) -> list[str]:
+    """Kinds of error that `points` can give, in a fixed order: target passes by kind, and the draft model's."""
+    found = {error_kind(place_of(point)) for point in points}
+    return [kind for kind in (*KINDS, "draft_prefill") if kind in found]
+
+
+def error_kind(place: Place) -> str:
+    """Key of the profile's errors that a point counts for."""
+    return "draft_prefill" if place.model == "draft" and place.kind == "prefill" else place.kind

@@ -1,0 +1,58 @@
+"""Whole runs on shipped profiles: what more hardware and less luck may and may not do."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.costs import load
+from sim.policies import POLICIES
+from sim.run import simulate
+from sim.scenario import resolve
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+
+
+def scenario(policy: str, **workload: object) -> object:
+    return resolve({"profile": PAIR, "policy": policy, "workload": {"input_len": 700, "output_len": 60, **workload}})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_more_bandwidth_never_slows_a_lone_request(policy: str) -> None:
+    profile = load(PAIR)
+    times = []
+    for factor in (1.0, 1.1, 1.5, 2.0, 4.0):
+        gpu = msgspec.structs.replace(profile.gpu, bandwidth_bytes_per_s=profile.gpu.bandwidth_bytes_per_s * factor)
+        faster = msgspec.structs.replace(profile, gpu=gpu)
+        times.append(simulate(scenario(policy, num_prompts=1), policy, 0, faster).requests[0].last_token_s)
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < times[0]
+
+
+def test_a_request_beyond_the_models_context_is_noted() -> None:
+    with pytest.warns(UserWarning, match=r"1 of 1 requests are longer than llama-2-7b's context of 4096"):
+        simulate(scenario("pd", num_prompts=1, input_len=5000), "pd", 0, load(PAIR))
+
+
+def test_a_window_counts_what_it_cuts() -> None:
+    cut = msgspec.structs.replace(
+        resolve({"profile": PAIR, "policy": "pd", "window": {"stop_s": 3.0, "arrivals_end_s": 2.0}, "seed": 1}),
+    )
+    record = simulate(cut, "pd", 1, load(PAIR))
+    assert record.end_s == 3.0
+    assert all(request.arrival_s <= 2.0 for request in record.requests)
+    assert any(not request.is_finished for request in record.requests)
+
+
+def test_closed_loop_throughput_keeps_within_its_asymptotic_bounds() -> None:
+    """X(C) <= min(C / E2EL of one alone, 1 / busy time per request), and grows with C (Denning and Buzen 1978)."""
+    throughputs, demands_s, lone_s = [], [], 0.0
+    for concurrency in (1, 2, 4, 8):
+        load_ = {"num_prompts": 40, "request_rate": "inf", "max_concurrency": concurrency}
+        record = simulate(scenario("baseline", **load_), "baseline", 0, load(PAIR))
+        throughputs.append(len(record.requests) / record.end_s)
+        demands_s.append(record.device_busy_s / len(record.requests))
+        if concurrency == 1:
+            lone_s = sum(r.last_token_s - r.arrival_s for r in record.requests) / len(record.requests)
+        assert throughputs[-1] <= min(concurrency / lone_s, 1.0 / demands_s[-1]) * 1.02
+    assert throughputs == sorted(throughputs)
