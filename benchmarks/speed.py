@@ -62,7 +62,8 @@ def compare(policy: str, num_prompts: int, rate: float, draft_tokens: int, *more
         arguments = [
             "compare", "--policy", policy, "--profile", PAIR, "--dataset-name", "azure-conv",
             "--num-prompts", str(num_prompts), "--request-rate", str(rate), "--acceptance", "iid:0.7",
-            "--num-speculative-tokens", str(draft_tokens), "--seed", "0", "--json", str(path), *more,
+            "--num-speculative-tokens", str(draft_tokens), "--seed", "0", "--save-detailed",
+            "--json", str(path), *more,
         ]  # fmt: skip
         best = (float("inf"), float("inf"))
         for _ in range(REPEATS):

@@ -88,14 +88,20 @@ def _fit_decode(tables: Tables, use: NDArray[np.bool_]) -> DecodeAttention:
 def held_out_errors(tables: Tables, shape: ModelShape, tensor_parallel: int) -> dict[str, KindError]:
     """Errors per kind on `shape`, from a fit without it. Passes are GEMMs, attention and LM head of all layers; the
     elementwise kernels, which no table has, are left out of both sides."""
-    fitted = fit(tables, tensor_parallel, without=shape)
+    how = f"{shape.name} left out of the fit"
+    return errors_of(tables, fit(tables, tensor_parallel, without=shape), shape, tensor_parallel, how)
+
+
+def errors_of(
+    tables: Tables, fitted: Fitted, shape: ModelShape, tensor_parallel: int, how: str
+) -> dict[str, KindError]:
+    """Errors per kind of any constants on `shape`; `how` says in the result where they come from."""
     body = tables.gemm.body(shape, tensor_parallel)
     body_errors = relative_error(body_s(fitted.gemm, tables.gpu, body), body.seconds)
     tokens = np.array(body.tokens)
     in_verify = (tokens >= VERIFY_TOKENS[0]) & (tokens <= VERIFY_TOKENS[1])
     head = _head(tables.gemm, shape, tensor_parallel)
     head_errors = relative_error(body_s(fitted.gemm, tables.gpu, head), head.seconds)
-    how = f"{shape.name} left out of the fit"
     errors = {
         "body": kind_error(body_errors, f"{how}; layer GEMMs at {len(tokens)} token counts, 1..{tokens.max()}"),
         "verify_body": kind_error(

@@ -19,7 +19,7 @@ from realrun.clocks import NOTHING, Clock, WallClock
 from realrun.executor import Executor, Job
 from realrun.threads import Baton, Done, Failed, GpuTicket, HostStuck, Issued, StreamThreads
 from sim.host import HostWait, Signal, Stream, Wait
-from sim.tasks import POLL_GRID_SLACK, Task, TaskHost
+from sim.tasks import POLL_GRID_SLACK, FirstWait, Task, TaskHost
 from sim.work import NO_RESULT, Kind, Result, Work
 
 WATCHDOG_S = 60.0
@@ -49,25 +49,32 @@ class GpuHost(TaskHost):
         luck: RunLength | None = None,
         *,
         clock: Clock | None = None,
-        on_work: Callable[[GpuTicket], None] | None = None,
         watchdog_s: float = WATCHDOG_S,
     ) -> None:
         super().__init__()
         self.clock = clock or WallClock()
-        self._executor, self._luck, self._on_work, self.watchdog_s = executor, luck, on_work, watchdog_s
+        self._executor, self._luck, self.watchdog_s = executor, luck, watchdog_s
         self._inbox = self.clock.mailbox(is_keeper=True)
         self._timers: list[tuple[float, bool, int, Callable[[Any], None]]] = []
         self._num_timers = 0
         self.num_looks = 0
         """Timers that are only the next look of a poll that nobody has notified yet."""
         self._in_flight: dict[GpuTicket, None] = {}
+        self.works: list[GpuTicket] = []
+        """Works that are over, in the order in which their results came."""
         self._streams: dict[str, Stream] = {}
         self._threads: dict[str, StreamThreads] = {}
         self._batons: list[Baton] = []
         self._last_event_s = 0.0
-        self.turns_s = 0.0
-        """Seconds that coroutines held the baton, the handing over included."""
-        self.num_turns = 0
+        self._for_first: list[GpuTicket] = []
+        """Arrived, and waited for by a `first` whose coroutine has not had its turn yet."""
+        self._reacting: list[GpuTicket] = []
+        """What the present turn reacts to."""
+        self._due_s: dict[HostWait[Any], tuple[bool, float]] = {}
+        """Of signals' waits that are done: was it polled, and when its coroutine should go on."""
+        self._due: tuple[bool, float] | None = None
+        self.wake_latencies_s: dict[bool, list[float]] = {False: [], True: []}
+        """Per wait on a signal, plain or polled: seconds until its coroutine had acted on it."""
 
     def __enter__(self) -> GpuHost:
         return self
@@ -108,6 +115,7 @@ class GpuHost(TaskHost):
             for each in self._streams.values():
                 lane = self._executor.lane(each, self.clock)
                 self._threads[each.name] = StreamThreads(each, lane, self.clock, self._inbox, self._executor.ended)
+        self.reacted()
         job = Job(
             work,
             tuple(request.drafted for request in work.requests),
@@ -136,7 +144,13 @@ class GpuHost(TaskHost):
             if isinstance(wait, _Looks):
                 wait.notified()
             else:
-                self.complete(wait)
+                self.go_on(wait, is_polled=False, due_s=self.now_s)
+
+    def go_on(self, wait: HostWait[None], *, is_polled: bool, due_s: float) -> None:
+        """Complete a wait on a signal whose coroutine should go on at `due_s`."""
+        if wait.posts:
+            self._due_s[wait] = is_polled, due_s
+        self.complete(wait)
 
     def spawn(self, task: Task) -> None:
         name = getattr(task, "__qualname__", "coroutine")
@@ -203,11 +217,29 @@ class GpuHost(TaskHost):
     def _arrived(self, ticket: GpuTicket) -> None:
         """The result of `ticket` is on the host."""
         self._in_flight.pop(ticket, None)
+        self.works.append(ticket)
         ticket.ready_s = self.now_s
+        if ticket.watchers:
+            self._for_first.append(ticket)
         self._complete_issued(ticket)
         self.complete(ticket, self._result(ticket))
-        if self._on_work is not None:
-            self._on_work(ticket)
+
+    def turn_begins(self, waited_for: HostWait[Any] | None) -> None:
+        """A coroutine is about to run; remembers the works whose results it was waiting for."""
+        if isinstance(waited_for, GpuTicket):
+            self._reacting = [waited_for]
+        elif isinstance(waited_for, FirstWait):
+            self._reacting, self._for_first = self._for_first, []
+        self._due = self._due_s.pop(waited_for, None) if waited_for is not None else None
+
+    def reacted(self) -> None:
+        for ticket in self._reacting:
+            ticket.reacted_s = self.now_s
+        self._reacting = []
+        if self._due is not None:
+            is_polled, due_s = self._due
+            self.wake_latencies_s[is_polled].append(self.now_s - due_s)
+            self._due = None
 
     def _drop(self, ticket: GpuTicket) -> None:
         """Cancelled: if nobody has taken the work it never runs, and is over now."""
@@ -263,7 +295,7 @@ class _Looks:
         self._host.num_looks -= 1
         if self._host.now_s - self._looked_s <= POLL_GRID_SLACK * self._poll_s:
             self._is_over = True
-            self._host.complete(self._wait)
+            self._host.go_on(self._wait, is_polled=True, due_s=self._host.now_s)
 
     def _plan(self, grid: int) -> None:
         self._grid = grid
@@ -276,7 +308,7 @@ class _Looks:
         host = self._host
         host.num_polls += 1
         if self._is_notified:
-            host.complete(self._wait)
+            host.go_on(self._wait, is_polled=True, due_s=self._start_s + self._grid * self._poll_s)
             return
         host.num_looks -= 1
         self._looked_s = host.now_s

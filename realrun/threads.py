@@ -34,11 +34,12 @@ class Keeper(Protocol):
     """What lends the baton."""
 
     watchdog_s: float
-    turns_s: float
-    num_turns: int
 
-    @property
-    def now_s(self) -> float: ...
+    def turn_begins(self, waited_for: HostWait[Any] | None) -> None: ...
+
+    def reacted(self) -> None:
+        """The coroutine whose turn it is has submitted a work, or stopped at its next wait."""
+        ...
 
 
 class Baton:
@@ -58,14 +59,12 @@ class Baton:
     def send(self, _: None) -> HostWait[Any]:
         """One turn, as `coroutine.send`. Raises what the coroutine raises, and HostStuck if it keeps the baton."""
         keeper = self._keeper
-        started_s = keeper.now_s
+        keeper.turn_begins(self.waits_for)
         self._turns.put(True)
         try:
             reply = self._replies.get(timeout=keeper.watchdog_s)
         except queue.Empty:
             raise HostStuck(f"policy coroutine {self.name} has held the baton for {keeper.watchdog_s:g} s") from None
-        keeper.turns_s += keeper.now_s - started_s
-        keeper.num_turns += 1
         if isinstance(reply, BaseException):
             self.waits_for = None
             raise reply
@@ -84,6 +83,7 @@ class Baton:
             except BaseException as error:
                 self._replies.put(error)
                 return
+            self._keeper.reacted()
             self._replies.put(reply)
         self._task.close()
 
@@ -106,6 +106,7 @@ class GpuTicket(HostWait[Result]):
         "issued_s",
         "job",
         "outcome",
+        "reacted_s",
         "ready_s",
         "start_s",
         "stream",
@@ -128,6 +129,8 @@ class GpuTicket(HostWait[Result]):
         self.eligible_s = self.issue_start_s = self.issued_s = nan
         """`eligible_s`: submitted, its issuer free, and everything it comes after issued."""
         self.start_s = self.end_s = self.ready_s = nan
+        self.reacted_s = nan
+        """When the coroutine that awaited this had acted on it; nan if none did."""
         self.handle: Handle | None = None
         self.outcome: Outcome | None = None
         self.is_cancelled = False

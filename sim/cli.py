@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if not name.startswith("-") and name not in self.list_commands(ctx):
+        if not name.startswith("-") and name not in COMMANDS and name not in _installed():
             from sim.names import unknown
 
             raise click.UsageError(unknown("command", name, self.list_commands(ctx)))

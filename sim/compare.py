@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from sim.costs import Profile
-from sim.metrics import PERCENTILES, summarise
+from sim.metrics import PERCENTILES, detailed, summarise
 from sim.records import RunRecord
 from sim.run import check, simulate
 from sim.scenario import Scenario, to_plain
@@ -42,11 +42,12 @@ def compare(
     percentiles: Sequence[float] = PERCENTILES,
     on_run: Callable[[RunRecord], None] | None = None,
     record_works: bool = False,
+    is_detailed: bool = False,
 ) -> dict[str, Any]:
     """Run every policy with every seed; the result is what `compare --json` holds.
 
     `on_run` gets each record as it is done. With `record_works` the first replication of each policy carries its
-    works. Raises ValueError for input that cannot run.
+    works; with `is_detailed` every run carries per-request lists. Raises ValueError for input that cannot run.
     """
     check(scenario, profile)
     percentiles = sorted({*PERCENTILES, *percentiles})
@@ -63,6 +64,8 @@ def compare(
                     num_warmups=scenario.workload.num_warmups,
                 )
             )
+            if is_detailed:
+                runs[-1] |= detailed(record)
             if on_run is not None:
                 on_run(record)
     runs.sort(key=lambda run: (scenario.policy.index(run["policy"]), run["seed"]))
@@ -102,7 +105,7 @@ def _policy_summary(policy: str, runs: Sequence[Run]) -> dict[str, Any]:
     means: dict[str, float | None] = {}
     intervals: dict[str, list[float] | None] = {}
     for key, value in own[0].items():
-        if key in ("policy", "seed", "unstable") or isinstance(value, dict):
+        if key in ("policy", "seed", "unstable") or isinstance(value, dict | list):
             continue
         samples = [run[key] for run in own]
         if any(sample is None for sample in samples):

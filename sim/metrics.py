@@ -75,6 +75,26 @@ def summarise(
     return result | _device(record, duration_s)
 
 
+def detailed(record: RunRecord) -> dict[str, list[float | None]]:
+    """Per-request lists under the keys of `vllm bench serve --save-detailed`, in order of arrival, seconds.
+
+    None for what an unfinished request, or one of a single token, does not have.
+    """
+    requests = record.requests
+    finished = [request if request.is_finished else None for request in requests]
+    return {
+        "start_times": [request.arrival_s for request in requests],
+        "input_lens": [request.prompt_tokens for request in requests],
+        "output_lens": [request.emitted_tokens for request in requests],
+        "ttfts": [r.first_token_s - r.arrival_s if r else None for r in finished],
+        "tpots": [
+            (r.last_token_s - r.first_token_s) / (r.emitted_tokens - 1) if r and r.emitted_tokens > 1 else None
+            for r in finished
+        ],
+        "e2els": [r.last_token_s - r.arrival_s if r else None for r in finished],
+    }
+
+
 def _ratio(amount: float, by: float) -> float | None:
     return amount / by if by > 0.0 else None
 

@@ -5,8 +5,6 @@ out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are those 
 Not here: how fast they run (sim.costs).
 """
 
-from __future__ import annotations
-
 from difflib import get_close_matches
 
 import msgspec

@@ -106,8 +106,9 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
 
 
 def to_json(result: dict[str, Any]) -> str:
-    """JSON text; a nan or infinity left in a result is a defect and raises."""
-    return json.dumps(result, indent=1, allow_nan=False) + "\n"
+    """JSON text, on one line if it holds per-request lists; a nan or infinity in it is a defect and raises."""
+    is_detailed = any("ttfts" in run for run in result.get("runs", ()))
+    return json.dumps(result, indent=None if is_detailed else 1, allow_nan=False) + "\n"
 
 
 def _joined(tables: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:

@@ -121,6 +121,13 @@ class BeyondContextWarning(UserWarning):
 
 def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -> None:
     """Raise ValueError for a request that memory cannot hold; warn of those that the model was not made for."""
+    for request in requests:
+        if kv.blocks_for(request) > kv.num_blocks:
+            raise ValueError(
+                f"request {request.id}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens need "
+                f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.num_blocks} "
+                f"on {profile.name!r}"
+            )
     context = profile.target.max_context
     num_beyond = sum(request.prompt_tokens + request.output_tokens > context for request in requests)
     if num_beyond:
@@ -130,13 +137,6 @@ def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -
             BeyondContextWarning,
             stacklevel=2,
         )
-    for request in requests:
-        if kv.blocks_for(request) > kv.num_blocks:
-            raise ValueError(
-                f"request {request.id}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens need "
-                f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.num_blocks} "
-                f"on {profile.name!r}"
-            )
 
 
 def _start(policy: Policy, host: SimHost, serving: Serving, scenario: Scenario, luck: Luck | None) -> None:

@@ -3,8 +3,6 @@
 Unknown keys, wrong types and values out of range are one clear line each (ValueError). Not here: running it (sim.run).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -134,10 +132,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if len(set(self.policy)) < len(self.policy):
             raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
         _at_least("", self, seed=0, replications=1)
-
-    def with_(self, **changes: Any) -> Scenario:
-        """A copy with `changes`, checked like the original."""
-        return msgspec.structs.replace(self, **changes)
 
     @property
     def digest(self) -> str:

@@ -36,12 +36,19 @@ class _Environment(simpy.Environment):
     """SimPy's clock with events at an absolute time: `timeout` would round now + (time - now)."""
 
     def call_at(self, time_s: float, callback: Callable[[Any], None], priority: int) -> simpy.Event:
-        event = simpy.Event(self)
-        event.callbacks = [callback]
-        event._ok = True
-        event._value = None
+        event = _Call(self, callback)
         heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
         return event
+
+
+class _Call(simpy.Event):
+    """An event that has happened when it is due, and calls one function."""
+
+    def __init__(self, env: simpy.Environment, callback: Callable[[Any], None]) -> None:
+        self.env = env
+        self.callbacks = [callback]
+        self._ok = True
+        self._value = None
 
 
 class Usage:

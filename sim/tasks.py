@@ -143,7 +143,13 @@ class TaskHost:
         """`complete` as the only act of a clock callback: wakes the waiters right here if the instant is over."""
         if self._is_instant_over():
             self._is_dispatching = True
-            self.complete(wait, value)
+            if wait.watchers:
+                self.complete(wait, value)
+            else:
+                wait.is_done = True
+                wait.value = value
+                for post in wait.posts:
+                    heapq.heappush(self._ready, post)
             self._dispatch()
         else:
             self.complete(wait, value)

@@ -5,8 +5,6 @@ arrivals, a longer run begins with the same requests. Closed loops are the serve
 are warm-ups. Not here: the length tables (sim.lengths) and recorded traces (sim.traces).
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from math import inf, isfinite, isnan
 

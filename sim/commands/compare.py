@@ -25,7 +25,9 @@ EXAMPLE = (
 @click.option("--percentile-metrics", default=None, help="Accepted for vLLM's sake; all metrics are reported.")
 @click.option("--metric-percentiles", default=None, help="Further percentiles, such as 50,99.9.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+@click.option("--save-detailed", is_flag=True, help="Add per-request lists to every run of the JSON, as vLLM does.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Results directory.")
+@click.option("--works/--no-works", "with_works", default=True, help="Record every work of the first replication.")
 @click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 def compare_command(**flags: Any) -> None:
@@ -43,7 +45,17 @@ def compare_command(**flags: Any) -> None:
         check_out(out, scenario.digest, overwrite=flags["overwrite"])
     profile = load(scenario.profile)
     records: list[RunRecord] = []
-    result = _run(scenario, profile, percentiles, records if out is not None else None)
+    with_works = out is not None and flags["with_works"]
+    if flags["save_detailed"] and json_path is None:
+        raise ValueError("--save-detailed adds to the JSON: say where with --json FILE")
+    result = _run(
+        scenario,
+        profile,
+        records if out is not None else None,
+        percentiles=percentiles,
+        record_works=with_works,
+        is_detailed=flags["save_detailed"],
+    )
     if out is not None:
         _write(out, scenario, result, records, with_plots=flags["plots"])
     if json_path is not None:
@@ -73,26 +85,24 @@ def _percentiles(text: str | None) -> list[float]:
     return values
 
 
-def _run(scenario: Scenario, profile: Any, percentiles: list[float], records: list[RunRecord] | None) -> dict[str, Any]:
+def _run(scenario: Scenario, profile: Any, records: list[RunRecord] | None, **options: Any) -> dict[str, Any]:
     """Compare with a progress bar where stderr is a terminal; keeps the records where they are wanted."""
     from sim.compare import compare
 
-    num_runs = scenario.replications * len(scenario.policy)
     if not sys.stderr.isatty():
-        keep = records.append if records is not None else None
-        return compare(scenario, profile, percentiles=percentiles, on_run=keep, record_works=records is not None)
+        return compare(scenario, profile, on_run=records.append if records is not None else None, **options)
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("simulating", total=num_runs)
+        task = progress.add_task("simulating", total=scenario.replications * len(scenario.policy))
 
         def on_run(record: RunRecord) -> None:
             progress.advance(task)
             if records is not None:
                 records.append(record)
 
-        return compare(scenario, profile, percentiles=percentiles, on_run=on_run, record_works=records is not None)
+        return compare(scenario, profile, on_run=on_run, **options)
 
 
 def _write(

@@ -5,8 +5,6 @@ fitted is what runs. All are monotone: more tokens, more context or less bandwid
 Not here: what a pass is made of (sim.costs.compact), files (sim.costs.profile).
 """
 
-from __future__ import annotations
-
 from math import ceil, isfinite
 from typing import NamedTuple
 

@@ -258,8 +258,6 @@ def decode(content: bytes, where: str) -> Profile:
 def encode(profile: Profile) -> bytes:
     """`profile` as JSON, one line per top-level key: short, and readable in a diff."""
     raw: dict[str, Any] = msgspec.to_builtins(profile)
-    if not profile.points:
-        del raw["points"]
     lines = ",\n".join(f"  {_json(key)}: {_json(value)}" for key, value in raw.items())
     return f"{{\n{lines}\n}}\n".encode()
 

@@ -162,6 +162,7 @@ class SharedDevice:
     def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket:
         now_s = self.clock.now_s
         ticket = SimTicket(self, work, stream, self._costs.cost(work), now_s)
+        ticket.forget_times()
         waits_for: Sequence[SimTicket] = ()
         if after:
             waits_for = [other for other in after if not other.end_s <= now_s]
@@ -186,10 +187,6 @@ class SharedDevice:
         if self._busy_since_s >= 0.0:
             self.busy_s += now_s - self._busy_since_s
             self._busy_since_s = now_s
-
-    def arm(self, ticket: SimTicket) -> None:
-        if ticket.ready_s == ticket.ready_s:
-            ticket.announce_when_ready()
 
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
         wait: HostWait[None] = HostWait()
@@ -384,7 +381,7 @@ class SharedDevice:
         is_free = ticket.work.kind is Kind.HOST or (ticket.is_cancelled and ticket.start_s == now_s)
         ticket.ready_s = now_s if is_free else now_s + self._result_s
         if ticket.posts or ticket.watchers:
-            ticket.announce_when_ready()
+            ticket.arm()
         self.clock.ended(ticket)
         if ticket.dependents:
             for device in ticket.dependents:

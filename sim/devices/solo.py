@@ -13,6 +13,9 @@ from sim.devices.ticket import Clock, SimTicket, checkpoint_at
 from sim.host import HostWait, Stream
 from sim.work import Kind, Work
 
+_MOST_FLYING = 32
+"""Works after which those that have ended are reported; any number would do."""
+
 
 class SoloDevice:
     """Works of one stream, first in, first out."""
@@ -26,7 +29,7 @@ class SoloDevice:
         self._issuer_free_s = 0.0
         self._device_free_s = 0.0
         self._flying: deque[SimTicket] = deque()
-        """Works not yet reported as ended, oldest first."""
+        """Works that may still be cut or moved, oldest first, and some that have ended."""
         self._settled = (0.0, 0.0)
         """Issuer and device free times before the oldest flying work."""
 
@@ -35,13 +38,14 @@ class SoloDevice:
         now_s = self.clock.now_s
         ticket = SimTicket(self, work, stream, self._cost(work), now_s)
         self._time(ticket)
-        if self._flying and self._flying[0].end_s <= now_s:
+        flying = self._flying
+        flying.append(ticket)
+        if len(flying) > _MOST_FLYING:
             self.flush(now_s)
-        self._flying.append(ticket)
         return ticket
 
     def flush(self, now_s: float) -> None:
-        """Report the works that have ended by `now_s`."""
+        """Report the works that have ended by `now_s`, in order."""
         flying = self._flying
         while flying and flying[0].end_s <= now_s:
             ticket = flying.popleft()
@@ -73,9 +77,6 @@ class SoloDevice:
         ticket.end_s = end_s
         ticket.ready_s = end_s + self._result_s
 
-    def arm(self, ticket: SimTicket) -> None:
-        ticket.announce_when_ready()
-
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
         wait: HostWait[None] = HostWait()
         if ticket.issued_s <= self.clock.now_s:
@@ -92,6 +93,7 @@ class SoloDevice:
         now_s = self.clock.now_s
         if ticket.is_cancelled or ticket.end_s <= now_s:
             return
+        self.flush(now_s)
         ticket.is_cancelled = True
         prepare_s, launch_s, device_s, num_kernels = ticket.cost
         length_s = ticket.end_s - ticket.start_s
@@ -103,4 +105,4 @@ class SoloDevice:
         for flying in self._flying:
             self._time(flying)
             if flying.posts or flying.watchers:
-                flying.announce_when_ready()
+                flying.arm()

@@ -36,7 +36,6 @@ class Device(Protocol):
 
     def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket: ...
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]: ...
-    def arm(self, ticket: SimTicket) -> None: ...
     def cancel(self, ticket: SimTicket) -> None: ...
     def flush(self, now_s: float) -> None:
         """Report what has ended by `now_s`, the end of the run, and has not been reported."""
@@ -48,7 +47,7 @@ class Device(Protocol):
 
 
 class SimTicket(HostWait[Result]):
-    """A submitted work and the times of its life, seconds; nan until known."""
+    """A submitted work and the times of its life, seconds; nan until known. Its device sets them."""
 
     __slots__ = (
         "_is_done",
@@ -80,13 +79,14 @@ class SimTicket(HostWait[Result]):
         self.cost = cost
         self.result = NO_RESULT
         self.submitted_s = now_s
-        self.issue_start_s = self.prepared_s = self.issued_s = self.start_s = self.end_s = nan
-        self.ready_s = nan
-        """When the result is (or, on a one-stream device, will be) on the host."""
         self.armed_s = nan
         self.is_cancelled = False
         self.dependents: list[Device] | None = None
         self._issued: HostWait[None] | None = None
+
+    def forget_times(self) -> None:
+        """All times but that of submission are unknown; the device fills them in. `ready_s` may lie in the future."""
+        self.issue_start_s = self.prepared_s = self.issued_s = self.start_s = self.end_s = self.ready_s = nan
 
     @property
     def is_done(self) -> bool:
@@ -108,13 +108,11 @@ class SimTicket(HostWait[Result]):
         return self._issued
 
     def arm(self) -> None:
-        self.device.arm(self)
-
-    def announce_when_ready(self) -> None:
-        """Have the clock complete this ticket at `ready_s`, which must be known and not past."""
-        if self.armed_s != self.ready_s:
-            self.armed_s = self.ready_s
-            self.device.clock.at(self.ready_s, self._arrived)
+        """Have the clock complete this ticket at `ready_s`; while that is not known, its device will."""
+        ready_s = self.ready_s
+        if ready_s == ready_s and self.armed_s != ready_s:
+            self.armed_s = ready_s
+            self.device.clock.at(ready_s, self._arrived)
 
     def _arrived(self, _: Any) -> None:
         clock = self.device.clock

@@ -129,7 +129,7 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
                     model=Model.DRAFT,
                     rows=num_drafted,
                     row_tokens=DRAFT_ROW_TOKENS * num_drafted,
-                    context_tokens=context_tokens + sum(request.prompt_tokens for request in completed),
+                    context_tokens=context_tokens + sum([request.prompt_tokens for request in completed]),
                     chunks=chunks,
                     head_rows=num_drafted,
                     draft_tokens=draft_tokens if num_drafted else 0,
@@ -147,8 +147,9 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
                     request.emitted_tokens = request.output_tokens
                     request.kv_tokens = 0
                     serving.release(request)
-        for request, chunk in zip(prompts, chunks, strict=False):
-            request.prefilled_tokens += chunk.new_tokens
+        if chunks:
+            for request, chunk in zip(prompts, chunks, strict=False):
+                request.prefilled_tokens += chunk.new_tokens
         if completed:
             del prompts[:num_completed]
             for request in completed:

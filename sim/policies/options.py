@@ -1,7 +1,5 @@
 """What the policies of a comparison can be told; one block for all, each takes what concerns it."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec

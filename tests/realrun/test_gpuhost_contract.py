@@ -36,14 +36,13 @@ def log_of(tickets: Sequence[GpuTicket]) -> Log:
 def run_on_threads(
     policy: str, served: Sequence[Request], options: PolicyOptions, *, is_async: bool, stop_s: float = inf, **more: Any
 ) -> tuple[list[GpuTicket], Serving, GpuHost]:
-    tickets: list[GpuTicket] = []
     executor = ConstantExecutor(SECONDS, is_async=is_async)
-    with GpuHost(executor, PeriodicLuck(), clock=VirtualClock(), on_work=tickets.append) as host:
+    with GpuHost(executor, PeriodicLuck(), clock=VirtualClock()) as host:
         serving = serve(host, policy, served, **more)
         for task in [*find_policy(policy).build(serving, options, EngineLimits()), serving.arrivals()]:
             host.spawn(task)
         host.run_until(None if stop_s == inf else stop_s)
-    return tickets, serving, host
+    return host.works, serving, host
 
 
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])

@@ -1,0 +1,116 @@
+"""How wrong a profile is: its own held-out errors, or its constants against other measurements.
+
+Against a points file or a measured profile, every pass there is compared; against published kernel tables, GEMMs,
+attention and the passes composed of them. Not here: drawing (figures), fitting (fit, pass_fit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.points import Place, error_kind, place_of, work_of
+from sim.costs import CompactCosts
+from sim.costs.profile import KindError, MeasuredPoint, Profile, load
+
+
+class Comparison(NamedTuple):
+    """One measured point and what the profile makes of it."""
+
+    kind: str
+    is_target: bool
+    flops: float
+    num_bytes: float
+    measured_s: float
+    fitted_s: float
+
+    @property
+    def relative_error(self) -> float:
+        return self.fitted_s / self.measured_s - 1.0
+
+
+class Check(NamedTuple):
+    """Errors per kind and, where there are any, the points behind them."""
+
+    errors: dict[str, KindError]
+    comparisons: list[Comparison]
+
+
+def check(profile: Profile, against: Path | None = None) -> Check:
+    """Raises ValueError where `against` holds nothing that this profile can be compared with."""
+    if against is None:
+        held_out = [point for point in profile.points if point.is_held_out]
+        return Check(profile.errors, compare_points(profile, held_out))
+    if against.is_dir():
+        from calibrate.against_tables import check_tables
+
+        return check_tables(profile, against)
+    points = read_points(against)
+    used = [point for point in points if point.model == "target" or profile.draft is not None]
+    if not used:
+        raise ValueError(f"{str(against)!r} holds no points to compare {profile.name!r} with")
+    comparisons = compare_points(profile, used)
+    return Check(summary(comparisons, f"points of {against.name}, all of them"), comparisons)
+
+
+def read_points(path: Path) -> Sequence[MeasuredPoint]:
+    """The points of a measured profile, or of the points file beside one that is being measured."""
+    if path.suffix == ".jsonl":
+        from calibrate.points_file import read
+
+        return read(path).points
+    points = load(path).points
+    if not points:
+        raise ValueError(f"profile {str(path)!r} carries no points; want one that `lanesim calibrate measure` wrote")
+    return points
+
+
+def compare_points(profile: Profile, points: Sequence[MeasuredPoint]) -> list[Comparison]:
+    """Every point of `points` with its FLOPs and least bytes."""
+    costs = CompactCosts(profile)
+    compared = []
+    for point in points:
+        place = place_of(point)
+        flops, num_bytes = use_of(costs, place)
+        fitted_s = costs.cost(work_of(place)).device_s
+        is_target = place.model == "target"
+        compared.append(Comparison(error_kind(place), is_target, flops, num_bytes, point.device_s, fitted_s))
+    return compared
+
+
+def use_of(costs: CompactCosts, place: Place) -> tuple[float, float]:
+    """FLOPs and least bytes of the pass, or of all passes of a draft."""
+    work = work_of(place)
+    passes = costs.passes(work.model)
+    flops, num_bytes = passes.use(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
+    for later in range(1, work.draft_tokens):
+        use = passes.use(work.rows, work.rows, work.context_tokens + later * work.rows, (), work.rows)
+        flops, num_bytes = flops + use.flops, num_bytes + use.num_bytes
+    return flops, num_bytes
+
+
+def summary(comparisons: Sequence[Comparison], held_out: str) -> dict[str, KindError]:
+    """Errors per kind, in order of first appearance."""
+    from calibrate.fit import kind_error
+
+    by_kind: dict[str, list[float]] = {}
+    for comparison in comparisons:
+        by_kind.setdefault(comparison.kind, []).append(comparison.relative_error)
+    return {kind: kind_error(np.array(errors), held_out) for kind, errors in by_kind.items()}
+
+
+def check_json(profile: Profile, errors: dict[str, KindError], against: str | None) -> dict[str, Any]:
+    """The machine-readable result (design, section 10)."""
+    kinds = {
+        kind: {
+            "mean_error_pct": error.mean_error_pct,
+            "max_error_pct": error.max_error_pct,
+            "points": error.points,
+            "held_out": error.held_out,
+        }
+        for kind, error in errors.items()
+    }
+    return {"schema": 1, "profile": profile.name, "against": against, "kinds": kinds}

@@ -1,0 +1,156 @@
+"""The points file: what one machine measured, appended line by line, so that a kill loses one point at most.
+
+JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point`,
+`sustained` (a place timed again under load), `host`, `overlap` and `clocks` lines.
+Not here: measuring (measure), the profile made of it (sim.costs.profile).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from calibrate.points import Place, place_of
+from sim.costs.profile import MeasuredPoint
+
+SCHEMA = 1
+LONGEST_S = 1000.0
+"""A pass of more seconds than this is a pass in other units."""
+MAY_CHANGE = ("clock", "date")
+"""Fingerprint keys beginning so do not tell two machines apart."""
+
+
+class Points(NamedTuple):
+    """Content of a points file."""
+
+    fingerprint: dict[str, str]
+    options: dict[str, Any]
+    places: list[Place]
+    """The plan."""
+    points: list[MeasuredPoint]
+    sustained: dict[Place, float]
+    host: dict[str, Any]
+    overlap: list[dict[str, Any]]
+
+    @property
+    def left(self) -> list[Place]:
+        """Places of the plan that are not measured yet."""
+        done = {place_of(point) for point in self.points}
+        return [place for place in self.places if place not in done]
+
+
+def create(path: Path, fingerprint: dict[str, str], options: dict[str, Any], places: Sequence[Place]) -> None:
+    """Write the header, whole or not at all."""
+    header = {"schema": SCHEMA, "fingerprint": fingerprint, "options": options, "places": [list(p) for p in places]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.part")
+    scratch.write_text(json.dumps(header) + "\n")
+    os.replace(scratch, path)
+
+
+def append(path: Path, kind: str, content: Any) -> None:
+    """Add one line and see it to the disk. Raises ValueError for nan and infinity."""
+    line = json.dumps({kind: content}, allow_nan=False) + "\n"
+    with path.open("a") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def append_point(path: Path, point: MeasuredPoint) -> None:
+    append(path, "point", msgspec.to_builtins(point))
+
+
+def mend(path: Path) -> None:
+    """Cut off a last line that a kill left unfinished."""
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+def read(path: Path) -> Points:
+    """The content; an unfinished last line is ignored. Raises ValueError naming the line that is wrong."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"points file {str(path)!r} cannot be read: {error}") from error
+    lines = text.split("\n")[:-1]
+    if not lines:
+        raise ValueError(f"points file {str(path)!r} is empty or cut off in its first line; remove it")
+    header = _object(path, 1, lines[0])
+    schema = header.get("schema")
+    if schema != SCHEMA:
+        newer = isinstance(schema, int) and schema > SCHEMA
+        hint = "is newer than what this version reads; update lanesim" if newer else f"must be {SCHEMA}"
+        raise ValueError(f"points file {str(path)!r}: schema={schema!r} {hint}")
+    try:
+        places = [Place(*place) for place in header["places"]]
+        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"points file {str(path)!r}, line 1: no valid header ({error!r})") from error
+    for number, line in enumerate(lines[1:], 2):
+        _enter(found, path, number, _object(path, number, line))
+    return found
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"points file {str(path)!r}, line {number}: is no JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"points file {str(path)!r}, line {number}: must be a JSON object")
+    return content
+
+
+def _enter(found: Points, path: Path, number: int, content: dict[str, Any]) -> None:
+    where = f"points file {str(path)!r}, line {number}"
+    for kind, value in content.items():
+        if kind == "point":
+            found.points.append(_point(where, value))
+        elif kind == "sustained":
+            place, seconds = Place(*value[0]), float(value[1])
+            if not isfinite(seconds) or seconds <= 0.0:
+                raise ValueError(f"{where}: {seconds!r} s under load must be finite and positive")
+            found.sustained[place] = seconds
+        elif kind == "host":
+            found.host.update(value)
+        elif kind == "overlap":
+            found.overlap.append(value)
+        elif kind != "clocks":
+            raise ValueError(f"{where}: unknown kind of line {kind!r}")
+
+
+def _point(where: str, value: Any) -> MeasuredPoint:
+    try:
+        point = msgspec.convert(value, MeasuredPoint)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    if point.device_s > LONGEST_S:
+        raise ValueError(f"{where}: device_s={point.device_s} s is longer than {LONGEST_S:.0f} s; times are seconds")
+    return point
+
+
+def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: dict[str, Any]) -> None:
+    """Raise ValueError unless `found` was measured on this machine with these options."""
+    for what, theirs, ours in (
+        ("machine", _fixed(found.fingerprint), _fixed(fingerprint)),
+        ("options", found.options, options),
+    ):
+        for key in sorted(set(theirs) | set(ours)):
+            if theirs.get(key) != ours.get(key):
+                raise ValueError(
+                    f"points file {str(path)!r} is of another {what.rstrip('s')}: {key} was {theirs.get(key)!r}, is now "
+                    f"{ours.get(key)!r}; choose another --out or remove it"
+                )
+
+
+def _fixed(fingerprint: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in fingerprint.items() if not key.startswith(MAY_CHANGE)}

@@ -1,0 +1,125 @@
+"""`lanesim replay` and `lanesim validate`: the command lines of realrun.replay and realrun.validation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.commands.options import ListOptions, gather, scenario_options
+
+if TYPE_CHECKING:
+    from realrun.experiment import Experiment
+    from realrun.replay import Replay
+    from sim.costs import Profile
+    from sim.scenario import Scenario
+
+REPLAY_EXAMPLE = (
+    "Example: lanesim replay --policy pd --policy pdv --profile cpu/tiny --num-prompts 24 --request-rate 10 "
+    "--input-len 64 --output-len 32 --device cpu --out results/replay"
+)
+
+
+@click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE)
+@scenario_options
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="Where the passes run.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Results directory.")
+@click.option("--temperature", type=click.FloatRange(min=0.0), default=0.0, help="0 = greedy kernels, above = sampled.")
+@click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
+def replay_command(**flags: Any) -> None:
+    """Run the same policies on real hardware, in real time, and record what happened.
+
+    The profile's models get their exact dimensions and random weights. Which drafts are accepted is dictated by the
+    scenario's acceptance and seed (tape mode), so that against a simulation only times can differ.
+    """
+    from sim.costs import load
+    from sim.results import check_out, writing
+    from sim.run import check
+    from sim.scenario import resolve
+
+    scenario = resolve(gather(flags))
+    out: Path = flags["out"]
+    check_out(out, scenario.digest, overwrite=flags["overwrite"])
+    profile = load(scenario.profile)
+    check(scenario, profile)
+    replays, about = _run(scenario, profile, flags["device"], flags["temperature"])
+    from realrun.replay import result_of, write_replays
+
+    result = result_of(scenario, replays, about)
+    with writing(out) as scratch:
+        write_replays(scratch, scenario, result, replays)
+    _report(result, out)
+    if result["replay"]["partial"]:
+        print(f"lanesim: interrupted; {out} holds a partial record", file=sys.stderr)
+        raise SystemExit(130)
+
+
+def _experiments(scenario: Scenario, profile: Profile, most_requests: int) -> list[Experiment]:
+    from realrun.experiment import Experiment
+
+    return [
+        Experiment(
+            scenario=scenario,
+            policy_name=policy,
+            seed=scenario.seed + replication,
+            profile=profile,
+            most_requests=most_requests,
+        )
+        for replication in range(scenario.replications)
+        for policy in scenario.policy
+    ]
+
+
+def _run(
+    scenario: Scenario, profile: Profile, device_name: str, temperature: float
+) -> tuple[list[Replay], dict[str, Any]]:
+    """Build the pair and replay everything; also what there is to say about it."""
+    try:
+        import torch
+        import transformers  # noqa: F401
+    except ImportError:
+        raise ValueError("replay runs real models and needs the gpu extra: pip install 'lanesim[gpu]'") from None
+    from realrun.experiment import check_replayable
+    from realrun.pair import PairExecutor
+    from realrun.replay import replay_all
+    from realrun.testbed import build_kernels, find_device, fingerprint, sizes_for
+
+    torch.set_num_threads(1)
+    device = find_device(device_name)
+    for experiment in _experiments(scenario, profile, 1):
+        check_replayable(experiment)
+    sizes = sizes_for(_experiments(scenario, profile, 1), device)
+    kernels = build_kernels(
+        profile, sizes, device, temperature=temperature, cuda_graph=scenario.engine.cuda_graph, seed=scenario.seed
+    )
+    executor = PairExecutor(kernels, seed=scenario.seed)
+    replays = replay_all(_experiments(scenario, profile, sizes.slots), executor, on_run=_note)
+    return replays, {
+        "acceptance": "tape",
+        "temperature": temperature,
+        "device": device_name,
+        "implementation": kernels.implementation,
+        "weights": "random",
+        "fingerprint": fingerprint(device),
+    }
+
+
+def _note(replay: Replay) -> None:
+    """One line per run on a terminal."""
+    if sys.stderr.isatty():
+        record = replay.record
+        print(f"{record.policy}, seed {record.seed}: {record.end_s:.1f} s", file=sys.stderr)
+
+
+def _report(result: dict[str, Any], out: Path) -> None:
+    print(f"{'policy':<16}{'seed':>5}{'mean TTFT ms':>14}{'mean E2EL ms':>14}{'tokens/s':>10}")
+    for run in result["runs"]:
+        values = [run[key] for key in ("mean_ttft_ms", "mean_e2el_ms", "output_throughput")]
+        ttft, e2el, rate = ("-" if value is None else f"{value:.1f}" for value in values)
+        print(f"{run['policy']:<16}{run['seed']:>5}{ttft:>14}{e2el:>14}{rate:>10}")
+    if result["replay"]["is_disturbed_by_allocations"]:
+        count = result["replay"]["num_device_allocations"]
+        print(f"note: the device allocator went to the driver {count} times during the runs; their times are disturbed")
+    print(f"results in {out}")

@@ -1,0 +1,158 @@
+"""A scenario on real hardware: every policy and seed in turn, and the results directory of what happened.
+
+The directory is the simulator's (sim.results) with more columns in work.parquet, the profile, and a `replay` block in
+summary.json that says where acceptance came from, on which machine it ran, and whether it ran to its end.
+Not here: the command line (realrun.commands), the comparison with the simulator (realrun.validation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from realrun.experiment import Experiment, busy_seconds
+from realrun.gpuhost import GpuHost
+from realrun.measured import MeasuredWork, WakeLatency, mean, measured_work, real_columns
+from realrun.memory import device_allocations
+from realrun.options import decoding_shapes
+from realrun.pair import PairExecutor
+from sim.compare import RESULT_SCHEMA, paired_differences, profile_errors
+from sim.metrics import summarise
+from sim.records import RunRecord
+from sim.scenario import Scenario, to_plain
+
+REHEARSAL_REQUESTS = 4
+"""Requests served before the measured run, at once: first passes pick algorithms and touch memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """One measured run."""
+
+    experiment: Experiment
+    record: RunRecord
+    works: list[MeasuredWork]
+    wake: WakeLatency
+    num_allocations: int
+    """Times the device allocator went to the driver during the run: not 0 means that it disturbed the times."""
+    is_partial: bool
+    """Interrupted before its end."""
+
+
+def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
+    """Serve a few requests untimed, so that the measured run meets nothing for the first time."""
+    with GpuHost(executor, experiment.luck()) as host:
+        requests = experiment.requests()[:REHEARSAL_REQUESTS]
+        for request in requests:
+            request.arrival_s = 0.0
+        experiment.start(host, requests)
+        host.run_until()
+    executor.reset()
+    kernels = executor.kernels
+    if kernels.options.cuda_graphs:
+        lengths = range(1, kernels.options.draft_tokens_max + 1)
+        shapes = decoding_shapes(kernels.options, lengths, has_draft=kernels.draft_model is not None)
+        for issuer in executor.issuers:
+            kernels.warm(issuer, shapes)
+
+
+def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
+    """Run one policy in real time. An interrupt (Ctrl-C) ends it early and marks it partial.
+
+    Raises RuntimeError if the policy stops with requests unserved.
+    """
+    rehearse(experiment, executor)
+    device = executor.kernels.device
+    allocations = device_allocations(device)
+    is_partial = False
+    with GpuHost(executor, experiment.luck()) as host:
+        serving = experiment.start(host, experiment.requests())
+        try:
+            host.run_until(experiment.scenario.window.stop_s)
+        except KeyboardInterrupt:
+            is_partial = True
+        end_s = host.now_s
+    if not (is_partial or serving.is_all_finished or experiment.scenario.window.stop_s is not None):
+        raise RuntimeError(
+            f"policy {experiment.policy_name!r} stopped with {len(serving.requests) - serving.num_finished} of "
+            f"{len(serving.requests)} requests unfinished"
+        )
+    executor.reset()
+    works = [measured_work(ticket) for ticket in host.works]
+    records = [work.record for work in works]
+    return Replay(
+        experiment=experiment,
+        record=experiment.record(host, serving, records, busy_seconds(records), end_s=end_s),
+        works=works,
+        wake=WakeLatency(mean(host.wake_latencies_s[False]), mean(host.wake_latencies_s[True])),
+        num_allocations=device_allocations(device) - allocations,
+        is_partial=is_partial,
+    )
+
+
+def replay_all(
+    experiments: Sequence[Experiment], executor: PairExecutor, *, on_run: Callable[[Replay], None]
+) -> list[Replay]:
+    """Every experiment in turn; the first interrupted one is the last."""
+    done: list[Replay] = []
+    for experiment in experiments:
+        done.append(replay(experiment, executor))
+        on_run(done[-1])
+        if done[-1].is_partial:
+            break
+    return done
+
+
+def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, Any]) -> dict[str, Any]:
+    """What summary.json holds. `about` describes the machine, the models and the sampling."""
+    profile = replays[0].experiment.profile
+    bounds_ms = {name: getattr(scenario.goodput, name) for name in ("ttft_ms", "tpot_ms", "e2el_ms")}
+    runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=scenario.workload.num_warmups) for each in replays]
+    is_partial = any(each.is_partial for each in replays) or len(runs) < len(scenario.policy) * scenario.replications
+    num_allocations = sum(each.num_allocations for each in replays)
+    return {
+        "schema": RESULT_SCHEMA,
+        "scenario": to_plain(scenario),
+        "scenario_hash": scenario.digest,
+        "profile": {
+            "name": profile.name,
+            "source": profile.source,
+            "overlap": profile.overlap.source,
+            "errors": profile_errors(profile),
+        },
+        "replay": {
+            **about,
+            "partial": is_partial,
+            "num_device_allocations": num_allocations,
+            "is_disturbed_by_allocations": num_allocations > 0,
+            "slots": replays[0].experiment.most_requests,
+            "runs": [
+                {
+                    "policy": each.record.policy,
+                    "seed": each.record.seed,
+                    "partial": each.is_partial,
+                    "num_device_allocations": each.num_allocations,
+                    "plain_wake_s": each.wake.plain_s,
+                    "polled_wake_s": each.wake.polled_s,
+                }
+                for each in replays
+            ],
+        },
+        "runs": runs,
+        "paired": [] if is_partial else paired_differences(scenario.policy, runs),
+    }
+
+
+def write_replays(directory: Path, scenario: Scenario, result: dict[str, Any], replays: Sequence[Replay]) -> None:
+    """The results directory: sim.results, the further columns of work.parquet, and the profile."""
+    from sim.costs.profile import encode
+    from sim.results import read_columns, write_parquet, write_results
+
+    write_results(directory, scenario, result, [each.record for each in replays])
+    if any(each.works for each in replays):
+        columns = read_columns(directory / "work.parquet")
+        works = [work for each in replays for work in each.works]
+        write_parquet(directory / "work.parquet", columns | real_columns(works))
+    (directory / "profile.json").write_bytes(encode(replays[0].experiment.profile))
