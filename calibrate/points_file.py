@@ -141,13 +141,13 @@ def _point(where: str, value: Any) -> MeasuredPoint:
 def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: dict[str, Any]) -> None:
     """Raise ValueError unless `found` was measured on this machine with these options."""
     for what, theirs, ours in (
-        ("machine", _fixed(found.fingerprint), _fixed(fingerprint)),
-        ("options", found.options, options),
+        ("another machine", _fixed(found.fingerprint), _fixed(fingerprint)),
+        ("other options", found.options, options),
     ):
         for key in sorted(set(theirs) | set(ours)):
             if theirs.get(key) != ours.get(key):
                 raise ValueError(
-                    f"points file {str(path)!r} is of another {what.rstrip('s')}: {key} was {theirs.get(key)!r}, is now "
+                    f"points file {str(path)!r} is of {what}: {key} was {theirs.get(key)!r}, is now "
                     f"{ours.get(key)!r}; choose another --out or remove it"
                 )
 

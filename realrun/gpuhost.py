@@ -74,7 +74,7 @@ class GpuHost(TaskHost):
         """Of signals' waits that are done: was it polled, and when its coroutine should go on."""
         self._due: tuple[bool, float] | None = None
         self.wake_latencies_s: dict[bool, list[float]] = {False: [], True: []}
-        """Per wait on a signal, plain or polled: seconds until its coroutine had acted on it."""
+        """Per wait on a signal, plain or polled: seconds until its coroutine had submitted a work, where it did."""
 
     def __enter__(self) -> GpuHost:
         return self
@@ -116,6 +116,7 @@ class GpuHost(TaskHost):
                 lane = self._executor.lane(each, self.clock)
                 self._threads[each.name] = StreamThreads(each, lane, self.clock, self._inbox, self._executor.ended)
         self.reacted()
+        self._woke_up()
         job = Job(
             work,
             tuple(request.drafted for request in work.requests),
@@ -140,6 +141,8 @@ class GpuHost(TaskHost):
     def notify(self, signal: Signal) -> None:
         signal.version += 1
         pending, signal.pending = signal.pending, []
+        if pending:
+            self.reacted()
         for wait in pending:
             if isinstance(wait, _Looks):
                 wait.notified()
@@ -233,9 +236,13 @@ class GpuHost(TaskHost):
         self._due = self._due_s.pop(waited_for, None) if waited_for is not None else None
 
     def reacted(self) -> None:
+        """The coroutine has submitted a work, notified somebody who waits, or come to its next wait."""
         for ticket in self._reacting:
             ticket.reacted_s = self.now_s
         self._reacting = []
+
+    def _woke_up(self) -> None:
+        """The coroutine has submitted a work: it did not wake in vain."""
         if self._due is not None:
             is_polled, due_s = self._due
             self.wake_latencies_s[is_polled].append(self.now_s - due_s)

@@ -38,7 +38,7 @@ class Keeper(Protocol):
     def turn_begins(self, waited_for: HostWait[Any] | None) -> None: ...
 
     def reacted(self) -> None:
-        """The coroutine whose turn it is has submitted a work, or stopped at its next wait."""
+        """The coroutine whose turn it is has acted, or stopped at its next wait."""
         ...
 
 

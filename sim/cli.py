@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "compare": ("sim.commands.compare:compare_command", "Policies side by side on the same draws, with intervals."),
     "profiles": ("sim.commands.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
+    "plot": ("sim.commands.plot:plot_command", "Throughput against latency over several results directories."),
     "trace": ("sim.commands.trace:trace_command", "Perfetto trace of a results directory."),
 }
 

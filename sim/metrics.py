@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.breakdown import PHASES, mean_phases_s
 from sim.records import RunRecord
 from sim.request import Request
 from sim.stats import Floats, is_overloaded, weighted_percentiles
@@ -46,7 +47,7 @@ def summarise(
     """All metrics of a run. `num_warmups` requests that arrived first are left out; every key is always there."""
     measured = [request for request in record.requests if request.index >= num_warmups]
     finished = [request for request in measured if request.is_finished]
-    start_s = min(request.arrival_s for request in measured) if num_warmups else 0.0
+    start_s = min((request.arrival_s for request in measured), default=0.0) if num_warmups else 0.0
     duration_s = record.end_s - start_s
     output_tokens = sum(request.emitted_tokens for request in finished)
     result: dict[str, Any] = {
@@ -66,6 +67,8 @@ def summarise(
         ),
     }
     samples = latencies_s(finished)
+    phases = mean_phases_s(record) if record.works else dict.fromkeys(PHASES)
+    result["phases_ms"] = {name: None if mean_s is None else mean_s * 1e3 for name, mean_s in phases.items()}
     result["request_goodput"] = _goodput(finished, goodput_ms or {}, duration_s)
     for name in ("ttft", "tpot", "e2el"):
         result |= _spread(name, samples[name], np.ones(len(samples[name])), percentiles)
@@ -198,6 +201,7 @@ def _device(record: RunRecord, duration_s: float) -> dict[str, Any]:
     return {
         "num_works": num_works,
         "device_utilization": _ratio(record.device_busy_s, end_s),
+        "device_idle_share": 1.0 - record.device_busy_s / end_s if end_s > 0.0 else None,
         "stream_utilization": {name: _ratio(busy_s, end_s) for name, busy_s in by_stream.items()},
         "kind_utilization": {name: _ratio(busy_s, end_s) for name, busy_s in by_kind.items()},
         "poll_cpu_share": _ratio(record.num_polls * POLL_CPU_S, end_s),
@@ -205,4 +209,6 @@ def _device(record: RunRecord, duration_s: float) -> dict[str, Any]:
         "max_queue_depth": record.queue_peak,
         "mean_kv_usage": _ratio(record.kv_tokens_mean, record.kv_capacity_tokens),
         "max_kv_usage": _ratio(record.kv_tokens_peak, record.kv_capacity_tokens),
+        "weight_gb": record.weight_bytes / 1e9,
+        "max_kv_gb": record.kv_tokens_peak * record.kv_bytes_per_token / 1e9,
     }

@@ -1,6 +1,7 @@
-"""Figures of a comparison: latency distributions and lane timelines.
+"""Figures of comparisons: latency distributions, throughput against latency.
 
-Imports matplotlib and seaborn; only called where figures were asked for. Not here: the numbers (sim.metrics).
+Imports matplotlib and seaborn; only called where figures were asked for. Not here: the numbers (sim.metrics), and
+figures of single works (sim.plots_of_works).
 """
 
 from __future__ import annotations
@@ -12,36 +13,37 @@ from typing import Any
 import numpy as np
 
 from sim.metrics import latencies_s
-from sim.records import RunRecord, WorkRecord
+from sim.plots_of_works import draw_occupancy, draw_phases, draw_timelines
+from sim.records import RunRecord
 
-KIND_COLOURS = {
-    "prefill": "#4c72b0",
-    "draft": "#dd8452",
-    "verify": "#55a868",
-    "step": "#8172b3",
-    "copy": "#937860",
-}
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
-TIMELINE_WORKS = 60
-"""Works of the busiest stream that a timeline shows."""
 DPI = 130
 
 
 def draw_comparison(directory: Path, result: dict[str, Any], records: Sequence[RunRecord]) -> None:
-    """latency_cdf.png over all replications, timeline.png of the first one of each policy. Raises ValueError without
-    the plotting libraries."""
-    try:
-        import matplotlib
-        import seaborn as sns
-    except ImportError:
-        raise ValueError("--plots needs the analysis extra: pip install 'lanesim[analysis]'") from None
-    matplotlib.use("Agg")
-    sns.set_theme(style="whitegrid", context="notebook", font_scale=0.8)
+    """latency_cdf.png over all replications; timeline.png, breakdown.png and occupancy.png of the first of each policy.
+
+    Raises ValueError without the plotting libraries.
+    """
+    set_theme()
     title = _title(result)
     _draw_cdfs(directory / "latency_cdf.png", title, records)
     recorded = [record for record in records if record.works]
     if recorded:
-        _draw_timelines(directory / "timeline.png", title, recorded)
+        draw_timelines(directory / "timeline.png", title, recorded)
+        draw_phases(directory / "breakdown.png", title, recorded)
+        draw_occupancy(directory / "occupancy.png", title, recorded)
+
+
+def set_theme() -> None:
+    """The look of all figures; no display needed. Raises ValueError without the plotting libraries."""
+    try:
+        import matplotlib
+        import seaborn as sns
+    except ImportError:
+        raise ValueError("figures need the analysis extra: pip install 'lanesim[analysis]'") from None
+    matplotlib.use("Agg")
+    sns.set_theme(style="whitegrid", context="notebook", font_scale=0.8)
 
 
 def _title(result: dict[str, Any]) -> str:
@@ -93,59 +95,38 @@ def _short(value: float, _: Any) -> str:
     return f"{value / 1000:g}k" if value >= 1000.0 else f"{value:g}"
 
 
-def _draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None:
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Patch
+def draw_throughput_latency(path: Path, results: Sequence[dict[str, Any]]) -> None:
+    """Output throughput against mean TTFT and mean E2EL, one line per policy through the loads of `results`.
 
-    windows = [timeline_window(record.works) for record in records]
-    length_s = float(np.median([end_s - start_s for start_s, end_s in windows]))
-    streams = [list(dict.fromkeys(work.stream for work in record.works)) for record in records]
-    figure, axes = plt.subplots(
-        len(records),
-        1,
-        figsize=(12, 0.9 + sum(0.45 + 0.32 * len(names) for names in streams)),
-        squeeze=False,
-        sharex=True,
-        height_ratios=[1 + len(names) for names in streams],
-    )
-    seen: set[str] = set()
-    for axis, record, names, (start_s, _) in zip(axes[:, 0], records, streams, windows, strict=True):
-        end_s = start_s + length_s
-        for work in record.works:
-            if work.kind == "host" or work.end_s <= start_s or work.start_s >= end_s:
-                continue
-            seen.add(work.kind)
-            left_s = max(work.start_s, start_s)
-            axis.barh(
-                names.index(work.stream),
-                (min(work.end_s, end_s) - left_s) * 1e3,
-                left=(left_s - start_s) * 1e3,
-                height=0.8,
-                color=KIND_COLOURS[work.kind],
-                alpha=1.0 if work.model == "target" or work.kind != "prefill" else 0.5,
-                edgecolor="white",
-                linewidth=0.4,
-            )
-        axis.set_yticks(range(len(names)), names)
-        axis.set_ylim(len(names) - 0.4, -0.6)
-        axis.set_xlim(0, length_s * 1e3)
-        axis.set_title(record.policy, loc="left", fontsize=9, pad=2)
-        axis.grid(axis="y", visible=False)
-    axes[-1, 0].set_xlabel("ms of simulated time, from the middle of the run")
-    handles = [Patch(color=colour, label=kind) for kind, colour in KIND_COLOURS.items() if kind in seen]
-    figure.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False)
-    figure.suptitle(title, x=0.01, ha="left")
+    Hollow points are overloaded runs, whose latencies depend on their length.
+    """
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+    from matplotlib.ticker import FuncFormatter
+
+    set_theme()
+    points: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        for row in result["policies"]:
+            points.setdefault(row["policy"], []).append(row)
+    colours = sns.color_palette("deep", len(points))
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4.2))
+    for axis, (metric, label) in zip(axes, (("mean_ttft_ms", "TTFT"), ("mean_e2el_ms", "E2EL")), strict=True):
+        for colour, (policy, rows) in zip(colours, points.items(), strict=True):
+            known = [row for row in rows if row["mean"][metric] is not None]
+            known.sort(key=lambda row: row["mean"]["output_throughput"])
+            xs = [row["mean"]["output_throughput"] for row in known]
+            ys = [row["mean"][metric] for row in known]
+            axis.plot(xs, ys, color=colour, label=policy, linewidth=1.4)
+            faces = ["white" if row["unstable"] else colour for row in known]
+            axis.scatter(xs, ys, facecolors=faces, edgecolors=[colour], s=24, zorder=3)
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(FuncFormatter(_short))
+        axis.set_xlabel("output tokens/s")
+        axis.set_ylabel(f"mean {label} (ms)")
+    axes[-1].legend(frameon=True)
+    first = results[0]
+    figure.suptitle(f"{first['profile']['name']}: {len(results)} loads; hollow = overloaded", x=0.01, ha="left")
     figure.tight_layout()
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
-
-
-def timeline_window(works: Sequence[WorkRecord]) -> tuple[float, float]:
-    """Start and end, seconds, of a stretch in the middle of the run with TIMELINE_WORKS works on the busiest stream."""
-    by_stream: dict[str, list[WorkRecord]] = {}
-    for work in works:
-        by_stream.setdefault(work.stream, []).append(work)
-    busiest = max(by_stream.values(), key=len)
-    first = max(0, len(busiest) // 2 - TIMELINE_WORKS // 2)
-    stretch = busiest[first : first + TIMELINE_WORKS]
-    return stretch[0].start_s, stretch[-1].end_s

@@ -93,8 +93,12 @@ class RunRecord:
     kv_capacity_tokens: int
     is_open_loop: bool
     """Arrivals at a rate, so that the run can be overloaded."""
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0
     works: list[WorkRecord] = field(default_factory=list)
-    """Empty unless recording was asked for."""
+    """Empty unless recording was asked for, and so is the next."""
+    kv_series: list[tuple[float, int]] = field(default_factory=list)
+    """(time, tokens in KV from then on)."""
 
 
 def request_columns(record: RunRecord) -> dict[str, list[Any]]:

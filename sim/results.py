@@ -105,6 +105,20 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
     return columns
 
 
+def read_summary(directory: Path) -> dict[str, Any]:
+    """summary.json of a results directory. Raises ValueError naming what is wrong."""
+    path = directory / SUMMARY
+    try:
+        result = json.loads(path.read_text())
+    except OSError:
+        raise ValueError(f"{str(directory)!r} holds no {SUMMARY}: want what `lanesim compare --out` wrote") from None
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} is not valid JSON: {error}") from None
+    if not isinstance(result, dict) or "policies" not in result:
+        raise ValueError(f"{str(path)!r} is no result of `lanesim compare`")
+    return result
+
+
 def to_json(result: dict[str, Any]) -> str:
     """JSON text, on one line if it holds per-request lists; a nan or infinity in it is a defect and raises."""
     is_detailed = any("ttfts" in run for run in result.get("runs", ()))
@@ -120,9 +134,14 @@ def write_atomically(path: Path, text: str) -> None:
     _replace(path, lambda scratch: scratch.write_text(text))
 
 
+def write_figure(path: Path, draw: Callable[[Path], Any]) -> None:
+    """Replace `path` by what `draw` writes to a scratch file of the same suffix."""
+    _replace(path, draw)
+
+
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.part")
+    scratch = path.with_name(f".part-{path.name}")
     try:
         write(scratch)
         os.replace(scratch, path)

@@ -81,6 +81,8 @@ def simulate(
     )
     serving = Serving(host, requests, kv, controller, max_concurrency=scenario.workload.max_concurrency)
     serving.first_measured = scenario.workload.num_warmups
+    if record_works:
+        kv.held.series = []
     _start(policy, host, serving, scenario, luck if not record_works else None)
     host.run_until(scenario.window.stop_s)
     if scenario.window.stop_s is None and not serving.is_all_finished:
@@ -88,16 +90,15 @@ def simulate(
             f"policy {policy_name!r} stopped with {len(requests) - serving.num_finished} of {len(requests)} "
             "requests unfinished"
         )
-    return _record(scenario, policy_name, seed, requests, host, serving, works)
+    return _record(scenario, policy_name, seed, profile, host, serving, works)
 
 
 def _requests(scenario: Scenario, seed: int) -> list[Request]:
+    """The requests that arrive within the window; at a low rate that may be none."""
     requests = build_requests(scenario.workload, seed)
     cut_s = scenario.window.arrivals_end_s
     if cut_s is not None:
         requests = [request for request in requests if request.arrival_s <= cut_s]
-        if not requests:
-            raise ValueError(f"window.arrivals_end_s={cut_s!r}: no request arrives by then (seed {seed})")
     return requests
 
 
@@ -181,13 +182,17 @@ def _record(
     scenario: Scenario,
     policy_name: str,
     seed: int,
-    requests: list[Request],
+    profile: Profile,
     host: SimHost,
     serving: Serving,
     works: list[WorkRecord],
 ) -> RunRecord:
-    workload = scenario.workload
-    end_s = host.now_s if serving.is_all_finished is False else max(request.last_token_s for request in requests)
+    requests = list(serving.requests)
+    models = profile.models if serving.controller.draft_tokens_max else (profile.target,)
+    if serving.is_all_finished and requests:
+        end_s = max(request.last_token_s for request in requests)
+    else:
+        end_s = host.now_s
     return RunRecord(
         policy=policy_name,
         seed=seed,
@@ -208,6 +213,9 @@ def _record(
         kv_tokens_mean=serving.kv.held.mean(host.now_s),
         kv_tokens_peak=serving.kv.held.peak,
         kv_capacity_tokens=serving.kv.num_blocks * serving.kv.block_size,
-        is_open_loop=workload.max_concurrency is None,
+        is_open_loop=scenario.workload.max_concurrency is None,
         works=works,
+        kv_series=serving.kv.held.series or [],
+        weight_bytes=sum(shape.weight_bytes for shape in models),
+        kv_bytes_per_token=sum(shape.kv_bytes_per_token for shape in models),
     )

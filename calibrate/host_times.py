@@ -1,0 +1,81 @@
+"""Host times of a measured profile: preparing a work, launching kernels, a result's way back, threads in each other's
+way. Not here: device times (bench), the constants made of these (host_costs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from threading import Barrier, Thread
+from time import perf_counter
+
+from calibrate.bench import Bench
+from calibrate.points import Place
+from realrun import rows
+from realrun.issuer import Issuer
+from realrun.rows import Slot
+from sim.costs.profile import MeasuredPoint
+
+ISSUERS = (1, 2, 3)
+PREPARATIONS = 30
+ROUND_TRIPS = 15
+
+
+def prepare_times(bench: Bench, num_rows: int) -> dict[str, float]:
+    """`step_s` and `row_s` of planning a verify pass and settling its results, the kernels' own bookkeeping.
+
+    What a policy does beside is its own time and not in here.
+    """
+    few_s, many_s = (_prepare_s(bench, count) for count in (1, num_rows))
+    row_s = max(0.0, (many_s - few_s) / max(1, num_rows - 1))
+    return {"step_s": max(0.0, few_s - row_s), "row_s": row_s}
+
+
+def _prepare_s(bench: Bench, num_rows: int) -> float:
+    options = bench.kernels.options
+    times = []
+    for _ in range(PREPARATIONS):
+        slots = [Slot(index, 8, known_tokens=8, draft_lag=1, prefilled_target=8) for index in range(num_rows)]
+        started_s = perf_counter()
+        plan = rows.plan_target(slots, (), None, options)
+        rows.settle(plan, slots, (), [[0, 1]] * num_rows)
+        times.append(perf_counter() - started_s)
+    return median(times)
+
+
+def result_s(bench: Bench, place: Place, issuer: Issuer, point: MeasuredPoint) -> float:
+    """From the end of `place` on the device to its result on the host, by what a round trip lasts longer."""
+    trips_s = [bench.round_trip_s(place, issuer) for _ in range(ROUND_TRIPS)]
+    return max(0.0, median(trips_s) - max(point.device_s, point.host_s))
+
+
+def inflation(bench: Bench, place: Place, issuers: Sequence[Issuer], seconds: float) -> list[float]:
+    """Slowdown of issuing `place` with 1, 2, 3 ... threads doing so at once, each on its own stream and slots."""
+    alone_s = 0.0
+    factors: list[float] = []
+    for number in range(1, len(issuers) + 1):
+        times: list[list[float]] = [[] for _ in range(number)]
+        barrier = Barrier(number)
+        threads = [
+            Thread(target=_issue_often, args=(bench, place, issuers[i], i * place.rows, barrier, seconds, times[i]))
+            for i in range(number)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        issue_s = median(time_s for of_thread in times for time_s in of_thread)
+        alone_s = alone_s or issue_s
+        factors.append(max(1.0, factors[-1] if factors else 1.0, issue_s / alone_s))
+    return [round(factor, 3) for factor in factors]
+
+
+def _issue_often(
+    bench: Bench, place: Place, issuer: Issuer, first_slot: int, barrier: Barrier, seconds: float, times: list[float]
+) -> None:
+    run = bench.timer(place, issuer, first_slot)
+    run()
+    barrier.wait()
+    ends_s = perf_counter() + seconds
+    while perf_counter() < ends_s or not times:
+        times.append(run().host_s)

@@ -1,0 +1,173 @@
+"""Measures a pair on this machine: plan, points, points under load, host times, overlap; each kept as soon as known.
+
+Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
+killed and one that was not give the same kind of result. Not here: the fit (pass_fit), the command (commands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import msgspec
+
+from calibrate import grid, host_times, points_file
+from calibrate.bench import Bench, count_kernels
+from calibrate.machine import fingerprint, multiprocessors, read_clocks, roofs
+from calibrate.measured_profile import profile_of, today
+from calibrate.overlap import PairBench, pairs
+from calibrate.pair import PairSpec, build, limits
+from calibrate.points import Place
+from calibrate.repeats import MIN_REPETITIONS, repeat
+from realrun.issuer import Issuer
+from sim.costs.passes import HEAD_KERNELS
+from sim.costs.profile import Gpu, MeasuredPoint, Profile
+
+PLANNED_REPETITIONS = 2 * MIN_REPETITIONS
+"""Per place, warm-up included, that the budget must pay for when the plan is made."""
+SHARES = {"points": 0.55, "load": 0.1, "host": 0.05, "overlap": 0.15}
+"""Of the budget. The rest is building, warming up and fitting."""
+LOAD_S = 20.0
+"""Sustained load before points are timed again, where the budget allows."""
+Step = Callable[[str, int, int], None]
+"""Told the stage, steps done and steps in all."""
+
+
+class Session:
+    """One measurement in one process."""
+
+    def __init__(self, spec: PairSpec, path: Path, budget_s: float, on_step: Step) -> None:
+        """`path` is the points file. Raises ValueError if it is of another machine or of other options."""
+        self.spec, self.path, self.budget_s, self.on_step = spec, path, budget_s, on_step
+        self._fingerprint = fingerprint(spec.device, spec.dtype)
+        self._former = None
+        if path.exists():
+            points_file.mend(path)
+            self._former = points_file.read(path)
+            points_file.check_same(path, self._former, self._fingerprint, spec.as_options())
+        self._kernels = build(spec)
+        self.bench = Bench(self._kernels)
+        self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
+
+    def run(self) -> Profile:
+        """Measure what the file does not hold yet, and fit what it then holds."""
+        if self._former is None:
+            self._plan()
+        self._points()
+        self._under_load()
+        self._host()
+        self._overlap()
+        held = points_file.read(self.path)
+        self.on_step("fit", 0, 1)
+        target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
+        return profile_of(held, Gpu(**held.host["gpu"]), int(held.host["multiprocessors"]), target, draft)
+
+    def _plan(self) -> None:
+        allowed = limits(self.spec)
+        pilots = grid.pilots(allowed)
+        timed_s = {}
+        for done, place in enumerate(pilots):
+            self.on_step("pilot", done, len(pilots))
+            self.bench.warm(place._replace(launch="eager"), self.issuers[0])
+            timed_s[place] = max(self.bench.timer(place, self.issuers[0])())
+        planned = grid.plan(
+            allowed,
+            grid.LEVELS - 1,
+            SHARES["points"] * self.budget_s,
+            grid.estimator(timed_s),
+            PLANNED_REPETITIONS,
+        )
+        points_file.create(self.path, self._fingerprint, self.spec.as_options(), planned.places)
+
+    def _points(self) -> None:
+        held = points_file.read(self.path)
+        left = held.left
+        ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, len(held.places))
+        issuer = self.issuers[0]
+        for done, place in enumerate(left):
+            self.on_step("points", len(held.places) - len(left) + done, len(held.places))
+            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
+            self.bench.warm(place, issuer)
+            timing = repeat(self.bench.timer(place, issuer), share_s=share_s, clock=perf_counter)
+            point = MeasuredPoint(
+                kind=place.kind,  # type: ignore[arg-type]
+                model=place.model,  # type: ignore[arg-type]
+                rows=place.rows,
+                tokens=place.tokens,
+                context_tokens=place.context_tokens,
+                launch=place.launch,  # type: ignore[arg-type]
+                device_s=timing.device_s,
+                host_s=timing.host_s,
+                half_width_pct=round(timing.half_width_pct, 2),
+                repetitions=timing.repetitions,
+                is_noisy=timing.is_noisy,
+                is_held_out=grid.is_held_out(place, held.places),
+            )
+            points_file.append_point(self.path, point)
+
+    def _under_load(self) -> None:
+        held = points_file.read(self.path)
+        chosen = [place for i, place in enumerate(held.places) if grid.is_repeated(i)]
+        left = [place for place in chosen if place not in held.sustained]
+        if not left:
+            return
+        share_s = SHARES["load"] * self.budget_s
+        load = sorted((p for p in held.places if p.kind in ("prefill", "verify")), key=lambda p: -p.total_tokens)[:2]
+        issuer = self.issuers[0]
+        for place in [*load, *left]:
+            self.bench.warm(place, issuer)
+        self.on_step("under load", 0, len(left))
+        self.bench.loop(load, issuer, min(LOAD_S, 0.5 * share_s))
+        points_file.append(self.path, "clocks", read_clocks(self.spec.device))
+        for done, place in enumerate(left):
+            self.on_step("under load", done, len(left))
+            self.bench.loop(load[:1], issuer, min(1.0, 0.2 * share_s / len(left)))
+            run = self.bench.timer(place, issuer)
+            seconds = median(run().device_s for _ in range(MIN_REPETITIONS))
+            points_file.append(self.path, "sustained", [list(place), seconds])
+
+    def _host(self) -> None:
+        held = points_file.read(self.path)
+        if held.host:
+            return
+        self.on_step("host", 0, 2)
+        smallest = min((p for p in held.points if p.kind == "decode"), key=lambda p: (p.rows, p.context_tokens))
+        place = Place("decode", "target", 1, 1, smallest.context_tokens, "eager")
+        seconds = SHARES["host"] * self.budget_s / (2 * len(self.issuers))
+        for number, issuer in enumerate(self.issuers):
+            self.bench.warm(place, issuer, number)
+        num_kernels = count_kernels(self.bench, place, self.issuers[0])
+        layers = self.spec.target.shape.layers
+        found: dict[str, object] = {
+            "is_cpu": self.spec.device == "cpu",
+            "gpu": msgspec.to_builtins(roofs(self.spec.device, self.spec.dtype)),
+            "multiprocessors": multiprocessors(self.spec.device),
+            "kv_layout": self._kernels.options.kv_layout.value,
+            "date": today(),
+            "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / layers)),
+            "result_s": host_times.result_s(self.bench, place, self.issuers[0], smallest),
+            **host_times.prepare_times(self.bench, self.spec.rows),
+        }
+        usable = self.issuers[: self.spec.rows]
+        found["inflation_eager"] = host_times.inflation(self.bench, place, usable, seconds)
+        self.on_step("host", 1, 2)
+        if limits(self.spec).has_graphs:
+            graphed = place._replace(launch="graphed")
+            for number, issuer in enumerate(usable):
+                self.bench.warm(graphed, issuer, number)
+            found["inflation_graphed"] = host_times.inflation(self.bench, graphed, usable, seconds)
+        points_file.append(self.path, "host", found)
+
+    def _overlap(self) -> None:
+        held = points_file.read(self.path)
+        planned = pairs(limits(self.spec))
+        known = [entry["pair"] for entry in held.overlap]
+        left = [pair for pair in planned if pair.as_key() not in known]
+        together = PairBench(self.bench)
+        ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, len(planned))
+        for done, pair in enumerate(left):
+            self.on_step("overlap", len(planned) - len(left) + done, len(planned))
+            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
+            points_file.append(self.path, "overlap", together.measure(pair, share_s))

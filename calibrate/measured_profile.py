@@ -1,0 +1,125 @@
+"""The profile of a points file: starting constants of the device, then the fits. Imports no torch.
+
+Not here: measuring (measure), the fits themselves (pass_fit, overlap_fit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from statistics import median
+
+import msgspec
+
+from calibrate.host_costs import host_costs
+from calibrate.overlap_fit import fit_overlap
+from calibrate.pass_fit import fit_passes
+from calibrate.points import Place, place_of
+from calibrate.points_file import Points
+from sim.costs.kernels import (
+    CompactKernels,
+    DecodeAttention,
+    Elementwise,
+    Gemm,
+    Head,
+    Measured,
+    PrefillAttention,
+    VerifyAttention,
+)
+from sim.costs.profile import SCHEMA, Gpu, MeasuredPoint, Overlap, Profile
+from sim.models import ModelShape
+
+CPU_START_S, CUDA_START_S = 3e-5, 3e-6
+"""Length of a kernel that does nothing, to start the fit from."""
+
+
+def profile_of(held: Points, gpu: Gpu, multiprocessors: int, target: ModelShape, draft: ModelShape | None) -> Profile:
+    """Raises ValueError where the file has too few points to fit."""
+    points = ordered_points(held)
+    shapes = {"target": target, "draft": draft or target}
+    is_cpu = bool(held.host["is_cpu"])
+    name = target.name if draft is None else f"{target.name}+{draft.name}"
+    start = Profile(
+        schema=SCHEMA,
+        name=f"{gpu.name}/{name}",
+        gpu=gpu,
+        target=target,
+        draft=draft,
+        kernels=_start(is_cpu, multiprocessors, str(held.options["attention"]), str(held.host["kv_layout"])),
+        host=host_costs(points, held.host, {role: shape.layers for role, shape in shapes.items()}),
+        overlap=Overlap(),
+        errors={},
+        source=_source(points),
+        fingerprint=held.fingerprint,
+        date=str(held.host["date"]),
+    )
+    return fit_overlap(fit_passes(start, points), held.overlap)
+
+
+def ordered_points(held: Points) -> list[MeasuredPoint]:
+    """The points in the plan's order, each with its time under load where there is one."""
+    by_place = {place_of(point): point for point in held.points}
+    return [
+        msgspec.structs.replace(by_place[place], sustained_s=held.sustained.get(place))
+        for place in held.places
+        if place in by_place
+    ]
+
+
+def noisy_places(points: Sequence[MeasuredPoint]) -> list[Place]:
+    return [place_of(point) for point in points if point.is_noisy]
+
+
+def today() -> str:
+    return date.today().isoformat()
+
+
+def _source(points: Sequence[MeasuredPoint]) -> str:
+    num_noisy = len(noisy_places(points))
+    text = f"lanesim calibrate measure: {len(points)} passes of random weights, {num_noisy} of them noisy"
+    ratios = [point.sustained_s / point.device_s for point in points if point.sustained_s is not None]
+    if ratios:
+        text += f"; after sustained load {len(ratios)} of them took {median(ratios):.2f} times as long (median)"
+    return text
+
+
+def _start(is_cpu: bool, multiprocessors: int, attention: str, kv_layout: str) -> CompactKernels:
+    """Plausible constants for the fit to start from."""
+    kernel_s = CPU_START_S if is_cpu else CUDA_START_S
+    decode = DecodeAttention(fixed_s=4 * kernel_s, row_head_s=1e-7, bandwidth_share=0.5, sharpness=1.5)
+    return CompactKernels(
+        gemm=Gemm(
+            compute_share=0.7,
+            bandwidth_share=0.7,
+            fixed_s=kernel_s,
+            depth_s=0.0,
+            sharpness=2.0,
+            extra_depth=0.0,
+            tile_share=0.0 if is_cpu else 0.4,
+            wave_share=0.0,
+            long_kernel_change=0.0,
+            long_kernel_s=1e-3,
+            tile_tokens=16 if is_cpu else 128,
+            small_tile_tokens=1 if is_cpu else 64,
+            tile_columns=16 if is_cpu else 128,
+            multiprocessors=multiprocessors,
+        ),
+        decode_attention=decode,
+        multi_head_decode_attention=decode,
+        prefill_attention=PrefillAttention(
+            fixed_s=4 * kernel_s,
+            compute_share=0.3,
+            extra_keys=64.0,
+            tile_share=0.0,
+            block_s=0.0,
+            kv_bandwidth_share=0.3,
+            small_head_change=0.0,
+        ),
+        verify_attention=VerifyAttention(kv_slowdown=1.2),
+        elementwise=Elementwise(bandwidth_share=0.5, kernel_s=kernel_s, kernels_per_layer=4),
+        head=Head(sampler_s=10 * kernel_s, sampler_passes=3.0),
+        all_reduce=None,
+        attention_implementation=attention,
+        kv_layout=kv_layout,
+        measured=Measured(tokens=1, rows=1, row_context_tokens=1, chunk_tokens=1),
+    )

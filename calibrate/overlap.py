@@ -1,0 +1,156 @@
+"""Times two passes at once, on two streams and threads: how much each slows the other down.
+
+On a CPU streams have no priorities, so only equal ones are timed there. Solo times are taken right beside, with the
+same threads, so that a drift of the machine hits both. Not here: what follows from it (overlap_fit).
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+from statistics import median
+from threading import Barrier, Thread
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
+
+from calibrate.bench import Bench
+from calibrate.grid import Limits
+from calibrate.points import Place
+from realrun.issuer import Issuer
+
+OFFSETS = (0.0, 0.25, 0.5)
+"""Launch of the second pass after that of the first, as shares of the first one's solo time."""
+PRIORITIES = ((0, 0), (1, 0), (0, 1))
+"""Of first and second; the higher is served first."""
+MIN_RUNS = 5
+MAX_RUNS = 25
+SPIN_S = 2e-3
+"""The last part of a wait is spun: sleeping is not exact."""
+
+
+class Pair(NamedTuple):
+    """Two passes, the second launched after the first."""
+
+    first: Place
+    second: Place
+    priorities: tuple[int, int]
+    offset_share: float
+
+    def as_key(self) -> list[Any]:
+        """As it reads back from JSON."""
+        return [list(self.first), list(self.second), list(self.priorities), self.offset_share]
+
+
+def pairs(limits: Limits) -> list[Pair]:
+    """All ordered pairs of prefill, draft and verify, by offset and priority; none with a single slot."""
+    rows = limits.rows // 2
+    if rows < 1:
+        return []
+    context = (limits.slot_tokens - limits.draft_tokens) // 4
+    widths = min(4, limits.draft_tokens)
+    found = []
+    for launch in ("eager", "graphed") if limits.has_graphs else ("eager",):
+        places = [
+            Place("prefill", "target", 1, min(limits.pass_tokens, limits.slot_tokens // 2), 0, "eager"),
+            Place("verify", "target", rows, widths + 1, context, launch),
+        ]
+        if limits.has_draft:
+            places.append(Place("draft", "draft", rows, widths, context, launch))
+        for priorities in PRIORITIES if limits.has_graphs else PRIORITIES[:1]:
+            for first, second in permutations(places, 2):
+                found += [Pair(first, second, priorities, offset) for offset in OFFSETS]
+    return list(dict.fromkeys(found))
+
+
+class PairBench:
+    """Times pairs of passes; keeps one issuer per priority and side."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self._issuers: dict[tuple[int, int], Issuer] = {}
+
+    def measure(self, pair: Pair, share_s: float) -> dict[str, Any]:
+        """Median durations alone and together, seconds, first and second; for about `share_s` seconds."""
+        issuers = [self._issuer(side, priority) for side, priority in enumerate(pair.priorities)]
+        places, starts = (pair.first, pair.second), (0, pair.first.rows)
+        for place, issuer, first_slot in zip(places, issuers, starts, strict=True):
+            self.bench.warm(place, issuer, first_slot)
+        jobs = [
+            _Job(self.bench, place, issuer, first_slot)
+            for place, issuer, first_slot in zip(places, issuers, starts, strict=True)
+        ]
+        ends_s = perf_counter() + share_s
+        alone: list[tuple[float, float]] = []
+        together: list[tuple[float, float, float]] = []
+        while len(together) < MIN_RUNS or (len(together) < MAX_RUNS and perf_counter() < ends_s):
+            alone.append((jobs[0].alone_s(), jobs[1].alone_s()))
+            offset_s = pair.offset_share * median(first_s for first_s, _ in alone)
+            together.append(_together_s(jobs, offset_s))
+        return {
+            "pair": pair.as_key(),
+            "solo_s": [median(run[side] for run in alone) for side in (0, 1)],
+            "together_s": [median(run[side] for run in together) for side in (0, 1)],
+            "offset_s": median(run[2] for run in together),
+            "runs": len(together),
+        }
+
+    def _issuer(self, side: int, priority: int) -> Issuer:
+        known = self._issuers.get((side, priority))
+        if known is None:
+            known = self.bench.kernels.issuer(f"side {side}, priority {priority}", priority=priority)
+            self._issuers[side, priority] = known
+        return known
+
+
+class _Job:
+    """One side of a pair."""
+
+    def __init__(self, bench: Bench, place: Place, issuer: Issuer, first_slot: int) -> None:
+        self.bench, self.issuer = bench, issuer
+        self.pass_ = bench.ready(place, first_slot)
+        self.started_s = self.ended_s = 0.0
+
+    def run(self) -> None:
+        self.started_s = perf_counter()
+        self.issuer.issue(self.pass_.shape, self.pass_.rows).values()
+        self.ended_s = perf_counter()
+
+    def alone_s(self) -> float:
+        """Duration on a thread of its own, nothing else running."""
+        self.bench.reset(self.pass_)
+        thread = Thread(target=self.run)
+        thread.start()
+        thread.join()
+        return self.ended_s - self.started_s
+
+
+def _together_s(jobs: list[_Job], offset_s: float) -> tuple[float, float, float]:
+    """Durations of both and the true offset between their launches."""
+    for job in jobs:
+        job.bench.reset(job.pass_)
+    barrier = Barrier(2)
+
+    def first() -> None:
+        barrier.wait()
+        jobs[0].run()
+
+    def second() -> None:
+        barrier.wait()
+        if offset_s > 0.0:
+            _wait(offset_s)
+        jobs[1].run()
+
+    threads = [Thread(target=first), Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    durations = [job.ended_s - job.started_s for job in jobs]
+    return durations[0], durations[1], jobs[1].started_s - jobs[0].started_s
+
+
+def _wait(seconds: float) -> None:
+    until_s = perf_counter() + seconds
+    if seconds > SPIN_S:
+        sleep(seconds - SPIN_S)
+    while perf_counter() < until_s:
+        sleep(0)

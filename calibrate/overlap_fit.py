@@ -1,0 +1,145 @@
+"""Fits eta and tau of sim.devices.contention to pairs of passes that ran together, and states the error on the rest.
+
+The simulated device does the predicting, with the measured solo times as costs, so that the error is that of the
+contention model alone. Not here: timing pairs (overlap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from calibrate.fit import Array, kind_error, round_constant
+from calibrate.points import Place, work_of
+from sim.costs import CompactCosts
+from sim.costs.cost import Cost, Demands
+from sim.costs.profile import KindError, Overlap, Profile
+from sim.devices.contention import Contention
+from sim.simhost import SimHost
+from sim.work import Work
+
+STARTS = ((1.0, 1.0, 1e-6), (1.0, 1.0, 2e-5), (1.6, 1.6, 5e-6), (0.7, 0.7, 1e-6))
+"""(eta_compute, eta_bandwidth, tau_s) to search from: the loss has flat places."""
+ETA = (0.2, 4.0)
+TAU_S = (1e-9, 1e-2)
+HELD_OUT = "pairs of passes that the fit did not use; durations of both"
+
+
+class Together(NamedTuple):
+    """One measured pair: durations alone and together, first and second."""
+
+    works: tuple[Work, Work]
+    priorities: tuple[int, int]
+    offset_s: float
+    solo_s: tuple[float, float]
+    together_s: tuple[float, float]
+
+
+class _SoloCosts:
+    """The measured solo time of each of two works; `demands` and kernels as the profile has them."""
+
+    result_s = 0.0
+
+    def __init__(self, costs: CompactCosts, run: Together) -> None:
+        self._costs = costs
+        self._solo_s = dict(zip(run.works, run.solo_s, strict=True))
+
+    def cost(self, work: Work) -> Cost:
+        return Cost(0.0, 0.0, self._solo_s[work], self._costs.cost(work).num_kernels)
+
+    def demands(self, work: Work) -> Demands:
+        return self._costs.demands(work)
+
+    def host_inflation(self, num_issuers: int) -> float:
+        return 1.0
+
+
+class _NoLuck:
+    def run_length(self, index: int, position: int, most: int) -> int:
+        return 0
+
+
+def fit_overlap(profile: Profile, entries: Sequence[dict[str, Any]]) -> Profile:
+    """`profile` with `overlap` fitted to the even `entries` and its error on the odd ones under `errors.overlap`.
+
+    Fewer than four pairs fit nothing: the profile keeps its conservative default.
+    """
+    runs = [_together(entry) for entry in entries]
+    if len(runs) < 4:
+        return profile
+    used, held_out = runs[::2], runs[1::2]
+    costs = CompactCosts(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
+    contention = _minimise(costs, used)
+    error = kind_error(np.concatenate([_errors(costs, contention, run) for run in held_out]), HELD_OUT)
+    overlap = Overlap(
+        eta_compute=contention.eta_compute,
+        eta_bandwidth=contention.eta_bandwidth,
+        tau_s=contention.tau_s,
+        demand_floor=0.0,
+        measured=True,
+        source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, half of them fitted",
+    )
+    return msgspec.structs.replace(profile, overlap=overlap, errors=profile.errors | {"overlap": error})
+
+
+def overlap_error(profile: Profile, entries: Sequence[dict[str, Any]]) -> KindError:
+    """Error of the profile's own overlap constants on all `entries`."""
+    costs, overlap = CompactCosts(profile), profile.overlap
+    contention = Contention(eta_compute=overlap.eta_compute, eta_bandwidth=overlap.eta_bandwidth, tau_s=overlap.tau_s)
+    errors = [_errors(costs, contention, _together(entry)) for entry in entries]
+    return kind_error(np.concatenate(errors) if errors else np.array([]), "all pairs of the points file")
+
+
+def predict_s(costs: CompactCosts, contention: Contention, run: Together) -> tuple[float, float]:
+    """Durations of both works, as the simulated device has them."""
+    host = SimHost(_SoloCosts(costs, run), _NoLuck(), contention=contention)
+    streams = [host.stream(name, priority=run.priorities[side]) for side, name in enumerate(("first", "second"))]
+    tickets: list[Any] = [host.run(run.works[0], streams[0])]
+    host.at(max(0.0, run.offset_s), lambda _: tickets.append(host.run(run.works[1], streams[1])))
+    host.run_until()
+    first, second = tickets
+    return first.end_s - first.submitted_s, second.end_s - second.submitted_s
+
+
+def _errors(costs: CompactCosts, contention: Contention, run: Together) -> Array:
+    return np.array(predict_s(costs, contention, run)) / np.array(run.together_s) - 1.0
+
+
+def _minimise(costs: CompactCosts, runs: Sequence[Together]) -> Contention:
+    """Least mean absolute log error, from several starts."""
+    from scipy.optimize import minimize
+
+    def contention(logs: Array) -> Contention:
+        eta_compute, eta_bandwidth = (float(np.clip(np.exp(value), *ETA)) for value in logs[:2])
+        return Contention(
+            eta_compute=round_constant(eta_compute),
+            eta_bandwidth=round_constant(eta_bandwidth),
+            tau_s=round_constant(float(np.clip(np.exp(logs[2]), *TAU_S))),
+        )
+
+    def loss(logs: Array) -> float:
+        errors = np.concatenate([_errors(costs, contention(logs), run) for run in runs])
+        return float(np.mean(np.abs(np.log1p(errors))))
+
+    found = [
+        minimize(loss, np.log(np.array(start)), method="Nelder-Mead", options={"maxfev": 120, "xatol": 0.01})
+        for start in STARTS
+    ]
+    return contention(min(found, key=lambda one: one.fun).x)
+
+
+def _together(entry: dict[str, Any]) -> Together:
+    try:
+        first, second, priorities, _ = entry["pair"]
+        return Together(
+            works=(work_of(Place(*first)), work_of(Place(*second))),
+            priorities=(int(priorities[0]), int(priorities[1])),
+            offset_s=float(entry["offset_s"]),
+            solo_s=(float(entry["solo_s"][0]), float(entry["solo_s"][1])),
+            together_s=(float(entry["together_s"][0]), float(entry["together_s"][1])),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"overlap entry {entry!r} cannot be read: {error!r}") from error

@@ -1,0 +1,96 @@
+"""The pair that is measured: its sizes, its models with random or real weights, its kernels.
+
+Not here: what a user may name a model (shapes), timing (bench).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from calibrate.grid import Limits
+from calibrate.shapes import Source
+from realrun.attention import CONTEXT_STEP, PAGE_STEP, Attention
+from realrun.kernels import PairKernels
+from realrun.kv import KvLayout
+from realrun.memory import check_fits
+from realrun.models import Family, load_model, random_model
+from realrun.options import PairOptions
+
+DRAFT_TOKENS = 8
+PASS_TOKENS = {"cpu": 512, "cuda": 4096}
+"""Prompt tokens of the longest pass that is timed."""
+MEMORY_SHARE = 0.85
+"""Of a GPU's free memory, beside which activations and graphs must fit."""
+
+
+class PairSpec(NamedTuple):
+    """What to build; everything that a measurement depends on beside the machine. Shapes have their dtype's bytes."""
+
+    device: str
+    dtype: str
+    target: Source
+    draft: Source | None
+    rows: int
+    slot_tokens: int
+    attention: str
+    seed: int
+
+    def as_options(self) -> dict[str, Any]:
+        """Plain values, to tell one measurement from another."""
+        plain = self._asdict()
+        for role, source in (("target", self.target), ("draft", self.draft)):
+            plain[role] = None if source is None else source.shape.name
+            plain[f"{role}_weights"] = None if source is None else "random" if source.weights is None else "real"
+        return plain
+
+
+def limits(spec: PairSpec) -> Limits:
+    """What the grid may ask for."""
+    return Limits(
+        rows=spec.rows,
+        slot_tokens=spec.slot_tokens,
+        pass_tokens=min(PASS_TOKENS[spec.device], spec.rows * spec.slot_tokens),
+        draft_tokens=min(DRAFT_TOKENS, spec.slot_tokens // 4),
+        has_draft=spec.draft is not None,
+        has_graphs=spec.device == "cuda",
+    )
+
+
+def build(spec: PairSpec) -> PairKernels:
+    """Raises ValueError for a device that is not there, models that do not fit or do not go together."""
+    if spec.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda': torch finds no CUDA device here; use --device cpu")
+    step = PAGE_STEP if spec.attention == Attention.FLASH_PAGED else CONTEXT_STEP
+    if spec.slot_tokens % step:
+        raise ValueError(f"slot_tokens={spec.slot_tokens} must be a multiple of {step}")
+    sources = [spec.target] if spec.draft is None else [spec.target, spec.draft]
+    _check_memory(spec, sources)
+    models = [_model(source, spec) for source in sources]
+    options = PairOptions(
+        slots=spec.rows,
+        max_tokens=spec.slot_tokens,
+        attention=Attention(spec.attention),
+        kv_layout=KvLayout.TOKEN_MAJOR if spec.attention == Attention.FLASH_PAGED else KvLayout.HEAD_MAJOR,
+        draft_tokens_max=min(DRAFT_TOKENS, spec.slot_tokens // 4),
+        seed=spec.seed,
+    )
+    return PairKernels(models[0], models[1] if len(models) > 1 else None, options)
+
+
+def _check_memory(spec: PairSpec, sources: list[Source]) -> None:
+    """Weights and KV of all models at once; each alone is checked again where it is made."""
+    weights = sum(source.shape.weight_bytes for source in sources)
+    kv = sum(source.shape.kv_bytes_per_token for source in sources) * (spec.rows + 1) * spec.slot_tokens
+    names = " and ".join(source.shape.name for source in sources)
+    what = f"{names} in {spec.dtype} with KV of {spec.rows} slots of {spec.slot_tokens} tokens"
+    check_fits(int((weights + kv) / MEMORY_SHARE), what, torch.device(spec.device))
+
+
+def _model(source: Source, spec: PairSpec) -> Any:
+    dtype = getattr(torch, spec.dtype)
+    if source.weights is not None:
+        return load_model(source.weights, dtype=dtype, device=spec.device)
+    family = Family(source.family) if source.family is not None else None
+    return random_model(source.shape, dtype=dtype, device=spec.device, seed=spec.seed, family=family)

@@ -1,0 +1,231 @@
+"""How wrong the simulator was about a replay, and why: metrics side by side, and the error taken apart.
+
+The same scenario and tape are simulated three times, with one thing more of the simulator's own each time:
+mechanism (every work given its measured time, contention and all: what is left is scheduling), cost (the profile's
+times, streams alone), contention (streams together: the simulation proper, whose metrics are the headline).
+Not here: reading and writing (realrun.commands), figures (realrun.figures). No torch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any
+
+from realrun.experiment import Experiment, busy_seconds
+from realrun.measured import MeasuredCosts, MeasuredHost, MeasuredWork, WakeLatency
+from sim.costs import build_costs
+from sim.costs.cost import CostModel, Demands
+from sim.devices.contention import Contention
+from sim.metrics import summarise
+from sim.records import RunRecord, WorkRecord
+from sim.request import Request
+from sim.run import work_record
+from sim.simhost import SimHost
+from sim.work import Work
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+STATISTICS = {"mean": "mean_{}_ms", "p50": "p50_{}_ms", "p95": "p95_{}_ms", "p99": "p99_{}_ms"}
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+
+Errors = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One run of a replay, as read back."""
+
+    experiment: Experiment
+    run: dict[str, Any]
+    """Its metrics (sim.metrics.summarise)."""
+    requests: list[Request]
+    works: list[MeasuredWork]
+    wake: WakeLatency
+    is_partial: bool
+
+    @property
+    def records(self) -> list[WorkRecord]:
+        return [work.record for work in self.works]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One run beside its simulations."""
+
+    observed: Observed
+    simulated: RunRecord
+    """With the profile's times and contention: what `lanesim compare` would say."""
+    verdict: dict[str, Any]
+    """`metrics`, `decomposition`, `lookups`, `divergence`, `works`, for JSON."""
+
+
+class StreamsAlone:
+    """A cost model whose works ask nothing of the device and whose issuers do not slow each other."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self.cost = costs.cost
+        self.result_s = costs.result_s
+
+    def demands(self, work: Work) -> Demands:
+        return Demands(0.0, 0.0)
+
+    def host_inflation(self, num_issuers: int) -> float:
+        return 1.0
+
+
+def judge(observed: Observed) -> Judged:
+    """Simulate the run in every way and compare. Raises ValueError where a cut replay lacks a kind of work."""
+    experiment = observed.experiment
+    profile = experiment.profile
+    costs = build_costs(profile, cuda_graph=experiment.scenario.engine.cuda_graph)
+    overlap = profile.overlap
+    together = Contention(eta_compute=overlap.eta_compute, eta_bandwidth=overlap.eta_bandwidth, tau_s=overlap.tau_s)
+    alone = Contention(eta_compute=inf, eta_bandwidth=inf)
+    measured = MeasuredCosts(observed.works)
+    luck = experiment.luck()
+    mechanism = _simulate(observed, partial(MeasuredHost, measured, luck, observed.wake))
+    cost = _simulate(observed, partial(SimHost, StreamsAlone(costs), luck, contention=alone))
+    simulated = _simulate(observed, partial(SimHost, costs, luck, contention=together))
+    parts = {"mechanism": mechanism, "cost": cost, "contention": simulated}
+    verdict = {
+        "policy": experiment.policy_name,
+        "seed": experiment.seed,
+        "metrics": errors(observed, simulated),
+        "decomposition": {name: errors(observed, record) for name, record in parts.items()},
+        "lookups": {"found": measured.num_hits, "missed": measured.num_misses},
+        "divergence": first_divergence(observed.requests, observed.records, mechanism),
+        "works": _work_times(observed.records, simulated.works),
+    }
+    return Judged(observed=observed, simulated=simulated, verdict=verdict)
+
+
+def _simulate(observed: Observed, build: Callable[..., SimHost]) -> RunRecord:
+    """The run's experiment on the host that `build` makes, for as long as the replay observed it."""
+    experiment = observed.experiment
+    works: list[WorkRecord] = []
+    host = build(on_work=lambda ticket: works.append(work_record(ticket)))
+    serving = experiment.start(host, experiment.requests())
+    host.run_until(observed.run["duration"] if observed.is_partial else experiment.scenario.window.stop_s)
+    return experiment.record(host, serving, works, busy_seconds(works), end_s=host.now_s)
+
+
+def errors(observed: Observed, simulated: RunRecord) -> Errors:
+    """Per metric and statistic the real value, the simulated one, and the error in percent of the real one."""
+    num_warmups = observed.experiment.scenario.workload.num_warmups
+    ours, theirs = observed.run, summarise(simulated, percentiles=PERCENTILES, num_warmups=num_warmups)
+    found: Errors = {
+        name: {
+            statistic: _error(ours[key.format(name)], theirs[key.format(name)]) for statistic, key in STATISTICS.items()
+        }
+        for name in LATENCIES
+    }
+    found["output_throughput"] = _error(ours["output_throughput"], theirs["output_throughput"])
+    return found
+
+
+def _error(real: float | None, simulated: float | None) -> dict[str, float | None]:
+    error_pct = None
+    if real and simulated is not None:
+        error_pct = 100.0 * (simulated - real) / real
+    return {"real": real, "simulated": simulated, "error_pct": error_pct}
+
+
+def first_divergence(
+    requests: Sequence[Request], works: Sequence[WorkRecord], simulated: RunRecord
+) -> dict[str, Any] | None:
+    """The first decision, stream by stream, in which the two differ; None if they scheduled alike throughout.
+
+    A decision is which requests the next work of a stream carries, and what it does. Of several streams that diverge
+    the one whose decision came first in the real run is told, with the state of both sides at that moment.
+    """
+    earliest: tuple[float, int, str] | None = None
+    ours, theirs = _by_stream(works), _by_stream(simulated.works)
+    for stream in ours:
+        pairs = zip(ours[stream], theirs.get(stream, []), strict=False)
+        differing = (number for number, (a, b) in enumerate(pairs) if _decision(a) != _decision(b))
+        number = next(differing, min(len(ours[stream]), len(theirs.get(stream, []))))
+        if number < len(ours[stream]) and (earliest is None or ours[stream][number].submitted_s < earliest[0]):
+            earliest = ours[stream][number].submitted_s, number, stream
+    if earliest is None:
+        return None
+    _, number, stream = earliest
+    simulated_works = theirs.get(stream, [])
+    other = simulated_works[number] if number < len(simulated_works) else None
+    return {
+        "stream": stream,
+        "number": number,
+        "real": _state(requests, works, ours[stream][number]),
+        "simulated": _state(simulated.requests, simulated.works, other) if other is not None else None,
+    }
+
+
+def _by_stream(works: Sequence[WorkRecord]) -> dict[str, list[WorkRecord]]:
+    streams: dict[str, list[WorkRecord]] = {}
+    for work in sorted(works, key=lambda work: work.submitted_s):
+        streams.setdefault(work.stream, []).append(work)
+    return streams
+
+
+def _decision(work: WorkRecord) -> tuple[Any, ...]:
+    return work.kind, work.model, tuple(sorted(work.requests)), work.draft_tokens, work.chunk_tokens
+
+
+def _state(requests: Sequence[Request], works: Sequence[WorkRecord], work: WorkRecord) -> dict[str, Any]:
+    """The decision and what was going on when it was taken."""
+    now_s = work.submitted_s
+    in_flight = [each for each in works if each.submitted_s < now_s < each.ready_s]
+    return {
+        "time_s": now_s,
+        "kind": work.kind,
+        "model": work.model,
+        "requests": list(work.requests),
+        "draft_tokens": work.draft_tokens,
+        "num_waiting": sum(r.arrival_s <= now_s and not r.scheduled_s < now_s for r in requests),
+        "num_active": sum(r.scheduled_s < now_s and not _is_over(r, now_s) for r in requests),
+        "num_finished": sum(_is_over(r, now_s) for r in requests),
+        "in_flight": [f"{each.kind} of {len(each.requests)} on {each.stream}" for each in in_flight],
+    }
+
+
+def _is_over(request: Request, now_s: float) -> bool:
+    return request.is_finished and request.last_token_s <= now_s
+
+
+def _work_times(real: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> dict[str, Any]:
+    """Mean device time per kind, seconds: real and simulated works, those alone on the device and those together."""
+    kinds = list(dict.fromkeys(f"{work.kind} {work.model}" for work in real))
+    found = {}
+    sides = {"real": real, "simulated": simulated}
+    split = {name: _alone_and_together(works) for name, works in sides.items()}
+    for kind in kinds:
+        found[kind] = {
+            f"{name}_{how}_s": _mean_s([work for work in works if f"{work.kind} {work.model}" == kind])
+            for name, parts in split.items()
+            for how, works in zip(("alone", "together"), parts, strict=True)
+        }
+    return found
+
+
+def _alone_and_together(works: Sequence[WorkRecord]) -> tuple[list[WorkRecord], list[WorkRecord]]:
+    """Works that overlapped with none, and with some, of another stream. Those of one stream never overlap."""
+    streams: dict[str, list[WorkRecord]] = {}
+    for work in sorted(works, key=lambda work: work.start_s):
+        streams.setdefault(work.stream, []).append(work)
+    starts_s = {name: [work.start_s for work in own] for name, own in streams.items()}
+    alone: list[WorkRecord] = []
+    together: list[WorkRecord] = []
+    for work in works:
+        overlaps = False
+        for name, own in streams.items():
+            last = bisect_left(starts_s[name], work.end_s) - 1
+            overlaps = overlaps or (name != work.stream and last >= 0 and own[last].end_s > work.start_s)
+        (together if overlaps else alone).append(work)
+    return alone, together
+
+
+def _mean_s(works: Sequence[WorkRecord]) -> float | None:
+    return sum(work.end_s - work.start_s for work in works) / len(works) if works else None
