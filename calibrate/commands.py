@@ -1,4 +1,4 @@
-"""`lanesim calibrate`: import published tables, check a profile, derive one from another.
+"""`lanesim calibrate`: measure, import published tables, check a profile, derive one from another.
 
 Mounted through the entry-point group `lanesim.commands`; importing this module imports click alone.
 Not here: what the sub-commands do.
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from calibrate.measure_command import measure_command
 
 if TYPE_CHECKING:
     from sim.costs.profile import KindError, Profile
@@ -27,6 +29,9 @@ PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 )
 def calibrate_command() -> None:
     """Cost profiles: measure, import, derive, check."""
+
+
+calibrate_command.add_command(measure_command)
 
 
 @calibrate_command.group(
@@ -54,7 +59,7 @@ def aiconfigurator_command(
     """NVIDIA aiconfigurator's tables below PATH, which holds GPU folders and their YAML datasheets."""
     from calibrate.shapes import source_of
 
-    _check_out(out)
+    check_out(out)
     shapes = [source_of(name).shape if name is not None else None for name in (target, draft)]
     assert shapes[0] is not None
     try:
@@ -67,7 +72,7 @@ def aiconfigurator_command(
         ) from None
     except OSError as error:
         raise ValueError(f"{path}: a table cannot be read: {error}") from error
-    _write(profile, out)
+    write(profile, out)
 
 
 @calibrate_command.command(
@@ -81,8 +86,8 @@ def derive_command(origin: str, gpu: str, out: Path) -> None:
     from calibrate.derive import derive
     from sim.costs import load
 
-    _check_out(out)
-    _write(derive(load(origin), gpu), out)
+    check_out(out)
+    write(derive(load(origin), gpu), out)
 
 
 @calibrate_command.command("check", epilog=f"Example: lanesim calibrate check {PAIR}")
@@ -125,7 +130,7 @@ def check_command(profile: str, against: Path | None, json_path: str | None, out
         _print_errors(loaded, errors)
 
 
-def _check_out(out: Path) -> None:
+def check_out(out: Path) -> None:
     """Raise ValueError before any work where `out` cannot be a profile file."""
     if out.suffix != ".json":
         raise ValueError(f"--out {str(out)!r} must end with .json: profiles are found by it")
@@ -133,7 +138,8 @@ def _check_out(out: Path) -> None:
         raise ValueError(f"--out {str(out)!r} is a directory; want a file")
 
 
-def _write(profile: Profile, out: Path) -> None:
+def write(profile: Profile, out: Path) -> None:
+    """Write the profile, whole or not at all, and print its errors."""
     from sim.costs.profile import encode
     from sim.results import write_atomically
 

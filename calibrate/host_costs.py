@@ -37,7 +37,7 @@ def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers
         max_graph_tokens=largest,
         graph_small_sizes=(1,),
         graph_size_step=1,
-        result_s=_rounded(measured["result_s"]),
+        result_s=0.0 if is_cpu else _rounded(measured["result_s"]),
         step_s=_rounded(measured["step_s"]),
         row_s=_rounded(measured["row_s"]),
         inflation_eager=eager_factors,

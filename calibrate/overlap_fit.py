@@ -7,6 +7,7 @@ contention model alone. Not here: timing pairs (overlap).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,10 +22,13 @@ from sim.devices.contention import Contention
 from sim.simhost import SimHost
 from sim.work import Work
 
-STARTS = ((1.0, 1.0, 1e-6), (1.0, 1.0, 2e-5), (1.6, 1.6, 5e-6), (0.7, 0.7, 1e-6))
-"""(eta_compute, eta_bandwidth, tau_s) to search from: the loss has flat places."""
-ETA = (0.2, 4.0)
+ETAS = (0.15, 0.25, 0.4, 0.6, 0.8, 1.0, 1.4, 2.0)
+TAUS_S = (1e-8, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
+"""Coarse grid that the search begins with: the loss has flat places and several minima."""
+ETA = (0.05, 4.0)
 TAU_S = (1e-9, 1e-2)
+STEP = 0.3
+"""First step of the refinement, in logs."""
 HELD_OUT = "pairs of passes that the fit did not use; durations of both"
 
 
@@ -34,6 +38,7 @@ class Together(NamedTuple):
     works: tuple[Work, Work]
     priorities: tuple[int, int]
     offset_s: float
+    """From the launch of the first to that of the second; below 0 where the threads began the other way round."""
     solo_s: tuple[float, float]
     together_s: tuple[float, float]
 
@@ -97,19 +102,23 @@ def predict_s(costs: CompactCosts, contention: Contention, run: Together) -> tup
     """Durations of both works, as the simulated device has them."""
     host = SimHost(_SoloCosts(costs, run), _NoLuck(), contention=contention)
     streams = [host.stream(name, priority=run.priorities[side]) for side, name in enumerate(("first", "second"))]
-    tickets: list[Any] = [host.run(run.works[0], streams[0])]
-    host.at(max(0.0, run.offset_s), lambda _: tickets.append(host.run(run.works[1], streams[1])))
+    tickets: dict[int, Any] = {}
+
+    def submit(side: int) -> None:
+        tickets[side] = host.run(run.works[side], streams[side])
+
+    host.at(max(0.0, -run.offset_s), lambda _: submit(0))
+    host.at(max(0.0, run.offset_s), lambda _: submit(1))
     host.run_until()
-    first, second = tickets
-    return first.end_s - first.submitted_s, second.end_s - second.submitted_s
+    return tickets[0].end_s - tickets[0].submitted_s, tickets[1].end_s - tickets[1].submitted_s
 
 
 def _errors(costs: CompactCosts, contention: Contention, run: Together) -> Array:
-    return np.array(predict_s(costs, contention, run)) / np.array(run.together_s) - 1.0
+    return np.asarray(np.array(predict_s(costs, contention, run)) / np.array(run.together_s) - 1.0)
 
 
 def _minimise(costs: CompactCosts, runs: Sequence[Together]) -> Contention:
-    """Least mean absolute log error, from several starts."""
+    """Least mean absolute log error: the best of a grid, refined."""
     from scipy.optimize import minimize
 
     def contention(logs: Array) -> Contention:
@@ -124,11 +133,11 @@ def _minimise(costs: CompactCosts, runs: Sequence[Together]) -> Contention:
         errors = np.concatenate([_errors(costs, contention(logs), run) for run in runs])
         return float(np.mean(np.abs(np.log1p(errors))))
 
-    found = [
-        minimize(loss, np.log(np.array(start)), method="Nelder-Mead", options={"maxfev": 120, "xatol": 0.01})
-        for start in STARTS
-    ]
-    return contention(min(found, key=lambda one: one.fun).x)
+    starts = [np.log(np.array(start)) for start in product(ETAS, ETAS, TAUS_S)]
+    best = min(starts, key=loss)
+    simplex = np.vstack([best, best + STEP * np.eye(len(best))])
+    found = minimize(loss, best, method="Nelder-Mead", options={"maxfev": 150, "initial_simplex": simplex})
+    return contention(found.x)
 
 
 def _together(entry: dict[str, Any]) -> Together:

@@ -9,7 +9,7 @@ Not here: reading and writing (realrun.commands), figures (realrun.figures). No 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -17,7 +17,7 @@ from typing import Any
 
 from realrun.experiment import Experiment, busy_seconds
 from realrun.measured import MeasuredCosts, MeasuredHost, MeasuredWork, WakeLatency
-from sim.costs import build_costs
+from sim.costs import Profile, build_costs
 from sim.costs.cost import CostModel, Demands
 from sim.devices.contention import Contention
 from sim.metrics import summarise
@@ -27,6 +27,7 @@ from sim.run import work_record
 from sim.simhost import SimHost
 from sim.work import Work
 
+VALIDATION_SCHEMA = 1
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = {"mean": "mean_{}_ms", "p50": "p50_{}_ms", "p95": "p95_{}_ms", "p99": "p99_{}_ms"}
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
@@ -60,6 +61,21 @@ class Judged:
     """With the profile's times and contention: what `lanesim compare` would say."""
     verdict: dict[str, Any]
     """`metrics`, `decomposition`, `lookups`, `divergence`, `works`, for JSON."""
+
+
+def result_of(summary: Mapping[str, Any], profile: Profile, judged: Sequence[Judged]) -> dict[str, Any]:
+    """What `validate --json` holds: every run's verdict, and at the top that of the only or first one."""
+    first = judged[0].verdict
+    return {
+        "schema": VALIDATION_SCHEMA,
+        "scenario_hash": summary["scenario_hash"],
+        "profile": {"name": profile.name, "source": profile.source},
+        "replay": summary["replay"],
+        "policy": first["policy"],
+        "metrics": first["metrics"],
+        "decomposition": first["decomposition"],
+        "runs": [each.verdict for each in judged],
+    }
 
 
 class StreamsAlone:

@@ -189,10 +189,8 @@ def _record(
 ) -> RunRecord:
     requests = list(serving.requests)
     models = profile.models if serving.controller.draft_tokens_max else (profile.target,)
-    if serving.is_all_finished and requests:
-        end_s = max(request.last_token_s for request in requests)
-    else:
-        end_s = host.now_s
+    is_drained = serving.is_all_finished and requests
+    end_s = max(request.last_token_s for request in requests) if is_drained else host.now_s
     return RunRecord(
         policy=policy_name,
         seed=seed,

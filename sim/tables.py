@@ -43,7 +43,9 @@ def comparison_tables(console: Console, result: dict[str, Any]) -> None:
     """The comparison of `sim.compare.compare`: one row per policy, then paired differences to the first."""
     scenario = result["scenario"]
     workload, speculation = scenario["workload"], scenario["speculation"]
-    load = f"{workload['num_prompts']} requests at {workload['request_rate']}/s"
+    is_recorded = workload["trace_arrivals"] == "recorded"
+    pace = "as recorded" if is_recorded else f"at {workload['request_rate']}/s"
+    load = f"{workload['num_prompts']} requests {pace}"
     if workload["max_concurrency"]:
         load += f", at most {workload['max_concurrency']} at once"
     console.print(
