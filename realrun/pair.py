@@ -39,6 +39,8 @@ class PairExecutor:
         self._num_in_flight: dict[int, int] = {}
         self._accepted: dict[int, int] = {}
         """Drafted tokens that the newest verify of a request accepted."""
+        self.outputs: dict[int, list[int]] = {}
+        """Emitted tokens of requests that have given their slot back, by arrival index; may run past what was asked."""
 
     def lane(self, stream: Stream, clock: Clock) -> Lane:
         issuer = self._issuers.get(stream.name)
@@ -63,12 +65,11 @@ class PairExecutor:
             self._lock.notify_all()
 
     def reset(self) -> None:
-        """Forget every request; nothing may be in flight."""
+        """Take every slot back; nothing may be in flight."""
         with self._lock:
             self.kernels.synchronize()
-            for _, slot in self._slots.values():
-                self.kernels.release(slot)
-            self._slots.clear()
+            for index in list(self._slots):
+                self._release(index)
             self._num_in_flight.clear()
             self._accepted.clear()
 
@@ -128,17 +129,25 @@ class PairExecutor:
                 break
             if not self._lock.wait(give_up_s - time.monotonic()):
                 raise ValueError(f"all {self.kernels.options.slots} slots are taken; lower max_concurrency")
-        generator = np.random.default_rng((self.seed, request.index))
-        prompt = generator.integers(self.kernels.target.vocab, size=request.prompt_tokens).tolist()
-        slot = self.kernels.admit(prompt, request.index)
+        slot = self.kernels.admit(self.prompt(request), request.index)
         self._slots[request.index] = request, slot
         return slot
 
+    def prompt(self, request: Request) -> list[int]:
+        """The request's prompt: random tokens, a function of seed and arrival index."""
+        generator = np.random.default_rng((self.seed, request.index))
+        tokens: list[int] = generator.integers(self.kernels.target.vocab, size=request.prompt_tokens).tolist()
+        return tokens
+
     def _take_back(self) -> None:
-        for index, (request, slot) in list(self._slots.items()):
+        for index, (request, _) in list(self._slots.items()):
             if request.is_finished and not self._num_in_flight.get(index):
-                self.kernels.release(slot)
-                del self._slots[index]
+                self._release(index)
+
+    def _release(self, index: int) -> None:
+        _, slot = self._slots.pop(index)
+        self.outputs[index] = slot.output
+        self.kernels.release(slot)
 
     def settle(self, job: Job, passes: Sequence[Submitted]) -> tuple[int, ...]:
         """Accepted drafted tokens [rows]; blocks until the passes are over."""

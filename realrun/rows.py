@@ -74,7 +74,7 @@ class Plan(NamedTuple):
     inputs: list[tuple[int, int, int, int]]
     """One per row of the shape, as realrun.passes.Column."""
     chunk_rows: list[int]
-    """Row of the shape of each of the caller's chunks."""
+    """Row of the shape of each chunk that has a result: none of a pass that computes again."""
     draft_lags: list[int]
     """Of the decoding rows, before the pass."""
 
@@ -129,7 +129,7 @@ def plan_target(
 def plan_again(chunks: Sequence[PromptChunk], options: PairOptions) -> Plan:
     """Compute the newest `new_tokens` of each slot's target KV once more; nothing is emitted, no account changes."""
     shape = PassShape(Kind.PREFILL, Model.TARGET)
-    return _with_chunks(shape, [], chunks, options, is_again=True)
+    return _with_chunks(shape, [], chunks, options, is_again=True)._replace(chunk_rows=[])
 
 
 def settle(

@@ -13,120 +13,16 @@ The clock is only asked for instants at which something else depends on what hap
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from math import inf
 from typing import Any
 
 from sim.costs.cost import CostModel
 from sim.devices.contention import Contention, fill_rates
+from sim.devices.op import Op, Queue
 from sim.devices.ticket import Clock, SimTicket, checkpoint_at
 from sim.host import HostWait, Stream
 from sim.work import Kind, Work
-
-SLACK = 1e-9
-"""Share of a work's device time within which it counts as ending with its launch (float rounding)."""
-
-
-class _Op:
-    """A work in flight: its ticket, and what is left of its host and device parts."""
-
-    __slots__ = (
-        "after",
-        "demands",
-        "finish_s",
-        "host_done_s",
-        "host_since_s",
-        "is_issued",
-        "is_prepared",
-        "issued_s",
-        "kernel_cap",
-        "left_s",
-        "prepared_s",
-        "priority",
-        "queue",
-        "rate",
-        "since_s",
-        "slowdown",
-        "ticket",
-    )
-
-    def __init__(self, ticket: SimTicket, queue: _Queue, after: Sequence[SimTicket]) -> None:
-        self.ticket = ticket
-        self.queue = queue
-        self.after = after
-        self.priority = queue.stream.priority
-        self.is_prepared = False
-        self.is_issued = False
-        self.slowdown = 0.0
-        self.host_done_s = 0.0
-        """Host work done, in seconds at no slowdown, as of `host_since_s`."""
-        self.host_since_s = 0.0
-        self.prepared_s = inf
-        self.issued_s = inf
-        """When preparing and launching will be over at the present slowdown."""
-        self.left_s = ticket.cost.device_s
-        """Device time left at rate 1, as of `since_s`."""
-        self.rate = 0.0
-        self.since_s = 0.0
-        self.finish_s = inf
-        self.demands: tuple[float, float] | None = None
-        self.kernel_cap = 1.0
-        """The most this can run at beside others: each kernel waits tau for resident blocks."""
-
-    def set_slowdown(self, slowdown: float, now_s: float) -> None:
-        if slowdown == self.slowdown:
-            return
-        if self.slowdown:
-            self.host_done_s += (now_s - self.host_since_s) / self.slowdown
-        self.slowdown = slowdown
-        self.host_since_s = now_s
-        prepare_s, launch_s, _, _ = self.ticket.cost
-        if not self.is_prepared:
-            self.prepared_s = now_s + max(0.0, prepare_s - self.host_done_s) * slowdown
-            self.issued_s = self.prepared_s + launch_s * slowdown
-        else:
-            self.issued_s = now_s + max(0.0, prepare_s + launch_s - self.host_done_s) * slowdown
-
-    def left_at(self, now_s: float) -> float:
-        left_s = self.left_s - (now_s - self.since_s) * self.rate
-        return left_s if left_s > 0.0 else 0.0
-
-    def launch_cap(self, now_s: float) -> float:
-        """The most this can run at: while it is being launched, its device time spread over the launch."""
-        if self.is_issued:
-            return 1.0
-        launch_s = self.issued_s - now_s
-        left_s = self.left_at(now_s)
-        return left_s / launch_s if left_s < launch_s else 1.0
-
-    def set_rate(self, rate: float, cap: float, now_s: float) -> None:
-        """Run at `rate` from now on. At a `cap` below 1 the work ends with its launch."""
-        if not self.is_issued and cap < 1.0 and rate >= cap * (1.0 - SLACK):
-            self.left_s = self.left_at(now_s)
-            self.since_s = now_s
-            self.rate = rate
-            self.finish_s = self.issued_s
-        elif rate != self.rate or self.finish_s == inf:
-            self.left_s = self.left_at(now_s)
-            self.since_s = now_s
-            self.rate = rate
-            if self.left_s <= SLACK * self.ticket.cost.device_s:
-                self.finish_s = now_s
-            else:
-                self.finish_s = now_s + self.left_s / rate if rate > 0.0 else inf
-
-
-class _Queue:
-    """One stream: works still to be issued, and works that the device has not started."""
-
-    __slots__ = ("running", "stream", "to_issue", "to_run")
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.to_issue: deque[_Op] = deque()
-        self.to_run: deque[_Op] = deque()
-        self.running: _Op | None = None
 
 
 class SharedDevice:
@@ -147,13 +43,13 @@ class SharedDevice:
         self._result_s = costs.result_s
         self._contention = contention
         if is_one_queue:
-            self._order = [_Queue(streams[0])]
+            self._order = [Queue(streams[0])]
             self._queues = {stream.name: self._order[0] for stream in streams}
         else:
-            self._order = [_Queue(stream) for stream in streams]
+            self._order = [Queue(stream) for stream in streams]
             self._queues = {queue.stream.name: queue for queue in self._order}
-        self._issuing: list[_Op] = []
-        self._running: list[_Op] = []
+        self._issuing: list[Op] = []
+        self._running: list[Op] = []
         self._timer: Any = None
         self._timer_s = inf
         self.busy_s = 0.0
@@ -170,7 +66,7 @@ class SharedDevice:
                 if other.device is not self:
                     other.dependents = [*(other.dependents or ()), self]
         queue = self._queues[stream.name]
-        op = _Op(ticket, queue, waits_for)
+        op = Op(ticket, queue, waits_for)
         queue.to_issue.append(op)
         if work.kind is not Kind.HOST:
             queue.to_run.append(op)
@@ -211,7 +107,7 @@ class SharedDevice:
         self._set_rates(now_s)
         self._update()
 
-    def _cut(self, op: _Op, now_s: float) -> None:
+    def _cut(self, op: Op, now_s: float) -> None:
         """End a running work at its next checkpoint; its launch shrinks with it."""
         left_s, total_s = op.left_at(now_s), op.ticket.cost.device_s
         done_s = total_s - left_s
@@ -220,7 +116,7 @@ class SharedDevice:
             op.issued_s = now_s + (op.issued_s - now_s) * (kept_s / left_s if left_s else 0.0)
         op.left_s, op.since_s, op.rate, op.finish_s = max(0.0, kept_s), now_s, 0.0, inf
 
-    def _drop(self, op: _Op, now_s: float) -> None:
+    def _drop(self, op: Op, now_s: float) -> None:
         """Take a work that has not started out of its queues."""
         queue = op.queue
         if op in queue.to_run:
@@ -279,19 +175,19 @@ class SharedDevice:
             self._set_rates(now_s)
         self._arm_timer()
 
-    def _insert(self, op: _Op) -> None:
+    def _insert(self, op: Op) -> None:
         """Keep the running works by falling priority."""
         index = len(self._running)
         while index and self._running[index - 1].priority < op.priority:
             index -= 1
         self._running.insert(index, op)
 
-    def _begin_issue(self, op: _Op, now_s: float) -> None:
+    def _begin_issue(self, op: Op, now_s: float) -> None:
         op.ticket.issue_start_s = now_s
         self._issuing.append(op)
         self._set_slowdowns(now_s)
 
-    def _finish_issue(self, op: _Op, now_s: float) -> None:
+    def _finish_issue(self, op: Op, now_s: float) -> None:
         self._issuing.remove(op)
         op.queue.to_issue.popleft()
         self._note_issued(op, op.issued_s)
@@ -303,13 +199,13 @@ class SharedDevice:
         else:
             self._set_slowdowns(now_s)
 
-    def _note_issued(self, op: _Op, time_s: float) -> None:
+    def _note_issued(self, op: Op, time_s: float) -> None:
         op.is_issued = True
         op.ticket.issued_s = time_s
         if op.ticket._issued is not None:
             self.clock.complete(op.ticket._issued)
 
-    def _can_start(self, op: _Op, now_s: float) -> bool:
+    def _can_start(self, op: Op, now_s: float) -> bool:
         if not op.is_prepared:
             return False
         return not op.after or all(other.end_s <= now_s for other in op.after)
@@ -375,7 +271,7 @@ class SharedDevice:
             self._timer_s = next_s
             self._timer = self.clock.at(next_s, self._on_timer) if next_s < inf else None
 
-    def _end(self, op: _Op, now_s: float) -> None:
+    def _end(self, op: Op, now_s: float) -> None:
         ticket = op.ticket
         ticket.end_s = now_s
         is_free = ticket.work.kind is Kind.HOST or (ticket.is_cancelled and ticket.start_s == now_s)

@@ -1,0 +1,117 @@
+"""A work in flight on a shared device: what is left of its host and device parts, and how fast they go.
+
+Not here: when anything changes (`shared`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+
+from sim.devices.ticket import SimTicket
+from sim.host import Stream
+
+SLACK = 1e-9
+"""Share of a work's device time within which it counts as ending with its launch (float rounding)."""
+
+
+class Op:
+    """A work in flight: its ticket, and what is left of its host and device parts."""
+
+    __slots__ = (
+        "after",
+        "demands",
+        "finish_s",
+        "host_done_s",
+        "host_since_s",
+        "is_issued",
+        "is_prepared",
+        "issued_s",
+        "kernel_cap",
+        "left_s",
+        "prepared_s",
+        "priority",
+        "queue",
+        "rate",
+        "since_s",
+        "slowdown",
+        "ticket",
+    )
+
+    def __init__(self, ticket: SimTicket, queue: Queue, after: Sequence[SimTicket]) -> None:
+        self.ticket = ticket
+        self.queue = queue
+        self.after = after
+        self.priority = queue.stream.priority
+        self.is_prepared = False
+        self.is_issued = False
+        self.slowdown = 0.0
+        self.host_done_s = 0.0
+        """Host work done, in seconds at no slowdown, as of `host_since_s`."""
+        self.host_since_s = 0.0
+        self.prepared_s = inf
+        self.issued_s = inf
+        """When preparing and launching will be over at the present slowdown."""
+        self.left_s = ticket.cost.device_s
+        """Device time left at rate 1, as of `since_s`."""
+        self.rate = 0.0
+        self.since_s = 0.0
+        self.finish_s = inf
+        self.demands: tuple[float, float] | None = None
+        self.kernel_cap = 1.0
+        """The most this can run at beside others: each kernel waits tau for resident blocks."""
+
+    def set_slowdown(self, slowdown: float, now_s: float) -> None:
+        if slowdown == self.slowdown:
+            return
+        if self.slowdown:
+            self.host_done_s += (now_s - self.host_since_s) / self.slowdown
+        self.slowdown = slowdown
+        self.host_since_s = now_s
+        prepare_s, launch_s, _, _ = self.ticket.cost
+        if not self.is_prepared:
+            self.prepared_s = now_s + max(0.0, prepare_s - self.host_done_s) * slowdown
+            self.issued_s = self.prepared_s + launch_s * slowdown
+        else:
+            self.issued_s = now_s + max(0.0, prepare_s + launch_s - self.host_done_s) * slowdown
+
+    def left_at(self, now_s: float) -> float:
+        left_s = self.left_s - (now_s - self.since_s) * self.rate
+        return left_s if left_s > 0.0 else 0.0
+
+    def launch_cap(self, now_s: float) -> float:
+        """The most this can run at: while it is being launched, its device time spread over the launch."""
+        if self.is_issued:
+            return 1.0
+        launch_s = self.issued_s - now_s
+        left_s = self.left_at(now_s)
+        return left_s / launch_s if left_s < launch_s else 1.0
+
+    def set_rate(self, rate: float, cap: float, now_s: float) -> None:
+        """Run at `rate` from now on. At a `cap` below 1 the work ends with its launch."""
+        if not self.is_issued and cap < 1.0 and rate >= cap * (1.0 - SLACK):
+            self.left_s = self.left_at(now_s)
+            self.since_s = now_s
+            self.rate = rate
+            self.finish_s = self.issued_s
+        elif rate != self.rate or self.finish_s == inf:
+            self.left_s = self.left_at(now_s)
+            self.since_s = now_s
+            self.rate = rate
+            if self.left_s <= SLACK * self.ticket.cost.device_s:
+                self.finish_s = now_s
+            else:
+                self.finish_s = now_s + self.left_s / rate if rate > 0.0 else inf
+
+
+class Queue:
+    """One stream: works still to be issued, and works that the device has not started."""
+
+    __slots__ = ("running", "stream", "to_issue", "to_run")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.to_issue: deque[Op] = deque()
+        self.to_run: deque[Op] = deque()
+        self.running: Op | None = None
