@@ -8,7 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from sim.acceptance import parse_acceptance
+from sim.acceptance import AcceptanceSummary, parse_acceptance
+from sim.acceptance_models import Acceptance
 from sim.controllers import build_controller
 from sim.costs import Profile, build_costs, kv_capacity_tokens
 from sim.devices.contention import Contention
@@ -20,7 +21,7 @@ from sim.policies.options import Batching, EngineLimits
 from sim.policies.passes import KvMode
 from sim.records import RunRecord, StreamUsage, WorkRecord
 from sim.request import Request
-from sim.scenario import Scenario
+from sim.scenario import Scenario, Speculation
 from sim.serving import Serving
 from sim.simhost import SimHost
 from sim.workload import build_requests
@@ -33,7 +34,7 @@ class PolicyStalled(RuntimeError):
 def check(scenario: Scenario, profile: Profile) -> None:
     """Raise ValueError for what only shows when scenario, policies and profile are seen together."""
     draft_tokens = scenario.speculation.num_speculative_tokens
-    parse_acceptance(scenario.speculation.acceptance, max(1, draft_tokens))
+    build_acceptance(scenario.speculation, draft_tokens)
     for name in scenario.policy:
         policy = find_policy(name)
         if policy.needs_draft and draft_tokens == 0:
@@ -51,6 +52,17 @@ def check(scenario: Scenario, profile: Profile) -> None:
             )
 
 
+def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
+    """The acceptance model of a scenario, vLLM's keys first. Raises ValueError."""
+    length, rates = speculation.synthetic_acceptance_length, speculation.synthetic_acceptance_rates
+    if draft_tokens and (length is not None or rates is not None):
+        summary = AcceptanceSummary.from_vllm(
+            draft_tokens, synthetic_acceptance_length=length, synthetic_acceptance_rates=rates
+        )
+        return summary.model
+    return parse_acceptance(speculation.acceptance, max(1, draft_tokens))
+
+
 def simulate(
     scenario: Scenario, policy_name: str, seed: int, profile: Profile, *, record_works: bool = False
 ) -> RunRecord:
@@ -65,7 +77,7 @@ def simulate(
     kv = _kv_pool(scenario, profile, controller.draft_tokens_max)
     requests = _requests(scenario, seed)
     _check_they_fit(requests, kv, profile)
-    luck = Luck(parse_acceptance(scenario.speculation.acceptance, max(1, draft_tokens)), seed)
+    luck = Luck(build_acceptance(scenario.speculation, draft_tokens), seed)
     if draft_tokens:
         luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
     works: list[WorkRecord] = []

@@ -18,6 +18,8 @@ from sim.policies.options import PolicyOptions
 from sim.workload import TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
+TINY, TINY_INPUT_LEN, TINY_OUTPUT_LEN = "cpu/tiny", 64, 32
+"""The profile small enough to replay anywhere, and its own default lengths."""
 
 
 def _at_least(block: str, struct: msgspec.Struct, **least: int) -> None:
@@ -60,10 +62,16 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     method: str = "draft_model"
     num_speculative_tokens: int = 4
     acceptance: str = "iid:0.7"
+    synthetic_acceptance_length: float | None = None
+    """vLLM's key, taken in place of `acceptance`: tokens per verify, the earliest drafted tokens accepted first."""
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    """vLLM's key, likewise: unconditional rate of each drafted token."""
     controller: str = "fixed"
 
     def __post_init__(self) -> None:
         _at_least("speculation", self, num_speculative_tokens=0)
+        if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
+            raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
         _one_of("speculation.method", self.method, ("draft_model",))
         _one_of("speculation.controller", self.controller, CONTROLLERS)
 
@@ -200,12 +208,15 @@ def resolve(raw: Mapping[str, Any]) -> Scenario:
         if not raw.get(key):
             raise ValueError(f"{key}: none given (--{key} NAME, or `{key}:` in the scenario file)")
     _check_keys(raw, Scenario, "")
-    workload = raw.get("workload")
+    workload = raw.setdefault("workload", {})
     if isinstance(workload, dict):
         workload = raw["workload"] = dict(workload)
         rate = workload.get("request_rate")
         if isinstance(rate, str) and rate.lower().lstrip("+") in ("inf", "infinity"):
             workload["request_rate"] = inf
+        if raw["profile"] == TINY and workload.get("dataset_name", "fixed") == "fixed":
+            workload.setdefault("input_len", TINY_INPUT_LEN)
+            workload.setdefault("output_len", TINY_OUTPUT_LEN)
         if workload.get("input_len") is not None or workload.get("output_len") is not None:
             workload.setdefault("dataset_name", "fixed")
         if workload.get("dataset_name") in TIMED_TRACES and "request_rate" not in workload:

@@ -56,3 +56,34 @@ def test_closed_loop_throughput_keeps_within_its_asymptotic_bounds() -> None:
             lone_s = sum(r.last_token_s - r.arrival_s for r in record.requests) / len(record.requests)
         assert throughputs[-1] <= min(concurrency / lone_s, 1.0 / demands_s[-1]) * 1.02
     assert throughputs == sorted(throughputs)
+
+
+def acceptance_length(**speculation: object) -> float:
+    raw = {
+        "profile": PAIR,
+        "policy": "pd",
+        "speculation": speculation,
+        "workload": {"input_len": 50, "output_len": 400},
+    }
+    record = simulate(resolve(raw), "pd", 0, load(PAIR))
+    drafts = sum(request.num_rounds for request in record.requests)
+    return 1.0 + sum(request.accepted_tokens for request in record.requests) / drafts
+
+
+def test_vllms_acceptance_keys_are_taken_as_they_are() -> None:
+    """Lengths 2.6 and 1 + .8 + .5 + .1, from 200 requests of 400 tokens: within 1 %."""
+    assert acceptance_length(synthetic_acceptance_length=2.6, num_speculative_tokens=3) == pytest.approx(2.6, rel=0.01)
+    rates = [0.8, 0.5, 0.1]
+    assert acceptance_length(synthetic_acceptance_rates=rates, num_speculative_tokens=3) == pytest.approx(2.4, rel=0.01)
+    with pytest.raises(ValueError, match="not both"):
+        acceptance_length(synthetic_acceptance_rates=rates, synthetic_acceptance_length=2.0)
+
+
+def test_the_tiny_profile_has_its_own_default_lengths() -> None:
+    def lengths(**workload: object) -> tuple[object, ...]:
+        spec = resolve({"profile": "cpu/tiny", "policy": "pd", "workload": workload}).workload
+        return spec.dataset_name, spec.input_len, spec.output_len
+
+    assert lengths() == ("fixed", 64, 32)
+    assert lengths(output_len=9) == ("fixed", 64, 9)
+    assert lengths(dataset_name="azure-conv") == ("azure-conv", None, None)
