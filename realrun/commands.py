@@ -79,10 +79,14 @@ def _run(
 ) -> tuple[list[Replay], dict[str, Any]]:
     """Build the pair and replay everything; also what there is to say about it."""
     try:
+        import pyarrow  # noqa: F401
         import torch
         import transformers  # noqa: F401
-    except ImportError:
-        raise ValueError("replay runs real models and needs the gpu extra: pip install 'lanesim[gpu]'") from None
+    except ImportError as error:
+        raise ValueError(
+            f"replay runs real models and writes parquet, and {error.name!r} is not installed: "
+            "pip install 'lanesim[gpu,analysis]'"
+        ) from None
     from realrun.experiment import check_replayable
     from realrun.pair import PairExecutor
     from realrun.replay import replay_all

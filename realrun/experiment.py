@@ -111,6 +111,7 @@ class Experiment:
     ) -> RunRecord:
         """What the run left behind. `end_s` is when it was cut, if it was."""
         is_whole = serving.is_all_finished
+        models = self.profile.models if self.draft_tokens_max else (self.profile.target,)
         return RunRecord(
             policy=self.policy_name,
             seed=self.seed,
@@ -128,6 +129,9 @@ class Experiment:
             kv_capacity_tokens=serving.kv.num_blocks * serving.kv.block_size,
             is_open_loop=self.scenario.workload.max_concurrency is None,
             works=works,
+            kv_series=serving.kv.held.series or [],
+            weight_bytes=sum(shape.weight_bytes for shape in models),
+            kv_bytes_per_token=sum(shape.kv_bytes_per_token for shape in models),
         )
 
     def _num_blocks(self) -> int:

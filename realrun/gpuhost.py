@@ -12,29 +12,25 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable, Sequence
-from math import floor, inf
-from typing import Any, Protocol
+from typing import Any
 
 from realrun.clocks import NOTHING, Clock, WallClock
 from realrun.executor import Executor, Job
-from realrun.threads import Baton, Done, Failed, GpuTicket, HostStuck, Issued, StreamThreads
+from realrun.reactions import Looks, Reactions
+from realrun.threads import Baton, Done, Failed, HostStuck, Issued, StreamThreads
+from realrun.ticket import GpuTicket
 from sim.host import HostWait, Signal, Stream, Wait
-from sim.tasks import POLL_GRID_SLACK, FirstWait, Task, TaskHost
+from sim.simhost import RunLength
+from sim.tasks import Task, TaskHost
 from sim.work import NO_RESULT, Kind, Result, Work
 
-WATCHDOG_S = 60.0
-"""Longest time without any event while works are in flight: far beyond one pass of the largest model."""
+WATCHDOG_S = 300.0
+"""Longest time without any event while works are in flight: beyond one pass of a large model even on a CPU."""
 CLOSING_GRACE_S = 10.0
 """Time a thread gets to finish what it has in hand when the host closes."""
 SWITCH_INTERVAL_S = 0.0005
 """How long a running thread may keep the interpreter from the others; Python's own 5 ms exceeds a small pass."""
 _LEAST_WAIT_S = 0.01
-
-
-class RunLength(Protocol):
-    """Luck as a host needs it."""
-
-    def run_length(self, index: int, position: int, most: int) -> int: ...
 
 
 class GpuHost(TaskHost):
@@ -66,15 +62,7 @@ class GpuHost(TaskHost):
         self._threads: dict[str, StreamThreads] = {}
         self._batons: list[Baton] = []
         self._last_event_s = 0.0
-        self._for_first: list[GpuTicket] = []
-        """Arrived, and waited for by a `first` whose coroutine has not had its turn yet."""
-        self._reacting: list[GpuTicket] = []
-        """What the present turn reacts to."""
-        self._due_s: dict[HostWait[Any], tuple[bool, float]] = {}
-        """Of signals' waits that are done: was it polled, and when its coroutine should go on."""
-        self._due: tuple[bool, float] | None = None
-        self.wake_latencies_s: dict[bool, list[float]] = {False: [], True: []}
-        """Per wait on a signal, plain or polled: seconds until its coroutine had submitted a work, where it did."""
+        self.reactions = Reactions()
 
     def __enter__(self) -> GpuHost:
         return self
@@ -115,8 +103,7 @@ class GpuHost(TaskHost):
             for each in self._streams.values():
                 lane = self._executor.lane(each, self.clock)
                 self._threads[each.name] = StreamThreads(each, lane, self.clock, self._inbox, self._executor.ended)
-        self.reacted()
-        self._woke_up()
+        self.reactions.submitted(self.now_s)
         job = Job(
             work,
             tuple(request.drafted for request in work.requests),
@@ -135,16 +122,16 @@ class GpuHost(TaskHost):
     def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
         """With `poll_s` the worker really looks that often, as far as the machine keeps up; late looks are skipped."""
         wait: HostWait[None] = HostWait()
-        signal.pending.append(_Looks(self, wait, poll_s) if poll_s else wait)
+        signal.pending.append(Looks(self, wait, poll_s) if poll_s else wait)
         return wait
 
     def notify(self, signal: Signal) -> None:
         signal.version += 1
         pending, signal.pending = signal.pending, []
         if pending:
-            self.reacted()
+            self.reactions.acted(self.now_s)
         for wait in pending:
-            if isinstance(wait, _Looks):
+            if isinstance(wait, Looks):
                 wait.notified()
             else:
                 self.go_on(wait, is_polled=False, due_s=self.now_s)
@@ -152,7 +139,7 @@ class GpuHost(TaskHost):
     def go_on(self, wait: HostWait[None], *, is_polled: bool, due_s: float) -> None:
         """Complete a wait on a signal whose coroutine should go on at `due_s`."""
         if wait.posts:
-            self._due_s[wait] = is_polled, due_s
+            self.reactions.due(wait, is_polled, due_s)
         self.complete(wait)
 
     def spawn(self, task: Task) -> None:
@@ -222,31 +209,9 @@ class GpuHost(TaskHost):
         self._in_flight.pop(ticket, None)
         self.works.append(ticket)
         ticket.ready_s = self.now_s
-        if ticket.watchers:
-            self._for_first.append(ticket)
+        self.reactions.arrived(ticket)
         self._complete_issued(ticket)
         self.complete(ticket, self._result(ticket))
-
-    def turn_begins(self, waited_for: HostWait[Any] | None) -> None:
-        """A coroutine is about to run; remembers the works whose results it was waiting for."""
-        if isinstance(waited_for, GpuTicket):
-            self._reacting = [waited_for]
-        elif isinstance(waited_for, FirstWait):
-            self._reacting, self._for_first = self._for_first, []
-        self._due = self._due_s.pop(waited_for, None) if waited_for is not None else None
-
-    def reacted(self) -> None:
-        """The coroutine has submitted a work, notified somebody who waits, or come to its next wait."""
-        for ticket in self._reacting:
-            ticket.reacted_s = self.now_s
-        self._reacting = []
-
-    def _woke_up(self) -> None:
-        """The coroutine has submitted a work: it did not wake in vain."""
-        if self._due is not None:
-            is_polled, due_s = self._due
-            self.wake_latencies_s[is_polled].append(self.now_s - due_s)
-            self._due = None
 
     def _drop(self, ticket: GpuTicket) -> None:
         """Cancelled: if nobody has taken the work it never runs, and is over now."""
@@ -282,44 +247,6 @@ class GpuHost(TaskHost):
     def _who_waits(self) -> str:
         waits = [(baton.name, baton.waits_for) for baton in self._batons if baton.waits_for is not None]
         return "; ".join(f"{name} waits for {_described(wait)}" for name, wait in waits) or "no coroutine waits"
-
-
-class _Looks:
-    """A worker that really looks every `poll_s`, on the grid of rule 4."""
-
-    __slots__ = ("_grid", "_host", "_is_notified", "_is_over", "_looked_s", "_poll_s", "_start_s", "_wait")
-
-    def __init__(self, host: GpuHost, wait: HostWait[None], poll_s: float) -> None:
-        self._host, self._wait, self._poll_s = host, wait, poll_s
-        self._start_s, self._looked_s = host.now_s, -inf
-        self._grid = 0
-        self._is_notified = self._is_over = False
-        self._plan(1)
-
-    def notified(self) -> None:
-        """The next look will see it, or one of this very instant has."""
-        self._is_notified = True
-        self._host.num_looks -= 1
-        if self._host.now_s - self._looked_s <= POLL_GRID_SLACK * self._poll_s:
-            self._is_over = True
-            self._host.go_on(self._wait, is_polled=True, due_s=self._host.now_s)
-
-    def _plan(self, grid: int) -> None:
-        self._grid = grid
-        self._host.num_looks += 1
-        self._host.at(self._start_s + grid * self._poll_s, self._look)
-
-    def _look(self, _: Any) -> None:
-        if self._is_over:
-            return
-        host = self._host
-        host.num_polls += 1
-        if self._is_notified:
-            host.go_on(self._wait, is_polled=True, due_s=self._start_s + self._grid * self._poll_s)
-            return
-        host.num_looks -= 1
-        self._looked_s = host.now_s
-        self._plan(max(self._grid, floor((host.now_s - self._start_s) / self._poll_s)) + 1)
 
 
 def _described(wait: HostWait[Any]) -> str:

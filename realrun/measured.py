@@ -1,31 +1,27 @@
-"""Works as they were measured in a replay, and a simulated host that gives each work its measured time.
+"""Works as they were measured in a replay, and a cost model that gives each simulated work its measured time.
 
-A simulated work is looked up by kind, model, its requests and where each of them stood; if the replay had no such work,
-by kind and nearest shape, and that is counted. Not here: the replay (realrun.replay), what the comparison says
-(realrun.validation). No torch.
+A simulated work is looked up by kind, model, its requests and where each of them stood. If the replay had no such work
+it is given the mean of the nearest shapes of its kind, of equal ones those nearest in time, and that is counted.
+Not here: the host (realrun.measuredhost), the replay (realrun.replay), the verdict (realrun.validation). No torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import ceil, inf, log1p
-from typing import Any, NamedTuple
+from math import log1p
+from typing import NamedTuple
 
 from realrun.experiment import useful_tokens
-from realrun.threads import GpuTicket
+from realrun.ticket import GpuTicket
 from sim.costs.cost import Cost, Demands
-from sim.devices.contention import Contention
-from sim.devices.ticket import SimTicket
-from sim.host import HostWait, Signal, Stream, Wait
 from sim.records import WorkRecord
-from sim.simhost import RunLength, SimHost
-from sim.tasks import POLL_GRID_SLACK
 from sim.work import Kind, Work
 
-NEAREST = 16
-"""Measured works of the nearest shapes that a miss is given the mean of: one alone would hand on its noise."""
+NEAREST = 6
+"""Measured works that a miss is given the mean of: one alone would hand on its noise."""
+SHAPE_DIGITS = 1
+"""Distances of shapes that agree to this many decimals (contexts within about 25 %) count as equal."""
 
 Key = tuple[str, str, tuple[tuple[int, int], ...], int]
 """Kind, model, (arrival index, output tokens out) of each request, chunk tokens."""
@@ -105,15 +101,8 @@ class _Group(NamedTuple):
     """Measured works of one kind and model."""
 
     shapes: list[Shape]
+    submitted_s: list[float]
     lasted: list[Lasted]
-
-
-class WakeLatency(NamedTuple):
-    """Mean seconds from a notification until the coroutine that waited for it had acted on it."""
-
-    plain_s: float
-    polled_s: float
-    """From the look that found it."""
 
 
 class MeasuredCosts:
@@ -126,6 +115,8 @@ class MeasuredCosts:
         self._mean_reaction_s = mean([work.reacted_s - work.record.end_s for work in works])
         self._exact: dict[Key, Lasted] = {}
         self._groups: dict[tuple[str, str], _Group] = {}
+        self.now_s = 0.0
+        """Time of the run that asks."""
         self.newest_reaction_s = 0.0
         """Of the work that was priced last."""
         for work in works:
@@ -133,8 +124,9 @@ class MeasuredCosts:
                 continue
             lasted = Lasted(work.cost, work.reacted_s - work.record.end_s)
             self._exact.setdefault(work.key, lasted)
-            group = self._groups.setdefault((work.record.kind, work.record.model), _Group([], []))
+            group = self._groups.setdefault((work.record.kind, work.record.model), _Group([], [], []))
             group.shapes.append(_shape(work.record))
+            group.submitted_s.append(work.record.submitted_s)
             group.lasted.append(lasted)
 
     def cost(self, work: Work) -> Cost:
@@ -169,60 +161,17 @@ class MeasuredCosts:
             )
         sizes = (work.rows, work.row_tokens, chunk_tokens, work.draft_tokens, work.context_tokens)
         wanted = tuple(map(log1p, sizes))
-        order = sorted(range(len(group.shapes)), key=lambda index: _distance(group.shapes[index], wanted))[:NEAREST]
-        nearest = [group.lasted[index] for index in order]
+        # Of equal shapes those measured about this time: disturbances of a real machine come and go.
+        order = sorted(
+            (round(_distance(shape, wanted), SHAPE_DIGITS), abs(submitted_s - self.now_s), number)
+            for number, (shape, submitted_s) in enumerate(zip(group.shapes, group.submitted_s, strict=True))
+        )
+        nearest = [group.lasted[number] for _, _, number in order[:NEAREST]]
         prepare_s, launch_s, device_s = (mean([lasted.cost[part] for lasted in nearest]) for part in range(3))
         return Lasted(
             Cost(prepare_s, launch_s, device_s, 0),
             mean([lasted.reaction_s for lasted in nearest], default=self._mean_reaction_s),
         )
-
-
-class MeasuredHost(SimHost):
-    """The simulated host on measured times: of each work, of the reaction to it, and of waking up after a signal."""
-
-    def __init__(self, costs: MeasuredCosts, luck: RunLength, wake: WakeLatency, **options: Any) -> None:
-        super().__init__(costs, luck, contention=Contention(eta_compute=inf, eta_bandwidth=inf), **options)
-        self._measured, self._wake = costs, wake
-        self._reactions_s: dict[SimTicket, float] = {}
-
-    def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> SimTicket:
-        ticket = super().run(work, stream, after=after)
-        reaction_s = self._measured.newest_reaction_s
-        if ticket.ready_s == ticket.ready_s:
-            ticket.ready_s += reaction_s
-        else:
-            self._reactions_s[ticket] = reaction_s
-        return ticket
-
-    def ended(self, ticket: SimTicket) -> None:
-        """On a device with several streams the result becomes ready only now."""
-        reaction_s = self._reactions_s.pop(ticket, None)
-        if reaction_s is not None:
-            ticket.ready_s += reaction_s
-            if ticket.posts or ticket.watchers:
-                ticket.arm()
-        super().ended(ticket)
-
-    def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
-        wait: HostWait[None] = HostWait()
-        signal.pending.append((wait, poll_s, self.now_s))
-        return wait
-
-    def notify(self, signal: Signal) -> None:
-        signal.version += 1
-        pending, signal.pending = signal.pending, []
-        for wait, poll_s, since_s in pending:
-            if poll_s:
-                num_looks = max(1, ceil((self.now_s - since_s) / poll_s - POLL_GRID_SLACK))
-                self.num_polls += num_looks
-                wake_s = max(self.now_s, since_s + num_looks * poll_s) + self._wake.polled_s
-            else:
-                wake_s = self.now_s + self._wake.plain_s
-            self.at(wake_s, partial(self._go_on, wait))
-
-    def _go_on(self, wait: HostWait[None], _: Any) -> None:
-        self.announce(wait)
 
 
 def mean(values: Sequence[float], *, default: float = 0.0) -> float:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from realrun.experiment import Experiment
-from realrun.measured import MeasuredWork, WakeLatency
+from realrun.measured import MeasuredWork
+from realrun.measuredhost import WakeLatency
 from realrun.validation import Observed
 from sim.compare import RESULT_SCHEMA
 from sim.costs import Profile

@@ -14,7 +14,8 @@ from typing import Any
 
 from realrun.experiment import Experiment, busy_seconds
 from realrun.gpuhost import GpuHost
-from realrun.measured import MeasuredWork, WakeLatency, mean, measured_work, real_columns
+from realrun.measured import MeasuredWork, mean, measured_work, real_columns
+from realrun.measuredhost import WakeLatency
 from realrun.memory import device_allocations
 from realrun.options import decoding_shapes
 from realrun.pair import PairExecutor
@@ -86,7 +87,7 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
         experiment=experiment,
         record=experiment.record(host, serving, records, busy_seconds(records), end_s=end_s),
         works=works,
-        wake=WakeLatency(mean(host.wake_latencies_s[False]), mean(host.wake_latencies_s[True])),
+        wake=WakeLatency(mean(host.reactions.wake_latencies_s[False]), mean(host.reactions.wake_latencies_s[True])),
         num_allocations=device_allocations(device) - allocations,
         is_partial=is_partial,
     )

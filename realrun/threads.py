@@ -10,20 +10,18 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from math import nan
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from realrun.clocks import Clock, Mailbox
-from realrun.executor import Handle, Job, Lane, Outcome
+from realrun.executor import Job, Lane
+from realrun.reactions import Reactions
+from realrun.ticket import LOOK_AGAIN, GpuTicket
 from sim.host import HostWait, Stream
 from sim.tasks import Task
-from sim.work import Result, Work
 
 CLOSE = object()
 """Last message to a thread."""
-LOOK_AGAIN = object()
-"""Message to an issuer: a work that one of its own comes after has been issued."""
 
 
 class HostStuck(RuntimeError):
@@ -35,11 +33,10 @@ class Keeper(Protocol):
 
     watchdog_s: float
 
-    def turn_begins(self, waited_for: HostWait[Any] | None) -> None: ...
-
-    def reacted(self) -> None:
-        """The coroutine whose turn it is has acted, or stopped at its next wait."""
-        ...
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def reactions(self) -> Reactions: ...
 
 
 class Baton:
@@ -59,7 +56,7 @@ class Baton:
     def send(self, _: None) -> HostWait[Any]:
         """One turn, as `coroutine.send`. Raises what the coroutine raises, and HostStuck if it keeps the baton."""
         keeper = self._keeper
-        keeper.turn_begins(self.waits_for)
+        keeper.reactions.turn_begins(self.waits_for)
         self._turns.put(True)
         try:
             reply = self._replies.get(timeout=keeper.watchdog_s)
@@ -83,96 +80,9 @@ class Baton:
             except BaseException as error:
                 self._replies.put(error)
                 return
-            self._keeper.reacted()
+            self._keeper.reactions.acted(self._keeper.now_s)
             self._replies.put(reply)
         self._task.close()
-
-
-class GpuTicket(HostWait[Result]):
-    """A submitted work and the times of its life, seconds on the host's clock; nan until known."""
-
-    __slots__ = (
-        "_claim",
-        "_issued",
-        "_on_cancel",
-        "after",
-        "dependents",
-        "eligible_s",
-        "end_s",
-        "handle",
-        "is_cancelled",
-        "is_issued",
-        "issue_start_s",
-        "issued_s",
-        "job",
-        "outcome",
-        "reacted_s",
-        "ready_s",
-        "start_s",
-        "stream",
-        "submitted_s",
-    )
-
-    def __init__(
-        self,
-        job: Job,
-        stream: Stream,
-        after: Sequence[GpuTicket],
-        submitted_s: float,
-        on_cancel: Callable[[GpuTicket], None],
-    ) -> None:
-        super().__init__()
-        self.job, self.stream, self.submitted_s = job, stream, submitted_s
-        self.after: Sequence[GpuTicket] = after
-        self.dependents: list[Mailbox] = []
-        """Issuers to tell when this has been issued."""
-        self.eligible_s = self.issue_start_s = self.issued_s = nan
-        """`eligible_s`: submitted, its issuer free, and everything it comes after issued."""
-        self.start_s = self.end_s = self.ready_s = nan
-        self.reacted_s = nan
-        """When the coroutine that awaited this had acted on it; nan if none did."""
-        self.handle: Handle | None = None
-        self.outcome: Outcome | None = None
-        self.is_cancelled = False
-        self.is_issued = False
-        self._issued: HostWait[None] | None = None
-        self._claim = threading.Lock()
-        self._on_cancel = on_cancel
-
-    @property
-    def work(self) -> Work:
-        return self.job.work
-
-    @property
-    def issued(self) -> HostWait[None]:
-        if self._issued is None:
-            self._issued = HostWait()
-            self._issued.is_done = self.is_issued or self.is_done
-        return self._issued
-
-    def may_be_issued(self) -> bool:
-        """Everything it comes after has been issued."""
-        return all(other.is_issued for other in self.after)
-
-    def is_issue_watched(self) -> bool:
-        return self._issued is not None and not self._issued.is_done
-
-    def claim(self) -> bool:
-        """Take the work, to issue or to drop it; True for the first who asks."""
-        return self._claim.acquire(blocking=False)
-
-    def cancel(self) -> None:
-        """Drop the work if it has not been issued. Later it ends at its end: an issued pass cannot be called back."""
-        if not self.is_done and not self.is_cancelled:
-            self.is_cancelled = True
-            self._on_cancel(self)
-
-    def mark_issued(self, now_s: float) -> None:
-        """The host part is over, or never was; lets those go on that come after."""
-        self.issued_s = now_s
-        self.is_issued = True
-        for mailbox in tuple(self.dependents):
-            mailbox.put(LOOK_AGAIN)
 
 
 class Issued(NamedTuple):
@@ -202,6 +112,7 @@ class StreamThreads:
         self._to_collect = clock.mailbox()
         self._backlog: deque[GpuTicket] = deque()
         self._free_s = 0.0
+        self._is_closing = False
         self._threads = [threading.Thread(target=self._guard, args=(self._issue_all,), name=f"issuer {stream.name}")]
         if lane.is_async:
             collector = threading.Thread(target=self._guard, args=(self._collect_all,), name=f"collector {stream.name}")
@@ -213,6 +124,7 @@ class StreamThreads:
 
     def close(self, grace_s: float) -> None:
         """The work in hand is finished, the rest dropped."""
+        self._is_closing = True
         self.mailbox.put(CLOSE)
         self._to_collect.put(CLOSE)
         for thread in self._threads:
@@ -229,6 +141,8 @@ class StreamThreads:
         while self._receive(lambda: bool(self._backlog)):
             ticket = self._backlog.popleft()
             if not self._receive(ticket.may_be_issued):
+                return
+            if self._is_closing:
                 return
             if ticket.claim():
                 self._issue(ticket)

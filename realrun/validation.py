@@ -16,7 +16,8 @@ from math import inf
 from typing import Any
 
 from realrun.experiment import Experiment, busy_seconds
-from realrun.measured import MeasuredCosts, MeasuredHost, MeasuredWork, WakeLatency
+from realrun.measured import MeasuredCosts, MeasuredWork
+from realrun.measuredhost import MeasuredHost, WakeLatency
 from sim.costs import Profile, build_costs
 from sim.costs.cost import CostModel, Demands
 from sim.devices.contention import Contention

@@ -281,6 +281,19 @@ def test_a_run_can_be_cut_at_a_time() -> None:
     assert our_threads() == []
 
 
+def test_closing_drops_what_is_queued() -> None:
+    async def policy(host: GpuHost) -> None:
+        stream = host.stream("gpu")
+        await [host.run(VERIFY, stream) for _ in range(1000)][-1]
+
+    with GpuHost(ConstantExecutor({Kind.VERIFY: 0.02})) as host:
+        host.spawn(policy(host))
+        host.run_until(0.03)
+    assert our_threads() == []
+    assert len(host.works) < 1000
+    assert host.now_s < 10.0
+
+
 def test_a_stream_the_machine_does_not_have_is_refused() -> None:
     with GpuHost(ConstantExecutor({})) as host:
         with pytest.raises(ValueError, match="a real run has device 0, whole"):

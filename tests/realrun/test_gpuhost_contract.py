@@ -14,7 +14,7 @@ import pytest
 from realrun.clocks import VirtualClock
 from realrun.executor import ConstantExecutor
 from realrun.gpuhost import GpuHost
-from realrun.threads import GpuTicket
+from realrun.ticket import GpuTicket
 from sim.policies import POLICIES, find_policy
 from sim.policies.options import Batching, EngineLimits, PolicyOptions
 from sim.policies.passes import KvMode

@@ -12,7 +12,7 @@ from realrun.gpuhost import GpuHost
 from realrun.kernels import PairKernels
 from realrun.models import tied_pair
 from realrun.pair import PairExecutor
-from realrun.threads import GpuTicket
+from realrun.ticket import GpuTicket
 from sim.policies import POLICIES, find_policy
 from sim.policies.options import Batching, EngineLimits, PolicyOptions
 from sim.policies.passes import KvMode
