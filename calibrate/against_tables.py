@@ -22,7 +22,7 @@ def check_tables(profile: Profile, path: Path) -> Check:
     if profile.gpu.name not in DEVICES:
         raise ValueError(unknown("GPU of published tables", profile.gpu.name, DEVICES))
     tables = read_tables(KernelFiles(path, profile.gpu.name), DEVICES[profile.gpu.name])
-    kernels, tensor_parallel = profile.kernels, profile.tensor_parallel
+    kernels, tensor_parallel = profile.compact, profile.tensor_parallel
     fitted = Fitted(
         kernels.gemm, kernels.decode_attention, kernels.multi_head_decode_attention, kernels.prefill_attention
     )

@@ -41,12 +41,12 @@ def derive(profile: Profile, gpu: str) -> Profile:
             f"{profile.tensor_parallel} x {gpu} has {memory_bytes / GB:.1f} GB; choose smaller models or a larger GPU"
         )
     reason = f"derived from {profile.name} by datasheet transfer, nothing was measured on {gpu}"
-    gemm = msgspec.structs.replace(profile.kernels.gemm, multiprocessors=sheet.multiprocessors)
+    gemm = msgspec.structs.replace(profile.compact.gemm, multiprocessors=sheet.multiprocessors)
     return msgspec.structs.replace(
         profile,
         name=f"{gpu}/{profile.name.partition('/')[2] or profile.name}",
         gpu=sheet.gpu,
-        kernels=msgspec.structs.replace(profile.kernels, gemm=gemm),
+        kernels=msgspec.structs.replace(profile.compact, gemm=gemm),
         overlap=Overlap(),
         errors={
             kind: KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=reason)

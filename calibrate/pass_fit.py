@@ -18,7 +18,7 @@ import numpy as np
 from calibrate.check import compare_points, summary
 from calibrate.fit import Array, round_constant
 from calibrate.points import place_of, work_of
-from sim.costs import CompactCosts
+from sim.costs import build_costs
 from sim.costs.kernels import CompactKernels, Measured
 from sim.costs.profile import KindError, MeasuredPoint, Profile
 
@@ -73,7 +73,7 @@ def fit_passes(start: Profile, points: Sequence[MeasuredPoint]) -> Profile:
     if not used:
         raise ValueError("no points to fit: the budget was too small for a single pass; raise --budget")
     free = _free(start)
-    start = msgspec.structs.replace(start, kernels=msgspec.structs.replace(start.kernels, measured=_measured(points)))
+    start = msgspec.structs.replace(start, kernels=msgspec.structs.replace(start.compact, measured=_measured(points)))
     kernels = _minimise(start, used, free)
     fitted = msgspec.structs.replace(start, kernels=_unmeasured_heads(start, kernels), points=tuple(points))
     return msgspec.structs.replace(fitted, errors=_errors(fitted))
@@ -96,7 +96,7 @@ def _errors(fitted: Profile) -> dict[str, KindError]:
 
 def _free(start: Profile) -> list[Free]:
     groups = {_decode_group(shape.heads == shape.kv_heads) for shape in start.models}
-    free = [*COMMON, *(ON_CUDA if start.kernels.gemm.tile_share > 0.0 else ())]
+    free = [*COMMON, *(ON_CUDA if start.compact.gemm.tile_share > 0.0 else ())]
     return free + [one._replace(group=group) for group in sorted(groups) for one in DECODE]
 
 
@@ -136,7 +136,7 @@ def _minimise(start: Profile, used: Sequence[MeasuredPoint], free: Sequence[Free
     """Least squares on log errors, each in units of the point's own uncertainty; logs of the constants are free."""
     from scipy.optimize import least_squares
 
-    first = np.array([getattr(getattr(start.kernels, one.group), one.field) for one in free])
+    first = np.array([getattr(getattr(start.compact, one.group), one.field) for one in free])
     low = np.log(np.array([one.low for one in free]) / first)
     high = np.log(np.array([one.high for one in free]) / first)
     works = [work_of(place_of(point)) for point in used]
@@ -144,8 +144,8 @@ def _minimise(start: Profile, used: Sequence[MeasuredPoint], free: Sequence[Free
     trust = np.array([np.hypot(LEAST_ERROR, point.half_width_pct / 100.0) for point in used])
 
     def residuals(logs: Array) -> Array:
-        kernels = _with_values(start.kernels, free, list(first * np.exp(logs)))
-        costs = CompactCosts(msgspec.structs.replace(start, kernels=kernels))
+        kernels = _with_values(start.compact, free, list(first * np.exp(logs)))
+        costs = build_costs(msgspec.structs.replace(start, kernels=kernels))
         predicted = np.log([costs.cost(work).device_s for work in works])
         return np.concatenate([(predicted - measured) / trust, PULL / LEAST_ERROR * logs])
 
@@ -161,4 +161,4 @@ def _minimise(start: Profile, used: Sequence[MeasuredPoint], free: Sequence[Free
             diff_step=1e-4,
         )
     values = [round_constant(float(value)) for value in first * np.exp(found.x)]
-    return _with_values(start.kernels, free, values)
+    return _with_values(start.compact, free, values)

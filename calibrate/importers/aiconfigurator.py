@@ -2,19 +2,24 @@
 
 PATH holds GPU folders of parquet tables and a YAML of each GPU's datasheet, as `systems/` there does; a table is found
 by its path `gemm/vllm/0.14.0/gemm_perf.parquet`, or by that path with `__` for every `/`.
-Not here: reading the tables (kernel_files), fits and their errors (calibrate.held_out).
+Two forms: "compact" fits constants, "table" keeps the models' own points (10 to 15 kB of JSON; none is shipped).
+Not here: reading the tables (kernel_files), fits and their errors (calibrate.held_out), the points (table_form).
 """
 
 from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from calibrate.held_out import Fitted, Tables, fit, held_out_errors
 from calibrate.importers.kernel_files import KernelFiles
+from calibrate.table_form import Rest, measured_points, model_table, table_errors
 from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
 from sim.costs.profile import SCHEMA, HostCosts, KindError, Overlap, Profile
+from sim.costs.table_kernels import ModelTable, TableKernels
 from sim.models import ModelShape, model
 from sim.names import unknown
 
@@ -59,6 +64,16 @@ ASSUMED_ELEMENTWISE = Elementwise(bandwidth_share=0.72, kernel_s=1e-6, kernels_p
 between kernel sums and published batch-1 times of Llama-3.1-8B on H100 (5.9 ms, arXiv 2601.11580)."""
 ASSUMED_HEAD = Head(sampler_s=2e-5, sampler_passes=3.0)
 NOT_VALIDATED = "not validated: no public table has attention of 2..8 queries on a long history"
+COMPACT_SOURCE = (
+    "compact constants fitted by lanesim on all reference models (errors: with the model left out); element-wise and "
+    "sampler constants assumed"
+)
+TABLE_SOURCE = (
+    "table of the models' own points: GEMMs interpolated between the tables' columns and depths, decode points that "
+    "the L2 cache flatters left out, noise smoothed until no time falls along an axis; chunks with history, verify and "
+    "mixed passes by rule; element-wise and sampler constants assumed"
+)
+TABLE_RULE = "by the rule of kernels.verify_rule"
 
 
 def import_aiconfigurator(
@@ -69,8 +84,10 @@ def import_aiconfigurator(
     tensor_parallel: int = 1,
     *,
     revision: str = "unrecorded revision",
+    form: Literal["compact", "table"] = "compact",
 ) -> Profile:
-    """A profile of `target` (and `draft`) on `gpu`, with held-out errors.
+    """A profile of `target` (and `draft`) on `gpu`, with held-out errors: of a fit without the model ("compact"), or of
+    interpolation without every second point ("table").
 
     Raises ValueError naming the table and what is wrong with it.
     """
@@ -88,29 +105,45 @@ def import_aiconfigurator(
     device = DEVICES[gpu]
     files = KernelFiles(Path(path), gpu)
     tables = read_tables(files, device)
-    errors = held_out_errors(tables, target_shape, tensor_parallel)
-    if draft_shape is not None:
-        of_draft = held_out_errors(tables, draft_shape, tensor_parallel)
-        errors |= {"draft": of_draft["decode"], "draft_body": of_draft["body"], "draft_prefill": of_draft["prefill"]}
-    errors["verify"] = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=NOT_VALIDATED)
+    reduce = files.all_reduce(tensor_parallel)
+    kernels: CompactKernels | TableKernels
+    if form == "table":
+        kernels = _table_kernels(tables, device, reduce, target_shape, draft_shape, tensor_parallel)
+    else:
+        kernels = _kernels(fit(tables, tensor_parallel), tables, device, reduce)
     name = f"{gpu}/{target_shape.name}" + (f"+{draft_shape.name}" if draft_shape is not None else "")
-    return Profile(
+    profile = Profile(
         schema=SCHEMA,
         name=name if tensor_parallel == 1 else f"{name}-tp{tensor_parallel}",
         gpu=tables.gpu,
         target=target_shape,
         draft=draft_shape,
         tensor_parallel=tensor_parallel,
-        kernels=_kernels(fit(tables, tensor_parallel), tables, device, files.all_reduce(tensor_parallel)),
+        kernels=kernels,
         host=ASSUMED_HOST,
         overlap=Overlap(),
-        errors=errors,
+        errors={},
         source=f"{REPOSITORY}@{revision} ({LICENCE}), bf16 kernel tables: {', '.join(sorted(set(files.used)))}; "
-        "compact constants fitted by lanesim on all reference models (errors: with the model left out); element-wise "
-        "and sampler constants assumed",
+        f"{TABLE_SOURCE if form == 'table' else COMPACT_SOURCE}",
         fingerprint=None,
         date=date.today().isoformat(),
     )
+    return msgspec.structs.replace(profile, errors=_errors(profile, tables))
+
+
+def _errors(profile: Profile, tables: Tables) -> dict[str, KindError]:
+    def of(shape: ModelShape) -> dict[str, KindError]:
+        if isinstance(profile.kernels, TableKernels):
+            return table_errors(profile, tables, shape)
+        return held_out_errors(tables, shape, profile.tensor_parallel)
+
+    errors = of(profile.target)
+    if profile.draft is not None:
+        of_draft = of(profile.draft)
+        errors |= {"draft": of_draft["decode"], "draft_body": of_draft["body"], "draft_prefill": of_draft["prefill"]}
+    rule = f"; {TABLE_RULE}" if isinstance(profile.kernels, TableKernels) else ""
+    not_validated = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=NOT_VALIDATED + rule)
+    return errors | {"verify": not_validated}
 
 
 def read_tables(files: KernelFiles, device: Device) -> Tables:
@@ -121,6 +154,27 @@ def read_tables(files: KernelFiles, device: Device) -> Tables:
         gemm=files.gemm(),
         decode=files.decode(),
         prefill=files.attention("vllm", "context_attention_perf"),
+    )
+
+
+def _table_kernels(
+    tables: Tables,
+    device: Device,
+    reduce: AllReduce | None,
+    target: ModelShape,
+    draft: ModelShape | None,
+    tensor_parallel: int,
+) -> TableKernels:
+    def table(shape: ModelShape) -> ModelTable:
+        rest = Rest(ASSUMED_ELEMENTWISE, ASSUMED_HEAD, reduce)
+        return model_table(measured_points(tables, shape, tensor_parallel), tables.gpu, shape, tensor_parallel, rest)
+
+    return TableKernels(
+        target=table(target),
+        draft=table(draft) if draft is not None else None,
+        verify_rule=VerifyAttention(kv_slowdown=device.kv_slowdown),
+        attention_implementation=device.attention,
+        kv_layout="paged",
     )
 
 

@@ -1,10 +1,13 @@
-"""Costs of works: the protocol (cost), the profile file (profile), and the models made from it (compact, constant)."""
+"""Costs of works: the protocol (cost), the profile file (profile), models of it (compact, table), constants."""
 
 from __future__ import annotations
 
-from sim.costs.compact import CompactCosts, OutsideProfile, OutsideProfileWarning
+from sim.costs.compact import CompactCosts
 from sim.costs.cost import CostModel
 from sim.costs.profile import Profile, UnknownProfile, kv_capacity_tokens, load, shipped
+from sim.costs.table import TableCosts
+from sim.costs.table_kernels import TableKernels
+from sim.costs.works import OutsideProfile, OutsideProfileWarning
 
 __all__ = [
     "CompactCosts",
@@ -12,6 +15,7 @@ __all__ = [
     "OutsideProfile",
     "OutsideProfileWarning",
     "Profile",
+    "TableCosts",
     "UnknownProfile",
     "build_costs",
     "kv_capacity_tokens",
@@ -20,6 +24,7 @@ __all__ = [
 ]
 
 
-def build_costs(profile: Profile, *, cuda_graph: bool = True, strict: bool = False) -> CostModel:
+def build_costs(profile: Profile, *, cuda_graph: bool = True, strict: bool = False) -> CompactCosts | TableCosts:
     """The cost model of the form that `profile` has."""
-    return CompactCosts(profile, cuda_graph=cuda_graph, strict=strict)
+    form = TableCosts if isinstance(profile.kernels, TableKernels) else CompactCosts
+    return form(profile, cuda_graph=cuda_graph, strict=strict)

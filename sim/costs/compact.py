@@ -5,47 +5,154 @@ exceeds the blocks' time), prefill chunk with history, verify and mixed passes (
 beside chunks: KV is streamed once, `kv_slowdown` times slower, plus the further queries' compute; no public table has
 this shape, so profiles mark it as not validated).
 `cost` is the simulator's hot path: a pass of rows alone takes one dict lookup and a few multiplications.
-Every work costs its engine the same preparation (step_s, row_s); it is hidden where the device is busy meanwhile.
-Not here: the kernels' formulas (kernels), passes (passes), the file (profile).
+Not here: the kernels' formulas (kernels), what all forms share (passes, works), the file (profile).
 """
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
 
-from sim.costs.cost import Cost, Demands
-from sim.costs.passes import ModelPasses, RowPart
-from sim.costs.profile import HostCosts, Profile
-from sim.work import Kind, Model, Work
+import msgspec
 
-PIECE_KERNELS = 2
-"""Kernels per layer that a captured pass with prompt chunks still launches eagerly: attention and KV write (vLLM's
-piecewise graphs)."""
+from sim.costs.cost import Cost
+from sim.costs.kernels import (
+    BLOCK_QUERIES,
+    Prompts,
+    charged_tokens,
+    chunk_pairs,
+    decode_attention_s,
+    gemm_s,
+    prefill_attention_s,
+)
+from sim.costs.passes import ModelPasses, Range, layer_rest_s, sampler_s, sizes
+from sim.costs.profile import Profile
+from sim.costs.works import WorkCosts
+from sim.models import ModelShape
+from sim.work import Chunk, Model, Work
 
 
-class OutsideProfile(ValueError):
-    """A work larger than anything measured, and the model is strict."""
+class RowPart(NamedTuple):
+    """A pass of rows without chunks, all but its context. Attention over kv_tokens of KV adds, for the whole pass,
+    layers x (blocks_power + (kv_tokens x kv_token_s)^p)^(1/p) + kv_tokens x query_s."""
+
+    device_s: float
+    blocks_power: float
+    kv_token_s: float
+    query_s: float
+    launch_s: float
+    most_context_tokens: int
 
 
-class OutsideProfileWarning(UserWarning):
-    """A cost was extrapolated beyond the measured range."""
+class CompactPasses(ModelPasses):
+    """Passes of one model from compact constants."""
+
+    def __init__(self, profile: Profile, shape: ModelShape, graph_sizes: Sequence[int]) -> None:
+        super().__init__(profile, shape, graph_sizes)
+        kernels, gpu = profile.compact, profile.gpu
+        self._kernels = kernels
+        self._gemms = shape.gemms(profile.tensor_parallel)
+        self._is_small_head = float(shape.head_dim < 128)
+        is_multi_head = shape.heads == shape.kv_heads
+        decode = kernels.multi_head_decode_attention if is_multi_head else kernels.decode_attention
+        self._decode = decode
+        slowdown = kernels.verify_attention.kv_slowdown
+        self._verify = msgspec.structs.replace(decode, bandwidth_share=decode.bandwidth_share / slowdown)
+        self.compute_roof = kernels.gemm.compute_share * gpu.peak_flops
+        self.bandwidth_roof = kernels.gemm.bandwidth_share * gpu.bandwidth_bytes_per_s
+        self.sharpness = decode.sharpness
+        self.inverse_sharpness = 1.0 / decode.sharpness
+        self.context_coefficient = self.kv_bytes / (decode.bandwidth_share * gpu.bandwidth_bytes_per_s)
+        """Seconds per layer and token of context in a decode pass."""
+        self._row_head_s = decode.row_head_s * self._kv_heads
+        self.row_parts: dict[tuple[int, int, int], RowPart] = {}
+        """Kept by (rows, row tokens, head rows)."""
+
+    def layer_s(self, tokens: int) -> float:
+        """The four GEMMs, elementwise kernels and all-reduces."""
+        kernels = self._kernels
+        rest_s = layer_rest_s(
+            kernels.elementwise, kernels.all_reduce, self._gpu, self._shape, self._tensor_parallel, tokens
+        )
+        return sum(self._gemm_s(tokens, columns, depth) for columns, depth in self._gemms) + rest_s
+
+    def _gemm_s(self, tokens: int, columns: int, depth: int) -> float:
+        gemm, gpu = self._kernels.gemm, self._gpu
+        charged = charged_tokens(gemm, tokens, columns)
+        return gemm_s(gemm, gpu.peak_flops, gpu.bandwidth_bytes_per_s, charged, columns, depth, self._shape.dtype_bytes)
+
+    def logits_s(self, rows: int) -> float:
+        lm_head_s = self._gemm_s(rows, self._shape.vocab // self._tensor_parallel, self._shape.hidden)
+        return lm_head_s + sampler_s(self._kernels.head, self._gpu, self._shape, rows)
+
+    def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
+        """What a pass of `rows` decode or verify rows costs apart from its context."""
+        slowdown = 1.0 if row_tokens == rows else self._kernels.verify_attention.kv_slowdown
+        return RowPart(
+            device_s=self.body_s(self.padded_tokens(row_tokens))
+            + self.head_s(head_rows)
+            + self.layers * self._decode.fixed_s,
+            blocks_power=float((self._row_head_s * rows) ** self.sharpness),
+            kv_token_s=self.context_coefficient * slowdown,
+            query_s=self.layers * self.row_queries_s(row_tokens, rows, 1),
+            launch_s=launch_s,
+            most_context_tokens=rows * self._kernels.measured.row_context_tokens,
+        )
+
+    def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
+        is_decode = row_tokens == rows and not beside_chunks
+        attention_s = self.rows_attention_s(rows, kv_tokens, is_decode=is_decode)
+        attention_s += self.row_queries_s(row_tokens, rows, kv_tokens)
+        return attention_s - self._decode.fixed_s if beside_chunks else attention_s
+
+    def rows_attention_s(self, rows: int, kv_tokens: int, *, is_decode: bool) -> float:
+        """One layer's attention of `rows` rows that read `kv_tokens` tokens of KV in all; verify unless `is_decode`."""
+        return decode_attention_s(
+            self._decode if is_decode else self._verify,
+            self._gpu.bandwidth_bytes_per_s,
+            rows * self._kv_heads,
+            kv_tokens * self.kv_bytes,
+        )
+
+    def row_queries_s(self, row_tokens: int, rows: int, kv_tokens: float) -> float:
+        """Compute time of verify rows beyond one query each, one layer, at the rate of prefill attention."""
+        extra_queries = row_tokens - rows
+        pairs = extra_queries * (kv_tokens / rows)
+        flops = 4.0 * self._head_size * pairs
+        return flops / (self._kernels.prefill_attention.compute_share * self._gpu.peak_flops)
+
+    def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
+        constants = self._kernels.prefill_attention
+        pairs, longest, new_tokens, history_tokens = 0.0, 0, 0, 0
+        for tokens, history in chunks:
+            padded = ceil(tokens / BLOCK_QUERIES) * BLOCK_QUERIES
+            pairs += chunk_pairs(constants, tokens, padded, history)
+            longest = max(longest, tokens)
+            new_tokens += tokens
+            history_tokens += history
+        prompts = Prompts(self._head_size, self._is_small_head, pairs, longest, new_tokens * self.kv_bytes)
+        new_s = prefill_attention_s(constants, self._gpu.peak_flops, self._gpu.bandwidth_bytes_per_s, prompts)
+        return new_s + history_tokens * self.context_coefficient
+
+    def ranges(self, work: Work) -> Sequence[Range]:
+        measured = self._kernels.measured
+        tokens, longest_chunk, longest_history, context_tokens = sizes(work)
+        return (
+            ("tokens", tokens, measured.tokens),
+            ("rows", work.rows, measured.rows),
+            ("chunk_tokens", longest_chunk, measured.chunk_tokens),
+            ("row_context_tokens", max(longest_history, context_tokens), measured.row_context_tokens),
+        )
 
 
-class CompactCosts:
-    """CostModel over `profile`. Outside the measured range it warns once per bound; `strict` makes it refuse."""
+class CompactCosts(WorkCosts[CompactPasses]):
+    """CostModel over the compact constants of `profile`."""
 
-    def __init__(self, profile: Profile, *, cuda_graph: bool = True, strict: bool = False) -> None:
-        self.profile = profile
-        self.cuda_graph = cuda_graph
-        self.strict = strict
-        self.result_s = profile.host.result_s
-        self._host = profile.host
-        self._inflation = profile.host.inflation_graphed if cuda_graph else profile.host.inflation_eager
-        sizes = graph_sizes(profile.host) if cuda_graph else ()
-        self._target = ModelPasses(profile, profile.target, sizes)
-        self._draft = ModelPasses(profile, profile.draft, sizes) if profile.draft is not None else None
-        self._max_graph_tokens = profile.host.max_graph_tokens if cuda_graph else -1
-        self._warned: set[str] = set()
+    def _make_passes(self, model: Model, sizes: Sequence[int]) -> CompactPasses:
+        shape = self.profile.target if model is Model.TARGET else self.profile.draft
+        assert shape is not None
+        return CompactPasses(self.profile, shape, sizes)
 
     def cost(self, work: Work) -> Cost:
         """Solo cost of `work`."""
@@ -55,9 +162,9 @@ class CompactCosts:
         passes = self._target if work.model is Model.TARGET else self.passes(work.model)
         row_tokens = work.row_tokens
         key = rows, row_tokens, work.head_rows
-        part = passes.row_parts.get(key) or self._new_row_part(passes, key)
+        part = passes.row_parts.get(key) or self._new_row_part(passes, key, work)
         if work.context_tokens > part.most_context_tokens:
-            self._check_range(work)
+            self._check_range(passes, work)
         kv_tokens = work.context_tokens + row_tokens
         power, root, layers = passes.sharpness, passes.inverse_sharpness, passes.layers
         attention_s = layers * (part.blocks_power + (kv_tokens * part.kv_token_s) ** power) ** root
@@ -67,7 +174,7 @@ class CompactCosts:
         num_later = work.draft_tokens - 1
         if num_later > 0:
             key = rows, rows, rows
-            later = passes.row_parts.get(key) or self._new_row_part(passes, key)
+            later = passes.row_parts.get(key) or self._new_row_part(passes, key, work)
             blocks_power, kv_token_s = later.blocks_power, later.kv_token_s
             device_s += num_later * later.device_s
             launch_s += num_later * later.launch_s
@@ -78,122 +185,9 @@ class CompactCosts:
         host = self._host
         return Cost(host.step_s + host.row_s * rows, launch_s, device_s, num_kernels)
 
-    def _new_row_part(self, passes: ModelPasses, key: tuple[int, int, int]) -> RowPart:
+    def _new_row_part(self, passes: CompactPasses, key: tuple[int, int, int], work: Work) -> RowPart:
+        self._check_range(passes, work)
         rows, row_tokens, head_rows = key
-        measured = self.profile.kernels.measured
-        for bound, got, most in (("rows", rows, measured.rows), ("tokens", row_tokens, measured.tokens)):
-            if got > most:
-                self._outside(bound, got, most)
-        launch_s = self._launch_s(passes, row_tokens, False)
-        part = passes.row_part(rows, row_tokens, head_rows, launch_s, rows * measured.row_context_tokens)
+        part = passes.row_part(rows, row_tokens, head_rows, self._launch_s(passes, row_tokens, False))
         passes.row_parts[key] = part
         return part
-
-    def _any_cost(self, work: Work) -> Cost:
-        """Works with chunks, and those that are no pass."""
-        kind = work.kind
-        if kind is Kind.HOST:
-            return Cost(work.host_s, 0.0, 0.0, 0)
-        host = self._host
-        if kind is Kind.COPY:
-            return Cost(0.0, host.eager_kernel_s, work.num_bytes / self.profile.gpu.bandwidth_bytes_per_s, 1)
-        self._check_range(work)
-        passes = self.passes(work.model)
-        tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
-        device_s = passes.pass_s(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
-        launch_s = self._launch_s(passes, tokens, bool(work.chunks))
-        num_passes = 1
-        if work.draft_tokens > 1:
-            num_passes = work.draft_tokens
-            launch_s += (num_passes - 1) * self._launch_s(passes, work.rows, False)
-            device_s += sum(
-                passes.pass_s(work.rows, work.rows, context_tokens, (), work.rows)
-                for context_tokens in _later_contexts(work)
-            )
-        prepare_s = host.step_s + host.row_s * (work.rows + len(work.chunks))
-        return Cost(prepare_s, launch_s, device_s, num_passes * passes.num_kernels)
-
-    def demands(self, work: Work) -> Demands:
-        """Share of the achieved roofs, clipped to 0..1 and no less than the profile's floor."""
-        if work.kind is Kind.HOST:
-            return Demands(0.0, 0.0)
-        floor = self.profile.overlap.demand_floor
-        if work.kind is Kind.COPY:
-            return Demands(floor, 1.0)
-        if floor >= 1.0:
-            return Demands(1.0, 1.0)
-        passes = self.passes(work.model)
-        flops, num_bytes = passes.use(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
-        if work.draft_tokens > 1:
-            for context_tokens in _later_contexts(work):
-                later = passes.use(work.rows, work.rows, context_tokens, (), work.rows)
-                flops += later.flops
-                num_bytes += later.num_bytes
-        device_s = self.cost(work).device_s
-        if device_s <= 0.0:
-            return Demands(floor, floor)
-        gpu, gemm = self.profile.gpu, self.profile.kernels.gemm
-        compute = flops / (device_s * gemm.compute_share * gpu.peak_flops)
-        bandwidth = num_bytes / (device_s * gemm.bandwidth_share * gpu.bandwidth_bytes_per_s)
-        return Demands(max(floor, min(1.0, compute)), max(floor, min(1.0, bandwidth)))
-
-    def host_inflation(self, num_issuers: int) -> float:
-        """The last measured factor holds beyond the list."""
-        return self._inflation[min(num_issuers, len(self._inflation)) - 1]
-
-    def passes(self, model: Model) -> ModelPasses:
-        """The passes of target or draft; raises ValueError where the profile has no draft."""
-        if model is Model.TARGET:
-            return self._target
-        if self._draft is None:
-            raise ValueError(f"profile {self.profile.name!r} has no draft model; name a pair (target+draft)")
-        return self._draft
-
-    def _launch_s(self, passes: ModelPasses, tokens: int, has_chunks: bool) -> float:
-        host = self._host
-        if tokens > self._max_graph_tokens:
-            return passes.num_kernels * host.eager_kernel_s
-        pieces = PIECE_KERNELS * passes.layers * host.eager_kernel_s if has_chunks else 0.0
-        return host.graph_launch_s + pieces
-
-    def _check_range(self, work: Work) -> None:
-        measured = self.profile.kernels.measured
-        tokens = work.row_tokens
-        longest_chunk = history = 0
-        for chunk in work.chunks:
-            tokens += chunk.new_tokens
-            longest_chunk = max(longest_chunk, chunk.new_tokens)
-            history = max(history, chunk.history_tokens)
-        if tokens > measured.tokens:
-            self._outside("tokens", tokens, measured.tokens)
-        if work.rows > measured.rows:
-            self._outside("rows", work.rows, measured.rows)
-        if longest_chunk > measured.chunk_tokens:
-            self._outside("chunk_tokens", longest_chunk, measured.chunk_tokens)
-        row_context_tokens = max(history, work.context_tokens // work.rows if work.rows else 0)
-        if row_context_tokens > measured.row_context_tokens:
-            self._outside("row_context_tokens", row_context_tokens, measured.row_context_tokens)
-
-    def _outside(self, bound: str, got: int, most: int) -> None:
-        if not self.strict and bound in self._warned:
-            return
-        message = (
-            f"profile {self.profile.name!r}: {bound}={got} is {got / most:.1f} times the largest measured ({most})"
-        )
-        if self.strict:
-            raise OutsideProfile(f"{message}; a strict cost model refuses")
-        self._warned.add(bound)
-        warnings.warn(f"{message}; costs there are extrapolated", OutsideProfileWarning, stacklevel=4)
-
-
-def graph_sizes(host: HostCosts) -> list[int]:
-    """Token counts that are captured as CUDA graphs, rising."""
-    step = host.graph_size_step
-    regular = range(step, host.max_graph_tokens + 1, step)
-    return [size for size in host.graph_small_sizes if size < step] + list(regular)
-
-
-def _later_contexts(work: Work) -> range:
-    """Context before the second and every later pass of a DRAFT work: one token per row more each time."""
-    first = work.context_tokens + work.row_tokens
-    return range(first, first + (work.draft_tokens - 1) * work.rows, work.rows) if work.rows else range(0)

@@ -1,7 +1,8 @@
 """The profile file: its strict, versioned schema, and how a profile is found and loaded.
 
 A profile is JSON: one GPU and engine, one target with or without a draft, constants with their source and their error
-on held-out points. Not here: the kernel constants' meaning (kernels), what a work costs (compact).
+on held-out points. Not here: the meaning of kernel constants and points (kernels, table_kernels), what a work costs
+(compact, table).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from sim.costs.kernels import CompactKernels
+from sim.costs.table_kernels import TableKernels
 from sim.models import ModelShape
 
 SCHEMA = 1
@@ -163,8 +165,8 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: ModelShape
     draft: ModelShape | None
     tensor_parallel: int = 1
-    kernels: CompactKernels
-    """A union tagged by `form`; "compact" is its only form so far."""
+    kernels: CompactKernels | TableKernels
+    """Tagged by `form`: "compact" constants or a "table" of measured points."""
     host: HostCosts
     overlap: Overlap
     errors: dict[str, KindError]
@@ -177,10 +179,29 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.tensor_parallel < 1:
             raise ValueError(f"tensor_parallel={self.tensor_parallel!r} must be at least 1")
-        if self.tensor_parallel > 1 and self.kernels.all_reduce is None:
-            raise ValueError(f"tensor_parallel={self.tensor_parallel} needs kernels.all_reduce")
+        kernels = self.kernels
+        if isinstance(kernels, CompactKernels):
+            if self.tensor_parallel > 1 and kernels.all_reduce is None:
+                raise ValueError(f"tensor_parallel={self.tensor_parallel} needs kernels.all_reduce")
+        elif (kernels.draft is None) != (self.draft is None):
+            lacks = "kernels.draft, points of its draft" if kernels.draft is None else "draft, or kernels.draft = null"
+            raise ValueError(f"profile {self.name!r} lacks {lacks}: a table has points of every model of the pair")
         if self.kv_bytes_per_token < 1:
             raise ValueError("the models must hold some KV")
+
+    @property
+    def compact(self) -> CompactKernels:
+        """The kernels of the compact form; raises ValueError where they are a table."""
+        if not isinstance(self.kernels, CompactKernels):
+            raise ValueError(f"profile {self.name!r} is a table of points; this needs constants (kernels.form=compact)")
+        return self.kernels
+
+    @property
+    def table(self) -> TableKernels:
+        """The kernels of the table form; raises ValueError where they are constants."""
+        if not isinstance(self.kernels, TableKernels):
+            raise ValueError(f"profile {self.name!r} has compact constants; this needs points (kernels.form=table)")
+        return self.kernels
 
     @property
     def models(self) -> tuple[ModelShape, ...]:

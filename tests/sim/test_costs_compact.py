@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.costs import CompactCosts, OutsideProfile, OutsideProfileWarning, build_costs, load
-from sim.costs.compact import graph_sizes
 from sim.costs.kernels import DecodeAttention, Elementwise, Gemm, Head, Measured, PrefillAttention, VerifyAttention
 from sim.costs.profile import Profile
+from sim.costs.works import graph_sizes
 from sim.models import ModelShape
 from sim.work import Chunk, Kind, Model, Work
 

@@ -1,0 +1,153 @@
+"""WorkCosts: from the passes of a model pair to the cost of a work, whatever form the kernel costs have.
+
+Host time, launches (captured or eager), draft works of several passes, demands, and the measured range.
+Every work costs its engine the same preparation (step_s, row_s); it is hidden where the device is busy meanwhile.
+Not here: one pass (passes), and `cost` of a pass of rows alone, the simulator's hot path, which each form has for
+itself (compact, table).
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from sim.costs.cost import Cost, Demands
+from sim.costs.passes import ModelPasses
+from sim.costs.profile import HostCosts, Profile
+from sim.work import Kind, Model, Work
+
+PIECE_KERNELS = 2
+"""Kernels per layer that a captured pass with prompt chunks still launches eagerly: attention and KV write (vLLM's
+piecewise graphs)."""
+
+PassesT = TypeVar("PassesT", bound=ModelPasses)
+
+
+class OutsideProfile(ValueError):
+    """A work larger than anything measured, and the model is strict."""
+
+
+class OutsideProfileWarning(UserWarning):
+    """A cost was extrapolated beyond the measured range."""
+
+
+class WorkCosts(ABC, Generic[PassesT]):
+    """CostModel over `profile`. Outside the measured range it warns once per bound; `strict` makes it refuse."""
+
+    def __init__(self, profile: Profile, *, cuda_graph: bool = True, strict: bool = False) -> None:
+        self.profile = profile
+        self.cuda_graph = cuda_graph
+        self.strict = strict
+        self.result_s = profile.host.result_s
+        self._host = profile.host
+        self._inflation = profile.host.inflation_graphed if cuda_graph else profile.host.inflation_eager
+        sizes = graph_sizes(profile.host) if cuda_graph else ()
+        self._target = self._make_passes(Model.TARGET, sizes)
+        self._draft = self._make_passes(Model.DRAFT, sizes) if profile.draft is not None else None
+        self._max_graph_tokens = profile.host.max_graph_tokens if cuda_graph else -1
+        self._warned: set[str] = set()
+
+    @abstractmethod
+    def _make_passes(self, model: Model, sizes: Sequence[int]) -> PassesT:
+        """The passes of target or draft, with CUDA graphs of `sizes` tokens."""
+
+    @abstractmethod
+    def cost(self, work: Work) -> Cost:
+        """Solo cost of `work`."""
+
+    def _any_cost(self, work: Work) -> Cost:
+        """Any work, by the general sum of its passes."""
+        kind = work.kind
+        if kind is Kind.HOST:
+            return Cost(work.host_s, 0.0, 0.0, 0)
+        host = self._host
+        if kind is Kind.COPY:
+            return Cost(0.0, host.eager_kernel_s, work.num_bytes / self.profile.gpu.bandwidth_bytes_per_s, 1)
+        passes = self.passes(work.model)
+        self._check_range(passes, work)
+        tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
+        device_s = passes.pass_s(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
+        launch_s = self._launch_s(passes, tokens, bool(work.chunks))
+        num_passes = 1
+        if work.draft_tokens > 1:
+            num_passes = work.draft_tokens
+            launch_s += (num_passes - 1) * self._launch_s(passes, work.rows, False)
+            device_s += sum(
+                passes.pass_s(work.rows, work.rows, context_tokens, (), work.rows)
+                for context_tokens in _later_contexts(work)
+            )
+        prepare_s = host.step_s + host.row_s * (work.rows + len(work.chunks))
+        return Cost(prepare_s, launch_s, device_s, num_passes * passes.num_kernels)
+
+    def demands(self, work: Work) -> Demands:
+        """Share of the achieved roofs, clipped to 0..1 and no less than the profile's floor."""
+        if work.kind is Kind.HOST:
+            return Demands(0.0, 0.0)
+        floor = self.profile.overlap.demand_floor
+        if work.kind is Kind.COPY:
+            return Demands(floor, 1.0)
+        if floor >= 1.0:
+            return Demands(1.0, 1.0)
+        passes = self.passes(work.model)
+        flops, num_bytes = passes.use(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
+        if work.draft_tokens > 1:
+            for context_tokens in _later_contexts(work):
+                later = passes.use(work.rows, work.rows, context_tokens, (), work.rows)
+                flops += later.flops
+                num_bytes += later.num_bytes
+        device_s = self.cost(work).device_s
+        if device_s <= 0.0:
+            return Demands(floor, floor)
+        compute = flops / (device_s * passes.compute_roof)
+        bandwidth = num_bytes / (device_s * passes.bandwidth_roof)
+        return Demands(max(floor, min(1.0, compute)), max(floor, min(1.0, bandwidth)))
+
+    def host_inflation(self, num_issuers: int) -> float:
+        """The last measured factor holds beyond the list."""
+        return self._inflation[min(num_issuers, len(self._inflation)) - 1]
+
+    def passes(self, model: Model) -> PassesT:
+        """The passes of target or draft; raises ValueError where the profile has no draft."""
+        if model is Model.TARGET:
+            return self._target
+        if self._draft is None:
+            raise ValueError(f"profile {self.profile.name!r} has no draft model; name a pair (target+draft)")
+        return self._draft
+
+    def _launch_s(self, passes: PassesT, tokens: int, has_chunks: bool) -> float:
+        host = self._host
+        if tokens > self._max_graph_tokens:
+            return passes.num_kernels * host.eager_kernel_s
+        pieces = PIECE_KERNELS * passes.layers * host.eager_kernel_s if has_chunks else 0.0
+        return host.graph_launch_s + pieces
+
+    def _check_range(self, passes: PassesT, work: Work) -> None:
+        for bound, got, most in passes.ranges(work):
+            if got > most:
+                self._outside(bound, got, most)
+
+    def _outside(self, bound: str, got: int, most: int) -> None:
+        if not self.strict and bound in self._warned:
+            return
+        message = (
+            f"profile {self.profile.name!r}: {bound}={got} is {got / most:.1f} times the largest measured ({most})"
+        )
+        if self.strict:
+            raise OutsideProfile(f"{message}; a strict cost model refuses")
+        self._warned.add(bound)
+        warnings.warn(f"{message}; costs there are extrapolated", OutsideProfileWarning, stacklevel=4)
+
+
+def graph_sizes(host: HostCosts) -> list[int]:
+    """Token counts that are captured as CUDA graphs, rising."""
+    step = host.graph_size_step
+    regular = range(step, host.max_graph_tokens + 1, step)
+    return [size for size in host.graph_small_sizes if size < step] + list(regular)
+
+
+def _later_contexts(work: Work) -> range:
+    """Context before the second and every later pass of a DRAFT work: one token per row more each time."""
+    first = work.context_tokens + work.row_tokens
+    return range(first, first + (work.draft_tokens - 1) * work.rows, work.rows) if work.rows else range(0)
