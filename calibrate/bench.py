@@ -9,6 +9,7 @@ Not here: which passes (grid), how often (repeats).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 from calibrate.points import Place
 from calibrate.repeats import Sample
 from realrun.attention import CONTEXT_STEP
+from realrun.decoder import Decoder
 from realrun.issuer import Issuer
 from realrun.kernels import PairKernels
 from realrun.passes import NOT_FORCED, ChunkShape, PassShape
@@ -76,11 +78,14 @@ class Bench:
     def reset(self, pass_: Pass) -> None:
         """Set the slots back to before the pass, and wait for it."""
         slots = torch.tensor([row[0] for row in pass_.rows], device=self.kernels.device)
-        decoder = self.kernels.target if pass_.shape.model is Model.TARGET else self.kernels.draft_model
-        assert decoder is not None
-        decoder.kv.lengths[slots] = pass_.kv_tokens
+        self._decoder(pass_).kv.lengths[slots] = pass_.kv_tokens
         self.kernels.sequences.lengths[slots] = pass_.known_tokens
         self.kernels.synchronize()
+
+    def _decoder(self, pass_: Pass) -> Decoder:
+        decoder = self.kernels.target if pass_.shape.model is Model.TARGET else self.kernels.draft_model
+        assert decoder is not None, "a draft pass without a draft model"
+        return decoder
 
     def warm(self, place: Place, issuer: Issuer, first_slot: int = 0) -> None:
         """First runs of the place's shape, and its capture where it is graphed."""
@@ -121,6 +126,29 @@ class Bench:
             end.synchronize()
             held_s = min(SLEEP_MOST_S, SLEEP_SHARE * host_s)
             return Sample(1e-3 * start.elapsed_time(end), host_s)
+
+        return run
+
+    def issue_timer(self, place: Place, issuer: Issuer, first_slot: int = 0) -> Callable[[], float]:
+        """A function that times the issuing of one repetition alone, and then waits for it.
+
+        The slots are set back on the issuer's own stream, so that several threads do not wait for each other.
+        """
+        pass_ = self.ready(place, first_slot)
+        slots = torch.tensor([row[0] for row in pass_.rows], device=self.kernels.device)
+        self.kernels.synchronize()
+        lengths = self.kernels.sequences.lengths
+        kv_lengths = self._decoder(pass_).kv.lengths
+
+        def run() -> float:
+            with torch.cuda.stream(issuer.stream) if self.is_cuda else nullcontext():
+                kv_lengths.index_fill_(0, slots, pass_.kv_tokens)
+                lengths.index_fill_(0, slots, pass_.known_tokens)
+            started_s = perf_counter()
+            pending = issuer.issue(pass_.shape, pass_.rows)
+            seconds = perf_counter() - started_s
+            pending.values()
+            return seconds
 
         return run
 

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.points import Place, error_kind, place_of, work_of
-from sim.costs import CompactCosts
+from calibrate.points import error_kind, place_of, work_of
+from sim.costs import build_costs
 from sim.costs.profile import KindError, MeasuredPoint, Profile, load
+from sim.models import ModelShape
+from sim.work import Work
 
 
 class Comparison(NamedTuple):
@@ -70,26 +72,33 @@ def read_points(path: Path) -> Sequence[MeasuredPoint]:
 
 def compare_points(profile: Profile, points: Sequence[MeasuredPoint]) -> list[Comparison]:
     """Every point of `points` with its FLOPs and least bytes."""
-    costs = CompactCosts(profile)
+    costs = build_costs(profile)
     compared = []
     for point in points:
         place = place_of(point)
-        flops, num_bytes = use_of(costs, place)
-        fitted_s = costs.cost(work_of(place)).device_s
-        is_target = place.model == "target"
+        work, is_target = work_of(place), place.model == "target"
+        shape = profile.target if is_target or profile.draft is None else profile.draft
+        flops, num_bytes = use_of(shape, work)
+        fitted_s = costs.cost(work).device_s
         compared.append(Comparison(error_kind(place), is_target, flops, num_bytes, point.device_s, fitted_s))
     return compared
 
 
-def use_of(costs: CompactCosts, place: Place) -> tuple[float, float]:
-    """FLOPs and least bytes of the pass, or of all passes of a draft."""
-    work = work_of(place)
-    passes = costs.passes(work.model)
-    flops, num_bytes = passes.use(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
-    for later in range(1, work.draft_tokens):
-        use = passes.use(work.rows, work.rows, work.context_tokens + later * work.rows, (), work.rows)
-        flops, num_bytes = flops + use.flops, num_bytes + use.num_bytes
-    return flops, num_bytes
+def use_of(shape: ModelShape, work: Work) -> tuple[float, float]:
+    """Useful FLOPs and least bytes of `work`, all passes of a draft together: weights and KV read once per pass."""
+    num_passes = max(1, work.draft_tokens)
+    weights, head_weights = shape.layers * shape.layer_weights, shape.vocab * shape.hidden
+    tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
+    pairs = work.row_tokens * (work.context_tokens + work.row_tokens) / max(1, work.rows)
+    kv_tokens = work.context_tokens + work.row_tokens if work.rows else 0
+    for new, history in work.chunks:
+        pairs += new * (history + 0.5 * new)
+        kv_tokens += new + history
+    flops = 2.0 * tokens * weights + 2.0 * work.head_rows * head_weights
+    flops += 4.0 * shape.layers * shape.heads * shape.head_dim * pairs
+    num_bytes = shape.dtype_bytes * (weights + (head_weights if work.head_rows else 0))
+    num_bytes += shape.kv_bytes_per_token * kv_tokens + tokens * shape.layers * shape.elementwise_bytes_per_token
+    return num_passes * flops, float(num_passes * num_bytes)
 
 
 def summary(comparisons: Sequence[Comparison], held_out: str) -> dict[str, KindError]:

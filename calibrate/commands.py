@@ -75,6 +75,40 @@ def aiconfigurator_command(
     write(profile, out)
 
 
+@import_group.command(
+    "llmservingsim",
+    epilog="Example: lanesim calibrate import llmservingsim perf/RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1 "
+    "--gpu rtx-4090 --target llama-3.1-8b --out p.json",
+)
+@click.argument("path", type=A_PATH)
+@click.option("--gpu", required=True, help="GPU, such as rtx-4090.")
+@click.option("--target", required=True, help="The model of the tables: a known name or a config.json.")
+@click.option("--draft", default=None, help="Refused: the tables hold one model.")
+@click.option("--tp", default=1, show_default=True, help="More than 1 is refused: the tables have no all-reduce.")
+@click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
+@click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+def llmservingsim_command(
+    path: Path, gpu: str, target: str, draft: str | None, tp: int, revision: str, out: Path
+) -> None:
+    """LLMServingSim's dense, per_sequence and attention tables in PATH, the folder of one GPU and model."""
+    from calibrate.shapes import source_of
+
+    check_out(out)
+    if draft is not None:
+        raise ValueError(f"--draft {draft!r}: LLMServingSim's tables hold one model; import the target alone")
+    if tp != 1:
+        raise ValueError(f"--tp {tp}: LLMServingSim's tables have no all-reduce; only --tp 1 can be imported")
+    shape = source_of(target).shape
+    try:
+        from calibrate.importers.llmservingsim import import_llmservingsim
+
+        profile = import_llmservingsim(path, gpu, shape, revision=revision)
+    except ImportError as error:
+        needs = "importing tables needs the analysis extra: pip install 'lanesim[analysis]'"
+        raise ValueError(f"{needs} ({error})") from None
+    write(profile, out)
+
+
 @calibrate_command.command(
     "derive", epilog="Example: lanesim calibrate derive --from h100-sxm/llama-2-7b --gpu h200-sxm --out p.json"
 )

@@ -6,6 +6,7 @@ Not here: how fast anything really runs (profiles).
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from sim.costs.profile import Gpu
@@ -53,6 +54,7 @@ DATASHEETS = {
         _sheet("l40s", 48, 362.0, 864.0, 142, "ada", "L40S"),
         _sheet("l4", 24, 121.0, 300.0, 58, "ada", "NVIDIA L4"),
         _sheet("rtx-4090", 24, 165.2, 1008.0, 128, "ada", "RTX 4090"),
+        _sheet("rtx-pro-6000-server", 95, 467.8, 1792.0, 188, "blackwell", "RTX PRO 6000"),
     )
 }
 """By the name that profiles use."""
@@ -71,4 +73,5 @@ def datasheet_of_device(device_name: str) -> Datasheet | None:
         ((part, sheet) for sheet in DATASHEETS.values() for part in sheet.device_names),
         key=lambda pair: -len(pair[0]),
     )
-    return next((sheet for part, sheet in by_length if part.lower() in device_name.lower()), None)
+    names = ((re.search(rf"\b{re.escape(part)}\b", device_name, re.IGNORECASE), sheet) for part, sheet in by_length)
+    return next((sheet for match, sheet in names if match), None)

@@ -19,6 +19,7 @@ from sim.costs.profile import MeasuredPoint
 ISSUERS = (1, 2, 3)
 PREPARATIONS = 30
 ROUND_TRIPS = 15
+ROUNDS = 3
 
 
 def prepare_times(bench: Bench, num_rows: int) -> dict[str, float]:
@@ -50,32 +51,42 @@ def result_s(bench: Bench, place: Place, issuer: Issuer, point: MeasuredPoint) -
 
 
 def inflation(bench: Bench, place: Place, issuers: Sequence[Issuer], seconds: float) -> list[float]:
-    """Slowdown of issuing `place` with 1, 2, 3 ... threads doing so at once, each on its own stream and slots."""
-    alone_s = 0.0
+    """Slowdown of issuing `place` with 1, 2, 3 ... threads doing so at once, each on its own stream and slots.
+
+    Rounds of all thread counts, so that a drift of the machine hits them alike; medians over the rounds.
+    """
+    rounds = []
+    for _ in range(ROUNDS):
+        share_s = seconds / ROUNDS
+        times = [_issue_s(bench, place, issuers[:number], share_s) for number in range(1, len(issuers) + 1)]
+        rounds.append([time_s / times[0] for time_s in times])
     factors: list[float] = []
-    for number in range(1, len(issuers) + 1):
-        times: list[list[float]] = [[] for _ in range(number)]
-        barrier = Barrier(number)
-        threads = [
-            Thread(target=_issue_often, args=(bench, place, issuers[i], i * place.rows, barrier, seconds, times[i]))
-            for i in range(number)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        issue_s = median(time_s for of_thread in times for time_s in of_thread)
-        alone_s = alone_s or issue_s
-        factors.append(max(1.0, factors[-1] if factors else 1.0, issue_s / alone_s))
-    return [round(factor, 3) for factor in factors]
+    for of_number in zip(*rounds, strict=True):
+        factors.append(max(1.0, factors[-1] if factors else 1.0, round(median(of_number), 3)))
+    return factors
+
+
+def _issue_s(bench: Bench, place: Place, issuers: Sequence[Issuer], seconds: float) -> float:
+    """Median issuing time with one thread per issuer."""
+    times: list[list[float]] = [[] for _ in issuers]
+    barrier = Barrier(len(issuers))
+    threads = [
+        Thread(target=_issue_often, args=(bench, place, issuer, i * place.rows, barrier, seconds, times[i]))
+        for i, issuer in enumerate(issuers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return median(time_s for of_thread in times for time_s in of_thread)
 
 
 def _issue_often(
     bench: Bench, place: Place, issuer: Issuer, first_slot: int, barrier: Barrier, seconds: float, times: list[float]
 ) -> None:
-    run = bench.timer(place, issuer, first_slot)
+    run = bench.issue_timer(place, issuer, first_slot)
     run()
     barrier.wait()
     ends_s = perf_counter() + seconds
     while perf_counter() < ends_s or not times:
-        times.append(run().host_s)
+        times.append(run())

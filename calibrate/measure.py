@@ -18,7 +18,7 @@ from calibrate.bench import Bench, count_kernels
 from calibrate.machine import fingerprint, multiprocessors, read_clocks, roofs
 from calibrate.measured_profile import profile_of, today
 from calibrate.overlap import PairBench, pairs
-from calibrate.pair import PairSpec, build, limits
+from calibrate.pair import PairSpec, build, check_device, limits
 from calibrate.points import Place
 from calibrate.repeats import MIN_REPETITIONS, repeat
 from realrun.issuer import Issuer
@@ -39,8 +39,10 @@ class Session:
     """One measurement in one process."""
 
     def __init__(self, spec: PairSpec, path: Path, budget_s: float, on_step: Step) -> None:
-        """`path` is the points file. Raises ValueError if it is of another machine or of other options."""
+        """`path` is the points file. Raises ValueError if it is of another machine or of other options, and for
+        what cannot be built."""
         self.spec, self.path, self.budget_s, self.on_step = spec, path, budget_s, on_step
+        check_device(spec.device)
         self._fingerprint = fingerprint(spec.device, spec.dtype)
         self._former = None
         if path.exists():
@@ -50,6 +52,7 @@ class Session:
         self._kernels = build(spec)
         self.bench = Bench(self._kernels)
         self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
+        self._graphed: Issuer | None = None
 
     def run(self) -> Profile:
         """Measure what the file does not hold yet, and fit what it then holds."""
@@ -64,6 +67,14 @@ class Session:
         target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
         return profile_of(held, Gpu(**held.host["gpu"]), int(held.host["multiprocessors"]), target, draft)
 
+    def _issuer(self, place: Place) -> Issuer:
+        """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""
+        if place.launch == "eager":
+            return self.issuers[0]
+        if self._graphed is None:
+            self._graphed = self._kernels.issuer("calibrate graphed")
+        return self._graphed
+
     def _plan(self) -> None:
         allowed = limits(self.spec)
         pilots = grid.pilots(allowed)
@@ -71,7 +82,11 @@ class Session:
         for done, place in enumerate(pilots):
             self.on_step("pilot", done, len(pilots))
             self.bench.warm(place._replace(launch="eager"), self.issuers[0])
-            timed_s[place] = max(self.bench.timer(place, self.issuers[0])())
+            run = self.bench.timer(place, self.issuers[0])
+            run()
+            started_s = perf_counter()
+            run()
+            timed_s[place] = perf_counter() - started_s
         planned = grid.plan(
             allowed,
             grid.LEVELS - 1,
@@ -85,8 +100,8 @@ class Session:
         held = points_file.read(self.path)
         left = held.left
         ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, len(held.places))
-        issuer = self.issuers[0]
         for done, place in enumerate(left):
+            issuer = self._issuer(place)
             self.on_step("points", len(held.places) - len(left) + done, len(held.places))
             share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
             self.bench.warm(place, issuer)
@@ -114,17 +129,17 @@ class Session:
         if not left:
             return
         share_s = SHARES["load"] * self.budget_s
-        load = sorted((p for p in held.places if p.kind in ("prefill", "verify")), key=lambda p: -p.total_tokens)[:2]
-        issuer = self.issuers[0]
+        eager = [place for place in held.places if place.launch == "eager"]
+        load = sorted((p for p in eager if p.kind in ("prefill", "verify")), key=lambda p: -p.total_tokens)[:2]
         for place in [*load, *left]:
-            self.bench.warm(place, issuer)
+            self.bench.warm(place, self._issuer(place))
         self.on_step("under load", 0, len(left))
-        self.bench.loop(load, issuer, min(LOAD_S, 0.5 * share_s))
+        self.bench.loop(load, self.issuers[0], min(LOAD_S, 0.5 * share_s))
         points_file.append(self.path, "clocks", read_clocks(self.spec.device))
         for done, place in enumerate(left):
             self.on_step("under load", done, len(left))
-            self.bench.loop(load[:1], issuer, min(1.0, 0.2 * share_s / len(left)))
-            run = self.bench.timer(place, issuer)
+            self.bench.loop(load[:1], self.issuers[0], min(1.0, 0.2 * share_s / len(left)))
+            run = self.bench.timer(place, self._issuer(place))
             seconds = median(run().device_s for _ in range(MIN_REPETITIONS))
             points_file.append(self.path, "sustained", [list(place), seconds])
 
@@ -133,10 +148,14 @@ class Session:
         if held.host:
             return
         self.on_step("host", 0, 2)
-        smallest = min((p for p in held.points if p.kind == "decode"), key=lambda p: (p.rows, p.context_tokens))
+        decodes = [point for point in held.points if point.kind == "decode" and point.launch == "eager"]
+        if not decodes:
+            raise ValueError(f"--budget {self.budget_s:g} is too small to time a single decode pass; raise it")
+        smallest = min(decodes, key=lambda point: (point.rows, point.context_tokens))
         place = Place("decode", "target", 1, 1, smallest.context_tokens, "eager")
         seconds = SHARES["host"] * self.budget_s / (2 * len(self.issuers))
-        for number, issuer in enumerate(self.issuers):
+        usable = self.issuers[: self.spec.rows]
+        for number, issuer in enumerate(usable):
             self.bench.warm(place, issuer, number)
         num_kernels = count_kernels(self.bench, place, self.issuers[0])
         layers = self.spec.target.shape.layers
@@ -150,7 +169,6 @@ class Session:
             "result_s": host_times.result_s(self.bench, place, self.issuers[0], smallest),
             **host_times.prepare_times(self.bench, self.spec.rows),
         }
-        usable = self.issuers[: self.spec.rows]
         found["inflation_eager"] = host_times.inflation(self.bench, place, usable, seconds)
         self.on_step("host", 1, 2)
         if limits(self.spec).has_graphs:

@@ -14,15 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from calibrate.pair import PairSpec
     from sim.costs.profile import Profile
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "cpu": {"dtype": "float32", "budget": 120.0, "rows": 16, "context": 512, "attention": "flash-cpu"},
-    "cuda": {"dtype": "bfloat16", "budget": 480.0, "rows": 32, "context": 2048, "attention": "efficient"},
-}
 LEAST_BUDGET_S = 5.0
-CONTEXT_STEP = 256
 INTERRUPTED = 130
 
 
@@ -30,7 +24,7 @@ INTERRUPTED = 130
     "measure",
     epilog="Example: lanesim calibrate measure --device cpu --draft tiny-draft --target tiny-target --out tiny.json",
 )
-@click.option("--device", type=click.Choice(sorted(DEFAULTS)), required=True, help="What to measure.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="What to measure.")
 @click.option("--target", required=True, help="Target: a known name, a config.json, or a directory of weights.")
 @click.option("--draft", default=None, help="Draft model, likewise.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Profile to write; its points lie beside.")
@@ -50,9 +44,8 @@ def measure_command(out: Path, device: str, threads: int, budget: float | None, 
     from calibrate.commands import check_out, write
 
     check_out(out)
-    budget_s = float(DEFAULTS[device]["budget"]) if budget is None else budget
-    if not LEAST_BUDGET_S <= budget_s < float("inf"):
-        raise ValueError(f"--budget {budget_s:g} must be at least {LEAST_BUDGET_S:g} seconds, and finite")
+    if budget is not None and not LEAST_BUDGET_S <= budget < float("inf"):
+        raise ValueError(f"--budget {budget:g} must be at least {LEAST_BUDGET_S:g} seconds, and finite")
     if threads < 1:
         raise ValueError(f"--threads {threads} must be at least 1")
     try:
@@ -63,66 +56,27 @@ def measure_command(out: Path, device: str, threads: int, budget: float | None, 
         needs = "measuring needs torch, transformers and scipy: pip install 'lanesim[gpu,analysis]'"
         raise ValueError(f"{needs} ({error})") from None
     torch.set_num_threads(threads)
+    from calibrate import points_file
+    from calibrate.measure import Session
+    from calibrate.pair import DEFAULTS, pair_spec
+
     spec = pair_spec(device, **flags)
     points_path = out.with_suffix(".points.jsonl")
-    from calibrate.measure import Session
-
-    with _progress() as on_step:
-        try:
+    try:
+        with points_file.alone(points_path), _progress() as on_step:
+            budget_s = float(DEFAULTS[device]["budget"]) if budget is None else budget
             profile = Session(spec, points_path, budget_s, on_step).run()
-        except KeyboardInterrupt:
-            kept = f"points so far are in {points_path}; " if points_path.exists() else ""
-            print(f"lanesim: interrupted; {kept}the same command goes on from there", file=sys.stderr)
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        except torch.cuda.OutOfMemoryError:
-            raise ValueError(
-                f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "
-                "beside its activations; lower --rows or --context"
-            ) from None
+    except KeyboardInterrupt:
+        kept = f"points so far are in {points_path}; " if points_path.exists() else ""
+        print(f"lanesim: interrupted; {kept}the same command goes on from there", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    except torch.cuda.OutOfMemoryError:
+        raise ValueError(
+            f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "
+            "beside its activations; lower --rows or --context"
+        ) from None
     write(profile, out)
     _print_noisy(profile)
-
-
-def pair_spec(
-    device: str,
-    target: str,
-    draft: str | None,
-    dtype: str | None,
-    rows: int | None,
-    context: int | None,
-    attention: str | None,
-    seed: int,
-) -> PairSpec:
-    """What to build; raises ValueError for sizes and models that cannot be."""
-    from calibrate.pair import PairSpec
-    from calibrate.shapes import source_of, with_dtype
-    from sim.names import unknown
-
-    defaults = DEFAULTS[device]
-    dtype = str(defaults["dtype"]) if dtype is None else dtype
-    sources = []
-    for name in (target, draft):
-        source = source_of(name) if name is not None else None
-        sources.append(source and source._replace(shape=with_dtype(source.shape, dtype)))
-    assert sources[0] is not None
-    longest = min(source.shape.max_context for source in sources if source is not None)
-    if context is None:
-        context = min(int(defaults["context"]), longest // CONTEXT_STEP * CONTEXT_STEP)
-    if context % CONTEXT_STEP or not CONTEXT_STEP <= context <= longest:
-        raise ValueError(
-            f"--context {context} must be a multiple of {CONTEXT_STEP} from {CONTEXT_STEP} to {longest}, "
-            "what the models take"
-        )
-    rows = int(defaults["rows"]) if rows is None else rows
-    if rows < 1:
-        raise ValueError(f"--rows {rows} must be at least 1")
-    from realrun.attention import Attention
-
-    attention = str(defaults["attention"]) if attention is None else attention
-    known = [name.value for name in Attention]
-    if attention not in known:
-        raise ValueError(unknown("attention", attention, known))
-    return PairSpec(device, dtype, sources[0], sources[1], rows, context, attention, seed)
 
 
 @contextmanager

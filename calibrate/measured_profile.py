@@ -49,7 +49,7 @@ def profile_of(held: Points, gpu: Gpu, multiprocessors: int, target: ModelShape,
         host=host_costs(points, held.host, {role: shape.layers for role, shape in shapes.items()}),
         overlap=Overlap(),
         errors={},
-        source=_source(points),
+        source=_source(points, str(held.options.get("target_weights", "random"))),
         fingerprint=held.fingerprint,
         date=str(held.host["date"]),
     )
@@ -74,9 +74,9 @@ def today() -> str:
     return date.today().isoformat()
 
 
-def _source(points: Sequence[MeasuredPoint]) -> str:
+def _source(points: Sequence[MeasuredPoint], weights: str) -> str:
     num_noisy = len(noisy_places(points))
-    text = f"lanesim calibrate measure: {len(points)} passes of random weights, {num_noisy} of them noisy"
+    text = f"lanesim calibrate measure: {len(points)} passes of {weights} weights, {num_noisy} of them noisy"
     ratios = [point.sustained_s / point.device_s for point in points if point.sustained_s is not None]
     if ratios:
         text += f"; after sustained load {len(ratios)} of them took {median(ratios):.2f} times as long (median)"

@@ -6,6 +6,7 @@ same threads, so that a drift of the machine hits both. Not here: what follows f
 
 from __future__ import annotations
 
+from hashlib import sha256
 from itertools import permutations
 from statistics import median
 from threading import Barrier, Thread
@@ -41,7 +42,8 @@ class Pair(NamedTuple):
 
 
 def pairs(limits: Limits) -> list[Pair]:
-    """All ordered pairs of prefill, draft and verify, by offset and priority; none with a single slot."""
+    """All ordered pairs of prefill, draft and verify, by offset and priority, in a fixed random order (drifts of the
+    machine must not look like effects); none with a single slot."""
     rows = limits.rows // 2
     if rows < 1:
         return []
@@ -58,19 +60,20 @@ def pairs(limits: Limits) -> list[Pair]:
         for priorities in PRIORITIES if limits.has_graphs else PRIORITIES[:1]:
             for first, second in permutations(places, 2):
                 found += [Pair(first, second, priorities, offset) for offset in OFFSETS]
-    return list(dict.fromkeys(found))
+    return sorted(set(found), key=lambda pair: sha256(repr(pair.as_key()).encode()).hexdigest())
 
 
 class PairBench:
-    """Times pairs of passes; keeps one issuer per priority and side."""
+    """Times pairs of passes; keeps one issuer per side, priority and way of launching."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self._issuers: dict[tuple[int, int], Issuer] = {}
+        self._issuers: dict[tuple[int, int, str], Issuer] = {}
 
     def measure(self, pair: Pair, share_s: float) -> dict[str, Any]:
         """Median durations alone and together, seconds, first and second; for about `share_s` seconds."""
-        issuers = [self._issuer(side, priority) for side, priority in enumerate(pair.priorities)]
+        sides = zip((pair.first, pair.second), pair.priorities, strict=True)
+        issuers = [self._issuer(side, priority, place.launch) for side, (place, priority) in enumerate(sides)]
         places, starts = (pair.first, pair.second), (0, pair.first.rows)
         for place, issuer, first_slot in zip(places, issuers, starts, strict=True):
             self.bench.warm(place, issuer, first_slot)
@@ -93,12 +96,13 @@ class PairBench:
             "runs": len(together),
         }
 
-    def _issuer(self, side: int, priority: int) -> Issuer:
-        known = self._issuers.get((side, priority))
-        if known is None:
-            known = self.bench.kernels.issuer(f"side {side}, priority {priority}", priority=priority)
-            self._issuers[side, priority] = known
-        return known
+    def _issuer(self, side: int, priority: int, launch: str) -> Issuer:
+        """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""
+        key = side, priority, launch
+        if key not in self._issuers:
+            name = f"side {side}, priority {priority}, {launch}"
+            self._issuers[key] = self.bench.kernels.issuer(name, priority=priority)
+        return self._issuers[key]
 
 
 class _Job:

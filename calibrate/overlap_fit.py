@@ -15,7 +15,7 @@ import numpy as np
 
 from calibrate.fit import Array, kind_error, round_constant
 from calibrate.points import Place, work_of
-from sim.costs import CompactCosts
+from sim.costs import build_costs
 from sim.costs.cost import Cost, Demands
 from sim.costs.profile import KindError, Overlap, Profile
 from sim.devices.contention import Contention
@@ -29,6 +29,8 @@ ETA = (0.05, 4.0)
 TAU_S = (1e-9, 1e-2)
 STEP = 0.3
 """First step of the refinement, in logs."""
+LAUNCH_BOUND = 0.9
+"""Share of its solo time from which on a work's launch is taken for what it lasts."""
 HELD_OUT = "pairs of passes that the fit did not use; durations of both"
 
 
@@ -36,6 +38,7 @@ class Together(NamedTuple):
     """One measured pair: durations alone and together, first and second."""
 
     works: tuple[Work, Work]
+    are_graphed: tuple[bool, bool]
     priorities: tuple[int, int]
     offset_s: float
     """From the launch of the first to that of the second; below 0 where the threads began the other way round."""
@@ -43,23 +46,40 @@ class Together(NamedTuple):
     together_s: tuple[float, float]
 
 
+class Costs:
+    """A profile's costs, eager and graphed."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.eager = build_costs(profile, cuda_graph=False)
+        self.graphed = build_costs(profile)
+
+
 class _SoloCosts:
-    """The measured solo time of each of two works; `demands` and kernels as the profile has them."""
+    """The measured solo time of each of two works; launching, demands and kernels as the profile has them.
+
+    A work that lasts no longer alone than its launch has the profile's device time: the rest of it is waiting.
+    """
 
     result_s = 0.0
 
-    def __init__(self, costs: CompactCosts, run: Together) -> None:
-        self._costs = costs
-        self._solo_s = dict(zip(run.works, run.solo_s, strict=True))
+    def __init__(self, costs: Costs, run: Together) -> None:
+        self._demands = costs.eager.demands
+        self._inflation = (costs.graphed if all(run.are_graphed) else costs.eager).host_inflation
+        self._costs = {}
+        for work, solo_s, is_graphed in zip(run.works, run.solo_s, run.are_graphed, strict=True):
+            cost = (costs.graphed if is_graphed else costs.eager).cost(work)
+            device_s = min(cost.device_s, solo_s) if cost.launch_s >= LAUNCH_BOUND * solo_s else solo_s
+            launch_s = min(cost.launch_s, solo_s)
+            self._costs[work] = Cost(0.0, launch_s, device_s, cost.num_kernels)
 
     def cost(self, work: Work) -> Cost:
-        return Cost(0.0, 0.0, self._solo_s[work], self._costs.cost(work).num_kernels)
+        return self._costs[work]
 
     def demands(self, work: Work) -> Demands:
-        return self._costs.demands(work)
+        return self._demands(work)
 
     def host_inflation(self, num_issuers: int) -> float:
-        return 1.0
+        return self._inflation(num_issuers)
 
 
 class _NoLuck:
@@ -76,7 +96,7 @@ def fit_overlap(profile: Profile, entries: Sequence[dict[str, Any]]) -> Profile:
     if len(runs) < 4:
         return profile
     used, held_out = runs[::2], runs[1::2]
-    costs = CompactCosts(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
+    costs = Costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
     contention = _minimise(costs, used)
     error = kind_error(np.concatenate([_errors(costs, contention, run) for run in held_out]), HELD_OUT)
     overlap = Overlap(
@@ -92,13 +112,13 @@ def fit_overlap(profile: Profile, entries: Sequence[dict[str, Any]]) -> Profile:
 
 def overlap_error(profile: Profile, entries: Sequence[dict[str, Any]]) -> KindError:
     """Error of the profile's own overlap constants on all `entries`."""
-    costs, overlap = CompactCosts(profile), profile.overlap
+    costs, overlap = Costs(profile), profile.overlap
     contention = Contention(eta_compute=overlap.eta_compute, eta_bandwidth=overlap.eta_bandwidth, tau_s=overlap.tau_s)
     errors = [_errors(costs, contention, _together(entry)) for entry in entries]
     return kind_error(np.concatenate(errors) if errors else np.array([]), "all pairs of the points file")
 
 
-def predict_s(costs: CompactCosts, contention: Contention, run: Together) -> tuple[float, float]:
+def predict_s(costs: Costs, contention: Contention, run: Together) -> tuple[float, float]:
     """Durations of both works, as the simulated device has them."""
     host = SimHost(_SoloCosts(costs, run), _NoLuck(), contention=contention)
     streams = [host.stream(name, priority=run.priorities[side]) for side, name in enumerate(("first", "second"))]
@@ -113,11 +133,11 @@ def predict_s(costs: CompactCosts, contention: Contention, run: Together) -> tup
     return tickets[0].end_s - tickets[0].submitted_s, tickets[1].end_s - tickets[1].submitted_s
 
 
-def _errors(costs: CompactCosts, contention: Contention, run: Together) -> Array:
+def _errors(costs: Costs, contention: Contention, run: Together) -> Array:
     return np.asarray(np.array(predict_s(costs, contention, run)) / np.array(run.together_s) - 1.0)
 
 
-def _minimise(costs: CompactCosts, runs: Sequence[Together]) -> Contention:
+def _minimise(costs: Costs, runs: Sequence[Together]) -> Contention:
     """Least mean absolute log error: the best of a grid, refined."""
     from scipy.optimize import minimize
 
@@ -145,6 +165,7 @@ def _together(entry: dict[str, Any]) -> Together:
         first, second, priorities, _ = entry["pair"]
         return Together(
             works=(work_of(Place(*first)), work_of(Place(*second))),
+            are_graphed=(Place(*first).launch == "graphed", Place(*second).launch == "graphed"),
             priorities=(int(priorities[0]), int(priorities[1])),
             offset_s=float(entry["offset_s"]),
             solo_s=(float(entry["solo_s"][0]), float(entry["solo_s"][1])),

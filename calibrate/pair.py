@@ -10,14 +10,22 @@ from typing import Any, NamedTuple
 import torch
 
 from calibrate.grid import Limits
-from calibrate.shapes import Source
+from calibrate.shapes import Source, source_of, with_dtype
 from realrun.attention import CONTEXT_STEP, PAGE_STEP, Attention
 from realrun.kernels import PairKernels
 from realrun.kv import KvLayout
 from realrun.memory import check_fits
 from realrun.models import Family, load_model, random_model
 from realrun.options import PairOptions
+from sim.names import unknown
 
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"dtype": "float32", "budget": 120.0, "rows": 16, "context": 512, "attention": "flash-cpu"},
+    "cuda": {"dtype": "bfloat16", "budget": 480.0, "rows": 32, "context": 2048, "attention": "efficient"},
+}
+"""What is not asked for, by device."""
+SLOT_STEP = 256
+"""Tokens per slot are a multiple of this, so that every attention implementation takes them."""
 DRAFT_TOKENS = 8
 PASS_TOKENS = {"cpu": 512, "cuda": 4096}
 """Prompt tokens of the longest pass that is timed."""
@@ -46,6 +54,41 @@ class PairSpec(NamedTuple):
         return plain
 
 
+def pair_spec(
+    device: str,
+    target: str,
+    draft: str | None,
+    dtype: str | None,
+    rows: int | None,
+    context: int | None,
+    attention: str | None,
+    seed: int,
+) -> PairSpec:
+    """What to build; raises ValueError for sizes and models that cannot be."""
+    defaults = DEFAULTS[device]
+    dtype = str(defaults["dtype"]) if dtype is None else dtype
+    sources = []
+    for name in (target, draft):
+        source = source_of(name) if name is not None else None
+        sources.append(source and source._replace(shape=with_dtype(source.shape, dtype)))
+    assert sources[0] is not None
+    longest = min(source.shape.max_context for source in sources if source is not None)
+    if context is None:
+        context = min(int(defaults["context"]), longest // SLOT_STEP * SLOT_STEP)
+    if context % SLOT_STEP or not SLOT_STEP <= context <= longest:
+        raise ValueError(
+            f"--context {context} must be a multiple of {SLOT_STEP} from {SLOT_STEP} to {longest}, what the models take"
+        )
+    rows = int(defaults["rows"]) if rows is None else rows
+    if rows < 1:
+        raise ValueError(f"--rows {rows} must be at least 1")
+    attention = str(defaults["attention"]) if attention is None else attention
+    known = [name.value for name in Attention]
+    if attention not in known:
+        raise ValueError(unknown("attention", attention, known))
+    return PairSpec(device, dtype, sources[0], sources[1], rows, context, attention, seed)
+
+
 def limits(spec: PairSpec) -> Limits:
     """What the grid may ask for."""
     return Limits(
@@ -58,14 +101,21 @@ def limits(spec: PairSpec) -> Limits:
     )
 
 
-def build(spec: PairSpec) -> PairKernels:
-    """Raises ValueError for a device that is not there, models that do not fit or do not go together."""
-    if spec.device == "cuda" and not torch.cuda.is_available():
+def check_device(device: str) -> None:
+    """Raise ValueError for a device that is not there."""
+    if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda': torch finds no CUDA device here; use --device cpu")
+
+
+def build(spec: PairSpec) -> PairKernels:
+    """Raises ValueError for models that do not fit or do not go together, or an attention that does not run here."""
     step = PAGE_STEP if spec.attention == Attention.FLASH_PAGED else CONTEXT_STEP
     if spec.slot_tokens % step:
         raise ValueError(f"slot_tokens={spec.slot_tokens} must be a multiple of {step}")
     sources = [spec.target] if spec.draft is None else [spec.target, spec.draft]
+    vocabularies = {source.shape.name: source.shape.vocab for source in sources}
+    if len(set(vocabularies.values())) > 1:
+        raise ValueError(f"draft and target must share vocabulary, got {vocabularies}")
     _check_memory(spec, sources)
     models = [_model(source, spec) for source in sources]
     options = PairOptions(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +44,30 @@ class Points(NamedTuple):
         """Places of the plan that are not measured yet."""
         done = {place_of(point) for point in self.points}
         return [place for place in self.places if place not in done]
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other processes from measuring into `path` meanwhile. Raises ValueError if one does already.
+
+    The lock is the operating system's, so a process that was killed leaves none behind.
+    """
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"points file {str(path)!r} is being written by another measurement; wait for it, or choose another "
+                "--out"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def create(path: Path, fingerprint: dict[str, str], options: dict[str, Any], places: Sequence[Place]) -> None:

@@ -1,0 +1,164 @@
+"""Fits to made-up measurements whose law is known: a profile's own costs, with and without noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from calibrate.check import check, compare_points, summary
+from calibrate.grid import Limits, grid, is_held_out
+from calibrate.measured_profile import profile_of
+from calibrate.overlap_fit import Costs, _together, fit_overlap, overlap_error, predict_s
+from calibrate.points import Place, work_of
+from calibrate.points_file import Points
+from sim.costs import build_costs, load
+from sim.costs.profile import MeasuredPoint, Profile, decode, encode
+from sim.devices.contention import Contention
+
+LIMITS = Limits(rows=16, slot_tokens=512, pass_tokens=512, draft_tokens=8, has_draft=True, has_graphs=False)
+NOISE = 0.03
+HOST: dict[str, Any] = {
+    "is_cpu": True,
+    "kv_layout": "slot-head-token",
+    "date": "2026-01-01",
+    "kernels_per_layer": 12,
+    "result_s": 0.0,
+    "step_s": 1e-5,
+    "row_s": 1e-6,
+    "inflation_eager": [1.0, 1.9, 2.8],
+}
+
+
+def law() -> Profile:
+    """The shipped pair, with costs unlike those that the fit starts from."""
+    profile = load("cpu/tiny")
+    gemm = msgspec.structs.replace(profile.kernels.gemm, compute_share=0.35, fixed_s=6e-5)
+    return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.kernels, gemm=gemm))
+
+
+def measured(noise: float, seed: int = 0) -> Points:
+    profile, generator = law(), np.random.default_rng(seed)
+    costs, places = build_costs(profile), grid(LIMITS, 2)
+    points = []
+    for place in places:
+        seconds = costs.cost(work_of(place)).device_s * float(np.exp(noise * generator.standard_normal()))
+        fields = {**place._asdict(), "device_s": seconds, "host_s": seconds, "half_width_pct": 100 * noise}
+        more = {"repetitions": 9, "is_noisy": False, "is_held_out": is_held_out(place, places)}
+        points.append(msgspec.convert({**fields, **more}, MeasuredPoint))
+    options = {"attention": "flash-cpu"}
+    return Points({"device": "cpu"}, options, places, points, {places[0]: 2 * points[0].device_s}, HOST, [])
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Profile:
+    profile = law()
+    return profile_of(measured(NOISE), profile.gpu, 1, profile.target, profile.draft)
+
+
+def test_the_law_behind_noisy_points_is_found_again(fitted: Profile) -> None:
+    costs, truth = build_costs(fitted), build_costs(law())
+    for place in grid(LIMITS, 1):
+        work = work_of(place)
+        assert costs.cost(work).device_s == pytest.approx(truth.cost(work).device_s, rel=0.12), place.name
+
+
+def test_errors_are_of_points_that_the_fit_did_not_use(fitted: Profile) -> None:
+    held_out = [point for point in fitted.points if point.is_held_out]
+    assert summary(compare_points(fitted, held_out), "")["verify"].points == fitted.errors["verify"].points
+    for kind in ("prefill", "decode", "draft", "verify", "draft_prefill"):
+        error = fitted.errors[kind]
+        assert error.mean_error_pct is not None
+        assert error.mean_error_pct < 3.0 * 100.0 * NOISE
+        assert "median" in error.held_out
+    assert fitted.errors["body"].points == 0
+
+
+def test_the_profile_carries_its_points_and_survives_its_file(fitted: Profile) -> None:
+    assert fitted.name == "cpu/tiny-target+tiny-draft"
+    assert len(fitted.points) == len(grid(LIMITS, 2))
+    assert [point.sustained_s is not None for point in fitted.points].count(True) == 1
+    assert "2.00 times as long" in fitted.source
+    assert fitted.fingerprint == {"device": "cpu"}
+    assert not fitted.overlap.measured
+    assert decode(encode(fitted), "copy") == fitted
+
+
+def test_a_work_inside_the_measured_range_gives_no_warning(fitted: Profile, recwarn: pytest.WarningsRecorder) -> None:
+    costs = build_costs(fitted)
+    for place in grid(LIMITS, 2):
+        costs.cost(work_of(place))
+    assert not recwarn.list
+
+
+def test_check_gives_the_held_out_errors_and_their_points(fitted: Profile) -> None:
+    found = check(fitted)
+    assert found.errors == fitted.errors
+    assert len(found.comparisons) == sum(point.is_held_out for point in fitted.points)
+    assert all(comparison.flops > 0 and comparison.num_bytes > 0 for comparison in found.comparisons)
+
+
+def test_too_few_points_are_refused() -> None:
+    profile = law()
+    nothing = measured(0.0)._replace(points=[], sustained={})
+    with pytest.raises(ValueError, match="raise --budget"):
+        profile_of(nothing, profile.gpu, 1, profile.target, profile.draft)
+
+
+def pair_entries(profile: Profile, contention: Contention, noise: float = 0.0) -> list[dict[str, Any]]:
+    """Pairs that ran together exactly as `contention` has it, but for `noise`."""
+    generator = np.random.default_rng(1)
+    floorless = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
+    costs = Costs(msgspec.structs.replace(profile, overlap=floorless))
+    prefill = Place("prefill", "target", 1, 256, 0, "eager")
+    verify, draft = Place("verify", "target", 8, 5, 128, "eager"), Place("draft", "draft", 8, 4, 128, "eager")
+    entries = []
+    for first, second in ((prefill, verify), (verify, prefill), (prefill, draft), (draft, verify), (verify, draft)):
+        solo_s = [costs.eager.cost(work_of(place)).device_s for place in (first, second)]
+        for offset in (0.0, 0.25, 0.5):
+            entry: dict[str, Any] = {
+                "pair": [list(first), list(second), [0, 0], offset],
+                "solo_s": solo_s,
+                "together_s": solo_s,
+                "offset_s": offset * solo_s[0],
+            }
+            together = np.array(predict_s(costs, contention, _together(entry)))
+            entry["together_s"] = list(together * np.exp(noise * generator.standard_normal(2)))
+            entries.append(entry)
+    return entries
+
+
+def test_contention_behind_pairs_is_found_again() -> None:
+    profile = law()
+    entries = pair_entries(profile, Contention(eta_compute=0.5, eta_bandwidth=0.4, tau_s=2e-5), noise=0.02)
+    fitted = fit_overlap(profile, entries)
+    assert fitted.overlap.measured
+    assert fitted.overlap.demand_floor == 0.0
+    error = fitted.errors["overlap"]
+    assert error.points == 2 * (len(entries) // 2)
+    assert error.mean_error_pct is not None
+    assert error.mean_error_pct < 5.0
+    everything = overlap_error(fitted, entries).mean_error_pct
+    assert everything is not None
+    assert everything < 5.0
+
+
+def test_the_order_in_which_the_threads_began_is_kept() -> None:
+    profile = law()
+    costs, contention = Costs(profile), Contention()
+    entry = pair_entries(profile, contention)[0]
+    later = _together({**entry, "offset_s": -0.5 * entry["solo_s"][1]})
+    first_s, second_s = predict_s(costs, contention, later)
+    alone_s = 0.5 * entry["solo_s"][1]
+    assert second_s > alone_s
+    assert first_s >= entry["solo_s"][0]
+
+
+def test_a_few_pairs_fit_nothing_and_broken_ones_are_named() -> None:
+    profile = law()
+    entries = pair_entries(profile, Contention())
+    assert fit_overlap(profile, entries[:3]) == profile
+    with pytest.raises(ValueError, match="cannot be read"):
+        fit_overlap(profile, [{**entries[0], "solo_s": [1.0]}, *entries])
