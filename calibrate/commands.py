@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -51,10 +51,24 @@ def import_group() -> None:
 @click.option("--target", required=True, help="Target model: a known name or a config.json.")
 @click.option("--draft", default=None, help="Draft model, likewise.")
 @click.option("--tp", default=1, show_default=True, help="Devices that share the models (tensor parallel).")
+@click.option(
+    "--form",
+    type=click.Choice(["compact", "table"]),
+    default="compact",
+    show_default=True,
+    help="Fitted constants, or the models' own measured points.",
+)
 @click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
 def aiconfigurator_command(
-    path: Path, gpu: str, target: str, draft: str | None, tp: int, revision: str, out: Path
+    path: Path,
+    gpu: str,
+    target: str,
+    draft: str | None,
+    tp: int,
+    form: Literal["compact", "table"],
+    revision: str,
+    out: Path,
 ) -> None:
     """NVIDIA aiconfigurator's tables below PATH, which holds GPU folders and their YAML datasheets."""
     from calibrate.shapes import source_of
@@ -65,7 +79,7 @@ def aiconfigurator_command(
     try:
         from calibrate.importers.aiconfigurator import import_aiconfigurator
 
-        profile = import_aiconfigurator(path, gpu, shapes[0], shapes[1], tp, revision=revision)
+        profile = import_aiconfigurator(path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form)
     except ImportError as error:
         raise ValueError(
             f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})"
@@ -187,7 +201,7 @@ def _print_errors(profile: Profile, errors: dict[str, KindError]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, title=f"{profile.name}: error of fitted costs", title_justify="left")
+    table = Table(box=SIMPLE_HEAD, title=f"{profile.name}: error of costs", title_justify="left")
     table.add_column("kind", no_wrap=True)
     for title in ("mean %", "max %", "points"):
         table.add_column(title, justify="right", no_wrap=True)
