@@ -44,7 +44,7 @@ def draw_check(path: Path, profile: Profile, comparisons: Sequence[Comparison]) 
     axes[0][0].set_ylabel("FLOP/s")
     axes[1][0].set_ylabel("fitted / measured")
     axes[0][0].legend(loc="lower right", frameon=True)
-    figure.suptitle(f"{profile.name}: measured and fitted, {profile.gpu.name} roofs")
+    figure.suptitle(f"{profile.name}\nmeasured and fitted, {profile.gpu.name} roofs", fontsize="medium")
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
 
