@@ -12,8 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
@@ -50,36 +48,32 @@ print(json.dumps([steps, end_s, used.ru_utime + used.ru_stime]), file=sys.stderr
 """
 
 
-def child(code: str, *arguments: str) -> Any:
-    """What a fresh interpreter prints last on stderr; byte code is kept, as after any installation."""
+def child(code: str, *arguments: str) -> tuple[Any, str]:
+    """What a fresh interpreter prints last on stderr, as JSON, and its stdout; byte code is kept, as once installed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return json.loads(done.stderr.splitlines()[-1])
+    return json.loads(done.stderr.splitlines()[-1]), done.stdout
 
 
 def compare(policy: str, num_prompts: int, rate: float, draft_tokens: int, *more: str) -> dict[str, Any]:
-    """One `lanesim compare` with per-request metrics written: CPU seconds, memory in MB, and its run."""
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "result.json"
-        arguments = [
-            "compare", "--policy", policy, "--profile", PAIR, "--dataset-name", "azure-conv",
-            "--num-prompts", str(num_prompts), "--request-rate", str(rate), "--acceptance", "iid:0.7",
-            "--num-speculative-tokens", str(draft_tokens), "--seed", "0", "--save-detailed",
-            "--json", str(path), *more,
-        ]  # fmt: skip
-        best = (float("inf"), float("inf"))
-        for _ in range(REPEATS):
-            code, cpu_s, memory_mb = child(LANESIM, *arguments)
-            assert code == 0
-            best = min(best, (cpu_s, memory_mb))
-        run = json.loads(path.read_text())["runs"][0]
-    return {"cpu_s": best[0], "memory_mb": best[1], **run}
+    """One `lanesim compare` that writes per-request metrics as JSON: CPU seconds, memory in MB, and its run."""
+    arguments = [
+        "compare", "--policy", policy, "--profile", PAIR, "--dataset-name", "azure-conv",
+        "--num-prompts", str(num_prompts), "--request-rate", str(rate), "--acceptance", "iid:0.7",
+        "--num-speculative-tokens", str(draft_tokens), "--seed", "0", "--save-detailed", "--json", "-", *more,
+    ]  # fmt: skip
+    best = (float("inf"), float("inf"))
+    for _ in range(REPEATS):
+        (code, cpu_s, memory_mb), output = child(LANESIM, *arguments)
+        assert code == 0
+        best = min(best, (cpu_s, memory_mb))
+    return {"cpu_s": best[0], "memory_mb": best[1], **json.loads(output)["runs"][0]}
 
 
 def reference(num_prompts: int, rate: float, draft_tokens: int) -> tuple[int, float, float]:
     """(steps, last token's time, CPU seconds) of the bare loop, its process included."""
-    runs = [child(REFERENCE, PAIR, str(num_prompts), str(rate), str(draft_tokens)) for _ in range(REPEATS)]
+    runs = [child(REFERENCE, PAIR, str(num_prompts), str(rate), str(draft_tokens))[0] for _ in range(REPEATS)]
     steps, end_s, _ = runs[0]
     return steps, end_s, min(cpu_s for *_, cpu_s in runs)
 

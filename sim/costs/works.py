@@ -70,16 +70,14 @@ class WorkCosts(ABC, Generic[PassesT]):
         tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
         device_s = passes.pass_s(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
         launch_s = self._launch_s(passes, tokens, bool(work.chunks))
-        num_passes = 1
-        if work.draft_tokens > 1:
-            num_passes = work.draft_tokens
-            launch_s += (num_passes - 1) * self._launch_s(passes, work.rows, False)
-            device_s += sum(
-                passes.pass_s(work.rows, work.rows, context_tokens, (), work.rows)
-                for context_tokens in _later_contexts(work)
-            )
+        num_kernels = passes.num_kernels
+        if work.draft_tokens > 1 and work.rows:
+            later = self.cost(_later_passes(work))
+            launch_s += later.launch_s
+            device_s += later.device_s
+            num_kernels += later.num_kernels
         prepare_s = host.step_s + host.row_s * (work.rows + len(work.chunks))
-        return Cost(prepare_s, launch_s, device_s, num_passes * passes.num_kernels)
+        return Cost(prepare_s, launch_s, device_s, num_kernels)
 
     def demands(self, work: Work) -> Demands:
         """Share of the achieved roofs, clipped to 0..1 and no less than the profile's floor."""
@@ -151,3 +149,16 @@ def _later_contexts(work: Work) -> range:
     """Context before the second and every later pass of a DRAFT work: one token per row more each time."""
     first = work.context_tokens + work.row_tokens
     return range(first, first + (work.draft_tokens - 1) * work.rows, work.rows) if work.rows else range(0)
+
+
+def _later_passes(work: Work) -> Work:
+    """The second and later passes of a DRAFT work: one token per row, nothing to prefill any more."""
+    return Work(
+        kind=work.kind,
+        model=work.model,
+        rows=work.rows,
+        row_tokens=work.rows,
+        context_tokens=work.context_tokens + work.row_tokens,
+        head_rows=work.rows,
+        draft_tokens=work.draft_tokens - 1,
+    )
