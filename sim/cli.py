@@ -110,6 +110,10 @@ def run(args: Sequence[str]) -> int:
         if os.environ.get("LANESIM_DEBUG"):
             raise
         return _fail(str(error), 2)
+    except OSError as error:
+        return _fail(f"{error.filename or 'file'}: {error.strerror or error}", 2)
+    except MemoryError:
+        return _fail("not enough memory for this run; fewer --num-prompts need less", 1)
     except RuntimeError as error:
         if os.environ.get("LANESIM_DEBUG"):
             raise

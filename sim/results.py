@@ -129,6 +129,19 @@ def _joined(tables: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
     return {name: [value for table in tables for value in table[name]] for name in tables[0]}
 
 
+def check_writable(path: Path) -> None:
+    """Raise ValueError, before any work is done, if nothing can be written at `path`."""
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a directory; want a file")
+    scratch = path.with_name(f".part-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.touch()
+        scratch.unlink()
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be written: {error.strerror or error}") from None
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step."""
     _replace(path, lambda scratch: scratch.write_text(text))

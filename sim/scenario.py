@@ -164,6 +164,8 @@ def read_scenario(path: Path) -> dict[str, Any]:
         text = path.read_text()
     except OSError as error:
         raise ValueError(f"scenario file {str(path)!r}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"scenario file {str(path)!r}: not UTF-8 text") from None
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:

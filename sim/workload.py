@@ -22,6 +22,8 @@ FIXED_INPUT_LEN, FIXED_OUTPUT_LEN = 1024, 128
 TIMED_TRACES = tuple(name for name in TRACE_NAMES if name != "sharegpt")
 """Trace formats that record arrivals."""
 DATASET_NAMES = ("fixed", *LENGTH_TABLES, *TRACE_NAMES)
+MOST_PROMPTS = 10_000_000
+"""About what 16 GB of memory hold."""
 _ARRIVALS, _PROMPTS, _OUTPUTS = range(3)
 """Streams of the seed."""
 
@@ -61,6 +63,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"workload.{name}={value!r} must be at least 1")
+        if self.num_prompts > MOST_PROMPTS:
+            raise ValueError(f"workload.num_prompts={self.num_prompts} must be at most {MOST_PROMPTS}")
         if not 0 <= self.num_warmups < self.num_prompts:
             raise ValueError(
                 f"workload.num_warmups={self.num_warmups!r} must be at least 0 and below num_prompts={self.num_prompts}"

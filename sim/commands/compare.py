@@ -33,7 +33,7 @@ EXAMPLE = (
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs import load
-    from sim.results import check_out
+    from sim.results import check_out, check_writable
     from sim.scenario import resolve
 
     scenario = resolve(gather(flags))
@@ -43,6 +43,8 @@ def compare_command(**flags: Any) -> None:
         raise ValueError("--plots draws into a results directory: add --out DIR")
     if out is not None:
         check_out(out, scenario.digest, overwrite=flags["overwrite"])
+    if json_path not in (None, "-"):
+        check_writable(Path(json_path))
     profile = load(scenario.profile)
     records: list[RunRecord] = []
     with_works = out is not None and flags["with_works"]

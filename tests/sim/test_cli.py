@@ -129,6 +129,8 @@ BAD = {
     "plots without out": (["--policy", "pd", "--plots"], "--out"),
     "unknown flag": (["--polcy", "pd"], "--policy"),
     "goodput metric": (["--policy", "pd", "--goodput", "tttf:3"], "ttft"),
+    "unwritable json": (["--policy", "pd", "--json", "/proc/result.json"], "/proc"),
+    "too many prompts": (["--policy", "pd", "--num-prompts", "99999999999999"], "num_prompts"),
     "percentile": (["--policy", "pd", "--metric-percentiles", "99,120"], "120"),
 }
 
