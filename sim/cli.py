@@ -80,7 +80,7 @@ def _installed() -> dict[str, EntryPoint]:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Example: lanesim compare --policy pd --policy pdv --profile h100-sxm/llama-2-7b+tinyllama-1.1b",
+    epilog="\b\nExample:\n  lanesim compare --policy pd --policy pdv --profile h100-sxm/llama-2-7b+tinyllama-1.1b",
 )
 @click.version_option(package_name="lanesim")
 def lanesim() -> None:

@@ -56,7 +56,7 @@ def summarise(
         "num_prompts": len(measured),
         "completed": len(finished),
         "censored": len(measured) - len(finished),
-        "unstable": _is_unstable(record, finished),
+        "unstable": _is_unstable(record, measured),
         "duration": duration_s,
         "total_input_tokens": sum(request.prompt_tokens for request in finished),
         "total_output_tokens": output_tokens,
@@ -134,12 +134,13 @@ def _goodput(finished: Sequence[Request], slo_ms: dict[str, float | None], durat
     return _ratio(num_good, duration_s)
 
 
-def _is_unstable(record: RunRecord, finished: Sequence[Request]) -> bool:
-    """Arrivals above capacity (sim.stats.is_overloaded), or requests left over from an open-loop run."""
-    if not record.is_open_loop:
+def _is_unstable(record: RunRecord, measured: Sequence[Request]) -> bool:
+    """Arrivals above capacity (sim.stats.is_overloaded); a request that the end cut has waited at least until then."""
+    if not record.is_open_loop or not measured:
         return False
-    arrivals = np.array([request.arrival_s for request in finished])
-    return is_overloaded(arrivals, np.array([request.last_token_s for request in finished]) - arrivals)
+    arrivals = np.array([request.arrival_s for request in measured])
+    ends = np.array([request.last_token_s if request.is_finished else record.end_s for request in measured])
+    return is_overloaded(arrivals, ends - arrivals, is_cut=not all(request.is_finished for request in measured))
 
 
 def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence[Request]) -> dict[str, float | None]:

@@ -20,6 +20,17 @@ from sim.scenario import Scenario, to_plain
 from sim.trace import trace_json
 
 SUMMARY = "summary.json"
+RESULT_FILES = (
+    "scenario.yaml",
+    "requests.parquet",
+    "work.parquet",
+    "trace.json",
+    "latency_cdf.png",
+    "timeline.png",
+    "breakdown.png",
+    "occupancy.png",
+)
+"""All else that a comparison may write: what an earlier one left is removed."""
 
 
 def check_out(out: Path, digest: str, *, overwrite: bool) -> None:
@@ -51,7 +62,8 @@ def writing(out: Path) -> Iterator[Path]:
     try:
         yield scratch
         out.mkdir(exist_ok=True)
-        (out / SUMMARY).unlink(missing_ok=True)
+        for name in (SUMMARY, *RESULT_FILES):
+            (out / name).unlink(missing_ok=True)
         names = sorted(path.name for path in scratch.iterdir())
         for name in sorted(names, key=lambda name: name == SUMMARY):
             os.replace(scratch / name, out / name)
@@ -131,8 +143,11 @@ def _joined(tables: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
 
 def check_writable(path: Path) -> None:
     """Raise ValueError, before any work is done, if nothing can be written at `path`."""
+    path = path.resolve()
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a directory; want a file")
+    if path.exists() and not path.is_file():
+        return
     scratch = path.with_name(f".part-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,8 +158,12 @@ def check_writable(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step."""
-    _replace(path, lambda scratch: scratch.write_text(text))
+    """Replace `path` by `text` in one step; links are followed, and devices and pipes written to."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+    else:
+        _replace(path, lambda scratch: scratch.write_text(text))
 
 
 def write_figure(path: Path, draw: Callable[[Path], Any]) -> None:

@@ -199,7 +199,7 @@ def _record(
     serving: Serving,
     works: list[WorkRecord],
 ) -> RunRecord:
-    requests = list(serving.requests)
+    requests = list(serving.requests[: serving.num_arrived])
     models = profile.models if serving.controller.draft_tokens_max else (profile.target,)
     is_drained = serving.is_all_finished and requests
     end_s = max(request.last_token_s for request in requests) if is_drained else host.now_s

@@ -42,6 +42,7 @@ class Serving:
         self.finished = Signal()
         self.first_measured = 0
         """Arrival index of the first request after the warm-up; gaps before its first token do not count."""
+        self.num_arrived = 0
         self.num_finished = 0
         self.num_admitted = 0
         self.gaps = GapSamples()
@@ -73,6 +74,7 @@ class Serving:
                 await host.wait(self.finished)
             if limit < inf:
                 request.arrival_s = max(request.arrival_s, host.now_s)
+            self.num_arrived += 1
             self.inbox.append(request)
             self.queue.set(len(self.inbox), host.now_s)
             host.notify(self.intake)

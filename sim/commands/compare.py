@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario
 
 EXAMPLE = (
-    "Example: lanesim compare --policy baseline --policy pd --policy pdv "
-    "--profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4 --replications 3"
+    "\b\nExample:\n  lanesim compare --policy baseline --policy pd --policy pdv \\\n"
+    "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4 --replications 3"
 )
 
 
@@ -25,7 +25,7 @@ EXAMPLE = (
 @click.option("--percentile-metrics", default=None, help="Accepted for vLLM's sake; all metrics are reported.")
 @click.option("--metric-percentiles", default=None, help="Further percentiles, such as 50,99.9.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
-@click.option("--save-detailed", is_flag=True, help="Add per-request lists to every run of the JSON, as vLLM does.")
+@click.option("--save-detailed", is_flag=True, help="Add per-request lists to every run of the JSON.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Results directory.")
 @click.option("--works/--no-works", "with_works", default=True, help="Record every work of the first replication.")
 @click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
