@@ -15,7 +15,7 @@ from typing import NamedTuple
 from realrun.experiment import useful_tokens
 from realrun.ticket import GpuTicket
 from sim.costs.cost import Cost, Demands
-from sim.records import WorkRecord
+from sim.records import WorkRecord, work_record
 from sim.work import Kind, Work
 
 NEAREST = 6
@@ -60,28 +60,9 @@ class MeasuredWork:
 
 def measured_work(ticket: GpuTicket) -> MeasuredWork:
     """The record of a work that is over."""
-    work, outcome = ticket.work, ticket.outcome
-    record = WorkRecord(
-        kind=work.kind.value,
-        model=work.model.value,
-        stream=ticket.stream.name,
-        device=str(ticket.stream.device),
-        submitted_s=ticket.submitted_s,
-        issue_start_s=ticket.issue_start_s,
-        issued_s=ticket.issued_s,
-        start_s=ticket.start_s,
-        end_s=ticket.end_s,
-        ready_s=ticket.ready_s,
-        rows=work.rows,
-        row_tokens=work.row_tokens,
-        context_tokens=work.context_tokens,
-        chunk_tokens=sum(chunk.new_tokens for chunk in work.chunks),
-        draft_tokens=work.draft_tokens,
-        is_cancelled=ticket.is_cancelled,
-        requests=tuple(request.index for request in work.requests),
-    )
+    outcome = ticket.outcome
     return MeasuredWork(
-        record=record,
+        record=work_record(ticket),
         eligible_s=ticket.eligible_s,
         reacted_s=ticket.reacted_s,
         padded_tokens=outcome.padded_tokens if outcome is not None else 0,

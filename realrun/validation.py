@@ -22,9 +22,8 @@ from sim.costs import Profile, build_costs
 from sim.costs.cost import CostModel, Demands
 from sim.devices.contention import Contention
 from sim.metrics import summarise
-from sim.records import RunRecord, WorkRecord
+from sim.records import RunRecord, WorkRecord, work_record
 from sim.request import Request
-from sim.run import work_record
 from sim.simhost import SimHost
 from sim.work import Work
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from sim.host import Stream
 from sim.request import Request
+from sim.work import Work
 
 
 class GapSamples:
@@ -55,6 +57,47 @@ class WorkRecord:
     is_cancelled: bool
     requests: tuple[int, ...]
     """Arrival indices of the rows and chunks."""
+
+
+class EndedTicket(Protocol):
+    """A ticket, of any host, whose work is over; times in seconds on the run's clock."""
+
+    @property
+    def work(self) -> Work: ...
+    @property
+    def stream(self) -> Stream: ...
+
+    submitted_s: float
+    issue_start_s: float
+    issued_s: float
+    start_s: float
+    end_s: float
+    ready_s: float
+    is_cancelled: bool
+
+
+def work_record(ticket: EndedTicket) -> WorkRecord:
+    """What a host's ticket says of its work."""
+    work = ticket.work
+    return WorkRecord(
+        kind=work.kind.value,
+        model=work.model.value,
+        stream=ticket.stream.name,
+        device=str(ticket.stream.device),
+        submitted_s=ticket.submitted_s,
+        issue_start_s=ticket.issue_start_s,
+        issued_s=ticket.issued_s,
+        start_s=ticket.start_s,
+        end_s=ticket.end_s,
+        ready_s=ticket.ready_s,
+        rows=work.rows,
+        row_tokens=work.row_tokens,
+        context_tokens=work.context_tokens,
+        chunk_tokens=sum(chunk.new_tokens for chunk in work.chunks),
+        draft_tokens=work.draft_tokens,
+        is_cancelled=ticket.is_cancelled,
+        requests=tuple(request.index for request in work.requests),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,12 @@ from sim.acceptance_models import Acceptance
 from sim.controllers import build_controller
 from sim.costs import Profile, build_costs, kv_capacity_tokens
 from sim.devices.contention import Contention
-from sim.devices.ticket import SimTicket
 from sim.kv import KvPool
 from sim.luck import Luck
 from sim.policies import Policy, continuous_lazy, find_policy
 from sim.policies.options import Batching, EngineLimits
 from sim.policies.passes import KvMode
-from sim.records import RunRecord, StreamUsage, WorkRecord
+from sim.records import RunRecord, StreamUsage, WorkRecord, work_record
 from sim.request import Request
 from sim.scenario import Scenario, Speculation
 from sim.serving import Serving
@@ -165,29 +164,6 @@ def _start(policy: Policy, host: SimHost, serving: Serving, scenario: Scenario, 
     for task in tasks:
         host.spawn(task)
     host.spawn(serving.arrivals())
-
-
-def work_record(ticket: SimTicket) -> WorkRecord:
-    work = ticket.work
-    return WorkRecord(
-        kind=work.kind.value,
-        model=work.model.value,
-        stream=ticket.stream.name,
-        device=str(ticket.stream.device),
-        submitted_s=ticket.submitted_s,
-        issue_start_s=ticket.issue_start_s,
-        issued_s=ticket.issued_s,
-        start_s=ticket.start_s,
-        end_s=ticket.end_s,
-        ready_s=ticket.ready_s,
-        rows=work.rows,
-        row_tokens=work.row_tokens,
-        context_tokens=work.context_tokens,
-        chunk_tokens=sum(chunk.new_tokens for chunk in work.chunks),
-        draft_tokens=work.draft_tokens,
-        is_cancelled=ticket.is_cancelled,
-        requests=tuple(request.index for request in work.requests),
-    )
 
 
 def _record(
