@@ -71,11 +71,10 @@ def aiconfigurator_command(
     out: Path,
 ) -> None:
     """NVIDIA aiconfigurator's tables below PATH, which holds GPU folders and their YAML datasheets."""
-    from calibrate.shapes import source_of
+    from calibrate.shapes import shapes_of
 
     check_out(out)
-    shapes = [source_of(name).shape if name is not None else None for name in (target, draft)]
-    assert shapes[0] is not None
+    shapes = shapes_of(target, draft)
     try:
         from calibrate.importers.aiconfigurator import import_aiconfigurator
 

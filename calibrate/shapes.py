@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.models import ModelShape, model
+from sim.models import EAGLE3, ModelShape, eagle3_head, model
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """`model_type` of a config.json -> family of the real passes."""
@@ -44,6 +44,14 @@ def source_of(name: str) -> Source:
     if path.suffix == ".json":
         return _from_config(path, None)
     return Source(model(name), None, None)
+
+
+def shapes_of(target: str, draft: str | None) -> tuple[ModelShape, ModelShape | None]:
+    """Dimensions of a target and its draft; `eagle3` is the target's own EAGLE-3 head."""
+    shape = source_of(target).shape
+    if draft is None:
+        return shape, None
+    return shape, eagle3_head(shape) if draft == EAGLE3 else source_of(draft).shape
 
 
 def with_dtype(shape: ModelShape, dtype: str) -> ModelShape:

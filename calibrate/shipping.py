@@ -29,6 +29,7 @@ PAIRS = (
     ("codellama-34b", "tinyllama-1.1b"),
     ("tinyllama-1.1b", "tinyllama-1.1b"),
     ("llama-3.1-8b", "llama-3.2-1b"),
+    ("llama-3.1-8b", "eagle3"),
 )
 TINY_DATE = "2026-11-21"
 TINY_NOTE = "illustrative: round numbers for a laptop CPU, not measured; `lanesim calibrate measure` times this machine"

@@ -126,7 +126,12 @@ def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device:
 
 
 def library_config(shape: ModelShape, family: Family | None = None) -> Any:
-    """The library's configuration of these dimensions; the family is told from the name unless given."""
+    """The library's configuration of these dimensions; the family is told from the name unless given.
+
+    Raises ValueError for a draft head that reads the target's features: it is no model of its own.
+    """
+    if shape.fused_features:
+        raise ValueError(f"{shape.name} is a head on a target's features and has no real passes here; simulate it only")
     from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
     made = {Family.LLAMA: LlamaConfig, Family.QWEN2: Qwen2Config, Family.QWEN3: Qwen3Config}

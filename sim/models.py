@@ -24,6 +24,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tied_embeddings: bool
     max_context: int
     dtype_bytes: int = 2
+    qkv_inputs: int = 1
+    """Vectors of `hidden` that queries, keys and values read together: 2 in an EAGLE-3 head, embedding and feature."""
+    fused_features: int = 0
+    """Vectors of `hidden` of the target that the first pass of a draft projects to one: 3 in an EAGLE-3 head."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -36,11 +40,14 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "vocab",
             "max_context",
             "dtype_bytes",
+            "qkv_inputs",
         ):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)!r} must be at least 1")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+        if self.fused_features < 0:
+            raise ValueError(f"fused_features={self.fused_features!r} must not be negative")
 
     def gemms(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """(columns, depth) of one layer's four weight matrices on one of `tensor_parallel` devices: QKV, output, gate
@@ -48,7 +55,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         query = self.heads * self.head_dim // tensor_parallel
         kv = max(1, self.kv_heads // tensor_parallel) * self.head_dim
         wide = self.intermediate // tensor_parallel
-        return ((query + 2 * kv, self.hidden), (self.hidden, query), (2 * wide, self.hidden), (self.hidden, wide))
+        attended = self.qkv_inputs * self.hidden
+        return ((query + 2 * kv, attended), (self.hidden, query), (2 * wide, self.hidden), (self.hidden, wide))
+
+    @property
+    def fusion_weights(self) -> int:
+        """Parameters of the projection before the first layer; 0 where there is none."""
+        return self.fused_features * self.hidden * self.hidden
 
     @property
     def layer_weights(self) -> int:
@@ -57,8 +70,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def params(self) -> int:
-        """Parameters: layers, embedding, and the LM head where it is not the embedding."""
-        return self.layers * self.layer_weights + (1 if self.tied_embeddings else 2) * self.vocab * self.hidden
+        """Parameters: layers, embedding, the LM head where it is not the embedding, and the projection before them."""
+        matrices = (1 if self.tied_embeddings else 2) * self.vocab * self.hidden
+        return self.layers * self.layer_weights + matrices + self.fusion_weights
 
     @property
     def weight_bytes(self) -> int:
@@ -132,3 +146,36 @@ def model(name: str) -> ModelShape:
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         raise ValueError(f"unknown model {name!r}{hint} (known: {', '.join(MODELS)})")
     return shape
+
+
+EAGLE3 = "eagle3"
+EAGLE3_VOCAB = 32000
+"""Draft vocabulary of the published heads."""
+
+
+def eagle3_head(target: ModelShape) -> ModelShape:
+    """The EAGLE-3 draft head of `target`: one decoder layer of its width that reads embedding and feature together, three
+    of the target's hidden states fused by a projection, its own LM head over a smaller vocabulary, shared embedding.
+
+    Source: Li et al. 2025 (arXiv 2503.01840), and the published config of EAGLE3-LLaMA3.1-Instruct-8B.
+    """
+    return ModelShape(
+        name=EAGLE3,
+        layers=1,
+        hidden=target.hidden,
+        intermediate=target.intermediate,
+        heads=target.heads,
+        kv_heads=target.kv_heads,
+        head_dim=target.head_dim,
+        vocab=min(EAGLE3_VOCAB, target.vocab),
+        tied_embeddings=True,
+        max_context=target.max_context,
+        dtype_bytes=target.dtype_bytes,
+        qkv_inputs=2,
+        fused_features=3,
+    )
+
+
+def draft_model(name: str, target: ModelShape) -> ModelShape:
+    """The shape called `name` as a draft for `target`; `eagle3` is that target's own head."""
+    return eagle3_head(target) if name == EAGLE3 else model(name)

@@ -41,6 +41,8 @@ class Request:
     draft_prefill: Ticket | None = None
     """The draft model's prefill of this prompt while the first draft has yet to come after it."""
 
+    queued_s: float = nan
+    """When the engine took it in: at its next step boundary. TTFT as vLLM's own timestamps give it counts from here."""
     scheduled_s: float = nan
     first_token_s: float = nan
     last_token_s: float = nan

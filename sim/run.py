@@ -63,9 +63,18 @@ def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
 
 
 def simulate(
-    scenario: Scenario, policy_name: str, seed: int, profile: Profile, *, record_works: bool = False
+    scenario: Scenario,
+    policy_name: str,
+    seed: int,
+    profile: Profile,
+    *,
+    record_works: bool = False,
+    requests: Sequence[Request] | None = None,
 ) -> RunRecord:
     """Run one policy to the end of the scenario's window, or until everything has drained.
+
+    `requests` are served in place of the workload's, which otherwise come from its generators: fresh ones in order of
+    arrival, index 0 first.
 
     Raises ValueError for requests that no KV memory of this profile can hold, PolicyStalled for a stuck policy.
     """
@@ -74,7 +83,7 @@ def simulate(
     controller = build_controller(scenario.speculation.controller, draft_tokens)
     costs = build_costs(profile, cuda_graph=scenario.engine.cuda_graph)
     kv = _kv_pool(scenario, profile, controller.draft_tokens_max)
-    requests = _requests(scenario, seed)
+    requests = list(requests) if requests is not None else _requests(scenario, seed)
     _check_they_fit(requests, kv, profile)
     luck = Luck(build_acceptance(scenario.speculation, draft_tokens), seed)
     if draft_tokens:

@@ -20,7 +20,7 @@ from calibrate.table_form import Rest, measured_points, model_table, table_error
 from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
 from sim.costs.profile import SCHEMA, HostCosts, KindError, Overlap, Profile
 from sim.costs.table_kernels import ModelTable, TableKernels
-from sim.models import ModelShape, model
+from sim.models import ModelShape, draft_model, model
 from sim.names import unknown
 
 REPOSITORY = "ai-dynamo/aiconfigurator"
@@ -36,13 +36,16 @@ class Device(NamedTuple):
     kv_slowdown: float
     """Of verify and mixed passes. FlashAttention-2: between the 1.8 measured on an RTX 4090 and the 1.4 on an RTX PRO
     6000; FlashAttention-3 reads KV once whatever the queries."""
+    query_tile: int
+    """Queries of a thread block there. FlashAttention-2 at head dimension 128: 128 on A100, 64 on compute capability
+    8.6, 8.9 and 12.0; FlashAttention-3 packs the queries of a KV group."""
 
 
 DEVICES = {
-    "a100-sxm": Device(108, 40e6, "FlashAttention-2", 1.6),
-    "h100-sxm": Device(132, 50e6, "FlashAttention-3", 1.0),
-    "l40s": Device(142, 96e6, "FlashAttention-2", 1.6),
-    "rtx-pro-6000-server": Device(188, 128e6, "FlashAttention-2", 1.4),
+    "a100-sxm": Device(108, 40e6, "FlashAttention-2", 1.6, 128),
+    "h100-sxm": Device(132, 50e6, "FlashAttention-3", 1.0, 1),
+    "l40s": Device(142, 96e6, "FlashAttention-2", 1.6, 64),
+    "rtx-pro-6000-server": Device(188, 128e6, "FlashAttention-2", 1.4, 64),
 }
 
 ASSUMED_HOST = HostCosts(
@@ -92,7 +95,7 @@ def import_aiconfigurator(
     Raises ValueError naming the table and what is wrong with it.
     """
     target_shape = model(target) if isinstance(target, str) else target
-    draft_shape = model(draft) if isinstance(draft, str) else draft
+    draft_shape = draft_model(draft, target_shape) if isinstance(draft, str) else draft
     for shape in (target_shape, draft_shape):
         if shape is not None and (
             tensor_parallel < 1 or shape.heads % tensor_parallel or shape.intermediate % tensor_parallel
@@ -172,7 +175,7 @@ def _table_kernels(
     return TableKernels(
         target=table(target),
         draft=table(draft) if draft is not None else None,
-        verify_rule=VerifyAttention(kv_slowdown=device.kv_slowdown),
+        verify_rule=VerifyAttention(kv_slowdown=device.kv_slowdown, query_tile=device.query_tile),
         attention_implementation=device.attention,
         kv_layout="paged",
     )
@@ -184,7 +187,7 @@ def _kernels(fitted: Fitted, tables: Tables, device: Device, all_reduce: AllRedu
         decode_attention=fitted.decode,
         multi_head_decode_attention=fitted.multi_head_decode,
         prefill_attention=fitted.prefill,
-        verify_attention=VerifyAttention(kv_slowdown=device.kv_slowdown),
+        verify_attention=VerifyAttention(kv_slowdown=device.kv_slowdown, query_tile=device.query_tile),
         elementwise=ASSUMED_ELEMENTWISE,
         head=ASSUMED_HEAD,
         all_reduce=all_reduce,

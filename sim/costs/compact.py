@@ -14,15 +14,12 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
-import msgspec
-
 from sim.costs.cost import Cost
 from sim.costs.kernels import (
     BLOCK_QUERIES,
     Prompts,
     charged_tokens,
     chunk_pairs,
-    decode_attention_s,
     gemm_s,
     prefill_attention_s,
 )
@@ -57,14 +54,15 @@ class CompactPasses(ModelPasses):
         is_multi_head = shape.heads == shape.kv_heads
         decode = kernels.multi_head_decode_attention if is_multi_head else kernels.decode_attention
         self._decode = decode
-        slowdown = kernels.verify_attention.kv_slowdown
-        self._verify = msgspec.structs.replace(decode, bandwidth_share=decode.bandwidth_share / slowdown)
+        self._verify = kernels.verify_attention
         self.compute_roof = kernels.gemm.compute_share * gpu.peak_flops
         self.bandwidth_roof = kernels.gemm.bandwidth_share * gpu.bandwidth_bytes_per_s
         self.sharpness = decode.sharpness
         self.inverse_sharpness = 1.0 / decode.sharpness
         self.context_coefficient = self.kv_bytes / (decode.bandwidth_share * gpu.bandwidth_bytes_per_s)
         """Seconds per layer and token of context in a decode pass."""
+        self._pair_s = 4.0 * self._head_size / (kernels.prefill_attention.compute_share * gpu.peak_flops)
+        """Seconds per layer and pair of query and key, at the rate of prefill attention."""
         self._row_head_s = decode.row_head_s * self._kv_heads
         self.row_parts: dict[tuple[int, int, int], RowPart] = {}
         """Kept by (rows, row tokens, head rows)."""
@@ -86,15 +84,20 @@ class CompactPasses(ModelPasses):
         lm_head_s = self._gemm_s(rows, self._shape.vocab // self._tensor_parallel, self._shape.hidden)
         return lm_head_s + sampler_s(self._kernels.head, self._gpu, self._shape, rows)
 
+    def fused_s(self, tokens: int) -> float:
+        shape = self._shape
+        return self._gemm_s(tokens, shape.hidden // self._tensor_parallel, shape.fused_features * shape.hidden)
+
     def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
         """What a pass of `rows` decode or verify rows costs apart from its context."""
-        slowdown = 1.0 if row_tokens == rows else self._kernels.verify_attention.kv_slowdown
+        is_decode = row_tokens == rows
         return RowPart(
             device_s=self.body_s(self.padded_tokens(row_tokens))
             + self.head_s(head_rows)
-            + self.layers * self._decode.fixed_s,
+            + self.layers * self._decode.fixed_s
+            + self.extra_s,
             blocks_power=float((self._row_head_s * rows) ** self.sharpness),
-            kv_token_s=self.context_coefficient * slowdown,
+            kv_token_s=self.row_kv_token_s(row_tokens / rows, is_decode=is_decode),
             query_s=self.layers * self.row_queries_s(row_tokens, rows, 1),
             launch_s=launch_s,
             most_context_tokens=rows * self._kernels.measured.row_context_tokens,
@@ -102,25 +105,25 @@ class CompactPasses(ModelPasses):
 
     def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
         is_decode = row_tokens == rows and not beside_chunks
-        attention_s = self.rows_attention_s(rows, kv_tokens, is_decode=is_decode)
-        attention_s += self.row_queries_s(row_tokens, rows, kv_tokens)
-        return attention_s - self._decode.fixed_s if beside_chunks else attention_s
+        blocks_s = self._row_head_s * rows
+        memory_s = kv_tokens * self.row_kv_token_s(row_tokens / rows, is_decode=is_decode)
+        together: float = (blocks_s**self.sharpness + memory_s**self.sharpness) ** self.inverse_sharpness
+        attention_s = together + self.row_queries_s(row_tokens, rows, kv_tokens)
+        return attention_s if beside_chunks else self._decode.fixed_s + attention_s
 
-    def rows_attention_s(self, rows: int, kv_tokens: int, *, is_decode: bool) -> float:
-        """One layer's attention of `rows` rows that read `kv_tokens` tokens of KV in all; verify unless `is_decode`."""
-        return decode_attention_s(
-            self._decode if is_decode else self._verify,
-            self._gpu.bandwidth_bytes_per_s,
-            rows * self._kv_heads,
-            kv_tokens * self.kv_bytes,
-        )
+    def row_kv_token_s(self, queries: float, *, is_decode: bool) -> float:
+        """Seconds per layer and token of KV of rows with a mean of `queries` each; verify unless `is_decode`."""
+        if is_decode:
+            return self.context_coefficient
+        verify = self._verify
+        slowed = self.context_coefficient * verify.kv_slowdown
+        return max(slowed, self._pair_s * verify.padded_queries(queries)) if verify.query_tile > 1 else slowed
 
     def row_queries_s(self, row_tokens: int, rows: int, kv_tokens: float) -> float:
-        """Compute time of verify rows beyond one query each, one layer, at the rate of prefill attention."""
-        extra_queries = row_tokens - rows
-        pairs = extra_queries * (kv_tokens / rows)
-        flops = 4.0 * self._head_size * pairs
-        return flops / (self._kernels.prefill_attention.compute_share * self._gpu.peak_flops)
+        """Compute time of verify rows beyond one query each, one layer, where no padded tile already holds them."""
+        if self._verify.query_tile > 1:
+            return 0.0
+        return self._pair_s * (row_tokens - rows) * (kv_tokens / rows)
 
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
         constants = self._kernels.prefill_attention
@@ -172,6 +175,8 @@ class CompactCosts(WorkCosts[CompactPasses]):
         launch_s = part.launch_s
         num_kernels = passes.num_kernels
         num_later = work.draft_tokens - 1
+        if num_later >= 0:
+            device_s += passes.fusion_s(row_tokens)
         if num_later > 0:
             key = rows, rows, rows
             later = passes.row_parts.get(key) or self._new_row_part(passes, key, work)

@@ -180,12 +180,20 @@ def prefill_attention_s(c: PrefillAttention, peak_flops: float, bandwidth: float
 
 
 class VerifyAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Decode rows in a pass where some row has several queries. KV streams once, `kv_slowdown` times slower.
+    """Decode rows in a pass where some row has several queries, or that stands beside prefill chunks.
 
-    1.0 is FlashAttention-3. FlashAttention-2 loses GQA packing and split-KV in such a pass.
+    KV streams once, `kv_slowdown` times slower, or the padded query tiles are computed, whichever takes longer.
+    FlashAttention-3 packs the queries of a KV group and keeps 1.0 and 1; FlashAttention-2 loses packing and split-KV in
+    such a pass, and every head of every row computes a whole tile (docs/adr/008).
     """
 
     kv_slowdown: float
+    query_tile: int = 1
+    """Queries that one thread block computes whether there are so many or not; 1 where none is wasted."""
+
+    def padded_queries(self, queries: float) -> int:
+        """Queries per row and head that are computed for a mean of `queries`."""
+        return ceil(queries / self.query_tile) * self.query_tile
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,6 +40,8 @@ class ModelPasses(ABC):
     """FLOP/s that long GEMMs of this model reach."""
     bandwidth_roof: float
     """Bytes/s at which its weights stream."""
+    extra_s: float = 0.0
+    """Device time of each pass beyond its kernels."""
 
     def __init__(self, profile: Profile, shape: ModelShape, graph_sizes: Sequence[int]) -> None:
         self._gpu = profile.gpu
@@ -54,10 +56,15 @@ class ModelPasses(ABC):
         self._padded = _padding(graph_sizes)
         self._body: dict[int, float] = {}
         self._head: dict[int, float] = {}
+        self._fusion: dict[int, float] = {}
 
     @abstractmethod
     def layer_s(self, tokens: int) -> float:
         """One layer over exactly `tokens` tokens, all but its attention."""
+
+    @abstractmethod
+    def fused_s(self, tokens: int) -> float:
+        """The projection of the target's features before the first layer."""
 
     @abstractmethod
     def logits_s(self, rows: int) -> float:
@@ -85,6 +92,13 @@ class ModelPasses(ABC):
         known = self._body.get(tokens)
         if known is None:
             known = self._body[tokens] = self.layers * self.layer_s(tokens)
+        return known
+
+    def fusion_s(self, tokens: int) -> float:
+        """What the first pass of a draft takes before its layers; nothing for a model that reads no features."""
+        known = self._fusion.get(tokens)
+        if known is None:
+            known = self._fusion[tokens] = self.fused_s(tokens) if self._shape.fused_features else 0.0
         return known
 
     def head_s(self, rows: int) -> float:

@@ -72,14 +72,21 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Scheduling, input preparation and output processing before each work, whatever the engine."""
     row_s: float
     """The same, per sequence in the work."""
+    gap_s: float = 0.0
+    """Device time that every pass of the target takes beyond its kernels, however far ahead it is submitted."""
+    draft_pass_s: float = 0.0
+    """The same for every pass of the draft."""
+    ngram_row_s: float = 3e-5
+    """Host time per row to look up an n-gram draft; the default is assumed, not measured."""
     inflation_eager: tuple[float, ...] = (1.0,)
     """Slowdown of each issuing thread with 1, 2, 3 ... of them, passes launched eagerly; the last one holds beyond."""
     inflation_graphed: tuple[float, ...] = (1.0,)
     source: str
 
     def __post_init__(self) -> None:
-        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "max_graph_tokens")
-        _check(self, positive=("kernels_per_layer", "graph_size_step"), not_negative=times)
+        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "gap_s", "draft_pass_s")
+        counts = ("kernels_per_layer", "graph_size_step")
+        _check(self, positive=counts, not_negative=(*times, "ngram_row_s", "max_graph_tokens"))
         if (
             list(self.graph_small_sizes) != sorted(set(self.graph_small_sizes))
             or min(self.graph_small_sizes, default=1) < 1

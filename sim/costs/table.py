@@ -3,7 +3,8 @@
 Rows between measured counts are interpolated at equal context per row, in which fixed + a x rows + b x KV is exact.
 Several chunks in one pass cost what each costs alone, the shortest measured chunk's time counted once: it stands for
 the kernel's fixed time. Where no chunk with history was measured, history adds its query-key pairs at the rate of the
-longest chunk and its KV at the rate of the largest decode. Verify rows not measured: TableKernels.verify_rule.
+longest chunk and its KV at the rate of the largest decode. Verify rows, and rows beside chunks, where they were not
+measured: TableKernels.verify_rule.
 Not here: interpolation itself (interpolation), the points (table_kernels), what all forms share (passes, works).
 """
 
@@ -56,6 +57,8 @@ class TablePasses(ModelPasses):
         self._decode = filled(decode.context_tokens, decode.seconds)
         self._prefill = filled(prefill.history_tokens, prefill.seconds)
         self._verify = [] if verify is None else [filled(verify.context_tokens, grid) for grid in verify.seconds]
+        beside = table.rows_beside_chunks
+        self._beside = [] if beside is None else filled(beside.context_tokens, beside.seconds)
         self._pair_s = _pair_s(prefill.chunk_tokens, [curve[0] for curve in self._prefill])
         """Seconds per layer and query-key pair in a long chunk."""
         self._kv_token_s = _kv_token_s(decode)
@@ -72,21 +75,29 @@ class TablePasses(ModelPasses):
     def layer_s(self, tokens: int) -> float:
         return value_at(self._table.body.tokens, self._table.body.seconds, tokens)
 
+    def fused_s(self, tokens: int) -> float:
+        """By its share of a layer's weights: the projection itself is not among the points."""
+        return self.layer_s(tokens) * self._shape.fusion_weights / self._shape.layer_weights
+
     def logits_s(self, rows: int) -> float:
         return value_at(self._table.head.tokens, self._table.head.seconds, rows)
 
     def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
         line = self._line(rows, row_tokens, beside_chunks)
         attention_s = value_at(line.kv_tokens, line.seconds, kv_tokens)
-        return attention_s - self._decode[0][0] if beside_chunks else attention_s
+        if not beside_chunks or (self._beside and row_tokens == rows):
+            return attention_s
+        return attention_s - self._decode[0][0]
 
     def _line(self, rows: int, row_tokens: int, beside_chunks: bool) -> Line:
         key = rows, row_tokens, beside_chunks
         known = self._lines.get(key)
         if known is None:
-            is_measured = row_tokens == rows and not beside_chunks
-            if is_measured:
+            grid = self._table.rows_beside_chunks
+            if row_tokens == rows and not beside_chunks:
                 known = self._decode_line(rows)
+            elif row_tokens == rows and grid is not None:
+                known = _row_line(grid, self._beside, rows)
             elif row_tokens > rows and self._verify:
                 known = self._verify_line(rows, row_tokens / rows)
             else:
@@ -95,14 +106,16 @@ class TablePasses(ModelPasses):
         return known
 
     def _decode_line(self, rows: int) -> Line:
-        grid = self._table.decode_attention
-        return Line([rows * context for context in grid.context_tokens], curve_at(grid.rows, self._decode, rows))
+        return _row_line(self._table.decode_attention, self._decode, rows)
 
     def _rule_line(self, rows: int, row_tokens: int) -> Line:
         kv_tokens, seconds = self._decode_line(rows)
-        slowdown, least_s = self._rule.kv_slowdown, seconds[0]
+        rule, least_s = self._rule, seconds[0]
+        slowed = [least_s + rule.kv_slowdown * (value - least_s) for value in seconds]
+        if rule.query_tile > 1:
+            tile_s = rule.padded_queries(row_tokens / rows) * self._pair_s
+            return Line(kv_tokens, [max(value, kv * tile_s) for value, kv in zip(slowed, kv_tokens, strict=True)])
         query_s = (row_tokens - rows) / rows * self._pair_s
-        slowed = [least_s + slowdown * (value - least_s) for value in seconds]
         return Line(kv_tokens, [value + kv * query_s for value, kv in zip(slowed, kv_tokens, strict=True)])
 
     def _verify_line(self, rows: int, queries: float) -> Line:
@@ -160,7 +173,7 @@ class TablePasses(ModelPasses):
 
     def row_curve(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowCurve:
         """What a pass of `rows` decode or verify rows costs, by context."""
-        rest_s = self.body_s(self.padded_tokens(row_tokens)) + self.head_s(head_rows)
+        rest_s = self.body_s(self.padded_tokens(row_tokens)) + self.head_s(head_rows) + self.extra_s
         line = self._line(rows, row_tokens, False)
         seconds = [rest_s + self.layers * attention_s for attention_s in line.seconds]
         points = pairwise(zip(line.kv_tokens, seconds, strict=True))
@@ -202,6 +215,8 @@ class TableCosts(WorkCosts[TablePasses]):
         device_s = seconds[i] + slopes[i] * (kv_tokens - points[i])
         num_kernels = passes.num_kernels
         num_later = work.draft_tokens - 1
+        if num_later >= 0:
+            device_s += passes.fusion_s(row_tokens)
         if num_later > 0:
             key = rows, rows, rows
             later = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)
@@ -221,6 +236,10 @@ class TableCosts(WorkCosts[TablePasses]):
         curve = passes.row_curve(rows, row_tokens, head_rows, self._launch_s(passes, row_tokens, False))
         passes.row_curves[key] = curve
         return curve
+
+
+def _row_line(grid: DecodeGrid, filled_seconds: Sequence[Sequence[float]], rows: int) -> Line:
+    return Line([rows * context for context in grid.context_tokens], curve_at(grid.rows, filled_seconds, rows))
 
 
 def _pair_s(chunk_tokens: Sequence[int], seconds: Sequence[float]) -> float:

@@ -99,6 +99,8 @@ class ModelTable(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prefill_attention: PrefillGrid
     verify_attention: VerifyGrid | None = None
     """null where verify shapes were not measured; `verify_rule` then stands in, and the profile's errors say so."""
+    rows_beside_chunks: DecodeGrid | None = None
+    """What rows of one query add to a pass that has prefill chunks; null where mixed passes were not measured."""
 
     @property
     def measured(self) -> Measured:
@@ -120,8 +122,9 @@ class TableKernels(
     target: ModelTable
     draft: ModelTable | None
     verify_rule: VerifyAttention
-    """For rows beside prefill chunks, and for verify rows where `verify_attention` is null: what context adds to decode
-    attention grows by kv_slowdown, and further queries compute at the rate of the longest measured prefill."""
+    """For rows beside prefill chunks where `rows_beside_chunks` is null, and verify rows where `verify_attention` is:
+    what context adds to decode attention grows by kv_slowdown, or padded query tiles compute at the rate of the longest
+    measured prefill; without a tile, further queries compute at that rate."""
     attention_implementation: str
     kv_layout: str
 

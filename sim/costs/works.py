@@ -45,7 +45,10 @@ class WorkCosts(ABC, Generic[PassesT]):
         self._inflation = profile.host.inflation_graphed if cuda_graph else profile.host.inflation_eager
         sizes = graph_sizes(profile.host) if cuda_graph else ()
         self._target = self._make_passes(Model.TARGET, sizes)
+        self._target.extra_s = profile.host.gap_s
         self._draft = self._make_passes(Model.DRAFT, sizes) if profile.draft is not None else None
+        if self._draft is not None:
+            self._draft.extra_s = profile.host.draft_pass_s
         self._max_graph_tokens = profile.host.max_graph_tokens if cuda_graph else -1
         self._warned: set[str] = set()
 
@@ -71,11 +74,13 @@ class WorkCosts(ABC, Generic[PassesT]):
         device_s = passes.pass_s(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
         launch_s = self._launch_s(passes, tokens, bool(work.chunks))
         num_kernels = passes.num_kernels
+        device_s += passes.extra_s + passes.fusion_s(tokens)
         if work.draft_tokens > 1 and work.rows:
-            later = self.cost(_later_passes(work))
-            launch_s += later.launch_s
-            device_s += later.device_s
-            num_kernels += later.num_kernels
+            later = _later_passes(work)
+            later_cost = self.cost(later)
+            launch_s += later_cost.launch_s
+            device_s += later_cost.device_s - passes.fusion_s(later.row_tokens)
+            num_kernels += later_cost.num_kernels
         prepare_s = host.step_s + host.row_s * (work.rows + len(work.chunks))
         return Cost(prepare_s, launch_s, device_s, num_kernels)
 
