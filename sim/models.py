@@ -154,8 +154,10 @@ EAGLE3_VOCAB = 32000
 
 
 def eagle3_head(target: ModelShape) -> ModelShape:
-    """The EAGLE-3 draft head of `target`: one decoder layer of its width that reads embedding and feature together, three
-    of the target's hidden states fused by a projection, its own LM head over a smaller vocabulary, shared embedding.
+    """The EAGLE-3 draft head of `target`: one decoder layer of its width that reads embedding and feature together.
+
+    The feature is three of the target's hidden states, fused by a projection; the LM head is its own, over a smaller
+    vocabulary; the embedding is the target's.
 
     Source: Li et al. 2025 (arXiv 2503.01840), and the published config of EAGLE3-LLaMA3.1-Instruct-8B.
     """
