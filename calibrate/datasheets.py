@@ -58,10 +58,18 @@ DATASHEETS = {
     )
 }
 """By the name that profiles use."""
+ALIASES = {"rtx-pro-6000": "rtx-pro-6000-server"}
+"""Other names of the same GPU."""
+
+
+def gpu_name(name: str) -> str:
+    """The name that profiles use for what is called `name`; unknown names stay as they are."""
+    return ALIASES.get(name, name)
 
 
 def datasheet(name: str) -> Datasheet:
     """The datasheet of `name`; raises ValueError with the nearest name."""
+    name = gpu_name(name)
     if name not in DATASHEETS:
         raise ValueError(unknown("GPU", name, DATASHEETS))
     return DATASHEETS[name]

@@ -14,11 +14,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from calibrate.datasheets import gpu_name
+from calibrate.engines import engine_of, host_costs
 from calibrate.held_out import Fitted, Tables, fit, held_out_errors
 from calibrate.importers.kernel_files import KernelFiles
 from calibrate.table_form import Rest, measured_points, model_table, table_errors
 from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
-from sim.costs.profile import SCHEMA, HostCosts, KindError, Overlap, Profile
+from sim.costs.profile import SCHEMA, KindError, Overlap, Profile
 from sim.costs.table_kernels import ModelTable, TableKernels
 from sim.models import ModelShape, draft_model, model
 from sim.names import unknown
@@ -48,20 +50,6 @@ DEVICES = {
     "rtx-pro-6000-server": Device(188, 128e6, "FlashAttention-2", 1.4, 64),
 }
 
-ASSUMED_HOST = HostCosts(
-    eager_kernel_s=5e-6,
-    graph_launch_s=3e-5,
-    kernels_per_layer=10,
-    result_s=3e-5,
-    step_s=1.2e-3,
-    row_s=3e-6,
-    inflation_eager=(1.0, 1.9, 2.8),
-    inflation_graphed=(1.0, 1.1, 1.2),
-    source="assumed, not measured, round values: 5 us to launch a kernel, 30 us to replay a graph, 30 us for a result "
-    "to reach the host; step_s, the same for every policy's works, is the 1.207 ms step overhead that SpecDecode-Bench "
-    "(arXiv 2601.11580) measured in vLLM on H100 (hidden wherever works are submitted ahead); issuing threads are "
-    "assumed to share one interpreter almost entirely when eager and hardly when graphed",
-)
 ASSUMED_ELEMENTWISE = Elementwise(bandwidth_share=0.72, kernel_s=1e-6, kernels_per_layer=4)
 """0.72 is fitted to the element-wise columns of Vidur's A100 tables; 1 us per kernel under CUDA graphs closes the gap
 between kernel sums and published batch-1 times of Llama-3.1-8B on H100 (5.9 ms, arXiv 2601.11580)."""
@@ -88,9 +76,10 @@ def import_aiconfigurator(
     *,
     revision: str = "unrecorded revision",
     form: Literal["compact", "table"] = "compact",
+    gap_s: float | None = None,
 ) -> Profile:
     """A profile of `target` (and `draft`) on `gpu`, with held-out errors: of a fit without the model ("compact"), or of
-    interpolation without every second point ("table").
+    interpolation without every second point ("table"). `gap_s` replaces the engine's own.
 
     Raises ValueError naming the table and what is wrong with it.
     """
@@ -103,6 +92,7 @@ def import_aiconfigurator(
             raise ValueError(
                 f"tensor_parallel={tensor_parallel} must divide {shape.name}'s {shape.heads} heads and its MLP"
             )
+    gpu = gpu_name(gpu)
     if gpu not in DEVICES:
         raise ValueError(unknown("GPU", gpu, DEVICES))
     device = DEVICES[gpu]
@@ -123,7 +113,7 @@ def import_aiconfigurator(
         draft=draft_shape,
         tensor_parallel=tensor_parallel,
         kernels=kernels,
-        host=ASSUMED_HOST,
+        host=host_costs(engine_of(gpu, files.engine_version), gap_s),
         overlap=Overlap(),
         errors={},
         source=f"{REPOSITORY}@{revision} ({LICENCE}), bf16 kernel tables: {', '.join(sorted(set(files.used)))}; "

@@ -20,6 +20,9 @@ from sim.costs.profile import Gpu
 if TYPE_CHECKING:
     import pandas as pd
 
+MESSAGE_BYTES = (4 << 10, 64 << 20)
+"""All-reduces of a pass: one token of 2,048 dimensions to 4,096 tokens of 8,192, in bf16."""
+
 
 class KernelFiles:
     """The tables of one GPU below `path`; `used` collects the engine and version of each one read."""
@@ -33,6 +36,8 @@ class KernelFiles:
             raise ValueError(f"{path}: no folder {folder!r} with kernel tables of {gpu!r}")
         self._folder = places[0]
         self.used: list[str] = []
+        self.engine_version: str | None = None
+        """Of vLLM's GEMM table; None before it was read."""
 
     def datasheet(self) -> Gpu:
         path = self._root / f"{self._gpu.replace('-', '_')}.yaml"
@@ -51,6 +56,7 @@ class KernelFiles:
 
     def gemm(self) -> GemmTable:
         frame = self._read("gemm", "vllm", "gemm_perf", ["gemm_dtype", "m", "n", "k"])
+        self.engine_version = self.used[-1].removeprefix("vllm ")
         frame = frame[frame["gemm_dtype"] == "bfloat16"]
         if frame.empty:
             raise ValueError(f"gemm_perf of {self._gpu!r}: no rows with gemm_dtype 'bfloat16'")
@@ -100,7 +106,11 @@ class KernelFiles:
         frame = frame[(frame["num_gpus"] == tensor_parallel) & (frame["backend"] == "vllm_graph")]
         if frame.empty:
             raise ValueError(f"custom_allreduce_perf of {self._gpu!r}: no rows for {tensor_parallel} GPUs")
-        return fit_all_reduce(2.0 * frame["message_size"].to_numpy(dtype=float), frame["latency"].to_numpy() * 1e-3)
+        message_bytes = 2.0 * frame["message_size"].to_numpy(dtype=float)
+        use = (message_bytes >= MESSAGE_BYTES[0]) & (message_bytes <= MESSAGE_BYTES[1])
+        if use.sum() < 2:
+            raise ValueError(f"custom_allreduce_perf of {self._gpu!r}: no two messages of {MESSAGE_BYTES} bytes")
+        return fit_all_reduce(message_bytes[use], frame["latency"].to_numpy()[use] * 1e-3)
 
     def _find(self, group: str, engine: str, table: str) -> tuple[Path, str] | None:
         """The newest version of a table and that version."""
