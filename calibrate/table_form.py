@@ -83,13 +83,13 @@ def model_table(points: Measured, gpu: Gpu, shape: ModelShape, tensor_parallel: 
     order = np.argsort(points.prefill.tokens)
     prefill_s = smooth(points.prefill.seconds[order])
     return ModelTable(
-        body=Curve(tokens=_counts(points.body.tokens), seconds=tuple(map(_rounded, body_s))),
-        head=Curve(tokens=_counts(points.head.tokens), seconds=tuple(map(_rounded, head_s))),
+        body=Curve(tokens=_counts(points.body.tokens), seconds=tuple(map(rounded, body_s))),
+        head=Curve(tokens=_counts(points.head.tokens), seconds=tuple(map(rounded, head_s))),
         decode_attention=_decode_grid(points.decode),
         prefill_attention=PrefillGrid(
             chunk_tokens=_counts(points.prefill.tokens[order]),
             history_tokens=(0,),
-            seconds=tuple((_rounded(value),) for value in prefill_s),
+            seconds=tuple((rounded(value),) for value in prefill_s),
         ),
     )
 
@@ -101,7 +101,7 @@ def _decode_grid(points: AttentionTable) -> DecodeGrid:
     return DecodeGrid(
         rows=_counts(rows),
         context_tokens=_counts(contexts),
-        seconds=tuple(tuple(None if np.isnan(value) else _rounded(value) for value in line) for line in smooth(grid)),
+        seconds=tuple(tuple(None if np.isnan(value) else rounded(value) for value in line) for line in smooth(grid)),
     )
 
 
@@ -173,22 +173,22 @@ def _is_inside(kept: AttentionTable, rows: int, tokens: int) -> bool:
 
 
 def _thin(body: Body) -> Body:
-    keep = _every_second(len(body.tokens))
+    keep = every_second(len(body.tokens))
     return Body(body.gemms, [body.tokens[i] for i in keep], body.seconds[keep])
 
 
 def _thin_decode(table: AttentionTable) -> AttentionTable:
     rows, tokens = np.unique(table.sequences), np.unique(table.tokens)
-    rows, tokens = rows[_every_second(len(rows))], tokens[_every_second(len(tokens))]
+    rows, tokens = rows[every_second(len(rows))], tokens[every_second(len(tokens))]
     return table.where(np.isin(table.sequences, rows) & np.isin(table.tokens, tokens))
 
 
 def _thin_prefill(table: AttentionTable) -> AttentionTable:
     tokens = np.unique(table.tokens)
-    return table.where(np.isin(table.tokens, tokens[_every_second(len(tokens))]))
+    return table.where(np.isin(table.tokens, tokens[every_second(len(tokens))]))
 
 
-def _every_second(points: int) -> list[int]:
+def every_second(points: int) -> list[int]:
     """Indices that stay: the even ones and the last."""
     return sorted({*range(0, points, 2), points - 1})
 
@@ -197,6 +197,6 @@ def _counts(values: Sequence[int] | Array) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
 
 
-def _rounded(seconds: float) -> float:
+def rounded(seconds: float) -> float:
     """Five significant digits, ten times finer than the tables repeat."""
     return float(f"{seconds:.5g}")
