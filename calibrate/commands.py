@@ -22,6 +22,12 @@ IMPORT_EXAMPLE = (
     "Example: lanesim calibrate import aiconfigurator systems/ --gpu h100-sxm --target llama-3.1-8b --out p.json"
 )
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
+GAP_OPTION = click.option(
+    "--gap-ms",
+    type=float,
+    default=None,
+    help="Device time of every target pass beyond its kernels; default: the engine's, 0 where it was not measured.",
+)
 
 
 @click.group(
@@ -58,6 +64,7 @@ def import_group() -> None:
     show_default=True,
     help="Fitted constants, or the models' own measured points.",
 )
+@GAP_OPTION
 @click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
 def aiconfigurator_command(
@@ -67,6 +74,7 @@ def aiconfigurator_command(
     draft: str | None,
     tp: int,
     form: Literal["compact", "table"],
+    gap_ms: float | None,
     revision: str,
     out: Path,
 ) -> None:
@@ -78,7 +86,9 @@ def aiconfigurator_command(
     try:
         from calibrate.importers.aiconfigurator import import_aiconfigurator
 
-        profile = import_aiconfigurator(path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form)
+        profile = import_aiconfigurator(
+            path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form, gap_s=_gap_s(gap_ms)
+        )
     except ImportError as error:
         raise ValueError(
             f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})"
@@ -96,30 +106,68 @@ def aiconfigurator_command(
 @click.argument("path", type=A_PATH)
 @click.option("--gpu", required=True, help="GPU, such as rtx-4090.")
 @click.option("--target", required=True, help="The model of the tables: a known name or a config.json.")
-@click.option("--draft", default=None, help="Refused: the tables hold one model.")
-@click.option("--tp", default=1, show_default=True, help="More than 1 is refused: the tables have no all-reduce.")
+@click.option(
+    "--draft", default=None, help="Draft model, likewise, with --draft-path; or eagle3, the target's own head."
+)
+@click.option("--draft-path", type=A_PATH, default=None, help="The draft's folder of tables, same GPU and degree.")
+@click.option("--tp", default=1, show_default=True, help="Devices that share the models: PATH's own degree, tpN.")
+@click.option(
+    "--form",
+    type=click.Choice(["table", "compact"]),
+    default="table",
+    show_default=True,
+    help="The model's own measured points, or constants fitted to them.",
+)
+@click.option("--engine-version", default=None, help="vLLM version of all-reduces and gap; default: PATH's meta.yaml.")
+@GAP_OPTION
 @click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
 def llmservingsim_command(
-    path: Path, gpu: str, target: str, draft: str | None, tp: int, revision: str, out: Path
+    path: Path,
+    gpu: str,
+    target: str,
+    draft: str | None,
+    draft_path: Path | None,
+    tp: int,
+    form: Literal["table", "compact"],
+    engine_version: str | None,
+    gap_ms: float | None,
+    revision: str,
+    out: Path,
 ) -> None:
-    """LLMServingSim's dense, per_sequence and attention tables in PATH, the folder of one GPU and model."""
-    from calibrate.shapes import source_of
+    """LLMServingSim's dense, per_sequence and attention tables in PATH, the folder of one GPU, model and degree."""
+    from calibrate.shapes import shapes_of
 
     check_out(out)
-    if draft is not None:
-        raise ValueError(f"--draft {draft!r}: LLMServingSim's tables hold one model; import the target alone")
-    if tp != 1:
-        raise ValueError(f"--tp {tp}: LLMServingSim's tables have no all-reduce; only --tp 1 can be imported")
-    shape = source_of(target).shape
+    target_shape, draft_shape = shapes_of(target, draft)
     try:
         from calibrate.importers.llmservingsim import import_llmservingsim
 
-        profile = import_llmservingsim(path, gpu, shape, revision=revision)
+        profile = import_llmservingsim(
+            path,
+            gpu,
+            target_shape,
+            draft_shape,
+            tp,
+            draft_path=draft_path,
+            revision=revision,
+            form=form,
+            engine_version=engine_version,
+            gap_s=_gap_s(gap_ms),
+        )
     except ImportError as error:
         needs = "importing tables needs the analysis extra: pip install 'lanesim[analysis]'"
         raise ValueError(f"{needs} ({error})") from None
     write(profile, out)
+
+
+def _gap_s(gap_ms: float | None) -> float | None:
+    """Raises ValueError for what is no time."""
+    if gap_ms is None:
+        return None
+    if not 0.0 <= gap_ms < float("inf"):
+        raise ValueError(f"--gap-ms {gap_ms:g} must be finite and not negative")
+    return 1e-3 * gap_ms
 
 
 @calibrate_command.command(

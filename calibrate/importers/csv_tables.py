@@ -31,8 +31,8 @@ class CsvTable(NamedTuple):
         """The named columns of the file; those called `*_us` are times, the others counts."""
         where = path.name
         try:
-            with path.open(newline="") as file:
-                rows = list(csv.DictReader(file))
+            text = path.read_text()
+            rows = list(csv.DictReader(text.splitlines()))
         except OSError as error:
             raise ValueError(f"no table {where} in {path.parent}: {error.strerror or error}") from error
         except (UnicodeDecodeError, csv.Error) as error:
@@ -45,6 +45,8 @@ class CsvTable(NamedTuple):
         numbers = {
             name: np.array([_number(where, i, name, row[name]) for i, row in enumerate(rows)]) for name in columns
         }
+        if not text.endswith("\n"):
+            raise ValueError(f"{where}: its last line has no end; is the file cut short?")
         return CsvTable(where, numbers, [str(row[label]) for row in rows] if label else [])
 
     def column(self, name: str) -> Array:

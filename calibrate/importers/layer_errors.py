@@ -31,7 +31,6 @@ def layer_errors(profile: Profile, points: LayerPoints, shape: ModelShape) -> di
     _, head_errors = _left_out(points.head, thin.head, passes.logits_s)
     in_verify = (body_tokens >= VERIFY_TOKENS[0]) & (body_tokens <= VERIFY_TOKENS[1])
     body = dict(zip(points.body.counts.tolist(), points.body.seconds, strict=True))
-    head = dict(zip(points.head.counts.tolist(), points.head.seconds, strict=True))
     errors = {
         "body": kind_error(body_errors, f"{HOW}; a layer without attention"),
         "verify_body": kind_error(
@@ -41,10 +40,11 @@ def layer_errors(profile: Profile, points: LayerPoints, shape: ModelShape) -> di
     }
 
     def measured_s(tokens: int, attention_s: float, head_rows: int) -> float | None:
-        """The whole pass from raw times; None where its body or head was not measured."""
-        if tokens not in body or head_rows not in head:
+        """The whole pass from raw times, the head between its points; None where its body was not measured."""
+        if tokens not in body:
             return None
-        return float(shape.layers * (body[tokens] + attention_s) + head[head_rows])
+        head_s = float(np.interp(head_rows, points.head.counts, points.head.seconds))
+        return float(shape.layers * (body[tokens] + attention_s) + head_s)
 
     attention, whole = [], []
     for rows, context, seconds in _left_out_of_grid(points.decode, thin.decode):
