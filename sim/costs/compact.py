@@ -187,8 +187,7 @@ class CompactCosts(WorkCosts[CompactPasses]):
             for _ in range(num_later):
                 kv_tokens += rows
                 device_s += layers * (blocks_power + (kv_tokens * kv_token_s) ** power) ** root
-        host = self._host
-        return Cost(host.step_s + host.row_s * rows, launch_s, device_s, num_kernels)
+        return Cost(self._prepare_s(rows, work.ahead_s), launch_s, device_s, num_kernels)
 
     def _new_row_part(self, passes: CompactPasses, key: tuple[int, int, int], work: Work) -> RowPart:
         self._check_range(passes, work)

@@ -227,8 +227,7 @@ class TableCosts(WorkCosts[TablePasses]):
                 kv_tokens += rows
                 i = bisect_right(points, kv_tokens) - 1
                 device_s += seconds[i] + slopes[i] * (kv_tokens - points[i])
-        host = self._host
-        return Cost(host.step_s + host.row_s * rows, launch_s, device_s, num_kernels)
+        return Cost(self._prepare_s(rows, work.ahead_s), launch_s, device_s, num_kernels)
 
     def _new_row_curve(self, passes: TablePasses, key: tuple[int, int, int], work: Work) -> RowCurve:
         self._check_range(passes, work)

@@ -9,6 +9,7 @@ from sim.controllers import Controller, build_controller
 from sim.costs.constant import ConstantCosts
 from sim.devices.ticket import SimTicket
 from sim.kv import KvPool
+from sim.paged import PagedPool
 from sim.policies import continuous_lazy, find_policy
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.request import Request
@@ -97,8 +98,9 @@ def serve(
 ) -> Serving:
     controller: Controller = build_controller("fixed", draft_tokens if find_policy(policy).is_speculative else 0)
     most = controller.draft_tokens_max
-    return Serving(host, requests, KvPool(kv_blocks, 16, most + 1 if most else 0), controller,
-                   max_concurrency=max_concurrency)  # fmt: skip
+    slots = most + 1 if most else 0
+    pool = PagedPool(kv_blocks, 16, slots + most) if find_policy(policy).is_continuous else KvPool(kv_blocks, 16, slots)
+    return Serving(host, requests, pool, controller, max_concurrency=max_concurrency)
 
 
 def run_on_script(
