@@ -1,0 +1,168 @@
+"""CSV tables with columns `time_stats.OPERATION.median` in milliseconds, as Vidur and Frontier write them, checked.
+
+Every defect is a ValueError that names the file and the line. Milliseconds in the files are seconds here.
+Not here: what the tables mean (vidur, frontier); tables of one `time_us` column (csv_tables).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.datasheets import DATASHEETS
+from calibrate.fit import Array
+
+LONGEST_MS = 1e4
+"""No kernel of one layer takes ten seconds."""
+ABOVE_ROOF = 1.05
+"""A kernel may seem this much faster than the datasheet's roofs: clocks boost."""
+RESOLUTION_S = 1e-6
+"""Of the published files: a time may be rounded down by as much."""
+BELOW_ROOF = 100.0
+LAUNCH_S = 1e-5
+"""A kernel slower than BELOW_ROOF times its roofs and this together is in other units."""
+
+
+class TimeStats(NamedTuple):
+    """Rows of one file: `lines` [rows] in it, counts and seconds [rows] by column, texts by column."""
+
+    where: str
+    lines: NDArray[np.int64]
+    counts: dict[str, Array]
+    seconds: dict[str, Array]
+    texts: dict[str, list[str]]
+
+    def rows(self, use: NDArray[np.bool_]) -> TimeStats:
+        """The rows in `use`."""
+        kept = np.flatnonzero(use)
+        return TimeStats(
+            self.where,
+            self.lines[kept],
+            {name: values[kept] for name, values in self.counts.items()},
+            {name: values[kept] for name, values in self.seconds.items()},
+            {name: [values[i] for i in kept] for name, values in self.texts.items()},
+        )
+
+    def only(self, column: str, value: int) -> TimeStats:
+        """The rows with `value` in this column of counts; raises ValueError where there are none."""
+        use = self.counts[column] == value
+        if not use.any():
+            known = ", ".join(f"{int(other)}" for other in np.unique(self.counts[column]))
+            raise ValueError(f"{self.where}: no rows of {column}={value}; it has {known}")
+        return self.rows(use)
+
+    def one(self, column: str) -> int:
+        """The value that all rows share; raises ValueError where they differ."""
+        values = np.unique(self.counts[column])
+        if len(values) != 1:
+            several = ", ".join(f"{int(value)}" for value in values[:5])
+            raise ValueError(
+                f"{self.where}: {column} must be the same in all rows, got {several}; are columns swapped?"
+            )
+        return int(values[0])
+
+
+def read_time_stats(
+    path: Path,
+    operations: Sequence[str],
+    counts: Sequence[str],
+    texts: Sequence[str] = (),
+    optional_texts: Sequence[str] = (),
+) -> TimeStats:
+    """The named columns of the file; `optional_texts` are empty where it lacks them. Times may be 0, never less."""
+    where = path.name
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise ValueError(f"no table {where} in {path.parent}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{where}: is no CSV file: {error}") from error
+    if not rows:
+        raise ValueError(f"{where}: has no rows")
+    columns = {operation: f"time_stats.{operation}.median" for operation in operations}
+    for name in (*counts, *texts, *columns.values()):
+        if name not in rows[0]:
+            raise ValueError(f"{where}: no column {name!r}")
+    return TimeStats(
+        where,
+        np.arange(2, len(rows) + 2),
+        {name: np.array([_count(where, i, name, row[name]) for i, row in enumerate(rows)]) for name in counts},
+        {
+            operation: np.array([_seconds(where, i, name, row[name]) for i, row in enumerate(rows)])
+            for operation, name in columns.items()
+        },
+        {name: [str(row.get(name) or "") for row in rows] for name in (*texts, *optional_texts)},
+    )
+
+
+def check_roofs(
+    table: TimeStats, what: str, seconds: Array, flops: Array, num_bytes: Array, roofs: tuple[float, float]
+) -> None:
+    """Raises ValueError for the first row whose `seconds` no GPU of these `roofs` (FLOP/s, bytes/s) can have taken.
+    `num_bytes` must hold no byte that a cache may have held."""
+    peak_flops, bandwidth = roofs
+    roof_s = np.maximum(flops / peak_flops, num_bytes / bandwidth)
+    too_fast = (seconds + RESOLUTION_S) * ABOVE_ROOF < roof_s
+    too_slow = seconds > BELOW_ROOF * (roof_s + LAUNCH_S)
+    for wrong, how in ((too_fast, "faster than"), (too_slow, f"over {BELOW_ROOF:g} times slower than")):
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            raise ValueError(
+                f"{table.where}, line {table.lines[i]}: {what} takes {1e3 * seconds[i]:g} ms, {how} the datasheet's "
+                f"{1e3 * roof_s[i]:.3g} ms; are times not in milliseconds, or columns swapped?"
+            )
+
+
+def check_positive(table: TimeStats, operations: Sequence[str]) -> None:
+    """Raises ValueError for the first row in which one of `operations` took no time."""
+    for operation in operations:
+        none = table.seconds[operation] <= 0.0
+        if none.any():
+            line = table.lines[int(np.argmax(none))]
+            raise ValueError(f"{table.where}, line {line}: time_stats.{operation}.median=0 must be positive")
+
+
+def check_place(path: Path, gpu: str) -> None:
+    """Raises ValueError where a folder on the way to `path` has the name of another GPU: the files do not name it."""
+    ours = DATASHEETS[gpu].gpu.peak_flops
+    for part in path.resolve().parts:
+        named = [sheet.gpu.peak_flops for name, sheet in DATASHEETS.items() if name.split("-")[0] == part.lower()]
+        if named and ours not in named:
+            raise ValueError(f"{path}: the folder {part!r} is of another GPU than --gpu {gpu}")
+
+
+def _seconds(where: str, index: int, name: str, text: str | None) -> float:
+    value = _number(where, index, name, text)
+    if value < 0.0:
+        raise ValueError(f"{where}, line {index + 2}: {name}={value:g} must not be negative")
+    if value > LONGEST_MS:
+        raise ValueError(
+            f"{where}, line {index + 2}: {name}={value:g} must be at most {LONGEST_MS:g} milliseconds; is it in other "
+            "units?"
+        )
+    return 1e-3 * value
+
+
+def _count(where: str, index: int, name: str, text: str | None) -> float:
+    value = _number(where, index, name, text)
+    if value < 0.0 or value != int(value):
+        raise ValueError(
+            f"{where}, line {index + 2}: {name}={value:g} must be a whole number of at least 0; are columns swapped?"
+        )
+    return value
+
+
+def _number(where: str, index: int, name: str, text: str | None) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        raise ValueError(f"{where}, line {index + 2}: {name}={text!r} must be a number") from None
+    if not np.isfinite(value):
+        raise ValueError(f"{where}, line {index + 2}: {name}={text!r} must be finite")
+    return value
