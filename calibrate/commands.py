@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from calibrate.measure_command import measure_command
-from calibrate.time_stats_commands import vidur_command
+from calibrate.time_stats_commands import frontier_command, vidur_command
 
 if TYPE_CHECKING:
     from sim.costs.profile import KindError, Profile
@@ -44,6 +44,7 @@ def import_group() -> None:
 
 
 import_group.add_command(vidur_command)
+import_group.add_command(frontier_command)
 
 
 @import_group.command(

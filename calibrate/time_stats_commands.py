@@ -41,5 +41,32 @@ def vidur_command(path: Path, gpu: str, target: str, tp: int, revision: str, out
     write(profile, out)
 
 
+@click.command(
+    "frontier",
+    epilog="Example: lanesim calibrate import frontier profiling/a800/meta-llama/Llama-2-7b-hf/attention.csv "
+    "--gpu a800-sxm --target llama-2-7b --out p.json",
+)
+@click.argument("path", type=A_PATH)
+@click.option("--gpu", required=True, help="GPU, such as a800-sxm: one like a GPU with a shipped profile.")
+@click.option("--target", required=True, help="The model of the tables: a known name or a config.json.")
+@click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
+@click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+def frontier_command(path: Path, gpu: str, target: str, revision: str, out: Path) -> None:
+    """Frontier's attention*.csv at PATH, or in a folder PATH: decode rows and prompt chunks with history; GEMMs,
+    element-wise kernels, sampler and host are the shipped profile's."""
+    from calibrate.commands import check_out, write
+    from calibrate.shapes import source_of
+
+    check_out(out)
+    shape = source_of(target).shape
+    try:
+        from calibrate.importers.frontier import import_frontier
+
+        profile = import_frontier(path, gpu, shape, revision=revision)
+    except ImportError as error:
+        raise _needs_analysis(error) from None
+    write(profile, out)
+
+
 def _needs_analysis(error: ImportError) -> ValueError:
     return ValueError(f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})")

@@ -224,8 +224,8 @@ def _own_errors(
     tokens = np.array(held_out.body.tokens, dtype=float)
     body = relative_error(body_s(gemm, gpu, held_out.body), held_out.body.seconds)
     moved = tokens * shape.elementwise_bytes_per_token / tensor_parallel
-    rest_s = elementwise.kernels_per_layer * elementwise.kernel_s
-    rest_s = rest_s + moved / (elementwise.bandwidth_share * gpu.bandwidth_bytes_per_s)
+    streamed_s = moved / (elementwise.bandwidth_share * gpu.bandwidth_bytes_per_s)
+    rest_s = elementwise.kernels_per_layer * elementwise.kernel_s + streamed_s
     in_verify = (tokens >= VERIFY_TOKENS[0]) & (tokens <= VERIFY_TOKENS[1])
     how = f"{len(tokens)} of {shape.name}'s {num_counts} token counts, not in the fit (times in steps of 1 us)"
     return {
