@@ -5,6 +5,7 @@ Not here: measuring (measure), the fits themselves (pass_fit, overlap_fit).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 from statistics import median
@@ -14,7 +15,7 @@ import msgspec
 from calibrate.host_costs import host_costs
 from calibrate.overlap_fit import fit_overlap
 from calibrate.pass_fit import fit_passes
-from calibrate.points import Place, place_of
+from calibrate.points import L2_STATES, Place, place_of
 from calibrate.points_file import Points
 from sim.costs.kernels import (
     CompactKernels,
@@ -53,7 +54,7 @@ def profile_of(held: Points, gpu: Gpu, multiprocessors: int, target: ModelShape,
         fingerprint=held.fingerprint,
         date=str(held.host["date"]),
     )
-    return fit_overlap(fit_passes(start, points), held.overlap)
+    return fit_overlap(fit_passes(start, points), held.overlap, held.three_way)
 
 
 def ordered_points(held: Points) -> list[MeasuredPoint]:
@@ -78,6 +79,9 @@ def _source(points: Sequence[MeasuredPoint], weights: str) -> str:
     num_noisy = len(noisy_places(points))
     text = f"lanesim calibrate measure: {len(points)} passes of {weights} weights, {num_noisy} of them noisy"
     ratios = [point.sustained_s / point.device_s for point in points if point.sustained_s is not None]
+    states = Counter(point.l2 for point in points)
+    if states.keys() != {"unknown"}:
+        text += "; L2 never flushed between repetitions: " + ", ".join(f"{states[name]} {name}" for name in L2_STATES)
     if ratios:
         text += f"; after sustained load {len(ratios)} of them took {median(ratios):.2f} times as long (median)"
     return text

@@ -1,7 +1,7 @@
 """The points file: what one machine measured, appended line by line, so that a kill loses one point at most.
 
 JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point`,
-`sustained` (a place timed again under load), `host`, `overlap` and `clocks` lines.
+`sustained` (a place timed again under load), `host`, `overlap`, `three_way` and `clocks` lines.
 Not here: measuring (measure), the profile made of it (sim.costs.profile).
 """
 
@@ -38,6 +38,7 @@ class Points(NamedTuple):
     sustained: dict[Place, float]
     host: dict[str, Any]
     overlap: list[dict[str, Any]]
+    three_way: list[dict[str, Any]]
 
     @property
     def left(self) -> list[Place]:
@@ -117,7 +118,7 @@ def read(path: Path) -> Points:
         raise ValueError(f"points file {str(path)!r}: schema={schema!r} {hint}")
     try:
         places = [Place(*place) for place in header["places"]]
-        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [])
+        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"points file {str(path)!r}, line 1: no valid header ({error!r})") from error
     for number, line in enumerate(lines[1:], 2):
@@ -149,6 +150,8 @@ def _enter(found: Points, path: Path, number: int, content: dict[str, Any]) -> N
             found.host.update(value)
         elif kind == "overlap":
             found.overlap.append(value)
+        elif kind == "three_way":
+            found.three_way.append(value)
         elif kind != "clocks":
             raise ValueError(f"{where}: unknown kind of line {kind!r}")
 

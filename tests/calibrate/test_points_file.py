@@ -35,6 +35,7 @@ def test_what_was_appended_is_read_back(path: Path) -> None:
     points_file.append(path, "sustained", [list(PLACES[0]), 1.5e-3])
     points_file.append(path, "host", {"step_s": 1e-5})
     points_file.append(path, "overlap", {"solo_s": [1.0, 2.0]})
+    points_file.append(path, "three_way", {"solo_s": [1.0, 2.0, 3.0]})
     points_file.append(path, "clocks", {"sm_mhz": None})
     found = points_file.read(path)
     assert found.fingerprint == MACHINE
@@ -43,7 +44,15 @@ def test_what_was_appended_is_read_back(path: Path) -> None:
     assert found.sustained == {PLACES[0]: 1.5e-3}
     assert found.host == {"step_s": 1e-5}
     assert found.overlap == [{"solo_s": [1.0, 2.0]}]
+    assert found.three_way == [{"solo_s": [1.0, 2.0, 3.0]}]
     assert found.left == [PLACES[1]]
+
+
+def test_a_point_from_before_l2_states_were_told_is_unknown(path: Path) -> None:
+    raw = msgspec.to_builtins(point(PLACES[1]))
+    del raw["l2"]
+    points_file.append(path, "point", raw)
+    assert points_file.read(path).points[-1].l2 == "unknown"
 
 
 def test_a_line_that_a_kill_cut_off_is_forgotten(path: Path) -> None:
@@ -69,6 +78,7 @@ def test_a_header_that_a_kill_cut_off_cannot_be(path: Path) -> None:
         ({"kind": "decoding"}, "Invalid enum value 'decoding'"),
         ({"speed": 1.0}, "unknown field `speed`"),
         ({"rows": 0}, "rows=0"),
+        ({"l2": "flushed"}, "Invalid enum value 'flushed'"),
         ({"half_width_pct": -1.0}, "half_width_pct=-1.0"),
     ],
 )
