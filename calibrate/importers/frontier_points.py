@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.fit import Array
-from calibrate.importers.time_stats import TimeStats, check_positive, check_roofs, read_time_stats
+from calibrate.importers.roofs import check_each
+from calibrate.importers.time_stats import TimeStats, check_positive, read_time_stats
 from sim.costs.profile import Gpu
 from sim.models import ModelShape
 
@@ -28,8 +29,6 @@ WRITE_SLOWNESS = 10.0
 WRITE_LAUNCH_S = 2e-5
 """A KV write that takes longer than this and WRITE_SLOWNESS times its bytes at the peak bandwidth together is no
 engine's: the published A800 table copies token by token, at 20 GB/s, and would triple the time of a long prompt."""
-IN_CACHE = 4.0
-"""KV is read over and over, so that it may come from the L2 cache, up to so many times faster than the bandwidth."""
 
 
 class DecodePoints(NamedTuple):
@@ -143,8 +142,7 @@ def _decode(table: TimeStats, gpu: Gpu, shape: ModelShape) -> DecodePoints:
     check_positive(table, ("attn_decode",))
     _check_sizes(table, ("batch_size", "kv_cache_size"))
     read = rows * context * kv_bytes(shape)
-    roofs = gpu.peak_flops, gpu.bandwidth_bytes_per_s
-    check_roofs(table, "attn_decode", table.seconds["attn_decode"], 0.0 * read, read / IN_CACHE, roofs)
+    check_each(table.place, "attn_decode", table.seconds["attn_decode"], 0.0 * read, read, gpu)
     return DecodePoints(rows, context, table.seconds["attn_decode"] + table.seconds["attn_kv_cache_save"])
 
 
@@ -156,8 +154,7 @@ def _chunks(table: TimeStats, gpu: Gpu, shape: ModelShape) -> tuple[ChunkPoints,
     _check_sizes(table, ("batch_size", "prefill_chunk_size"))
     flops = 4.0 * shape.heads * shape.head_dim * sequences * tokens * (history + 0.5 * tokens)
     read = sequences * (history + tokens) * kv_bytes(shape)
-    roofs = gpu.peak_flops, gpu.bandwidth_bytes_per_s
-    check_roofs(table, "attn_prefill", seconds, flops, read / IN_CACHE, roofs)
+    check_each(table.place, "attn_prefill", seconds, flops, read, gpu)
     write_s = sequences * tokens * kv_bytes(shape) / gpu.bandwidth_bytes_per_s
     is_slow = bool((table.seconds["attn_kv_cache_save"] > WRITE_SLOWNESS * write_s + WRITE_LAUNCH_S).any())
     if not is_slow:

@@ -1,7 +1,8 @@
 """CSV tables with columns `time_stats.OPERATION.median` in milliseconds, as Vidur and Frontier write them, checked.
 
 Every defect is a ValueError that names the file and the line. Milliseconds in the files are seconds here.
-Not here: what the tables mean (vidur, frontier); tables of one `time_us` column (csv_tables).
+Not here: what the tables mean (vidur, frontier); whether a time can be true (roofs); tables of one column `time_us`
+(csv_tables).
 """
 
 from __future__ import annotations
@@ -19,13 +20,6 @@ from calibrate.fit import Array
 
 LONGEST_MS = 1e4
 """No kernel of one layer takes ten seconds."""
-ABOVE_ROOF = 1.05
-"""A kernel may seem this much faster than the datasheet's roofs: clocks boost."""
-RESOLUTION_S = 1e-6
-"""Of the published files: a time may be rounded down by as much."""
-BELOW_ROOF = 100.0
-LAUNCH_S = 1e-5
-"""A kernel slower than BELOW_ROOF times its roofs and this together is in other units."""
 
 
 class TimeStats(NamedTuple):
@@ -36,6 +30,10 @@ class TimeStats(NamedTuple):
     counts: dict[str, Array]
     seconds: dict[str, Array]
     texts: dict[str, list[str]]
+
+    def place(self, index: int) -> str:
+        """Where a row is, for errors."""
+        return f"{self.where}, line {self.lines[index]}"
 
     def rows(self, use: NDArray[np.bool_]) -> TimeStats:
         """The rows in `use`."""
@@ -101,31 +99,13 @@ def read_time_stats(
     )
 
 
-def check_roofs(
-    table: TimeStats, what: str, seconds: Array, flops: Array, num_bytes: Array, roofs: tuple[float, float]
-) -> None:
-    """Raises ValueError for the first row whose `seconds` no GPU of these `roofs` (FLOP/s, bytes/s) can have taken.
-    `num_bytes` must hold no byte that a cache may have held."""
-    peak_flops, bandwidth = roofs
-    roof_s = np.maximum(flops / peak_flops, num_bytes / bandwidth)
-    too_fast = (seconds + RESOLUTION_S) * ABOVE_ROOF < roof_s
-    too_slow = seconds > BELOW_ROOF * (roof_s + LAUNCH_S)
-    for wrong, how in ((too_fast, "faster than"), (too_slow, f"over {BELOW_ROOF:g} times slower than")):
-        if wrong.any():
-            i = int(np.argmax(wrong))
-            raise ValueError(
-                f"{table.where}, line {table.lines[i]}: {what} takes {1e3 * seconds[i]:g} ms, {how} the datasheet's "
-                f"{1e3 * roof_s[i]:.3g} ms; are times not in milliseconds, or columns swapped?"
-            )
-
-
 def check_positive(table: TimeStats, operations: Sequence[str]) -> None:
     """Raises ValueError for the first row in which one of `operations` took no time."""
     for operation in operations:
         none = table.seconds[operation] <= 0.0
         if none.any():
-            line = table.lines[int(np.argmax(none))]
-            raise ValueError(f"{table.where}, line {line}: time_stats.{operation}.median=0 must be positive")
+            where = table.place(int(np.argmax(none)))
+            raise ValueError(f"{where}: time_stats.{operation}.median=0 must be positive")
 
 
 def check_place(path: Path, gpu: str) -> None:

@@ -19,8 +19,9 @@ import numpy as np
 from calibrate.datasheets import Datasheet, datasheet
 from calibrate.fit import Array, Body, body_s, fit_gemm, kind_error, relative_error, round_constant
 from calibrate.held_out import VERIFY_TOKENS
+from calibrate.importers.roofs import check_each
 from calibrate.importers.shipped_rest import all_reduce_of, error_of, no_error, rest_of
-from calibrate.importers.time_stats import TimeStats, check_place, check_positive, check_roofs, read_time_stats
+from calibrate.importers.time_stats import TimeStats, check_place, check_positive, read_time_stats
 from calibrate.tables import MAX_TOKENS
 from sim.costs.kernels import Elementwise, Gemm
 from sim.costs.profile import SCHEMA, Gpu, KindError, Overlap, Profile
@@ -38,8 +39,6 @@ COUNTS = (*DIMENSIONS, "num_tokens", "num_tensor_parallel_workers")
 HELD_OUT_IN = 5
 LEAST_COUNTS = 20
 """Token counts that a fit needs."""
-CACHED = 3.0
-"""One layer is timed over and over, so that small matrices come from the L2 cache, up to so many times faster."""
 
 
 class Mlp(NamedTuple):
@@ -175,14 +174,13 @@ def _mlp(file: Path, table: TimeStats, gpu: Gpu, shape: ModelShape, tensor_paral
     table = table.rows((table.counts["num_tokens"] > 0) & (table.counts["num_tokens"] <= MAX_TOKENS))
     check_positive(table, (*GEMMS, *ELEMENTWISE))
     tokens, gemms = table.counts["num_tokens"], shape.gemms(tensor_parallel)
-    roofs = gpu.peak_flops, CACHED * gpu.bandwidth_bytes_per_s
     for operation, (columns, depth) in zip(GEMMS, gemms, strict=True):
-        num_bytes = np.full_like(tokens, float(columns * depth * shape.dtype_bytes))
-        check_roofs(table, operation, table.seconds[operation], 2.0 * tokens * columns * depth, num_bytes, roofs)
-    token_bytes = shape.elementwise_bytes_per_token / tensor_parallel
-    elementwise_s = sum(count * table.seconds[operation] for operation, count in ELEMENTWISE.items())
-    assert isinstance(elementwise_s, np.ndarray)
-    check_roofs(table, "what is not a GEMM", elementwise_s, 0.0 * tokens, tokens * token_bytes / CACHED, roofs)
+        weight_bytes = np.full_like(tokens, float(columns * depth * shape.dtype_bytes))
+        flops = 2.0 * tokens * columns * depth
+        check_each(table.place, operation, table.seconds[operation], flops, weight_bytes, gpu)
+    moved = tokens * shape.elementwise_bytes_per_token / tensor_parallel
+    elementwise_s = np.sum([count * table.seconds[operation] for operation, count in ELEMENTWISE.items()], axis=0)
+    check_each(table.place, "what is not a GEMM", elementwise_s, 0.0 * tokens, moved, gpu)
     counts = np.unique(tokens)
     gemm_s = np.sum([table.seconds[operation] for operation in GEMMS], axis=0)
     return Mlp(

@@ -135,7 +135,7 @@ def with_line(**changes: object) -> Change:
         (with_line(num_tokens=7.5), "must be a whole number of at least 0; are columns swapped?"),
         (with_line(n_head=64), "n_head must be the same in all rows"),
         (with_line(mlp_up_proj=1e6), "must be at most 10000 milliseconds"),
-        (with_line(mlp_up_proj=3300.0, num_tensor_parallel_workers=1), "over 100 times slower than"),
+        (with_line(mlp_up_proj=3300.0, num_tensor_parallel_workers=1), "takes 3300 ms, over 100 times the"),
         (with_line(mlp_up_proj=0.0033, num_tensor_parallel_workers=1), "are times not in milliseconds"),
         (lambda text: swapped(text, "mlp_up_proj", "attn_post_proj"), "mlp_up_proj takes"),
     ],
