@@ -50,6 +50,7 @@ class Session:
             points_file.mend(path)
             self._former = points_file.read(path)
             points_file.check_same(path, self._former, self._fingerprint, spec.as_options())
+            points_file.check_host(path, self._former)
         self._kernels = build(spec)
         self.bench = Bench(self._kernels)
         self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
@@ -66,7 +67,8 @@ class Session:
         held = points_file.read(self.path)
         self.on_step("fit", 0, 1)
         target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
-        return profile_of(held, Gpu(**held.host["gpu"]), int(held.host["multiprocessors"]), target, draft)
+        gpu = msgspec.convert(held.host["gpu"], Gpu)
+        return profile_of(held, gpu, int(held.host["multiprocessors"]), target, draft)
 
     def _issuer(self, place: Place) -> Issuer:
         """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""

@@ -158,6 +158,14 @@ def test_the_state_of_the_l2_cache_is_told_where_it_is_known() -> None:
     assert f"L2 never flushed between repetitions: 3 cold, 0 warm, {len(held.points) - 3} unknown" in source
 
 
+@pytest.mark.parametrize("factor", [1e-3, 1e3, 1e6])
+def test_points_in_other_units_are_refused(factor: float) -> None:
+    profile, held = law(), measured(0.0)
+    points = [msgspec.structs.replace(point, device_s=factor * point.device_s) for point in held.points]
+    with pytest.raises(ValueError, match="are they not in seconds"):
+        profile_of(held._replace(points=points), profile.gpu, 1, profile.target, profile.draft)
+
+
 def test_too_few_points_are_refused() -> None:
     profile = law()
     nothing = measured(0.0)._replace(points=[], sustained={})
