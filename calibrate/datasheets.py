@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sim.costs.profile import Gpu
 from sim.names import unknown
 
-GIB = 1 << 30
+GIB, GB = 1 << 30, 1e9
 
 
 class Datasheet(NamedTuple):
@@ -77,3 +77,13 @@ def datasheet_of_device(device_name: str) -> Datasheet | None:
     )
     names = ((re.search(rf"\b{re.escape(part)}\b", device_name, re.IGNORECASE), sheet) for part, sheet in by_length)
     return next((sheet for match, sheet in names if match), None)
+
+
+def check_fits(models: str, weight_bytes: int, gpu: Gpu, devices: int = 1) -> None:
+    """Raises ValueError where the weights of `models` exceed the memory of so many GPUs."""
+    memory_bytes = gpu.memory_bytes * devices
+    if weight_bytes > memory_bytes:
+        raise ValueError(
+            f"weights of {models} need {weight_bytes / GB:.1f} GB and {devices} x {gpu.name} has "
+            f"{memory_bytes / GB:.1f} GB; choose smaller models or a larger GPU"
+        )

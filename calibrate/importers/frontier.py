@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.datasheets import datasheet
+from calibrate.datasheets import check_fits, datasheet
 from calibrate.fit import (
     Array,
     DecodeRows,
@@ -31,7 +31,6 @@ from calibrate.fit import (
 from calibrate.importers.aiconfigurator import DEVICES
 from calibrate.importers.frontier_points import AttentionPoints, ChunkPoints, DecodePoints, kv_bytes, read_points
 from calibrate.importers.shipped_rest import error_of, no_error, rest_of
-from calibrate.importers.time_stats import check_place
 from calibrate.tables import KV_WINDOW
 from sim.costs import build_costs
 from sim.costs.kernels import DecodeAttention, PrefillAttention
@@ -54,8 +53,8 @@ NO_WRITE = "; without the KV write, which the table has at a tenth of the bandwi
 def import_frontier(path: str | Path, gpu: str, shape: ModelShape, *, revision: str = "unrecorded revision") -> Profile:
     """A profile of `shape` alone on one `gpu`. Raises ValueError naming the file and what is wrong with it."""
     sheet, place = datasheet(gpu), Path(path)
+    check_fits(shape.name, shape.weight_bytes, sheet.gpu)
     rest = rest_of(gpu, shape)
-    check_place(place, gpu)
     points = read_points(place, sheet.gpu, shape)
     l2_bytes = DEVICES[rest.gpu.name].l2_bytes
     check_enough(points, shape, l2_bytes)

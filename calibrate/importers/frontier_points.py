@@ -16,7 +16,7 @@ import numpy as np
 
 from calibrate.fit import Array
 from calibrate.importers.roofs import check_each
-from calibrate.importers.time_stats import TimeStats, check_positive, read_time_stats
+from calibrate.importers.time_stats import TimeStats, check_positive, files_of, read_time_stats
 from sim.costs.profile import Gpu
 from sim.models import ModelShape
 
@@ -69,7 +69,11 @@ class AttentionPoints(NamedTuple):
 
 def read_points(path: Path, gpu: Gpu, shape: ModelShape) -> AttentionPoints:
     """Medians over repeated points. Raises ValueError naming the file and what is wrong with it."""
-    tables = [_own_rows(file, shape) for file in _files(path)]
+    files = files_of(path, "attention*.csv", gpu.name)
+    folders = sorted({str(file.parent) for file in files})
+    if len(folders) > 1:
+        raise ValueError(f"{path}: attention*.csv lie in {len(folders)} folders, {folders[0]} and others; name one")
+    tables = [_own_rows(file, shape) for file in files]
     tables = [table for table in tables if len(table.lines)]
     if not tables:
         raise ValueError(
@@ -106,15 +110,6 @@ def read_points(path: Path, gpu: Gpu, shape: ModelShape) -> AttentionPoints:
 def kv_bytes(shape: ModelShape) -> float:
     """Of one token in one layer."""
     return 2.0 * shape.kv_heads * shape.head_dim * shape.dtype_bytes
-
-
-def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; want an attention*.csv or a folder that has some")
-    files = sorted(path.rglob("attention*.csv")) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"no table attention*.csv in {path} or below it")
-    return files
 
 
 def _own_rows(file: Path, shape: ModelShape) -> TimeStats:

@@ -108,13 +108,28 @@ def check_positive(table: TimeStats, operations: Sequence[str]) -> None:
             raise ValueError(f"{where}: time_stats.{operation}.median=0 must be positive")
 
 
-def check_place(path: Path, gpu: str) -> None:
-    """Raises ValueError where a folder on the way to `path` has the name of another GPU: the files do not name it."""
+def files_of(path: Path, pattern: str, gpu: str) -> list[Path]:
+    """`path`, or the files of this pattern below it that lie in no folder named after another GPU: they do not name
+    theirs. Raises ValueError where there are none."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; want {pattern} or a folder that has some")
+    files = sorted(path.rglob(pattern)) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"no table {pattern} in {path} or below it")
+    others = [_other_gpu(file, gpu) for file in files]
+    if all(others):
+        raise ValueError(f"{path}: the folder {others[0]!r} is of another GPU than --gpu {gpu}")
+    return [file for file, other in zip(files, others, strict=True) if not other]
+
+
+def _other_gpu(path: Path, gpu: str) -> str:
+    """The folder on the way to `path` that is named after a GPU with other roofs; empty where there is none."""
     ours = DATASHEETS[gpu].gpu.peak_flops
     for part in path.resolve().parts:
         named = [sheet.gpu.peak_flops for name, sheet in DATASHEETS.items() if name.split("-")[0] == part.lower()]
         if named and ours not in named:
-            raise ValueError(f"{path}: the folder {part!r} is of another GPU than --gpu {gpu}")
+            return part
+    return ""
 
 
 def _seconds(where: str, index: int, name: str, text: str | None) -> float:

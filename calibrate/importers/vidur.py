@@ -16,12 +16,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.datasheets import Datasheet, datasheet
+from calibrate.datasheets import Datasheet, check_fits, datasheet
 from calibrate.fit import Array, Body, body_s, fit_gemm, kind_error, relative_error, round_constant
 from calibrate.held_out import VERIFY_TOKENS
 from calibrate.importers.roofs import check_each
 from calibrate.importers.shipped_rest import all_reduce_of, error_of, no_error, rest_of
-from calibrate.importers.time_stats import TimeStats, check_place, check_positive, read_time_stats
+from calibrate.importers.time_stats import TimeStats, check_positive, files_of, read_time_stats
 from calibrate.tables import MAX_TOKENS
 from sim.costs.kernels import Elementwise, Gemm
 from sim.costs.profile import SCHEMA, Gpu, KindError, Overlap, Profile
@@ -58,9 +58,9 @@ def import_vidur(
 ) -> Profile:
     """A profile of `shape` alone on `tensor_parallel` of `gpu`. Raises ValueError naming the file and what is wrong."""
     sheet, place = datasheet(gpu), Path(path)
+    check_fits(shape.name, shape.weight_bytes, sheet.gpu, tensor_parallel)
     rest = rest_of(gpu, shape)
     all_reduce = all_reduce_of(rest, tensor_parallel)
-    check_place(place, gpu)
     own, others = _files(place, sheet.gpu, shape, tensor_parallel)
     tokens = np.array(own.body.tokens)
     if len(tokens) < LEAST_COUNTS:
@@ -101,11 +101,7 @@ def import_vidur(
 
 def _files(path: Path, gpu: Gpu, shape: ModelShape, tensor_parallel: int) -> tuple[Mlp, list[Mlp]]:
     """The target's file and the other gated models' that hold `tensor_parallel`."""
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; want {FILE} or a folder that has one")
-    files = sorted(path.rglob(FILE)) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"no table {FILE} in {path} or below it")
+    files = files_of(path, FILE, gpu.name)
     tables = {file: _read(file) for file in files}
     found = {file: [table.one(column) for column in DIMENSIONS] for file, table in tables.items()}
     wanted = [shape.heads, shape.kv_heads, shape.hidden, shape.intermediate]

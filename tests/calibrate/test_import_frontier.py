@@ -218,6 +218,13 @@ def test_what_is_not_there_or_not_of_this_model_is_one_line(tmp_path: Path) -> N
     )
 
 
+def test_tables_of_several_folders_are_never_mixed(tmp_path: Path) -> None:
+    for folder in ("one", "other"):
+        write_attention(tmp_path / folder / "attention.csv")
+    line_ = refusal("import", "frontier", tmp_path, *FLAGS, "--out", tmp_path / "p.json")
+    assert "attention*.csv lie in 2 folders" in line_
+
+
 def test_the_published_a800_table_is_kernel_time_with_stated_errors() -> None:
     profile = import_frontier(published("frontier/a800"), "a800-sxm", SHAPE)
     assert "kernel times" in profile.source

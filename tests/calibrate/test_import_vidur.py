@@ -179,11 +179,23 @@ def test_a_model_without_a_gated_mlp_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_several_gpus_are_never_mixed(tmp_path: Path) -> None:
-    for gpu in ("a100", "h100"):
-        write_mlp(tmp_path / gpu / "Llama-2-7b-hf" / "mlp.csv")
+    write_mlp(tmp_path / "a100" / "Llama-2-7b-hf" / "mlp.csv")
+    write_mlp(tmp_path / "h100" / "Llama-2-7b-hf" / "mlp.csv")
+    write_mlp(tmp_path / "h100" / "CodeLlama" / "mlp.csv", MODELS["codellama-34b"])
     out = ("--out", tmp_path / "p.json")
-    assert "2 files below" in refusal("import", "vidur", tmp_path, *FLAGS, *out)
     assert "'h100' is of another GPU" in refusal("import", "vidur", tmp_path / "h100", *FLAGS, *out)
+    of_h100 = ("--gpu", "a100-sxm", "--target", "codellama-34b")
+    assert "no mlp.csv of codellama-34b" in refusal("import", "vidur", tmp_path, *of_h100, *out)
+    assert "body_model_left_out" not in import_vidur(tmp_path, "a100-sxm", SHAPE).errors
+    write_mlp(tmp_path / "a100" / "again" / "mlp.csv")
+    assert "2 files below" in refusal("import", "vidur", tmp_path, *FLAGS, *out)
+
+
+def test_a_model_that_does_not_fit_the_gpu_is_refused(tmp_path: Path) -> None:
+    flags = ("--gpu", "a100-sxm-40gb", "--target", "codellama-34b", "--out", tmp_path / "p.json")
+    assert "weights of codellama-34b need 67.5 GB and 1 x a100-sxm-40gb has" in refusal(
+        "import", "vidur", tmp_path, *flags
+    )
 
 
 def test_published_a100_files_meet_the_bar() -> None:
