@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from calibrate import points_file
+from calibrate.campaign import left_out
 from calibrate.check import check, compare_points, summary
 from calibrate.grid import Limits, grid, is_held_out
 from calibrate.measured_profile import profile_of
@@ -133,6 +134,15 @@ def test_a_model_that_the_fit_never_saw_is_predicted_with_its_own_dimensions(fit
         assert "another machine" not in error.held_out
         assert error.mean_error_pct is not None
         assert error.mean_error_pct < 12.0
+
+
+def test_a_finished_campaign_tells_the_error_on_the_models_left_out(fitted: Profile, tmp_path: Path) -> None:
+    wide, own = of_another_model(tmp_path), tmp_path / "tiny.json"
+    own.write_bytes(encode(fitted))
+    lines = left_out([own, wide])
+    assert [line.partition(",")[0] for line in lines] == ["constants of tiny on wide", "constants of wide on tiny"]
+    assert "verify" in lines[0]
+    assert "%" in lines[0]
 
 
 def test_another_machine_is_told_and_another_gpu_refused(fitted: Profile, tmp_path: Path) -> None:
