@@ -66,13 +66,14 @@ async def engine(serving: Serving, limits: EngineLimits, stream: Stream, running
             if planned.is_empty:
                 await host.wait(serving.intake)
                 continue
-        step = take_off(serving, planned)
+        step, planned = take_off(serving, planned), None
+        if step.is_empty:
+            continue
         completed = step.completed
         draft_tokens = serving.controller.draft_tokens
         target = ticket = host.run(step_work(step, len(completed), host.now_s - planned_at_s), stream)
         if draft_tokens:
             ticket = host.run(draft_work(step, completed, draft_tokens, method), stream)
-        planned = None
         if limits.async_scheduling:
             planned, planned_at_s = plan_step(serving, running, limits, draft_tokens), host.now_s
         await ticket
