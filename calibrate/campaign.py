@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
@@ -77,7 +78,27 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"campaign: failed: {', '.join(failed)}; the reason stands above", file=sys.stderr)
         return 1
     print(f"campaign: all profiles are in {given.out}")
+    for line in left_out([given.out / f"{job.name}.json" for job in CAMPAIGNS[given.device]]):
+        print(line)
     return 0
+
+
+def left_out(files: Sequence[Path]) -> list[str]:
+    """One line per profile and other profile: mean errors of the one's constants on the other's models."""
+    from calibrate.check import check
+    from sim.costs import load
+
+    lines = []
+    for file, other in permutations(files, 2):
+        what = f"constants of {file.stem} on {other.stem}, left out of their fit"
+        try:
+            errors = check(load(file), other).errors
+        except ValueError as error:
+            lines.append(f"{what}: {error}")
+            continue
+        means = ", ".join(f"{kind} {error.mean_error_pct} %" for kind, error in errors.items())
+        lines.append(f"{what}: mean error {means}")
+    return lines
 
 
 def command(job: Job, device: str, out: Path) -> list[str]:

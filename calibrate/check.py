@@ -1,7 +1,8 @@
 """How wrong a profile is: its own held-out errors, or its constants against other measurements.
 
-Against a points file or a measured profile, every pass there is compared; against published kernel tables, GEMMs,
-attention and the passes composed of them. Not here: drawing (figures), fitting (fit, pass_fit).
+Against a points file or a measured profile, of these models or of others, every pass there is compared; against
+published kernel tables, GEMMs, attention and the passes composed of them.
+Not here: drawing (figures), fitting (fit, pass_fit).
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from calibrate.points import error_kind, place_of, work_of
 from sim.costs import build_costs
+from sim.costs.kernels import CompactKernels
 from sim.costs.profile import KindError, MeasuredPoint, Profile, load
 from sim.models import ModelShape
 from sim.work import Work
@@ -50,24 +53,62 @@ def check(profile: Profile, against: Path | None = None) -> Check:
         from calibrate.against_tables import check_tables
 
         return check_tables(profile, against)
-    points = read_points(against)
+    profile, points, how = _other(profile, against)
     used = [point for point in points if point.model == "target" or profile.draft is not None]
     if not used:
         raise ValueError(f"{str(against)!r} holds no points to compare {profile.name!r} with")
     comparisons = compare_points(profile, used)
-    return Check(summary(comparisons, f"points of {against.name}, all of them"), comparisons)
+    return Check(summary(comparisons, how), comparisons)
 
 
-def read_points(path: Path) -> Sequence[MeasuredPoint]:
-    """The points of a measured profile, or of the points file beside one that is being measured."""
-    if path.suffix == ".jsonl":
+def _other(profile: Profile, against: Path) -> tuple[Profile, Sequence[MeasuredPoint], str]:
+    """`profile` as it predicts the models of `against`, the points there, and what that error is one of.
+
+    Another model's measured profile judges the constants on a model that their fit never saw.
+    """
+    how = f"points of {against.name}, all of them"
+    if against.suffix == ".jsonl":
         from calibrate.points_file import read
 
-        return read(path).points
-    points = load(path).points
-    if not points:
-        raise ValueError(f"profile {str(path)!r} carries no points; want one that `lanesim calibrate measure` wrote")
-    return points
+        held = read(against)
+        for role, shape in (("target", profile.target), ("draft", profile.draft)):
+            theirs = held.options.get(role)
+            if theirs is not None and shape is not None and theirs != shape.name:
+                raise ValueError(
+                    f"{str(against)!r} was measured with {role} {theirs!r}, profile {profile.name!r} has "
+                    f"{shape.name!r}; give the measured profile (.json), which has that model's dimensions"
+                )
+        return profile, held.points, how
+    other = load(against)
+    if not other.points:
+        raise ValueError(f"profile {str(against)!r} carries no points; want one that `lanesim calibrate measure` wrote")
+    if other.gpu.name != profile.gpu.name:
+        raise ValueError(
+            f"{str(against)!r} was measured on {other.gpu.name!r}, {profile.name!r} is of {profile.gpu.name!r}"
+        )
+    differs = _machines_differ(profile, other)
+    how += f"; measured on another machine ({differs})" if differs else ""
+    has_same_draft = other.draft == profile.draft or None in (other.draft, profile.draft)
+    if other.target == profile.target and has_same_draft:
+        return profile, other.points, how
+    if not isinstance(profile.kernels, CompactKernels):
+        raise ValueError(f"profile {profile.name!r} is a table of its own model's points; want constants (compact)")
+    names = " and ".join(shape.name for shape in other.models if shape not in profile.models)
+    how += f"; {names} left out of the fit, constants of {profile.name}"
+    return msgspec.structs.replace(profile, target=other.target, draft=other.draft), other.points, how
+
+
+def _machines_differ(profile: Profile, other: Profile) -> str:
+    """The first difference of two fingerprints; empty where there is none, or one profile was not measured."""
+    from calibrate.points_file import MAY_CHANGE
+
+    if profile.fingerprint is None or other.fingerprint is None:
+        return ""
+    for key in sorted({*profile.fingerprint, *other.fingerprint}):
+        theirs, ours = other.fingerprint.get(key), profile.fingerprint.get(key)
+        if theirs != ours and not key.startswith(MAY_CHANGE):
+            return f"{key} {theirs}, not {ours}"
+    return ""
 
 
 def compare_points(profile: Profile, points: Sequence[MeasuredPoint]) -> list[Comparison]:

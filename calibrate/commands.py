@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from calibrate.measure_command import measure_command
+from calibrate.time_stats_commands import frontier_command, vidur_command
 
 if TYPE_CHECKING:
     from sim.costs.profile import KindError, Profile
@@ -46,6 +47,10 @@ calibrate_command.add_command(measure_command)
 )
 def import_group() -> None:
     """Make a profile from published kernel tables."""
+
+
+import_group.add_command(vidur_command)
+import_group.add_command(frontier_command)
 
 
 @import_group.command(

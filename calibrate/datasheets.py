@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sim.costs.profile import Gpu
 from sim.names import unknown
 
-GIB = 1 << 30
+GIB, GB = 1 << 30, 1e9
 
 
 class Datasheet(NamedTuple):
@@ -48,8 +48,10 @@ DATASHEETS = {
         _sheet("a100-sxm", 80, 312.0, 2039.0, 108, "ampere", "A100-SXM4-80GB", "A100-SXM-80GB"),
         _sheet("a100-sxm-40gb", 40, 312.0, 1555.0, 108, "ampere", "A100-SXM4-40GB", "A100-SXM-40GB"),
         _sheet("a100-pcie", 80, 312.0, 1935.0, 108, "ampere", "A100 80GB PCIe", "A100-PCIE-80GB"),
+        _sheet("a800-sxm", 80, 312.0, 2039.0, 108, "ampere", "A800-SXM4-80GB"),
         _sheet("h100-sxm", 80, 989.0, 3350.0, 132, "hopper", "H100 80GB HBM3", "H100-SXM"),
         _sheet("h100-pcie", 80, 756.0, 2000.0, 114, "hopper", "H100 PCIe"),
+        _sheet("h800-sxm", 80, 989.0, 3350.0, 132, "hopper", "H800"),
         _sheet("h200-sxm", 141, 989.0, 4800.0, 132, "hopper", "H200"),
         _sheet("l40s", 48, 362.0, 864.0, 142, "ada", "L40S"),
         _sheet("l4", 24, 121.0, 300.0, 58, "ada", "NVIDIA L4"),
@@ -83,3 +85,13 @@ def datasheet_of_device(device_name: str) -> Datasheet | None:
     )
     names = ((re.search(rf"\b{re.escape(part)}\b", device_name, re.IGNORECASE), sheet) for part, sheet in by_length)
     return next((sheet for match, sheet in names if match), None)
+
+
+def check_fits(models: str, weight_bytes: int, gpu: Gpu, devices: int = 1) -> None:
+    """Raises ValueError where the weights of `models` exceed the memory of so many GPUs."""
+    memory_bytes = gpu.memory_bytes * devices
+    if weight_bytes > memory_bytes:
+        raise ValueError(
+            f"weights of {models} need {weight_bytes / GB:.1f} GB and {devices} x {gpu.name} has "
+            f"{memory_bytes / GB:.1f} GB; choose smaller models or a larger GPU"
+        )

@@ -11,10 +11,8 @@ from datetime import date
 
 import msgspec
 
-from calibrate.datasheets import DATASHEETS, datasheet
+from calibrate.datasheets import DATASHEETS, check_fits, datasheet
 from sim.costs.profile import KindError, Overlap, Profile
-
-GB = 1e9
 
 
 def derive(profile: Profile, gpu: str) -> Profile:
@@ -34,12 +32,7 @@ def derive(profile: Profile, gpu: str) -> Profile:
         )
     if gpu == profile.gpu.name:
         raise ValueError(f"profile {profile.name!r} is of {gpu} already")
-    memory_bytes = sheet.gpu.memory_bytes * profile.tensor_parallel
-    if profile.weight_bytes > memory_bytes:
-        raise ValueError(
-            f"weights of {profile.name.partition('/')[2]} need {profile.weight_bytes / GB:.1f} GB and "
-            f"{profile.tensor_parallel} x {gpu} has {memory_bytes / GB:.1f} GB; choose smaller models or a larger GPU"
-        )
+    check_fits(profile.name.partition("/")[2], profile.weight_bytes, sheet.gpu, profile.tensor_parallel)
     reason = f"derived from {profile.name} by datasheet transfer, nothing was measured on {gpu}"
     gemm = msgspec.structs.replace(profile.compact.gemm, multiprocessors=sheet.multiprocessors)
     return msgspec.structs.replace(

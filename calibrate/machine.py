@@ -127,6 +127,16 @@ def multiprocessors(device: str) -> int:
     return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
+def l2_bytes(device: str) -> int | None:
+    """L2 cache of the GPU; None where it cannot be read, as on a CPU."""
+    if device == "cpu":
+        return None
+    import torch
+
+    found = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0)
+    return int(found) or None
+
+
 def _memory_bytes(device: str) -> int:
     if device == "cpu":
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -15,15 +15,16 @@ import msgspec
 
 from calibrate import grid, host_times, points_file
 from calibrate.bench import Bench, count_kernels
-from calibrate.machine import fingerprint, multiprocessors, read_clocks, roofs
+from calibrate.machine import fingerprint, l2_bytes, multiprocessors, read_clocks, roofs
 from calibrate.measured_profile import profile_of, today
-from calibrate.overlap import PairBench, pairs
+from calibrate.overlap import OverlapBench, pairs, three_ways
 from calibrate.pair import PairSpec, build, check_device, limits
-from calibrate.points import Place
+from calibrate.points import Place, l2_state
 from calibrate.repeats import MIN_REPETITIONS, repeat
 from realrun.issuer import Issuer
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile
+from sim.models import ModelShape
 
 PLANNED_REPETITIONS = 2 * MIN_REPETITIONS
 """Per place, warm-up included, that the budget must pay for when the plan is made."""
@@ -49,6 +50,7 @@ class Session:
             points_file.mend(path)
             self._former = points_file.read(path)
             points_file.check_same(path, self._former, self._fingerprint, spec.as_options())
+            points_file.check_host(path, self._former)
         self._kernels = build(spec)
         self.bench = Bench(self._kernels)
         self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
@@ -65,7 +67,8 @@ class Session:
         held = points_file.read(self.path)
         self.on_step("fit", 0, 1)
         target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
-        return profile_of(held, Gpu(**held.host["gpu"]), int(held.host["multiprocessors"]), target, draft)
+        gpu = msgspec.convert(held.host["gpu"], Gpu)
+        return profile_of(held, gpu, int(held.host["multiprocessors"]), target, draft)
 
     def _issuer(self, place: Place) -> Issuer:
         """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""
@@ -74,6 +77,11 @@ class Session:
         if self._graphed is None:
             self._graphed = self._kernels.issuer("calibrate graphed")
         return self._graphed
+
+    def _shape(self, place: Place) -> ModelShape:
+        source = self.spec.target if place.model == "target" else self.spec.draft
+        assert source is not None, "a draft pass without a draft model"
+        return source.shape
 
     def _plan(self) -> None:
         allowed = limits(self.spec)
@@ -98,7 +106,7 @@ class Session:
 
     def _points(self) -> None:
         held = points_file.read(self.path)
-        left = held.left
+        left, cache = held.left, l2_bytes(self.spec.device)
         ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, len(held.places))
         for done, place in enumerate(left):
             issuer = self._issuer(place)
@@ -119,6 +127,7 @@ class Session:
                 repetitions=timing.repetitions,
                 is_noisy=timing.is_noisy,
                 is_held_out=grid.is_held_out(place, held.places),
+                l2=l2_state(place, self._shape(place), cache),
             )
             points_file.append_point(self.path, point)
 
@@ -180,12 +189,17 @@ class Session:
 
     def _overlap(self) -> None:
         held = points_file.read(self.path)
-        planned = pairs(limits(self.spec))
+        planned, together = pairs(limits(self.spec)), OverlapBench(self.bench)
         known = [entry["pair"] for entry in held.overlap]
         left = [pair for pair in planned if pair.as_key() not in known]
-        together = PairBench(self.bench)
-        ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, len(planned))
+        at_once = three_ways(limits(self.spec))
+        num_steps = len(planned) + len(at_once)
+        ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, num_steps)
         for done, pair in enumerate(left):
-            self.on_step("overlap", len(planned) - len(left) + done, len(planned))
+            self.on_step("overlap", len(planned) - len(left) + done, num_steps)
             share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
             points_file.append(self.path, "overlap", together.measure(pair, share_s))
+        for done, places in enumerate(at_once[len(held.three_way) :], len(held.three_way)):
+            self.on_step("overlap", len(planned) + done, num_steps)
+            share_s = SHARES["overlap"] * self.budget_s / num_steps
+            points_file.append(self.path, "three_way", together.measure_three(places, share_s))

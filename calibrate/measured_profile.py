@@ -5,16 +5,18 @@ Not here: measuring (measure), the fits themselves (pass_fit, overlap_fit).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import date
 from statistics import median
 
 import msgspec
 
+from calibrate.check import use_of
 from calibrate.host_costs import host_costs
 from calibrate.overlap_fit import fit_overlap
 from calibrate.pass_fit import fit_passes
-from calibrate.points import Place, place_of
+from calibrate.points import L2_STATES, Place, place_of, work_of
 from calibrate.points_file import Points
 from sim.costs.kernels import (
     CompactKernels,
@@ -29,6 +31,10 @@ from sim.costs.kernels import (
 from sim.costs.profile import SCHEMA, Gpu, MeasuredPoint, Overlap, Profile
 from sim.models import ModelShape
 
+FAR = 200.0
+"""A median pass that takes so many times its roofs and launches, or is so many times faster, is in other units."""
+LONG_LAUNCH_S = 1e-4
+"""To launch the kernels of a layer eagerly, roughly."""
 CPU_START_S, CUDA_START_S = 3e-5, 3e-6
 """Length of a kernel that does nothing, to start the fit from."""
 
@@ -38,6 +44,7 @@ def profile_of(held: Points, gpu: Gpu, multiprocessors: int, target: ModelShape,
     points = ordered_points(held)
     shapes = {"target": target, "draft": draft or target}
     is_cpu = bool(held.host["is_cpu"])
+    check_units(points, gpu, shapes)
     name = target.name if draft is None else f"{target.name}+{draft.name}"
     start = Profile(
         schema=SCHEMA,
@@ -53,7 +60,24 @@ def profile_of(held: Points, gpu: Gpu, multiprocessors: int, target: ModelShape,
         fingerprint=held.fingerprint,
         date=str(held.host["date"]),
     )
-    return fit_overlap(fit_passes(start, points), held.overlap)
+    return fit_overlap(fit_passes(start, points), held.overlap, held.three_way)
+
+
+def check_units(points: Sequence[MeasuredPoint], gpu: Gpu, shapes: Mapping[str, ModelShape]) -> None:
+    """Raises ValueError where most points are far from what roofs and launches make of them: times are seconds."""
+    ratios = []
+    for point in points:
+        place, shape = place_of(point), shapes[point.model]
+        flops, num_bytes = use_of(shape, work_of(place))
+        passes = point.tokens if point.kind == "draft" else 1
+        launches_s = LONG_LAUNCH_S * passes * shape.layers
+        least_s = max(flops / gpu.peak_flops, num_bytes / gpu.bandwidth_bytes_per_s)
+        ratios.append(point.device_s / (least_s + launches_s))
+    if ratios and not 1.0 / FAR <= median(ratios) <= FAR:
+        raise ValueError(
+            f"the points take {median(ratios):.3g} times what {gpu.name!r} should take (median); are they not in "
+            "seconds?"
+        )
 
 
 def ordered_points(held: Points) -> list[MeasuredPoint]:
@@ -78,6 +102,9 @@ def _source(points: Sequence[MeasuredPoint], weights: str) -> str:
     num_noisy = len(noisy_places(points))
     text = f"lanesim calibrate measure: {len(points)} passes of {weights} weights, {num_noisy} of them noisy"
     ratios = [point.sustained_s / point.device_s for point in points if point.sustained_s is not None]
+    states = Counter(point.l2 for point in points)
+    if states.keys() != {"unknown"}:
+        text += "; L2 never flushed between repetitions: " + ", ".join(f"{states[name]} {name}" for name in L2_STATES)
     if ratios:
         text += f"; after sustained load {len(ratios)} of them took {median(ratios):.2f} times as long (median)"
     return text

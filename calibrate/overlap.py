@@ -1,4 +1,4 @@
-"""Times two passes at once, on two streams and threads: how much each slows the other down.
+"""Times two or three passes at once, each on its own stream and thread: how much each slows the others down.
 
 On a CPU streams have no priorities, so only equal ones are timed there. Solo times are taken right beside, with the
 same threads, so that a drift of the machine hits both. Not here: what follows from it (overlap_fit).
@@ -6,6 +6,7 @@ same threads, so that a drift of the machine hits both. Not here: what follows f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 from itertools import permutations
 from statistics import median
@@ -63,8 +64,25 @@ def pairs(limits: Limits) -> list[Pair]:
     return sorted(set(found), key=lambda pair: sha256(repr(pair.as_key()).encode()).hexdigest())
 
 
-class PairBench:
-    """Times pairs of passes; keeps one issuer per side, priority and way of launching."""
+def three_ways(limits: Limits) -> list[tuple[Place, ...]]:
+    """Prefill, draft and verify launched together, by way of launching; none without a draft or with too few slots."""
+    rows = limits.rows // 3
+    if rows < 1 or not limits.has_draft:
+        return []
+    context = (limits.slot_tokens - limits.draft_tokens) // 4
+    widths = min(4, limits.draft_tokens)
+    return [
+        (
+            Place("prefill", "target", 1, min(limits.pass_tokens, limits.slot_tokens // 2), 0, "eager"),
+            Place("draft", "draft", rows, widths, context, launch),
+            Place("verify", "target", rows, widths + 1, context, launch),
+        )
+        for launch in (("eager", "graphed") if limits.has_graphs else ("eager",))
+    ]
+
+
+class OverlapBench:
+    """Times passes that run at once; keeps one issuer per side, priority and way of launching."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -72,27 +90,40 @@ class PairBench:
 
     def measure(self, pair: Pair, share_s: float) -> dict[str, Any]:
         """Median durations alone and together, seconds, first and second; for about `share_s` seconds."""
-        sides = zip((pair.first, pair.second), pair.priorities, strict=True)
-        issuers = [self._issuer(side, priority, place.launch) for side, (place, priority) in enumerate(sides)]
-        places, starts = (pair.first, pair.second), (0, pair.first.rows)
-        for place, issuer, first_slot in zip(places, issuers, starts, strict=True):
+        jobs = self._jobs((pair.first, pair.second), pair.priorities)
+        timed = self._timed(jobs, (0.0, pair.offset_share), share_s)
+        _, offset_s = timed.pop("offsets_s")
+        return {"pair": pair.as_key(), **timed, "offset_s": offset_s}
+
+    def measure_three(self, places: tuple[Place, ...], share_s: float) -> dict[str, Any]:
+        """Median durations of all alone and together, launched at once with equal priorities."""
+        timed = self._timed(self._jobs(places, (0,) * len(places)), (0.0,) * len(places), share_s)
+        return {"places": [list(place) for place in places], **timed}
+
+    def _jobs(self, places: Sequence[Place], priorities: Sequence[int]) -> list[_Job]:
+        """One side each, on slots of its own, all warm."""
+        jobs, first_slot = [], 0
+        for side, (place, priority) in enumerate(zip(places, priorities, strict=True)):
+            issuer = self._issuer(side, priority, place.launch)
             self.bench.warm(place, issuer, first_slot)
-        jobs = [
-            _Job(self.bench, place, issuer, first_slot)
-            for place, issuer, first_slot in zip(places, issuers, starts, strict=True)
-        ]
+            jobs.append(_Job(self.bench, place, issuer, first_slot))
+            first_slot += place.rows
+        return jobs
+
+    def _timed(self, jobs: list[_Job], offset_shares: Sequence[float], share_s: float) -> dict[str, Any]:
+        """Offsets are shares of the first job's solo time, and in the result seconds after its launch."""
         ends_s = perf_counter() + share_s
-        alone: list[tuple[float, float]] = []
-        together: list[tuple[float, float, float]] = []
+        alone: list[list[float]] = []
+        together: list[tuple[list[float], list[float]]] = []
         while len(together) < MIN_RUNS or (len(together) < MAX_RUNS and perf_counter() < ends_s):
-            alone.append((jobs[0].alone_s(), jobs[1].alone_s()))
-            offset_s = pair.offset_share * median(first_s for first_s, _ in alone)
-            together.append(_together_s(jobs, offset_s))
+            alone.append([job.alone_s() for job in jobs])
+            first_s = median(run[0] for run in alone)
+            together.append(_together_s(jobs, [share * first_s for share in offset_shares]))
+        sides = range(len(jobs))
         return {
-            "pair": pair.as_key(),
-            "solo_s": [median(run[side] for run in alone) for side in (0, 1)],
-            "together_s": [median(run[side] for run in together) for side in (0, 1)],
-            "offset_s": median(run[2] for run in together),
+            "solo_s": [median(run[side] for run in alone) for side in sides],
+            "together_s": [median(durations[side] for durations, _ in together) for side in sides],
+            "offsets_s": [median(offsets[side] for _, offsets in together) for side in sides],
             "runs": len(together),
         }
 
@@ -106,7 +137,7 @@ class PairBench:
 
 
 class _Job:
-    """One side of a pair."""
+    """One of the passes that run at once."""
 
     def __init__(self, bench: Bench, place: Place, issuer: Issuer, first_slot: int) -> None:
         self.bench, self.issuer = bench, issuer
@@ -127,29 +158,25 @@ class _Job:
         return self.ended_s - self.started_s
 
 
-def _together_s(jobs: list[_Job], offset_s: float) -> tuple[float, float, float]:
-    """Durations of both and the true offset between their launches."""
+def _together_s(jobs: list[_Job], offsets_s: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Durations, and the true offsets of the launches from the first job's."""
     for job in jobs:
         job.bench.reset(job.pass_)
-    barrier = Barrier(2)
+    barrier = Barrier(len(jobs))
 
-    def first() -> None:
-        barrier.wait()
-        jobs[0].run()
-
-    def second() -> None:
+    def run(job: _Job, offset_s: float) -> None:
         barrier.wait()
         if offset_s > 0.0:
             _wait(offset_s)
-        jobs[1].run()
+        job.run()
 
-    threads = [Thread(target=first), Thread(target=second)]
+    threads = [Thread(target=run, args=sides) for sides in zip(jobs, offsets_s, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    durations = [job.ended_s - job.started_s for job in jobs]
-    return durations[0], durations[1], jobs[1].started_s - jobs[0].started_s
+    started_s = jobs[0].started_s
+    return [job.ended_s - job.started_s for job in jobs], [job.started_s - started_s for job in jobs]
 
 
 def _wait(seconds: float) -> None:

@@ -7,6 +7,7 @@ contention model alone. Not here: timing pairs (overlap).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -31,19 +32,20 @@ STEP = 0.3
 """First step of the refinement, in logs."""
 LAUNCH_BOUND = 0.9
 """Share of its solo time from which on a work's launch is taken for what it lasts."""
+THREE = "prefill, draft and verify launched at once, which no fit used; durations of all three"
 HELD_OUT = "pairs of passes that the fit did not use; durations of both"
 
 
 class Together(NamedTuple):
-    """One measured pair: durations alone and together, first and second."""
+    """Works that ran at once, a pair or three: durations alone and together."""
 
-    works: tuple[Work, Work]
-    are_graphed: tuple[bool, bool]
-    priorities: tuple[int, int]
-    offset_s: float
-    """From the launch of the first to that of the second; below 0 where the threads began the other way round."""
-    solo_s: tuple[float, float]
-    together_s: tuple[float, float]
+    works: tuple[Work, ...]
+    are_graphed: tuple[bool, ...]
+    priorities: tuple[int, ...]
+    offsets_s: tuple[float, ...]
+    """From the launch of the first to each one's; below 0 where the threads began the other way round."""
+    solo_s: tuple[float, ...]
+    together_s: tuple[float, ...]
 
 
 class Costs:
@@ -55,7 +57,7 @@ class Costs:
 
 
 class _SoloCosts:
-    """The measured solo time of each of two works; launching, demands and kernels as the profile has them.
+    """The measured solo time of each work; launching, demands and kernels as the profile has them.
 
     A work that lasts no longer alone than its launch has the profile's device time: the rest of it is waiting.
     """
@@ -87,8 +89,11 @@ class _NoLuck:
         return 0
 
 
-def fit_overlap(profile: Profile, entries: Sequence[dict[str, Any]]) -> Profile:
-    """`profile` with `overlap` fitted to the even `entries` and its error on the odd ones under `errors.overlap`.
+def fit_overlap(
+    profile: Profile, entries: Sequence[dict[str, Any]], three_way: Sequence[dict[str, Any]] = ()
+) -> Profile:
+    """`profile` with `overlap` fitted to the even `entries`, its error on the odd ones under `errors.overlap`, and that
+    on the `three_way` runs, which no fit uses, under `errors.overlap_three`.
 
     Fewer than four pairs fit nothing: the profile keeps its conservative default.
     """
@@ -107,7 +112,11 @@ def fit_overlap(profile: Profile, entries: Sequence[dict[str, Any]]) -> Profile:
         measured=True,
         source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, half of them fitted",
     )
-    return msgspec.structs.replace(profile, overlap=overlap, errors=profile.errors | {"overlap": error})
+    errors = profile.errors | {"overlap": error}
+    if three_way:
+        found = [_errors(costs, contention, _three(entry)) for entry in three_way]
+        errors["overlap_three"] = kind_error(np.concatenate(found), THREE)
+    return msgspec.structs.replace(profile, overlap=overlap, errors=errors)
 
 
 def overlap_error(profile: Profile, entries: Sequence[dict[str, Any]]) -> KindError:
@@ -118,19 +127,20 @@ def overlap_error(profile: Profile, entries: Sequence[dict[str, Any]]) -> KindEr
     return kind_error(np.concatenate(errors) if errors else np.array([]), "all pairs of the points file")
 
 
-def predict_s(costs: Costs, contention: Contention, run: Together) -> tuple[float, float]:
-    """Durations of both works, as the simulated device has them."""
+def predict_s(costs: Costs, contention: Contention, run: Together) -> tuple[float, ...]:
+    """Durations of all works, as the simulated device has them."""
     host = SimHost(_SoloCosts(costs, run), _NoLuck(), contention=contention)
-    streams = [host.stream(name, priority=run.priorities[side]) for side, name in enumerate(("first", "second"))]
+    streams = [host.stream(f"side {side}", priority=priority) for side, priority in enumerate(run.priorities)]
     tickets: dict[int, Any] = {}
 
-    def submit(side: int) -> None:
+    def submit(side: int, _: Any) -> None:
         tickets[side] = host.run(run.works[side], streams[side])
 
-    host.at(max(0.0, -run.offset_s), lambda _: submit(0))
-    host.at(max(0.0, run.offset_s), lambda _: submit(1))
+    begins_s = min(run.offsets_s)
+    for side, offset_s in enumerate(run.offsets_s):
+        host.at(offset_s - begins_s, partial(submit, side))
     host.run_until()
-    return tickets[0].end_s - tickets[0].submitted_s, tickets[1].end_s - tickets[1].submitted_s
+    return tuple(tickets[side].end_s - tickets[side].submitted_s for side in range(len(streams)))
 
 
 def _errors(costs: Costs, contention: Contention, run: Together) -> Array:
@@ -167,9 +177,28 @@ def _together(entry: dict[str, Any]) -> Together:
             works=(work_of(Place(*first)), work_of(Place(*second))),
             are_graphed=(Place(*first).launch == "graphed", Place(*second).launch == "graphed"),
             priorities=(int(priorities[0]), int(priorities[1])),
-            offset_s=float(entry["offset_s"]),
+            offsets_s=(0.0, float(entry["offset_s"])),
             solo_s=(float(entry["solo_s"][0]), float(entry["solo_s"][1])),
             together_s=(float(entry["together_s"][0]), float(entry["together_s"][1])),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"overlap entry {entry!r} cannot be read: {error!r}") from error
+
+
+def _three(entry: dict[str, Any]) -> Together:
+    try:
+        places = [Place(*place) for place in entry["places"]]
+        offsets_s, solo_s, together_s = (
+            tuple(float(entry[name][side]) for side in range(len(places)))
+            for name in ("offsets_s", "solo_s", "together_s")
+        )
+        return Together(
+            works=tuple(work_of(place) for place in places),
+            are_graphed=tuple(place.launch == "graphed" for place in places),
+            priorities=(0,) * len(places),
+            offsets_s=offsets_s,
+            solo_s=solo_s,
+            together_s=together_s,
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"three-way entry {entry!r} cannot be read: {error!r}") from error

@@ -6,12 +6,17 @@ Not here: measuring them (bench), choosing them (grid), the fit (pass_fit).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sim.costs.profile import MeasuredPoint
+from sim.models import ModelShape
 from sim.work import Chunk, Kind, Model, Work
 
 KINDS = ("prefill", "decode", "draft", "verify")
+L2State = Literal["cold", "warm", "unknown"]
+L2_STATES: tuple[L2State, ...] = ("cold", "warm", "unknown")
+COLD = 2.0
+"""A pass whose weights and KV are so many times the L2 cache has evicted what it began with when it is repeated."""
 
 
 class Place(NamedTuple):
@@ -72,6 +77,17 @@ def work_of(place: Place) -> Work:
         context_tokens=context_tokens,
         head_rows=rows * tokens,
     )
+
+
+def l2_state(place: Place, shape: ModelShape, l2_bytes: int | None) -> L2State:
+    """State of the L2 cache for `place` repeated over and over, nothing flushed between: "cold" where its weights and
+    KV exceed the cache COLD times, "warm" where both fit it. Between, and where its size is not known, "unknown"."""
+    if l2_bytes is None:
+        return "unknown"
+    weights = shape.layers * shape.layer_weights + shape.vocab * shape.hidden
+    kv_tokens = place.rows * (place.context_tokens + place.tokens)
+    num_bytes = weights * shape.dtype_bytes + kv_tokens * shape.kv_bytes_per_token
+    return "cold" if num_bytes >= COLD * l2_bytes else "warm" if num_bytes <= l2_bytes else "unknown"
 
 
 def kinds_present(points: Sequence[MeasuredPoint]) -> list[str]:

@@ -1,7 +1,7 @@
 """The points file: what one machine measured, appended line by line, so that a kill loses one point at most.
 
 JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point`,
-`sustained` (a place timed again under load), `host`, `overlap` and `clocks` lines.
+`sustained` (a place timed again under load), `host`, `overlap`, `three_way` and `clocks` lines.
 Not here: measuring (measure), the profile made of it (sim.costs.profile).
 """
 
@@ -23,6 +23,10 @@ from sim.costs.profile import MeasuredPoint
 SCHEMA = 1
 LONGEST_S = 1000.0
 """A pass of more seconds than this is a pass in other units."""
+HOST_KEYS = (
+    *("is_cpu", "gpu", "multiprocessors", "kv_layout", "date", "kernels_per_layer", "result_s"),
+    *("step_s", "row_s", "inflation_eager"),
+)
 MAY_CHANGE = ("clock", "date")
 """Fingerprint keys beginning so do not tell two machines apart."""
 
@@ -38,6 +42,7 @@ class Points(NamedTuple):
     sustained: dict[Place, float]
     host: dict[str, Any]
     overlap: list[dict[str, Any]]
+    three_way: list[dict[str, Any]]
 
     @property
     def left(self) -> list[Place]:
@@ -93,11 +98,12 @@ def append_point(path: Path, point: MeasuredPoint) -> None:
 
 
 def mend(path: Path) -> None:
-    """Cut off a last line that a kill left unfinished."""
+    """Cut off a last line that a kill left unfinished. A file of no whole line is none of ours, and stays."""
     content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
+    end = content.rfind(b"\n") + 1
+    if 0 < end < len(content):
         with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
+            file.truncate(end)
 
 
 def read(path: Path) -> Points:
@@ -116,12 +122,15 @@ def read(path: Path) -> Points:
         hint = "is newer than what this version reads; update lanesim" if newer else f"must be {SCHEMA}"
         raise ValueError(f"points file {str(path)!r}: schema={schema!r} {hint}")
     try:
-        places = [Place(*place) for place in header["places"]]
-        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [])
+        places = msgspec.convert(header["places"], list[Place])
+        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"points file {str(path)!r}, line 1: no valid header ({error!r})") from error
+    planned = frozenset(places)
     for number, line in enumerate(lines[1:], 2):
-        _enter(found, path, number, _object(path, number, line))
+        where = f"points file {str(path)!r}, line {number}"
+        for kind, value in _object(path, number, line).items():
+            _enter(found, planned, where, kind, value)
     return found
 
 
@@ -135,32 +144,61 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return content
 
 
-def _enter(found: Points, path: Path, number: int, content: dict[str, Any]) -> None:
-    where = f"points file {str(path)!r}, line {number}"
-    for kind, value in content.items():
-        if kind == "point":
-            found.points.append(_point(where, value))
-        elif kind == "sustained":
-            place, seconds = Place(*value[0]), float(value[1])
-            if not isfinite(seconds) or seconds <= 0.0:
-                raise ValueError(f"{where}: {seconds!r} s under load must be finite and positive")
-            found.sustained[place] = seconds
-        elif kind == "host":
-            found.host.update(value)
-        elif kind == "overlap":
-            found.overlap.append(value)
-        elif kind != "clocks":
-            raise ValueError(f"{where}: unknown kind of line {kind!r}")
+def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, value: Any) -> None:
+    if kind == "point":
+        found.points.append(_point(where, value, planned))
+    elif kind == "sustained":
+        place, seconds = _convert(where, value, tuple[Place, float])
+        _check_times(where, [seconds])
+        found.sustained[place] = seconds
+    elif kind == "host":
+        found.host.update(_convert(where, value, dict[str, Any]))
+    elif kind == "overlap":
+        _check_run(where, _convert(where, value, dict[str, Any]), 2)
+        found.overlap.append(value)
+    elif kind == "three_way":
+        _check_run(where, _convert(where, value, dict[str, Any]), 3)
+        found.three_way.append(value)
+    elif kind != "clocks":
+        raise ValueError(f"{where}: unknown kind of line {kind!r}")
 
 
-def _point(where: str, value: Any) -> MeasuredPoint:
+def _check_run(where: str, run: dict[str, Any], sides: int) -> None:
+    """Passes that ran at once: their times alone and together."""
+    for key in ("solo_s", "together_s"):
+        times = _convert(f"{where}: {key}", run.get(key), list[float])
+        if len(times) != sides:
+            raise ValueError(f"{where}: {key} has {len(times)} times, want {sides}")
+        _check_times(f"{where}: {key}", times)
+
+
+def _check_times(where: str, times: Sequence[float]) -> None:
+    for seconds in times:
+        if not isfinite(seconds) or not 0.0 < seconds <= LONGEST_S:
+            raise ValueError(f"{where}: {seconds!r} s must be positive and at most {LONGEST_S:.0f} s")
+
+
+def _convert(where: str, value: Any, wanted: Any) -> Any:
     try:
-        point = msgspec.convert(value, MeasuredPoint)
+        return msgspec.convert(value, wanted)
     except (msgspec.ValidationError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _point(where: str, value: Any, planned: frozenset[Place]) -> MeasuredPoint:
+    point: MeasuredPoint = _convert(where, value, MeasuredPoint)
     if point.device_s > LONGEST_S:
         raise ValueError(f"{where}: device_s={point.device_s} s is longer than {LONGEST_S:.0f} s; times are seconds")
+    if place_of(point) not in planned:
+        raise ValueError(f"{where}: {place_of(point).name} is not in the plan of line 1")
     return point
+
+
+def check_host(path: Path, found: Points) -> None:
+    """Raise ValueError where host times are there but not all of them: a measurement writes them at once."""
+    missing = [key for key in HOST_KEYS if key not in found.host]
+    if found.host and missing:
+        raise ValueError(f"points file {str(path)!r}: its host line lacks {missing[0]!r}; remove that line")
 
 
 def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: dict[str, Any]) -> None:

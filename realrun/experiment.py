@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from sim.acceptance import parse_acceptance
 from sim.controllers import build_controller
 from sim.costs import Profile, kv_capacity_tokens
-from sim.kv import KvPool
 from sim.luck import Luck
+from sim.paged import PagedPool
 from sim.policies import Policy, find_policy
-from sim.policies.options import EngineLimits
+from sim.policies.options import Method
 from sim.policies.passes import KvMode
 from sim.records import RunRecord, StreamUsage, WorkRecord
 from sim.request import Request
@@ -36,17 +36,28 @@ class SpawningHost(Protocol):
     def spawn(self, task: Any) -> None: ...
 
 
-class SlottedPool(KvPool):
-    """KV memory by blocks, and by slots: at most `most_requests` at once."""
+class SlottedPool(PagedPool):
+    """KV memory by blocks, and by slots: at most `most_requests` at once. A slot holds a whole sequence, so a request
+    cannot lose its memory and come back."""
 
     __slots__ = ("_most_requests",)
 
-    def __init__(self, num_blocks: int, block_size: int, draft_tokens_max: int, most_requests: int) -> None:
-        super().__init__(num_blocks, block_size, draft_tokens_max)
+    def __init__(self, num_blocks: int, block_size: int, draft_slots: int, most_requests: int) -> None:
+        super().__init__(num_blocks, block_size, draft_slots)
         self._most_requests = most_requests
 
     def reserve(self, request: Request) -> bool:
         return len(self._reserved) < self._most_requests and super().reserve(request)
+
+    def seat(self, request: Request, found: list[int], num_tokens: int, whole_tokens: int) -> bool:
+        has_slot = len(self._tables) < self._most_requests
+        return has_slot and super().seat(request, found, num_tokens, whole_tokens)
+
+    def preempt(self, request: Request, num_tokens: int) -> None:
+        raise ValueError(
+            f"KV memory ran out: request {request.id} would be preempted, which a replay cannot do; raise "
+            "engine.num_gpu_blocks, or lower --max-concurrency"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +99,8 @@ class Experiment:
     def start(self, host: Any, requests: Sequence[Request]) -> Serving:
         """Start the policy and the arrivals of `requests` on `host`. Raises ValueError for one that never fits."""
         scenario, most = self.scenario, self.draft_tokens_max
-        pool = SlottedPool(self._num_blocks(), scenario.engine.block_size, most + 1 if most else 0, self.most_requests)
+        slots = (2 * most + 1 if self.policy.is_continuous else most + 1) if most else 0
+        pool = SlottedPool(self._num_blocks(), scenario.engine.block_size, slots, self.most_requests)
         for request in requests:
             if pool.blocks_for(request) > pool.num_blocks:
                 raise ValueError(
@@ -98,10 +110,7 @@ class Experiment:
         controller = build_controller(scenario.speculation.controller, self.draft_tokens)
         serving = Serving(host, requests, pool, controller, max_concurrency=scenario.workload.max_concurrency)
         serving.first_measured = scenario.workload.num_warmups
-        limits = EngineLimits(
-            max_num_seqs=scenario.engine.max_num_seqs, max_num_batched_tokens=scenario.engine.max_num_batched_tokens
-        )
-        for task in self.policy.build(serving, scenario.policy_options, limits):
+        for task in self.policy.build(serving, scenario.policy_options, scenario.limits):
             host.spawn(task)
         host.spawn(serving.arrivals())
         return serving
@@ -145,6 +154,14 @@ class Experiment:
 def check_replayable(experiment: Experiment) -> None:
     """Raise ValueError for a scenario that simulates but cannot be replayed: no KV at all, or too short a tape."""
     scenario = experiment.scenario
+    if scenario.engine.async_scheduling and experiment.policy.is_continuous:
+        raise ValueError(
+            "engine.async_scheduling=true can be simulated only: a replay plans each step with all results"
+        )
+    if scenario.speculation.method is not Method.DRAFT_MODEL and experiment.draft_tokens:
+        raise ValueError(
+            f"speculation.method={scenario.speculation.method} can be simulated only; a replay drafts with a model"
+        )
     if scenario.policy_options.kv is KvMode.NONE and not experiment.policy.is_continuous:
         raise ValueError("policy_options.kv=none can be simulated only; a replay keeps KV: use rollback or reforward")
     acceptance = parse_acceptance(scenario.speculation.acceptance, max(1, experiment.draft_tokens))

@@ -1,6 +1,6 @@
 """KV memory: blocks reserved at admission, and the tokens really held.
 
-Not here: preemption and prefix reuse.
+Not here: blocks taken as tokens come, preemption and prefix reuse (sim.paged).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class KvPool:
     rolled back to the accepted ones afterwards.
     """
 
-    __slots__ = ("_reserved", "block_size", "draft_tokens_max", "free_blocks", "held", "num_blocks")
+    __slots__ = ("_reserved", "block_size", "draft_slots", "free_blocks", "held", "num_blocks")
 
-    def __init__(self, num_blocks: int, block_size: int, draft_tokens_max: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, draft_slots: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.draft_tokens_max = draft_tokens_max
+        self.draft_slots = draft_slots
         self.free_blocks = num_blocks
         self.held = Gauge()
         """Tokens in KV."""
@@ -29,7 +29,7 @@ class KvPool:
 
     def blocks_for(self, request: Request) -> int:
         """Blocks for the whole life of `request`, the last round's drafts included."""
-        return -(-(request.prompt_tokens + request.output_tokens + self.draft_tokens_max) // self.block_size)
+        return -(-(request.prompt_tokens + request.output_tokens + self.draft_slots) // self.block_size)
 
     def reserve(self, request: Request) -> bool:
         num_blocks = self.blocks_for(request)

@@ -57,6 +57,7 @@ def summarise(
         "completed": len(finished),
         "censored": len(measured) - len(finished),
         "unstable": _is_unstable(record, measured),
+        "preemptions": sum(request.num_preemptions for request in measured),
         "duration": duration_s,
         "total_input_tokens": sum(request.prompt_tokens for request in finished),
         "total_output_tokens": output_tokens,

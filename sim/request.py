@@ -28,7 +28,9 @@ class Request:
     """Tokens to generate, first one included; at least 1."""
 
     prefilled_tokens: int = 0
-    """Prompt tokens in KV."""
+    """Tokens that prefill brought into KV: of the prompt, and after a preemption of the output so far."""
+    prefill_goal: int = -1
+    """Tokens to prefill before decoding goes on: the prompt; after a preemption the output so far as well."""
     kv_tokens: int = 0
     """Tokens held in KV, slots of the round in flight included."""
     emitted_tokens: int = 0
@@ -38,6 +40,11 @@ class Request:
     needs_catch_up: bool = False
     """The last draft was fully accepted, so the draft model lacks one token in its KV."""
 
+    in_flight: int = 0
+    """Tokens of the step that is under way while the next one is planned (asynchronous scheduling)."""
+    is_preempted: bool = False
+    """Lost its memory and waits for some."""
+    num_preemptions: int = 0
     draft_prefill: Ticket | None = None
     """The draft model's prefill of this prompt while the first draft has yet to come after it."""
 
@@ -53,6 +60,9 @@ class Request:
     accepted_tokens: int = 0
     """Accepted drafted tokens, counted before the output is cut to `output_tokens`."""
 
+    def __post_init__(self) -> None:
+        self.prefill_goal = self.prompt_tokens
+
     @property
     def is_finished(self) -> bool:
         return self.emitted_tokens >= self.output_tokens
@@ -60,4 +70,5 @@ class Request:
     @property
     def context_tokens(self) -> int:
         """Tokens in the target's KV between rounds: prompt and every emitted token but the newest."""
-        return self.prefilled_tokens + max(0, self.emitted_tokens - 1)
+        after_prefill = self.emitted_tokens - 1 - (self.prefill_goal - self.prompt_tokens)
+        return self.prefilled_tokens + max(0, after_prefill)

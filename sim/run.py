@@ -8,6 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import msgspec
+
 from sim.acceptance import AcceptanceSummary, parse_acceptance
 from sim.acceptance_models import Acceptance
 from sim.controllers import build_controller
@@ -15,8 +17,9 @@ from sim.costs import Profile, build_costs, kv_capacity_tokens
 from sim.devices.contention import Contention
 from sim.kv import KvPool
 from sim.luck import Luck
+from sim.paged import PagedPool
 from sim.policies import Policy, continuous_lazy, find_policy
-from sim.policies.options import Batching, EngineLimits
+from sim.policies.options import Batching, EngineLimits, Method
 from sim.policies.passes import KvMode
 from sim.records import RunRecord, StreamUsage, WorkRecord, work_record
 from sim.request import Request
@@ -38,10 +41,21 @@ def check(scenario: Scenario, profile: Profile) -> None:
         policy = find_policy(name)
         if policy.needs_draft and draft_tokens == 0:
             raise ValueError(f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1")
-        if policy.is_speculative and draft_tokens and profile.draft is None:
+        needs_model = scenario.speculation.method is not Method.NGRAM
+        if policy.is_speculative and draft_tokens and needs_model and profile.draft is None:
             raise ValueError(
                 f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
                 f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
+            )
+        if scenario.speculation.method is not Method.DRAFT_MODEL and policy.is_speculative and not policy.is_continuous:
+            raise ValueError(
+                f"policy {name!r} drafts with a model: speculation.method={scenario.speculation.method} is served by "
+                "continuous only"
+            )
+        if scenario.speculation.method is Method.EAGLE3 and draft_tokens and not _has_head(profile):
+            raise ValueError(
+                f"speculation.method=eagle3 needs a profile with an EAGLE-3 head (…/target+eagle3); the draft of "
+                f"{profile.name!r} is {profile.draft.name if profile.draft else 'none'}"
             )
         options = scenario.policy_options
         if policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED):
@@ -82,7 +96,7 @@ def simulate(
     draft_tokens = scenario.speculation.num_speculative_tokens if policy.is_speculative else 0
     controller = build_controller(scenario.speculation.controller, draft_tokens)
     costs = build_costs(profile, cuda_graph=scenario.engine.cuda_graph)
-    kv = _kv_pool(scenario, profile, controller.draft_tokens_max)
+    kv = kv_pool(scenario, profile, policy, controller.draft_tokens_max)
     requests = list(requests) if requests is not None else _requests(scenario, seed)
     _check_they_fit(requests, kv, profile)
     luck = Luck(build_acceptance(scenario.speculation, draft_tokens), seed)
@@ -103,7 +117,7 @@ def simulate(
     serving.first_measured = scenario.workload.num_warmups
     if record_works:
         kv.held.series = []
-    _start(policy, host, serving, scenario, luck if not record_works else None)
+    _start(policy, host, serving, scenario, profile, luck if not record_works else None)
     host.run_until(scenario.window.stop_s)
     if scenario.window.stop_s is None and not serving.is_all_finished:
         raise PolicyStalled(
@@ -122,17 +136,22 @@ def _requests(scenario: Scenario, seed: int) -> list[Request]:
     return requests
 
 
-def _kv_pool(scenario: Scenario, profile: Profile, draft_tokens_max: int) -> KvPool:
+def kv_pool(scenario: Scenario, profile: Profile, policy: Policy, draft_tokens_max: int) -> KvPool:
+    """The KV memory of a run. Raises ValueError where the weights leave none."""
     engine = scenario.engine
     num_blocks = engine.num_gpu_blocks
+    with_draft = draft_tokens_max > 0 and scenario.speculation.method is not Method.NGRAM
     if num_blocks is None:
-        capacity = kv_capacity_tokens(profile, engine.gpu_memory_utilization, with_draft=draft_tokens_max > 0)
+        capacity = kv_capacity_tokens(profile, engine.gpu_memory_utilization, with_draft=with_draft)
         num_blocks = int(capacity) // engine.block_size
         if num_blocks < 1:
             raise ValueError(
                 f"profile {profile.name!r}: the weights leave no room for KV within "
                 f"gpu_memory_utilization={engine.gpu_memory_utilization} of the GPU's memory"
             )
+    if policy.is_continuous:
+        slots = 2 * draft_tokens_max + 1 if draft_tokens_max else 0
+        return PagedPool(num_blocks, engine.block_size, slots, is_caching=engine.enable_prefix_caching)
     return KvPool(num_blocks, engine.block_size, draft_tokens_max + 1 if draft_tokens_max else 0)
 
 
@@ -160,11 +179,23 @@ def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -
         )
 
 
-def _start(policy: Policy, host: SimHost, serving: Serving, scenario: Scenario, luck: Luck | None) -> None:
+def limits_of(scenario: Scenario, profile: Profile) -> EngineLimits:
+    """What the engine is told; a profile whose draft is a head on the target's features drafts as one."""
+    limits = scenario.limits
+    if limits.method is Method.DRAFT_MODEL and _has_head(profile):
+        return msgspec.structs.replace(limits, method=Method.EAGLE3)
+    return limits
+
+
+def _has_head(profile: Profile) -> bool:
+    return profile.draft is not None and profile.draft.fused_features > 0
+
+
+def _start(
+    policy: Policy, host: SimHost, serving: Serving, scenario: Scenario, profile: Profile, luck: Luck | None
+) -> None:
     """Start the policy's coroutines, then the arrivals. `luck` is None where every row must be seen."""
-    limits = EngineLimits(
-        max_num_seqs=scenario.engine.max_num_seqs, max_num_batched_tokens=scenario.engine.max_num_batched_tokens
-    )
+    limits = limits_of(scenario, profile)
     is_fixed = serving.controller.draft_tokens_max == serving.controller.draft_tokens
     if policy.is_continuous and luck and is_fixed and continuous_lazy.can_be_lazy(serving, limits):
         tasks = continuous_lazy.coroutines(serving, limits, luck)

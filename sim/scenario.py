@@ -14,7 +14,7 @@ import msgspec
 
 from sim.controllers import CONTROLLERS
 from sim.names import unknown
-from sim.policies.options import PolicyOptions
+from sim.policies.options import EngineLimits, Method, PolicyOptions
 from sim.workload import TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
@@ -45,9 +45,16 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
     gpu_memory_utilization: float = 0.9
     cuda_graph: bool = True
+    async_scheduling: bool = False
+    """continuous: plan a step while the one before it is under way."""
+    enable_prefix_caching: bool = True
+    """continuous: a preempted request finds again what is still intact of its blocks."""
+    long_prefill_token_threshold: int = 0
+    """continuous: longest chunk of one prompt in a step; 0 = the budget."""
 
     def __post_init__(self) -> None:
         _at_least("engine", self, max_num_seqs=1, max_num_batched_tokens=1, block_size=1)
+        _at_least("engine", self, long_prefill_token_threshold=0)
         if self.num_gpu_blocks is not None:
             _at_least("engine", self, num_gpu_blocks=1)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -59,7 +66,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drafted and with what luck."""
 
-    method: str = "draft_model"
+    method: Method = Method.DRAFT_MODEL
     num_speculative_tokens: int = 4
     acceptance: str = "iid:0.7"
     synthetic_acceptance_length: float | None = None
@@ -72,7 +79,6 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         _at_least("speculation", self, num_speculative_tokens=0)
         if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
-        _one_of("speculation.method", self.method, ("draft_model",))
         _one_of("speculation.controller", self.controller, CONTROLLERS)
 
 
@@ -140,6 +146,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if len(set(self.policy)) < len(self.policy):
             raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
         _at_least("", self, seed=0, replications=1)
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What a continuous-batching engine is told."""
+        engine = self.engine
+        return EngineLimits(
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            long_prefill_token_threshold=engine.long_prefill_token_threshold,
+            async_scheduling=engine.async_scheduling,
+            method=self.speculation.method,
+        )
 
     @property
     def digest(self) -> str:

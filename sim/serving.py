@@ -14,8 +14,10 @@ from sim.controllers import Controller
 from sim.gauge import Gauge
 from sim.host import Host, Signal
 from sim.kv import KvPool
+from sim.paged import PagedPool
 from sim.records import GapSamples
 from sim.request import Request
+from sim.work import Chunk
 
 
 class Serving:
@@ -50,6 +52,12 @@ class Serving:
         """Requests waiting for admission."""
 
     @property
+    def paged(self) -> PagedPool:
+        """The memory of an engine that takes blocks as tokens come."""
+        assert isinstance(self.kv, PagedPool)
+        return self.kv
+
+    @property
     def num_active(self) -> int:
         """Admitted and unfinished requests."""
         return self.num_admitted - self.num_finished
@@ -82,17 +90,70 @@ class Serving:
     def admit_now(self) -> Request | None:
         """The oldest waiting request if KV has room for it. First come, first served: none overtakes."""
         if self.inbox and self.kv.reserve(self.inbox[0]):
-            self.num_admitted += 1
-            request = self.inbox.popleft()
-            request.scheduled_s = self.host.now_s
-            self.queue.set(len(self.inbox), self.host.now_s)
-            return request
+            return self._take_first()
         return None
+
+    def _take_first(self) -> Request:
+        self.num_admitted += 1
+        request = self.inbox.popleft()
+        if request.scheduled_s != request.scheduled_s:
+            request.scheduled_s = self.host.now_s
+        self.queue.set(len(self.inbox), self.host.now_s)
+        return request
 
     async def admit(self, *, poll_s: float | None = None) -> Request:
         while (request := self.admit_now()) is None:
             await self.host.wait(self.intake, poll_s=poll_s)
         return request
+
+    # -- blocks taken as tokens come
+
+    def take_in(self) -> None:
+        """The engine is at a step boundary: what has arrived meanwhile is queued now."""
+        for request in reversed(self.inbox):
+            if request.queued_s == request.queued_s:
+                break
+            request.queued_s = self.host.now_s
+
+    def seat_now(self, most_tokens: int) -> tuple[Request, Chunk] | None:
+        """The oldest waiting request and its first chunk of at most `most_tokens`, if all its tokens fit.
+
+        First come, first served: none overtakes. What is still intact of an earlier life is not computed again.
+        """
+        if not self.inbox:
+            return None
+        request, pool = self.inbox[0], self.paged
+        goal = request.prompt_tokens + request.emitted_tokens
+        found = pool.found(request, goal)
+        history = len(found) * pool.block_size
+        chunk = Chunk(min(goal - history, most_tokens), history)
+        if not pool.seat(request, found, history + chunk.new_tokens, goal):
+            return None
+        self._take_first()
+        request.is_preempted = False
+        request.prefill_goal, request.prefilled_tokens = goal, history
+        self._hold(request, history)
+        return request, chunk
+
+    def put_back(self, request: Request) -> None:
+        """Undo `admit_now` of this instant."""
+        self.kv.release(request)
+        self.num_admitted -= 1
+        self.inbox.appendleft(request)
+        self.queue.set(len(self.inbox), self.host.now_s)
+
+    def preempt(self, request: Request) -> None:
+        """Take the memory of `request`; it waits ahead of all others. A step under way still brings its tokens."""
+        known = request.prompt_tokens + request.emitted_tokens
+        self.paged.preempt(request, min(request.context_tokens + request.in_flight, known))
+        self._hold(request, -request.kv_tokens)
+        request.is_preempted = True
+        request.num_preemptions += 1
+        if not request.in_flight:
+            request.drafted = 0
+        self.num_admitted -= 1
+        self.inbox.appendleft(request)
+        self.queue.set(len(self.inbox), self.host.now_s)
 
     # -- what works brought
 
@@ -105,10 +166,11 @@ class Serving:
         self.commit_chunk(request, request.prompt_tokens)
 
     def commit_chunk(self, request: Request, new_tokens: int) -> None:
-        """`new_tokens` more of the prompt are in KV; the last of them bring the first output token."""
+        """`new_tokens` more of the prompt are in KV; the last of them bring the next output token."""
         request.prefilled_tokens += new_tokens
-        self._hold(request, new_tokens)
-        if request.prefilled_tokens == request.prompt_tokens:
+        if not request.is_preempted:
+            self._hold(request, new_tokens)
+        if request.prefilled_tokens == request.prefill_goal:
             self.emit(request, 1)
 
     def trim_draft(self, request: Request, draft_tokens: int) -> None:
@@ -124,7 +186,8 @@ class Serving:
     def commit_round(self, request: Request, accepted: int) -> None:
         """Verify accepted `accepted` of the draft: roll the rest back, emit these and the target's own token."""
         drafted = request.drafted
-        self._hold(request, accepted - drafted)
+        if not request.is_preempted:
+            self._hold(request, accepted - drafted)
         if drafted:
             request.num_rounds += 1
             request.drafted_tokens += drafted
@@ -161,9 +224,18 @@ class Serving:
     def release(self, request: Request) -> None:
         """`request` has its last token: give its memory back."""
         self._hold(request, -request.kv_tokens)
+        if request.is_preempted:
+            self._forget_waiting(request)
         self.kv.release(request)
         self.num_finished += 1
         self.controller.saw_finish()
         self.host.notify(self.finished)
         if self.inbox:
             self.host.notify(self.intake)
+
+    def _forget_waiting(self, request: Request) -> None:
+        """Its last token was under way when it was preempted."""
+        self.inbox.remove(request)
+        self.num_admitted += 1
+        request.is_preempted = False
+        self.queue.set(len(self.inbox), self.host.now_s)

@@ -53,7 +53,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     requests: Sequence[Request] = ()
     """The rows' requests, decode/verify/draft rows first, then one per chunk; simulated hosts may get none."""
     rows: int = 0
-    """Rows that decode, draft or verify."""
+    """Rows that decode, draft or verify. HOST: rows whose n-gram draft is looked up."""
     row_tokens: int = 0
     """Query tokens summed over these rows: rows for plain decode, sum of (draft length + 1) for verify."""
     context_tokens: int = 0
@@ -66,6 +66,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """DRAFT only: tokens drafted per row, one pass after the other."""
     num_bytes: int = 0
     """COPY only: bytes moved."""
+    ahead_s: float = 0.0
+    """Seconds since the host could begin to prepare this work: so much of its preparation is over already."""
     host_s: float = 0.0
     """HOST only: seconds of the policy's own CPU time."""
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from calibrate.datasheets import gpu_name
+from calibrate.datasheets import check_fits, gpu_name
 from calibrate.engines import engine_of, host_costs
 from calibrate.held_out import Fitted, Tables, fit, held_out_errors
 from calibrate.importers.kernel_files import KernelFiles
@@ -98,6 +98,9 @@ def import_aiconfigurator(
     device = DEVICES[gpu]
     files = KernelFiles(Path(path), gpu)
     tables = read_tables(files, device)
+    shapes = [shape for shape in (target_shape, draft_shape) if shape is not None]
+    names = " and ".join(shape.name for shape in shapes)
+    check_fits(names, sum(shape.weight_bytes for shape in shapes), tables.gpu, tensor_parallel)
     reduce = files.all_reduce(tensor_parallel)
     kernels: CompactKernels | TableKernels
     if form == "table":

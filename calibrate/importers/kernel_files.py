@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 
 from calibrate.fit import fit_all_reduce
+from calibrate.importers.roofs import check_all
 from calibrate.tables import AttentionTable, GemmTable
 from sim.costs.kernels import AllReduce
 from sim.costs.profile import Gpu
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
 
 MESSAGE_BYTES = (4 << 10, 64 << 20)
 """All-reduces of a pass: one token of 2,048 dimensions to 4,096 tokens of 8,192, in bf16."""
+
+
+LEAST_BANDWIDTH, LEAST_FLOPS = 1e10, 1e12
+"""Bytes/s and FLOP/s: no GPU has less; what is below is in GB/s and TFLOP/s."""
+
+
+MOST_SEQUENCES = 16384
+"""In a pass of any published table; contexts are longer."""
+ALL_REDUCE_MS = (1e-4, 1.0)
+"""Between these lies the shortest all-reduce of any table."""
+
+
+HUGE = 5e8
+"""Weights of a matrix, a gigabyte, from which on tables may lack some m: those of A100 and H100 lack the largest
+matrix, that of the L40S nine more."""
 
 
 class KernelFiles:
@@ -43,16 +59,24 @@ class KernelFiles:
         path = self._root / f"{self._gpu.replace('-', '_')}.yaml"
         try:
             sheet = yaml.safe_load(path.read_text())["gpu"]
-            return Gpu(
+            gpu = Gpu(
                 name=self._gpu,
                 memory_bytes=int(sheet["mem_capacity"]),
                 peak_flops=float(sheet["bfloat16_tc_flops"]),
                 bandwidth_bytes_per_s=float(sheet["mem_bw"]),
             )
-        except (OSError, KeyError, TypeError) as error:
+        except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
             raise ValueError(
-                f"{path.name}: no datasheet of {self._gpu!r} (gpu: mem_bw, mem_capacity, ...): {error}"
+                f"{path.name}: no datasheet of {self._gpu!r} (gpu: mem_bw, mem_capacity, bfloat16_tc_flops): {reason}"
             ) from error
+        for key, value, least in (
+            ("mem_bw", gpu.bandwidth_bytes_per_s, LEAST_BANDWIDTH),
+            ("bfloat16_tc_flops", gpu.peak_flops, LEAST_FLOPS),
+        ):
+            if value < least:
+                raise ValueError(f"{path.name}: {key}={value:g} must be at least {least:g}, in bytes/s and FLOP/s")
+        return gpu
 
     def gemm(self) -> GemmTable:
         frame = self._read("gemm", "vllm", "gemm_perf", ["gemm_dtype", "m", "n", "k"])
@@ -60,6 +84,9 @@ class KernelFiles:
         frame = frame[frame["gemm_dtype"] == "bfloat16"]
         if frame.empty:
             raise ValueError(f"gemm_perf of {self._gpu!r}: no rows with gemm_dtype 'bfloat16'")
+        m, n, k = (frame[column].to_numpy(dtype=float) for column in ("m", "n", "k"))
+        flops, num_bytes = 2.0 * m * n * k, 2.0 * (n * k + m * (n + k))
+        self._check("gemm_perf", "a GEMM", frame, flops, num_bytes)
         axes = [np.sort(frame[column].unique()) for column in ("m", "n", "k")]
         if min(len(axis) for axis in axes) < 2:
             raise ValueError(f"gemm_perf of {self._gpu!r}: m, n and k need at least two values each")
@@ -89,6 +116,7 @@ class KernelFiles:
         if frame.empty:
             raise ValueError(f"{table} of {self._gpu!r} ({engine}): no bf16 rows without a window")
         columns = {name: frame[name].to_numpy(dtype=float) for name in names}
+        self._check_attention(table, frame, columns)
         return AttentionTable(
             columns["batch_size"],
             columns["isl"] + columns["step"],
@@ -98,6 +126,25 @@ class KernelFiles:
             frame["latency"].to_numpy(dtype=float) * 1e-3,
         )
 
+    def _check_attention(self, table: str, frame: pd.DataFrame, columns: dict[str, Any]) -> None:
+        """Raises ValueError for times that cannot be true, and for contexts in the column of batches."""
+        batch, queries, history = (columns[name] for name in ("batch_size", "isl", "step"))
+        if batch.max() > MOST_SEQUENCES:
+            raise ValueError(
+                f"{table} of {self._gpu!r}: batch_size={batch.max():g} must be at most {MOST_SEQUENCES}; are columns "
+                "swapped?"
+            )
+        pairs = batch * queries * (history + 0.5 * queries)
+        flops = 4.0 * columns["num_heads"] * columns["head_dim"] * pairs
+        num_bytes = 4.0 * batch * (queries + history) * columns["num_key_value_heads"] * columns["head_dim"]
+        self._check(table, "attention", frame, flops, num_bytes)
+
+    def _check(self, table: str, what: str, frame: pd.DataFrame, flops: Any, num_bytes: Any) -> None:
+        def where(index: int) -> str:
+            return f"{table} of {self._gpu!r}, row {frame.index[index]}"
+
+        check_all(where, what, frame["latency"].to_numpy(dtype=float) * 1e-3, flops, num_bytes, self.datasheet())
+
     def all_reduce(self, tensor_parallel: int) -> AllReduce | None:
         """vLLM's custom all-reduce under CUDA graphs; its message sizes count bf16 elements."""
         if tensor_parallel == 1:
@@ -106,6 +153,12 @@ class KernelFiles:
         frame = frame[(frame["num_gpus"] == tensor_parallel) & (frame["backend"] == "vllm_graph")]
         if frame.empty:
             raise ValueError(f"custom_allreduce_perf of {self._gpu!r}: no rows for {tensor_parallel} GPUs")
+        least_ms = float(frame["latency"].min())
+        if not ALL_REDUCE_MS[0] <= least_ms <= ALL_REDUCE_MS[1]:
+            raise ValueError(
+                f"custom_allreduce_perf of {self._gpu!r}: the shortest takes {least_ms:g} ms, want "
+                f"{ALL_REDUCE_MS[0]:g}..{ALL_REDUCE_MS[1]:g}; are times not in milliseconds?"
+            )
         message_bytes = 2.0 * frame["message_size"].to_numpy(dtype=float)
         use = (message_bytes >= MESSAGE_BYTES[0]) & (message_bytes <= MESSAGE_BYTES[1])
         if use.sum() < 2:
@@ -145,9 +198,9 @@ class KernelFiles:
 
 
 def _check_grid(gpu: str, axes: list[Any], seconds: Any) -> None:
-    """Every (n, k) is measured at every m, save the largest of both, which no GPU's memory holds."""
-    holes = np.isnan(seconds).any(axis=0)
-    holes[-1, -1] = False
+    """Every (n, k) is measured at every m, save the huge ones; the token counts of a model that these lack are left
+    out (tables.GemmTable)."""
+    holes = np.isnan(seconds).any(axis=0) & (axes[1][:, None] * axes[2][None, :] < HUGE)
     if holes.any():
         column, depth = np.argwhere(holes)[0]
         raise ValueError(f"gemm_perf of {gpu!r}: no latency of (n={axes[1][column]}, k={axes[2][depth]}) at some m")

@@ -115,9 +115,8 @@ class CompactPasses(ModelPasses):
         """Seconds per layer and token of KV of rows with a mean of `queries` each; verify unless `is_decode`."""
         if is_decode:
             return self.context_coefficient
-        verify = self._verify
-        slowed = self.context_coefficient * verify.kv_slowdown
-        return max(slowed, self._pair_s * verify.padded_queries(queries)) if verify.query_tile > 1 else slowed
+        tile_s = self._verify.tile_kv_token_s(queries, self._head_size, self._gpu.peak_flops)
+        return max(self.context_coefficient * self._verify.kv_slowdown, tile_s)
 
     def row_queries_s(self, row_tokens: int, rows: int, kv_tokens: float) -> float:
         """Compute time of verify rows beyond one query each, one layer, where no padded tile already holds them."""
@@ -187,8 +186,7 @@ class CompactCosts(WorkCosts[CompactPasses]):
             for _ in range(num_later):
                 kv_tokens += rows
                 device_s += layers * (blocks_power + (kv_tokens * kv_token_s) ** power) ** root
-        host = self._host
-        return Cost(host.step_s + host.row_s * rows, launch_s, device_s, num_kernels)
+        return Cost(self._prepare_s(rows, work.ahead_s), launch_s, device_s, num_kernels)
 
     def _new_row_part(self, passes: CompactPasses, key: tuple[int, int, int], work: Work) -> RowPart:
         self._check_range(passes, work)

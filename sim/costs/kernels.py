@@ -32,7 +32,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"sharpness={value!r} must be at least 1")
 
 
-_DIVISORS = frozenset({"compute_share", "bandwidth_share", "kv_bandwidth_share"})
+_DIVISORS = frozenset({"compute_share", "bandwidth_share", "kv_bandwidth_share", "tile_compute_share"})
 
 
 class Gemm(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,10 +190,22 @@ class VerifyAttention(Constants, frozen=True, kw_only=True, forbid_unknown_field
     kv_slowdown: float
     query_tile: int = 1
     """Queries that one thread block computes whether there are so many or not; 1 where none is wasted."""
+    tile_compute_share: float = 0.73
+    """Share of the peak FLOP/s at which whole tiles compute: what FlashAttention-2 reaches on A100 (Dao 2023,
+    arXiv 2307.08691)."""
 
     def padded_queries(self, queries: float) -> int:
         """Queries per row and head that are computed for a mean of `queries`."""
         return ceil(queries / self.query_tile) * self.query_tile
+
+    def tile_kv_token_s(self, queries: float, head_size: float, peak_flops: float) -> float:
+        """Seconds per layer and token of KV to compute the padded tiles of a row of `queries`; 0 where none is padded.
+
+        `head_size` = query heads x head dimension on one device.
+        """
+        if self.query_tile == 1:
+            return 0.0
+        return 4.0 * head_size * self.padded_queries(queries) / (self.tile_compute_share * peak_flops)
 
     def __post_init__(self) -> None:
         super().__post_init__()

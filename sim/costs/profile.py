@@ -155,6 +155,8 @@ class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Not used by the fit, but for its error."""
     sustained_s: float | None = None
     """Device time once more, after sustained load."""
+    l2: Literal["cold", "warm", "unknown"] = "unknown"
+    """Of the device's L2 cache before each repetition: "warm" where it may hold what the pass reads."""
 
     def __post_init__(self) -> None:
         sizes = ("rows", "tokens", "repetitions", "device_s")

@@ -113,7 +113,7 @@ class TablePasses(ModelPasses):
         rule, least_s = self._rule, seconds[0]
         slowed = [least_s + rule.kv_slowdown * (value - least_s) for value in seconds]
         if rule.query_tile > 1:
-            tile_s = rule.padded_queries(row_tokens / rows) * self._pair_s
+            tile_s = rule.tile_kv_token_s(row_tokens / rows, self._head_size, self._gpu.peak_flops)
             return Line(kv_tokens, [max(value, kv * tile_s) for value, kv in zip(slowed, kv_tokens, strict=True)])
         query_s = (row_tokens - rows) / rows * self._pair_s
         return Line(kv_tokens, [value + kv * query_s for value, kv in zip(slowed, kv_tokens, strict=True)])
@@ -227,8 +227,7 @@ class TableCosts(WorkCosts[TablePasses]):
                 kv_tokens += rows
                 i = bisect_right(points, kv_tokens) - 1
                 device_s += seconds[i] + slopes[i] * (kv_tokens - points[i])
-        host = self._host
-        return Cost(host.step_s + host.row_s * rows, launch_s, device_s, num_kernels)
+        return Cost(self._prepare_s(rows, work.ahead_s), launch_s, device_s, num_kernels)
 
     def _new_row_curve(self, passes: TablePasses, key: tuple[int, int, int], work: Work) -> RowCurve:
         self._check_range(passes, work)

@@ -123,8 +123,8 @@ class TableKernels(
     draft: ModelTable | None
     verify_rule: VerifyAttention
     """For rows beside prefill chunks where `rows_beside_chunks` is null, and verify rows where `verify_attention` is:
-    what context adds to decode attention grows by kv_slowdown, or padded query tiles compute at the rate of the longest
-    measured prefill; without a tile, further queries compute at that rate."""
+    what context adds to decode attention grows by kv_slowdown, or padded query tiles compute; without a tile, further
+    queries compute at the rate of the longest measured prefill."""
     attention_implementation: str
     kv_layout: str
 

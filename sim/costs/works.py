@@ -64,7 +64,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         """Any work, by the general sum of its passes."""
         kind = work.kind
         if kind is Kind.HOST:
-            return Cost(work.host_s, 0.0, 0.0, 0)
+            return Cost(work.host_s + self._host.ngram_row_s * work.rows, 0.0, 0.0, 0)
         host = self._host
         if kind is Kind.COPY:
             return Cost(0.0, host.eager_kernel_s, work.num_bytes / self.profile.gpu.bandwidth_bytes_per_s, 1)
@@ -81,8 +81,13 @@ class WorkCosts(ABC, Generic[PassesT]):
             launch_s += later_cost.launch_s
             device_s += later_cost.device_s - passes.fusion_s(later.row_tokens)
             num_kernels += later_cost.num_kernels
-        prepare_s = host.step_s + host.row_s * (work.rows + len(work.chunks))
+        prepare_s = self._prepare_s(work.rows + len(work.chunks), work.ahead_s)
         return Cost(prepare_s, launch_s, device_s, num_kernels)
+
+    def _prepare_s(self, sequences: int, ahead_s: float) -> float:
+        """What is left of the preparation of a work of so many `sequences` that began `ahead_s` ago."""
+        prepare_s = self._host.step_s + self._host.row_s * sequences
+        return max(0.0, prepare_s - ahead_s) if ahead_s else prepare_s
 
     def demands(self, work: Work) -> Demands:
         """Share of the achieved roofs, clipped to 0..1 and no less than the profile's floor."""

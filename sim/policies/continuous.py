@@ -1,12 +1,17 @@
-"""Continuous batching as in vLLM: every step one target pass of verify rows and prefill chunks under a token budget.
+"""Continuous batching as in vLLM v1: every step one target pass of verify rows and prefill chunks under a token budget.
 
-RUNNING goes before WAITING, draft tokens consume budget, prompts come in chunks of what is left, admission is first
-come first served by KV capacity. Drafting follows the target pass on the same stream and the step is over when both
-are: then tokens are emitted. Without speculation this is `autoregressive`.
+There are no phases: a step brings each request's computed tokens closer to all that it has (prompt, output, drafts).
+RUNNING goes before WAITING, draft tokens consume budget, blocks are taken as tokens come, with look-ahead slots for the
+next draft; where they run out the last running request is preempted, and nothing is admitted in that step. Drafting
+follows the target pass on the same stream and the step is over when both are: then tokens are emitted. Drafts of
+unfinished prompts are never made. Without speculation this is `autoregressive`.
+
+With asynchronous scheduling the next step is planned while the last one is under way, without its results: what arrives
+meanwhile waits one step longer, and the host's preparation is hidden behind the device.
 
 The draft pass is padded to two tokens per row (the newest, and the one that is missing after full acceptance) because
-the host submits it before it knows what was accepted. Not here: the same decisions with lazy accounting
-(continuous_lazy).
+the host submits it before it knows what was accepted; an EAGLE head takes all verified tokens of the row. Not here: the
+same decisions with lazy accounting (continuous_lazy), blocks (sim.paged).
 """
 
 from __future__ import annotations
@@ -15,22 +20,26 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from sim.host import Stream
-from sim.policies.choices import next_chunk
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import EngineLimits, Method, PolicyOptions
 from sim.request import Request
 from sim.serving import Serving
 from sim.work import Chunk, Kind, Model, Work
 
 DRAFT_ROW_TOKENS = 2
-"""Tokens per row of a padded first draft pass."""
+"""Tokens per row of a draft model's padded first pass."""
 
 
 class Step(NamedTuple):
-    """What one pass carries: `rows` decode or verify, `prompts` prefill one `chunks` entry each."""
+    """What one pass carries: `rows` decode or verify `row_tokens` each, `prompts` prefill one of `chunks` each."""
 
     rows: list[Request]
+    row_tokens: list[int]
     prompts: list[Request]
     chunks: tuple[Chunk, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.rows and not self.prompts
 
     @property
     def completed(self) -> list[Request]:
@@ -38,67 +47,125 @@ class Step(NamedTuple):
         return [
             request
             for request, chunk in zip(self.prompts, self.chunks, strict=True)
-            if chunk.history_tokens + chunk.new_tokens == request.prompt_tokens
+            if chunk.history_tokens + chunk.new_tokens == request.prefill_goal
         ]
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
-    return [_engine(serving, limits, serving.host.stream("gpu"))]
+    return [engine(serving, limits, serving.host.stream("gpu"), [])]
 
 
-async def _engine(serving: Serving, limits: EngineLimits, stream: Stream) -> None:
-    host = serving.host
-    running: list[Request] = []
+async def engine(serving: Serving, limits: EngineLimits, stream: Stream, running: list[Request]) -> None:
+    """Serve from now on; `running` requests are seated already, oldest first."""
+    host, method = serving.host, limits.method
+    planned: Step | None = None
+    planned_at_s = 0.0
     while True:
-        step = plan_step(serving, running, limits)
-        if not step.rows and not step.prompts:
-            await host.wait(serving.intake)
+        if planned is None or planned.is_empty:
+            planned, planned_at_s = plan_step(serving, running, limits, None), host.now_s
+            if planned.is_empty:
+                await host.wait(serving.intake)
+                continue
+        step, planned = take_off(serving, planned), None
+        if step.is_empty:
             continue
         completed = step.completed
-        ticket = host.run(step_work(step, len(completed)), stream)
-        target = ticket
         draft_tokens = serving.controller.draft_tokens
+        target = ticket = host.run(step_work(step, len(completed), host.now_s - planned_at_s), stream)
         if draft_tokens:
-            ticket = host.run(draft_work(step, completed, draft_tokens), stream)
+            ticket = host.run(draft_work(step, completed, draft_tokens, method), stream)
+        if limits.async_scheduling:
+            planned, planned_at_s = plan_step(serving, running, limits, draft_tokens), host.now_s
         await ticket
-        going_on = serving.commit_rounds(step.rows, (await target).accepted)
-        for request, chunk in zip(step.prompts, step.chunks, strict=True):
-            serving.commit_chunk(request, chunk.new_tokens)
-        going_on.extend(request for request in completed if not request.is_finished)
-        for request in going_on:
+        for request in land(serving, step, (await target).accepted):
             serving.open_round(request, draft_tokens)
         running = [request for request in running if not request.is_finished]
 
 
-def plan_step(serving: Serving, running: list[Request], limits: EngineLimits) -> Step:
-    """Fill one step's budget: running requests first, oldest first, then new ones, which join `running`."""
+def plan_step(serving: Serving, running: list[Request], limits: EngineLimits, drafting: int | None) -> Step:
+    """Fill one step's budget: `running` requests first, oldest first, then waiting ones, which join `running`.
+
+    `drafting` is the draft length of the step under way, whose results are not known yet; None where there is none.
+    """
+    serving.take_in()
     budget = limits.max_num_batched_tokens
-    rows: list[Request] = []
-    prompts: list[Request] = []
+    longest = limits.long_prefill_token_threshold or budget
+    lookahead = serving.controller.draft_tokens_max if limits.method is not Method.NGRAM else 0
+    grow = serving.paged.grow
+    step = Step([], [], [], ())
     chunks: list[Chunk] = []
-    for request in running:
-        if budget <= 0:
+    has_preempted = False
+    index = 0
+    while index < len(running) and budget > 0:
+        request = running[index]
+        index += 1
+        in_flight = request.in_flight
+        prefilled = request.prefilled_tokens
+        missing = request.prefill_goal - prefilled - in_flight
+        if prefilled < request.prefill_goal and missing > 0:
+            tokens, held = min(missing, longest, budget), prefilled + in_flight
+        elif in_flight and request.emitted_tokens + 1 >= request.output_tokens:
+            continue
+        else:
+            missing, held = 0, request.context_tokens + in_flight
+            tokens = min(budget, 1 + (drafting if in_flight and drafting is not None else request.drafted))
+        while not grow(request, held + tokens + lookahead):
+            has_preempted = True
+            victim = running.pop()
+            serving.preempt(victim)
+            if victim is request:
+                break
+        if request.is_preempted:
             break
-        if request.prefilled_tokens == request.prompt_tokens:
-            if request.drafted >= budget:
-                serving.trim_draft(request, budget - 1)
-            rows.append(request)
-            budget -= request.drafted + 1
-        elif (chunk := next_chunk(request, budget)) is not None:
-            prompts.append(request)
-            chunks.append(chunk)
-            budget -= chunk.new_tokens
-    while budget > 0 and len(running) < limits.max_num_seqs and (admitted := serving.admit_now()) is not None:
-        running.append(admitted)
-        chunk = Chunk(min(admitted.prompt_tokens, budget), 0)
-        prompts.append(admitted)
+        budget -= tokens
+        if missing > 0:
+            step.prompts.append(request)
+            chunks.append(Chunk(tokens, held))
+        else:
+            step.rows.append(request)
+            step.row_tokens.append(tokens)
+    while budget > 0 and not has_preempted and len(running) < limits.max_num_seqs:
+        seated = serving.seat_now(min(budget, longest))
+        if seated is None:
+            break
+        request, chunk = seated
+        running.append(request)
+        step.prompts.append(request)
         chunks.append(chunk)
         budget -= chunk.new_tokens
-    return Step(rows, prompts, tuple(chunks))
+    return step._replace(chunks=tuple(chunks))
 
 
-def step_work(step: Step, num_completed: int) -> Work:
-    row_tokens = sum(request.drafted + 1 for request in step.rows)
+def take_off(serving: Serving, planned: Step) -> Step:
+    """`planned` as it sets off: rows that have finished meanwhile left out, drafts cut to what had room."""
+    step = Step([], [], planned.prompts, planned.chunks)
+    for request, tokens in zip(planned.rows, planned.row_tokens, strict=True):
+        if request.is_finished:
+            continue
+        if request.drafted >= tokens:
+            serving.trim_draft(request, tokens - 1)
+        request.in_flight = request.drafted + 1
+        step.rows.append(request)
+        step.row_tokens.append(request.in_flight)
+    for request, chunk in zip(step.prompts, step.chunks, strict=True):
+        request.in_flight = chunk.new_tokens
+    return step
+
+
+def land(serving: Serving, step: Step, accepted: Sequence[int]) -> list[Request]:
+    """Commit what `step` brought; returns the requests whose next round opens."""
+    for request in (*step.rows, *step.prompts):
+        request.in_flight = 0
+    going_on = serving.commit_rounds(step.rows, accepted)
+    completed = step.completed
+    for request, chunk in zip(step.prompts, step.chunks, strict=True):
+        serving.commit_chunk(request, chunk.new_tokens)
+    going_on.extend(request for request in completed if not request.is_finished)
+    return [request for request in going_on if not request.is_preempted]
+
+
+def step_work(step: Step, num_completed: int, ahead_s: float) -> Work:
+    row_tokens = sum(step.row_tokens)
     return Work(
         kind=Kind.STEP,
         requests=(*step.rows, *step.prompts),
@@ -107,21 +174,29 @@ def step_work(step: Step, num_completed: int) -> Work:
         context_tokens=sum(request.context_tokens for request in step.rows),
         chunks=step.chunks,
         head_rows=row_tokens + num_completed,
+        ahead_s=ahead_s,
     )
 
 
-def draft_work(step: Step, completed: Sequence[Request], draft_tokens: int) -> Work:
+def draft_work(step: Step, completed: Sequence[Request], draft_tokens: int, method: Method) -> Work:
     """Drafts for every row that sampled in this step, and the draft model's share of the prefill."""
     num_rows = len(step.rows) + len(completed)
+    if method is Method.NGRAM:
+        return Work(kind=Kind.HOST, rows=num_rows)
     return Work(
         kind=Kind.DRAFT,
         model=Model.DRAFT,
         requests=(*step.rows, *completed, *step.prompts),
         rows=num_rows,
-        row_tokens=DRAFT_ROW_TOKENS * num_rows,
+        row_tokens=draft_row_tokens(method, num_rows, sum(step.row_tokens) + len(completed)),
         context_tokens=sum(request.context_tokens for request in step.rows)
-        + sum(request.prompt_tokens for request in completed),
+        + sum(request.prefill_goal for request in completed),
         chunks=step.chunks,
         head_rows=num_rows,
         draft_tokens=draft_tokens if num_rows else 0,
     )
+
+
+def draft_row_tokens(method: Method, num_rows: int, verified_tokens: int) -> int:
+    """Tokens of the first draft pass: an EAGLE head takes every verified token, a draft model two per row."""
+    return verified_tokens if method is Method.EAGLE3 else DRAFT_ROW_TOKENS * num_rows

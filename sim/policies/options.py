@@ -47,8 +47,21 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return 1 if self.batching is Batching.PER_REQUEST else batch
 
 
+class Method(StrEnum):
+    """What drafts, under vLLM's names: a smaller model, an EAGLE-3 head of the target, a look-up of n-grams."""
+
+    DRAFT_MODEL = "draft_model"
+    EAGLE3 = "eagle3"
+    NGRAM = "ngram"
+
+
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a continuous-batching step, under vLLM's names."""
+    """What a continuous-batching engine is told, under vLLM's names."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    """Longest chunk of one prompt in a step; 0 = the budget."""
+    async_scheduling: bool = False
+    """Plan a step while the one before it is under way."""
+    method: Method = Method.DRAFT_MODEL

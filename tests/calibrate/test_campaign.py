@@ -8,6 +8,8 @@ import pytest
 
 from calibrate import campaign
 from calibrate.campaign import NOT_DONE, Job, main
+from sim.costs import load
+from sim.costs.profile import encode
 from sim.models import model
 
 
@@ -21,6 +23,15 @@ def test_a_campaign_that_is_done_measures_nothing(tmp_path: Path) -> None:
     for job in campaign.CAMPAIGNS["cuda"]:
         (tmp_path / f"{job.name}.json").touch()
     assert main([str(tmp_path), "--limit", "0"]) == 0
+
+
+def test_a_finished_campaign_tells_each_profiles_error_on_the_other_models(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.json").write_bytes(encode(load("cpu/tiny")))
+    lines = campaign.left_out([tmp_path / "one.json", tmp_path / "other.json"])
+    assert len(lines) == 2
+    assert lines[0].startswith("constants of one on other, left out of their fit: ")
+    assert "carries no points" in lines[0]
 
 
 def test_every_cuda_job_fits_a_call_of_nine_minutes() -> None:

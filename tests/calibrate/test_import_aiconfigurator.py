@@ -13,7 +13,7 @@ from sim.costs import build_costs
 from sim.costs.profile import Profile, decode, encode
 from sim.models import MODELS
 from sim.work import Kind, Work
-from tests.calibrate.support import decode_attention_ms, gemm_ms, write_tables
+from tests.calibrate.support import DATASHEET, decode_attention_ms, gemm_ms, published, write_tables
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,19 @@ Change = Callable[[Any], Any]
         ("gemm_perf", lambda frame: frame.assign(m=frame.m.where(frame.m > 1)), "not finite"),
         ("gemm_perf", lambda frame: frame.assign(latency=frame.latency.astype(str)), "'latency' must hold numbers"),
         ("gemm_perf", lambda frame: frame[(frame.n != 2048) | (frame.k != 4096)], "latency of (n=2048, k=4096)"),
+        ("gemm_perf", lambda frame: frame.assign(latency=1e3 * frame.latency), "over 50 times"),
+        ("gemm_perf", lambda frame: frame.assign(latency=1e-3 * frame.latency), "less than the"),
+        ("gemm_perf", lambda frame: frame.rename(columns={"m": "latency", "latency": "m"}), "columns swapped?"),
         ("context_attention_perf", lambda frame: frame.drop(columns="latency"), "no column 'latency'"),
+        ("context_attention_perf", lambda frame: frame.assign(latency=1e-3 * frame.latency), "attention takes"),
+        ("generation_attention_perf", lambda frame: frame.assign(latency=1e3 * frame.latency), "attention takes"),
+        (
+            "generation_attention_perf",
+            lambda frame: frame.rename(columns={"batch_size": "step", "step": "batch_size"}).assign(
+                batch_size=lambda swapped: 8 * swapped.batch_size
+            ),
+            "are columns swapped?",
+        ),
         ("generation_attention_perf", lambda frame: frame.assign(kv_cache_dtype="fp8"), "no bf16 rows"),
     ],
 )
@@ -99,9 +111,34 @@ def test_a_missing_folder_or_datasheet_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no folder 'a100_sxm'"):
         import_aiconfigurator(tmp_path, "a100-sxm", "llama-3.1-8b")
     write_tables(tmp_path)
-    (tmp_path / "a100_sxm.yaml").unlink()
+    sheet = tmp_path / "a100_sxm.yaml"
+    in_gb = DATASHEET.replace("2.0e+12", "2000.0")
+    for text, message in (
+        ("gpu: [1, 2", "no datasheet"),
+        ("gpu: 7", "no datasheet"),
+        (in_gb, "mem_bw=2000 must be at least"),
+    ):
+        sheet.write_text(text)
+        with pytest.raises(ValueError) as caught:
+            import_aiconfigurator(tmp_path, "a100-sxm", "llama-3.1-8b")
+        assert f"a100_sxm.yaml: {message}" in str(caught.value)
+        assert "\n" not in str(caught.value)
+    sheet.unlink()
     with pytest.raises(ValueError, match=r"a100_sxm\.yaml: no datasheet"):
         import_aiconfigurator(tmp_path, "a100-sxm", "llama-3.1-8b")
+
+
+@pytest.mark.parametrize("gpu", ["l40s", "rtx-pro-6000-server"])
+def test_published_tables_of_other_gpus_can_be_imported(gpu: str) -> None:
+    errors = import_aiconfigurator(published("aiconfigurator"), gpu, "llama-3.1-8b").errors
+    assert (errors["body"].mean_error_pct or 100.0) < 6.0
+    assert (errors["decode"].mean_error_pct or 100.0) < 6.0
+
+
+def test_an_all_reduce_in_other_units_is_refused(tmp_path: Path) -> None:
+    write_tables(tmp_path, custom_allreduce_perf=lambda frame: frame.assign(latency=1e3 * frame.latency))
+    with pytest.raises(ValueError, match="are times not in milliseconds"):
+        import_aiconfigurator(tmp_path, "a100-sxm", "llama-3.1-8b", None, 2)
 
 
 def test_names_and_splits_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("scipy")
 
 from calibrate import points_file
-from calibrate.overlap import pairs
+from calibrate.overlap import pairs, three_ways
 from calibrate.pair import limits, pair_spec
 from calibrate.points import place_of
 from sim.costs import build_costs, load
@@ -73,8 +73,10 @@ def test_the_profile_has_points_errors_fingerprint_and_costs(folder: Path) -> No
     assert profile.name == "cpu/t+d"
     assert profile.fingerprint is not None
     assert {"device", "cpu", "torch", "cuda", "driver", "threads", "clock_sm_mhz"} <= set(profile.fingerprint)
-    assert {"prefill", "decode", "draft", "verify", "overlap"} <= set(profile.errors)
+    assert {"prefill", "decode", "draft", "verify", "overlap", "overlap_three"} <= set(profile.errors)
     assert all(profile.errors[kind].points for kind in ("draft", "verify", "overlap"))
+    assert profile.errors["overlap_three"].points == 3
+    assert {point.l2 for point in profile.points} == {"unknown"}
     assert sum(point.is_held_out for point in profile.points) >= len(profile.points) // 6
     assert any(point.sustained_s is not None for point in profile.points)
     assert profile.overlap.measured
@@ -115,6 +117,49 @@ def test_points_of_another_machine_or_other_options_are_refused(folder: Path, tm
     (tmp_path / "r.points.jsonl").write_text("".join(lines))
     other = flags(folder, "--out", tmp_path / "r.json", "--rows", 2)
     assert "of other options: rows was 4, is now 2" in refusal(*other)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama as the library saves it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("weights") / "tiny-llama-on-disk"
+    sizes = {**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(1)
+    LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=512)).save_pretrained(path)
+    return path
+
+
+def test_real_weights_from_a_directory_are_those_that_run(weights: Path) -> None:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from calibrate.pair import build
+
+    kernels = build(pair_spec("cpu", str(weights), None, "float64", 2, 256, None, 0))
+    saved = LlamaForCausalLM.from_pretrained(weights, dtype=torch.float64)
+    assert torch.equal(kernels.target.embedding.weight, saved.model.embed_tokens.weight)
+    assert torch.equal(kernels.target.head.weight, saved.lm_head.weight)
+    for ours, theirs in zip(kernels.target.layers, saved.model.layers, strict=True):
+        attention, mlp = theirs.self_attn, theirs.mlp
+        assert torch.equal(
+            ours.qkv, torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+        )
+        assert torch.equal(ours.gate_up, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+        assert torch.equal(ours.down.weight, mlp.down_proj.weight)
+
+
+@pytest.mark.slow
+def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_path: Path) -> None:
+    given = ("--device", "cpu", "--target", weights, "--rows", 2, "--context", 256, "--budget", 6)
+    calibrate("measure", *given, "--out", tmp_path / "p.json")
+    profile = load(tmp_path / "p.json")
+    assert profile.name == "cpu/tiny-llama-on-disk"
+    assert "of real weights" in profile.source
+    assert profile.target.layers == 2
+    assert profile.errors["verify"].points > 0
 
 
 @pytest.mark.parametrize(
@@ -171,3 +216,14 @@ def test_pairs_run_in_both_orders_and_with_priorities_where_a_device_has_them(tm
     assert {p.priorities for p in on_cuda} == {(0, 0), (1, 0), (0, 1)}
     assert {p.second.launch for p in on_cuda} == {"eager", "graphed"}
     assert all(p.first.rows + p.second.rows <= 4 for p in on_cuda)
+
+
+def test_three_passes_run_at_once_on_slots_of_their_own_where_there_are_enough() -> None:
+    spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, 4, 256, None, 0)
+    at_once = three_ways(limits(spec))
+    assert [[place.kind for place in places] for places in at_once] == [["prefill", "draft", "verify"]]
+    assert sum(place.rows for place in at_once[0]) <= 4
+    launches = [places[1].launch for places in three_ways(limits(spec)._replace(has_graphs=True))]
+    assert launches == ["eager", "graphed"]
+    assert three_ways(limits(spec)._replace(has_draft=False)) == []
+    assert three_ways(limits(spec)._replace(rows=2)) == []

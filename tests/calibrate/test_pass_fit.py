@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from calibrate import points_file
+from calibrate.campaign import left_out
 from calibrate.check import check, compare_points, summary
 from calibrate.grid import Limits, grid, is_held_out
 from calibrate.measured_profile import profile_of
-from calibrate.overlap_fit import Costs, _together, fit_overlap, overlap_error, predict_s
+from calibrate.overlap_fit import Costs, _three, _together, fit_overlap, overlap_error, predict_s
 from calibrate.points import Place, work_of
 from calibrate.points_file import Points
 from sim.costs import build_costs, load
@@ -49,7 +52,7 @@ def measured(noise: float, seed: int = 0) -> Points:
         more = {"repetitions": 9, "is_noisy": False, "is_held_out": is_held_out(place, places)}
         points.append(msgspec.convert({**fields, **more}, MeasuredPoint))
     options = {"attention": "flash-cpu"}
-    return Points({"device": "cpu"}, options, places, points, {places[0]: 2 * points[0].device_s}, HOST, [])
+    return Points({"device": "cpu"}, options, places, points, {places[0]: 2 * points[0].device_s}, HOST, [], [])
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +85,7 @@ def test_the_profile_carries_its_points_and_survives_its_file(fitted: Profile) -
     assert [point.sustained_s is not None for point in fitted.points].count(True) == 1
     assert "2.00 times as long" in fitted.source
     assert fitted.fingerprint == {"device": "cpu"}
+    assert "L2" not in fitted.source
     assert not fitted.overlap.measured
     assert decode(encode(fitted), "copy") == fitted
 
@@ -98,6 +102,78 @@ def test_check_gives_the_held_out_errors_and_their_points(fitted: Profile) -> No
     assert found.errors == fitted.errors
     assert len(found.comparisons) == sum(point.is_held_out for point in fitted.points)
     assert all(comparison.flops > 0 and comparison.num_bytes > 0 for comparison in found.comparisons)
+
+
+def of_another_model(tmp_path: Path, **changes: Any) -> Path:
+    """A measured profile of a wider target under the same law, in a file."""
+    profile = law()
+    wide = msgspec.structs.replace(profile.target, name="wide", intermediate=4 * profile.target.intermediate)
+    other = msgspec.structs.replace(profile, name="cpu/wide", target=wide, draft=None)
+    costs = build_costs(other)
+    places = [place for place in grid(LIMITS, 1) if place.model == "target"]
+    points = []
+    for place in places:
+        seconds = costs.cost(work_of(place)).device_s
+        fields = {**place._asdict(), "device_s": seconds, "host_s": seconds, "half_width_pct": 1.0}
+        points.append(
+            msgspec.convert({**fields, "repetitions": 9, "is_noisy": False, "is_held_out": False}, MeasuredPoint)
+        )
+    made = msgspec.structs.replace(other, points=tuple(points), fingerprint={"device": "cpu"})
+    path = tmp_path / "wide.json"
+    path.write_bytes(encode(msgspec.structs.replace(made, **changes)))
+    return path
+
+
+def test_a_model_that_the_fit_never_saw_is_predicted_with_its_own_dimensions(fitted: Profile, tmp_path: Path) -> None:
+    path = of_another_model(tmp_path)
+    found = check(fitted, path)
+    assert sum(error.points for error in found.errors.values()) == len(load(path).points)
+    for kind in ("prefill", "decode", "verify"):
+        error = found.errors[kind]
+        assert "wide left out of the fit, constants of cpu/tiny-target+tiny-draft" in error.held_out
+        assert "another machine" not in error.held_out
+        assert error.mean_error_pct is not None
+        assert error.mean_error_pct < 12.0
+
+
+def test_a_finished_campaign_tells_the_error_on_the_models_left_out(fitted: Profile, tmp_path: Path) -> None:
+    wide, own = of_another_model(tmp_path), tmp_path / "tiny.json"
+    own.write_bytes(encode(fitted))
+    lines = left_out([own, wide])
+    assert [line.partition(",")[0] for line in lines] == ["constants of tiny on wide", "constants of wide on tiny"]
+    assert "verify" in lines[0]
+    assert "%" in lines[0]
+
+
+def test_another_machine_is_told_and_another_gpu_refused(fitted: Profile, tmp_path: Path) -> None:
+    found = check(fitted, of_another_model(tmp_path, fingerprint={"device": "cpu", "cpu": "a faster one"}))
+    assert "measured on another machine (cpu a faster one, not None)" in found.errors["verify"].held_out
+    gpu = msgspec.structs.replace(law().gpu, name="h100-sxm")
+    with pytest.raises(ValueError, match="was measured on 'h100-sxm'"):
+        check(fitted, of_another_model(tmp_path, gpu=gpu))
+
+
+def test_a_points_file_of_another_model_is_refused(fitted: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "p.points.jsonl"
+    points_file.create(path, {"device": "cpu"}, {"target": "llama-3.2-1b"}, [])
+    with pytest.raises(ValueError, match=r"measured with target 'llama-3\.2-1b'"):
+        check(fitted, path)
+
+
+def test_the_state_of_the_l2_cache_is_told_where_it_is_known() -> None:
+    profile, held = law(), measured(0.0)
+    cold = [msgspec.structs.replace(point, l2="cold") for point in held.points[:3]]
+    known = held._replace(points=[*cold, *held.points[3:]])
+    source = profile_of(known, profile.gpu, 1, profile.target, profile.draft).source
+    assert f"L2 never flushed between repetitions: 3 cold, 0 warm, {len(held.points) - 3} unknown" in source
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3, 1e6])
+def test_points_in_other_units_are_refused(factor: float) -> None:
+    profile, held = law(), measured(0.0)
+    points = [msgspec.structs.replace(point, device_s=factor * point.device_s) for point in held.points]
+    with pytest.raises(ValueError, match="are they not in seconds"):
+        profile_of(held._replace(points=points), profile.gpu, 1, profile.target, profile.draft)
 
 
 def test_too_few_points_are_refused() -> None:
@@ -143,6 +219,35 @@ def test_contention_behind_pairs_is_found_again() -> None:
     everything = overlap_error(fitted, entries).mean_error_pct
     assert everything is not None
     assert everything < 5.0
+
+
+def three_way_entry(profile: Profile, contention: Contention) -> dict[str, Any]:
+    """Prefill, draft and verify that ran at once exactly as `contention` has it."""
+    costs = Costs(msgspec.structs.replace(profile, overlap=msgspec.structs.replace(profile.overlap, demand_floor=0.0)))
+    places = [
+        Place("prefill", "target", 1, 256, 0, "eager"),
+        Place("draft", "draft", 5, 4, 128, "eager"),
+        Place("verify", "target", 5, 5, 128, "eager"),
+    ]
+    solo_s = [costs.eager.cost(work_of(place)).device_s for place in places]
+    entry = {"places": [list(p) for p in places], "solo_s": solo_s, "together_s": solo_s, "offsets_s": [0.0, 1e-4, 0.0]}
+    return {**entry, "together_s": list(predict_s(costs, contention, _three(entry)))}
+
+
+def test_three_passes_at_once_are_predicted_from_the_pairs() -> None:
+    profile, contention = law(), Contention(eta_compute=0.5, eta_bandwidth=0.4, tau_s=2e-5)
+    entry = three_way_entry(profile, contention)
+    assert all(slow > 1.2 * solo for slow, solo in zip(entry["together_s"], entry["solo_s"], strict=True))
+    fitted = fit_overlap(profile, pair_entries(profile, contention), [entry])
+    error = fitted.errors["overlap_three"]
+    assert error.points == 3
+    assert error.mean_error_pct is not None
+    assert error.mean_error_pct < 5.0
+    without = fit_overlap(profile, pair_entries(profile, contention))
+    assert without.overlap == fitted.overlap
+    assert "overlap_three" not in without.errors
+    with pytest.raises(ValueError, match="three-way entry"):
+        fit_overlap(profile, pair_entries(profile, contention), [{**entry, "solo_s": [1.0]}])
 
 
 def test_the_order_in_which_the_threads_began_is_kept() -> None:

@@ -34,7 +34,10 @@ def path(tmp_path: Path) -> Path:
 def test_what_was_appended_is_read_back(path: Path) -> None:
     points_file.append(path, "sustained", [list(PLACES[0]), 1.5e-3])
     points_file.append(path, "host", {"step_s": 1e-5})
-    points_file.append(path, "overlap", {"solo_s": [1.0, 2.0]})
+    pair = {"solo_s": [1.0, 2.0], "together_s": [2.0, 3.0]}
+    three = {"solo_s": [1.0, 2.0, 3.0], "together_s": [4.0, 5.0, 6.0]}
+    points_file.append(path, "overlap", pair)
+    points_file.append(path, "three_way", three)
     points_file.append(path, "clocks", {"sm_mhz": None})
     found = points_file.read(path)
     assert found.fingerprint == MACHINE
@@ -42,8 +45,16 @@ def test_what_was_appended_is_read_back(path: Path) -> None:
     assert found.points == [point()]
     assert found.sustained == {PLACES[0]: 1.5e-3}
     assert found.host == {"step_s": 1e-5}
-    assert found.overlap == [{"solo_s": [1.0, 2.0]}]
+    assert found.overlap == [pair]
+    assert found.three_way == [three]
     assert found.left == [PLACES[1]]
+
+
+def test_a_point_from_before_l2_states_were_told_is_unknown(path: Path) -> None:
+    raw = msgspec.to_builtins(point(PLACES[1]))
+    del raw["l2"]
+    points_file.append(path, "point", raw)
+    assert points_file.read(path).points[-1].l2 == "unknown"
 
 
 def test_a_line_that_a_kill_cut_off_is_forgotten(path: Path) -> None:
@@ -69,6 +80,7 @@ def test_a_header_that_a_kill_cut_off_cannot_be(path: Path) -> None:
         ({"kind": "decoding"}, "Invalid enum value 'decoding'"),
         ({"speed": 1.0}, "unknown field `speed`"),
         ({"rows": 0}, "rows=0"),
+        ({"l2": "flushed"}, "Invalid enum value 'flushed'"),
         ({"half_width_pct": -1.0}, "half_width_pct=-1.0"),
     ],
 )
@@ -80,6 +92,52 @@ def test_a_point_that_cannot_be_is_named_by_its_line(path: Path, changes: dict[s
     assert "line 3" in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        ("sustained", 5, "Expected `array`"),
+        ("sustained", [1, 2], "Expected `array`"),
+        ("sustained", [list(PLACES[0]), -1.0], "-1.0 s must be positive"),
+        ("host", [1], "Expected `object`"),
+        ("overlap", "x", "Expected `object`"),
+        ("overlap", {"together_s": [1.0, 1.0]}, "solo_s: Expected `array`"),
+        ("overlap", {"solo_s": [1.0], "together_s": [1.0, 1.0]}, "solo_s has 1 times, want 2"),
+        ("overlap", {"solo_s": [1.0, 1.0], "together_s": [1.0, -1.0]}, "together_s: -1.0 s must be positive"),
+        ("overlap", {"solo_s": [1.0, 1.0], "together_s": [1.0, 5e4]}, "at most 1000 s"),
+        ("three_way", {"solo_s": [1.0, 1.0, 1.0], "together_s": [0.0, 1.0, 1.0]}, "0.0 s must be positive"),
+        ("pair", {}, "unknown kind of line 'pair'"),
+    ],
+)
+def test_any_other_line_that_cannot_be_is_named(path: Path, kind: str, content: Any, message: str) -> None:
+    points_file.append(path, kind, content)
+    with pytest.raises(ValueError) as caught:
+        points_file.read(path)
+    assert "line 3" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_point_outside_the_plan_is_named(path: Path) -> None:
+    points_file.append_point(path, point(PLACES[0]._replace(rows=999)))
+    with pytest.raises(ValueError, match=r"line 3: target decode 999x1 after 32 eager is not in the plan"):
+        points_file.read(path)
+
+
+def test_a_host_line_that_lacks_something_is_named(path: Path) -> None:
+    points_file.check_host(path, points_file.read(path))
+    points_file.append(path, "host", {"step_s": 1e-5})
+    with pytest.raises(ValueError, match="its host line lacks 'is_cpu'"):
+        points_file.check_host(path, points_file.read(path))
+
+
+def test_a_file_that_is_none_of_ours_is_left_as_it_is(path: Path) -> None:
+    path.write_bytes(b"\xff\x00" * 40)
+    points_file.mend(path)
+    assert path.read_bytes() == b"\xff\x00" * 40
+    with pytest.raises(ValueError, match="cannot be read"):
+        points_file.read(path)
 
 
 def test_not_a_number_is_refused_when_written_and_when_read(path: Path) -> None:
@@ -97,6 +155,7 @@ def test_other_schemas_and_other_files_are_refused(tmp_path: Path) -> None:
         ('{"schema": 9}\n', "newer than what this version reads"),
         ('{"schema": 0}\n', "must be 1"),
         ('{"schema": 1}\n', "no valid header"),
+        ('{"schema": 1, "fingerprint": {}, "options": {}, "places": [["x", "y", "z", 1, 1, 1]]}\n', "no valid header"),
         ("[1]\n", "must be a JSON object"),
         ("latency,n\n", "is no JSON"),
         ("", "is empty"),

@@ -9,6 +9,7 @@ from sim.controllers import Controller, build_controller
 from sim.costs.constant import ConstantCosts
 from sim.devices.ticket import SimTicket
 from sim.kv import KvPool
+from sim.paged import PagedPool
 from sim.policies import continuous_lazy, find_policy
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.request import Request
@@ -59,6 +60,7 @@ class SimRun:
         max_concurrency: int | None = None,
         stop_s: float | None = None,
         is_lazy: bool = False,
+        is_caching: bool = True,
         on_work: Callable[[SimTicket], None] | None = None,
         **host_options: Any,
     ) -> None:
@@ -67,7 +69,7 @@ class SimRun:
         self.host = SimHost(
             costs or ConstantCosts(device_s=SECONDS), self.luck, on_work=self.tickets.append, **host_options
         )
-        self.serving = serve(self.host, policy, requests, draft_tokens, kv_blocks, max_concurrency)
+        self.serving = serve(self.host, policy, requests, draft_tokens, kv_blocks, max_concurrency, is_caching)
         limits = limits or EngineLimits()
         if is_lazy:
             tasks = continuous_lazy.coroutines(self.serving, limits, self.luck)
@@ -94,11 +96,17 @@ def serve(
     draft_tokens: int = 4,
     kv_blocks: int = 10_000,
     max_concurrency: int | None = None,
+    is_caching: bool = True,
 ) -> Serving:
     controller: Controller = build_controller("fixed", draft_tokens if find_policy(policy).is_speculative else 0)
     most = controller.draft_tokens_max
-    return Serving(host, requests, KvPool(kv_blocks, 16, most + 1 if most else 0), controller,
-                   max_concurrency=max_concurrency)  # fmt: skip
+    slots = most + 1 if most else 0
+    pool: KvPool
+    if find_policy(policy).is_continuous:
+        pool = PagedPool(kv_blocks, 16, slots + most, is_caching=is_caching)
+    else:
+        pool = KvPool(kv_blocks, 16, slots)
+    return Serving(host, requests, pool, controller, max_concurrency=max_concurrency)
 
 
 def run_on_script(

@@ -144,6 +144,37 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
         )
         for is_lazy in (False, True)
     )
+    _assert_same_decisions(lazy, plain)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.floats(0.0, 9.0), st.integers(1, 60), st.integers(1, 60)), min_size=2, max_size=10),
+    draft_tokens=st.integers(0, 3),
+    spare_blocks=st.integers(0, 8),
+)
+def test_lazy_accounting_hands_over_where_memory_runs_out(rows: list, draft_tokens: int, spare_blocks: int) -> None:
+    slots = 2 * draft_tokens + 1 if draft_tokens else 0
+    kv_blocks = max(-(-(prompt + output + slots) // 16) for _, prompt, output in rows) + spare_blocks
+    plain, lazy = (
+        SimRun(
+            "continuous",
+            build(rows),
+            costs=COSTS,
+            luck=KeyedLuck(),
+            limits=EngineLimits(max_num_seqs=5, max_num_batched_tokens=45),
+            draft_tokens=draft_tokens,
+            kv_blocks=kv_blocks,
+            is_lazy=is_lazy,
+        )
+        for is_lazy in (False, True)
+    )
+    _assert_same_decisions(lazy, plain)
+    assert [r.num_preemptions for r in lazy.serving.requests] == [r.num_preemptions for r in plain.serving.requests]
+    assert lazy.serving.paged.num_held == 0
+
+
+def _assert_same_decisions(lazy: SimRun, plain: SimRun) -> None:
     for ours, theirs in zip(outcome(lazy), outcome(plain), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
     shapes = [

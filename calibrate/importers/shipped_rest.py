@@ -1,0 +1,67 @@
+"""What a table lacks, from the shipped profile of the same GPU: constants, and what may be said of their errors.
+
+Not here: tables (the importers), the shipped profiles themselves (sim.profiles).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from calibrate.datasheets import datasheet
+from sim.costs import load
+from sim.costs.kernels import AllReduce
+from sim.costs.profile import KindError, Profile, shipped
+from sim.models import ModelShape
+
+ALL_REDUCES = {
+    ("a100-sxm", 2): AllReduce(fixed_s=5.01e-6, bytes_per_s=1.819e11),
+    ("a100-sxm", 4): AllReduce(fixed_s=5.529e-6, bytes_per_s=1.187e11),
+    ("a100-sxm", 8): AllReduce(fixed_s=6.454e-6, bytes_per_s=1.074e11),
+    ("h100-sxm", 2): AllReduce(fixed_s=4.276e-6, bytes_per_s=2.612e11),
+    ("h100-sxm", 4): AllReduce(fixed_s=4.734e-6, bytes_per_s=1.809e11),
+    ("h100-sxm", 8): AllReduce(fixed_s=5.381e-6, bytes_per_s=1.957e11),
+}
+"""By shipped GPU and devices: fits to the tables behind the shipped profiles (ai-dynamo/aiconfigurator, vLLM's custom
+all-reduce under CUDA graphs, 0.14.0 on A100, 0.24.0 on H100). Shipped profiles are of one device and carry none."""
+
+
+def rest_of(gpu: str, shape: ModelShape) -> Profile:
+    """The shipped profile that stands in for what a table of `gpu` and `shape` lacks: of that model where there is
+    one, else of another (their kernel constants are the same). An A800 is an A100, an H800 an H100, but for the links.
+    Raises ValueError where no GPU like it has one."""
+    sheet = datasheet(gpu)
+    names = [name for name in shipped() if "+" not in name]
+    alike = []
+    for name in names:
+        like = load(name).gpu
+        same = (like.peak_flops, like.bandwidth_bytes_per_s) == (sheet.gpu.peak_flops, sheet.gpu.bandwidth_bytes_per_s)
+        if like.name == gpu or same:
+            alike.append(name)
+    if not alike:
+        known = ", ".join(sorted({name.split("/")[0] for name in names if not name.startswith("cpu/")}))
+        raise ValueError(f"GPU {gpu!r} has no shipped profile to take from what the tables lack; there are {known}")
+    own = [name for name in alike if name.endswith(f"/{shape.name}")]
+    return load((own or alike)[0])
+
+
+def all_reduce_of(rest: Profile, tensor_parallel: int) -> AllReduce | None:
+    """None for one device; raises ValueError for a number of devices without constants."""
+    if tensor_parallel == 1:
+        return None
+    found = ALL_REDUCES.get((rest.gpu.name, tensor_parallel))
+    if found is None:
+        raise ValueError(f"--tp {tensor_parallel}: all-reduce constants are known for 2, 4 and 8 devices")
+    return found
+
+
+def error_of(rest: Profile, shape: ModelShape, kind: str) -> KindError:
+    """The shipped profile's error of a kind whose constants are taken from it whole, if it is of the same model."""
+    known = rest.errors.get(kind)
+    if known is None or rest.target.name != shape.name or known.mean_error_pct is None:
+        why = f": {known.held_out}" if known is not None and known.mean_error_pct is None else ""
+        return no_error(f"constants of the shipped {rest.name}, not of these tables{why}")
+    return msgspec.structs.replace(known, held_out=f"constants and error of the shipped {rest.name}: {known.held_out}")
+
+
+def no_error(reason: str) -> KindError:
+    return KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=reason)
