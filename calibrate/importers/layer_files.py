@@ -127,6 +127,11 @@ def read_layer_files(folder: Path, sheet: Datasheet, shape: ModelShape, tensor_p
         skew=skew,
     )
     _check_plausible(files, sheet, shape)
+    most, longest = int(dense.column("tokens").max()), int(attention.chunk.max())
+    if 0 < longest < 0.5 * most:
+        raise ValueError(
+            f"attention.csv: chunks up to {longest} tokens, dense.csv up to {most}; is the file cut short?"
+        )
     return files
 
 

@@ -114,7 +114,9 @@ class TablePasses(ModelPasses):
         slowed = [least_s + rule.kv_slowdown * (value - least_s) for value in seconds]
         if rule.query_tile > 1:
             tile_s = rule.tile_kv_token_s(row_tokens / rows, self._head_size, self._gpu.peak_flops)
-            return Line(kv_tokens, [max(value, kv * tile_s) for value, kv in zip(slowed, kv_tokens, strict=True)])
+            return Line(
+                kv_tokens, [max(value, least_s + kv * tile_s) for value, kv in zip(slowed, kv_tokens, strict=True)]
+            )
         query_s = (row_tokens - rows) / rows * self._pair_s
         return Line(kv_tokens, [value + kv * query_s for value, kv in zip(slowed, kv_tokens, strict=True)])
 

@@ -64,6 +64,11 @@ def swapped(first: int, second: int) -> Change:
         ("attention", lambda text: text + "0,0,1,16,16\n", "the point (0, 0, 1, 16) is there twice"),
         ("attention", lambda text: text.partition("\n")[0] + "\n", "has no rows"),
         ("attention", lambda text: "".join(text.splitlines(keepends=True)[:4]), "3 decode points are too few"),
+        (
+            "attention",
+            lambda text: text.partition("\n768,")[0] + "\n",
+            "chunks up to 512 tokens, dense.csv up to 2048; is",
+        ),
         ("per_sequence", lambda text: text.replace("sampler", "softmax"), "no rows of 'sampler'"),
     ],
 )
