@@ -85,20 +85,15 @@ def import_aiconfigurator(
     """
     target_shape = model(target) if isinstance(target, str) else target
     draft_shape = draft_model(draft, target_shape) if isinstance(draft, str) else draft
-    for shape in (target_shape, draft_shape):
-        if shape is not None and (
-            tensor_parallel < 1 or shape.heads % tensor_parallel or shape.intermediate % tensor_parallel
-        ):
-            raise ValueError(
-                f"tensor_parallel={tensor_parallel} must divide {shape.name}'s {shape.heads} heads and its MLP"
-            )
+    shapes = [shape for shape in (target_shape, draft_shape) if shape is not None]
+    for shape in shapes:
+        check_divides(shape, tensor_parallel)
     gpu = gpu_name(gpu)
     if gpu not in DEVICES:
         raise ValueError(unknown("GPU", gpu, DEVICES))
     device = DEVICES[gpu]
     files = KernelFiles(Path(path), gpu)
     tables = read_tables(files, device)
-    shapes = [shape for shape in (target_shape, draft_shape) if shape is not None]
     names = " and ".join(shape.name for shape in shapes)
     check_fits(names, sum(shape.weight_bytes for shape in shapes), tables.gpu, tensor_parallel)
     reduce = files.all_reduce(tensor_parallel)
@@ -125,6 +120,14 @@ def import_aiconfigurator(
         date=date.today().isoformat(),
     )
     return msgspec.structs.replace(profile, errors=_errors(profile, tables))
+
+
+def check_divides(shape: ModelShape, tensor_parallel: int) -> None:
+    """Raises ValueError where `shape` cannot be split over so many devices."""
+    if tensor_parallel < 1 or shape.heads % tensor_parallel or shape.intermediate % tensor_parallel:
+        raise ValueError(
+            f"tensor_parallel={tensor_parallel} must divide {shape.name}'s {shape.heads} heads and its MLP"
+        )
 
 
 def _errors(profile: Profile, tables: Tables) -> dict[str, KindError]:

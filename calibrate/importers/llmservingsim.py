@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from calibrate.datasheets import Datasheet, datasheet
+from calibrate.datasheets import Datasheet, check_fits, datasheet
 from calibrate.engines import REDUCE_SOURCE, Engine, all_reduce_of, engine_of, host_costs
+from calibrate.importers.aiconfigurator import check_divides
 from calibrate.importers.layer_compact import UNFITTED_RULE, fit_compact
 from calibrate.importers.layer_draft import Draft, read_draft
 from calibrate.importers.layer_errors import layer_errors, skew_errors
@@ -72,6 +73,11 @@ def import_llmservingsim(
     if draft is not None and form == "compact":
         raise ValueError(f"--draft {draft.name!r}: the compact form here holds one model; use --form table")
     sheet = datasheet(gpu)
+    shapes = [shape for shape in (target, draft) if shape is not None]
+    for shape in shapes:
+        check_divides(shape, tensor_parallel)
+    names = " and ".join(shape.name for shape in shapes)
+    check_fits(names, sum(shape.weight_bytes for shape in shapes), sheet.gpu, tensor_parallel)
     files = read_layer_files(Path(path), sheet, target, tensor_parallel)
     engine = engine_of(sheet.gpu.name, engine_version or files.engine_version)
     known = _Known(sheet, files, engine, all_reduce_of(engine, tensor_parallel))

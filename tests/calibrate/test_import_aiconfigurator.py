@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from calibrate.engines import ASSUMED_HOST, ENGINES, Engine, engine_of, host_costs
 from calibrate.importers.aiconfigurator import import_aiconfigurator
+from calibrate.importers.kernel_files import KernelFiles
 from sim.costs import build_costs
 from sim.costs.profile import Profile, decode, encode
 from sim.models import MODELS
@@ -54,6 +56,38 @@ def test_tensor_parallelism_brings_the_all_reduce(tmp_path: Path) -> None:
     assert profile.kernels.all_reduce is not None
     assert profile.kernels.all_reduce.fixed_s == pytest.approx(1e-5, rel=0.01)
     assert profile.kernels.all_reduce.bytes_per_s == pytest.approx(1e11, rel=0.01)
+
+
+def test_messages_that_no_pass_sends_do_not_count_in_the_all_reduce(tmp_path: Path) -> None:
+    def change(frame: Any) -> Any:
+        frame.loc[frame["message_size"] == 128, "latency"] *= 0.1
+        return frame
+
+    path = write_tables(tmp_path, custom_allreduce_perf=change)
+    reduce = import_aiconfigurator(path, "a100-sxm", "llama-3.1-8b", None, 2).compact.all_reduce
+    assert reduce is not None
+    assert reduce.fixed_s == pytest.approx(1e-5, rel=0.01)
+
+
+def test_the_gap_of_a_pass_is_the_engines_or_as_given(tmp_path: Path) -> None:
+    path = write_tables(tmp_path)
+    assert import_aiconfigurator(path, "a100-sxm", "llama-3.1-8b").host == ASSUMED_HOST
+    assert import_aiconfigurator(path, "a100-sxm", "llama-3.1-8b", gap_s=1e-3).host.gap_s == 1e-3
+
+
+def test_published_tables_of_a_gpu_with_a_known_gap_bring_it() -> None:
+    path = published("aiconfigurator")
+    profile = import_aiconfigurator(path, "rtx-pro-6000", "llama-3.1-8b")
+    assert profile.name == "rtx-pro-6000-server/llama-3.1-8b"
+    assert profile.host == host_costs(engine_of("rtx-pro-6000-server", "0.19"))
+
+
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine.all_reduces], ids=lambda engine: engine.gpu)
+def test_shipped_all_reduces_are_those_of_the_published_tables(engine: Engine) -> None:
+    files = KernelFiles(published("aiconfigurator"), engine.gpu)
+    for degree, reduce in engine.all_reduces.items():
+        assert files.all_reduce(degree) == reduce
+    assert files.used[0].startswith(f"vllm {engine.version}.")
 
 
 def test_a_folder_tree_as_in_the_repository_is_read_too(tmp_path: Path) -> None:

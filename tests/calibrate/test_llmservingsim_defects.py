@@ -118,7 +118,6 @@ def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("codellama-34b", "times the peak"),
         ("llama-2-7b", "attention.csv: the largest decode runs at 3 times the peak bandwidth"),
         ("qwen2.5-0.5b", "times the peak FLOP/s and"),
     ],
@@ -129,6 +128,12 @@ def test_a_model_that_the_times_cannot_be_of_is_refused(tmp_path: Path, target: 
         import_llmservingsim(folder, "rtx-4090", MODELS[target])
     assert message in str(caught.value)
     assert f"is --target '{target}' or --tp 1 or --gpu 'rtx-4090' wrong" in str(caught.value)
+
+
+def test_a_gpu_too_slow_for_the_times_is_refused(tmp_path: Path) -> None:
+    folder = write_layer_tables(tmp_path / "tp1")
+    with pytest.raises(ValueError, match=r"GEMMs of 1 token run at .* times the peak bandwidth; .* --gpu 'l4' wrong"):
+        import_llmservingsim(folder, "l4", SHAPE)
 
 
 def test_another_model_than_meta_yaml_names_is_refused(tmp_path: Path) -> None:
@@ -150,6 +155,14 @@ def test_a_meta_yaml_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "meta.yaml").write_text("gpu: [\n")
     with pytest.raises(ValueError, match=r"^meta.yaml: cannot be read"):
         import_llmservingsim(folder, "rtx-4090", SHAPE)
+
+
+def test_a_model_that_does_not_fit_or_split_is_refused(tmp_path: Path) -> None:
+    folder = write_layer_tables(tmp_path / "tp1")
+    with pytest.raises(ValueError, match="weights of codellama-34b need"):
+        import_llmservingsim(folder, "rtx-4090", MODELS["codellama-34b"])
+    with pytest.raises(ValueError, match=r"tensor_parallel=3 must divide llama-3.1-8b's 32 heads"):
+        import_llmservingsim(folder, "rtx-4090", SHAPE, None, 3)
 
 
 def test_a_degree_whose_all_reduce_is_not_known_is_refused(tmp_path: Path) -> None:

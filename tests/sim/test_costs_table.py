@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sim.costs import OutsideProfile, OutsideProfileWarning, TableCosts, build_costs
 from sim.costs.interpolation import filled
+from sim.costs.kernels import VerifyAttention
 from sim.work import Chunk, Kind, Model, Work
 from tests.sim.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, VERIFY, table
 
@@ -87,6 +88,18 @@ def test_verify_by_rule_slows_what_context_adds_and_computes_the_further_queries
     """5 rows of 3 queries that read 60 tokens each: decode takes 13 s, 3 s of them at the least context."""
     attention_s = 3.0 + 2.0 * 10.0 + 5 * 2 * 60 * PAIR_S
     cost = EAGER.cost(rows_of(5, 5 * 57, 3, Kind.VERIFY))
+    assert cost.device_s == pytest.approx(body_s(15) + head_s(15) + 2 * attention_s)
+
+
+def test_padded_tiles_take_their_time_after_that_of_the_least_context() -> None:
+    """5 rows of 3 queries that read 60 tokens each: 3 s, and 0.1 s for the tile over each token."""
+    profile = table()
+    share = 4.0 * 64 / (0.1 * profile.gpu.peak_flops)
+    rule = VerifyAttention(kv_slowdown=1.0, query_tile=64, tile_compute_share=share)
+    kernels = msgspec.structs.replace(profile.table, verify_rule=rule)
+    costs = build_costs(msgspec.structs.replace(profile, kernels=kernels), cuda_graph=False)
+    attention_s = 3.0 + 0.1 * 5 * 60
+    cost = costs.cost(rows_of(5, 5 * 57, 3, Kind.VERIFY))
     assert cost.device_s == pytest.approx(body_s(15) + head_s(15) + 2 * attention_s)
 
 
