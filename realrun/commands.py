@@ -1,4 +1,4 @@
-"""`lanesim replay` and `lanesim validate`: the command lines of realrun.replay and realrun.validation."""
+"""`lanesim replay`: the command line of realrun.replay; `lanesim validate` (realrun.validate_command) is mounted here too."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from realrun.validate_command import validate_command
 from sim.commands.options import ListOptions, gather, scenario_options
 
 if TYPE_CHECKING:
     from realrun.experiment import Experiment
     from realrun.replay import Replay
-    from realrun.validation import Judged
     from sim.costs import Profile
     from sim.scenario import Scenario
+
+__all__ = ["replay_command", "validate_command"]
 
 REPLAY_EXAMPLE = (
     "Example: lanesim replay --policy pd --policy pdv --profile cpu/tiny --num-prompts 24 --request-rate 10 "
     "--input-len 64 --output-len 32 --device cpu --out results/replay"
 )
-VALIDATE_EXAMPLE = "Example: lanesim validate results/replay --json -"
 
 
 @click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE)
@@ -129,66 +130,3 @@ def _report(result: dict[str, Any], out: Path) -> None:
         count = result["replay"]["num_device_allocations"]
         print(f"note: the device allocator went to the driver {count} times during the runs; their times are disturbed")
     print(f"results in {out}")
-
-
-@click.command("validate", epilog=VALIDATE_EXAMPLE)
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--profile", "profile_name", default=None, help="Cost profile, name or path; default: the replay's own.")
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
-@click.option("--plots/--no-plots", default=True, help="Draw CDFs, errors and timelines into DIRECTORY.")
-def validate_command(directory: Path, profile_name: str | None, json_path: str | None, plots: bool) -> None:
-    """Simulate the scenario and tape of the replay in DIRECTORY, and say how far off the simulator was and why.
-
-    mechanism: every work given its measured time. cost: the profile's times, streams alone. contention: the simulation
-    as `lanesim compare` runs it.
-    """
-    from realrun.readback import read_replay, read_summary
-    from realrun.validation import judge, result_of
-    from sim.costs import load
-    from sim.results import to_json, write_atomically
-
-    scenario, summary = read_summary(directory)
-    profile = load(profile_name if profile_name is not None else directory / "profile.json")
-    judged = [judge(observed) for observed in read_replay(directory, scenario, summary, profile)]
-    result = result_of(summary, profile, judged)
-    if plots:
-        from realrun.figures import draw_validation
-
-        draw_validation(directory, judged)
-    if json_path == "-":
-        sys.stdout.write(to_json(result))
-        return
-    if json_path is not None:
-        write_atomically(Path(json_path), to_json(result))
-    _tell(judged)
-    if plots:
-        print(f"figures in {directory}")
-
-
-def _tell(judged: list[Judged]) -> None:
-    """Per run the headline, each part of the error, and where the schedules part."""
-    for each in judged:
-        verdict = each.verdict
-        print(f"{verdict['policy']}, seed {verdict['seed']}: error in % of the real run")
-        print(f"  {'':<12}{'TTFT':>8}{'TPOT':>8}{'ITL':>8}{'E2EL':>8}{'p95 E2EL':>10}{'tokens/s':>10}")
-        for part, metrics in verdict["decomposition"].items():
-            means = [metrics[name]["mean"] for name in ("ttft", "tpot", "itl", "e2el")]
-            values = [*means, metrics["e2el"]["p95"], metrics["output_throughput"]]
-            cells = ["-" if value["error_pct"] is None else f"{value['error_pct']:+.1f}" for value in values]
-            print(
-                f"  {part:<12}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, (8, 8, 8, 8, 10, 10), strict=True))
-            )
-        lookups = verdict["lookups"]
-        print(f"  measured times: {lookups['found']} works found, {lookups['missed']} by nearest shape")
-        print(f"  {_divergence(verdict['divergence'])}")
-
-
-def _divergence(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "schedules: the same decisions throughout"
-    sides = {name: found[name] for name in ("real", "simulated")}
-    told = [
-        f"{name} {side['kind']} of requests {side['requests']} at {side['time_s']:.4f} s" if side else f"{name} nothing"
-        for name, side in sides.items()
-    ]
-    return f"schedules part at work {found['number']} of stream {found['stream']!r}: {', '.join(told)}"
