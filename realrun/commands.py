@@ -1,4 +1,4 @@
-"""`lanesim replay`: the command line of realrun.replay; `lanesim validate` (realrun.validate_command) is mounted here too."""
+"""`lanesim replay`: the command line of realrun.replay; `lanesim validate` (validate_command) is mounted here."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sim.commands.options import ListOptions, gather, scenario_options
 
 if TYPE_CHECKING:
     from realrun.experiment import Experiment
+    from realrun.genuine import Tied
     from realrun.replay import Replay
     from sim.costs import Profile
     from sim.scenario import Scenario
@@ -29,13 +30,28 @@ REPLAY_EXAMPLE = (
 @scenario_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="Where the passes run.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Results directory.")
+@click.option(
+    "--acceptance-from",
+    type=click.Choice(["tape", "model"]),
+    default="tape",
+    show_default=True,
+    help="tape: dictated by --acceptance and --seed; model: whatever a draft of the target's first layers deserves.",
+)
+@click.option(
+    "--epsilon",
+    type=click.FloatRange(min=0.0),
+    default=None,
+    help="model: weight of the target's later layers, 0 = draft and target agree [0.2, about .65 accepted greedily].",
+)
+@click.option("--draft-layers", type=click.IntRange(min=1), default=None, help="model: of the draft [target's / 8].")
 @click.option("--temperature", type=click.FloatRange(min=0.0), default=0.0, help="0 = greedy kernels, above = sampled.")
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 def replay_command(**flags: Any) -> None:
     """Run the same policies on real hardware, in real time, and record what happened.
 
     The profile's models get their exact dimensions and random weights. Which drafts are accepted is dictated by the
-    scenario's acceptance and seed (tape mode), so that against a simulation only times can differ.
+    scenario's acceptance and seed (a tape), so that against a simulation only times can differ; or the models decide
+    (--acceptance-from model), and `validate` simulates what they were seen to accept.
     """
     from sim.costs import load
     from sim.results import check_out, writing
@@ -47,7 +63,8 @@ def replay_command(**flags: Any) -> None:
     check_out(out, scenario.digest, overwrite=flags["overwrite"])
     profile = load(scenario.profile)
     check(scenario, profile)
-    replays, about = _run(scenario, profile, flags["device"], flags["temperature"])
+    profile, tied = _pair(profile, flags["acceptance_from"], flags["epsilon"], flags["draft_layers"])
+    replays, about = _run(scenario, profile, tied, flags["device"], flags["temperature"])
     from realrun.replay import result_of, write_replays
 
     result = result_of(scenario, replays, about)
@@ -59,7 +76,21 @@ def replay_command(**flags: Any) -> None:
         raise SystemExit(130)
 
 
-def _experiments(scenario: Scenario, profile: Profile, most_requests: int) -> list[Experiment]:
+def _pair(
+    profile: Profile, acceptance_from: str, epsilon: float | None, draft_layers: int | None
+) -> tuple[Profile, Tied | None]:
+    """The profile of the pair that runs, and how it is tied where acceptance comes from the models."""
+    from realrun.genuine import EPSILON, tied_profile
+
+    if acceptance_from == "model":
+        return tied_profile(profile, EPSILON if epsilon is None else epsilon, draft_layers)
+    for flag, value in (("--epsilon", epsilon), ("--draft-layers", draft_layers)):
+        if value is not None:
+            raise ValueError(f"{flag} {value} needs --acceptance-from model; a tape dictates acceptance")
+    return profile, None
+
+
+def _experiments(scenario: Scenario, profile: Profile, most_requests: int, *, is_dictated: bool) -> list[Experiment]:
     from realrun.experiment import Experiment
 
     return [
@@ -69,6 +100,7 @@ def _experiments(scenario: Scenario, profile: Profile, most_requests: int) -> li
             seed=scenario.seed + replication,
             profile=profile,
             most_requests=most_requests,
+            is_dictated=is_dictated,
         )
         for replication in range(scenario.replications)
         for policy in scenario.policy
@@ -76,7 +108,7 @@ def _experiments(scenario: Scenario, profile: Profile, most_requests: int) -> li
 
 
 def _run(
-    scenario: Scenario, profile: Profile, device_name: str, temperature: float
+    scenario: Scenario, profile: Profile, tied: Tied | None, device_name: str, temperature: float
 ) -> tuple[list[Replay], dict[str, Any]]:
     """Build the pair and replay everything; also what there is to say about it."""
     try:
@@ -95,20 +127,30 @@ def _run(
 
     torch.set_num_threads(1)
     device = find_device(device_name)
-    for experiment in _experiments(scenario, profile, 1):
+    planned = _experiments(scenario, profile, 1, is_dictated=tied is None)
+    for experiment in planned:
         check_replayable(experiment)
-    sizes = sizes_for(_experiments(scenario, profile, 1), device)
+    sizes = sizes_for(planned, device)
     kernels = build_kernels(
-        profile, sizes, device, temperature=temperature, cuda_graph=scenario.engine.cuda_graph, seed=scenario.seed
+        profile,
+        sizes,
+        device,
+        temperature=temperature,
+        cuda_graph=scenario.engine.cuda_graph,
+        seed=scenario.seed,
+        tied=tied,
     )
     executor = PairExecutor(kernels, seed=scenario.seed)
-    replays = replay_all(_experiments(scenario, profile, sizes.slots), executor, on_run=_note)
+    experiments = _experiments(scenario, profile, sizes.slots, is_dictated=tied is None)
+    replays = replay_all(experiments, executor, on_run=_note)
     return replays, {
-        "acceptance": "tape",
+        "acceptance": "tape" if tied is None else "model",
+        "epsilon": None if tied is None else tied.epsilon,
+        "draft_layers": None if tied is None else tied.draft_layers,
         "temperature": temperature,
         "device": device_name,
         "implementation": kernels.implementation,
-        "weights": "random",
+        "weights": "random" if tied is None else "random, the target's later layers scaled down",
         "fingerprint": fingerprint(device),
     }
 

@@ -44,7 +44,7 @@ class Replay:
 
 def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
     """Serve a few requests untimed, so that the measured run meets nothing for the first time."""
-    with GpuHost(executor, experiment.luck()) as host:
+    with GpuHost(executor, experiment.dictated_luck()) as host:
         requests = experiment.requests()[:REHEARSAL_REQUESTS]
         for request in requests:
             request.arrival_s = 0.0
@@ -68,7 +68,7 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     device = executor.kernels.device
     allocations = device_allocations(device)
     is_partial = False
-    with GpuHost(executor, experiment.luck()) as host:
+    with GpuHost(executor, experiment.dictated_luck()) as host:
         serving = experiment.start(host, experiment.requests())
         try:
             host.run_until(experiment.scenario.window.stop_s)

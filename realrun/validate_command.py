@@ -80,6 +80,7 @@ class ValidateGroup(click.Group):
 @click.option("--plots/--no-plots", default=True, help="Draw CDFs, errors and timelines into DIRECTORY.")
 def directory_command(directory: Path, profile_name: str | None, json_path: str | None, plots: bool) -> None:
     """What `lanesim validate DIRECTORY` does."""
+    from realrun.genuine import tied_profile
     from realrun.readback import read_replay, read_summary
     from realrun.validation import judge, result_of
     from sim.costs import load
@@ -87,6 +88,8 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
 
     scenario, summary = read_summary(directory)
     profile = load(profile_name if profile_name is not None else directory / "profile.json")
+    if profile_name is not None and summary["replay"]["acceptance"] == "model":
+        profile, _ = tied_profile(profile, summary["replay"]["epsilon"], summary["replay"]["draft_layers"])
     judged = [judge(observed) for observed in read_replay(directory, scenario, summary, profile)]
     result = result_of(summary, profile, judged)
     if plots:

@@ -16,6 +16,7 @@ from math import inf
 from typing import Any
 
 from realrun.experiment import Experiment, busy_seconds
+from realrun.genuine import RecordedLuck
 from realrun.measured import MeasuredCosts, MeasuredWork
 from realrun.measuredhost import MeasuredHost, WakeLatency
 from sim.costs import Profile, build_costs
@@ -24,7 +25,7 @@ from sim.devices.contention import Contention
 from sim.metrics import summarise
 from sim.records import RunRecord, WorkRecord, work_record
 from sim.request import Request
-from sim.simhost import SimHost
+from sim.simhost import RunLength, SimHost
 from sim.work import Work
 
 VALIDATION_SCHEMA = 1
@@ -50,6 +51,13 @@ class Observed:
     @property
     def records(self) -> list[WorkRecord]:
         return [work.record for work in self.works]
+
+    def luck(self) -> RunLength:
+        """Whose drafts are accepted: the tape that dictated it, or what the models were seen to accept.
+
+        Raises ValueError where that was not recorded.
+        """
+        return self.experiment.luck() if self.experiment.is_dictated else RecordedLuck(self.works)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +110,7 @@ def judge(observed: Observed) -> Judged:
     together = Contention(eta_compute=overlap.eta_compute, eta_bandwidth=overlap.eta_bandwidth, tau_s=overlap.tau_s)
     alone = Contention(eta_compute=inf, eta_bandwidth=inf)
     measured = MeasuredCosts(observed.works)
-    luck = experiment.luck()
+    luck = observed.luck()
     mechanism = _simulate(observed, partial(MeasuredHost, measured, luck, observed.wake))
     cost = _simulate(observed, partial(SimHost, StreamsAlone(costs), luck, contention=alone))
     simulated = _simulate(observed, partial(SimHost, costs, luck, contention=together))
