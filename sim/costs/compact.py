@@ -186,6 +186,8 @@ class CompactCosts(WorkCosts[CompactPasses]):
             for _ in range(num_later):
                 kv_tokens += rows
                 device_s += layers * (blocks_power + (kv_tokens * kv_token_s) ** power) ** root
+        if self._is_synchronous:
+            launch_s = device_s
         return Cost(self._prepare_s(rows, work.ahead_s), launch_s, device_s, num_kernels)
 
     def _new_row_part(self, passes: CompactPasses, key: tuple[int, int, int], work: Work) -> RowPart:

@@ -227,6 +227,8 @@ class TableCosts(WorkCosts[TablePasses]):
                 kv_tokens += rows
                 i = bisect_right(points, kv_tokens) - 1
                 device_s += seconds[i] + slopes[i] * (kv_tokens - points[i])
+        if self._is_synchronous:
+            launch_s = device_s
         return Cost(self._prepare_s(rows, work.ahead_s), launch_s, device_s, num_kernels)
 
     def _new_row_curve(self, passes: TablePasses, key: tuple[int, int, int], work: Work) -> RowCurve:
