@@ -62,6 +62,9 @@ def main() -> int:
         (draw / "draw.json").write_text(json.dumps(run_draw(draw, given.budget, FIRST_SEED + number - 1), indent=1))
     draws = [json.loads((given.out / f"draw-{n}" / "draw.json").read_text()) for n in range(1, given.draws + 1)]
     write_report(given.report, draws)
+    for n in range(1, given.draws + 1):
+        held = given.out / f"draw-{n}" / "predictions.json"
+        (given.report / f"predictions-{n}.json").write_text(held.read_text())
     print(f"report in {given.report}")
     return 0
 

@@ -11,7 +11,10 @@ MEASURE, REPLAY = "measure ", "replay "
 
 
 class Job(NamedTuple):
-    """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`."""
+    """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`.
+
+    KV of all rows, a gather workspace per issuer (about 16 of them) and the weights must fit the device together.
+    """
 
     target: str
     draft: str | None
@@ -45,6 +48,8 @@ class Campaign(NamedTuple):
     output_tokens: int
     tied_layers: int
     """Of the lossless check's draft."""
+    repeats: int = 4
+    """Runs of each kind that say what serving adds to the passes."""
 
     @property
     def steps(self) -> list[str]:
@@ -78,10 +83,11 @@ POLICIES = ("autoregressive", "pd", "pdv", "unified", "continuous")
 CAMPAIGNS = {
     "cuda": Campaign(
         jobs=(
-            Job("llama-3.1-8b", "llama-3.2-1b", 400.0, 128, 4096),
-            Job("llama-2-7b", "tinyllama-1.1b", 400.0, 48, 2048),
-            Job("llama-3.2-1b", None, 150.0, 128, 4096),
-            Job("tinyllama-1.1b", None, 150.0, 128, 2048),
+            Job("llama-3.1-8b", "llama-3.2-1b", 300.0, 64, 4096),
+            Job("llama-3.1-8b", None, 120.0, 128, 2048),
+            Job("llama-2-7b", "tinyllama-1.1b", 200.0, 48, 2048),
+            Job("llama-3.2-1b", None, 80.0, 128, 4096),
+            Job("tinyllama-1.1b", None, 80.0, 128, 2048),
         ),
         cells=(
             Cell("c16", 16, 48),

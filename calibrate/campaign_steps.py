@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PREDICTIONS = "predictions.json"
 KEPT = ("request_throughput", "output_throughput", "mean_e2el_ms", "p50_e2el_ms", "p99_ttft_ms", "mean_ttft_ms")
 TIED_EPSILON = 0.2
+REPEATS = 4
+"""Runs of each kind that say what serving adds."""
 LOSSLESS_PROMPTS, LOSSLESS_TOKENS = 8, 64
 
 
@@ -32,7 +34,7 @@ def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
         _write(out / "ceilings.json", ceilings(device))
     elif step.startswith(MEASURE):
         job = next(job for job in campaign.jobs if step == f"{MEASURE}{job.name}")
-        measure(device, out, job)
+        measure(device, out, job, campaign.repeats)
     elif step == "predict":
         _write(out / PREDICTIONS, {cell.name: predictions(out, campaign, cell) for cell in campaign.cells})
     elif step.startswith(REPLAY):
@@ -62,14 +64,14 @@ def ceilings(device: str) -> dict[str, Any]:
     }
 
 
-def measure(device: str, out: Path, job: Job) -> Profile:
+def measure(device: str, out: Path, job: Job, repeats: int) -> Profile:
     from calibrate.pair import pair_spec
 
     spec = pair_spec(device, job.target, job.draft, None, job.rows, job.context, None, 0)
-    return measure_pair(spec, out, job.budget_s)
+    return measure_pair(spec, out, job.budget_s, repeats=repeats)
 
 
-def measure_pair(spec: PairSpec, directory: Path, budget_s: float) -> Profile:
+def measure_pair(spec: PairSpec, directory: Path, budget_s: float, *, repeats: int = REPEATS) -> Profile:
     """Time a pair, alone and in service; its points file and its profile are left in `directory`.
 
     Goes on where an earlier measurement was killed. Raises ValueError for what cannot be measured.
@@ -83,7 +85,7 @@ def measure_pair(spec: PairSpec, directory: Path, budget_s: float) -> Profile:
     points_path = directory / f"{name}.points.jsonl"
     with points_file.alone(points_path):
         session = Session(spec, points_path, budget_s, lambda stage, done, total: None)
-        profile = with_handover(session.run(), session.bench.kernels)
+        profile = with_handover(session.run(), session.bench.kernels, repeats=repeats)
     (directory / f"{name}.json").write_bytes(encode(profile))
     return profile
 
@@ -112,16 +114,17 @@ def replay_cell(device: str, out: Path, campaign: Campaign, cell: Cell) -> None:
     """Replay `cell` into OUT/replay-CELL and judge it there. Raises ValueError where nothing was predicted before."""
     if not (out / PREDICTIONS).exists():
         raise ValueError(f"{PREDICTIONS} is missing in {str(out)!r}: predictions come before measurements")
-    from sim.cli import run as lanesim
+    import yaml
+
+    from realrun.commands import replay_command, validate_command
 
     directory = out / f"replay-{cell.name}"
     scenario = out / f"{cell.name}.yaml"
-    import yaml
-
     scenario.write_text(yaml.safe_dump(campaign.scenario(cell, str(profile_path(out, campaign)))))
-    line = ["replay", str(scenario), "--device", device, "--out", str(directory), "--overwrite"]
-    if lanesim(line) or lanesim(["validate", str(directory), "--json", str(directory / "validation.json")]):
-        raise ValueError(f"replay of cell {cell.name} failed; the reason stands above")
+    line = [str(scenario), "--device", device, "--out", str(directory), "--overwrite"]
+    replay_command.main(line, standalone_mode=False)
+    judge = [str(directory), "--json", str(directory / "validation.json"), "--no-plots"]
+    validate_command.main(judge, standalone_mode=False)
 
 
 def lossless(device: str, campaign: Campaign) -> dict[str, Any]:

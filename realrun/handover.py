@@ -91,7 +91,7 @@ class HandOver:
     idle_ramp: IdleRamp | None
 
 
-def with_handover(profile: Profile, kernels: PairKernels) -> Profile:
+def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPEATS) -> Profile:
     """`profile` with what serving adds measured on `kernels`, the pair that it was measured on.
 
     On a CPU, where issuing a pass is executing it, also the delay of concurrent passes, which have no priorities there,
@@ -108,8 +108,8 @@ def with_handover(profile: Profile, kernels: PairKernels) -> Profile:
     if is_cpu:
         settings += [(ALONE, drafted, service_s + pause_s) for pause_s in PAUSES_S]
     # Round after round, so that a drift of the machine hits all alike.
-    rounds_ = [{setting: _serve(executor, *setting) for setting in settings} for _ in range(REPEATS)]
-    middle = {setting: sorted((each[setting] for each in rounds_), key=_length_s)[REPEATS // 2] for setting in settings}
+    rounds_ = [{setting: _serve(executor, *setting) for setting in settings} for _ in range(repeats)]
+    middle = {setting: sorted((each[setting] for each in rounds_), key=_length_s)[repeats // 2] for setting in settings}
     spread = max(_length_s(each[setting]) / _length_s(middle[setting]) for each in rounds_ for setting in settings)
     alone, several = middle[ALONE, drafted, 0.0], {n: middle[(1,) * n, drafted, 0.0] for n in lanes[1:]}
     paused = {period_s: run for (_, _, period_s), run in middle.items() if period_s > 0.0}
@@ -118,7 +118,7 @@ def with_handover(profile: Profile, kernels: PairKernels) -> Profile:
     found = _hand_over(
         start, plain, [alone, middle[shared, drafted, 0.0]], several, idle_ramp(alone, paused) if paused else None
     )
-    return _completed(start, found, f"middle of {REPEATS} runs each, the slowest took {spread:.2f} times as long")
+    return _completed(start, found, f"middle of {repeats} runs each, the slowest took {spread:.2f} times as long")
 
 
 def _synchronous(profile: Profile) -> Profile:

@@ -23,6 +23,7 @@ SMALL = Campaign(
     input_tokens=24,
     output_tokens=8,
     tied_layers=1,
+    repeats=1,
 )
 
 
