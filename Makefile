@@ -23,7 +23,7 @@ gpu-report:                      ## profiles, raw points and docs/validation fro
 	$(PYTHON) -m calibrate.campaign results/campaign --device cuda --ship
 
 accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured, predicted and replayed here, three times
-	PYTHONPATH=. $(BIN)/python benchmarks/replay_accuracy.py
+	$(BIN)/python -m benchmarks.replay_accuracy
 
 check: .venv/.dev                ## format, lint, types
 	$(BIN)/ruff format --check .

@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from replay_report import write_report
 
+from benchmarks.replay_report import write_report
 from calibrate.campaign_steps import measure_pair
 from calibrate.pair import pair_spec
 from realrun.experiment import Experiment

@@ -244,6 +244,7 @@ def _figure(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         axis.plot(ends, ends, color="black", linewidth=0.8)
         axis.set_title(titles[name], fontsize=10)
         axis.set_xlabel("measured")
+        axis.tick_params(which="both", labelsize=7, labelrotation=30)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("predicted")
     axes[0].legend(frameon=False, fontsize=8)
