@@ -61,7 +61,7 @@ def main(args: Sequence[str] | None = None) -> int:
     if failed:
         print(f"campaign: failed: {', '.join(failed)}; the reason stands above", file=sys.stderr)
         return 1
-    for line in left_out(sorted(given.out.glob("*.json"))):
+    for line in left_out([given.out / f"{job.name}.json" for job in CAMPAIGNS[given.device].jobs]):
         print(line)
     print(f"campaign: done; {given.out} holds every step. Next: the same command with --ship")
     return 0
