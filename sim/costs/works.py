@@ -43,6 +43,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         self.result_s = profile.host.result_s
         self.host = profile.host
         self._host = profile.host
+        self._step_s, self._row_s = profile.host.step_s, profile.host.row_s
         self._is_synchronous = profile.host.is_synchronous
         inflation = profile.host.inflation_graphed if cuda_graph else profile.host.inflation_eager
         self._inflation = (1.0,) if self._is_synchronous else inflation
@@ -84,13 +85,10 @@ class WorkCosts(ABC, Generic[PassesT]):
             launch_s += later_cost.launch_s
             device_s += later_cost.device_s - passes.fusion_s(later.row_tokens)
             num_kernels += later_cost.num_kernels
-        prepare_s = self._prepare_s(work.rows + len(work.chunks), work.ahead_s)
+        prepare_s = self._step_s + self._row_s * (work.rows + len(work.chunks))
+        if work.ahead_s:
+            prepare_s = max(0.0, prepare_s - work.ahead_s)
         return Cost(prepare_s, device_s if self._is_synchronous else launch_s, device_s, num_kernels)
-
-    def _prepare_s(self, sequences: int, ahead_s: float) -> float:
-        """What is left of the preparation of a work of so many `sequences` that began `ahead_s` ago."""
-        prepare_s = self._host.step_s + self._host.row_s * sequences
-        return max(0.0, prepare_s - ahead_s) if ahead_s else prepare_s
 
     def demands(self, work: Work) -> Demands:
         """Share of the achieved roofs, clipped to 0..1 and no less than the profile's floor."""
