@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PAIR := llama-2-7b+tinyllama-1.1b
 
-.PHONY: demo test test-real gpu check format clean
+.PHONY: demo test test-real gpu gpu-report accuracy check format clean
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile a100-sxm/$(PAIR) --out results/demo-a100 --plots --overwrite
@@ -18,6 +18,12 @@ test-real: .venv/.real           ## the real-hardware backend's tests; installs 
 
 gpu:                             ## the measuring campaign on a CUDA machine; call again until it says done
 	$(PYTHON) -m calibrate.campaign results/campaign --device cuda
+
+gpu-report:                      ## profiles, raw points and docs/validation from what `make gpu` measured
+	$(PYTHON) -m calibrate.campaign results/campaign --device cuda --ship
+
+accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured, predicted and replayed here, three times
+	$(BIN)/python -m benchmarks.replay_accuracy
 
 check: .venv/.dev                ## format, lint, types
 	$(BIN)/ruff format --check .

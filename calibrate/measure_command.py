@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from calibrate.measure import Session
     from sim.costs.profile import Profile
 
 LEAST_BUDGET_S = 5.0
@@ -34,8 +35,9 @@ INTERRUPTED = 130
 @click.option("--context", type=int, default=None, help="Tokens per row, multiple of 256 [512 cpu, 2048 cuda].")
 @click.option("--attention", default=None, help="Implementation [flash-cpu, efficient on cuda].")
 @click.option("--threads", type=int, default=1, show_default=True, help="CPU threads inside one pass.")
+@click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [half a minute; on].")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
-def measure_command(out: Path, device: str, threads: int, budget: float | None, **flags: Any) -> None:
+def measure_command(out: Path, device: str, threads: int, budget: float | None, serving: bool, **flags: Any) -> None:
     """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
 
     Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
@@ -65,7 +67,10 @@ def measure_command(out: Path, device: str, threads: int, budget: float | None, 
     try:
         with points_file.alone(points_path), _progress() as on_step:
             budget_s = float(DEFAULTS[device]["budget"]) if budget is None else budget
-            profile = Session(spec, points_path, budget_s, on_step).run()
+            session = Session(spec, points_path, budget_s, on_step)
+            profile = session.run()
+            if serving:
+                profile = _with_serving(profile, session)
     except KeyboardInterrupt:
         kept = f"points so far are in {points_path}; " if points_path.exists() else ""
         print(f"lanesim: interrupted; {kept}the same command goes on from there", file=sys.stderr)
@@ -77,6 +82,17 @@ def measure_command(out: Path, device: str, threads: int, budget: float | None, 
         ) from None
     write(profile, out)
     _print_noisy(profile)
+
+
+def _with_serving(profile: Profile, session: Session) -> Profile:
+    """`profile` completed on the threaded host, or as it is where the measured slots are too short for its requests."""
+    from realrun.handover import with_handover
+
+    try:
+        return with_handover(profile, session.bench.kernels)
+    except ValueError as error:
+        print(f"what serving adds was not measured: {error}", file=sys.stderr)
+        return profile
 
 
 @contextmanager

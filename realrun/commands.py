@@ -1,4 +1,4 @@
-"""`lanesim replay` and `lanesim validate`: the command lines of realrun.replay and realrun.validation."""
+"""`lanesim replay`: the command line of realrun.replay; `lanesim validate` (validate_command) is mounted here."""
 
 from __future__ import annotations
 
@@ -8,33 +8,50 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from realrun.validate_command import validate_command
 from sim.commands.options import ListOptions, gather, scenario_options
 
 if TYPE_CHECKING:
     from realrun.experiment import Experiment
+    from realrun.genuine import Tied
     from realrun.replay import Replay
-    from realrun.validation import Judged
     from sim.costs import Profile
     from sim.scenario import Scenario
+
+__all__ = ["replay_command", "validate_command"]
 
 REPLAY_EXAMPLE = (
     "Example: lanesim replay --policy pd --policy pdv --profile cpu/tiny --num-prompts 24 --request-rate 10 "
     "--input-len 64 --output-len 32 --device cpu --out results/replay"
 )
-VALIDATE_EXAMPLE = "Example: lanesim validate results/replay --json -"
 
 
 @click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE)
 @scenario_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="Where the passes run.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Results directory.")
+@click.option(
+    "--acceptance-from",
+    type=click.Choice(["tape", "model"]),
+    default="tape",
+    show_default=True,
+    help="tape: dictated by --acceptance and --seed; model: whatever a draft of the target's first layers deserves.",
+)
+@click.option(
+    "--epsilon",
+    type=click.FloatRange(min=0.0),
+    default=None,
+    help="model: weight of the target's later layers, 0 = draft and target agree [0.2, about .65 accepted greedily].",
+)
+@click.option("--draft-layers", type=click.IntRange(min=1), default=None, help="model: of the draft [target's / 8].")
 @click.option("--temperature", type=click.FloatRange(min=0.0), default=0.0, help="0 = greedy kernels, above = sampled.")
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 def replay_command(**flags: Any) -> None:
     """Run the same policies on real hardware, in real time, and record what happened.
 
     The profile's models get their exact dimensions and random weights. Which drafts are accepted is dictated by the
-    scenario's acceptance and seed (tape mode), so that against a simulation only times can differ.
+    scenario's acceptance and seed (a tape), so that against a simulation only times can differ; or the models decide
+    (--acceptance-from model), and `validate` simulates what they were seen to accept.
     """
     from sim.costs import load
     from sim.results import check_out, writing
@@ -46,7 +63,8 @@ def replay_command(**flags: Any) -> None:
     check_out(out, scenario.digest, overwrite=flags["overwrite"])
     profile = load(scenario.profile)
     check(scenario, profile)
-    replays, about = _run(scenario, profile, flags["device"], flags["temperature"])
+    profile, tied = _pair(profile, flags["acceptance_from"], flags["epsilon"], flags["draft_layers"])
+    replays, about = _run(scenario, profile, tied, flags["device"], flags["temperature"])
     from realrun.replay import result_of, write_replays
 
     result = result_of(scenario, replays, about)
@@ -58,7 +76,21 @@ def replay_command(**flags: Any) -> None:
         raise SystemExit(130)
 
 
-def _experiments(scenario: Scenario, profile: Profile, most_requests: int) -> list[Experiment]:
+def _pair(
+    profile: Profile, acceptance_from: str, epsilon: float | None, draft_layers: int | None
+) -> tuple[Profile, Tied | None]:
+    """The profile of the pair that runs, and how it is tied where acceptance comes from the models."""
+    from realrun.genuine import EPSILON, tied_profile
+
+    if acceptance_from == "model":
+        return tied_profile(profile, EPSILON if epsilon is None else epsilon, draft_layers)
+    for flag, value in (("--epsilon", epsilon), ("--draft-layers", draft_layers)):
+        if value is not None:
+            raise ValueError(f"{flag} {value} needs --acceptance-from model; a tape dictates acceptance")
+    return profile, None
+
+
+def _experiments(scenario: Scenario, profile: Profile, most_requests: int, *, is_dictated: bool) -> list[Experiment]:
     from realrun.experiment import Experiment
 
     return [
@@ -68,6 +100,7 @@ def _experiments(scenario: Scenario, profile: Profile, most_requests: int) -> li
             seed=scenario.seed + replication,
             profile=profile,
             most_requests=most_requests,
+            is_dictated=is_dictated,
         )
         for replication in range(scenario.replications)
         for policy in scenario.policy
@@ -75,7 +108,7 @@ def _experiments(scenario: Scenario, profile: Profile, most_requests: int) -> li
 
 
 def _run(
-    scenario: Scenario, profile: Profile, device_name: str, temperature: float
+    scenario: Scenario, profile: Profile, tied: Tied | None, device_name: str, temperature: float
 ) -> tuple[list[Replay], dict[str, Any]]:
     """Build the pair and replay everything; also what there is to say about it."""
     try:
@@ -94,20 +127,30 @@ def _run(
 
     torch.set_num_threads(1)
     device = find_device(device_name)
-    for experiment in _experiments(scenario, profile, 1):
+    planned = _experiments(scenario, profile, 1, is_dictated=tied is None)
+    for experiment in planned:
         check_replayable(experiment)
-    sizes = sizes_for(_experiments(scenario, profile, 1), device)
+    sizes = sizes_for(planned, device)
     kernels = build_kernels(
-        profile, sizes, device, temperature=temperature, cuda_graph=scenario.engine.cuda_graph, seed=scenario.seed
+        profile,
+        sizes,
+        device,
+        temperature=temperature,
+        cuda_graph=scenario.engine.cuda_graph,
+        seed=scenario.seed,
+        tied=tied,
     )
     executor = PairExecutor(kernels, seed=scenario.seed)
-    replays = replay_all(_experiments(scenario, profile, sizes.slots), executor, on_run=_note)
+    experiments = _experiments(scenario, profile, sizes.slots, is_dictated=tied is None)
+    replays = replay_all(experiments, executor, on_run=_note)
     return replays, {
-        "acceptance": "tape",
+        "acceptance": "tape" if tied is None else "model",
+        "epsilon": None if tied is None else tied.epsilon,
+        "draft_layers": None if tied is None else tied.draft_layers,
         "temperature": temperature,
         "device": device_name,
         "implementation": kernels.implementation,
-        "weights": "random",
+        "weights": "random" if tied is None else "random, the target's later layers scaled down",
         "fingerprint": fingerprint(device),
     }
 
@@ -129,66 +172,3 @@ def _report(result: dict[str, Any], out: Path) -> None:
         count = result["replay"]["num_device_allocations"]
         print(f"note: the device allocator went to the driver {count} times during the runs; their times are disturbed")
     print(f"results in {out}")
-
-
-@click.command("validate", epilog=VALIDATE_EXAMPLE)
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--profile", "profile_name", default=None, help="Cost profile, name or path; default: the replay's own.")
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
-@click.option("--plots/--no-plots", default=True, help="Draw CDFs, errors and timelines into DIRECTORY.")
-def validate_command(directory: Path, profile_name: str | None, json_path: str | None, plots: bool) -> None:
-    """Simulate the scenario and tape of the replay in DIRECTORY, and say how far off the simulator was and why.
-
-    mechanism: every work given its measured time. cost: the profile's times, streams alone. contention: the simulation
-    as `lanesim compare` runs it.
-    """
-    from realrun.readback import read_replay, read_summary
-    from realrun.validation import judge, result_of
-    from sim.costs import load
-    from sim.results import to_json, write_atomically
-
-    scenario, summary = read_summary(directory)
-    profile = load(profile_name if profile_name is not None else directory / "profile.json")
-    judged = [judge(observed) for observed in read_replay(directory, scenario, summary, profile)]
-    result = result_of(summary, profile, judged)
-    if plots:
-        from realrun.figures import draw_validation
-
-        draw_validation(directory, judged)
-    if json_path == "-":
-        sys.stdout.write(to_json(result))
-        return
-    if json_path is not None:
-        write_atomically(Path(json_path), to_json(result))
-    _tell(judged)
-    if plots:
-        print(f"figures in {directory}")
-
-
-def _tell(judged: list[Judged]) -> None:
-    """Per run the headline, each part of the error, and where the schedules part."""
-    for each in judged:
-        verdict = each.verdict
-        print(f"{verdict['policy']}, seed {verdict['seed']}: error in % of the real run")
-        print(f"  {'':<12}{'TTFT':>8}{'TPOT':>8}{'ITL':>8}{'E2EL':>8}{'p95 E2EL':>10}{'tokens/s':>10}")
-        for part, metrics in verdict["decomposition"].items():
-            means = [metrics[name]["mean"] for name in ("ttft", "tpot", "itl", "e2el")]
-            values = [*means, metrics["e2el"]["p95"], metrics["output_throughput"]]
-            cells = ["-" if value["error_pct"] is None else f"{value['error_pct']:+.1f}" for value in values]
-            print(
-                f"  {part:<12}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, (8, 8, 8, 8, 10, 10), strict=True))
-            )
-        lookups = verdict["lookups"]
-        print(f"  measured times: {lookups['found']} works found, {lookups['missed']} by nearest shape")
-        print(f"  {_divergence(verdict['divergence'])}")
-
-
-def _divergence(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "schedules: the same decisions throughout"
-    sides = {name: found[name] for name in ("real", "simulated")}
-    told = [
-        f"{name} {side['kind']} of requests {side['requests']} at {side['time_s']:.4f} s" if side else f"{name} nothing"
-        for name, side in sides.items()
-    ]
-    return f"schedules part at work {found['number']} of stream {found['stream']!r}: {', '.join(told)}"

@@ -70,6 +70,8 @@ class Experiment:
     profile: Profile
     most_requests: int
     """Slots for requests at once."""
+    is_dictated: bool = True
+    """Acceptance comes from the tape of this seed; False: the models decide."""
 
     @property
     def policy(self) -> Policy:
@@ -91,6 +93,10 @@ class Experiment:
         if not kept:
             raise ValueError(f"window.arrivals_end_s={cut_s!r}: no request arrives by then (seed {self.seed})")
         return kept
+
+    def dictated_luck(self) -> Luck | None:
+        """What dictates acceptance to a real host: the tape, or nothing."""
+        return self.luck() if self.is_dictated else None
 
     def luck(self) -> Luck:
         """Whose drafts are accepted: the tape of this seed."""
@@ -164,8 +170,10 @@ def check_replayable(experiment: Experiment) -> None:
         )
     if scenario.policy_options.kv is KvMode.NONE and not experiment.policy.is_continuous:
         raise ValueError("policy_options.kv=none can be simulated only; a replay keeps KV: use rollback or reforward")
+    if not experiment.is_dictated or not experiment.draft_tokens:
+        return
     acceptance = parse_acceptance(scenario.speculation.acceptance, max(1, experiment.draft_tokens))
-    if not isinstance(acceptance, TapeAcceptance) or not experiment.draft_tokens:
+    if not isinstance(acceptance, TapeAcceptance):
         return
     requests = experiment.requests()
     if len(acceptance.tapes) < len(requests):

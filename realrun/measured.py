@@ -41,6 +41,8 @@ class MeasuredWork:
     """Token positions computed, padding included."""
     emitted: tuple[int, ...]
     """Output tokens of each request at submission."""
+    accepted: tuple[int, ...] = ()
+    """Drafted tokens accepted of each row; of VERIFY and STEP works."""
 
     @property
     def key(self) -> Key:
@@ -67,7 +69,15 @@ def measured_work(ticket: GpuTicket) -> MeasuredWork:
         reacted_s=ticket.reacted_s,
         padded_tokens=outcome.padded_tokens if outcome is not None else 0,
         emitted=ticket.job.emitted,
+        accepted=_accepted(ticket),
     )
+
+
+def _accepted(ticket: GpuTicket) -> tuple[int, ...]:
+    """What the policy was told: dictated by a tape, or decided by the models."""
+    if ticket.job.forced is not None:
+        return ticket.job.forced
+    return ticket.outcome.accepted if ticket.outcome is not None else ()
 
 
 class Lasted(NamedTuple):
@@ -169,6 +179,7 @@ def real_columns(works: Sequence[MeasuredWork]) -> dict[str, list[object]]:
         "padded_tokens": [work.padded_tokens for work in works],
         "useful_tokens": [useful_tokens(work.record) for work in works],
         "emitted": [list(work.emitted) for work in works],
+        "accepted": [list(work.accepted) for work in works],
     }
 
 

@@ -76,6 +76,7 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
                     seed=seed,
                     profile=profile,
                     most_requests=summary["replay"]["slots"],
+                    is_dictated=summary["replay"]["acceptance"] == "tape",
                 ),
                 run=run,
                 requests=[_request(row) for row in _rows(requests, policy, seed)],
@@ -111,4 +112,5 @@ def _work(row: Mapping[str, Any]) -> MeasuredWork:
         reacted_s=row["reacted_s"],
         padded_tokens=row["padded_tokens"],
         emitted=tuple(row["emitted"]),
+        accepted=tuple(row.get("accepted", ())),
     )

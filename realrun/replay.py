@@ -44,7 +44,7 @@ class Replay:
 
 def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
     """Serve a few requests untimed, so that the measured run meets nothing for the first time."""
-    with GpuHost(executor, experiment.luck()) as host:
+    with GpuHost(executor, experiment.dictated_luck()) as host:
         requests = experiment.requests()[:REHEARSAL_REQUESTS]
         for request in requests:
             request.arrival_s = 0.0
@@ -53,10 +53,13 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
     executor.reset()
     kernels = executor.kernels
     if kernels.options.cuda_graphs:
-        lengths = range(1, kernels.options.draft_tokens_max + 1)
-        shapes = decoding_shapes(kernels.options, lengths, has_draft=kernels.draft_model is not None)
+        is_fixed = experiment.scenario.speculation.controller == "fixed"
+        lengths = [experiment.draft_tokens] if is_fixed else list(range(1, experiment.draft_tokens_max + 1))
+        shapes = decoding_shapes(kernels.options, lengths, has_draft=experiment.draft_tokens_max > 0)
         for issuer in executor.issuers:
-            kernels.warm(issuer, shapes)
+            # A stream that only prefills needs no graph, one that only verifies none of drafts.
+            used = {(shape.kind, shape.model) for shape in issuer.warmed}
+            kernels.warm(issuer, [shape for shape in shapes if (shape.kind, shape.model) in used])
 
 
 def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
@@ -68,7 +71,7 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     device = executor.kernels.device
     allocations = device_allocations(device)
     is_partial = False
-    with GpuHost(executor, experiment.luck()) as host:
+    with GpuHost(executor, experiment.dictated_luck()) as host:
         serving = experiment.start(host, experiment.requests())
         try:
             host.run_until(experiment.scenario.window.stop_s)

@@ -15,9 +15,10 @@ import torch
 
 from realrun.attention import CONTEXT_STEP, Attention
 from realrun.experiment import Experiment, most_at_once
+from realrun.genuine import Tied
 from realrun.kernels import PairKernels
 from realrun.memory import GIB
-from realrun.models import random_model
+from realrun.models import random_model, tied_pair
 from realrun.options import PairOptions
 from sim.costs import Profile
 from sim.models import ModelShape
@@ -72,13 +73,24 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
 
 
 def build_kernels(
-    profile: Profile, sizes: Sizes, device: torch.device, *, temperature: float, cuda_graph: bool, seed: int
+    profile: Profile,
+    sizes: Sizes,
+    device: torch.device,
+    *,
+    temperature: float,
+    cuda_graph: bool,
+    seed: int,
+    tied: Tied | None = None,
 ) -> PairKernels:
-    """The pair with random weights; without drafts in sight only the target. Raises ValueError if it does not fit."""
-    target, *drafts = [
-        random_model(shape, dtype=_dtype(shape), device=device, seed=seed)
-        for shape in _models(profile, sizes.draft_tokens_max)
-    ]
+    """The pair with random weights, or `tied`; without drafts in sight only the target.
+
+    Raises ValueError if it does not fit.
+    """
+    shapes = _models(profile, sizes.draft_tokens_max)
+    made = shapes if tied is None else shapes[:1]
+    target, *drafts = [random_model(shape, dtype=_dtype(shape), device=device, seed=seed) for shape in made]
+    if tied is not None and len(shapes) > 1:
+        target, *drafts = tied_pair(target, tied.draft_layers, tied.epsilon)
     is_graphed = cuda_graph and device.type == "cuda"
     options = PairOptions(
         slots=sizes.slots + SPARE_SLOTS,

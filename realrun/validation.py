@@ -16,15 +16,17 @@ from math import inf
 from typing import Any
 
 from realrun.experiment import Experiment, busy_seconds
+from realrun.genuine import RecordedLuck
 from realrun.measured import MeasuredCosts, MeasuredWork
 from realrun.measuredhost import MeasuredHost, WakeLatency
 from sim.costs import Profile, build_costs
 from sim.costs.cost import CostModel, Demands
-from sim.devices.contention import Contention
+from sim.costs.profile import HostCosts
+from sim.devices.contention import Contention, contention_of
 from sim.metrics import summarise
 from sim.records import RunRecord, WorkRecord, work_record
 from sim.request import Request
-from sim.simhost import SimHost
+from sim.simhost import RunLength, SimHost
 from sim.work import Work
 
 VALIDATION_SCHEMA = 1
@@ -50,6 +52,13 @@ class Observed:
     @property
     def records(self) -> list[WorkRecord]:
         return [work.record for work in self.works]
+
+    def luck(self) -> RunLength:
+        """Whose drafts are accepted: the tape that dictated it, or what the models were seen to accept.
+
+        Raises ValueError where that was not recorded.
+        """
+        return self.experiment.luck() if self.experiment.is_dictated else RecordedLuck(self.works)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +94,7 @@ class StreamsAlone:
         self._costs = costs
         self.cost = costs.cost
         self.result_s = costs.result_s
+        self.host: HostCosts | None = getattr(costs, "host", None)
 
     def demands(self, work: Work) -> Demands:
         return Demands(0.0, 0.0)
@@ -98,14 +108,14 @@ def judge(observed: Observed) -> Judged:
     experiment = observed.experiment
     profile = experiment.profile
     costs = build_costs(profile, cuda_graph=experiment.scenario.engine.cuda_graph)
-    overlap = profile.overlap
-    together = Contention(eta_compute=overlap.eta_compute, eta_bandwidth=overlap.eta_bandwidth, tau_s=overlap.tau_s)
+    together = contention_of(profile.overlap)
     alone = Contention(eta_compute=inf, eta_bandwidth=inf)
     measured = MeasuredCosts(observed.works)
-    luck = experiment.luck()
-    mechanism = _simulate(observed, partial(MeasuredHost, measured, luck, observed.wake))
-    cost = _simulate(observed, partial(SimHost, StreamsAlone(costs), luck, contention=alone))
-    simulated = _simulate(observed, partial(SimHost, costs, luck, contention=together))
+    luck = observed.luck()
+    stop_s = observed.run["duration"] if observed.is_partial else experiment.scenario.window.stop_s
+    mechanism = simulate_on(experiment, stop_s, partial(MeasuredHost, measured, luck, observed.wake))
+    cost = simulate_on(experiment, stop_s, partial(SimHost, StreamsAlone(costs), luck, contention=alone))
+    simulated = simulate_on(experiment, stop_s, partial(SimHost, costs, luck, contention=together))
     parts = {"mechanism": mechanism, "cost": cost, "contention": simulated}
     verdict = {
         "policy": experiment.policy_name,
@@ -119,13 +129,20 @@ def judge(observed: Observed) -> Judged:
     return Judged(observed=observed, simulated=simulated, verdict=verdict)
 
 
-def _simulate(observed: Observed, build: Callable[..., SimHost]) -> RunRecord:
-    """The run's experiment on the host that `build` makes, for as long as the replay observed it."""
-    experiment = observed.experiment
+def predict(experiment: Experiment) -> RunRecord:
+    """What the simulator says of a run that is still to be replayed, its tape given."""
+    profile, scenario = experiment.profile, experiment.scenario
+    costs = build_costs(profile, cuda_graph=scenario.engine.cuda_graph)
+    host = partial(SimHost, costs, experiment.luck(), contention=contention_of(profile.overlap))
+    return simulate_on(experiment, scenario.window.stop_s, host)
+
+
+def simulate_on(experiment: Experiment, stop_s: float | None, build: Callable[..., SimHost]) -> RunRecord:
+    """The experiment on the host that `build` makes, until `stop_s` if that is given."""
     works: list[WorkRecord] = []
     host = build(on_work=lambda ticket: works.append(work_record(ticket)))
     serving = experiment.start(host, experiment.requests())
-    host.run_until(observed.run["duration"] if observed.is_partial else experiment.scenario.window.stop_s)
+    host.run_until(stop_s)
     return experiment.record(host, serving, works, busy_seconds(works), end_s=host.now_s)
 
 

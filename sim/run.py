@@ -14,7 +14,7 @@ from sim.acceptance import AcceptanceSummary, parse_acceptance
 from sim.acceptance_models import Acceptance
 from sim.controllers import build_controller
 from sim.costs import Profile, build_costs, kv_capacity_tokens
-from sim.devices.contention import Contention
+from sim.devices.contention import contention_of
 from sim.kv import KvPool
 from sim.luck import Luck
 from sim.paged import PagedPool
@@ -106,11 +106,7 @@ def simulate(
     host = SimHost(
         costs,
         luck,
-        contention=Contention(
-            eta_compute=profile.overlap.eta_compute,
-            eta_bandwidth=profile.overlap.eta_bandwidth,
-            tau_s=profile.overlap.tau_s,
-        ),
+        contention=contention_of(profile.overlap),
         on_work=(lambda ticket: works.append(work_record(ticket))) if record_works else None,
     )
     serving = Serving(host, requests, kv, controller, max_concurrency=scenario.workload.max_concurrency)

@@ -13,6 +13,7 @@ import simpy
 from simpy.events import NORMAL
 
 from sim.costs.cost import CostModel
+from sim.costs.history import with_history
 from sim.devices.contention import Contention
 from sim.devices.link import Link
 from sim.devices.shared import SharedDevice
@@ -78,7 +79,7 @@ class SimHost(TaskHost):
     ) -> None:
         super().__init__()
         self._env = _Environment(0.0)
-        self._costs = costs
+        self._costs = with_history(costs, lambda: self.now_s)
         self._luck = luck
         self._contention = contention or Contention()
         self._links = dict(links or {})

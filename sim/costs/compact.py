@@ -174,7 +174,7 @@ class CompactCosts(WorkCosts[CompactPasses]):
         launch_s = part.launch_s
         num_kernels = passes.num_kernels
         num_later = work.draft_tokens - 1
-        if num_later >= 0:
+        if passes.reads_features and num_later >= 0:
             device_s += passes.fusion_s(row_tokens)
         if num_later > 0:
             key = rows, rows, rows
@@ -186,7 +186,12 @@ class CompactCosts(WorkCosts[CompactPasses]):
             for _ in range(num_later):
                 kv_tokens += rows
                 device_s += layers * (blocks_power + (kv_tokens * kv_token_s) ** power) ** root
-        return Cost(self._prepare_s(rows, work.ahead_s), launch_s, device_s, num_kernels)
+        if self._is_synchronous:
+            launch_s = device_s
+        prepare_s = self._step_s + self._row_s * rows
+        if work.ahead_s:
+            prepare_s = max(0.0, prepare_s - work.ahead_s)
+        return Cost(prepare_s, launch_s, device_s, num_kernels)
 
     def _new_row_part(self, passes: CompactPasses, key: tuple[int, int, int], work: Work) -> RowPart:
         self._check_range(passes, work)

@@ -52,6 +52,7 @@ class ModelPasses(ABC):
         self.kv_bytes = 2.0 * self._kv_heads * shape.head_dim * shape.dtype_bytes
         """Bytes of KV of one token in one layer on one device."""
         self.layers = shape.layers
+        self.reads_features = shape.fused_features > 0
         self.num_kernels = shape.layers * profile.host.kernels_per_layer + HEAD_KERNELS
         self._padded = _padding(graph_sizes)
         self._body: dict[int, float] = {}
@@ -98,7 +99,7 @@ class ModelPasses(ABC):
         """What the first pass of a draft takes before its layers; nothing for a model that reads no features."""
         known = self._fusion.get(tokens)
         if known is None:
-            known = self._fusion[tokens] = self.fused_s(tokens) if self._shape.fused_features else 0.0
+            known = self._fusion[tokens] = self.fused_s(tokens) if self.reads_features else 0.0
         return known
 
     def head_s(self, rows: int) -> float:

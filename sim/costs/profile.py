@@ -53,6 +53,20 @@ class Gpu(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _check(self, positive=("memory_bytes", "peak_flops", "bandwidth_bytes_per_s"))
 
 
+class IdleRamp(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What works lose after a pause, before the machine is up again (sim.costs.history)."""
+
+    lost_s: float
+    """In all, after a long pause."""
+    pause_s: float
+    """Length of a pause after which 63 % of that are lost."""
+    work_s: float
+    """Seconds of work in which 63 % of it are lost."""
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("pause_s", "work_s"), not_negative=("lost_s",))
+
+
 class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time of the CPU that drives the GPU."""
 
@@ -63,6 +77,9 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kernels_per_layer: int
     max_graph_tokens: int = 512
     """A pass of more tokens is not captured."""
+    captures_chunks: bool = True
+    """Passes with prompt chunks replay captured pieces (vLLM); False: they are launched eagerly, whatever their size,
+    as in `lanesim replay`."""
     graph_small_sizes: tuple[int, ...] = (1, 2, 4)
     graph_size_step: int = 8
     """Captured token counts: `graph_small_sizes`, then multiples of `graph_size_step` up to `max_graph_tokens`."""
@@ -78,13 +95,19 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The same for every pass of the draft."""
     ngram_row_s: float = 3e-5
     """Host time per row to look up an n-gram draft; the default is assumed, not measured."""
+    is_synchronous: bool = False
+    """Issuing a pass is executing it, as on a CPU: a work holds its issuer to its end, so that nothing of the next one
+    is hidden behind it, and issuers slow each other down as `overlap` says, not by inflation."""
+    idle_ramp: IdleRamp | None = None
+    switch_s: float = 0.0
+    """Longer for a pass of the other model than the pass before it: its weights have left the caches."""
     inflation_eager: tuple[float, ...] = (1.0,)
     """Slowdown of each issuing thread with 1, 2, 3 ... of them, passes launched eagerly; the last one holds beyond."""
     inflation_graphed: tuple[float, ...] = (1.0,)
     source: str
 
     def __post_init__(self) -> None:
-        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "gap_s", "draft_pass_s")
+        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "gap_s", "draft_pass_s", "switch_s")
         counts = ("kernels_per_layer", "graph_size_step")
         _check(self, positive=counts, not_negative=(*times, "ngram_row_s", "max_graph_tokens"))
         if (
@@ -109,6 +132,8 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Extra time per kernel while another work runs; the default is half the length of a memory-bound kernel."""
     demand_floor: float = 1.0
     """Least demand of any work on both roofs; at 1.0 two works at once never beat one after the other."""
+    has_priorities: bool = True
+    """Streams of higher priority are served first; False: all alike, as threads on a CPU are."""
     measured: bool = False
     source: str = (
         "not measured: conservative default, works that overlap share the device's time and each kernel waits 5 us"

@@ -217,7 +217,7 @@ class TableCosts(WorkCosts[TablePasses]):
         device_s = seconds[i] + slopes[i] * (kv_tokens - points[i])
         num_kernels = passes.num_kernels
         num_later = work.draft_tokens - 1
-        if num_later >= 0:
+        if passes.reads_features and num_later >= 0:
             device_s += passes.fusion_s(row_tokens)
         if num_later > 0:
             key = rows, rows, rows
@@ -229,7 +229,12 @@ class TableCosts(WorkCosts[TablePasses]):
                 kv_tokens += rows
                 i = bisect_right(points, kv_tokens) - 1
                 device_s += seconds[i] + slopes[i] * (kv_tokens - points[i])
-        return Cost(self._prepare_s(rows, work.ahead_s), launch_s, device_s, num_kernels)
+        if self._is_synchronous:
+            launch_s = device_s
+        prepare_s = self._step_s + self._row_s * rows
+        if work.ahead_s:
+            prepare_s = max(0.0, prepare_s - work.ahead_s)
+        return Cost(prepare_s, launch_s, device_s, num_kernels)
 
     def _new_row_curve(self, passes: TablePasses, key: tuple[int, int, int], work: Work) -> RowCurve:
         self._check_range(passes, work)

@@ -41,8 +41,12 @@ class WorkCosts(ABC, Generic[PassesT]):
         self.cuda_graph = cuda_graph
         self.strict = strict
         self.result_s = profile.host.result_s
+        self.host = profile.host
         self._host = profile.host
-        self._inflation = profile.host.inflation_graphed if cuda_graph else profile.host.inflation_eager
+        self._step_s, self._row_s = profile.host.step_s, profile.host.row_s
+        self._is_synchronous = profile.host.is_synchronous
+        inflation = profile.host.inflation_graphed if cuda_graph else profile.host.inflation_eager
+        self._inflation = (1.0,) if self._is_synchronous else inflation
         sizes = graph_sizes(profile.host) if cuda_graph else ()
         self._target = self._make_passes(Model.TARGET, sizes)
         self._target.extra_s = profile.host.gap_s
@@ -81,13 +85,10 @@ class WorkCosts(ABC, Generic[PassesT]):
             launch_s += later_cost.launch_s
             device_s += later_cost.device_s - passes.fusion_s(later.row_tokens)
             num_kernels += later_cost.num_kernels
-        prepare_s = self._prepare_s(work.rows + len(work.chunks), work.ahead_s)
-        return Cost(prepare_s, launch_s, device_s, num_kernels)
-
-    def _prepare_s(self, sequences: int, ahead_s: float) -> float:
-        """What is left of the preparation of a work of so many `sequences` that began `ahead_s` ago."""
-        prepare_s = self._host.step_s + self._host.row_s * sequences
-        return max(0.0, prepare_s - ahead_s) if ahead_s else prepare_s
+        prepare_s = self._step_s + self._row_s * (work.rows + len(work.chunks))
+        if work.ahead_s:
+            prepare_s = max(0.0, prepare_s - work.ahead_s)
+        return Cost(prepare_s, device_s if self._is_synchronous else launch_s, device_s, num_kernels)
 
     def demands(self, work: Work) -> Demands:
         """Share of the achieved roofs, clipped to 0..1 and no less than the profile's floor."""
@@ -126,7 +127,7 @@ class WorkCosts(ABC, Generic[PassesT]):
 
     def _launch_s(self, passes: PassesT, tokens: int, has_chunks: bool) -> float:
         host = self._host
-        if tokens > self._max_graph_tokens:
+        if tokens > self._max_graph_tokens or (has_chunks and not host.captures_chunks):
             return passes.num_kernels * host.eager_kernel_s
         pieces = PIECE_KERNELS * passes.layers * host.eager_kernel_s if has_chunks else 0.0
         return host.graph_launch_s + pieces

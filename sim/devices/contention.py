@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from sim.costs.profile import Overlap
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +21,18 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
     eta_compute: float = 1.0
     eta_bandwidth: float = 1.0
     tau_s: float = 0.0
+    has_priorities: bool = True
+    """Works of higher priority are served first; False: all alike."""
+
+
+def contention_of(overlap: Overlap) -> Contention:
+    """What a profile says of works that share its device."""
+    return Contention(
+        eta_compute=overlap.eta_compute,
+        eta_bandwidth=overlap.eta_bandwidth,
+        tau_s=overlap.tau_s,
+        has_priorities=overlap.has_priorities,
+    )
 
 
 def fill_rates(

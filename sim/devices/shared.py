@@ -67,6 +67,8 @@ class SharedDevice:
                     other.dependents = [*(other.dependents or ()), self]
         queue = self._queues[stream.name]
         op = Op(ticket, queue, waits_for)
+        if not self._contention.has_priorities:
+            op.priority = 0
         queue.to_issue.append(op)
         if work.kind is not Kind.HOST:
             queue.to_run.append(op)

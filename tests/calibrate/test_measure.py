@@ -32,7 +32,7 @@ def flags(folder: Path, *more: object) -> list[str]:
     target = write_config(folder / "t" / "config.json", **SMALL)
     draft = write_config(folder / "d" / "config.json", **{**SMALL, "num_hidden_layers": 1})
     given = ("--device", "cpu", "--target", target, "--draft", draft, "--rows", 4, "--context", 256, "--budget", 6)
-    return [str(flag) for flag in ("measure", *given, *more)]
+    return [str(flag) for flag in ("measure", "--no-serving", *given, *more)]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -21,6 +22,7 @@ from click.testing import CliRunner, Result
 
 from realrun.commands import replay_command, validate_command
 from realrun.gpuhost import GpuHost
+from sim.costs import load
 from sim.policies import POLICIES
 from sim.results import read_columns
 
@@ -103,6 +105,27 @@ def test_validation_draws_three_figures_per_run(replayed: Path) -> None:
     assert len(list(replayed.glob("validation-*.png"))) == 3 * len(POLICIES)
 
 
+def test_acceptance_from_the_models_is_the_same_for_every_policy_and_what_validate_simulates(tmp_path: Path) -> None:
+    out = tmp_path / "genuine"
+    policies = ["baseline", "pdv", "continuous"]
+    args = [*(part for name in policies for part in ("--policy", name)), "--acceptance-from", "model"]
+    done = replay_into(out, *args, "--epsilon", "0.1", "--output-len", "16")
+    assert done.exit_code == 0, done.output
+    summary = json.loads((out / "summary.json").read_text())
+    about = summary["replay"]
+    assert (about["acceptance"], about["epsilon"], about["draft_layers"]) == ("model", 0.1, 1)
+    real = [(run["spec_decode_num_drafts"], run["spec_decode_accepted_tokens"]) for run in summary["runs"]]
+    assert real[0][1] > 0
+    assert real == [real[0]] * len(policies)
+    assert load(out / "profile.json").draft == msgspec.structs.replace(
+        load("cpu/tiny").target, name="tiny-target-first-1", layers=1
+    )
+    for more in ([], ["--profile", "cpu/tiny"]):
+        judged = invoke(validate_command, str(out), "--json", "-", "--no-plots", *more)
+        assert judged.exit_code == 0, judged.output
+        assert [run["policy"] for run in json.loads(judged.output)["runs"]] == policies
+
+
 def test_an_interrupt_leaves_a_readable_record_marked_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_until: Callable[..., None] = GpuHost.run_until
     runs: list[GpuHost] = []
@@ -132,6 +155,8 @@ def test_an_interrupt_leaves_a_readable_record_marked_partial(tmp_path: Path, mo
         (["--profile", "a100-sxm/codellama-34b+tinyllama-1.1b"], "choose a smaller pair"),
         (["--set", "policy_options.kv=none"], "kv=none can be simulated only"),
         (["--num-speculative-tokens", "0", "--policy", "pdv"], "needs a draft"),
+        (["--epsilon", "0.2"], "needs --acceptance-from model"),
+        (["--acceptance-from", "model", "--draft-layers", "4"], "must be in 1..3"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_clear_line(tmp_path: Path, args: list[str], says: str) -> None:

@@ -110,6 +110,27 @@ def test_an_experiment_is_what_the_simulator_runs() -> None:
     assert summarise(simulated) == summarise(record)
 
 
+@pytest.mark.parametrize("policy", ["baseline", "pdv", "continuous"])
+def test_acceptance_that_was_recorded_is_what_the_simulation_plays(policy: str) -> None:
+    """The recorded counts in place of the tape that made them: the simulations cannot tell."""
+    observed = observe(experiment(policy))
+    dictated = judge(observed).verdict
+    genuine = dataclasses.replace(observed.experiment, is_dictated=False)
+    assert judge(dataclasses.replace(observed, experiment=genuine)).verdict == dictated
+
+
+def test_what_the_models_would_have_accepted_elsewhere_is_unknown() -> None:
+    observed = observe(experiment("pd", workload={"num_prompts": 2}))
+    genuine = dataclasses.replace(observed.experiment, is_dictated=False)
+    last = max(number for number, work in enumerate(observed.works) if work.record.kind == "verify")
+    cut = dataclasses.replace(observed, experiment=genuine, works=observed.works[:last])
+    with pytest.raises(ValueError, match="where the replay did not"):
+        judge(cut)
+    bare = [dataclasses.replace(work, accepted=()) for work in observed.works]
+    with pytest.raises(ValueError, match="replay it again"):
+        judge(dataclasses.replace(observed, experiment=genuine, works=bare))
+
+
 def test_works_that_overlapped_are_told_from_those_alone() -> None:
     times = judge(observe(experiment("pd", workload={"num_prompts": 2, "request_rate": "inf"}))).verdict["works"]
     assert times["prefill target"]["real_alone_s"] == pytest.approx(0.010)

@@ -1,0 +1,200 @@
+"""How far off the simulator is on this very CPU, with a profile measured just before.
+
+Each draw measures the tiny pair, writes down what the simulator predicts, replays every policy open and closed loop
+and compares. All draws go into the report, none is chosen. Timings are reported here, never asserted in tests.
+Not here: the report (replay_report.py), measuring (calibrate), replaying and comparing (realrun).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from benchmarks.replay_report import write_report
+from calibrate.campaign_steps import measure_pair
+from calibrate.pair import pair_spec
+from realrun.experiment import Experiment
+from realrun.kernels import PairKernels
+from realrun.pair import PairExecutor
+from realrun.passes import NOT_FORCED, ChunkShape, PassShape
+from realrun.readback import read_replay, read_summary
+from realrun.replay import Replay, replay, result_of, write_replays
+from realrun.testbed import build_kernels, find_device, fingerprint, sizes_for
+from realrun.validation import judge, predict
+from sim.costs import Profile
+from sim.metrics import summarise
+from sim.results import writing
+from sim.scenario import Scenario, resolve
+from sim.work import Kind, Model
+
+POLICIES = ("autoregressive", "baseline", "pd", "pdv", "unified", "continuous")
+NUM_PROMPTS, INPUT_TOKENS, OUTPUT_TOKENS = 32, 64, 32
+CONCURRENCY = 4
+UTILISATION = 0.5
+"""Of the slowest policy's predicted closed-loop throughput: the open loop's arrival rate."""
+PROBES = 40
+FIRST_SEED = 21
+"""Of the first draw."""
+KEPT = ("mean_ttft_ms", "mean_e2el_ms", "p95_e2el_ms", "output_throughput")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/replay-accuracy"))
+    parser.add_argument("--report", type=Path, default=Path("docs/validation/cpu"))
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="of calibrate measure")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    for number in range(1, given.draws + 1):
+        draw = given.out / f"draw-{number}"
+        if (draw / "draw.json").exists():
+            continue
+        draw.mkdir(exist_ok=True)
+        (draw / "draw.json").write_text(json.dumps(run_draw(draw, given.budget, FIRST_SEED + number - 1), indent=1))
+    draws = [json.loads((given.out / f"draw-{n}" / "draw.json").read_text()) for n in range(1, given.draws + 1)]
+    write_report(given.report, draws)
+    for n in range(1, given.draws + 1):
+        held = given.out / f"draw-{n}" / "predictions.json"
+        (given.report / f"predictions-{n}.json").write_text(held.read_text())
+    print(f"report in {given.report}")
+    return 0
+
+
+def run_draw(draw: Path, budget_s: float, seed: int) -> dict[str, Any]:
+    """Measure, predict, replay, judge. Seeds differ from draw to draw."""
+    import torch
+
+    torch.set_num_threads(1)
+    profile = measure_pair(pair_spec("cpu", "tiny-target", "tiny-draft", None, None, None, None, 0), draw, budget_s)
+    loads = {"closed": _scenario(seed, "inf", CONCURRENCY)}
+    closed = {policy: _predicted(loads["closed"], policy, profile) for policy in POLICIES}
+    rate = UTILISATION * min(run["output_throughput"] for run in closed.values()) / OUTPUT_TOKENS
+    loads["open"] = _scenario(seed, round(rate, 2), None)
+    predictions = {"closed": closed, "open": {p: _predicted(loads["open"], p, profile) for p in POLICIES}}
+    # Written down before anything is replayed.
+    (draw / "predictions.json").write_text(json.dumps({"rate": round(rate, 2), **predictions}, indent=1))
+    rows = [row for load in ("open", "closed") for row in _replay_load(draw / load, load, loads[load], profile)]
+    for row in rows:
+        row["predicted"] = predictions[row["load"]][row["policy"]]
+    return {
+        "rate": round(rate, 2),
+        "rows": rows,
+        "profile": {
+            "source": profile.source,
+            "host": msgspec.to_builtins(profile.host),
+            "overlap": msgspec.to_builtins(profile.overlap),
+            "errors": {kind: error.mean_error_pct for kind, error in profile.errors.items()},
+        },
+        "machine": _machine_class(),
+    }
+
+
+def _scenario(seed: int, rate: float | str, concurrency: int | None) -> Scenario:
+    workload = {
+        "num_prompts": NUM_PROMPTS,
+        "request_rate": rate,
+        "max_concurrency": concurrency,
+        "input_len": INPUT_TOKENS,
+        "output_len": OUTPUT_TOKENS,
+    }
+    return resolve({"profile": "cpu/tiny", "policy": list(POLICIES), "workload": workload, "seed": seed})
+
+
+def _experiment(scenario: Scenario, policy: str, profile: Profile, slots: int) -> Experiment:
+    return Experiment(scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile, most_requests=slots)
+
+
+def _predicted(scenario: Scenario, policy: str, profile: Profile) -> dict[str, float]:
+    run = summarise(predict(_experiment(scenario, policy, profile, NUM_PROMPTS)))
+    return {name: run[name] for name in KEPT}
+
+
+def _replay_load(out: Path, load: str, scenario: Scenario, profile: Profile) -> list[dict[str, Any]]:
+    device = find_device("cpu")
+    sizes = sizes_for([_experiment(scenario, policy, profile, NUM_PROMPTS) for policy in POLICIES], device)
+    kernels = build_kernels(profile, sizes, device, temperature=0.0, cuda_graph=False, seed=scenario.seed)
+    executor = PairExecutor(kernels, seed=scenario.seed)
+    replays: list[Replay] = []
+    around = []
+    for policy in POLICIES:
+        before = _Business()
+        replays.append(replay(_experiment(scenario, policy, profile, sizes.slots), executor))
+        around.append({"others_cores": before.others_cores(), "load_average": os.getloadavg()[0], **_probe(kernels)})
+    about = {
+        "acceptance": "tape",
+        "temperature": 0.0,
+        "device": "cpu",
+        "implementation": kernels.implementation,
+        "weights": "random",
+        "fingerprint": fingerprint(device),
+    }
+    with writing(out) as scratch:
+        write_replays(scratch, scenario, result_of(scenario, replays, about), replays)
+    _, summary = read_summary(out)
+    rows = []
+    for observed, of_run in zip(read_replay(out, scenario, summary, profile), around, strict=True):
+        verdict = judge(observed).verdict
+        kept = {name: verdict[name] for name in ("policy", "decomposition", "lookups", "works", "divergence")}
+        rows.append({"load": load, **kept, **of_run})
+    return rows
+
+
+def _probe(kernels: PairKernels) -> dict[str, float]:
+    """Milliseconds of one fixed verify and one fixed prefill pass in a loop: the machine's speed right now."""
+    issuer = kernels.issuer("probe")
+    scratch = kernels.options.slots
+    verify = PassShape(Kind.VERIFY, Model.TARGET, 1, 5, min(128, kernels.options.max_tokens))
+    prefill = PassShape(
+        Kind.PREFILL, Model.TARGET, chunks=(ChunkShape(1, 48, min(128, kernels.options.max_tokens), True),)
+    )
+    found = {}
+    for name, shape, count in (("probe_verify_ms", verify, 5), ("probe_prefill_ms", prefill, 48)):
+        times = []
+        for _ in range(PROBES):
+            started_s = time.perf_counter()
+            issuer.issue(shape, [(scratch, count, NOT_FORCED, 0)]).values()
+            times.append(time.perf_counter() - started_s)
+        found[name] = round(1e3 * median(times), 3)
+    return found
+
+
+class _Business:
+    """How busy other processes keep this machine's cores."""
+
+    def __init__(self) -> None:
+        self._started = self._now()
+
+    def others_cores(self) -> float | None:
+        """Cores in use by others on average since the start; None where the system does not tell."""
+        busy_s, own_s, wall_s = (b - a for a, b in zip(self._started, self._now(), strict=True))
+        return round(max(0.0, busy_s - own_s) / wall_s, 2) if busy_s == busy_s else None
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        times = os.times()
+        try:
+            with open("/proc/stat") as lines:
+                user, nice, system, _, _, irq, softirq, steal = map(int, lines.readline().split()[1:9])
+            busy_s = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            busy_s = float("nan")
+        return busy_s, times.user + times.system, time.perf_counter()
+
+
+def _machine_class() -> str:
+    """The fingerprint's class, without anything that names a host."""
+    found = fingerprint(find_device("cpu"))
+    return f"{found['cores']}-core CPU ({found['processor']}), torch {found['torch']}, Python {found['python']}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""What a campaign does, in order of worth: ceilings, solo grids with overlap, predictions, replays, one lossless check.
+
+Not here: doing it (campaign_steps), calling the steps one by one (campaign), the report (campaign_report).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+MEASURE, REPLAY = "measure ", "replay "
+
+
+class Job(NamedTuple):
+    """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`.
+
+    KV of all rows, a gather workspace per issuer (about 16 of them) and the weights must fit the device together.
+    """
+
+    target: str
+    draft: str | None
+    budget_s: float
+    rows: int | None = None
+    context: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.target if self.draft is None else f"{self.target}+{self.draft}"
+
+
+class Cell(NamedTuple):
+    """One replay: every policy of the campaign at one closed-loop concurrency."""
+
+    name: str
+    concurrency: int
+    num_prompts: int
+    cuda_graph: bool = True
+    acceptance: str = "iid:0.7"
+    draft_tokens: int = 4
+
+
+class Campaign(NamedTuple):
+    """Jobs are measured first; the first one's pair is the one that is replayed."""
+
+    jobs: tuple[Job, ...]
+    cells: tuple[Cell, ...]
+    policies: tuple[str, ...]
+    input_tokens: int
+    output_tokens: int
+    tied_layers: int
+    """Of the lossless check's draft."""
+    repeats: int = 4
+    """Runs of each kind that say what serving adds to the passes."""
+
+    @property
+    def steps(self) -> list[str]:
+        """Names of the steps in order; of each the file OUT/done/NAME says that it is over."""
+        return [
+            "ceilings",
+            *(f"{MEASURE}{job.name}" for job in self.jobs),
+            "predict",
+            *(f"{REPLAY}{cell.name}" for cell in self.cells),
+            "lossless",
+        ]
+
+    def scenario(self, cell: Cell, profile: str) -> dict[str, Any]:
+        """The raw scenario of `cell` with the profile at this path."""
+        return {
+            "profile": profile,
+            "policy": list(self.policies),
+            "engine": {"cuda_graph": cell.cuda_graph},
+            "workload": {
+                "num_prompts": cell.num_prompts,
+                "request_rate": "inf",
+                "max_concurrency": cell.concurrency,
+                "input_len": self.input_tokens,
+                "output_len": self.output_tokens,
+            },
+            "speculation": {"num_speculative_tokens": cell.draft_tokens, "acceptance": cell.acceptance},
+        }
+
+
+POLICIES = ("autoregressive", "pd", "pdv", "unified", "continuous")
+CAMPAIGNS = {
+    "cuda": Campaign(
+        jobs=(
+            Job("llama-3.1-8b", "llama-3.2-1b", 300.0, 64, 4096),
+            Job("llama-3.1-8b", None, 120.0, 128, 2048),
+            Job("llama-2-7b", "tinyllama-1.1b", 200.0, 48, 2048),
+            Job("llama-3.2-1b", None, 80.0, 128, 4096),
+            Job("tinyllama-1.1b", None, 80.0, 128, 2048),
+        ),
+        cells=(
+            Cell("c16", 16, 48),
+            Cell("c1", 1, 6),
+            Cell("c64", 64, 128),
+            Cell("c16-again", 16, 48),
+            Cell("c16-third", 16, 48),
+            Cell("c16-eager", 16, 48, cuda_graph=False),
+            Cell("c16-half", 16, 48, acceptance="iid:0.5"),
+            Cell("c16-k2", 16, 48, draft_tokens=2),
+        ),
+        policies=POLICIES,
+        input_tokens=512,
+        output_tokens=128,
+        tied_layers=4,
+    ),
+    "cpu": Campaign(
+        jobs=(Job("tiny-target", "tiny-draft", 15.0),),
+        cells=(Cell("c1", 1, 3), Cell("c4", 4, 8)),
+        policies=POLICIES,
+        input_tokens=48,
+        output_tokens=16,
+        tied_layers=1,
+    ),
+}
