@@ -7,22 +7,12 @@ from __future__ import annotations
 
 import msgspec
 
+from calibrate import engines
 from calibrate.datasheets import datasheet
 from sim.costs import load
 from sim.costs.kernels import AllReduce
 from sim.costs.profile import KindError, Profile, shipped
 from sim.models import ModelShape
-
-ALL_REDUCES = {
-    ("a100-sxm", 2): AllReduce(fixed_s=5.01e-6, bytes_per_s=1.819e11),
-    ("a100-sxm", 4): AllReduce(fixed_s=5.529e-6, bytes_per_s=1.187e11),
-    ("a100-sxm", 8): AllReduce(fixed_s=6.454e-6, bytes_per_s=1.074e11),
-    ("h100-sxm", 2): AllReduce(fixed_s=4.276e-6, bytes_per_s=2.612e11),
-    ("h100-sxm", 4): AllReduce(fixed_s=4.734e-6, bytes_per_s=1.809e11),
-    ("h100-sxm", 8): AllReduce(fixed_s=5.381e-6, bytes_per_s=1.957e11),
-}
-"""By shipped GPU and devices: fits to the tables behind the shipped profiles (ai-dynamo/aiconfigurator, vLLM's custom
-all-reduce under CUDA graphs, 0.14.0 on A100, 0.24.0 on H100). Shipped profiles are of one device and carry none."""
 
 
 def rest_of(gpu: str, shape: ModelShape) -> Profile:
@@ -45,13 +35,9 @@ def rest_of(gpu: str, shape: ModelShape) -> Profile:
 
 
 def all_reduce_of(rest: Profile, tensor_parallel: int) -> AllReduce | None:
-    """None for one device; raises ValueError for a number of devices without constants."""
-    if tensor_parallel == 1:
-        return None
-    found = ALL_REDUCES.get((rest.gpu.name, tensor_parallel))
-    if found is None:
-        raise ValueError(f"--tp {tensor_parallel}: all-reduce constants are known for 2, 4 and 8 devices")
-    return found
+    """The one of vLLM's newest version that is known on that GPU. None for one device; raises ValueError for a number
+    of devices without constants."""
+    return engines.all_reduce_of(engines.engine_of(rest.gpu.name, None), tensor_parallel)
 
 
 def error_of(rest: Profile, shape: ModelShape, kind: str) -> KindError:
