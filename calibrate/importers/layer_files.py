@@ -201,12 +201,13 @@ def _check_meta(meta: dict[str, Any], sheet: Datasheet, shape: ModelShape) -> No
             raise ValueError(f"--gpu {sheet.gpu.name!r}: meta.yaml says {device!r}, which is {profiled.gpu.name!r}")
     engine = meta.get("engine_effective")
     sizes = engine.get("hf_overrides") if isinstance(engine, dict) else None
-    degrees = meta.get("tp_degrees")
-    if not isinstance(sizes, dict) or not isinstance(degrees, list):
+    listed = meta.get("tp_degrees")
+    degrees = [degree for degree in listed if isinstance(degree, int)] if isinstance(listed, list) else []
+    if not isinstance(sizes, dict) or not degrees:
         return
     for key, whole in (("intermediate_size", shape.intermediate), ("num_attention_heads", shape.heads)):
         shard = sizes.get(key)
-        if isinstance(shard, int) and whole not in [shard * degree for degree in degrees if isinstance(degree, int)]:
+        if isinstance(shard, int) and whole not in [shard * degree for degree in degrees]:
             raise ValueError(
                 f"--target {shape.name!r}: its {key} is {whole}, but meta.yaml's {meta.get('model')} has {shard} "
                 f"on one of {max(degrees)} devices"
