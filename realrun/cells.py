@@ -151,9 +151,7 @@ def _acceptance(texts: Mapping[str, str], draft_tokens: int, where: str) -> str 
     if length:
         value = _positive(length, "acceptance_length", where)
         if not 1.0 <= value <= draft_tokens + 1:
-            raise ValueError(
-                f"{where}: acceptance_length={length} must be in 1..{draft_tokens + 1}: tokens per verify with the bonus"
-            )
+            raise ValueError(f"{where}: acceptance_length={length} must be in 1..{draft_tokens + 1}, bonus included")
         return f"length:{value!r}"
     if not spec:
         raise ValueError(f"{where}: num_speculative_tokens={draft_tokens} needs acceptance_length or acceptance")

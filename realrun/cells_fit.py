@@ -110,8 +110,8 @@ def fit_constant(profile: Profile, constant: str, slowness_pct: Callable[[Profil
             low_s, high_s = high_s, 2.0 * high_s
             if high_s > LONGEST_S:
                 raise ValueError(
-                    f"--fit: with {constant} = {low_s * 1e3:.0f} ms the simulation is still too fast; does this constant "
-                    "act on what is marked?"
+                    f"--fit: with {constant} = {low_s * 1e3:.0f} ms the simulation is still too fast; does this "
+                    "constant act on what is marked?"
                 )
         value_s = float(brentq(slowness, low_s, high_s, xtol=TOLERANCE_S))
     left_pct = slowness(value_s)

@@ -20,6 +20,8 @@ from sim.stats import Floats
 SCATTERED = {"ttft": "TTFT", "e2el": "E2EL"}
 DISTRIBUTED = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
 SIDES = {"real": "-", "simulated": "--"}
+FEW_TICKS = 100.0
+"""An axis that spans less than this factor gets ticks within decades."""
 
 
 def draw_vllm(directory: Path, verdict: VllmVerdict) -> list[Path]:
@@ -35,6 +37,7 @@ def draw_vllm(directory: Path, verdict: VllmVerdict) -> list[Path]:
 
 def _draw_scatter(real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> Any:
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure, axes = plt.subplots(1, len(SCATTERED), figsize=(9, 4.4))
     for axis, (name, title) in zip(axes, SCATTERED.items(), strict=True):
@@ -45,6 +48,10 @@ def _draw_scatter(real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -
         low, high = (min(ends) / 1.2, max(ends) * 1.2) if ends else (1.0, 10.0)
         axis.plot([low, high], [low, high], color="black", linewidth=0.8)
         axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+        for each in (axis.xaxis, axis.yaxis):
+            each.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < FEW_TICKS * low else (1.0,)))
+            each.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            each.set_minor_formatter(NullFormatter())
         axis.set(xlabel=f"{title}, real (ms)", ylabel=f"{title}, simulated (ms)")
     return figure
 
