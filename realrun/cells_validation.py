@@ -158,7 +158,7 @@ def speedups(judged: Sequence[JudgedCell]) -> list[dict[str, Any]]:
     """Output throughput of every drafting cell over that of its partner, which drafts nothing.
 
     Partners have the same label, up to its last "/" where there is no arm, and the same concurrency and lengths; of
-    several the mean counts. A pair is fitted where either of its cells was.
+    several the mean counts. A pair judges nothing where the constant was fitted on all of its cells.
     """
     references: dict[tuple[Any, ...], list[JudgedCell]] = {}
     with_throughput = [each for each in judged if THROUGHPUT in each.metrics]
@@ -176,7 +176,7 @@ def speedups(judged: Sequence[JudgedCell]) -> list[dict[str, Any]]:
                 "name": each.cell.name,
                 "line": each.cell.line,
                 "partners": [partner.cell.line for partner in partners],
-                "role": "fit" if any(one.is_fit for one in (each, *partners)) else "judged",
+                "role": "fit" if all(one.is_fit for one in (each, *partners)) else "judged",
                 **compared(real, simulated),
             }
         )
