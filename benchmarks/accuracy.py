@@ -16,11 +16,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.accuracy_acceptance import acceptance_section
 from benchmarks.accuracy_cells import a100_section, h100_section
 from benchmarks.accuracy_report import Section, section_text, summary_text
 from benchmarks.accuracy_runs import sections as run_sections
+from sim.results import write_atomically
 
 PARTS: dict[str, Callable[[Path, Path], list[Section]]] = {
     "runs": lambda data, scratch: run_sections(data),
@@ -37,23 +39,37 @@ figures are those it commits beside the same runs (validation/summary.txt).
 """
 
 
-def build(data: Path, parts: Sequence[str], scratch: Path) -> tuple[list[Section], list[str]]:
-    """The sections, and one line per part that could not be run."""
-    sections: list[Section] = []
-    failures = []
+class Built(NamedTuple):
+    sections: list[Section]
+    failures: list[str]
+    """One line per part that could not be run."""
+    notes: list[str]
+    """What the simulator warned of, each once."""
+
+
+def build(data: Path, parts: Sequence[str], scratch: Path) -> Built:
+    built = Built([], [], [])
     for part in parts:
         print(f"{part} ...", file=sys.stderr)
-        try:
-            sections += PARTS[part](data, scratch)
-        except (ValueError, OSError) as error:
-            failures.append(f"{part} could not be run: {error}")
-    return sections, failures
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                built.sections.extend(PARTS[part](data, scratch))
+            except ValueError as error:
+                built.failures.append(f"{part} could not be run: {error}")
+            except OSError as error:
+                name = Path(error.filename).name if error.filename else "a file"
+                built.failures.append(f"{part} could not be run: {name}: {error.strerror}")
+        built.notes.extend(dict.fromkeys(f"{part}: {warning.message}" for warning in caught))
+    return built
 
 
-def report(sections: Sequence[Section], failures: Sequence[str]) -> str:
-    failed = "".join(f"\n**{failure}**\n" for failure in failures)
-    parts = [HEAD.format(version=version("lanesim")) + failed, "## Summary\n\n" + summary_text(sections)]
-    return "\n".join([*parts, *(section_text(section) for section in sections)])
+def report(built: Built) -> str:
+    failed = "".join(f"\n**{failure}**\n" for failure in built.failures)
+    noted = "".join(f"\n- {note}" for note in built.notes)
+    notes = [f"## What the simulator warned of\n{noted}\n"] if noted else []
+    parts = [HEAD.format(version=version("lanesim")) + failed, "## Summary\n\n" + summary_text(built.sections)]
+    return "\n".join([*parts, *(section_text(section) for section in built.sections), *notes])
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -64,14 +80,13 @@ def main(args: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(args)
     if not chosen.data.is_dir():
         parser.error(f"{str(chosen.data)!r} is no folder; want the one with aiconfigurator/ and llmservingsim/ in it")
-    warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as scratch:
-        sections, failures = build(chosen.data, chosen.only or list(PARTS), Path(scratch))
-    chosen.out.write_text(report(sections, failures))
-    for failure in failures:
+        built = build(chosen.data, chosen.only or list(PARTS), Path(scratch))
+    write_atomically(chosen.out, report(built))
+    for failure in built.failures:
         print(failure, file=sys.stderr)
-    print(f"{chosen.out}: {summary_text(sections).partition(chr(10))[0]}", file=sys.stderr)
-    return 1 if failures else 0
+    print(f"{chosen.out}: {summary_text(built.sections).splitlines()[0]}", file=sys.stderr)
+    return 1 if built.failures else 0
 
 
 if __name__ == "__main__":

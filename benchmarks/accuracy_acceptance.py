@@ -43,8 +43,8 @@ def acceptance_section(data: Path, scratch: Path) -> Section:
     return Section(
         title="Acceptance at k = 1..7",
         about=[
-            "recorded tapes: SpecDecode-Bench/simulator@2fdccbd61b62 (no licence; figures quoted), Llama-3.1-8B-Instruct, "
-            "EAGLE-3 head and n-gram",
+            "recorded tapes: SpecDecode-Bench/simulator@2fdccbd61b62 (no licence; figures quoted), "
+            "Llama-3.1-8B-Instruct with an EAGLE-3 head and with n-grams",
             "fitted: both models on each tape, replayed at every k; of the two the better one is judged",
         ],
         lines=lines,

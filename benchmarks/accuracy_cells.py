@@ -56,7 +56,7 @@ H100 = CellRun(
     fits=(Fit("gap_s", "tpot_ms", ("concurrency=8",)),),
 )
 A100 = CellRun(
-    title="A100, Llama-3.1-8B fp16, vLLM 0.24, without speculation and with EAGLE-3 (k=5)",
+    title="A100, Llama-3.1-8B fp16, vLLM 0.24, EAGLE-3",
     source="manojarulmurugan/SpecDecoding-Study-vLLM-SGLang@d96e4fb6ecef (no licence; figures quoted), phases 2 and 3, "
     "means of the repeats; prompt lengths inferred from the TTFT: "
     + ", ".join(f"{name} {tokens}" for name, tokens in PROMPT_TOKENS.items()),
@@ -95,9 +95,10 @@ def run_cells(run: CellRun, table: CellTable) -> Outcome:
 
 def _fit_text(fit: Fit, fitted: Fitted, num_cells: int) -> str:
     cells = " and ".join(f"`{mark}`" for mark in fit.marks)
+    number_of = "1 cell" if num_cells == 1 else f"{num_cells} cells"
     bound = "; at its bound: the simulation is too slow there without it" if fitted.is_at_bound else ""
     return (
-        f"fitted: {fit.constant} = {1e3 * fitted.value_s:.4f} ms on the mean {fit.metric} of {num_cells} cells, {cells}"
+        f"fitted: {fit.constant} = {1e3 * fitted.value_s:.4f} ms on the mean {fit.metric} of {number_of}, {cells}"
         f"{bound}"
     )
 
@@ -107,7 +108,7 @@ def h100_section(data: Path, scratch: Path) -> Section:
     outcome = run_cells(H100, table)
     errors = _errors(outcome.judged, "tpot_ms")
     lines = _error_lines(f"TPOT, {len(errors)} cells", errors, TPOT_BAR_PCT, None)
-    tail = _cells_table(outcome.judged, ("tpot_ms", "ttft_ms"))
+    tail = _cells_table(outcome.judged, {"tpot_ms": "TPOT (ms)", "ttft_ms": "TTFT (ms)"})
     return Section(title=H100.title, about=outcome.about, lines=lines, tail=tail)
 
 
@@ -129,7 +130,8 @@ def a100_section(data: Path, scratch: Path) -> Section:
     pairs = speedups(outcome.judged)
     gains = [pair["error_pct"] for pair in pairs if pair["role"] == "judged"]
     lines += _error_lines(f"speed-up, {len(gains)} pairs", gains, A100_BAR_PCT, A100_BAR_PCT)
-    tail = _cells_table(outcome.judged, ("output_throughput", "itl_ms", "ttft_ms")) + "\n" + _pairs_table(pairs)
+    metrics = {"output_throughput": "goodput (tok/s)", "itl_ms": "ITL (ms)", "ttft_ms": "TTFT (ms)"}
+    tail = _cells_table(outcome.judged, metrics) + "\n" + _pairs_table(pairs)
     return Section(title=A100.title, about=outcome.about, lines=lines, tail=tail)
 
 
@@ -145,7 +147,8 @@ def study_cells(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
             points.setdefault((row["wl"], row["spec"], int(row["conc"])), []).append(row)
     if not points:
         raise ValueError(f"{STUDY}: no run of Llama-3.1-8B-Instruct in fp16 in {' and '.join(STUDY_PHASES)}")
-    return [_study_cell(*point, repeats) for point, repeats in sorted(points.items(), reverse=True)]
+    order = sorted(points, key=lambda point: (point[0], point[1] != "none", point[2]))
+    return [_study_cell(*point, points[point]) for point in order]
 
 
 def _study_cell(workload: str, spec: str, concurrency: int, repeats: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -180,28 +183,31 @@ def _errors(judged: Sequence[JudgedCell], metric: str) -> list[float]:
 
 
 def _error_lines(what: str, errors: Sequence[float], mean_bar: float, largest_bar: float | None) -> list[Line]:
-    """The mean size of the errors and the largest one; the mean error stands beside."""
+    """The mean size of the errors, the largest one, and their mean with its sign."""
     found = spread(errors)
+    mean_size, largest = found["mean_absolute_error_pct"], found["max_absolute_error_pct"]
     return [
-        Line(what=f"{what}: mean size of the error", error_pct=found["mean_absolute_error_pct"], bar_pct=mean_bar),
-        Line(what=f"{what}: largest size", error_pct=found["max_absolute_error_pct"], bar_pct=largest_bar),
+        Line(what=f"{what}: mean size of the error", error_pct=mean_size, bar_pct=mean_bar, is_size=True),
+        Line(what=f"{what}: largest size", error_pct=largest, bar_pct=largest_bar, is_size=True),
         Line(what=f"{what}: mean error", error_pct=found["mean_error_pct"]),
     ]
 
 
-def _cells_table(judged: Sequence[JudgedCell], metrics: Sequence[str]) -> str:
+def _cells_table(judged: Sequence[JudgedCell], metrics: Mapping[str, str]) -> str:
+    """One row per cell; three columns for each of `metrics`, column -> title."""
+    headings = [f"{title}{part}" for title in metrics.values() for part in (", real", ", lanesim", ", error")]
     rows = [
-        [
-            f"{each.cell.name} {metric}",
-            "fit" if each.is_fit else "judged",
-            *(number(each.metrics[metric][side]) for side in ("real", "simulated")),
-            percent(each.metrics[metric]["error_pct"]),
-        ]
-        for metric in metrics
+        [each.cell.name, "fit" if each.is_fit else "judged"]
+        + [text for metric in metrics for text in _texts(each.metrics.get(metric))]
         for each in judged
-        if metric in each.metrics
     ]
-    return markdown_table(["cell", "role", "real", "lanesim", "error"], rows, left=2)
+    return markdown_table(["cell", "role", *headings], rows, left=2)
+
+
+def _texts(values: Mapping[str, float | None] | None) -> list[str]:
+    if values is None:
+        return ["–"] * 3
+    return [number(values["real"]), number(values["simulated"]), percent(values["error_pct"])]
 
 
 def _pairs_table(pairs: Sequence[Mapping[str, Any]]) -> str:
@@ -209,9 +215,7 @@ def _pairs_table(pairs: Sequence[Mapping[str, Any]]) -> str:
         [
             f"{pair['name']} speed-up",
             pair["role"],
-            number(pair["real"]),
-            number(pair["simulated"]),
-            percent(pair["error_pct"]),
+            *_texts(pair),
         ]
         for pair in pairs
     ]

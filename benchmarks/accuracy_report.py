@@ -20,6 +20,8 @@ class Line:
     error_pct: float | None
     bar_pct: float | None = None
     """The error asked for, in size; None where none is."""
+    is_size: bool = False
+    """The error is a size, or a mean of sizes, without a sign."""
     is_fit: bool = False
     """A constant was fitted on it: it judges nothing."""
     peer: float | None = None
@@ -56,6 +58,10 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:+.2f} %"
 
 
+def error(line: Line) -> str:
+    return f"{line.error_pct:.2f} %" if line.is_size and line.error_pct is not None else percent(line.error_pct)
+
+
 def bar(line: Line) -> str:
     if line.is_fit:
         return "fit"
@@ -76,7 +82,7 @@ def section_text(section: Section) -> str:
     headings = ["metric", "real", "lanesim", "error", "bar", "met"]
     peer = ["LLMServingSim", "its error"] if section.has_peer else []
     rows = [
-        [line.what, number(line.real), number(line.simulated), percent(line.error_pct), bar(line), met(line)]
+        [line.what, number(line.real), number(line.simulated), error(line), bar(line), met(line)]
         + ([number(line.peer), percent(line.peer_error_pct)] if section.has_peer else [])
         for line in section.lines
     ]
@@ -88,10 +94,7 @@ def section_text(section: Section) -> str:
 def summary_text(sections: Sequence[Section]) -> str:
     """Every line that has a bar, whether it is met, and how many are."""
     judged = [(section, line) for section in sections for line in section.lines if line.bar_pct is not None]
-    rows = [
-        [section.title, line.what, percent(line.error_pct), bar(line), met(line) or "not run"]
-        for section, line in judged
-    ]
+    rows = [[section.title, line.what, error(line), bar(line), met(line) or "not run"] for section, line in judged]
     num_met = sum(line.is_met is True for _, line in judged)
     return f"{num_met} of {len(judged)} bars met.\n\n" + markdown_table(
         ["run", "metric", "error", "bar", "met"], rows, left=2

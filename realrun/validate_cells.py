@@ -167,10 +167,9 @@ def _fit(
 
 
 def fit_source(fitted: Fitted, metric: str, table: str, num_cells: int) -> str:
-    return (
-        f"{fitted.constant} = {fitted.value_s * 1e3:.4g} ms fitted by lanesim on the mean {metric} of {num_cells} "
-        f"closed-loop cells of {table}"
-    )
+    cells = "1 closed-loop cell" if num_cells == 1 else f"{num_cells} closed-loop cells"
+    value = f"{fitted.constant} = {fitted.value_s * 1e3:.4g} ms"
+    return f"{value} fitted by lanesim on the mean {metric} of {cells} of {table}"
 
 
 @contextmanager
@@ -217,9 +216,10 @@ def _tell(result: dict[str, Any]) -> None:
             )
     if fit := result["fit"]:
         bound = "; at its bound, 0 is too slow already" if fit["is_at_bound"] else ""
+        lines = ", ".join(str(line) for line in fit["lines"])
         console.print(
-            f"{fit['constant']} = {fit['value_s'] * 1e3:.4f} ms, fitted on {fit['metric']} of {len(fit['lines'])} "
-            f"cells (mean error left {fit['error_pct']:+.3f} %){bound}",
+            f"{fit['constant']} = {fit['value_s'] * 1e3:.4f} ms, fitted on {fit['metric']} of lines {lines} "
+            f"(mean error left {fit['error_pct']:+.3f} %){bound}",
             highlight=False,
         )
     for note in result["notes"]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from realrun.validate_vllm import vllm_command
@@ -16,6 +17,8 @@ from sim.request import Request
 from tests.realrun.recorded_runs import EPOCH_S, MONOTONIC_S, PROFILE, refusal, result_of, served, stamps, write_lines
 
 LIMITS = ["--profile", PROFILE, "--max-num-seqs", "256", "--max-num-batched-tokens", "2048", "--no-async-scheduling"]
+RUNS = Path(__file__).parents[3] / "shared/data/llmservingsim/bench/examples"
+needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the published runs are absent")
 Row = dict[str, Any]
 
 
@@ -233,3 +236,20 @@ def test_the_requests_simulated_are_fresh_and_in_order_of_arrival(tmp_path: Path
     assert [(each.id, each.index) for each in fresh] == [(f"r{number}", number) for number in range(4)]
     assert [each.arrival_s for each in fresh] == pytest.approx([0.0, 1.0, 2.0, 3.0])
     assert all(isinstance(each, Request) and each.emitted_tokens == 0 for each in fresh)
+
+
+@needs_runs
+@pytest.mark.parametrize("gpu", ["RTX4090", "RTXPRO6000"])
+def test_real_metrics_are_those_that_the_runs_authors_print(gpu: str) -> None:
+    """Their `vLLM` column, rounded to 0.1 ms; no request there has a single token, so TPOT is defined alike."""
+    folder = RUNS / gpu / "Llama-3.1-8B"
+    found = latencies_s(read_requests(folder / "vllm/requests.jsonl").requests)
+    printed = {
+        tuple(line.split()[:2]): float(line.split()[2])
+        for line in (folder / "validation/summary.txt").read_text().splitlines()[2:]
+        if line.strip()
+    }
+    for title, name in {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2el"}.items():
+        assert 1e3 * found[name].mean() == pytest.approx(printed[title, "Mean"], abs=0.051)
+        for statistic, percent in {"Median": 50, "P95": 95, "P99": 99}.items():
+            assert 1e3 * np.percentile(found[name], percent) == pytest.approx(printed[title, statistic], abs=0.051)
