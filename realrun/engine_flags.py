@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 import click
 
-from sim.scenario import Engine
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 POLICIES = ("continuous", "autoregressive")
@@ -40,6 +38,7 @@ def engine_options(function: F) -> F:
 
 def engine_block(flags: dict[str, Any]) -> dict[str, Any]:
     """The scenario's `engine` block. Raises ValueError where no usable KV block is left."""
+    known = _engine_keys()
     block: dict[str, Any] = {}
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "long_prefill_token_threshold"):
         if flags.get(name) is not None:
@@ -47,7 +46,7 @@ def engine_block(flags: dict[str, Any]) -> dict[str, Any]:
     for name, default in DEFAULTS_OF_VLLM.items():
         if flags.get(name) is not None:
             block[name] = flags[name]
-        elif name in Engine.__struct_fields__:
+        elif name in known:
             block[name] = default
     num_blocks = flags.get("num_gpu_blocks")
     if num_blocks is not None:
@@ -61,8 +60,16 @@ def engine_block(flags: dict[str, Any]) -> dict[str, Any]:
 
 def not_simulated(flags: dict[str, Any]) -> list[str]:
     """Notes on what vLLM does untold and this engine has no key for."""
+    known = _engine_keys()
     return [
         f"the engine has no {name} yet: simulated without"
         for name in DEFAULTS_OF_VLLM
-        if flags.get(name) is None and name not in Engine.__struct_fields__
+        if flags.get(name) is None and name not in known
     ]
+
+
+def _engine_keys() -> tuple[str, ...]:
+    """Of the scenario's `engine` block."""
+    from sim.scenario import Engine
+
+    return Engine.__struct_fields__
