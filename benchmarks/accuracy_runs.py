@@ -16,7 +16,7 @@ from benchmarks.accuracy_report import Line, Section, profile_text
 from calibrate.importers.aiconfigurator import import_aiconfigurator
 from calibrate.importers.llmservingsim import import_llmservingsim
 from realrun.cells_fit import fit_constant
-from realrun.engine_flags import engine_block, not_simulated
+from realrun.engine_flags import engine_block
 from realrun.vllm_requests import RealRun, read_requests
 from realrun.vllm_validation import VllmVerdict, judge_run, scenario_of
 from sim.costs import Profile
@@ -117,7 +117,7 @@ def judged(real: RealRun, run: Run, profile: Profile) -> VllmVerdict:
     scenario = scenario_of(
         Path("requests.jsonl"), len(real.requests), profile.name, "continuous", engine_block(dict(run.flags)), {}, 0
     )
-    return judge_run(real, scenario, profile, not_simulated(dict(run.flags)))
+    return judge_run(real, scenario, profile)
 
 
 def _fitted(data: Path, run: Run, profile: Profile) -> tuple[Profile, float]:
@@ -139,15 +139,13 @@ def _real(data: Path, run: Run) -> RealRun:
 def _about(run: Run, profile: Profile, fit: str, verdict: VllmVerdict) -> list[str]:
     settings = ", ".join(f"{name} {value}" for name, value in verdict.result["scenario"]["engine"].items())
     notes = [note for note in verdict.result["notes"] if "ITL" not in note]
-    preemptions = verdict.result["preemptions"]
-    counted = [] if preemptions is None else [f"{preemptions} preemptions simulated"]
     return [
         f"real run and committed figures: {LLMSERVINGSIM} (MIT), {RUNS.partition('/')[2]}/{run.folder}; "
         f"{verdict.result['num_requests']} ShareGPT requests; TTFT and E2EL from queued_ts",
         profile_text(profile),
         fit,
         f"engine: {settings}",
-        *counted,
+        f"{verdict.result['preemptions']} preemptions simulated",
         *notes,
     ]
 

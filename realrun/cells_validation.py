@@ -204,11 +204,10 @@ def result_of(
     profile: Profile,
     setup: Setup,
     fit: Mapping[str, Any] | None,
-    notes: Sequence[str],
 ) -> dict[str, Any]:
     """What `validate cells --json` holds."""
     pairs = speedups(judged)
-    own = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
+    notes = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
     return {
         "schema": CELLS_SCHEMA,
         "profile": {"name": profile.name, "source": profile.source},
@@ -221,7 +220,7 @@ def result_of(
         "judged": summary(judged),
         "speedups": pairs,
         "speedup": spread([pair["error_pct"] for pair in pairs if pair["role"] == "judged"]),
-        "notes": [*notes, *own],
+        "notes": notes,
     }
 
 

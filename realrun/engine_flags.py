@@ -38,16 +38,12 @@ def engine_options(function: F) -> F:
 
 def engine_block(flags: dict[str, Any]) -> dict[str, Any]:
     """The scenario's `engine` block. Raises ValueError where no usable KV block is left."""
-    known = _engine_keys()
     block: dict[str, Any] = {}
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "long_prefill_token_threshold"):
         if flags.get(name) is not None:
             block[name] = flags[name]
     for name, default in DEFAULTS_OF_VLLM.items():
-        if flags.get(name) is not None:
-            block[name] = flags[name]
-        elif name in known:
-            block[name] = default
+        block[name] = default if flags.get(name) is None else flags[name]
     num_blocks = flags.get("num_gpu_blocks")
     if num_blocks is not None:
         if num_blocks < 2:
@@ -56,20 +52,3 @@ def engine_block(flags: dict[str, Any]) -> dict[str, Any]:
             )
         block["num_gpu_blocks"] = num_blocks - 1
     return block
-
-
-def not_simulated(flags: dict[str, Any]) -> list[str]:
-    """Notes on what vLLM does untold and this engine has no key for."""
-    known = _engine_keys()
-    return [
-        f"the engine has no {name} yet: simulated without"
-        for name in DEFAULTS_OF_VLLM
-        if flags.get(name) is None and name not in known
-    ]
-
-
-def _engine_keys() -> tuple[str, ...]:
-    """Of the scenario's `engine` block."""
-    from sim.scenario import Engine
-
-    return Engine.__struct_fields__

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from realrun.engine_flags import engine_block, engine_options, not_simulated
+from realrun.engine_flags import engine_block, engine_options
 from realrun.validation_output import check_outputs, figure, output_options, percent, write_result
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def cells_command(
         profile, fit = _fit(table, is_fit, profile, setup, fit_constant, fit_metric)
     with _progress(len(table.cells)) as advance:
         judged = judge_cells(table, is_fit, profile, setup, advance)
-    result = result_of(table, judged, profile, setup, fit, not_simulated(flags))
+    result = result_of(table, judged, profile, setup, fit)
     if flags["plots"]:
         from realrun.cells_figure import draw_cells
 

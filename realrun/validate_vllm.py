@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from realrun.engine_flags import POLICIES, engine_block, engine_options, not_simulated
+from realrun.engine_flags import POLICIES, engine_block, engine_options
 from realrun.validation_output import check_outputs, figure, output_options, percent, write_result
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def vllm_command(path: Path, profile: str, policy: str, seed: int, **flags: Any)
     loaded = load(profile)
     real = read_requests(path)
     scenario = scenario_of(path, len(real.requests), loaded.name, policy, engine, speculation, seed)
-    verdict = judge_run(real, scenario, loaded, not_simulated(flags))
+    verdict = judge_run(real, scenario, loaded)
     if flags["out"] is not None and flags["plots"]:
         from realrun.vllm_figures import draw_vllm
 
@@ -92,7 +92,6 @@ def _tell(verdict: VllmVerdict) -> None:
         )
     console = Console()
     console.print(table)
-    if result["preemptions"] is not None:
-        console.print(f"{result['preemptions']} preemptions", highlight=False)
+    console.print(f"{result['preemptions']} preemptions simulated", highlight=False)
     for note in result["notes"]:
         console.print(note, style="dim", highlight=False)

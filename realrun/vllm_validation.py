@@ -72,11 +72,14 @@ def scenario_of(
     )
 
 
-def judge_run(real: RealRun, scenario: Scenario, profile: Profile, notes: Sequence[str] = ()) -> VllmVerdict:
-    """Simulate the run's requests and compare. Raises ValueError for what cannot run."""
+def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdict:
+    """Simulate the run's requests and compare. Raises ValueError for what cannot run.
+
+    Works are recorded because only the engine that plans every step says when it takes a request in.
+    """
     check(scenario, profile)
     policy = scenario.policy[0]
-    record = simulate(scenario, policy, scenario.seed, profile, requests=real.fresh())
+    record = simulate(scenario, policy, scenario.seed, profile, requests=real.fresh(), record_works=True)
     result = {
         "schema": VALIDATION_SCHEMA,
         "scenario": to_plain(scenario),
@@ -86,9 +89,9 @@ def judge_run(real: RealRun, scenario: Scenario, profile: Profile, notes: Sequen
         "seed": scenario.seed,
         "num_requests": len(real.requests),
         "clock_offset_s": real.clock_offset_s,
-        "preemptions": num_preemptions(record),
+        "preemptions": sum(request.num_preemptions for request in record.requests),
         "metrics": metrics(real.requests, record),
-        "notes": [*notes, *_notes(real, record)],
+        "notes": _notes(real, record),
     }
     return VllmVerdict(real=real, simulated=record, result=result)
 
@@ -137,12 +140,6 @@ def output_throughput(requests: Sequence[Request]) -> float | None:
 def compared(real: float | None, simulated: float | None) -> Compared:
     error_pct = 100.0 * (simulated - real) / real if real and simulated is not None else None
     return {"real": real, "simulated": simulated, "error_pct": error_pct}
-
-
-def num_preemptions(record: RunRecord) -> int | None:
-    """Preemptions of the run; None from an engine that does not count them."""
-    count: int | None = getattr(record, "num_preemptions", None)
-    return count
 
 
 def _spread_ms(values_s: Floats, counts: Floats | None = None) -> dict[str, float | None]:

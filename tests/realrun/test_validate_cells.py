@@ -14,6 +14,7 @@ import pytest
 from realrun.cells import MEASURED, read_cells
 from realrun.cells_fit import fit_constant, parse_mark, with_constant
 from realrun.cells_validation import Setup, simulate_cell
+from realrun.engine_flags import engine_block
 from realrun.validate_cells import cells_command
 from sim.costs import Profile, load
 from sim.costs.profile import encode
@@ -52,7 +53,7 @@ def measured(tmp_path: Path, profile: Profile, metrics: Sequence[str] = tuple(ME
             for point in POINTS]  # fmt: skip
     bare = write_table(tmp_path / "bare.csv", [row | {"tpot_ms": 1} for row in rows])
     cells = read_cells(bare, {}).cells
-    found = [simulate_cell(cell, profile, Setup(engine={}, waves=waves)) for cell in cells]
+    found = [simulate_cell(cell, profile, Setup(engine=engine_block({}), waves=waves)) for cell in cells]
     return write_table(
         tmp_path / "cells.csv",
         [row | {name: each[MEASURED[name]] for name in metrics} for row, each in zip(rows, found, strict=True)],

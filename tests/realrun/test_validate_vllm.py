@@ -23,14 +23,7 @@ Row = dict[str, Any]
 
 
 def flags(path: Path, *more: str) -> list[str]:
-    known = [flag for flag in LIMITS if flag != "--no-async-scheduling" or _has_asynchronous_scheduling()]
-    return ["--requests", str(path), *known, *more]
-
-
-def _has_asynchronous_scheduling() -> bool:
-    from sim.scenario import Engine
-
-    return "async_scheduling" in Engine.__struct_fields__
+    return ["--requests", str(path), *LIMITS, *more]
 
 
 def row(number: int, **changes: Any) -> Row:
@@ -253,3 +246,20 @@ def test_real_metrics_are_those_that_the_runs_authors_print(gpu: str) -> None:
         assert 1e3 * found[name].mean() == pytest.approx(printed[title, "Mean"], abs=0.051)
         for statistic, percent in {"Median": 50, "P95": 95, "P99": 99}.items():
             assert 1e3 * np.percentile(found[name], percent) == pytest.approx(printed[title, statistic], abs=0.051)
+
+
+def test_preemptions_for_lack_of_blocks_are_counted(tmp_path: Path) -> None:
+    """Ten requests at once, each growing from 100 tokens to 300, in 64 blocks of 16."""
+    path = write_lines(tmp_path / "r.jsonl", [
+        row(number, output_toks=200, arrival_time=EPOCH_S, queued_ts=MONOTONIC_S, last_token_ts=MONOTONIC_S + 99.0)
+        for number in range(10)
+    ])  # fmt: skip
+    assert result_of(vllm_command, *flags(path))["preemptions"] == 0
+    assert result_of(vllm_command, *flags(path, "--num-gpu-blocks", "65"))["preemptions"] > 0
+
+
+def test_the_simulated_engine_queues_at_its_step_boundary(tmp_path: Path) -> None:
+    """Requests that arrive during a step are queued at its end: from arrival the first token takes longer."""
+    path = write_lines(tmp_path / "r.jsonl", stamps(served(num_prompts=60, request_rate=8)))
+    metrics = result_of(vllm_command, *flags(path))["metrics"]
+    assert metrics["ttft_arrival"]["mean"]["simulated"] > metrics["ttft"]["mean"]["simulated"] + 1.0
