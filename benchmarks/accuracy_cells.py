@@ -6,11 +6,12 @@ Not here: runs with timestamps (accuracy_runs), the words of the report (accurac
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
 from benchmarks.accuracy_report import Line, Section, markdown_table, number, percent, profile_text
@@ -26,6 +27,8 @@ STUDY = "unlicensed_local_only/a100_eagle3_study/runs_summary.csv"
 STUDY_PHASES = ("phase2_results", "phase3_results")
 PROMPT_TOKENS = {"gsm8k": 850, "humaneval": 170, "rag_shared_prefix": 840}
 """Inferred from the TTFT, not recorded: 8-shot GSM8K, HumanEval, retrieval."""
+
+Z_95 = NormalDist().inv_cdf(0.95)
 
 
 class Fit(NamedTuple):
@@ -59,7 +62,8 @@ A100 = CellRun(
     title="A100, Llama-3.1-8B fp16, vLLM 0.24, EAGLE-3",
     source="manojarulmurugan/SpecDecoding-Study-vLLM-SGLang@d96e4fb6ecef (no licence; figures quoted), phases 2 and 3, "
     "means of the repeats; prompt lengths inferred from the TTFT: "
-    + ", ".join(f"{name} {tokens}" for name, tokens in PROMPT_TOKENS.items()),
+    + ", ".join(f"{name} {tokens}" for name, tokens in PROMPT_TOKENS.items())
+    + "; outputs of humaneval end by themselves, of recorded mean, their spread inferred from E2EL at concurrency 1",
     profile="a100-sxm/llama-3.1-8b+eagle3",
     setup=Setup(engine=engine_block({"max_num_seqs": 256, "max_num_batched_tokens": 2048}), method=None),
     fits=(
@@ -148,10 +152,27 @@ def study_cells(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     if not points:
         raise ValueError(f"{STUDY}: no run of Llama-3.1-8B-Instruct in fp16 in {' and '.join(STUDY_PHASES)}")
     order = sorted(points, key=lambda point: (point[0], point[1] != "none", point[2]))
-    return [_study_cell(*point, points[point]) for point in order]
+    spreads = {point[0]: _output_std(points[point]) for point in order if point[1:] == ("none", 1)}
+    return [_study_cell(*point, points[point], spreads.get(point[0], 0.0)) for point in order]
 
 
-def _study_cell(workload: str, spec: str, concurrency: int, repeats: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+def _output_std(repeats: Sequence[Mapping[str, str]]) -> float:
+    """Standard deviation of the output tokens, inferred from E2EL at concurrency 1: a token takes one ITL there.
+
+    The 95th percentile is Z_95 standard deviations above the median. Outputs that all have the most tokens are fixed.
+    """
+    if all(float(row["tot_out"]) == float(row["nreq"]) * _most_output_tokens(row) for row in repeats):
+        return 0.0
+    return fmean((float(row["e2e_p95"]) - float(row["e2e_p50"])) / float(row["itl_mean"]) / Z_95 for row in repeats)
+
+
+def _most_output_tokens(row: Mapping[str, str]) -> int:
+    return int(json.loads(row["wlp"])["max_new_tokens"])
+
+
+def _study_cell(
+    workload: str, spec: str, concurrency: int, repeats: Sequence[Mapping[str, str]], output_std: float
+) -> dict[str, Any]:
     def mean(name: str) -> float:
         return fmean(float(row[name]) for row in repeats)
 
@@ -166,6 +187,8 @@ def _study_cell(workload: str, spec: str, concurrency: int, repeats: Sequence[Ma
         "concurrency": concurrency,
         "input_len": PROMPT_TOKENS[workload],
         "output_len": round(mean("tot_out") / num_prompts),
+        "output_len_std": output_std or "",
+        "output_len_max": _most_output_tokens(repeats[0]),
         "num_prompts": int(num_prompts),
         "num_speculative_tokens": int(draft_tokens),
         "acceptance_length": mean("tau") if draft_tokens else "",

@@ -1,8 +1,9 @@
 """Closed-loop cells: a table of operating points and the means measured at each, read from CSV and checked.
 
 Columns: concurrency, input_len, output_len; optional num_prompts, num_speculative_tokens, acceptance_length (tokens per
-verify, bonus included) or acceptance (as --acceptance takes it), max_num_seqs, max_num_batched_tokens, label, arm; and
-any of the measured means of MEASURED. Empty means not given. Other columns serve to mark cells.
+verify, bonus included) or acceptance (as --acceptance takes it), output_len_std and output_len_max where outputs vary
+around output_len, max_num_seqs, max_num_batched_tokens, label, arm; and any of the measured means of MEASURED. Empty
+means not given. Other columns serve to mark cells.
 Not here: simulating them (realrun.cells_validation), fitting on them (realrun.cells_fit).
 """
 
@@ -26,10 +27,16 @@ MEASURED = {
 }
 """Column -> the simulator's key for it (sim.metrics); means, milliseconds, and output tokens per second."""
 REQUIRED = ("concurrency", "input_len", "output_len")
-WHOLE = {"num_prompts": 1, "num_speculative_tokens": 0, "max_num_seqs": 1, "max_num_batched_tokens": 1}
+WHOLE = {
+    "num_prompts": 1,
+    "num_speculative_tokens": 0,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "output_len_max": 1,
+}
 """Optional whole numbers and the least of each."""
 TEXTS = ("label", "arm", "acceptance")
-COLUMNS = (*REQUIRED, *WHOLE, "acceptance_length", *TEXTS, *MEASURED)
+COLUMNS = (*REQUIRED, *WHOLE, "output_len_std", "acceptance_length", *TEXTS, *MEASURED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,11 @@ class Cell:
     concurrency: int
     input_len: int
     output_len: int
+    """Tokens of every output, or their mean."""
+    output_len_std: float
+    """Standard deviation of the outputs' tokens; 0 = all the same."""
+    output_len_max: int | None
+    """Where the engine cut outputs off."""
     num_prompts: int | None
     num_speculative_tokens: int
     acceptance: str | None
@@ -138,8 +150,21 @@ def _cell(texts: dict[str, str], line: int, where: str) -> Cell:
     if not measured:
         raise ValueError(f"{where}: nothing measured; want any of {', '.join(MEASURED)}")
     acceptance = _acceptance(texts, whole["num_speculative_tokens"], where)
-    label, arm = texts.get("label", ""), texts.get("arm", "")
-    return Cell(line=line, acceptance=acceptance, measured=measured, texts=texts, label=label, arm=arm, **whole)
+    most = whole["output_len_max"]
+    if most is not None and most < whole["output_len"]:
+        raise ValueError(f"{where}: output_len_max={most} is below the mean, output_len={whole['output_len']}")
+    return Cell(
+        line=line,
+        output_len_std=_positive(texts["output_len_std"], "output_len_std", where)
+        if texts.get("output_len_std")
+        else 0.0,
+        acceptance=acceptance,
+        measured=measured,
+        texts=texts,
+        label=texts.get("label", ""),
+        arm=texts.get("arm", ""),
+        **whole,
+    )
 
 
 def _acceptance(texts: Mapping[str, str], draft_tokens: int, where: str) -> str | None:

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
+
+import numpy as np
 
 from realrun.cells import MEASURED, Cell, CellTable
 from realrun.cells_fit import Fitted, fit_constant
 from realrun.vllm_validation import Compared, compared
 from sim.costs import Profile
 from sim.metrics import summarise
+from sim.request import Request
 from sim.run import check, simulate
 from sim.scenario import Scenario, resolve
 
@@ -80,8 +84,24 @@ def simulate_cell(cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
     """The metrics of the simulated cell (sim.metrics). Raises ValueError for what cannot run."""
     scenario = scenario_of(cell, profile, setup)
     check(scenario, profile)
-    record = simulate(scenario, scenario.policy[0], scenario.seed, profile)
+    requests = varied_requests(cell, scenario.workload.num_prompts, scenario.seed) if cell.output_len_std else None
+    record = simulate(scenario, scenario.policy[0], scenario.seed, profile, requests=requests)
     return summarise(record, num_warmups=scenario.workload.num_warmups)
+
+
+def varied_requests(cell: Cell, num_prompts: int, seed: int) -> list[Request]:
+    """Requests whose outputs vary: evenly spaced quantiles of a normal distribution, in an order drawn from `seed`.
+
+    They are cut at output_len_max, and as far below the mean, so that the mean stays. Outputs of one length keep a
+    closed loop in step, wave after wave; real outputs that end by themselves do not.
+    """
+    mean, most = cell.output_len, cell.output_len_max or 2 * cell.output_len - 1
+    reach = min(most - mean, mean - 1)
+    normal = NormalDist(0.0, cell.output_len_std)
+    offsets = [normal.inv_cdf((place + 0.5) / num_prompts) for place in range(num_prompts)]
+    lengths = [mean + round(min(reach, max(-reach, offset))) for offset in offsets]
+    order = np.random.default_rng(seed).permutation(num_prompts).tolist()
+    return [Request(index, str(index), 0.0, cell.input_len, lengths[place]) for index, place in enumerate(order)]
 
 
 def judge_cells(
@@ -234,6 +254,8 @@ def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Any]:
         "concurrency": cell.concurrency,
         "input_len": cell.input_len,
         "output_len": cell.output_len,
+        "output_len_std": cell.output_len_std,
+        "output_len_max": cell.output_len_max,
         "num_prompts": scenario.workload.num_prompts,
         "num_speculative_tokens": cell.num_speculative_tokens,
         "acceptance": cell.acceptance,

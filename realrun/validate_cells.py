@@ -82,8 +82,9 @@ def cells_command(
     """Simulate the closed-loop cells of TABLE.csv and say how far off the simulator was at each.
 
     Columns: concurrency, input_len, output_len; optional num_prompts, num_speculative_tokens, acceptance_length (bonus
-    included) or acceptance, max_num_seqs, max_num_batched_tokens, label, arm; and measured means: ttft_ms, tpot_ms,
-    itl_ms, e2el_ms, output_throughput (tokens/s). Cells without speculation run `autoregressive`, others `continuous`.
+    included) or acceptance, output_len_std and output_len_max (outputs vary), max_num_seqs, max_num_batched_tokens,
+    label, arm; and measured means: ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput (tokens/s). Cells without
+    speculation run `autoregressive`, others `continuous`.
 
     With --fit one constant is fitted on the marked cells and the others are judged. Where cells with and without
     speculation pair up (same label, or the same up to its last "/" without an arm; same concurrency and lengths), the

@@ -45,7 +45,8 @@ def test_a_summary_without_figures_is_refused() -> None:
 def run_row(**changes: Any) -> dict[str, str]:
     row = {"phase": "phase2_results", "model": "meta-llama/Llama-3.1-8B-Instruct", "w": "fp16", "kv": "fp16",
            "spec": "none", "k": 0, "wl": "gsm8k", "conc": 8, "tau": "", "ttft_mean": 100, "itl_mean": 10,
-           "e2e_mean": 3000, "goodput": 600, "nreq": 160, "tot_out": 40960}  # fmt: skip
+           "e2e_mean": 3000, "goodput": 600, "nreq": 160, "tot_out": 40960, "e2e_p50": 3000, "e2e_p95": 3500,
+           "wlp": '{"max_new_tokens": 256}'}  # fmt: skip
     return {name: str(value) for name, value in (row | changes).items()}
 
 
@@ -66,6 +67,20 @@ def test_repeats_of_both_phases_are_averaged_and_other_runs_left_out() -> None:
         ("eagle3", 600.0, pytest.approx(2.9)),
     ]
     assert (cells[0]["input_len"], cells[0]["output_len"], cells[0]["num_prompts"]) == (850, 256, 160)
+
+
+def test_outputs_that_end_by_themselves_get_the_spread_that_e2el_shows_at_concurrency_one() -> None:
+    """500 ms between median and 95th percentile are 50 tokens of 10 ms, 1.645 standard deviations."""
+    alone = run_row(wl="humaneval", conc=1, tot_out=20000)
+    cells = study_cells([alone, alone | {"conc": "8"}, run_row(conc=1)])
+    assert [(cell["label"], cell["concurrency"]) for cell in cells] == [
+        ("gsm8k", 1),
+        ("humaneval", 1),
+        ("humaneval", 8),
+    ]
+    assert cells[0]["output_len_std"] == ""
+    assert [cell["output_len_std"] for cell in cells[1:]] == [pytest.approx(50 / 1.6449, rel=1e-4)] * 2
+    assert (cells[1]["output_len"], cells[1]["output_len_max"]) == (125, 256)
 
 
 def test_repeats_that_served_other_numbers_of_requests_are_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from realrun.cells import MEASURED, read_cells
 from realrun.cells_fit import fit_constant, parse_mark, with_constant
-from realrun.cells_validation import Setup, simulate_cell
+from realrun.cells_validation import Setup, simulate_cell, varied_requests
 from realrun.engine_flags import engine_block
 from realrun.validate_cells import cells_command
 from sim.costs import Profile, load
@@ -169,6 +169,34 @@ def test_waves_and_the_tables_own_columns_size_a_cell(tmp_path: Path) -> None:
     assert cells[2]["metrics"]["tpot_ms"]["simulated"] < cells[0]["metrics"]["tpot_ms"]["simulated"]
 
 
+def test_outputs_that_vary_keep_their_mean_and_stay_below_the_most(tmp_path: Path) -> None:
+    row = {
+        "concurrency": 4,
+        "input_len": 100,
+        "output_len": 50,
+        "output_len_std": 20,
+        "output_len_max": 60,
+        "tpot_ms": 9,
+    }
+    cell = read_cells(write_table(tmp_path / "t.csv", [row]), {}).cells[0]
+    requests = varied_requests(cell, 40, seed=1)
+    lengths = [request.output_tokens for request in requests]
+    assert sum(lengths) == 40 * 50
+    assert (min(lengths), max(lengths)) == (40, 60)
+    assert lengths != sorted(lengths)
+    assert [request.index for request in requests] == list(range(40))
+    assert lengths == [request.output_tokens for request in varied_requests(cell, 40, seed=1)]
+
+
+def test_outputs_that_vary_end_the_lockstep_of_a_closed_loop(tmp_path: Path) -> None:
+    """Prompts then come one by one instead of all together, so that none waits for the others."""
+    rows = [{"concurrency": 16, "input_len": 1000, "output_len": 60, "output_len_std": std, "ttft_ms": 100}
+            for std in ("", 20)]  # fmt: skip
+    cells = result_of(cells_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)["cells"]
+    same, varied = (cell["metrics"]["ttft_ms"]["simulated"] for cell in cells)
+    assert varied < 0.6 * same
+
+
 def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:
     table, out = measured(tmp_path, load(PAIR)), tmp_path / "out"
     done = invoke(cells_command, str(table), "--profile", PAIR, "--out", str(out), "--plots", "--fit", "concurrency=1")
@@ -179,7 +207,7 @@ def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:
 
 
 GOOD = {"concurrency": 2, "input_len": 50, "output_len": 8, "num_speculative_tokens": 0, "acceptance_length": "",
-        "tpot_ms": 7.5}  # fmt: skip
+        "output_len_std": "", "output_len_max": "", "tpot_ms": 7.5}  # fmt: skip
 DEFECTS: dict[str, tuple[Row, str]] = {
     "no concurrency": ({"concurrency": ""}, "line 3: concurrency=''"),
     "concurrency of zero": ({"concurrency": 0}, "line 3: concurrency='0'"),
@@ -188,6 +216,8 @@ DEFECTS: dict[str, tuple[Row, str]] = {
     "nan": ({"tpot_ms": "nan"}, "line 3: tpot_ms='nan'"),
     "zero latency": ({"tpot_ms": 0}, "line 3: tpot_ms='0'"),
     "text for a number": ({"tpot_ms": "fast"}, "line 3: tpot_ms='fast'"),
+    "most below the mean": ({"output_len_max": 7}, "line 3: output_len_max=7 is below the mean"),
+    "negative spread": ({"output_len_std": -1}, "line 3: output_len_std='-1'"),
     "nothing measured": ({"tpot_ms": ""}, "line 3: nothing measured"),
     "no acceptance": ({"num_speculative_tokens": 3}, "line 3: num_speculative_tokens=3 needs acceptance_length"),
     "acceptance beyond the draft": (
