@@ -25,6 +25,10 @@ FIELDS = ("request_id", *LENGTHS, "arrival_time", *STAMPS)
 OVERTAKING_S = 1.0
 """A frontend queues requests as they arrive; one that arrived this much earlier than another is queued before it."""
 
+LONGEST_INTAKE_S = 10.0
+"""No engine leaves all requests but one unqueued for longer: a step takes less than a second."""
+FEWEST_TO_TELL = 3
+
 
 class Stamped(NamedTuple):
     """One line of the file."""
@@ -71,7 +75,7 @@ def read_requests(path: Path) -> RealRun:
     _check_ids(rows, str(path))
     rows.sort(key=lambda row: (row.arrival_time, row.queued_ts, row.line))
     _check_overtaking(rows, str(path))
-    offset_s = min(row.queued_ts - row.arrival_time for row in rows)
+    offset_s = _clock_offset_s(rows, str(path))
     return RealRun(requests=_on_one_clock(rows, offset_s), clock_offset_s=offset_s)
 
 
@@ -143,6 +147,18 @@ def _check_overtaking(rows: Sequence[Stamped], path: str) -> None:
                 f"{row.arrival_time - latest.arrival_time:.3f} s after the request of line {latest.line}, and queued "
                 f"{latest.queued_ts - row.queued_ts:.3f} s before it: arrival_time after queued_ts"
             )
+
+
+def _clock_offset_s(rows: Sequence[Stamped], path: str) -> float:
+    """The least queued_ts - arrival_time; refused where it is that of one request alone, and far from all others."""
+    by_lag = sorted(rows, key=lambda row: row.queued_ts - row.arrival_time)
+    lags_s = [row.queued_ts - row.arrival_time for row in by_lag]
+    if len(rows) >= FEWEST_TO_TELL and lags_s[1] - lags_s[0] > LONGEST_INTAKE_S:
+        raise ValueError(
+            f"{path} line {by_lag[0].line}: timestamps out of order: arrival_time is {lags_s[1] - lags_s[0]:.3f} s "
+            "after queued_ts, by the clocks of all other requests"
+        )
+    return lags_s[0]
 
 
 def _on_one_clock(rows: Sequence[Stamped], offset_s: float) -> list[Request]:

@@ -172,6 +172,10 @@ DEFECTS: dict[str, Defect] = {
     ),
     "last token before first": (lambda: lines(row(0, last_token_ts=MONOTONIC_S)), "last_token_ts"),
     "arrival after queued": (lambda: lines(row(0, arrival_time=EPOCH_S + 2.5)), "arrival_time after queued_ts"),
+    "last arrival after queued": (
+        lambda: lines(row(0), row(1), row(2), row(3, arrival_time=EPOCH_S + 1000.0)),
+        "line 4: timestamps out of order: arrival_time is 997.000 s after queued_ts",
+    ),
     "missing field": (lambda: lines(row(0), without("queued_ts")), "line 2: lacks queued_ts"),
     "null field": (lambda: lines(row(0, arrival_time=None)), "line 1: lacks arrival_time"),
     "no prompt": (lambda: lines(row(0, input_toks=0)), "line 1: input_toks=0"),
