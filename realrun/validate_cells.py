@@ -69,7 +69,7 @@ EXAMPLE = (
     help="Leave the first of them out of the metrics.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the acceptance luck.")
-@output_options  # fmt: skip
+@output_options
 def cells_command(
     path: Path,
     profile_name: str,
