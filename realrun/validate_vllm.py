@@ -44,7 +44,7 @@ def vllm_command(path: Path, profile: str, policy: str, seed: int, **flags: Any)
     from sim.costs import load
 
     check_outputs(flags)
-    speculation = _speculation(flags)
+    speculation = _speculation(flags, policy)
     engine = engine_block(flags)
     loaded = load(profile)
     real = read_requests(path)
@@ -59,9 +59,11 @@ def vllm_command(path: Path, profile: str, policy: str, seed: int, **flags: Any)
         _tell(verdict)
 
 
-def _speculation(flags: dict[str, Any]) -> dict[str, Any]:
-    """The scenario's `speculation` block. Raises ValueError where a draft's acceptance is not said."""
+def _speculation(flags: dict[str, Any], policy: str) -> dict[str, Any]:
+    """The scenario's `speculation` block. Raises ValueError for a policy that drafts nothing, or no acceptance."""
     tokens, acceptance = flags["num_speculative_tokens"], flags["acceptance"]
+    if tokens > 0 and policy == "autoregressive":
+        raise ValueError(f"--num-speculative-tokens {tokens}: --policy autoregressive drafts nothing; use continuous")
     if tokens > 0 and acceptance is None:
         raise ValueError(f"--num-speculative-tokens {tokens} needs --acceptance, such as length:2.5: none is assumed")
     block = {"num_speculative_tokens": tokens, "acceptance": acceptance, "method": flags["method"]}

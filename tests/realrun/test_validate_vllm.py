@@ -214,6 +214,7 @@ def test_a_defect_of_the_file_is_one_line_that_names_its_place(name: str, tmp_pa
         (["--num-speculative-tokens", "2", "--acceptance", "iid:.5"], "needs a draft model"),
         (["--json", "/proc/result.json"], "/proc"),
         (["--method", "medusa"], "speculation.method"),
+        (["--num-speculative-tokens", "2", "--policy", "autoregressive"], "drafts nothing"),
     ],
 )
 def test_flags_that_cannot_be_are_one_line(more: list[str], says: str, tmp_path: Path) -> None:
