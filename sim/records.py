@@ -30,10 +30,6 @@ class GapSamples:
             self.gaps_s.append(gap_s)
             self.counts.append(count)
 
-    def clear(self) -> None:
-        del self.gaps_s[:]
-        del self.counts[:]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRecord:

@@ -43,7 +43,7 @@ class Serving:
         """Notified on arrival, and on release while somebody waits in the inbox."""
         self.finished = Signal()
         self.first_measured = 0
-        """Arrival index of the first request after the warm-up; gaps before its first token do not count."""
+        """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
         self.num_arrived = 0
         self.num_finished = 0
         self.num_admitted = 0
@@ -208,18 +208,13 @@ class Serving:
         now_s = self.host.now_s
         emitted = min(request.output_tokens, request.emitted_tokens + num_tokens)
         if request.emitted_tokens == 0:
-            self.saw_first_token(request)
-        else:
+            request.first_token_s = now_s
+        elif request.index >= self.first_measured:
             self.gaps.add(now_s - request.last_token_s)
         request.last_token_s = now_s
         request.emitted_tokens = emitted
         if emitted == request.output_tokens:
             self.release(request)
-
-    def saw_first_token(self, request: Request) -> None:
-        request.first_token_s = self.host.now_s
-        if request.index == self.first_measured > 0:
-            self.gaps.clear()
 
     def release(self, request: Request) -> None:
         """`request` has its last token: give its memory back."""

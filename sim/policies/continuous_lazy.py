@@ -55,10 +55,22 @@ class _Member(NamedTuple):
 class _Rows:
     """The decoding rows as totals, and when each leaves."""
 
-    __slots__ = ("_advance", "_draft_tokens", "_leaving", "_luck", "_members", "context_tokens", "num_rows", "step")
+    __slots__ = (
+        "_advance",
+        "_draft_tokens",
+        "_first_measured",
+        "_leaving",
+        "_luck",
+        "_members",
+        "context_tokens",
+        "num_measured",
+        "num_rows",
+        "step",
+    )
 
-    def __init__(self, luck: RoundLuck, draft_tokens: int) -> None:
+    def __init__(self, luck: RoundLuck, draft_tokens: int, first_measured: int) -> None:
         self._luck = luck
+        self._first_measured = first_measured
         self._draft_tokens = draft_tokens
         self._leaving: dict[int, list[Request]] = {}
         self._members: dict[int, _Member] = {}
@@ -66,6 +78,8 @@ class _Rows:
         """[steps] context tokens that all rows together gain in a step."""
         self.step = 0
         self.num_rows = 0
+        self.num_measured = 0
+        """Rows whose gaps count: those after the warm-up."""
         self.context_tokens = 0
 
     def join(self, request: Request) -> None:
@@ -88,6 +102,7 @@ class _Rows:
             self._advance[start : start + num_rounds] += accepted
         request.kv_tokens = request.prompt_tokens + gained
         self.num_rows += 1
+        self.num_measured += request.index >= self._first_measured
         self.context_tokens += request.prompt_tokens
         self._leaving.setdefault(self.step + num_rounds, []).append(request)
         self._members[request.index] = _Member(request, self.step + 1, accepted)
@@ -102,6 +117,7 @@ class _Rows:
             self.num_rows -= len(leaving)
             for request in leaving:
                 self.context_tokens -= request.kv_tokens
+                self.num_measured -= request.index >= self._first_measured
                 del self._members[request.index]
         return leaving
 
@@ -129,7 +145,7 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
     run = host.run
     draft_tokens = serving.controller.draft_tokens
     tokens_per_row = draft_tokens + 1
-    rows = _Rows(luck, draft_tokens)
+    rows = _Rows(luck, draft_tokens, serving.first_measured)
     prompts: list[Request] = []
     """Admitted and not wholly prefilled, oldest first."""
     last_step_s = 0.0
@@ -177,7 +193,8 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
         await ticket
         now_s = host.now_s
         if num_rows:
-            gaps.add(now_s - last_step_s, num_rows)
+            if rows.num_measured:
+                gaps.add(now_s - last_step_s, rows.num_measured)
             leaving = rows.advance()
             if leaving is not None:
                 for request in leaving:
@@ -191,8 +208,7 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
         if completed:
             del prompts[:num_completed]
             for request in completed:
-                serving.saw_first_token(request)
-                request.last_token_s = now_s
+                request.first_token_s = request.last_token_s = now_s
                 request.emitted_tokens = 1
                 if request.output_tokens == 1:
                     serving.release(request)

@@ -61,6 +61,7 @@ class SimRun:
         stop_s: float | None = None,
         is_lazy: bool = False,
         is_caching: bool = True,
+        num_warmups: int = 0,
         on_work: Callable[[SimTicket], None] | None = None,
         **host_options: Any,
     ) -> None:
@@ -70,6 +71,7 @@ class SimRun:
             costs or ConstantCosts(device_s=SECONDS), self.luck, on_work=self.tickets.append, **host_options
         )
         self.serving = serve(self.host, policy, requests, draft_tokens, kv_blocks, max_concurrency, is_caching)
+        self.serving.first_measured = num_warmups
         limits = limits or EngineLimits()
         if is_lazy:
             tasks = continuous_lazy.coroutines(self.serving, limits, self.luck)

@@ -226,3 +226,11 @@ def test_scarce_blocks_do_preempt(draft_tokens: int, is_lazy: bool) -> None:
     asked = [request(index, prompt=30, output=40) for index in range(6)]
     SimRun("continuous", asked, luck=PeriodicLuck(), draft_tokens=draft_tokens, kv_blocks=12, is_lazy=is_lazy)
     assert sum(r.num_preemptions for r in asked) > 2
+
+
+@pytest.mark.parametrize("policy", ["continuous", "pd"])
+def test_gaps_of_warm_up_requests_do_not_count(policy: str) -> None:
+    """Request 0 warms up and emits all the while that request 1 does."""
+    asked = [request(0, output=30), request(1, output=6)]
+    run = SimRun(policy, asked, luck=NeverAccept(), draft_tokens=2, num_warmups=1)
+    assert sum(run.serving.gaps.counts) == 5

@@ -152,8 +152,11 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     rows=st.lists(st.tuples(st.floats(0.0, 9.0), st.integers(1, 60), st.integers(1, 60)), min_size=2, max_size=10),
     draft_tokens=st.integers(0, 3),
     spare_blocks=st.integers(0, 8),
+    num_warmups=st.integers(0, 4),
 )
-def test_lazy_accounting_hands_over_where_memory_runs_out(rows: list, draft_tokens: int, spare_blocks: int) -> None:
+def test_lazy_accounting_hands_over_where_memory_runs_out(
+    rows: list, draft_tokens: int, spare_blocks: int, num_warmups: int
+) -> None:
     slots = 2 * draft_tokens + 1 if draft_tokens else 0
     kv_blocks = max(-(-(prompt + output + slots) // 16) for _, prompt, output in rows) + spare_blocks
     plain, lazy = (
@@ -165,6 +168,7 @@ def test_lazy_accounting_hands_over_where_memory_runs_out(rows: list, draft_toke
             limits=EngineLimits(max_num_seqs=5, max_num_batched_tokens=45),
             draft_tokens=draft_tokens,
             kv_blocks=kv_blocks,
+            num_warmups=num_warmups,
             is_lazy=is_lazy,
         )
         for is_lazy in (False, True)

@@ -1,0 +1,82 @@
+"""Figures of `validate vllm`: every request simulated against real, and the distributions laid over each other.
+
+Imports matplotlib; only called where figures are drawn. Not here: the numbers (realrun.vllm_validation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realrun.vllm_validation import VllmVerdict, latencies_s
+from sim.plots import DPI, set_theme
+from sim.results import write_figure
+from sim.stats import Floats
+
+SCATTERED = {"ttft": "TTFT", "e2el": "E2EL"}
+DISTRIBUTED = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
+SIDES = {"real": "-", "simulated": "--"}
+FEW_TICKS = 100.0
+"""An axis that spans less than this factor gets ticks within decades."""
+
+
+def draw_vllm(directory: Path, verdict: VllmVerdict) -> list[Path]:
+    """validation-scatter.png and validation-cdf.png. Raises ValueError without the plotting libraries."""
+    set_theme()
+    real, simulated = latencies_s(verdict.real.requests), latencies_s(verdict.simulated.requests)
+    paths = []
+    for name, draw in (("scatter", _draw_scatter), ("cdf", _draw_cdfs)):
+        paths.append(directory / f"validation-{name}.png")
+        write_figure(paths[-1], partial(_save, draw(real, simulated), verdict))
+    return paths
+
+
+def _draw_scatter(real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> Any:
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    figure, axes = plt.subplots(1, len(SCATTERED), figsize=(9, 4.4))
+    for axis, (name, title) in zip(axes, SCATTERED.items(), strict=True):
+        ours, theirs = real[name] * 1e3, simulated[name] * 1e3
+        is_shown = (ours > 0.0) & (theirs > 0.0)
+        axis.scatter(ours[is_shown], theirs[is_shown], s=10, alpha=0.6, linewidths=0)
+        ends = [*ours[is_shown], *theirs[is_shown]]
+        low, high = (min(ends) / 1.2, max(ends) * 1.2) if ends else (1.0, 10.0)
+        axis.plot([low, high], [low, high], color="black", linewidth=0.8)
+        axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+        for each in (axis.xaxis, axis.yaxis):
+            each.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < FEW_TICKS * low else (1.0,)))
+            each.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            each.set_minor_formatter(NullFormatter())
+        axis.set(xlabel=f"{title}, real (ms)", ylabel=f"{title}, simulated (ms)")
+    return figure
+
+
+def _draw_cdfs(real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> Any:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(DISTRIBUTED), figsize=(12, 3.8), sharey=True)
+    for axis, (name, title) in zip(axes, DISTRIBUTED.items(), strict=True):
+        for (side, style), values_s in zip(SIDES.items(), (real[name], simulated[name]), strict=True):
+            shares = np.arange(1, len(values_s) + 1) / max(1, len(values_s))
+            axis.step(np.sort(values_s) * 1e3, shares, style, where="post", label=side)
+        axis.set_xlabel(f"{title} (ms)")
+    axes[0].set_ylabel("share of requests")
+    axes[0].set_ylim(0, 1.01)
+    axes[0].legend(frameon=False)
+    return figure
+
+
+def _save(figure: Any, verdict: VllmVerdict, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    result = verdict.result
+    title = f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests of a real vLLM run"
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
