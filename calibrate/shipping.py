@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 from calibrate.importers.aiconfigurator import import_aiconfigurator
 from sim.costs.kernels import (
@@ -24,6 +25,9 @@ from sim.models import model
 
 GPUS = ("a100-sxm", "h100-sxm")
 TARGETS = ("tinyllama-1.1b", "llama-2-7b", "codellama-34b", "llama-3.2-1b", "llama-3.1-8b")
+TABLES = ("llama-3.1-8b",)
+"""Targets that are shipped as tables of their own points on the A100, where the compact form is 4 % too slow at small
+batches, with every draft of theirs. The H100's stay compact: they can be derived from."""
 PAIRS = (
     ("llama-2-7b", "tinyllama-1.1b"),
     ("codellama-34b", "tinyllama-1.1b"),
@@ -102,11 +106,17 @@ def tiny_cpu() -> Profile:
     )
 
 
+def _form(gpu: str, target: str) -> Literal["compact", "table"]:
+    return "table" if gpu == "a100-sxm" and target in TABLES else "compact"
+
+
 def ship(path: Path, revision: str, to: Path = SHIPPED) -> list[Path]:
     """Write every shipped profile below `to`; returns the files."""
     pairs = [(target, None) for target in TARGETS] + list(PAIRS)
     profiles = [
-        import_aiconfigurator(path, gpu, target, draft, revision=revision) for gpu in GPUS for target, draft in pairs
+        import_aiconfigurator(path, gpu, target, draft, revision=revision, form=_form(gpu, target))
+        for gpu in GPUS
+        for target, draft in pairs
     ]
     written = []
     for profile in [*profiles, tiny_cpu()]:

@@ -111,7 +111,7 @@ def import_aiconfigurator(
         draft=draft_shape,
         tensor_parallel=tensor_parallel,
         kernels=kernels,
-        host=host_costs(engine_of(gpu, files.engine_version), gap_s),
+        host=host_costs(engine_of(gpu, None), gap_s),
         overlap=Overlap(),
         errors={},
         source=f"{REPOSITORY}@{revision} ({LICENCE}), bf16 kernel tables: {', '.join(sorted(set(files.used)))}; "

@@ -10,22 +10,23 @@ import msgspec
 from calibrate import engines
 from calibrate.datasheets import datasheet
 from sim.costs import load
-from sim.costs.kernels import AllReduce
+from sim.costs.kernels import AllReduce, CompactKernels
 from sim.costs.profile import KindError, Profile, shipped
 from sim.models import ModelShape
 
 
 def rest_of(gpu: str, shape: ModelShape) -> Profile:
-    """The shipped profile that stands in for what a table of `gpu` and `shape` lacks: of that model where there is
-    one, else of another (their kernel constants are the same). An A800 is an A100, an H800 an H100, but for the links.
+    """The shipped profile of compact constants that stands in for what a table of `gpu` and `shape` lacks: of that model
+    where there is one, else of another (their kernel constants are the same). An A800 is an A100, an H800 an H100, but for the links.
     Raises ValueError where no GPU like it has one."""
     sheet = datasheet(gpu)
     names = [name for name in shipped() if "+" not in name]
     alike = []
     for name in names:
-        like = load(name).gpu
+        profile = load(name)
+        like = profile.gpu
         same = (like.peak_flops, like.bandwidth_bytes_per_s) == (sheet.gpu.peak_flops, sheet.gpu.bandwidth_bytes_per_s)
-        if like.name == gpu or same:
+        if (like.name == gpu or same) and isinstance(profile.kernels, CompactKernels):
             alike.append(name)
     if not alike:
         known = ", ".join(sorted({name.split("/")[0] for name in names if not name.startswith("cpu/")}))
