@@ -56,7 +56,7 @@ H100 = CellRun(
     "carries the admission of the load generator (it falls with concurrency) and is not judged",
     profile="h100-sxm/llama-3.1-8b",
     setup=Setup(engine=engine_block({"max_num_seqs": 512, "max_num_batched_tokens": 8192})),
-    fits=(Fit("gap_s", "tpot_ms", ("concurrency=8",)),),
+    fits=(Fit("step_s", "tpot_ms", ("concurrency=8",)),),
 )
 A100 = CellRun(
     title="A100, Llama-3.1-8B fp16, vLLM 0.24, EAGLE-3",
@@ -65,7 +65,7 @@ A100 = CellRun(
     + ", ".join(f"{name} {tokens}" for name, tokens in PROMPT_TOKENS.items())
     + "; outputs of humaneval end by themselves, of recorded mean, their spread inferred from E2EL at concurrency 1",
     profile="a100-sxm/llama-3.1-8b+eagle3",
-    setup=Setup(engine=engine_block({"max_num_seqs": 256, "max_num_batched_tokens": 2048}), method=None),
+    setup=Setup(engine=engine_block({"max_num_seqs": 256, "max_num_batched_tokens": 2048}, is_vllm=True), method=None),
     fits=(
         Fit("gap_s", "output_throughput", ("label=gsm8k,arm=none,concurrency=1,8",)),
         Fit("draft_pass_s", "output_throughput", ("label=gsm8k,arm=eagle3,concurrency=1",)),

@@ -87,7 +87,7 @@ ENGINES = (
     Engine(
         "rtx-pro-6000-server",
         "0.19",
-        1.35e-3,
+        1.344e-3,
         "fitted on the mean TPOT of one vLLM 0.19 run with asynchronous scheduling (casys-kaist/LLMServingSim, MIT: "
         "Llama-3.1-8B, 300 ShareGPT requests)",
         _reduces(tp2=(1.902e-5, 1.52e10)),

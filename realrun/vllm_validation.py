@@ -79,7 +79,7 @@ def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdic
     """
     check(scenario, profile)
     policy = scenario.policy[0]
-    record = simulate(scenario, policy, scenario.seed, profile, requests=real.fresh(), record_works=True)
+    record = simulate(scenario, policy, scenario.seed, profile, requests=real.fresh())
     result = {
         "schema": VALIDATION_SCHEMA,
         "scenario": to_plain(scenario),

@@ -144,6 +144,6 @@ def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Pa
     text = out.read_text()
     assert text.count("| judged |") == text.count("| fit |") == 2
     assert "1 of 1 bars met." in text
-    assert "gap_s = " in text
+    assert "step_s = " in text
     assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100", "--only", "a100"]) == 1
     assert "a100 could not be run: " in out.read_text()

@@ -16,9 +16,11 @@ from sim.models import ModelShape
 
 
 def rest_of(gpu: str, shape: ModelShape) -> Profile:
-    """The shipped profile of compact constants that stands in for what a table of `gpu` and `shape` lacks: of that model
-    where there is one, else of another (their kernel constants are the same). An A800 is an A100, an H800 an H100, but for the links.
-    Raises ValueError where no GPU like it has one."""
+    """The shipped profile of compact constants that stands in for what a table of `gpu` and `shape` lacks.
+
+    Of that model where there is one, else of another: their kernel constants are the same. An A800 is an A100, an H800
+    an H100, but for the links. Raises ValueError where no GPU like it has one.
+    """
     sheet = datasheet(gpu)
     names = [name for name in shipped() if "+" not in name]
     alike = []

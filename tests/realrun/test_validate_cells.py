@@ -194,7 +194,7 @@ def test_outputs_that_vary_end_the_lockstep_of_a_closed_loop(tmp_path: Path) -> 
             for std in ("", 20)]  # fmt: skip
     cells = result_of(cells_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)["cells"]
     same, varied = (cell["metrics"]["ttft_ms"]["simulated"] for cell in cells)
-    assert varied < 0.6 * same
+    assert varied < 0.75 * same
 
 
 def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:
