@@ -20,8 +20,9 @@ from sim.stats import Floats
 SCATTERED = {"ttft": "TTFT", "e2el": "E2EL"}
 DISTRIBUTED = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
 SIDES = {"real": "-", "simulated": "--"}
-FEW_TICKS = 100.0
-"""An axis that spans less than this factor gets ticks within decades."""
+FEW_TICKS = 20.0
+"""A logarithmic axis that spans less than this factor gets round numbers in place of decades."""
+MOST_TICKS = 4
 
 
 def draw_vllm(directory: Path, verdict: VllmVerdict) -> list[Path]:
@@ -37,7 +38,7 @@ def draw_vllm(directory: Path, verdict: VllmVerdict) -> list[Path]:
 
 def _draw_scatter(real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> Any:
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     figure, axes = plt.subplots(1, len(SCATTERED), figsize=(9, 4.4))
     for axis, (name, title) in zip(axes, SCATTERED.items(), strict=True):
@@ -49,7 +50,8 @@ def _draw_scatter(real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -
         axis.plot([low, high], [low, high], color="black", linewidth=0.8)
         axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
         for each in (axis.xaxis, axis.yaxis):
-            each.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < FEW_TICKS * low else (1.0,)))
+            is_short = high < FEW_TICKS * low
+            each.set_major_locator(MaxNLocator(MOST_TICKS) if is_short else LogLocator())
             each.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             each.set_minor_formatter(NullFormatter())
         axis.set(xlabel=f"{title}, real (ms)", ylabel=f"{title}, simulated (ms)")
@@ -65,6 +67,7 @@ def _draw_cdfs(real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> A
             shares = np.arange(1, len(values_s) + 1) / max(1, len(values_s))
             axis.step(np.sort(values_s) * 1e3, shares, style, where="post", label=side)
         axis.set_xlabel(f"{title} (ms)")
+        axis.locator_params(axis="x", nbins=MOST_TICKS)
     axes[0].set_ylabel("share of requests")
     axes[0].set_ylim(0, 1.01)
     axes[0].legend(frameon=False)

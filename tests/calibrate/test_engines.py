@@ -13,7 +13,9 @@ def test_every_engine_is_of_a_known_gpu() -> None:
 
 
 def test_a_patch_release_is_its_minor_version() -> None:
-    assert engine_of("rtx-pro-6000-server", "0.19.1").gap_s == engine_of("rtx-pro-6000-server", "0.19").gap_s == 1.344e-3
+    assert (
+        engine_of("rtx-pro-6000-server", "0.19.1").gap_s == engine_of("rtx-pro-6000-server", "0.19").gap_s == 1.344e-3
+    )
 
 
 def test_no_version_is_the_newest_that_is_known() -> None:
