@@ -25,6 +25,8 @@ class Family(StrEnum):
 
 LOGIT_STD = 2.5
 """Spread of a random model's logits: sampled text is neither uniform noise (0) nor one token (10 and above)."""
+MOST_REASON = 200
+"""Characters of a library's message that are passed on."""
 QUERY_GAIN = 3.0
 """Queries are this much longer than unit ones, so that attention picks tokens out; averaging ones make greedy text
 repeat itself."""
@@ -116,12 +118,28 @@ def first_layers(target: Any, draft_layers: int) -> Any:
 
 
 def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu") -> Any:
-    """Real weights from a local directory in the library's format. Raises ValueError if there are none."""
+    """Real weights from a local directory in the library's format.
+
+    Raises ValueError if there are none, if they cannot be read, or if any tensor of the model is missing or of another
+    shape: the library would fill those in at random.
+    """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     if not (Path(path) / "config.json").is_file():
         raise ValueError(f"{str(path)!r} holds no model: wanted a local directory with config.json and weights")
-    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, local_files_only=True)
+    try:
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (SafetensorError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:MOST_REASON]
+        raise ValueError(f"{str(path)!r}: the weights cannot be loaded: {reason}") from error
+    defects = [str(key) for name in ("missing_keys", "mismatched_keys") for key in loaded[name]]
+    if defects:
+        raise ValueError(f"{str(path)!r}: {len(defects)} tensors are missing or of another shape, such as {defects[0]}")
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -129,3 +129,21 @@ def test_real_weights_come_from_a_local_directory(tmp_path: Path) -> None:
     assert torch.equal(loaded(tokens).logits, saved(tokens).logits)
     with pytest.raises(ValueError, match=r"wanted a local directory with config\.json"):
         load_model(tmp_path / "absent")
+
+
+def test_weights_that_are_cut_short_incomplete_or_of_another_shape_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny_model().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({key: value for key, value in tensors.items() if key != name}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="1 tensors are missing or of another shape"):
+        load_model(tmp_path)
+    save_file({**tensors, name: tensors[name][:-8].clone()}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        load_model(tmp_path)
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(ValueError, match="the weights cannot be loaded"):
+        load_model(tmp_path)
