@@ -185,7 +185,10 @@ def read_scenario(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ValueError(f"scenario file {str(path)!r}: not UTF-8 text") from None
     try:
+        _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader), path)
         raw = yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError(f"scenario file {str(path)!r}: nested too deep") from None
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = f" line {line + 1}" if line is not None else ""
@@ -193,6 +196,17 @@ def read_scenario(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ValueError(f"scenario file {str(path)!r}: want a mapping of keys, got {type(raw).__name__}")
     return raw
+
+
+def _refuse_duplicates(node: Any, path: Path) -> None:
+    """YAML lets the last of several equal keys win in silence."""
+    seen: set[str] = set()
+    for key, value in node.value if node is not None and node.id == "mapping" else ():
+        if key.value in seen:
+            line = key.start_mark.line + 1
+            raise ValueError(f"scenario file {str(path)!r} line {line}: key {key.value!r} stands twice")
+        seen.add(key.value)
+        _refuse_duplicates(value, path)
 
 
 def set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:

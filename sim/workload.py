@@ -6,7 +6,7 @@ are warm-ups. Not here: the length tables (sim.lengths) and recorded traces (sim
 """
 
 from enum import StrEnum
-from math import inf, isfinite, isnan
+from math import inf, isfinite
 
 import msgspec
 import numpy as np
@@ -22,6 +22,8 @@ FIXED_INPUT_LEN, FIXED_OUTPUT_LEN = 1024, 128
 TIMED_TRACES = tuple(name for name in TRACE_NAMES if name != "sharegpt")
 """Trace formats that record arrivals."""
 DATASET_NAMES = ("fixed", *LENGTH_TABLES, *TRACE_NAMES)
+LEAST_RATE = 1e-9
+"""Requests per second: one in 32 years."""
 MOST_PROMPTS = 10_000_000
 """About what 16 GB of memory hold."""
 _ARRIVALS, _PROMPTS, _OUTPUTS = range(3)
@@ -69,8 +71,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"workload.num_warmups={self.num_warmups!r} must be at least 0 and below num_prompts={self.num_prompts}"
             )
-        if isnan(self.request_rate) or self.request_rate <= 0.0:
-            raise ValueError(f"workload.request_rate={self.request_rate!r} must be above 0 (requests/s), or inf")
+        if not self.request_rate >= LEAST_RATE:
+            raise ValueError(
+                f"workload.request_rate={self.request_rate!r} must be at least {LEAST_RATE:g} requests/s, or inf"
+            )
         if not (isfinite(self.burstiness) and self.burstiness > 0.0):
             raise ValueError(f"workload.burstiness={self.burstiness!r} must be a finite number above 0; 1 is Poisson")
         if self.dataset_name not in DATASET_NAMES:

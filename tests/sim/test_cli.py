@@ -108,6 +108,10 @@ BAD = {
     "rate of zero": (["--policy", "pd", "--request-rate", "0"], "request_rate=0.0"),
     "negative rate": (["--policy", "pd", "--request-rate", "-3"], "request_rate=-3.0"),
     "nan rate": (["--policy", "pd", "--request-rate", "nan"], "request_rate=nan"),
+    "rate below any": (["--policy", "pd", "--request-rate", "1e-320"], "request_rate=1e-320"),
+    "method of a lane": (["--policy", "pd", "--set", "speculation.method=ngram"], "continuous only"),
+    "head that is none": (["--policy", "continuous", "--set", "speculation.method=eagle3"], "+eagle3"),
+    "threshold below zero": (["--policy", "pd", "--set", "engine.long_prefill_token_threshold=-1"], "at least 0"),
     "rate that is no number": (["--policy", "pd", "--request-rate", "fast"], "fast"),
     "acceptance above one": (["--policy", "pd", "--acceptance", "iid:1.5"], "1.5"),
     "acceptance model": (["--policy", "pd", "--acceptance", "idd:0.5"], "iid"),
@@ -198,3 +202,10 @@ def test_goodput_takes_several_bounds_as_vllm_does(capsys: pytest.CaptureFixture
     result = result_of(capsys, "--policy", "pd", "--goodput", "ttft:5000", "tpot:500")
     assert result["scenario"]["goodput"] == {"ttft_ms": 5000.0, "tpot_ms": 500.0, "e2el_ms": None}
     assert result["runs"][0]["request_goodput"] == pytest.approx(result["runs"][0]["request_throughput"])
+
+
+def test_a_scenario_file_with_a_key_twice_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "twice.yaml"
+    file.write_text("profile: cpu/tiny\npolicy: pd\nworkload:\n  num_prompts: 3\n  num_prompts: 4\n")
+    assert run(["compare", str(file)]) == 2
+    assert "line 5: key 'num_prompts' stands twice" in capsys.readouterr().err
