@@ -54,6 +54,7 @@ def _reduces(**by_degree: tuple[float, float]) -> Mapping[int, AllReduce]:
     return {int(name[2:]): AllReduce(fixed_s=fixed, bytes_per_s=rate) for name, (fixed, rate) in by_degree.items()}
 
 
+HIDDEN = "hidden by asynchronous scheduling, which vLLM 0.19 does by default; what is not hidden is in gap_s"
 A100_REDUCES = _reduces(tp2=(5.049e-6, 1.739e11), tp4=(5.842e-6, 1.019e11), tp8=(7.764e-6, 9.33e10))
 """Of the 0.14 table, the newest there is."""
 
@@ -83,6 +84,8 @@ ENGINES = (
         "0.19",
         0.0,
         "0, not fitted: the one public run on this GPU judges the profile",
+        step_s=0.0,
+        step_source=HIDDEN,
     ),
     Engine(
         "rtx-pro-6000-server",
@@ -91,6 +94,8 @@ ENGINES = (
         "fitted on the mean TPOT of one vLLM 0.19 run with asynchronous scheduling (casys-kaist/LLMServingSim, MIT: "
         "Llama-3.1-8B, 300 ShareGPT requests)",
         _reduces(tp2=(1.902e-5, 1.52e10)),
+        step_s=0.0,
+        step_source=HIDDEN,
     ),
 )
 """Mean errors of the all-reduces over their tables: A100 8 %, 11 %, 20 % with 2, 4, 8 GPUs, H100 4 %, 7 %, 12 %, L40S

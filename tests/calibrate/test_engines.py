@@ -33,7 +33,8 @@ def test_a_known_gap_comes_with_its_source() -> None:
     host = host_costs(engine_of("rtx-pro-6000-server", "0.19.0"))
     assert host.gap_s == 1.344e-3
     assert "fitted on the mean TPOT" in host.source
-    assert host.step_s == ASSUMED_HOST.step_s
+    assert (host.step_s, host.row_s) == (0.0, ASSUMED_HOST.row_s)
+    assert "hidden by asynchronous scheduling" in host.source
 
 
 def test_a_given_gap_replaces_the_engines() -> None:
