@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Literal
 
 import msgspec
 
@@ -56,7 +57,7 @@ class Session:
         self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
         self._graphed: Issuer | None = None
 
-    def run(self) -> Profile:
+    def run(self, form: Literal["compact", "table"] = "compact") -> Profile:
         """Measure what the file does not hold yet, and fit what it then holds."""
         if self._former is None:
             self._plan()
@@ -68,7 +69,7 @@ class Session:
         self.on_step("fit", 0, 1)
         target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
         gpu = msgspec.convert(held.host["gpu"], Gpu)
-        return profile_of(held, gpu, int(held.host["multiprocessors"]), target, draft)
+        return profile_of(held, gpu, int(held.host["multiprocessors"]), target, draft, form)
 
     def _issuer(self, place: Place) -> Issuer:
         """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -36,12 +36,28 @@ INTERRUPTED = 130
 @click.option("--attention", default=None, help="Implementation [flash-cpu, efficient on cuda].")
 @click.option("--threads", type=int, default=1, show_default=True, help="CPU threads inside one pass.")
 @click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [half a minute; on].")
+@click.option(
+    "--form",
+    type=click.Choice(["compact", "table"]),
+    default="compact",
+    show_default=True,
+    help="Fitted constants, which other models can be derived from; or the models' own points, smoothed as far as they "
+    "are noisy. Their errors stand side by side in a table's profile.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
-def measure_command(out: Path, device: str, threads: int, budget: float | None, serving: bool, **flags: Any) -> None:
+def measure_command(
+    out: Path,
+    device: str,
+    threads: int,
+    budget: float | None,
+    serving: bool,
+    form: Literal["compact", "table"],
+    **flags: Any,
+) -> None:
     """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
 
     Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
-    OUT.points.jsonl as it comes; the same command again goes on from there.
+    OUT.points.jsonl as it comes; the same command again goes on from there, and with the other --form fits it anew.
     """
     from calibrate.commands import check_out, write
 
@@ -68,7 +84,7 @@ def measure_command(out: Path, device: str, threads: int, budget: float | None, 
         with points_file.alone(points_path), _progress() as on_step:
             budget_s = float(DEFAULTS[device]["budget"]) if budget is None else budget
             session = Session(spec, points_path, budget_s, on_step)
-            profile = session.run()
+            profile = session.run(form)
             if serving:
                 profile = _with_serving(profile, session)
     except KeyboardInterrupt:

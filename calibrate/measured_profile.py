@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import date
 from statistics import median
+from typing import Literal
 
 import msgspec
 
 from calibrate.check import use_of
 from calibrate.host_costs import host_costs
+from calibrate.measured_table import with_tables
 from calibrate.overlap_fit import fit_overlap
 from calibrate.pass_fit import fit_passes
 from calibrate.points import L2_STATES, Place, place_of, work_of
@@ -39,7 +41,14 @@ CPU_START_S, CUDA_START_S = 3e-5, 3e-6
 """Length of a kernel that does nothing, to start the fit from."""
 
 
-def profile_of(held: Points, gpu: Gpu, multiprocessors: int, target: ModelShape, draft: ModelShape | None) -> Profile:
+def profile_of(
+    held: Points,
+    gpu: Gpu,
+    multiprocessors: int,
+    target: ModelShape,
+    draft: ModelShape | None,
+    form: Literal["compact", "table"] = "compact",
+) -> Profile:
     """Raises ValueError where the file has too few points to fit."""
     points = ordered_points(held)
     shapes = {"target": target, "draft": draft or target}
@@ -60,7 +69,10 @@ def profile_of(held: Points, gpu: Gpu, multiprocessors: int, target: ModelShape,
         fingerprint=held.fingerprint,
         date=str(held.host["date"]),
     )
-    return fit_overlap(fit_passes(start, points), held.overlap, held.three_way)
+    fitted = fit_passes(start, points)
+    if form == "table":
+        fitted = with_tables(fitted)
+    return fit_overlap(fitted, held.overlap, held.three_way)
 
 
 def check_units(points: Sequence[MeasuredPoint], gpu: Gpu, shapes: Mapping[str, ModelShape]) -> None:

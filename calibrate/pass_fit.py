@@ -76,10 +76,11 @@ def fit_passes(start: Profile, points: Sequence[MeasuredPoint]) -> Profile:
     start = msgspec.structs.replace(start, kernels=msgspec.structs.replace(start.compact, measured=_measured(points)))
     kernels = _minimise(start, used, free)
     fitted = msgspec.structs.replace(start, kernels=_unmeasured_heads(start, kernels), points=tuple(points))
-    return msgspec.structs.replace(fitted, errors=_errors(fitted))
+    return msgspec.structs.replace(fitted, errors=held_out_errors(fitted))
 
 
-def _errors(fitted: Profile) -> dict[str, KindError]:
+def held_out_errors(fitted: Profile) -> dict[str, KindError]:
+    """By kind, on the profile's own held-out points."""
     held_out = compare_points(fitted, [point for point in fitted.points if point.is_held_out])
     errors = summary(held_out, "points of this machine that the fit did not use, noisy ones included")
     middles: dict[str, list[float]] = {}
