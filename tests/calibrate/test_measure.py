@@ -19,7 +19,7 @@ from calibrate import points_file
 from calibrate.overlap import pairs, three_ways
 from calibrate.pair import limits, pair_spec
 from calibrate.points import place_of
-from sim.costs import build_costs, load
+from sim.costs import TableCosts, build_costs, load
 from sim.work import Kind, Work
 from tests.calibrate.test_commands import ROOT, calibrate, refusal
 from tests.calibrate.test_shapes import write_config
@@ -94,6 +94,19 @@ def test_running_it_again_measures_nothing_and_gives_the_same_profile(folder: Pa
     calibrate(*flags(folder, "--out", folder / "p.json"))
     assert points.read_bytes() == content
     assert load(folder / "p.json") == before
+
+
+@pytest.mark.slow
+def test_the_table_form_is_made_of_the_same_points(folder: Path, tmp_path: Path) -> None:
+    points = tmp_path / "p.points.jsonl"
+    points.write_bytes((folder / "p.points.jsonl").read_bytes())
+    calibrate(*flags(folder, "--out", tmp_path / "p.json", "--form", "table"))
+    assert points.read_bytes() == (folder / "p.points.jsonl").read_bytes()
+    table, compact = load(tmp_path / "p.json"), load(folder / "p.json")
+    assert isinstance(build_costs(table), TableCosts)
+    assert table.points == compact.points
+    assert table.errors.keys() == compact.errors.keys()
+    assert "compact form: mean" in table.errors["verify"].held_out
 
 
 @pytest.mark.slow
