@@ -177,7 +177,7 @@ def _keys(axes: Axes) -> tuple[list[Key], ...]:
     )
 
 
-def _rows_key(rows: int, queries: float, context_tokens: float) -> Key:
+def _rows_key(rows: int, queries: int, context_tokens: int) -> Key:
     return "rows", (log(rows), log(queries), log(context_tokens))
 
 
@@ -186,7 +186,11 @@ def _chunk_key(tokens: int, history_tokens: int) -> Key:
 
 
 def _parts(passes: TablePasses, work: Work) -> dict[Key, float]:
-    """Seconds of the parts of `work`, all passes of a draft together at their mean context."""
+    """Seconds of the parts of `work`, all passes of a draft together at their mean context.
+
+    Their place is that of the grid point which has this history, whatever a pass adds to it: drafts of several lengths
+    must not look like contexts that the grid does not tell apart.
+    """
     num_passes = max(1, work.draft_tokens)
     tokens = passes.padded_tokens(work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks))
     parts: dict[Key, float] = {("body", (log(tokens),)): num_passes * passes.body_s(tokens)}
@@ -194,7 +198,7 @@ def _parts(passes: TablePasses, work: Work) -> dict[Key, float]:
         parts["head", (log(work.head_rows),)] = num_passes * passes.head_s(work.head_rows)
     if work.rows:
         kv_tokens = work.context_tokens + work.row_tokens + work.rows * (num_passes - 1) // 2
-        key = _rows_key(work.rows, work.row_tokens / work.rows, kv_tokens / work.rows)
+        key = _rows_key(work.rows, work.row_tokens // work.rows, work.context_tokens // work.rows + 1)
         attention_s = passes.rows_s(work.rows, work.row_tokens, kv_tokens, beside_chunks=False)
         parts[key] = num_passes * passes.layers * attention_s
     if work.chunks:

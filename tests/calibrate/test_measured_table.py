@@ -14,11 +14,12 @@ from calibrate.corrections import Corrections
 from calibrate.fit import Array
 from calibrate.grid import grid, is_held_out
 from calibrate.measured_profile import profile_of
-from calibrate.measured_table import rising
+from calibrate.measured_table import _parts, rising
 from calibrate.points import Place, place_of, work_of
 from calibrate.points_file import Points
 from sim.costs import TableCosts, build_costs
 from sim.costs.profile import MeasuredPoint, Profile, decode, encode
+from sim.work import Model
 from tests.calibrate.test_pass_fit import HOST, LIMITS, law
 
 NOISE = 0.02
@@ -135,6 +136,13 @@ def is_near(place: Place, other: Place) -> bool:
         return False
     pairs = ((place.rows, other.rows), (place.tokens, other.tokens), (place.context_tokens, other.context_tokens))
     return all(max(pair) <= 4 * min(pair) for pair in pairs)
+
+
+def test_drafts_of_several_lengths_are_corrected_at_one_place(noisy: Profile) -> None:
+    """A time that comes once per draft would otherwise pass for an effect of a few tokens of context."""
+    passes = TableCosts(noisy).passes(Model.DRAFT)
+    drafts = [work_of(Place("draft", "draft", 4, tokens, 80, "eager")) for tokens in (1, 4, 8)]
+    assert len({tuple(_parts(passes, work)) for work in drafts}) == 1
 
 
 def test_held_out_points_have_no_part_in_it(noisy: Profile) -> None:
