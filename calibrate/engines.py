@@ -15,6 +15,10 @@ import msgspec
 from sim.costs.kernels import AllReduce
 from sim.costs.profile import HostCosts
 
+STEP_SOURCE = (
+    "step_s, the same for every policy's works, is the 1.207 ms step overhead that SpecDecode-Bench (arXiv 2601.11580) "
+    "measured in vLLM on H100 (hidden wherever works are submitted ahead); "
+)
 ASSUMED_HOST = HostCosts(
     eager_kernel_s=5e-6,
     graph_launch_s=3e-5,
@@ -25,9 +29,8 @@ ASSUMED_HOST = HostCosts(
     inflation_eager=(1.0, 1.9, 2.8),
     inflation_graphed=(1.0, 1.1, 1.2),
     source="assumed, not measured, round values: 5 us to launch a kernel, 30 us to replay a graph, 30 us for a result "
-    "to reach the host; step_s, the same for every policy's works, is the 1.207 ms step overhead that SpecDecode-Bench "
-    "(arXiv 2601.11580) measured in vLLM on H100 (hidden wherever works are submitted ahead); issuing threads are "
-    "assumed to share one interpreter almost entirely when eager and hardly when graphed",
+    f"to reach the host; {STEP_SOURCE}issuing threads are assumed to share one interpreter almost entirely when eager "
+    "and hardly when graphed",
 )
 
 REDUCE_SOURCE = "ai-dynamo/aiconfigurator (Apache-2.0) custom_allreduce_perf, CUDA graph, 4 KiB..64 MiB"
@@ -90,7 +93,7 @@ ENGINES = (
     Engine(
         "rtx-pro-6000-server",
         "0.19",
-        1.344e-3,
+        1.354e-3,
         "fitted on the mean TPOT of one vLLM 0.19 run with asynchronous scheduling (casys-kaist/LLMServingSim, MIT: "
         "Llama-3.1-8B, 300 ShareGPT requests)",
         _reduces(tp2=(1.902e-5, 1.52e10)),
@@ -127,7 +130,8 @@ def host_costs(engine: Engine, gap_s: float | None = None) -> HostCosts:
         sources.append(f"gap_s of vLLM {engine.version}: {engine.gap_source}")
     if not known:
         return ASSUMED_HOST
-    source = "; ".join([*sources, f"the rest {ASSUMED_HOST.source}"])
+    rest = ASSUMED_HOST.source if engine.step_s is None else ASSUMED_HOST.source.replace(STEP_SOURCE, "")
+    source = "; ".join([*sources, f"the rest {rest}"])
     return msgspec.structs.replace(ASSUMED_HOST, **known, source=source)
 
 

@@ -170,6 +170,9 @@ def _cell(texts: dict[str, str], line: int, where: str) -> Cell:
 def _acceptance(texts: Mapping[str, str], draft_tokens: int, where: str) -> str | None:
     spec, length = texts.get("acceptance"), texts.get("acceptance_length")
     if draft_tokens == 0:
+        given = [f"{name}={text}" for name, text in (("acceptance", spec), ("acceptance_length", length)) if text]
+        if given and not texts.get("num_speculative_tokens"):
+            raise ValueError(f"{where}: {given[0]} but no num_speculative_tokens: say how many are drafted, or 0")
         return None
     if spec and length:
         raise ValueError(f"{where}: acceptance={spec!r} and acceptance_length={length!r}: give one")

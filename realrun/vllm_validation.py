@@ -73,10 +73,7 @@ def scenario_of(
 
 
 def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdict:
-    """Simulate the run's requests and compare. Raises ValueError for what cannot run.
-
-    Works are recorded because only the engine that plans every step says when it takes a request in.
-    """
+    """Simulate the run's requests and compare. Raises ValueError for what cannot run."""
     check(scenario, profile)
     policy = scenario.policy[0]
     record = simulate(scenario, policy, scenario.seed, profile, requests=real.fresh())

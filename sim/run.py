@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sim.acceptance import AcceptanceSummary, parse_acceptance
-from sim.acceptance_models import Acceptance
+from sim.acceptance_models import Acceptance, IidAcceptance
 from sim.controllers import build_controller
 from sim.costs import Profile, build_costs, kv_capacity_tokens
 from sim.devices.contention import contention_of
@@ -47,9 +47,11 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
                 f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
             )
-        if scenario.speculation.method is not Method.DRAFT_MODEL and policy.is_speculative and not policy.is_continuous:
+        method = limits_of(scenario, profile).method
+        is_lane = policy.is_speculative and not policy.is_continuous
+        if draft_tokens and is_lane and method is not Method.DRAFT_MODEL:
             raise ValueError(
-                f"policy {name!r} drafts with a model: speculation.method={scenario.speculation.method} is served by "
+                f"policy {name!r} drafts with a model of its own: speculation.method={method} is served by "
                 "continuous only"
             )
         if scenario.speculation.method is Method.EAGLE3 and draft_tokens and not _has_head(profile):
@@ -73,6 +75,8 @@ def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
             draft_tokens, synthetic_acceptance_length=length, synthetic_acceptance_rates=rates
         )
         return summary.model
+    if not draft_tokens and speculation.acceptance.startswith("length:"):
+        return IidAcceptance(0.0)
     return parse_acceptance(speculation.acceptance, max(1, draft_tokens))
 
 
@@ -146,7 +150,8 @@ def kv_pool(scenario: Scenario, profile: Profile, policy: Policy, draft_tokens_m
                 f"gpu_memory_utilization={engine.gpu_memory_utilization} of the GPU's memory"
             )
     if policy.is_continuous:
-        slots = 2 * draft_tokens_max + 1 if draft_tokens_max else 0
+        rounds = 3 if engine.async_scheduling else 2
+        slots = rounds * draft_tokens_max + 1 if draft_tokens_max else 0
         return PagedPool(num_blocks, engine.block_size, slots, is_caching=engine.enable_prefix_caching)
     return KvPool(num_blocks, engine.block_size, draft_tokens_max + 1 if draft_tokens_max else 0)
 
@@ -193,7 +198,8 @@ def _start(
     """Start the policy's coroutines, then the arrivals. `luck` is None where every row must be seen."""
     limits = limits_of(scenario, profile)
     is_fixed = serving.controller.draft_tokens_max == serving.controller.draft_tokens
-    if policy.is_continuous and luck and is_fixed and continuous_lazy.can_be_lazy(serving, limits):
+    is_whole = scenario.window.stop_s is None
+    if policy.is_continuous and luck and is_fixed and is_whole and continuous_lazy.can_be_lazy(serving, limits):
         tasks = continuous_lazy.coroutines(serving, limits, luck)
     else:
         tasks = policy.build(serving, scenario.policy_options, limits)

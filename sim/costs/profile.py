@@ -249,7 +249,13 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def kv_bytes_per_token(self) -> int:
         """KV of one token in all models, over all devices of the group."""
-        return sum(shape.kv_bytes_per_token for shape in self.models)
+        return sum(kv_bytes_per_token(shape, self.tensor_parallel) for shape in self.models)
+
+
+def kv_bytes_per_token(shape: ModelShape, tensor_parallel: int) -> int:
+    """KV of one token over all devices of a group; where it has more devices than KV heads, heads are replicated."""
+    replicas = max(1, tensor_parallel // shape.kv_heads)
+    return shape.kv_bytes_per_token * replicas
 
 
 def kv_capacity_tokens(profile: Profile, gpu_memory_utilization: float = 0.9, *, with_draft: bool = True) -> int:
@@ -262,7 +268,7 @@ def kv_capacity_tokens(profile: Profile, gpu_memory_utilization: float = 0.9, *,
     models = profile.models if with_draft else (profile.target,)
     left = gpu_memory_utilization * profile.gpu.memory_bytes * profile.tensor_parallel
     left -= sum(shape.weight_bytes for shape in models)
-    return max(0, int(left / sum(shape.kv_bytes_per_token for shape in models)))
+    return max(0, int(left / sum(kv_bytes_per_token(shape, profile.tensor_parallel) for shape in models)))
 
 
 def shipped() -> list[str]:

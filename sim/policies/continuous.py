@@ -188,7 +188,7 @@ def draft_work(step: Step, completed: Sequence[Request], draft_tokens: int, meth
         model=Model.DRAFT,
         requests=(*step.rows, *completed, *step.prompts),
         rows=num_rows,
-        row_tokens=draft_row_tokens(method, num_rows, sum(step.row_tokens) + len(completed)),
+        row_tokens=draft_row_tokens(method, num_rows, sum(step.row_tokens)),
         context_tokens=sum(request.context_tokens for request in step.rows)
         + sum(request.prefill_goal for request in completed),
         chunks=step.chunks,

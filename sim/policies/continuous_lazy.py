@@ -2,10 +2,10 @@
 
 A request's luck is known when it joins, so the step in which it leaves and the tokens it adds to the context in every
 step until then are written down at once; each step only adds up totals. Requires that nothing can change a row's fate
-meanwhile: a fixed draft length, a budget that always has room for every row, plans made with all results known, and no
-look at the rows from outside (no work records). Memory is reserved for whole lives: as long as all reservations fit no
-block can run out. With the first that does not, every row's state is written out and `continuous` goes on from there. A
-property test holds it to `continuous`.
+meanwhile: a fixed draft length, a budget that always has room for every row, plans made with all results known, whole
+prompts before the next ones (no threshold), and no look at the rows from outside (no work records, no cut window).
+Memory is reserved for whole lives: as long as all reservations fit no block can run out. With the first that does not,
+every row's state is written out and `continuous` goes on from there. A property test holds it to `continuous`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class RoundLuck(Protocol):
 
 
 def can_be_lazy(serving: Serving, limits: EngineLimits) -> bool:
-    """Whether a row can never be trimmed or held up by the budget, and every plan knows all results."""
-    if limits.async_scheduling or limits.method is Method.NGRAM:
+    """Whether no row can be trimmed or held up by the budget, plans know all results, and prompts complete in order."""
+    if limits.async_scheduling or limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
         return False
     return (serving.controller.draft_tokens_max + 1) * limits.max_num_seqs <= limits.max_num_batched_tokens
 
@@ -182,7 +182,7 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
                     kind=Kind.DRAFT,
                     model=Model.DRAFT,
                     rows=num_drafted,
-                    row_tokens=draft_row_tokens(limits.method, num_drafted, row_tokens + num_completed),
+                    row_tokens=draft_row_tokens(limits.method, num_drafted, row_tokens),
                     context_tokens=context_tokens + sum([request.prompt_tokens for request in completed]),
                     chunks=chunks,
                     head_rows=num_drafted,
@@ -230,7 +230,6 @@ def _fill(
     None, and nothing is admitted, where somebody waits for memory: then reservations no longer tell who fits.
     """
     serving.take_in()
-    longest = limits.long_prefill_token_threshold or budget
     chunks: list[Chunk] = []
     completed: list[Request] = []
     num_before = len(prompts)
@@ -248,7 +247,7 @@ def _fill(
             prompts.append(admitted)
         request = prompts[taken]
         missing = request.prompt_tokens - request.prefilled_tokens
-        chunk = Chunk(min(missing, longest, budget), request.prefilled_tokens)
+        chunk = Chunk(min(missing, budget), request.prefilled_tokens)
         chunks.append(chunk)
         budget -= chunk.new_tokens
         taken += 1

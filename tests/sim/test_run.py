@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from sim.costs import load
+from sim.metrics import summarise
 from sim.policies import POLICIES
-from sim.run import simulate
+from sim.run import check, simulate
 from sim.scenario import resolve
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -87,3 +88,39 @@ def test_the_tiny_profile_has_its_own_default_lengths() -> None:
     assert lengths() == ("fixed", 64, 32)
     assert lengths(output_len=9) == ("fixed", 64, 9)
     assert lengths(dataset_name="azure-conv") == ("azure-conv", None, None)
+
+
+BUSY = {
+    "profile": "h100-sxm/llama-3.1-8b+llama-3.2-1b",
+    "policy": "continuous",
+    "workload": {"num_prompts": 60, "request_rate": 20},
+}
+
+
+@pytest.mark.parametrize("changes", [{"window": {"stop_s": 2.0}}, {"engine": {"long_prefill_token_threshold": 64}}])
+def test_looking_at_the_works_changes_no_figure(changes: dict) -> None:
+    """Lazy accounting steps aside where it could not tell: a cut window, prompts that overtake each other."""
+    scenario = resolve(BUSY | changes)
+    profile = load(scenario.profile)
+    unseen, seen = (
+        summarise(simulate(scenario, "continuous", 0, profile, record_works=is_seen)) for is_seen in (False, True)
+    )
+    for key in (
+        "throughput_emitted_window",
+        "spec_decode_num_drafts",
+        "spec_decode_num_accepted_tokens",
+        "mean_e2el_ms",
+    ):
+        assert unseen.get(key) == seen.get(key)
+    assert unseen["completed"] == seen["completed"]
+
+
+def test_without_drafts_an_acceptance_length_says_nothing() -> None:
+    scenario = resolve(BUSY | {"speculation": {"num_speculative_tokens": 0, "acceptance": "length:2.5"}})
+    check(scenario, load(scenario.profile))
+
+
+def test_an_eagle_head_drafts_for_continuous_only() -> None:
+    scenario = resolve({"profile": "h100-sxm/llama-3.1-8b+eagle3", "policy": "pd"})
+    with pytest.raises(ValueError, match="continuous only"):
+        check(scenario, load(scenario.profile))
