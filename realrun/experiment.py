@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
-from sim.acceptance import parse_acceptance
 from sim.controllers import build_controller
 from sim.costs import Profile, kv_capacity_tokens
 from sim.luck import Luck
@@ -20,6 +19,7 @@ from sim.policies.options import Method
 from sim.policies.passes import KvMode
 from sim.records import RunRecord, StreamUsage, WorkRecord
 from sim.request import Request
+from sim.run import build_acceptance
 from sim.scenario import Scenario
 from sim.serving import Serving
 from sim.tape import TapeAcceptance
@@ -100,7 +100,7 @@ class Experiment:
 
     def luck(self) -> Luck:
         """Whose drafts are accepted: the tape of this seed."""
-        return Luck(parse_acceptance(self.scenario.speculation.acceptance, max(1, self.draft_tokens)), self.seed)
+        return Luck(build_acceptance(self.scenario.speculation, self.draft_tokens), self.seed)
 
     def start(self, host: Any, requests: Sequence[Request]) -> Serving:
         """Start the policy and the arrivals of `requests` on `host`. Raises ValueError for one that never fits."""
@@ -172,7 +172,7 @@ def check_replayable(experiment: Experiment) -> None:
         raise ValueError("policy_options.kv=none can be simulated only; a replay keeps KV: use rollback or reforward")
     if not experiment.is_dictated or not experiment.draft_tokens:
         return
-    acceptance = parse_acceptance(scenario.speculation.acceptance, max(1, experiment.draft_tokens))
+    acceptance = build_acceptance(scenario.speculation, experiment.draft_tokens)
     if not isinstance(acceptance, TapeAcceptance):
         return
     requests = experiment.requests()
