@@ -95,9 +95,7 @@ def aiconfigurator_command(
             path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form, gap_s=_gap_s(gap_ms)
         )
     except ImportError as error:
-        raise ValueError(
-            f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})"
-        ) from None
+        raise needs_analysis(error) from None
     except OSError as error:
         raise ValueError(f"{path}: a table cannot be read: {error}") from error
     write(profile, out)
@@ -161,8 +159,7 @@ def llmservingsim_command(
             gap_s=_gap_s(gap_ms),
         )
     except ImportError as error:
-        needs = "importing tables needs the analysis extra: pip install 'lanesim[analysis]'"
-        raise ValueError(f"{needs} ({error})") from None
+        raise needs_analysis(error) from None
     write(profile, out)
 
 
@@ -228,6 +225,11 @@ def check_command(profile: str, against: Path | None, json_path: str | None, out
         draw_check(out / "check.png", loaded, comparisons)
     if json_path != "-":
         _print_errors(loaded, errors)
+
+
+def needs_analysis(error: ImportError) -> ValueError:
+    """What to say where the libraries that read tables are not installed."""
+    return ValueError(f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})")
 
 
 def check_out(out: Path) -> None:

@@ -27,7 +27,7 @@ A_PATH = click.Path(path_type=Path)
 def vidur_command(path: Path, gpu: str, target: str, tp: int, revision: str, out: Path) -> None:
     """Vidur's mlp.csv at PATH, or in a folder PATH: the layers without attention; attention, sampler and host are the
     shipped profile's. Other models' mlp.csv below PATH give the error with the target left out of the fit."""
-    from calibrate.commands import check_out, write
+    from calibrate.commands import check_out, needs_analysis, write
     from calibrate.shapes import source_of
 
     check_out(out)
@@ -37,7 +37,7 @@ def vidur_command(path: Path, gpu: str, target: str, tp: int, revision: str, out
 
         profile = import_vidur(path, gpu, shape, tp, revision=revision)
     except ImportError as error:
-        raise _needs_analysis(error) from None
+        raise needs_analysis(error) from None
     write(profile, out)
 
 
@@ -54,7 +54,7 @@ def vidur_command(path: Path, gpu: str, target: str, tp: int, revision: str, out
 def frontier_command(path: Path, gpu: str, target: str, revision: str, out: Path) -> None:
     """Frontier's attention*.csv at PATH, or in a folder PATH: decode rows and prompt chunks with history; GEMMs,
     element-wise kernels, sampler and host are the shipped profile's."""
-    from calibrate.commands import check_out, write
+    from calibrate.commands import check_out, needs_analysis, write
     from calibrate.shapes import source_of
 
     check_out(out)
@@ -64,9 +64,5 @@ def frontier_command(path: Path, gpu: str, target: str, revision: str, out: Path
 
         profile = import_frontier(path, gpu, shape, revision=revision)
     except ImportError as error:
-        raise _needs_analysis(error) from None
+        raise needs_analysis(error) from None
     write(profile, out)
-
-
-def _needs_analysis(error: ImportError) -> ValueError:
-    return ValueError(f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})")

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, Protocol
 
 from sim.controllers import build_controller
-from sim.costs import Profile, kv_capacity_tokens
+from sim.costs import Profile
 from sim.luck import Luck
 from sim.paged import PagedPool
 from sim.policies import Policy, find_policy
@@ -19,7 +19,7 @@ from sim.policies.options import Method
 from sim.policies.passes import KvMode
 from sim.records import RunRecord, StreamUsage, WorkRecord
 from sim.request import Request
-from sim.run import build_acceptance
+from sim.run import build_acceptance, draft_slots, num_kv_blocks
 from sim.scenario import Scenario
 from sim.serving import Serving
 from sim.tape import TapeAcceptance
@@ -105,8 +105,9 @@ class Experiment:
     def start(self, host: Any, requests: Sequence[Request]) -> Serving:
         """Start the policy and the arrivals of `requests` on `host`. Raises ValueError for one that never fits."""
         scenario, most = self.scenario, self.draft_tokens_max
-        slots = (2 * most + 1 if self.policy.is_continuous else most + 1) if most else 0
-        pool = SlottedPool(self._num_blocks(), scenario.engine.block_size, slots, self.most_requests)
+        num_blocks = num_kv_blocks(scenario, self.profile, most)
+        slots = draft_slots(scenario, self.policy, most)
+        pool = SlottedPool(num_blocks, scenario.engine.block_size, slots, self.most_requests)
         for request in requests:
             if pool.blocks_for(request) > pool.num_blocks:
                 raise ValueError(
@@ -148,13 +149,6 @@ class Experiment:
             weight_bytes=sum(shape.weight_bytes for shape in models),
             kv_bytes_per_token=sum(shape.kv_bytes_per_token for shape in models),
         )
-
-    def _num_blocks(self) -> int:
-        engine = self.scenario.engine
-        if engine.num_gpu_blocks is not None:
-            return engine.num_gpu_blocks
-        capacity = kv_capacity_tokens(self.profile, engine.gpu_memory_utilization, with_draft=self.draft_tokens_max > 0)
-        return capacity // engine.block_size
 
 
 def check_replayable(experiment: Experiment) -> None:

@@ -100,7 +100,7 @@ def simulate(
     draft_tokens = scenario.speculation.num_speculative_tokens if policy.is_speculative else 0
     controller = build_controller(scenario.speculation.controller, draft_tokens)
     costs = build_costs(profile, cuda_graph=scenario.engine.cuda_graph)
-    kv = kv_pool(scenario, profile, policy, controller.draft_tokens_max)
+    kv = _kv_pool(scenario, profile, policy, controller.draft_tokens_max)
     requests = list(requests) if requests is not None else _requests(scenario, seed)
     _check_they_fit(requests, kv, profile)
     luck = Luck(build_acceptance(scenario.speculation, draft_tokens), seed)
@@ -136,24 +136,40 @@ def _requests(scenario: Scenario, seed: int) -> list[Request]:
     return requests
 
 
-def kv_pool(scenario: Scenario, profile: Profile, policy: Policy, draft_tokens_max: int) -> KvPool:
-    """The KV memory of a run. Raises ValueError where the weights leave none."""
+def _kv_pool(scenario: Scenario, profile: Profile, policy: Policy, draft_tokens_max: int) -> KvPool:
     engine = scenario.engine
-    num_blocks = engine.num_gpu_blocks
-    with_draft = draft_tokens_max > 0 and scenario.speculation.method is not Method.NGRAM
-    if num_blocks is None:
-        capacity = kv_capacity_tokens(profile, engine.gpu_memory_utilization, with_draft=with_draft)
-        num_blocks = int(capacity) // engine.block_size
-        if num_blocks < 1:
-            raise ValueError(
-                f"profile {profile.name!r}: the weights leave no room for KV within "
-                f"gpu_memory_utilization={engine.gpu_memory_utilization} of the GPU's memory"
-            )
+    num_blocks = num_kv_blocks(scenario, profile, draft_tokens_max)
+    slots = draft_slots(scenario, policy, draft_tokens_max)
     if policy.is_continuous:
-        rounds = 3 if engine.async_scheduling else 2
-        slots = rounds * draft_tokens_max + 1 if draft_tokens_max else 0
         return PagedPool(num_blocks, engine.block_size, slots, is_caching=engine.enable_prefix_caching)
-    return KvPool(num_blocks, engine.block_size, draft_tokens_max + 1 if draft_tokens_max else 0)
+    return KvPool(num_blocks, engine.block_size, slots)
+
+
+def num_kv_blocks(scenario: Scenario, profile: Profile, draft_tokens_max: int) -> int:
+    """As given, or as many as fit beside the weights. Raises ValueError where the weights leave no room."""
+    engine = scenario.engine
+    if engine.num_gpu_blocks is not None:
+        return engine.num_gpu_blocks
+    with_draft = draft_tokens_max > 0 and scenario.speculation.method is not Method.NGRAM
+    capacity = kv_capacity_tokens(profile, engine.gpu_memory_utilization, with_draft=with_draft)
+    num_blocks = int(capacity) // engine.block_size
+    if num_blocks < 1:
+        raise ValueError(
+            f"profile {profile.name!r}: the weights leave no room for KV within "
+            f"gpu_memory_utilization={engine.gpu_memory_utilization} of the GPU's memory"
+        )
+    return num_blocks
+
+
+def draft_slots(scenario: Scenario, policy: Policy, draft_tokens_max: int) -> int:
+    """Slots beyond prompt and output that drafts can take: of the round in flight, and in `continuous` of the next one,
+    which asynchronous scheduling plans a round ahead."""
+    if draft_tokens_max == 0:
+        return 0
+    rounds = 1
+    if policy.is_continuous:
+        rounds = 3 if scenario.engine.async_scheduling else 2
+    return rounds * draft_tokens_max + 1
 
 
 class BeyondContextWarning(UserWarning):

@@ -30,15 +30,7 @@ class CsvTable(NamedTuple):
     def read(path: Path, columns: tuple[str, ...], label: str | None = None) -> CsvTable:
         """The named columns of the file; those called `*_us` are times, the others counts."""
         where = path.name
-        try:
-            text = path.read_text()
-            rows = list(csv.DictReader(text.splitlines()))
-        except OSError as error:
-            raise ValueError(f"no table {where} in {path.parent}: {error.strerror or error}") from error
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"{where}: is no CSV file: {error}") from error
-        if not rows:
-            raise ValueError(f"{where}: has no rows")
+        rows, text = read_rows(path)
         for name in (*columns, *([label] if label else [])):
             if name not in rows[0]:
                 raise ValueError(f"{where}: no column {name!r}; columns are {', '.join(map(str, rows[0]))}")
@@ -60,6 +52,21 @@ class CsvTable(NamedTuple):
         return CsvTable(
             self.where, {name: values[use] for name, values in self.columns.items()}, [label] * int(use.sum())
         )
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, str]], str]:
+    """The rows of a CSV file by its header, at least one, and its text. Raises ValueError naming the file."""
+    where = path.name
+    try:
+        text = path.read_text()
+        rows = list(csv.DictReader(text.splitlines()))
+    except OSError as error:
+        raise ValueError(f"no table {where} in {path.parent}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{where}: is no CSV file: {error}") from error
+    if not rows:
+        raise ValueError(f"{where}: has no rows")
+    return rows, text
 
 
 def _number(where: str, index: int, name: str, text: str | None) -> float:

@@ -7,7 +7,6 @@ Not here: what the tables mean (vidur, frontier); whether a time can be true (ro
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from calibrate.datasheets import DATASHEETS
 from calibrate.fit import Array
+from calibrate.importers.csv_tables import read_rows
 
 LONGEST_MS = 1e4
 """No kernel of one layer takes ten seconds."""
@@ -74,15 +74,7 @@ def read_time_stats(
 ) -> TimeStats:
     """The named columns of the file; `optional_texts` are empty where it lacks them. Times may be 0, never less."""
     where = path.name
-    try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise ValueError(f"no table {where} in {path.parent}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{where}: is no CSV file: {error}") from error
-    if not rows:
-        raise ValueError(f"{where}: has no rows")
+    rows, _ = read_rows(path)
     columns = {operation: f"time_stats.{operation}.median" for operation in operations}
     for name in (*counts, *texts, *columns.values()):
         if name not in rows[0]:

@@ -42,7 +42,6 @@ class WorkCosts(ABC, Generic[PassesT]):
         self.strict = strict
         self.result_s = profile.host.result_s
         self.host = profile.host
-        self._host = profile.host
         self._step_s, self._row_s = profile.host.step_s, profile.host.row_s
         self._is_synchronous = profile.host.is_synchronous
         inflation = profile.host.inflation_graphed if cuda_graph else profile.host.inflation_eager
@@ -68,8 +67,8 @@ class WorkCosts(ABC, Generic[PassesT]):
         """Any work, by the general sum of its passes."""
         kind = work.kind
         if kind is Kind.HOST:
-            return Cost(work.host_s + self._host.ngram_row_s * work.rows, 0.0, 0.0, 0)
-        host = self._host
+            return Cost(work.host_s + self.host.ngram_row_s * work.rows, 0.0, 0.0, 0)
+        host = self.host
         if kind is Kind.COPY:
             return Cost(0.0, host.eager_kernel_s, work.num_bytes / self.profile.gpu.bandwidth_bytes_per_s, 1)
         passes = self.passes(work.model)
@@ -126,7 +125,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         return self._draft
 
     def _launch_s(self, passes: PassesT, tokens: int, has_chunks: bool) -> float:
-        host = self._host
+        host = self.host
         if tokens > self._max_graph_tokens or (has_chunks and not host.captures_chunks):
             return passes.num_kernels * host.eager_kernel_s
         pieces = PIECE_KERNELS * passes.layers * host.eager_kernel_s if has_chunks else 0.0
