@@ -40,6 +40,8 @@ NUM_PROMPTS, INPUT_TOKENS, OUTPUT_TOKENS = 32, 64, 32
 CONCURRENCY = 4
 UTILISATION = 0.5
 """Of the slowest policy's predicted closed-loop throughput: the open loop's arrival rate."""
+REPLAYS = 3
+"""Of everything, round after round: a shared machine drifts by several percent from minute to minute."""
 PROBES = 40
 FIRST_SEED = 21
 """Of the first draw."""
@@ -82,7 +84,8 @@ def run_draw(draw: Path, budget_s: float, seed: int) -> dict[str, Any]:
     predictions = {"closed": closed, "open": {p: _predicted(loads["open"], p, profile) for p in POLICIES}}
     # Written down before anything is replayed.
     (draw / "predictions.json").write_text(json.dumps({"rate": round(rate, 2), **predictions}, indent=1))
-    rows = [row for load in ("open", "closed") for row in _replay_load(draw / load, load, loads[load], profile)]
+    cells = [_Cell(draw, load, loads[load], profile) for load in ("open", "closed")]
+    rows = [row for number in range(1, REPLAYS + 1) for cell in cells for row in cell.replay(number)]
     for row in rows:
         row["predicted"] = predictions[row["load"]][row["policy"]]
     return {
@@ -118,34 +121,44 @@ def _predicted(scenario: Scenario, policy: str, profile: Profile) -> dict[str, f
     return {name: run[name] for name in KEPT}
 
 
-def _replay_load(out: Path, load: str, scenario: Scenario, profile: Profile) -> list[dict[str, Any]]:
-    device = find_device("cpu")
-    sizes = sizes_for([_experiment(scenario, policy, profile, NUM_PROMPTS) for policy in POLICIES], device)
-    kernels = build_kernels(profile, sizes, device, temperature=0.0, cuda_graph=False, seed=scenario.seed)
-    executor = PairExecutor(kernels, seed=scenario.seed)
-    replays: list[Replay] = []
-    around = []
-    for policy in POLICIES:
-        before = _Business()
-        replays.append(replay(_experiment(scenario, policy, profile, sizes.slots), executor))
-        around.append({"others_cores": before.others_cores(), "load_average": os.getloadavg()[0], **_probe(kernels)})
-    about = {
-        "acceptance": "tape",
-        "temperature": 0.0,
-        "device": "cpu",
-        "implementation": kernels.implementation,
-        "weights": "random",
-        "fingerprint": fingerprint(device),
-    }
-    with writing(out) as scratch:
-        write_replays(scratch, scenario, result_of(scenario, replays, about), replays)
-    _, summary = read_summary(out)
-    rows = []
-    for observed, of_run in zip(read_replay(out, scenario, summary, profile), around, strict=True):
-        verdict = judge(observed).verdict
-        kept = {name: verdict[name] for name in ("policy", "decomposition", "lookups", "works", "divergence")}
-        rows.append({"load": load, **kept, **of_run})
-    return rows
+class _Cell:
+    """One load on kernels of its own, to be replayed again and again."""
+
+    def __init__(self, out: Path, load: str, scenario: Scenario, profile: Profile) -> None:
+        self.out, self.load, self.scenario, self.profile = out, load, scenario, profile
+        device = find_device("cpu")
+        sizes = sizes_for([_experiment(scenario, policy, profile, NUM_PROMPTS) for policy in POLICIES], device)
+        self._slots = sizes.slots
+        self._kernels = build_kernels(profile, sizes, device, temperature=0.0, cuda_graph=False, seed=scenario.seed)
+        self._executor = PairExecutor(self._kernels, seed=scenario.seed)
+        self._about = {
+            "acceptance": "tape",
+            "temperature": 0.0,
+            "device": "cpu",
+            "implementation": self._kernels.implementation,
+            "weights": "random",
+            "fingerprint": fingerprint(device),
+        }
+
+    def replay(self, number: int) -> list[dict[str, Any]]:
+        """Every policy once."""
+        replays: list[Replay] = []
+        around = []
+        for policy in POLICIES:
+            before = _Business()
+            replays.append(replay(_experiment(self.scenario, policy, self.profile, self._slots), self._executor))
+            probes = _probe(self._kernels)
+            around.append({"others_cores": before.others_cores(), "load_average": os.getloadavg()[0], **probes})
+        out = self.out / f"{self.load}-{number}"
+        with writing(out) as scratch:
+            write_replays(scratch, self.scenario, result_of(self.scenario, replays, self._about), replays)
+        _, summary = read_summary(out)
+        rows = []
+        for observed, of_run in zip(read_replay(out, self.scenario, summary, self.profile), around, strict=True):
+            verdict = judge(observed).verdict
+            kept = {name: verdict[name] for name in ("policy", "decomposition", "lookups", "works", "divergence")}
+            rows.append({"load": self.load, "repeat": number, **kept, **of_run})
+        return rows
 
 
 def _probe(kernels: PairKernels) -> dict[str, float]:

@@ -23,6 +23,7 @@ from calibrate.pair import PairSpec, build, check_device, limits
 from calibrate.points import Place, l2_state
 from calibrate.repeats import MIN_REPETITIONS, repeat
 from realrun.issuer import Issuer
+from realrun.quiet import frozen_heap
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile
 from sim.models import ModelShape
@@ -59,12 +60,13 @@ class Session:
 
     def run(self, form: Literal["compact", "table"] = "compact") -> Profile:
         """Measure what the file does not hold yet, and fit what it then holds."""
-        if self._former is None:
-            self._plan()
-        self._points()
-        self._under_load()
-        self._host()
-        self._overlap()
+        with frozen_heap():
+            if self._former is None:
+                self._plan()
+            self._points()
+            self._under_load()
+            self._host()
+            self._overlap()
         held = points_file.read(self.path)
         self.on_step("fit", 0, 1)
         target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None

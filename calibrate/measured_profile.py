@@ -72,7 +72,7 @@ def profile_of(
     fitted = fit_passes(start, points)
     if form == "table":
         fitted = with_tables(fitted)
-    return fit_overlap(fitted, held.overlap, held.three_way)
+    return fit_overlap(fitted, held.overlap, held.three_way, tau_is_each=is_cpu)
 
 
 def check_units(points: Sequence[MeasuredPoint], gpu: Gpu, shapes: Mapping[str, ModelShape]) -> None:

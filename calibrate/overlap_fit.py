@@ -19,7 +19,7 @@ from calibrate.points import Place, work_of
 from sim.costs import build_costs
 from sim.costs.cost import Cost, Demands
 from sim.costs.profile import KindError, Overlap, Profile
-from sim.devices.contention import Contention
+from sim.devices.contention import Contention, contention_of
 from sim.simhost import SimHost
 from sim.work import Work
 
@@ -90,7 +90,11 @@ class _NoLuck:
 
 
 def fit_overlap(
-    profile: Profile, entries: Sequence[dict[str, Any]], three_way: Sequence[dict[str, Any]] = ()
+    profile: Profile,
+    entries: Sequence[dict[str, Any]],
+    three_way: Sequence[dict[str, Any]] = (),
+    *,
+    tau_is_each: bool = False,
 ) -> Profile:
     """`profile` with `overlap` fitted to the even `entries`, its error on the odd ones under `errors.overlap`, and that
     on the `three_way` runs, which no fit uses, under `errors.overlap_three`.
@@ -102,12 +106,13 @@ def fit_overlap(
         return profile
     used, held_out = runs[::2], runs[1::2]
     costs = Costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
-    contention = _minimise(costs, used)
+    contention = _minimise(costs, used, tau_is_each)
     error = kind_error(np.concatenate([_errors(costs, contention, run) for run in held_out]), HELD_OUT)
     overlap = Overlap(
         eta_compute=contention.eta_compute,
         eta_bandwidth=contention.eta_bandwidth,
         tau_s=contention.tau_s,
+        tau_is_each=tau_is_each,
         demand_floor=0.0,
         measured=True,
         source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, half of them fitted",
@@ -121,8 +126,7 @@ def fit_overlap(
 
 def overlap_error(profile: Profile, entries: Sequence[dict[str, Any]]) -> KindError:
     """Error of the profile's own overlap constants on all `entries`."""
-    costs, overlap = Costs(profile), profile.overlap
-    contention = Contention(eta_compute=overlap.eta_compute, eta_bandwidth=overlap.eta_bandwidth, tau_s=overlap.tau_s)
+    costs, contention = Costs(profile), contention_of(profile.overlap)
     errors = [_errors(costs, contention, _together(entry)) for entry in entries]
     return kind_error(np.concatenate(errors) if errors else np.array([]), "all pairs of the points file")
 
@@ -147,7 +151,7 @@ def _errors(costs: Costs, contention: Contention, run: Together) -> Array:
     return np.asarray(np.array(predict_s(costs, contention, run)) / np.array(run.together_s) - 1.0)
 
 
-def _minimise(costs: Costs, runs: Sequence[Together]) -> Contention:
+def _minimise(costs: Costs, runs: Sequence[Together], tau_is_each: bool) -> Contention:
     """Least mean absolute log error: the best of a grid, refined."""
     from scipy.optimize import minimize
 
@@ -157,6 +161,7 @@ def _minimise(costs: Costs, runs: Sequence[Together]) -> Contention:
             eta_compute=round_constant(eta_compute),
             eta_bandwidth=round_constant(eta_bandwidth),
             tau_s=round_constant(float(np.clip(np.exp(logs[2]), *TAU_S))),
+            tau_is_each=tau_is_each,
         )
 
     def loss(logs: Array) -> float:

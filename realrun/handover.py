@@ -1,77 +1,43 @@
 """What serving adds to the passes: threads handing over, and several issuers at once, measured on the threaded host.
 
 `calibrate measure` times passes one after the other in a loop. A policy's works take longer: they wait for threads to
-wake up, and share interpreter and cores with whatever else the host does. A few requests served by lanes (one request
-end to end on a stream of its own, one to three of them at once) say how much, with nothing of a policy in it.
+wake up, and share interpreter and cores with whatever else the host does. A few requests served by bare lanes
+(realrun.lanes), one to three of them at once, beside workers that poll, and with pauses, say how much.
 Not here: a profile's other constants (calibrate), replaying a scenario (realrun.replay).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import expm1, log, log1p
-from statistics import median
-from typing import Any
+from statistics import fmean, median
 
 import msgspec
 
-from realrun.gpuhost import GpuHost
 from realrun.kernels import PairKernels
-from realrun.measured import MeasuredWork, measured_work
+from realrun.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, Simulated, serve, simulate
 from realrun.pair import PairExecutor
-from sim.acceptance_models import IidAcceptance
-from sim.controllers import build_controller
+from realrun.quiet import frozen_heap
 from sim.costs import Profile, build_costs
+from sim.costs.history import SHORT_PAUSE_S, kind_in_service
 from sim.costs.profile import IdleRamp
-from sim.devices.contention import contention_of
-from sim.host import Stream
-from sim.kv import KvPool
-from sim.luck import Luck
-from sim.policies import rounds
-from sim.policies.options import PolicyOptions
-from sim.request import Request
-from sim.serving import Serving
-from sim.simhost import SimHost
-from sim.work import Kind, Work
 
 LANES = (1, 2, 3)
-Setting = tuple[tuple[int, ...], int, float]
-"""Coroutines of each lane, draft length, seconds between two arrivals."""
-ALONE = (1,)
-"""One coroutine on one stream."""
-SHARED = 3
-"""Coroutines that share a stream."""
-REQUESTS_PER_LANE = 8
-PROMPT_TOKENS, OUTPUT_TOKENS = 48, 24
-DRAFT_TOKENS, ACCEPTANCE = 4, 0.6
-SEED = 1009
-"""Of arrivals' luck and prompts: of no use to any judged run."""
-REPEATS = 4
+MANY = 4
+"""Requests at once on one lane, each on its own or all together."""
+POLLERS = 2
+REPEATS = 5
 PAUSES_S = (0.02, 0.1)
 """Of the device between two requests, to see what the first works after one lose."""
 PAUSE_SCALES_S = tuple(1e-3 * 1.2**step for step in range(36))
 """1 ms to 0.6 s."""
 LEAST_PAUSE_S = 1e-3
+"""Beyond the short ones that any two works have between them."""
 LEAST_SHARE = 0.05
 """Of what is lost in all that the prompt is taken to lose, at least; and at most all but this."""
 TAUS_S = tuple(1e-6 * 1.25**step for step in range(30))
 """1 us to 0.6 ms per kernel."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """Lanes that served their requests."""
-
-    is_paused: bool
-    works: list[MeasuredWork]
-    submitted: list[Work]
-    """The works of `works`, in the same order."""
-    span_s: float
-    """From the first submission to the last result."""
-    ttft_s: float
-    e2el_s: float
-    """Medians over the requests, from admission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +48,10 @@ class HandOver:
     """From the moment when nothing but the threads kept a work from being issued to its issue."""
     result_s: float
     """From the end of a work to the act of the coroutine that awaited it."""
-    pass_s: float
-    """Per work, what the same pass lasts longer than the profile says."""
-    switch_s: float
-    """More of that where the pass before was one of the other model."""
+    served: dict[str, float]
+    """By kind, how many times as long a pass lasts as the profile says."""
+    look_s: float
+    """Of the work under way, per look of an idle worker."""
     tau_s: float | None
     """Per kernel while another work runs; None where the device has its own streams, or one lane is all there is."""
     idle_ramp: IdleRamp | None
@@ -100,24 +66,34 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
     is_cpu = kernels.device.type == "cpu"
     executor = PairExecutor(kernels, seed=SEED)
     drafted = DRAFT_TOKENS if kernels.draft_model is not None else 0
+    alone = Setting(draft_tokens=drafted)
     lanes = [number for number in LANES if number <= kernels.options.slots] if is_cpu else [1]
-    settings: list[Setting] = [((1,) * number, drafted, 0.0) for number in lanes]
-    shared = (min(SHARED, kernels.options.slots),)
-    settings += [(shared, drafted, 0.0), *([(ALONE, 0, 0.0)] if drafted else [])]
-    service_s = _serve(executor, ALONE, drafted).span_s / REQUESTS_PER_LANE
-    if is_cpu:
-        settings += [(ALONE, drafted, service_s + pause_s) for pause_s in PAUSES_S]
+    several = [Setting(number, drafted) for number in lanes[1:]]
+    many = min(MANY, kernels.options.slots)
+    busy = [alone, alone._replace(coroutines=many), alone._replace(rows=many)]
+    plain = [Setting(), Setting(rows=many)]
+    polled = alone._replace(num_pollers=POLLERS)
+    service_s = serve(executor, alone).span_s / REQUESTS_PER_LANE
+    paused = [alone._replace(period_s=service_s + pause_s) for pause_s in PAUSES_S] if is_cpu else []
+    settings = dict.fromkeys([*busy, *several, *plain, polled, *paused])
     # Round after round, so that a drift of the machine hits all alike.
-    rounds_ = [{setting: _serve(executor, *setting) for setting in settings} for _ in range(repeats)]
-    middle = {setting: sorted((each[setting] for each in rounds_), key=_length_s)[repeats // 2] for setting in settings}
-    spread = max(_length_s(each[setting]) / _length_s(middle[setting]) for each in rounds_ for setting in settings)
-    alone, several = middle[ALONE, drafted, 0.0], {n: middle[(1,) * n, drafted, 0.0] for n in lanes[1:]}
-    paused = {period_s: run for (_, _, period_s), run in middle.items() if period_s > 0.0}
-    plain = middle[ALONE, 0, 0.0]
+    with frozen_heap():
+        rounds = [{setting: serve(executor, setting) for setting in settings} for _ in range(repeats)]
+    middle = {
+        setting: sorted((each[setting] for each in rounds), key=lambda run: run.length_s)[repeats // 2]
+        for setting in settings
+    }
+    spread = max(each[setting].length_s / middle[setting].length_s for each in rounds for setting in settings)
     start = _synchronous(profile) if is_cpu else _eager_chunks(profile)
-    found = _hand_over(
-        start, plain, [alone, middle[shared, drafted, 0.0]], several, idle_ramp(alone, paused) if paused else None
+    found = HandOver(
+        **_between_works([middle[each] for each in busy]),
+        served=served(start, [middle[each] for each in (*busy, *plain)]) if is_cpu else {},
+        look_s=look_s([(each[alone], each[polled]) for each in rounds]),
+        tau_s=None,
+        idle_ramp=idle_ramp([[each[setting] for setting in (alone, *paused)] for each in rounds]) if paused else None,
     )
+    if several:
+        found = replace(found, tau_s=best_tau(_completed(start, found), [middle[setting] for setting in several]))
     return _completed(start, found, f"middle of {repeats} runs each, the slowest took {spread:.2f} times as long")
 
 
@@ -125,7 +101,7 @@ def _synchronous(profile: Profile) -> Profile:
     return msgspec.structs.replace(
         profile,
         host=msgspec.structs.replace(profile.host, is_synchronous=True),
-        overlap=msgspec.structs.replace(profile.overlap, has_priorities=False),
+        overlap=msgspec.structs.replace(profile.overlap, has_priorities=False, tau_is_each=True),
     )
 
 
@@ -134,21 +110,17 @@ def _eager_chunks(profile: Profile) -> Profile:
     return msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, captures_chunks=False))
 
 
-def _length_s(run: Served) -> float:
-    """What a run is chosen by: its requests' own time where pauses lie between them, the whole of it elsewhere."""
-    return run.e2el_s if run.is_paused else run.span_s
-
-
 def _completed(profile: Profile, found: HandOver, how: str = "") -> Profile:
-    added_s = found.prepare_s + found.pass_s
     host = msgspec.structs.replace(
         profile.host,
-        step_s=_rounded(profile.host.step_s + added_s),
+        step_s=_rounded(profile.host.step_s + found.prepare_s),
         result_s=_rounded(found.result_s),
         idle_ramp=found.idle_ramp,
-        switch_s=_rounded(found.switch_s),
-        source=f"{profile.host.source}; step_s and result_s: works of the threaded host, {added_s * 1e6:.0f} us per "
-        f"work beside its pass and {found.result_s * 1e6:.0f} us from its end to the next act; {how}",
+        served=found.served,
+        look_s=_rounded(found.look_s),
+        source=f"{profile.host.source}; step_s, result_s, served and look_s: works of the threaded host, "
+        f"{found.prepare_s * 1e6:.0f} us per work beside its pass and {found.result_s * 1e6:.0f} us from its end to "
+        f"the next act; {how}",
     )
     overlap = profile.overlap
     if found.tau_s is not None:
@@ -160,57 +132,58 @@ def _completed(profile: Profile, found: HandOver, how: str = "") -> Profile:
     return msgspec.structs.replace(profile, host=host, overlap=overlap)
 
 
-def _hand_over(
-    profile: Profile,
-    plain: Served,
-    drafting: Sequence[Served],
-    several: Mapping[int, Served],
-    ramp: IdleRamp | None,
-) -> HandOver:
-    """From runs of one lane, without drafts and with, and of `several` lanes by their number.
-
-    Every pass of a lane that drafts is of the other model than the one before it.
-    """
-    works = [work for run in drafting for work in run.works]
-    pass_s = max(0.0, _longer_s(profile, plain))
-    found = HandOver(
-        prepare_s=median(work.record.issue_start_s - work.eligible_s for work in works),
-        result_s=median(reaction for work in works if (reaction := work.reacted_s - work.record.end_s) == reaction),
-        pass_s=pass_s if profile.host.is_synchronous else 0.0,
-        switch_s=max(0.0, median(_longer_s(profile, run) for run in drafting) - pass_s)
-        if profile.host.is_synchronous
-        else 0.0,
-        tau_s=None,
-        idle_ramp=ramp,
-    )
-    if not several:
-        return found
-    spans_s = {number: run.span_s for number, run in several.items()}
-    return replace(found, tau_s=_best_tau(_completed(profile, found), spans_s))
+def _between_works(runs: Sequence[Served]) -> dict[str, float]:
+    """The first constants of HandOver."""
+    works = [work for run in runs for work in run.works]
+    reactions_s = [work.reacted_s - work.record.end_s for work in works if work.reacted_s == work.reacted_s]
+    return {
+        "prepare_s": median(work.record.issue_start_s - work.eligible_s for work in works),
+        "result_s": median(reactions_s),
+    }
 
 
-def _longer_s(profile: Profile, run: Served) -> float:
-    """What works last longer than the profile says, mean seconds; the most extreme fifth left out."""
+def served(profile: Profile, runs: Sequence[Served]) -> dict[str, float]:
+    """By kind, how many times as long works lasted as `profile` says: the mean over `runs` of their medians."""
     costs = build_costs(profile, cuda_graph=False)
-    longer_s = sorted(
-        work.record.end_s - work.record.start_s - costs.cost(submitted).device_s
-        for work, submitted in zip(run.works, run.submitted, strict=True)
-    )
-    cut = len(longer_s) // 10
-    kept = longer_s[cut : len(longer_s) - cut]
-    return sum(kept) / len(kept)
+    medians: dict[str, list[float]] = {}
+    for run in runs:
+        expected_s: dict[str, list[float]] = {}
+        for submitted in run.submitted:
+            expected_s.setdefault(kind_in_service(submitted), []).append(costs.cost(submitted).device_s)
+        for kind, times_s in run.times_s().items():
+            ratios = [time_s / cost_s for time_s, cost_s in zip(times_s, expected_s[kind], strict=True)]
+            medians.setdefault(kind, []).append(median(ratios))
+    return {kind: _rounded(fmean(found)) for kind, found in medians.items()}
 
 
-def idle_ramp(busy: Served, paused: Mapping[float, Served]) -> IdleRamp | None:
-    """What works lose after a pause: requests of one lane with pauses before each, beside those without any.
+def look_s(pairs: Sequence[tuple[Served, Served]]) -> float:
+    """What a look takes from the work that is being issued, from runs without pollers and the same with, in pairs."""
+    found = [(_issuing_s(polled) / _issuing_s(plain) - 1.0) / polled.looks_per_s for plain, polled in pairs]
+    return max(0.0, median(found))
 
-    `paused` by period of arrival, shorter first. None if nothing is lost that could be told apart.
+
+def _issuing_s(run: Served) -> float:
+    """Median seconds to issue a work, averaged over the kinds: a stall of the machine is none of the lanes' doing."""
+    by_kind: dict[tuple[str, str], list[float]] = {}
+    for work in run.works:
+        record = work.record
+        by_kind.setdefault((record.kind, record.model), []).append(record.issued_s - record.issue_start_s)
+    return sum(len(times_s) * median(times_s) for times_s in by_kind.values()) / len(run.works)
+
+
+def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
+    """What works lose after a pause: each round a run of one lane without pauses, and the same with longer and longer
+    ones before each request. Medians of the differences; None if nothing is lost that could be told apart.
     """
+    busy_ttft_s = median(busy.ttft_s for busy, *_ in rounds)
     pauses_s, lost_s, lost_at_once_s = [], [], []
-    for period_s, run in paused.items():
-        pauses_s.append(max(LEAST_PAUSE_S, period_s - run.e2el_s))
-        lost_s.append(run.e2el_s - busy.e2el_s)
-        lost_at_once_s.append(run.ttft_s - busy.ttft_s)
+    for number in range(1, len(rounds[0])):
+        pairs = [(each[0], each[number]) for each in rounds]
+        pauses_s.append(
+            median(max(LEAST_PAUSE_S, run.setting.period_s - run.e2el_s - SHORT_PAUSE_S) for _, run in pairs)
+        )
+        lost_s.append(median(run.e2el_s - busy.e2el_s for busy, run in pairs))
+        lost_at_once_s.append(median(run.ttft_s - busy.ttft_s for busy, run in pairs))
     if min(lost_s) <= 0.0:
         return None
     pause_s = min(
@@ -223,74 +196,27 @@ def idle_ramp(busy: Served, paused: Mapping[float, Served]) -> IdleRamp | None:
     return IdleRamp(
         lost_s=_rounded(lost_s[-1] / -expm1(-pauses_s[-1] / pause_s)),
         pause_s=_rounded(pause_s),
-        work_s=_rounded(-busy.ttft_s / log1p(-share)),
+        work_s=_rounded(-busy_ttft_s / log1p(-share)),
     )
 
 
-def _best_tau(profile: Profile, spans_s: dict[int, float]) -> float:
-    """The delay per kernel with which the simulated lanes take as long as the real ones."""
+def best_tau(profile: Profile, runs: Sequence[Served]) -> float:
+    """The delay per kernel with which simulated lanes, and the works on them, take as long as in `runs`."""
 
     def loss(tau_s: float) -> float:
         overlap = msgspec.structs.replace(profile.overlap, tau_s=tau_s)
         candidate = msgspec.structs.replace(profile, overlap=overlap)
-        return sum(log(simulated_span_s(candidate, number) / span_s) ** 2 for number, span_s in spans_s.items())
+        return sum(_misfit(run, simulate(candidate, run.setting)) for run in runs)
 
     return min(TAUS_S, key=loss)
 
 
-def simulated_span_s(profile: Profile, num_lanes: int) -> float:
-    """What `num_lanes` lanes take in simulation."""
-    host = SimHost(build_costs(profile, cuda_graph=False), _luck(), contention=contention_of(profile.overlap))
-    serving = _start(host, (1,) * num_lanes, DRAFT_TOKENS if profile.draft is not None else 0)
-    host.run_until()
-    return max(request.last_token_s for request in serving.requests)
-
-
-def _serve(executor: PairExecutor, lanes: tuple[int, ...], draft_tokens: int, period_s: float = 0.0) -> Served:
-    with GpuHost(executor, _luck()) as host:
-        serving = _start(host, lanes, draft_tokens, period_s)
-        host.run_until()
-        works = [ticket for ticket in host.works if ticket.work.kind is not Kind.HOST]
-    executor.reset()
-    return Served(
-        is_paused=period_s > 0.0,
-        works=[measured_work(ticket) for ticket in works],
-        submitted=[ticket.work for ticket in works],
-        span_s=max(request.last_token_s for request in serving.requests),
-        ttft_s=median(request.first_token_s - request.scheduled_s for request in serving.requests),
-        e2el_s=median(request.last_token_s - request.scheduled_s for request in serving.requests),
-    )
-
-
-def _start(host: Any, lanes: tuple[int, ...], draft_tokens: int, period_s: float = 0.0) -> Serving:
-    requests = [
-        Request(index=i, id=str(i), arrival_s=i * period_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS)
-        for i in range(REQUESTS_PER_LANE * len(lanes))
-    ]
-    ahead = draft_tokens + 1 if draft_tokens else 0
-    pool = KvPool(len(requests) * (PROMPT_TOKENS + OUTPUT_TOKENS + ahead), 1, ahead)
-    serving = Serving(host, requests, pool, build_controller("fixed", draft_tokens), max_concurrency=None)
-    streams = [host.stream(f"lane {number}") for number in range(len(lanes))]
-    for stream, num_coroutines in zip(streams, lanes, strict=True):
-        for _ in range(num_coroutines):
-            host.spawn(_lane(serving, stream))
-    host.spawn(serving.arrivals())
-    return serving
-
-
-async def _lane(serving: Serving, stream: Stream) -> None:
-    """One request after the other, end to end."""
-    options = PolicyOptions()
-    while True:
-        request = await serving.admit()
-        await rounds.submit_prefill(serving, request, stream)
-        serving.commit_prefill(request)
-        while not request.is_finished:
-            await rounds.run_round(serving, (request,), options, stream, stream)
-
-
-def _luck() -> Luck:
-    return Luck(IidAcceptance(ACCEPTANCE), SEED)
+def _misfit(run: Served, simulated: Simulated) -> float:
+    """Squared logarithmic errors of the span, and of each kind's mean time by its share of the works."""
+    misfit = log(simulated.span_s / run.span_s) ** 2
+    for kind, times_s in run.times_s().items():
+        misfit += len(times_s) / len(run.works) * log(simulated.mean_s[kind] / fmean(times_s)) ** 2
+    return misfit
 
 
 def _rounded(value: float) -> float:

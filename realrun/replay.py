@@ -19,6 +19,7 @@ from realrun.measuredhost import WakeLatency
 from realrun.memory import device_allocations
 from realrun.options import decoding_shapes
 from realrun.pair import PairExecutor
+from realrun.quiet import frozen_heap
 from sim.compare import RESULT_SCHEMA, paired_differences, profile_errors
 from sim.metrics import summarise
 from sim.records import RunRecord
@@ -71,7 +72,7 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     device = executor.kernels.device
     allocations = device_allocations(device)
     is_partial = False
-    with GpuHost(executor, experiment.dictated_luck()) as host:
+    with frozen_heap(), GpuHost(executor, experiment.dictated_luck()) as host:
         serving = experiment.start(host, experiment.requests())
         try:
             host.run_until(experiment.scenario.window.stop_s)

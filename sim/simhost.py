@@ -79,7 +79,7 @@ class SimHost(TaskHost):
     ) -> None:
         super().__init__()
         self._env = _Environment(0.0)
-        self._costs = with_history(costs, lambda: self.now_s)
+        self._costs = with_history(costs, self)
         self._luck = luck
         self._contention = contention or Contention()
         self._links = dict(links or {})

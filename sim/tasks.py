@@ -63,6 +63,8 @@ class TaskHost:
         self._is_dispatch_due = False
         self.num_polls = 0
         """Polls that workers made while idle."""
+        self.looks_per_s = 0.0
+        """Of all workers that poll at this moment."""
 
     # -- the clock, supplied by the subclass
 
@@ -186,8 +188,10 @@ class _Poll:
         self._wait = wait
         self._poll_s = poll_s
         self._start_s = host.now_s
+        host.looks_per_s += 1.0 / poll_s
 
     def notified(self) -> None:
+        self._host.looks_per_s -= 1.0 / self._poll_s
         waited = (self._host.now_s - self._start_s) / self._poll_s
         num_polls = max(1, ceil(waited - POLL_GRID_SLACK))
         self._host.num_polls += num_polls

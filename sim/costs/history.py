@@ -1,41 +1,58 @@
-"""Costs that depend on what the device did before: pauses, and passes of the other model. Not measured means none.
+"""What a pass costs in service: what goes on beside it and before it. What was not measured costs nothing.
 
-Clocks and caches of a machine fall back while nothing runs and take some milliseconds of work to come up again. After
-a pause of g seconds the works that follow lose lost_s (1 - exp(-g / pause_s)) seconds in all, each of them its part of
-what is still to be lost: 1 - exp(-own seconds / work_s). And a pass of the other model than the one before finds its
-weights out of the caches, which costs switch_s. Source: docs/adr/007.
+- A pass that is repeated in a loop finds its data in the caches; in service other passes have been there (`served`).
+- Clocks and caches of a machine fall back while nothing runs, and take some milliseconds of work to come up again. A
+  pause of g seconds beyond SHORT_PAUSE_S costs the works that follow lost_s (1 - exp(-g / pause_s)) seconds in all,
+  each of them its part of what is still to be lost: 1 - exp(-own seconds / work_s).
+- Workers that poll take the interpreter from whoever issues a pass: look_s each time.
+
+Source: docs/adr/007.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import exp
+from typing import Protocol
 
 from sim.costs.cost import Cost, CostModel, Demands
 from sim.costs.profile import HostCosts, IdleRamp
 from sim.work import Kind, Model, Work
 
+SHORT_PAUSE_S = 1e-3
+"""Pauses up to this lie between any two works: what they cost is in the other constants."""
+MOST_LOOKS = 1.0
+"""Seconds of looking per second of issuing, at most: the interpreter goes by turns."""
 
-def with_history(costs: CostModel, now_s: Callable[[], float]) -> CostModel:
-    """`costs` for one device, with what their profile says of the past, if anything. `now_s` is the clock."""
-    host: HostCosts | None = getattr(costs, "host", None)
-    if host is None or (host.idle_ramp is None and host.switch_s == 0.0):
+
+class Now(Protocol):
+    """What the host that submits a work tells of the moment."""
+
+    @property
+    def now_s(self) -> float: ...
+
+    @property
+    def looks_per_s(self) -> float: ...
+
+
+def with_history(costs: CostModel, host: Now) -> CostModel:
+    """`costs` for one device of `host`, with what their profile says of the past and of polling, if anything."""
+    found: HostCosts | None = getattr(costs, "host", None)
+    if found is None or not (found.idle_ramp or found.served or found.look_s):
         return costs
-    return HistoryCosts(costs, host.idle_ramp, host.switch_s, now_s)
+    return HistoryCosts(costs, found, host)
 
 
 class HistoryCosts:
     """A cost model with a memory: works are priced in the order of submission, and a pause is one between them."""
 
-    def __init__(
-        self, costs: CostModel, idle_ramp: IdleRamp | None, switch_s: float, now_s: Callable[[], float]
-    ) -> None:
-        self._costs, self._ramp, self._switch_s, self._now_s = costs, idle_ramp, switch_s, now_s
+    def __init__(self, costs: CostModel, host: HostCosts, now: Now) -> None:
+        self._costs, self._now = costs, now
+        self._ramp, self._served, self._look_s = host.idle_ramp, host.served, host.look_s
+        self._is_synchronous = host.is_synchronous
         self.demands: Callable[[Work], Demands] = costs.demands
         self.host_inflation: Callable[[int], float] = costs.host_inflation
         self.result_s = costs.result_s
-        self._model: Model | None = None
-        """Of the newest pass."""
         self._busy_until_s = 0.0
         self._left_s = 0.0
         """What later works will lose of past pauses."""
@@ -44,20 +61,33 @@ class HistoryCosts:
         prepare_s, launch_s, device_s, num_kernels = self._costs.cost(work)
         if work.kind is Kind.HOST or work.kind is Kind.COPY:
             return Cost(prepare_s, launch_s, device_s, num_kernels)
-        more_s = self._switch_s if self._model not in (None, work.model) else 0.0
-        self._model = work.model
-        now_s = self._now_s()
+        more_s = device_s * (self._served.get(kind_in_service(work), 1.0) - 1.0)
+        now_s = self._now.now_s
         if self._ramp is not None:
             more_s += self._lost_s(self._ramp, now_s - self._busy_until_s, device_s)
-        if launch_s >= device_s:
-            # Issuing is executing: whatever takes longer holds the issuer as well.
+        looked = min(MOST_LOOKS, self._look_s * self._now.looks_per_s)
+        if self._is_synchronous:
+            # Whatever takes longer holds the issuer as well.
+            more_s += looked * (device_s + more_s)
             launch_s += more_s
+        else:
+            launch_s *= 1.0 + looked
         self._busy_until_s = max(self._busy_until_s, now_s) + prepare_s + device_s + more_s
         return Cost(prepare_s, launch_s, device_s + more_s, num_kernels)
 
     def _lost_s(self, ramp: IdleRamp, pause_s: float, device_s: float) -> float:
-        if pause_s > 0.0:
-            self._left_s = ramp.lost_s - (ramp.lost_s - self._left_s) * exp(-pause_s / ramp.pause_s)
+        if pause_s > SHORT_PAUSE_S:
+            kept = exp(-(pause_s - SHORT_PAUSE_S) / ramp.pause_s)
+            self._left_s = ramp.lost_s - (ramp.lost_s - self._left_s) * kept
         lost_s = self._left_s * (1.0 - exp(-device_s / ramp.work_s))
         self._left_s -= lost_s
         return lost_s
+
+
+def kind_in_service(work: Work) -> str:
+    """One of SERVED_KINDS; rows beside chunks of prompts count as what the rows are."""
+    if work.model is Model.DRAFT:
+        return "draft" if work.rows else "draft_prefill"
+    if not work.rows:
+        return "prefill"
+    return "verify" if work.row_tokens > work.rows else "decode"

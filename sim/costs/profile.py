@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from sim.models import ModelShape
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""
+SERVED_KINDS = ("prefill", "decode", "verify", "draft", "draft_prefill")
 SHIPPED = Path(__file__).parent.parent / "profiles"
 
 
@@ -99,17 +100,23 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Issuing a pass is executing it, as on a CPU: a work holds its issuer to its end, so that nothing of the next one
     is hidden behind it, and issuers slow each other down as `overlap` says, not by inflation."""
     idle_ramp: IdleRamp | None = None
-    switch_s: float = 0.0
-    """Longer for a pass of the other model than the pass before it: its weights have left the caches."""
+    served: dict[str, float] = {}
+    """How many times as long a pass takes in service as over and over in a loop of its own, which finds its data in the
+    caches; by SERVED_KINDS, 1 where nothing is said."""
+    look_s: float = 0.0
+    """What each look of an idle worker that polls takes from whatever is being issued: they share an interpreter."""
     inflation_eager: tuple[float, ...] = (1.0,)
     """Slowdown of each issuing thread with 1, 2, 3 ... of them, passes launched eagerly; the last one holds beyond."""
     inflation_graphed: tuple[float, ...] = (1.0,)
     source: str
 
     def __post_init__(self) -> None:
-        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "gap_s", "draft_pass_s", "switch_s")
+        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "gap_s", "draft_pass_s", "look_s")
         counts = ("kernels_per_layer", "graph_size_step")
         _check(self, positive=counts, not_negative=(*times, "ngram_row_s", "max_graph_tokens"))
+        for kind, factor in self.served.items():
+            if kind not in SERVED_KINDS or not 0.0 < factor < inf:
+                raise ValueError(f"served={self.served} must map {', '.join(SERVED_KINDS)} to factors above 0")
         if (
             list(self.graph_small_sizes) != sorted(set(self.graph_small_sizes))
             or min(self.graph_small_sizes, default=1) < 1
@@ -130,6 +137,8 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     eta_bandwidth: float = 1.0
     tau_s: float = 5e-6
     """Extra time per kernel while another work runs; the default is half the length of a memory-bound kernel."""
+    tau_is_each: bool = False
+    """Every other work costs tau once more, as threads that take turns at one interpreter; False: all together once."""
     demand_floor: float = 1.0
     """Least demand of any work on both roofs; at 1.0 two works at once never beat one after the other."""
     has_priorities: bool = True

@@ -21,6 +21,8 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
     eta_compute: float = 1.0
     eta_bandwidth: float = 1.0
     tau_s: float = 0.0
+    tau_is_each: bool = False
+    """A work pays tau for each of the others; False: once, however many they are."""
     has_priorities: bool = True
     """Works of higher priority are served first; False: all alike."""
 
@@ -31,6 +33,7 @@ def contention_of(overlap: Overlap) -> Contention:
         eta_compute=overlap.eta_compute,
         eta_bandwidth=overlap.eta_bandwidth,
         tau_s=overlap.tau_s,
+        tau_is_each=overlap.tau_is_each,
         has_priorities=overlap.has_priorities,
     )
 

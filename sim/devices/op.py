@@ -28,7 +28,7 @@ class Op:
         "is_issued",
         "is_prepared",
         "issued_s",
-        "kernel_cap",
+        "kernels_per_s",
         "left_s",
         "prepared_s",
         "priority",
@@ -59,8 +59,8 @@ class Op:
         self.since_s = 0.0
         self.finish_s = inf
         self.demands: tuple[float, float] | None = None
-        self.kernel_cap = 1.0
-        """The most this can run at beside others: each kernel waits tau for resident blocks."""
+        self.kernels_per_s = 0.0
+        """At rate 1; beside others each kernel waits tau."""
 
     def set_slowdown(self, slowdown: float, now_s: float) -> None:
         if slowdown == self.slowdown:

@@ -232,15 +232,18 @@ class SharedDevice:
             op.set_rate(cap, cap, now_s)
             return
         tau_s = self._contention.tau_s
+        if self._contention.tau_is_each:
+            tau_s *= len(running) - 1
         launch_caps, caps, demands, priorities = [], [], [], []
         for op in running:
             if op.demands is None:
                 op.demands = self._costs.demands(op.ticket.work)
                 _, _, device_s, num_kernels = op.ticket.cost
-                op.kernel_cap = device_s / (device_s + num_kernels * tau_s) if device_s else 1.0
+                op.kernels_per_s = num_kernels / device_s if device_s else 0.0
+            kernel_cap = 1.0 / (1.0 + op.kernels_per_s * tau_s)
             cap = op.launch_cap(now_s)
             launch_caps.append(cap)
-            caps.append(cap if cap < op.kernel_cap else op.kernel_cap)
+            caps.append(cap if cap < kernel_cap else kernel_cap)
             demands.append(op.demands)
             priorities.append(op.priority)
         rates = fill_rates(caps, demands, priorities, self._contention)

@@ -4,25 +4,70 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+from typing import Any
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from realrun.handover import Served, idle_ramp, simulated_span_s, with_handover
+from realrun.handover import best_tau, idle_ramp, look_s, served, with_handover
 from realrun.kernels import PairKernels
+from realrun.lanes import Served, Setting, simulate
+from realrun.measured import MeasuredWork
 from realrun.models import random_model
 from realrun.options import PairOptions
-from sim.costs import load
-from sim.costs.profile import decode, encode
+from realrun.quiet import frozen_heap
+from sim.costs import build_costs, load
+from sim.costs.profile import Profile, decode, encode
+from sim.records import WorkRecord
+from sim.work import Kind, Model, Work
 from tests.realrun.support import Attention
 
-BUSY = Served(is_paused=False, works=[], submitted=[], span_s=0.4, ttft_s=0.010, e2el_s=0.050)
+BUSY = Served(
+    setting=Setting(draft_tokens=4), works=[], submitted=[], span_s=0.4, looks_per_s=0.0, ttft_s=0.010, e2el_s=0.050
+)
+VERIFY = Work(kind=Kind.VERIFY, rows=2, row_tokens=10, context_tokens=100, head_rows=10)
+DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=2, context_tokens=100, head_rows=2, draft_tokens=4)
+
+RECORD = WorkRecord(
+    kind="",
+    model="",
+    stream="lane 0",
+    device="0",
+    submitted_s=0.0,
+    issue_start_s=0.0,
+    issued_s=0.0,
+    start_s=0.0,
+    end_s=0.0,
+    ready_s=0.0,
+    rows=0,
+    row_tokens=0,
+    context_tokens=0,
+    chunk_tokens=0,
+    draft_tokens=0,
+    is_cancelled=False,
+    requests=(),
+)
 
 
-def paused(lost_s: float, lost_at_once_s: float) -> Served:
-    return dataclasses.replace(BUSY, is_paused=True, ttft_s=BUSY.ttft_s + lost_at_once_s, e2el_s=BUSY.e2el_s + lost_s)
+def paused(pause_s: float, lost_s: float, lost_at_once_s: float) -> Served:
+    e2el_s = BUSY.e2el_s + lost_s
+    setting = BUSY.setting._replace(period_s=e2el_s + pause_s)
+    return dataclasses.replace(BUSY, setting=setting, ttft_s=BUSY.ttft_s + lost_at_once_s, e2el_s=e2el_s)
+
+
+def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> Served:
+    """A run whose works lasted so long."""
+    works = []
+    for work, last_s in zip(submitted, lasts_s, strict=True):
+        record = dataclasses.replace(
+            RECORD, kind=work.kind.value, model=work.model.value, issued_s=last_s, end_s=last_s
+        )
+        works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, padded_tokens=0, emitted=()))
+    return dataclasses.replace(BUSY, works=works, submitted=submitted, **about)
 
 
 def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on() -> None:
@@ -36,18 +81,73 @@ def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on()
     assert not completed.overlap.has_priorities
     assert completed.host.result_s > 0.0
     assert "threaded host" in completed.host.source
-    assert simulated_span_s(completed, 3) > simulated_span_s(completed, 1) > 0.0
+    assert completed.overlap.tau_is_each
+    assert set(completed.host.served) == {"prefill", "draft_prefill", "draft", "verify", "decode"}
+    lanes = [simulate(completed, Setting(number, 4)) for number in (1, 3)]
+    assert lanes[1].span_s > lanes[0].span_s > 0.0
 
 
 def test_the_ramp_after_a_pause_follows_from_two_pauses_and_the_first_token() -> None:
     """Pauses of 20 and 100 ms lose 4 and 4 ms: all is lost at once; half of it by the first token, 10 ms of work."""
-    runs = {0.020 + 0.054: paused(0.004, 0.002), 0.100 + 0.054: paused(0.004, 0.002)}
-    ramp = idle_ramp(BUSY, runs)
+    ramp = idle_ramp([[BUSY, paused(0.020, 0.004, 0.002), paused(0.100, 0.004, 0.002)]])
     assert ramp is not None
     assert ramp.lost_s == pytest.approx(0.004, rel=0.01)
     assert ramp.pause_s < 0.005
     assert ramp.work_s == pytest.approx(0.010 / 0.6931, rel=0.01)
 
 
+def test_one_disturbed_round_of_three_does_not_decide_the_ramp() -> None:
+    good = [BUSY, paused(0.020, 0.004, 0.002), paused(0.100, 0.004, 0.002)]
+    bad = [BUSY, paused(0.020, 0.5, 0.4), paused(0.100, -0.02, -0.01)]
+    assert idle_ramp([good, bad, good]) == idle_ramp([good])
+
+
 def test_requests_that_lose_nothing_by_a_pause_make_no_ramp() -> None:
-    assert idle_ramp(BUSY, {0.07: paused(-0.001, 0.0), 0.15: paused(0.002, 0.001)}) is None
+    assert idle_ramp([[BUSY, paused(0.02, -0.001, 0.0), paused(0.1, 0.002, 0.001)]]) is None
+
+
+def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> None:
+    """Verify takes 3 ms instead of 2, draft as before, at 1,000 looks a second: (4 / 3 - 1) / 1000."""
+    plain = lasting([VERIFY, DRAFT], [0.002, 0.001])
+    polled = lasting([VERIFY, DRAFT], [0.003, 0.001], looks_per_s=1000.0)
+    assert look_s([(plain, polled)]) == pytest.approx(1e-3 / 3.0)
+    assert look_s([(polled, dataclasses.replace(plain, looks_per_s=1000.0))]) == 0.0
+
+
+def test_a_pass_in_service_is_compared_with_the_profile_by_kind_and_run() -> None:
+    profile = load("cpu/tiny")
+    costs = build_costs(profile, cuda_graph=False)
+    verify_s, draft_s = (costs.cost(work).device_s for work in (VERIFY, DRAFT))
+    runs = [
+        lasting([VERIFY, VERIFY, VERIFY, DRAFT], [1.1 * verify_s, 1.2 * verify_s, 9.0 * verify_s, 0.9 * draft_s]),
+        lasting([VERIFY], [1.4 * verify_s]),
+    ]
+    assert served(profile, runs) == pytest.approx({"verify": 1.3, "draft": 0.9})
+
+
+def test_tau_is_found_again_from_lanes_that_were_simulated_with_it() -> None:
+    profile = synchronous(load("cpu/tiny"), tau_s=40e-6)
+    runs = []
+    for number in (2, 3):
+        setting = Setting(number, 4)
+        there = simulate(profile, setting)
+        submitted = {"draft": DRAFT, "verify": VERIFY}
+        lasts_s = [there.mean_s[kind] for kind in submitted]
+        runs.append(lasting(list(submitted.values()), lasts_s, setting=setting, span_s=there.span_s))
+    assert best_tau(profile, runs) == pytest.approx(40e-6, rel=0.15)
+
+
+def synchronous(profile: Profile, tau_s: float) -> Profile:
+    overlap = msgspec.structs.replace(profile.overlap, tau_s=tau_s, tau_is_each=True, has_priorities=False)
+    host = msgspec.structs.replace(profile.host, is_synchronous=True)
+    return msgspec.structs.replace(profile, host=host, overlap=overlap)
+
+
+def test_a_frozen_heap_is_thawed_by_whoever_froze_it() -> None:
+    before = gc.get_freeze_count()
+    with frozen_heap():
+        frozen = gc.get_freeze_count()
+        with frozen_heap():
+            pass
+        assert gc.get_freeze_count() >= frozen > before
+    assert gc.get_freeze_count() == 0

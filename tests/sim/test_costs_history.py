@@ -1,16 +1,18 @@
-"""Costs with a memory, summed by hand: pauses, passes of the other model, and issuing that is executing."""
+"""Costs in service, summed by hand: pauses, cold caches, workers that poll, and issuing that is executing."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import exp
 
 import msgspec
 import pytest
 
 from sim.costs import build_costs, load
-from sim.costs.history import HistoryCosts, with_history
-from sim.costs.profile import IdleRamp, Profile
+from sim.costs.history import SHORT_PAUSE_S, HistoryCosts, kind_in_service, with_history
+from sim.costs.profile import SERVED_KINDS, IdleRamp, Profile
 from sim.devices.contention import contention_of
+from sim.host import Signal
 from sim.simhost import SimHost
 from sim.work import Chunk, Kind, Model, Work
 from tests.sim.support import PeriodicLuck
@@ -25,23 +27,54 @@ def changed(**host: object) -> Profile:
     return msgspec.structs.replace(TINY, host=msgspec.structs.replace(TINY.host, **host))
 
 
-def test_a_profile_that_knows_no_past_prices_as_it_is() -> None:
+@dataclass
+class Moment:
+    """What a host tells."""
+
+    now_s: float = 0.0
+    looks_per_s: float = 0.0
+
+
+def in_service(moment: Moment | None = None, **host: object) -> HistoryCosts:
+    profile = changed(**host)
+    return HistoryCosts(build_costs(profile), profile.host, moment or Moment())
+
+
+def test_a_profile_that_knows_nothing_of_service_prices_as_it_is() -> None:
     costs = build_costs(TINY)
-    assert with_history(costs, lambda: 0.0) is costs
+    assert with_history(costs, Moment()) is costs
+    for known in ({"idle_ramp": RAMP}, {"served": {"verify": 1.2}}, {"look_s": 1e-5}):
+        assert isinstance(with_history(build_costs(changed(**known)), Moment()), HistoryCosts)
 
 
-def test_a_pass_of_the_other_model_costs_the_switch() -> None:
-    costs = HistoryCosts(build_costs(TINY), None, 0.001, lambda: 0.0)
-    bare = build_costs(TINY)
-    works = [VERIFY, VERIFY, DRAFT, VERIFY]
-    added_s = [costs.cost(work).device_s - bare.cost(work).device_s for work in works]
-    assert added_s == pytest.approx([0.0, 0.0, 0.001, 0.001])
+def test_a_pass_takes_longer_in_service_by_its_kind() -> None:
+    costs, bare = in_service(served={"verify": 1.25, "draft": 0.9}), build_costs(TINY)
+    decode = Work(kind=Kind.STEP, rows=2, row_tokens=2, context_tokens=100, head_rows=2)
+    ratios = [costs.cost(work).device_s / bare.cost(work).device_s for work in (VERIFY, DRAFT, decode)]
+    assert ratios == pytest.approx([1.25, 0.9, 1.0])
+
+
+def test_every_work_has_a_kind_in_service() -> None:
+    chunks = (Chunk(8, 0),)
+    works = {
+        "prefill": Work(kind=Kind.STEP, chunks=chunks, head_rows=1),
+        "decode": Work(kind=Kind.STEP, rows=2, row_tokens=2, head_rows=3, chunks=chunks),
+        "verify": VERIFY,
+        "draft": DRAFT,
+        "draft_prefill": Work(kind=Kind.PREFILL, model=Model.DRAFT, chunks=chunks),
+    }
+    assert {name: kind_in_service(work) for name, work in works.items()} == {name: name for name in SERVED_KINDS}
+
+
+def test_a_profile_refuses_a_kind_or_factor_that_makes_no_sense() -> None:
+    for wrong in ({"verfy": 1.2}, {"verify": 0.0}, {"verify": float("inf")}):
+        with pytest.raises(ValueError, match="served="):
+            changed(served=wrong)
 
 
 def test_what_a_pause_costs_is_lost_little_by_little_and_once() -> None:
     """8 ms after a pause without end, of which a work of d seconds loses 1 - exp(-d / 5 ms)."""
-    now_s = 1e9
-    costs = HistoryCosts(build_costs(TINY), RAMP, 0.0, lambda: now_s)
+    costs = in_service(Moment(now_s=1e9), idle_ramp=RAMP)
     device_s = build_costs(TINY).cost(VERIFY).device_s
     share = 1.0 - exp(-device_s / RAMP.work_s)
     first_s = costs.cost(VERIFY).device_s - device_s
@@ -52,14 +85,46 @@ def test_what_a_pause_costs_is_lost_little_by_little_and_once() -> None:
     assert lost_s == pytest.approx(0.008)
 
 
-def test_a_short_pause_costs_less_than_a_long_one() -> None:
+def test_a_short_pause_costs_less_than_a_long_one_and_the_shortest_nothing() -> None:
     device_s = build_costs(TINY).cost(VERIFY).device_s
-    lost_s = []
-    for pause_s in (0.001, 0.02, 1.0):
-        costs = HistoryCosts(build_costs(TINY), RAMP, 0.0, lambda pause_s=pause_s: pause_s)
+    pauses_s, lost_s = (0.5 * SHORT_PAUSE_S, 0.02, 1.0), []
+    for pause_s in pauses_s:
+        costs = in_service(Moment(now_s=pause_s), idle_ramp=RAMP)
         lost_s.append(costs.cost(VERIFY).device_s - device_s)
     share = 1.0 - exp(-device_s / RAMP.work_s)
-    assert lost_s == pytest.approx([0.008 * share * (1.0 - exp(-pause_s / 0.02)) for pause_s in (0.001, 0.02, 1.0)])
+    beyond_s = [max(0.0, pause_s - SHORT_PAUSE_S) for pause_s in pauses_s]
+    assert lost_s == pytest.approx([0.008 * share * (1.0 - exp(-more_s / 0.02)) for more_s in beyond_s])
+
+
+@pytest.mark.parametrize(("looks_per_s", "slowdown"), [(0.0, 1.0), (2000.0, 1.1), (1e9, 2.0)])
+def test_workers_that_poll_slow_what_is_being_issued(looks_per_s: float, slowdown: float) -> None:
+    """2,000 looks a second of 50 us each are a tenth of the time; more than every other turn they cannot have."""
+    moment = Moment(looks_per_s=looks_per_s)
+    bare, executed = (build_costs(changed(is_synchronous=yes)).cost(VERIFY) for yes in (False, True))
+    launched = in_service(moment, look_s=5e-5).cost(VERIFY)
+    assert (launched.launch_s, launched.device_s) == pytest.approx((slowdown * bare.launch_s, bare.device_s))
+    synchronous = in_service(moment, look_s=5e-5, is_synchronous=True).cost(VERIFY)
+    assert synchronous.launch_s == synchronous.device_s == pytest.approx(slowdown * executed.device_s)
+
+
+def test_a_host_knows_how_often_its_idle_workers_look() -> None:
+    machine = SimHost(build_costs(TINY), PeriodicLuck())
+    signal = Signal()
+    seen = []
+
+    async def worker(poll_s: float) -> None:
+        await machine.wait(signal, poll_s=poll_s)
+
+    async def watch() -> None:
+        await machine.sleep(0.01)
+        seen.append(machine.looks_per_s)
+        machine.notify(signal)
+        seen.append(machine.looks_per_s)
+
+    for task in (worker(0.001), worker(0.004), watch()):
+        machine.spawn(task)
+    machine.run_until()
+    assert seen == pytest.approx([1250.0, 0.0])
 
 
 def test_where_issuing_is_executing_nothing_of_the_next_work_is_hidden() -> None:

@@ -74,6 +74,20 @@ def test_each_kernel_is_delayed_while_another_work_runs() -> None:
     assert verify.end_s == pytest.approx(3.0 + (5.0 - 3.0 * 5.0 / 6.0))
 
 
+def test_where_tau_is_each_two_others_delay_a_kernel_twice_as_much_as_one() -> None:
+    """Three alike, 2 s of 10 kernels at tau 0.1 s: 4 s instead of 3."""
+    works = [DRAFT] * 3
+    ends_s = []
+    for tau_is_each in (False, True):
+        costs = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0), num_kernels=10)
+        machine = host(costs, contention=Contention(tau_s=0.1, tau_is_each=tau_is_each))
+        streams = [machine.stream(name) for name in "abc"]
+        tickets = [machine.run(work, stream) for work, stream in zip(works, streams, strict=True)]
+        machine.run_until()
+        ends_s.append([ticket.end_s for ticket in tickets])
+    assert ends_s == [pytest.approx([3.0] * 3), pytest.approx([4.0] * 3)]
+
+
 def test_a_launch_bound_work_lasts_as_long_as_its_launch() -> None:
     machine = host(ConstantCosts(device_s=SECONDS, launch_s=20.0, prepare_s=1.0, result_s=0.5))
     stream = machine.stream("a")

@@ -1,0 +1,169 @@
+"""Bare lanes: requests served one after the other, end to end, on one stream or several, with nothing of a policy.
+
+Real runs of them on the threaded host, and the same simulated. Not here: what they say of serving (realrun.handover).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from realrun.gpuhost import GpuHost
+from realrun.measured import MeasuredWork, measured_work
+from realrun.pair import PairExecutor
+from realrun.quiet import frozen_heap
+from sim.acceptance_models import IidAcceptance
+from sim.controllers import build_controller
+from sim.costs import Profile, build_costs
+from sim.costs.history import kind_in_service
+from sim.devices.contention import contention_of
+from sim.devices.ticket import SimTicket
+from sim.host import Host, Signal, Stream
+from sim.kv import KvPool
+from sim.luck import Luck
+from sim.policies import rounds
+from sim.policies.options import PolicyOptions
+from sim.request import Request
+from sim.serving import Serving
+from sim.simhost import SimHost
+from sim.work import Kind, Work
+
+REQUESTS_PER_LANE = 8
+PROMPT_TOKENS, OUTPUT_TOKENS = 48, 24
+DRAFT_TOKENS, ACCEPTANCE = 4, 0.6
+SEED = 1009
+"""Of arrivals' luck and prompts: of no use to any judged run."""
+POLL_S = 0.001
+
+
+class Setting(NamedTuple):
+    """What is served, and beside what."""
+
+    lanes: int = 1
+    """At once, every one on a stream of its own."""
+    draft_tokens: int = 0
+    period_s: float = 0.0
+    """Between two arrivals; 0 = all at once."""
+    coroutines: int = 1
+    """That share each lane."""
+    rows: int = 1
+    """Requests that each coroutine drafts and verifies together."""
+    num_pollers: int = 0
+    """Idle workers that look every POLL_S, out of step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Lanes that served their requests."""
+
+    setting: Setting
+    works: list[MeasuredWork]
+    submitted: list[Work]
+    """The works of `works`, in the same order."""
+    span_s: float
+    """From the first submission to the last result."""
+    looks_per_s: float
+    ttft_s: float
+    e2el_s: float
+    """Medians over the requests, from admission."""
+
+    def times_s(self) -> dict[str, list[float]]:
+        """Device times of the works, by kind in service."""
+        found: dict[str, list[float]] = {}
+        for work, submitted in zip(self.works, self.submitted, strict=True):
+            found.setdefault(kind_in_service(submitted), []).append(work.record.end_s - work.record.start_s)
+        return found
+
+    @property
+    def length_s(self) -> float:
+        """What a run is chosen by: its requests' own time where pauses lie between them, the whole of it elsewhere."""
+        return self.e2el_s if self.setting.period_s else self.span_s
+
+
+def serve(executor: PairExecutor, setting: Setting) -> Served:
+    """One real run."""
+    with frozen_heap(), GpuHost(executor, _luck()) as host:
+        serving = start(host, setting)
+        host.run_until()
+        works = [ticket for ticket in host.works if ticket.work.kind is not Kind.HOST]
+    executor.reset()
+    span_s = max(request.last_token_s for request in serving.requests)
+    return Served(
+        setting=setting,
+        works=[measured_work(ticket) for ticket in works],
+        submitted=[ticket.work for ticket in works],
+        span_s=span_s,
+        looks_per_s=host.num_polls / span_s,
+        ttft_s=median(request.first_token_s - request.scheduled_s for request in serving.requests),
+        e2el_s=median(request.last_token_s - request.scheduled_s for request in serving.requests),
+    )
+
+
+class Simulated(NamedTuple):
+    """The same lanes in simulation."""
+
+    span_s: float
+    mean_s: dict[str, float]
+    """Device time of a work, by kind in service."""
+
+
+def simulate(profile: Profile, setting: Setting) -> Simulated:
+    """What the lanes take according to `profile`."""
+    times_s: dict[str, list[float]] = {}
+
+    def on_work(ticket: SimTicket) -> None:
+        times_s.setdefault(kind_in_service(ticket.work), []).append(ticket.end_s - ticket.start_s)
+
+    costs, contention = build_costs(profile, cuda_graph=False), contention_of(profile.overlap)
+    host = SimHost(costs, _luck(), contention=contention, on_work=on_work)
+    serving = start(host, setting)
+    host.run_until()
+    return Simulated(
+        max(request.last_token_s for request in serving.requests),
+        {kind: fmean(found) for kind, found in times_s.items()},
+    )
+
+
+def start(host: Any, setting: Setting) -> Serving:
+    """Start the lanes, their pollers and the arrivals of their requests on any host."""
+    requests = [
+        Request(
+            index=i, id=str(i), arrival_s=i * setting.period_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS
+        )
+        for i in range(REQUESTS_PER_LANE * setting.lanes)
+    ]
+    ahead = setting.draft_tokens + 1 if setting.draft_tokens else 0
+    pool = KvPool(len(requests) * (PROMPT_TOKENS + OUTPUT_TOKENS + ahead), 1, ahead)
+    serving = Serving(host, requests, pool, build_controller("fixed", setting.draft_tokens), max_concurrency=None)
+    streams = [host.stream(f"lane {number}") for number in range(setting.lanes)]
+    for stream in streams * setting.coroutines:
+        host.spawn(_lane(serving, stream, setting.rows))
+    for number in range(setting.num_pollers):
+        host.spawn(_poller(host, number / setting.num_pollers * POLL_S))
+    host.spawn(serving.arrivals())
+    return serving
+
+
+async def _lane(serving: Serving, stream: Stream, rows: int) -> None:
+    """So many requests at once, end to end, then the next."""
+    options = PolicyOptions()
+    while True:
+        batch: list[Request] = []
+        while len(batch) < rows:
+            request = await serving.admit()
+            await rounds.submit_prefill(serving, request, stream)
+            serving.commit_prefill(request)
+            batch.append(request)
+        while batch:
+            batch = await rounds.run_round(serving, batch, options, stream, stream)
+
+
+async def _poller(host: Host, after_s: float) -> None:
+    """A worker that looks for work which never comes."""
+    await host.sleep(after_s)
+    await host.wait(Signal(), poll_s=POLL_S)
+
+
+def _luck() -> Luck:
+    return Luck(IidAcceptance(ACCEPTANCE), SEED)
