@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from calibrate.campaign_plan import CAMPAIGNS, MEASURE, REPLAY, Campaign, Cell, Job
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PREDICTIONS = "predictions.json"
 KEPT = ("request_throughput", "output_throughput", "mean_e2el_ms", "p50_e2el_ms", "p99_ttft_ms", "mean_ttft_ms")
 TIED_EPSILON = 0.2
-REPEATS = 4
+REPEATS = 5
 """Runs of each kind that say what serving adds."""
 LOSSLESS_PROMPTS, LOSSLESS_TOKENS = 8, 64
 
@@ -71,7 +71,14 @@ def measure(device: str, out: Path, job: Job, repeats: int) -> Profile:
     return measure_pair(spec, out, job.budget_s, repeats=repeats)
 
 
-def measure_pair(spec: PairSpec, directory: Path, budget_s: float, *, repeats: int = REPEATS) -> Profile:
+def measure_pair(
+    spec: PairSpec,
+    directory: Path,
+    budget_s: float,
+    *,
+    form: Literal["compact", "table"] = "compact",
+    repeats: int = REPEATS,
+) -> Profile:
     """Time a pair, alone and in service; its points file and its profile are left in `directory`.
 
     Goes on where an earlier measurement was killed. Raises ValueError for what cannot be measured.
@@ -85,7 +92,7 @@ def measure_pair(spec: PairSpec, directory: Path, budget_s: float, *, repeats: i
     points_path = directory / f"{name}.points.jsonl"
     with points_file.alone(points_path):
         session = Session(spec, points_path, budget_s, lambda stage, done, total: None)
-        profile = with_handover(session.run(), session.bench.kernels, repeats=repeats)
+        profile = with_handover(session.run(form), session.bench.kernels, repeats=repeats)
     (directory / f"{name}.json").write_bytes(encode(profile))
     return profile
 

@@ -8,9 +8,10 @@ Not here: a profile's other constants (calibrate), replaying a scenario (realrun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import expm1, log, log1p
+from math import dist, expm1, log, log1p
+from operator import mul
 from statistics import fmean, median
 
 import msgspec
@@ -28,7 +29,7 @@ MANY = 4
 """Requests at once on one lane, each on its own or all together."""
 POLLERS = 2
 REPEATS = 5
-PAUSES_S = (0.02, 0.1)
+PAUSES_S = (0.005, 0.025, 0.1)
 """Of the device between two requests, to see what the first works after one lose."""
 PAUSE_SCALES_S = tuple(1e-3 * 1.2**step for step in range(36))
 """1 ms to 0.6 s."""
@@ -71,6 +72,8 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
     several = [Setting(number, drafted) for number in lanes[1:]]
     many = min(MANY, kernels.options.slots)
     busy = [alone, alone._replace(coroutines=many), alone._replace(rows=many)]
+    if is_cpu:
+        busy += [alone._replace(is_split=True), alone._replace(is_split=True, rows=many)]
     plain = [Setting(), Setting(rows=many)]
     polled = alone._replace(num_pollers=POLLERS)
     service_s = serve(executor, alone).span_s / REQUESTS_PER_LANE
@@ -173,31 +176,39 @@ def _issuing_s(run: Served) -> float:
 
 def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
     """What works lose after a pause: each round a run of one lane without pauses, and the same with longer and longer
-    ones before each request. Medians of the differences; None if nothing is lost that could be told apart.
+    ones before each request. Medians over the requests; None if nothing is lost that could be told apart.
     """
-    busy_ttft_s = median(busy.ttft_s for busy, *_ in rounds)
+    busy_ttft_s = median(ttft_s for busy, *_ in rounds for ttft_s in busy.ttfts_s)
     pauses_s, lost_s, lost_at_once_s = [], [], []
     for number in range(1, len(rounds[0])):
         pairs = [(each[0], each[number]) for each in rounds]
         pauses_s.append(
-            median(max(LEAST_PAUSE_S, run.setting.period_s - run.e2el_s - SHORT_PAUSE_S) for _, run in pairs)
+            median(
+                max(LEAST_PAUSE_S, run.setting.period_s - e2el_s - SHORT_PAUSE_S)
+                for _, run in pairs
+                for e2el_s in run.e2els_s
+            )
         )
-        lost_s.append(median(run.e2el_s - busy.e2el_s for busy, run in pairs))
-        lost_at_once_s.append(median(run.ttft_s - busy.ttft_s for busy, run in pairs))
-    if min(lost_s) <= 0.0:
+        lost_s.append(median(_longer(pairs, lambda run: run.e2els_s)))
+        lost_at_once_s.append(median(_longer(pairs, lambda run: run.ttfts_s)))
+    grown = {scale_s: [-expm1(-pause_s / scale_s) for pause_s in pauses_s] for scale_s in PAUSE_SCALES_S}
+    fitted = {
+        scale_s: sum(map(mul, lost_s, shares)) / sum(map(mul, shares, shares)) for scale_s, shares in grown.items()
+    }
+    pause_s = min(fitted, key=lambda scale_s: dist(lost_s, [fitted[scale_s] * share for share in grown[scale_s]]))
+    if fitted[pause_s] <= 0.0 or lost_s[-1] <= 0.0:
         return None
-    pause_s = min(
-        PAUSE_SCALES_S,
-        key=lambda scale_s: abs(
-            lost_s[0] / lost_s[-1] - expm1(-pauses_s[0] / scale_s) / expm1(-pauses_s[-1] / scale_s)
-        ),
-    )
     share = min(max(lost_at_once_s[-1] / lost_s[-1], LEAST_SHARE), 1.0 - LEAST_SHARE)
     return IdleRamp(
-        lost_s=_rounded(lost_s[-1] / -expm1(-pauses_s[-1] / pause_s)),
+        lost_s=_rounded(fitted[pause_s]),
         pause_s=_rounded(pause_s),
         work_s=_rounded(-busy_ttft_s / log1p(-share)),
     )
+
+
+def _longer(pairs: Sequence[tuple[Served, Served]], of: Callable[[Served], list[float]]) -> list[float]:
+    """By how much each request of the second runs took longer than the same one of the first."""
+    return [second - first for one, other in pairs for first, second in zip(of(one), of(other), strict=True)]
 
 
 def best_tau(profile: Profile, runs: Sequence[Served]) -> float:

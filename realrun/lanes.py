@@ -5,8 +5,9 @@ Real runs of them on the threaded host, and the same simulated. Not here: what t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from realrun.gpuhost import GpuHost
@@ -30,7 +31,8 @@ from sim.simhost import SimHost
 from sim.work import Kind, Work
 
 REQUESTS_PER_LANE = 8
-PROMPT_TOKENS, OUTPUT_TOKENS = 48, 24
+PROMPT_TOKENS, OUTPUT_TOKENS = (32, 88, 48, 72), 24
+"""Prompts in turn: what a long one leaves behind is part of service."""
 DRAFT_TOKENS, ACCEPTANCE = 4, 0.6
 SEED = 1009
 """Of arrivals' luck and prompts: of no use to any judged run."""
@@ -49,6 +51,8 @@ class Setting(NamedTuple):
     """That share each lane."""
     rows: int = 1
     """Requests that each coroutine drafts and verifies together."""
+    is_split: bool = False
+    """Prefill, draft and verify on streams of their own, which all lanes share."""
     num_pollers: int = 0
     """Idle workers that look every POLL_S, out of step."""
 
@@ -64,9 +68,9 @@ class Served:
     span_s: float
     """From the first submission to the last result."""
     looks_per_s: float
-    ttft_s: float
-    e2el_s: float
-    """Medians over the requests, from admission."""
+    ttfts_s: list[float]
+    e2els_s: list[float]
+    """Of every request, from admission, in order of arrival."""
 
     def times_s(self) -> dict[str, list[float]]:
         """Device times of the works, by kind in service."""
@@ -78,7 +82,7 @@ class Served:
     @property
     def length_s(self) -> float:
         """What a run is chosen by: its requests' own time where pauses lie between them, the whole of it elsewhere."""
-        return self.e2el_s if self.setting.period_s else self.span_s
+        return sum(self.e2els_s) if self.setting.period_s else self.span_s
 
 
 def serve(executor: PairExecutor, setting: Setting) -> Served:
@@ -95,8 +99,8 @@ def serve(executor: PairExecutor, setting: Setting) -> Served:
         submitted=[ticket.work for ticket in works],
         span_s=span_s,
         looks_per_s=host.num_polls / span_s,
-        ttft_s=median(request.first_token_s - request.scheduled_s for request in serving.requests),
-        e2el_s=median(request.last_token_s - request.scheduled_s for request in serving.requests),
+        ttfts_s=[request.first_token_s - request.scheduled_s for request in serving.requests],
+        e2els_s=[request.last_token_s - request.scheduled_s for request in serving.requests],
     )
 
 
@@ -129,34 +133,43 @@ def start(host: Any, setting: Setting) -> Serving:
     """Start the lanes, their pollers and the arrivals of their requests on any host."""
     requests = [
         Request(
-            index=i, id=str(i), arrival_s=i * setting.period_s, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS
+            index=i,
+            id=str(i),
+            arrival_s=i * setting.period_s,
+            prompt_tokens=PROMPT_TOKENS[i % len(PROMPT_TOKENS)],
+            output_tokens=OUTPUT_TOKENS,
         )
         for i in range(REQUESTS_PER_LANE * setting.lanes)
     ]
     ahead = setting.draft_tokens + 1 if setting.draft_tokens else 0
-    pool = KvPool(len(requests) * (PROMPT_TOKENS + OUTPUT_TOKENS + ahead), 1, ahead)
+    most = sum(request.prompt_tokens + request.output_tokens + ahead for request in requests)
+    pool = KvPool(most, 1, ahead)
     serving = Serving(host, requests, pool, build_controller("fixed", setting.draft_tokens), max_concurrency=None)
-    streams = [host.stream(f"lane {number}") for number in range(setting.lanes)]
-    for stream in streams * setting.coroutines:
-        host.spawn(_lane(serving, stream, setting.rows))
+    if setting.is_split:
+        tracks = [tuple(host.stream(name) for name in ("prefill", "draft", "verify"))] * setting.lanes
+    else:
+        tracks = [(host.stream(f"lane {number}"),) * 3 for number in range(setting.lanes)]
+    for streams in tracks * setting.coroutines:
+        host.spawn(_lane(serving, streams, setting.rows))
     for number in range(setting.num_pollers):
         host.spawn(_poller(host, number / setting.num_pollers * POLL_S))
     host.spawn(serving.arrivals())
     return serving
 
 
-async def _lane(serving: Serving, stream: Stream, rows: int) -> None:
-    """So many requests at once, end to end, then the next."""
+async def _lane(serving: Serving, streams: Sequence[Stream], rows: int) -> None:
+    """So many requests at once, end to end, then the next; `streams` of prefill, draft and verify."""
     options = PolicyOptions()
+    prefill, draft, verify = streams
     while True:
         batch: list[Request] = []
         while len(batch) < rows:
             request = await serving.admit()
-            await rounds.submit_prefill(serving, request, stream)
+            await rounds.submit_prefill(serving, request, prefill)
             serving.commit_prefill(request)
             batch.append(request)
         while batch:
-            batch = await rounds.run_round(serving, batch, options, stream, stream)
+            batch = await rounds.run_round(serving, batch, options, draft, verify)
 
 
 async def _poller(host: Host, after_s: float) -> None:

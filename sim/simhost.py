@@ -85,6 +85,8 @@ class SimHost(TaskHost):
         self._links = dict(links or {})
         self._on_work = on_work
         self._streams: dict[str, Stream] = {}
+        self.submitting = ""
+        """Name of the stream that a work is being submitted to."""
         self._devices: dict[int | str, Device] = {}
         self.usage: dict[tuple[str, Kind], Usage] = {}
         """Totals by (stream name, kind)."""
@@ -126,6 +128,7 @@ class SimHost(TaskHost):
     def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> SimTicket:
         if not self._devices:
             self._build_devices()
+        self.submitting = stream.name
         ticket = self._devices[stream.device].submit(work, stream, after)
         if work.requests:
             if work.kind is Kind.VERIFY:

@@ -1,9 +1,9 @@
 """What a pass costs in service: what goes on beside it and before it. What was not measured costs nothing.
 
 - A pass that is repeated in a loop finds its data in the caches; in service other passes have been there (`served`).
-- Clocks and caches of a machine fall back while nothing runs, and take some milliseconds of work to come up again. A
-  pause of g seconds beyond SHORT_PAUSE_S costs the works that follow lost_s (1 - exp(-g / pause_s)) seconds in all,
-  each of them its part of what is still to be lost: 1 - exp(-own seconds / work_s).
+- Clocks and caches of a core fall back while its stream does nothing, and take some milliseconds of work to come up
+  again. A pause of g seconds beyond SHORT_PAUSE_S costs the stream's next works lost_s (1 - exp(-g / pause_s)) seconds
+  in all, each of them its part of what is still to be lost: 1 - exp(-own seconds / work_s).
 - Workers that poll take the interpreter from whoever issues a pass: look_s each time.
 
 Source: docs/adr/007.
@@ -34,6 +34,11 @@ class Now(Protocol):
     @property
     def looks_per_s(self) -> float: ...
 
+    @property
+    def submitting(self) -> str:
+        """Name of the stream that the work is for."""
+        ...
+
 
 def with_history(costs: CostModel, host: Now) -> CostModel:
     """`costs` for one device of `host`, with what their profile says of the past and of polling, if anything."""
@@ -44,7 +49,7 @@ def with_history(costs: CostModel, host: Now) -> CostModel:
 
 
 class HistoryCosts:
-    """A cost model with a memory: works are priced in the order of submission, and a pause is one between them."""
+    """A cost model with a memory: works are priced in the order of submission, a pause is one of their stream."""
 
     def __init__(self, costs: CostModel, host: HostCosts, now: Now) -> None:
         self._costs, self._now = costs, now
@@ -53,18 +58,20 @@ class HistoryCosts:
         self.demands: Callable[[Work], Demands] = costs.demands
         self.host_inflation: Callable[[int], float] = costs.host_inflation
         self.result_s = costs.result_s
-        self._busy_until_s = 0.0
-        self._left_s = 0.0
-        """What later works will lose of past pauses."""
+        self._busy_until_s: dict[str, float] = {}
+        """By stream."""
+        self._left_s: dict[str, float] = {}
+        """By stream, what its later works will lose of past pauses."""
 
     def cost(self, work: Work) -> Cost:
         prepare_s, launch_s, device_s, num_kernels = self._costs.cost(work)
         if work.kind is Kind.HOST or work.kind is Kind.COPY:
             return Cost(prepare_s, launch_s, device_s, num_kernels)
         more_s = device_s * (self._served.get(kind_in_service(work), 1.0) - 1.0)
-        now_s = self._now.now_s
+        now_s, stream = self._now.now_s, self._now.submitting
+        busy_until_s = self._busy_until_s.get(stream, 0.0)
         if self._ramp is not None:
-            more_s += self._lost_s(self._ramp, now_s - self._busy_until_s, device_s)
+            more_s += self._lost_s(self._ramp, stream, now_s - busy_until_s, device_s)
         looked = min(MOST_LOOKS, self._look_s * self._now.looks_per_s)
         if self._is_synchronous:
             # Whatever takes longer holds the issuer as well.
@@ -72,15 +79,15 @@ class HistoryCosts:
             launch_s += more_s
         else:
             launch_s *= 1.0 + looked
-        self._busy_until_s = max(self._busy_until_s, now_s) + prepare_s + device_s + more_s
+        self._busy_until_s[stream] = max(busy_until_s, now_s) + prepare_s + device_s + more_s
         return Cost(prepare_s, launch_s, device_s + more_s, num_kernels)
 
-    def _lost_s(self, ramp: IdleRamp, pause_s: float, device_s: float) -> float:
+    def _lost_s(self, ramp: IdleRamp, stream: str, pause_s: float, device_s: float) -> float:
+        left_s = self._left_s.get(stream, 0.0)
         if pause_s > SHORT_PAUSE_S:
-            kept = exp(-(pause_s - SHORT_PAUSE_S) / ramp.pause_s)
-            self._left_s = ramp.lost_s - (ramp.lost_s - self._left_s) * kept
-        lost_s = self._left_s * (1.0 - exp(-device_s / ramp.work_s))
-        self._left_s -= lost_s
+            left_s = ramp.lost_s - (ramp.lost_s - left_s) * exp(-(pause_s - SHORT_PAUSE_S) / ramp.pause_s)
+        lost_s = left_s * (1.0 - exp(-device_s / ramp.work_s))
+        self._left_s[stream] = left_s - lost_s
         return lost_s
 
 

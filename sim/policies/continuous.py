@@ -70,13 +70,15 @@ async def engine(serving: Serving, limits: EngineLimits, stream: Stream, running
         if step.is_empty:
             continue
         completed = step.completed
-        draft_tokens = serving.controller.draft_tokens
+        draft_tokens, started_s = serving.controller.draft_tokens, host.now_s
         target = ticket = host.run(step_work(step, len(completed), host.now_s - planned_at_s), stream)
         if draft_tokens:
             ticket = host.run(draft_work(step, completed, draft_tokens, method), stream)
         if limits.async_scheduling:
             planned, planned_at_s = plan_step(serving, running, limits, draft_tokens), host.now_s
         await ticket
+        if draft_tokens:
+            serving.controller.saw_draft(host.now_s - started_s, 0)
         for request in land(serving, step, (await target).accepted):
             serving.open_round(request, draft_tokens)
         running = [request for request in running if not request.is_finished]

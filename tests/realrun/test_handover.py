@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 from typing import Any
 
 import msgspec
@@ -21,13 +22,20 @@ from realrun.models import random_model
 from realrun.options import PairOptions
 from realrun.quiet import frozen_heap
 from sim.costs import build_costs, load
+from sim.costs.history import SHORT_PAUSE_S
 from sim.costs.profile import Profile, decode, encode
 from sim.records import WorkRecord
 from sim.work import Kind, Model, Work
 from tests.realrun.support import Attention
 
 BUSY = Served(
-    setting=Setting(draft_tokens=4), works=[], submitted=[], span_s=0.4, looks_per_s=0.0, ttft_s=0.010, e2el_s=0.050
+    setting=Setting(draft_tokens=4),
+    works=[],
+    submitted=[],
+    span_s=0.4,
+    looks_per_s=0.0,
+    ttfts_s=[0.009, 0.010, 0.011],
+    e2els_s=[0.049, 0.050, 0.051],
 )
 VERIFY = Work(kind=Kind.VERIFY, rows=2, row_tokens=10, context_tokens=100, head_rows=10)
 DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=2, context_tokens=100, head_rows=2, draft_tokens=4)
@@ -54,9 +62,10 @@ RECORD = WorkRecord(
 
 
 def paused(pause_s: float, lost_s: float, lost_at_once_s: float) -> Served:
-    e2el_s = BUSY.e2el_s + lost_s
-    setting = BUSY.setting._replace(period_s=e2el_s + pause_s)
-    return dataclasses.replace(BUSY, setting=setting, ttft_s=BUSY.ttft_s + lost_at_once_s, e2el_s=e2el_s)
+    e2els_s = [e2el_s + lost_s for e2el_s in BUSY.e2els_s]
+    setting = BUSY.setting._replace(period_s=e2els_s[1] + pause_s)
+    ttfts_s = [ttft_s + lost_at_once_s for ttft_s in BUSY.ttfts_s]
+    return dataclasses.replace(BUSY, setting=setting, ttfts_s=ttfts_s, e2els_s=e2els_s)
 
 
 def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> Served:
@@ -96,6 +105,18 @@ def test_the_ramp_after_a_pause_follows_from_two_pauses_and_the_first_token() ->
     assert ramp.work_s == pytest.approx(0.010 / 0.6931, rel=0.01)
 
 
+def test_how_long_a_pause_must_be_is_found_from_what_pauses_lose() -> None:
+    """5, 25 and 100 ms beyond the shortest pause, of which 63 % of 4 ms are lost by 20 ms."""
+    pauses_s = (0.005, 0.025, 0.1)
+    lost_s = [0.004 * -math.expm1(-pause_s / 0.020) for pause_s in pauses_s]
+    runs = [
+        paused(SHORT_PAUSE_S + pause_s, each_s, 0.5 * each_s) for pause_s, each_s in zip(pauses_s, lost_s, strict=True)
+    ]
+    ramp = idle_ramp([[BUSY, *runs]])
+    assert ramp is not None
+    assert (ramp.lost_s, ramp.pause_s) == (pytest.approx(0.004, rel=0.05), pytest.approx(0.020, rel=0.15))
+
+
 def test_one_disturbed_round_of_three_does_not_decide_the_ramp() -> None:
     good = [BUSY, paused(0.020, 0.004, 0.002), paused(0.100, 0.004, 0.002)]
     bad = [BUSY, paused(0.020, 0.5, 0.4), paused(0.100, -0.02, -0.01)]
@@ -103,7 +124,7 @@ def test_one_disturbed_round_of_three_does_not_decide_the_ramp() -> None:
 
 
 def test_requests_that_lose_nothing_by_a_pause_make_no_ramp() -> None:
-    assert idle_ramp([[BUSY, paused(0.02, -0.001, 0.0), paused(0.1, 0.002, 0.001)]]) is None
+    assert idle_ramp([[BUSY, paused(0.02, -0.001, 0.0), paused(0.1, -0.002, 0.001)]]) is None
 
 
 def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> None:

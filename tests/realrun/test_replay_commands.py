@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import _thread
 import json
-import threading
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ def test_an_interrupt_leaves_a_readable_record_marked_partial(tmp_path: Path, mo
     def interrupted(host: GpuHost, stop_s: float | None = None) -> None:
         runs.append(host)
         if len(runs) == 2:
-            threading.Timer(0.3, _thread.interrupt_main).start()
+            host.at(0.3, lambda _: signal.raise_signal(signal.SIGINT))
         run_until(host, stop_s)
 
     monkeypatch.setattr(GpuHost, "run_until", interrupted)

@@ -33,6 +33,7 @@ class Moment:
 
     now_s: float = 0.0
     looks_per_s: float = 0.0
+    submitting: str = "gpu"
 
 
 def in_service(moment: Moment | None = None, **host: object) -> HistoryCosts:
@@ -94,6 +95,20 @@ def test_a_short_pause_costs_less_than_a_long_one_and_the_shortest_nothing() -> 
     share = 1.0 - exp(-device_s / RAMP.work_s)
     beyond_s = [max(0.0, pause_s - SHORT_PAUSE_S) for pause_s in pauses_s]
     assert lost_s == pytest.approx([0.008 * share * (1.0 - exp(-more_s / 0.02)) for more_s in beyond_s])
+
+
+def test_a_pause_is_one_of_a_stream_whatever_the_others_do() -> None:
+    """The second stream has done nothing for a second, the first has just been busy."""
+    moment = Moment()
+    costs, device_s = in_service(moment, idle_ramp=RAMP), build_costs(TINY).cost(VERIFY).device_s
+    costs.cost(VERIFY)
+    moment.now_s = 1.0
+    lost_s = []
+    for stream in ("gpu", "gpu", "other"):
+        moment.submitting = stream
+        lost_s.append(costs.cost(VERIFY).device_s - device_s)
+    assert lost_s[2] == pytest.approx(lost_s[0])
+    assert 0.0 < lost_s[1] < lost_s[0]
 
 
 @pytest.mark.parametrize(("looks_per_s", "slowdown"), [(0.0, 1.0), (2000.0, 1.1), (1e9, 2.0)])
