@@ -27,7 +27,7 @@ from sim.work import Kind, Model
 SLEEP_CYCLES_PER_S = 2.0e9
 """Cycles of the delay kernel per second, at least: GPU clocks are below 2 GHz (slower clocks only wait longer)."""
 SLEEP_SHARE = 2.0
-"""The delay is this many times the issuing time of the pass before."""
+"""The delay is this many times the issuing time of the pass."""
 SLEEP_MOST_S = 0.2
 
 
@@ -110,13 +110,20 @@ class Bench:
     def _cuda_timer(self, pass_: Pass, issuer: Issuer) -> Callable[[], Sample]:
         stream: Any = issuer.stream
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        held_s = 0.01
+        free_s: float | None = None
+        """To issue the pass with nothing held: a held stream's launch queue may fill up, and issuing then waits."""
 
         def run() -> Sample:
-            nonlocal held_s
+            nonlocal free_s
             self.reset(pass_)
+            if free_s is None:
+                started_s = perf_counter()
+                pending = issuer.issue(pass_.shape, pass_.rows)
+                free_s = perf_counter() - started_s
+                pending.values()
+                self.reset(pass_)
             with torch.cuda.stream(stream):
-                torch.cuda._sleep(int(held_s * SLEEP_CYCLES_PER_S))
+                torch.cuda._sleep(int(min(SLEEP_MOST_S, SLEEP_SHARE * free_s) * SLEEP_CYCLES_PER_S))
                 start.record(stream)
             started_s = perf_counter()
             pending = issuer.issue(pass_.shape, pass_.rows)
@@ -124,8 +131,7 @@ class Bench:
             end.record(stream)
             pending.values()
             end.synchronize()
-            held_s = min(SLEEP_MOST_S, SLEEP_SHARE * host_s)
-            return Sample(1e-3 * start.elapsed_time(end), host_s)
+            return Sample(1e-3 * start.elapsed_time(end), min(host_s, free_s))
 
         return run
 

@@ -1,4 +1,5 @@
-"""What a campaign does, in order of worth: ceilings, solo grids with overlap, predictions, replays, one lossless check.
+"""What a campaign does, in order of worth: ceilings, solo grids with overlap of the pairs, predictions, replays, one
+lossless check, then what can wait: other cells, single models.
 
 Not here: doing it (campaign_steps), calling the steps one by one (campaign), the report (campaign_report).
 """
@@ -21,6 +22,8 @@ class Job(NamedTuple):
     budget_s: float
     rows: int | None = None
     context: int | None = None
+    can_wait: bool = False
+    """After the replays: its models are measured as part of another pair already."""
 
     @property
     def name(self) -> str:
@@ -36,10 +39,12 @@ class Cell(NamedTuple):
     cuda_graph: bool = True
     acceptance: str = "iid:0.7"
     draft_tokens: int = 4
+    can_wait: bool = False
+    """After the lossless check, as time allows."""
 
 
 class Campaign(NamedTuple):
-    """Jobs are measured first; the first one's pair is the one that is replayed."""
+    """The pair of the first job is the one that is replayed."""
 
     jobs: tuple[Job, ...]
     cells: tuple[Cell, ...]
@@ -54,12 +59,20 @@ class Campaign(NamedTuple):
     @property
     def steps(self) -> list[str]:
         """Names of the steps in order; of each the file OUT/done/NAME says that it is over."""
+        measured = {
+            late: [f"{MEASURE}{job.name}" for job in self.jobs if job.can_wait is late] for late in (False, True)
+        }
+        replayed = {
+            late: [f"{REPLAY}{cell.name}" for cell in self.cells if cell.can_wait is late] for late in (False, True)
+        }
         return [
             "ceilings",
-            *(f"{MEASURE}{job.name}" for job in self.jobs),
+            *measured[False],
             "predict",
-            *(f"{REPLAY}{cell.name}" for cell in self.cells),
+            *replayed[False],
             "lossless",
+            *replayed[True],
+            *measured[True],
         ]
 
     def scenario(self, cell: Cell, profile: str) -> dict[str, Any]:
@@ -84,10 +97,10 @@ CAMPAIGNS = {
     "cuda": Campaign(
         jobs=(
             Job("llama-3.1-8b", "llama-3.2-1b", 300.0, 64, 4096),
-            Job("llama-3.1-8b", None, 120.0, 128, 2048),
             Job("llama-2-7b", "tinyllama-1.1b", 200.0, 48, 2048),
-            Job("llama-3.2-1b", None, 80.0, 128, 4096),
-            Job("tinyllama-1.1b", None, 80.0, 128, 2048),
+            Job("llama-3.1-8b", None, 120.0, 128, 2048, can_wait=True),
+            Job("llama-3.2-1b", None, 80.0, 128, 4096, can_wait=True),
+            Job("tinyllama-1.1b", None, 80.0, 128, 2048, can_wait=True),
         ),
         cells=(
             Cell("c16", 16, 48),
@@ -95,9 +108,9 @@ CAMPAIGNS = {
             Cell("c64", 64, 128),
             Cell("c16-again", 16, 48),
             Cell("c16-third", 16, 48),
-            Cell("c16-eager", 16, 48, cuda_graph=False),
-            Cell("c16-half", 16, 48, acceptance="iid:0.5"),
-            Cell("c16-k2", 16, 48, draft_tokens=2),
+            Cell("c16-eager", 16, 48, cuda_graph=False, can_wait=True),
+            Cell("c16-half", 16, 48, acceptance="iid:0.5", can_wait=True),
+            Cell("c16-k2", 16, 48, draft_tokens=2, can_wait=True),
         ),
         policies=POLICIES,
         input_tokens=512,

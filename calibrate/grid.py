@@ -15,6 +15,8 @@ from calibrate.points import Place
 VERIFY_TOKENS = ((2, 8), (2, 5, 8), (2, 3, 5, 8), (2, 3, 4, 5, 6, 7, 8))
 """Query tokens per row of verify passes, by level."""
 DRAFT_TOKENS = ((1, 4), (1, 4, 8), (1, 2, 4, 8), (1, 2, 4, 6, 8))
+EAGER_DRAFT_TOKENS = 2
+"""Longest eager draft where drafts are captured as well: kernels of longer ones do not fit a CUDA launch queue."""
 NUM_ROWS = (2, 3, 4, 5)
 NUM_CONTEXTS = (2, 2, 3, 4)
 NUM_CHUNKS = (3, 4, 5, 7)
@@ -53,6 +55,7 @@ def grid(limits: Limits, level: int) -> list[Place]:
     for num_rows in rows:
         for context in contexts:
             for launch in launches:
+                longest_draft = limits.draft_tokens if launch == launches[-1] else EAGER_DRAFT_TOKENS
                 places.append(Place("decode", "target", num_rows, 1, context, launch))
                 places += [
                     Place("verify", "target", num_rows, tokens, context, launch)
@@ -62,7 +65,7 @@ def grid(limits: Limits, level: int) -> list[Place]:
                 places += [
                     Place("draft", "draft", num_rows, tokens, context, launch)
                     for tokens in DRAFT_TOKENS[level]
-                    if limits.has_draft and tokens <= limits.draft_tokens
+                    if limits.has_draft and tokens <= longest_draft
                 ]
     return sorted(set(places), key=_shuffled)
 

@@ -5,10 +5,12 @@ way. Not here: device times (bench), the constants made of these (host_costs).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
-from threading import Barrier, Thread
+from threading import Barrier
 from time import perf_counter
 
+from calibrate.at_once import at_once
 from calibrate.bench import Bench
 from calibrate.points import Place
 from realrun import rows
@@ -69,20 +71,17 @@ def inflation(bench: Bench, place: Place, issuers: Sequence[Issuer], seconds: fl
 def _issue_s(bench: Bench, place: Place, issuers: Sequence[Issuer], seconds: float) -> float:
     """Median issuing time with one thread per issuer."""
     times: list[list[float]] = [[] for _ in issuers]
-    barrier = Barrier(len(issuers))
-    threads = [
-        Thread(target=_issue_often, args=(bench, place, issuer, i * place.rows, barrier, seconds, times[i]))
-        for i, issuer in enumerate(issuers)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(
+        [
+            partial(_issue_often, bench, place, issuer, i * place.rows, seconds, times[i])
+            for i, issuer in enumerate(issuers)
+        ]
+    )
     return median(time_s for of_thread in times for time_s in of_thread)
 
 
 def _issue_often(
-    bench: Bench, place: Place, issuer: Issuer, first_slot: int, barrier: Barrier, seconds: float, times: list[float]
+    bench: Bench, place: Place, issuer: Issuer, first_slot: int, seconds: float, times: list[float], barrier: Barrier
 ) -> None:
     run = bench.issue_timer(place, issuer, first_slot)
     run()

@@ -7,13 +7,15 @@ same threads, so that a drift of the machine hits both. Not here: what follows f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from itertools import permutations
 from statistics import median
-from threading import Barrier, Thread
+from threading import Barrier
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
+from calibrate.at_once import at_once
 from calibrate.bench import Bench
 from calibrate.grid import Limits
 from calibrate.points import Place
@@ -152,9 +154,7 @@ class _Job:
     def alone_s(self) -> float:
         """Duration on a thread of its own, nothing else running."""
         self.bench.reset(self.pass_)
-        thread = Thread(target=self.run)
-        thread.start()
-        thread.join()
+        at_once([lambda _: self.run()])
         return self.ended_s - self.started_s
 
 
@@ -162,19 +162,14 @@ def _together_s(jobs: list[_Job], offsets_s: Sequence[float]) -> tuple[list[floa
     """Durations, and the true offsets of the launches from the first job's."""
     for job in jobs:
         job.bench.reset(job.pass_)
-    barrier = Barrier(len(jobs))
 
-    def run(job: _Job, offset_s: float) -> None:
+    def run(job: _Job, offset_s: float, barrier: Barrier) -> None:
         barrier.wait()
         if offset_s > 0.0:
             _wait(offset_s)
         job.run()
 
-    threads = [Thread(target=run, args=sides) for sides in zip(jobs, offsets_s, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(run, job, offset_s) for job, offset_s in zip(jobs, offsets_s, strict=True)])
     started_s = jobs[0].started_s
     return [job.ended_s - job.started_s for job in jobs], [job.started_s - started_s for job in jobs]
 

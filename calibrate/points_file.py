@@ -27,7 +27,7 @@ HOST_KEYS = (
     *("is_cpu", "gpu", "multiprocessors", "kv_layout", "date", "kernels_per_layer", "result_s"),
     *("step_s", "row_s", "inflation_eager"),
 )
-MAY_CHANGE = ("clock", "date")
+MAY_CHANGE = ("clock", "date", "driver")
 """Fingerprint keys beginning so do not tell two machines apart."""
 
 

@@ -228,6 +228,12 @@ def result_of(
     """What `validate cells --json` holds."""
     pairs = speedups(judged)
     notes = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
+    drafting = [each for each in judged if each.cell.num_speculative_tokens and THROUGHPUT in each.metrics]
+    if 0 < len(drafting) < len(judged) and len(pairs) < len(drafting):
+        notes.append(
+            f"{len(drafting) - len(pairs)} of {len(drafting)} drafting cells have no partner without drafts of "
+            "the same label, concurrency and lengths: no speed-up of theirs"
+        )
     return {
         "schema": CELLS_SCHEMA,
         "profile": {"name": profile.name, "source": profile.source},

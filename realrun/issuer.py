@@ -57,7 +57,9 @@ class Pending:
         if self._values is None:
             if self._event is not None:
                 self._event.synchronize()
-            self._values = self._results.tolist()
+            # Another thread may have taken them meanwhile, and the issuer then uses the buffer again.
+            if self._values is None:
+                self._values = self._results.tolist()
         return self._values
 
 
@@ -126,9 +128,12 @@ class Issuer:
             self.stream.wait_event(pending.event)
 
     def warm(self, shape: PassShape, scratch: int, *, capture: bool) -> None:
-        """Run `shape` with absent rows only, then capture it as a graph if asked; no request's state changes."""
+        """Run `shape` with absent rows only, then capture it as a graph if asked; no request's state changes.
+
+        What has run and is captured already is left alone.
+        """
         absent = [(scratch, 0, NOT_FORCED, 0)] * shape.num_rows
-        for _ in range(WARM_UP_RUNS):
+        for _ in range(WARM_UP_RUNS if shape not in self.warmed or (capture and shape not in self._graphs) else 0):
             self.issue(shape, absent).values()
         if capture and shape not in self._graphs:
             assert self.is_cuda, "graphs exist on CUDA only"

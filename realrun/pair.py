@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from sim.host import Stream
 from sim.request import Request
 from sim.work import Kind, Model
 
+REFERENCES = 10
+"""Tries to see an event on the device and the host's clock at one instant; the closest counts."""
 SLOT_PATIENCE_S = 60.0
 """Longest wait for a slot: its former request is finished and has only a draft prefill left in flight."""
 
@@ -33,7 +36,8 @@ class PairExecutor:
 
     def __init__(self, kernels: PairKernels, *, seed: int = 0) -> None:
         self.kernels, self.seed = kernels, seed
-        self._issuers: dict[str, Issuer] = {}
+        self._issuers: dict[tuple[str, int], Issuer] = {}
+        """By name and priority of the stream: policies give one name different priorities."""
         self._lock = threading.Condition()
         self._slots: dict[int, tuple[Request, Slot]] = {}
         self._num_in_flight: dict[int, int] = {}
@@ -43,9 +47,10 @@ class PairExecutor:
         """Emitted tokens of requests that have given their slot back, by arrival index; may run past what was asked."""
 
     def lane(self, stream: Stream, clock: Clock) -> Lane:
-        issuer = self._issuers.get(stream.name)
+        key = stream.name, stream.priority
+        issuer = self._issuers.get(key)
         if issuer is None:
-            issuer = self._issuers[stream.name] = self.kernels.issuer(stream.name, priority=stream.priority)
+            issuer = self._issuers[key] = self.kernels.issuer(stream.name, priority=stream.priority)
         return PairLane(self, issuer, clock)
 
     @property
@@ -168,12 +173,15 @@ class PairLane:
     def __init__(self, executor: PairExecutor, issuer: Issuer, clock: Clock) -> None:
         self.executor, self.issuer, self.clock = executor, issuer, clock
         self.is_async = issuer.is_cuda
-        self.reference = self._event() if self.is_async else None
-        """(event, host time) of one instant: device times are counted from it."""
-        self._reference_s = 0.0
-        if self.reference is not None:
-            self.reference.synchronize()
-            self._reference_s = clock.now_s
+        self.reference: Any = None
+        """An event on the device: its times are counted from it."""
+        self._reference_s, nearest_s = 0.0, inf
+        for _ in range(REFERENCES if self.is_async else 0):
+            before_s, event = clock.now_s, self._event()
+            event.synchronize()
+            after_s = clock.now_s
+            if after_s - before_s < nearest_s:
+                self.reference, self._reference_s, nearest_s = event, 0.5 * (before_s + after_s), after_s - before_s
 
     def enter(self) -> None:
         """One intra-op thread per issuer: streams share the cores as they share a device."""
@@ -191,7 +199,6 @@ class PairLane:
 
     def host_time_s(self, event: Any) -> float:
         """Host time at which the device passed `event`."""
-        assert self.reference is not None
         return self._reference_s + float(self.reference.elapsed_time(event)) * 1e-3
 
     def _event(self) -> Any:

@@ -44,14 +44,11 @@ class Replay:
 
 
 def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
-    """Serve a few requests untimed, so that the measured run meets nothing for the first time."""
-    with GpuHost(executor, experiment.dictated_luck()) as host:
-        requests = experiment.requests()[:REHEARSAL_REQUESTS]
-        for request in requests:
-            request.arrival_s = 0.0
-        experiment.start(host, requests)
-        host.run_until()
-    executor.reset()
+    """Serve a few requests untimed, so that the measured run meets nothing for the first time.
+
+    Captures need what a first run tells, and empty the allocator: so where passes are captured they serve once more.
+    """
+    _serve_a_few(experiment, executor)
     kernels = executor.kernels
     if kernels.options.cuda_graphs:
         is_fixed = experiment.scenario.speculation.controller == "fixed"
@@ -61,6 +58,17 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
             # A stream that only prefills needs no graph, one that only verifies none of drafts.
             used = {(shape.kind, shape.model) for shape in issuer.warmed}
             kernels.warm(issuer, [shape for shape in shapes if (shape.kind, shape.model) in used])
+        _serve_a_few(experiment, executor)
+
+
+def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
+    with GpuHost(executor, experiment.dictated_luck()) as host:
+        requests = experiment.requests()[:REHEARSAL_REQUESTS]
+        for request in requests:
+            request.arrival_s = 0.0
+        experiment.start(host, requests)
+        host.run_until()
+    executor.reset()
 
 
 def replay(experiment: Experiment, executor: PairExecutor) -> Replay:

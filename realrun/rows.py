@@ -140,8 +140,9 @@ def settle(
     for slot, (_, count, _, _), row, lag in zip(slots, plan.inputs, values, plan.draft_lags, strict=False):
         accepted = row[0]
         tokens = list(row[1 : 2 + accepted])
-        slot.most_new_tokens -= count
+        # In this order: another thread may plan meanwhile, and too large a bound does no harm.
         slot.known_tokens += len(tokens)
+        slot.most_new_tokens -= count
         slot.output += tokens
         # Exact once nothing else is on its way: no later verify, and no draft, which would have left a lag below 1.
         if slot.most_new_tokens == 0 and slot.draft_lag == _lag_after(lag, count - 1):
@@ -149,8 +150,8 @@ def settle(
         results.append(RowResult(accepted, tokens))
     for (slot, _), row_index in zip(chunks, plan.chunk_rows, strict=True):
         tokens = [token for token in values[row_index][1:2] if token >= 0]
-        slot.most_new_tokens -= len(tokens)
         slot.known_tokens += len(tokens)
+        slot.most_new_tokens -= len(tokens)
         slot.output += tokens
         results.append(RowResult(0, tokens))
     return results

@@ -28,7 +28,7 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 SPARE_SLOTS = 8
 """For requests that are finished while their draft prefill is still under way."""
 CONTEXT_BUCKETS = 4
-"""Contexts that CUDA graphs are captured for, in equal steps up to the longest."""
+"""Contexts that CUDA graphs are captured for, in equal steps from the shortest prompt to the longest request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class Sizes:
     """What the experiments need room for."""
 
     slots: int
+    min_tokens: int
+    """The shortest prompt: no row decodes with less context."""
     max_tokens: int
     draft_tokens_max: int
 
@@ -54,7 +56,8 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     """
     drafted = max(experiment.draft_tokens_max for experiment in experiments)
     # Behind the output: what the last round accepts too much, and with async drafting one draft and its bounds more.
-    longest = max(r.prompt_tokens + r.output_tokens for e in experiments for r in e.requests()) + 3 * (drafted + 1)
+    requests = [request for experiment in experiments for request in experiment.requests()]
+    longest = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
     max_tokens = ceil(longest / CONTEXT_STEP) * CONTEXT_STEP
     profile = experiments[0].profile
     models = _models(profile, drafted)
@@ -69,7 +72,8 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
             "choose a smaller pair or shorter requests"
         )
     slots = min(fitting, max(most_at_once(experiment) for experiment in experiments))
-    return Sizes(slots=slots, max_tokens=max_tokens, draft_tokens_max=drafted)
+    shortest = min(request.prompt_tokens for request in requests)
+    return Sizes(slots=slots, min_tokens=shortest, max_tokens=max_tokens, draft_tokens_max=drafted)
 
 
 def build_kernels(
@@ -100,7 +104,7 @@ def build_kernels(
         temperature=temperature,
         seed=seed,
         batch_buckets=_doubling(sizes.slots) if is_graphed else (),
-        context_buckets=_steps(sizes.max_tokens) if is_graphed else (),
+        context_buckets=context_buckets(sizes.min_tokens, sizes.max_tokens) if is_graphed else (),
         cuda_graphs=is_graphed,
     )
     return PairKernels(target, drafts[0] if drafts else None, options)
@@ -156,7 +160,8 @@ def _doubling(most: int) -> tuple[int, ...]:
     return tuple(sorted({*(1 << power for power in range(most.bit_length()) if 1 << power < most), most}))
 
 
-def _steps(longest: int) -> tuple[int, ...]:
-    """At most CONTEXT_BUCKETS multiples of CONTEXT_STEP up to `longest`."""
-    share = longest // CONTEXT_STEP / CONTEXT_BUCKETS
-    return tuple(sorted({ceil(share * part) * CONTEXT_STEP for part in range(1, CONTEXT_BUCKETS + 1)}))
+def context_buckets(shortest: int, longest: int) -> tuple[int, ...]:
+    """At most CONTEXT_BUCKETS multiples of CONTEXT_STEP above `shortest` and up to `longest`, itself one of them."""
+    share = (longest - shortest) / CONTEXT_BUCKETS
+    ends = [shortest + share * part for part in range(1, CONTEXT_BUCKETS)]
+    return tuple(sorted({*(min(longest, ceil(end / CONTEXT_STEP) * CONTEXT_STEP) for end in ends), longest}))

@@ -194,7 +194,8 @@ def _tell(result: dict[str, Any]) -> None:
 
     console = Console()
     table = Table(box=SIMPLE_HEAD, title=f"{result['profile']['name']}: closed-loop cells", title_justify="left")
-    for heading in ("cell", "", "metric"):
+    table.add_column("cell", overflow="fold")
+    for heading in ("", "metric"):
         table.add_column(heading, no_wrap=True)
     for heading in ("real", "simulated", "error"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -64,7 +64,7 @@ class RealRun:
 def read_requests(path: Path) -> RealRun:
     """The run in `path`. Raises ValueError, one line naming file, line and field."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -102,7 +102,7 @@ def run(args: Sequence[str]) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
     except (Interrupted, KeyboardInterrupt, click.Abort):
-        return _fail("interrupted; nothing was written", 130)
+        return _fail("interrupted; nothing incomplete was left", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -96,7 +96,7 @@ def _short(value: float, _: Any) -> str:
 
 
 def draw_throughput_latency(path: Path, results: Sequence[dict[str, Any]]) -> None:
-    """Output throughput against mean TTFT and mean E2EL, one line per policy through the loads of `results`.
+    """Output throughput against mean TTFT and mean E2EL, a line per policy and profile through the loads of `results`.
 
     Hollow points are overloaded runs, whose latencies depend on their length.
     """
@@ -105,10 +105,12 @@ def draw_throughput_latency(path: Path, results: Sequence[dict[str, Any]]) -> No
     from matplotlib.ticker import FuncFormatter
 
     set_theme()
+    profiles = list(dict.fromkeys(result["profile"]["name"] for result in results))
     points: dict[str, list[dict[str, Any]]] = {}
     for result in results:
+        where = f" {result['profile']['name']}" if len(profiles) > 1 else ""
         for row in result["policies"]:
-            points.setdefault(row["policy"], []).append(row)
+            points.setdefault(row["policy"] + where, []).append(row)
     colours = sns.color_palette("deep", len(points))
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2))
     for axis, (metric, label) in zip(axes, (("mean_ttft_ms", "TTFT"), ("mean_e2el_ms", "E2EL")), strict=True):
@@ -125,8 +127,8 @@ def draw_throughput_latency(path: Path, results: Sequence[dict[str, Any]]) -> No
         axis.set_xlabel("output tokens/s")
         axis.set_ylabel(f"mean {label} (ms)")
     axes[-1].legend(frameon=True)
-    first = results[0]
-    figure.suptitle(f"{first['profile']['name']}: {len(results)} loads; hollow = overloaded", x=0.01, ha="left")
+    loads = "1 load" if len(results) == 1 else f"{len(results)} loads"
+    figure.suptitle(f"{', '.join(profiles)}: {loads}; hollow = overloaded", x=0.01, ha="left")
     figure.tight_layout()
     figure.savefig(path, dpi=DPI)
     plt.close(figure)

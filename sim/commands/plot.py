@@ -9,18 +9,21 @@ import click
 
 @click.command("plot", epilog="Example: lanesim plot results/rate-1 results/rate-2 --out throughput_latency.png")
 @click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default=Path("throughput_latency.png"), show_default=True)
-def plot_command(directories: tuple[Path, ...], out: Path) -> None:
-    """Draw throughput against latency, one line per policy through the loads of DIRECTORIES.
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="[default: throughput_latency.png beside the first one]",
+)
+def plot_command(directories: tuple[Path, ...], out: Path | None) -> None:
+    """Draw throughput against latency, one line per policy and profile through the loads of DIRECTORIES.
 
-    Each directory is one `lanesim compare --out`, all of the same profile.
+    Each directory is one `lanesim compare --out`.
     """
     from sim.plots import draw_throughput_latency
     from sim.results import read_summary, write_figure
 
     results = [read_summary(directory) for directory in directories]
-    profiles = {result["profile"]["name"] for result in results}
-    if len(profiles) > 1:
-        raise ValueError(f"the directories are of different profiles: {', '.join(sorted(profiles))}")
+    out = out or directories[0].resolve().parent / "throughput_latency.png"
     write_figure(out, lambda path: draw_throughput_latency(path, results))
     print(out)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+LONGEST_LIST = 12
+"""Values shown of a list."""
+
 
 @click.group("profiles", invoke_without_command=True, epilog="Example: lanesim profiles show h100-sxm/llama-2-7b")
 @click.pass_context
@@ -67,5 +70,7 @@ def _print_block(block: object, indent: str) -> None:
         if isinstance(value, dict):
             print(f"{indent}{key}:")
             _print_block(value, indent + "  ")
+        elif isinstance(value, list) and len(value) > LONGEST_LIST:
+            print(f"{indent}{key}: {len(value)} values, from {value[0]} to {value[-1]}; --json has all")
         else:
             print(f"{indent}{key}: {value}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from calibrate.grid import (
+    EAGER_DRAFT_TOKENS,
     HELD_OUT_IN,
     LEVELS,
     Limits,
@@ -50,10 +51,13 @@ def test_verify_has_two_to_eight_tokens_and_several_contexts() -> None:
     assert len({place.rows for place in verify}) > 2
 
 
-def test_graphs_double_the_decoding_places_only() -> None:
+def test_graphs_double_the_decoding_places_only_and_long_drafts_are_graphed() -> None:
     eager, both = grid(LIMITS, 0), grid(LIMITS._replace(has_graphs=True), 0)
-    assert [place for place in both if place.launch == "eager"] == eager
+    short = [place for place in eager if place.kind != "draft" or place.tokens <= EAGER_DRAFT_TOKENS]
+    assert [place for place in both if place.launch == "eager"] == short
     assert {place.kind for place in both if place.launch == "graphed"} == {"decode", "verify", "draft"}
+    drafts = [{place.tokens for place in of if place.kind == "draft"} for of in (eager, both)]
+    assert drafts[0] == drafts[1]
 
 
 def test_without_a_draft_the_target_alone_is_timed() -> None:

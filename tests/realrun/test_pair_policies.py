@@ -8,11 +8,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from realrun.clocks import WallClock
 from realrun.gpuhost import GpuHost
 from realrun.kernels import PairKernels
 from realrun.models import tied_pair
 from realrun.pair import PairExecutor
+from realrun.testbed import context_buckets
 from realrun.ticket import GpuTicket
+from sim.host import Stream
 from sim.policies import POLICIES, find_policy
 from sim.policies.options import Batching, EngineLimits, PolicyOptions
 from sim.policies.passes import KvMode
@@ -103,3 +106,21 @@ def test_a_work_that_keeps_no_kv_has_no_real_passes() -> None:
     pair, _ = executor()
     with pytest.raises(ValueError, match="use kv: rollback or reforward"):
         run("pd", pair, PolicyOptions(kv=KvMode.NONE), PeriodicLuck(), EngineLimits())
+
+
+def test_streams_of_one_name_and_different_priorities_are_not_one() -> None:
+    """Policies follow each other on one executor, and give "decode" different priorities."""
+    kept, _ = executor()
+    clock = WallClock()
+    lanes = [kept.lane(Stream(name="decode", device=0, priority=priority), clock) for priority in (1, 2, 1)]
+    assert lanes[0].issuer is lanes[2].issuer
+    assert lanes[0].issuer is not lanes[1].issuer
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "buckets"), [(512, 656, (560, 592, 624, 656)), (8, 32, (16, 32)), (0, 64, (16, 32, 48, 64))]
+)
+def test_contexts_are_captured_from_the_shortest_prompt_on(
+    shortest: int, longest: int, buckets: tuple[int, ...]
+) -> None:
+    assert context_buckets(shortest, longest) == buckets

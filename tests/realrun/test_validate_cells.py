@@ -88,6 +88,7 @@ def test_without_an_arm_the_label_up_to_its_last_slash_pairs(tmp_path: Path) -> 
     ]  # fmt: skip
     result = result_of(cells_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)
     assert [(pair["line"], pair["partners"], pair["real"]) for pair in result["speedups"]] == [(3, [2], 1.0)]
+    assert result["notes"][0].startswith("1 of 2 drafting cells have no partner")
 
 
 @pytest.mark.parametrize("metric", ["tpot_ms", "output_throughput"])
@@ -203,6 +204,7 @@ def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.exception
     assert "host.gap_s = " in done.stdout
     assert "speed-up: mean absolute error" in done.stdout
+    assert "…" not in done.stdout
     assert sorted(each.name for each in out.iterdir()) == ["validation-cells.png", "validation.json"]
 
 

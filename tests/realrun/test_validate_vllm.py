@@ -107,6 +107,13 @@ def test_extra_fields_and_blank_lines_are_ignored(tmp_path: Path) -> None:
     assert result_of(vllm_command, *flags(path)) == plain
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "r.jsonl", rows())
+    plain = result_of(vllm_command, *flags(path))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert result_of(vllm_command, *flags(path)) == plain
+
+
 def test_one_block_of_num_gpu_blocks_is_never_used(tmp_path: Path) -> None:
     """111 tokens need 7 blocks of 16: 8 with the null block are enough, 7 are not."""
     path = write_lines(tmp_path / "r.jsonl", rows())

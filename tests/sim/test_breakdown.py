@@ -73,6 +73,11 @@ def test_trace_and_plot_commands_work_on_a_results_directory(
     assert (out / "trace.json").read_text() == first
     assert run(["plot", str(out), "--out", str(figure)]) == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
+    other = tmp_path / "other"
+    alone = PAIR.partition("+")[0]
+    assert run(["compare", "--policy", "autoregressive", "--profile", alone, *flags, "--out", str(other)]) == 0
+    assert run(["plot", str(out), str(other)]) == 0
+    assert (tmp_path / "throughput_latency.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
     assert run(["plot", str(tmp_path)]) == 2
     assert run(["trace", str(tmp_path)]) == 2

@@ -194,7 +194,7 @@ def test_ctrl_c_leaves_nothing_that_reads_as_complete(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert errors == "lanesim: interrupted; nothing was written\n"
+    assert errors == "lanesim: interrupted; nothing incomplete was left\n"
     assert list(tmp_path.iterdir()) == []
 
 

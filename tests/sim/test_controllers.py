@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sim.controllers import Feedback, build_controller, choose_change
+from sim.costs import load
+from sim.run import simulate
+from sim.scenario import resolve
 
 
 @pytest.mark.parametrize(
@@ -51,3 +54,19 @@ def test_it_forgets_what_lies_behind_its_window() -> None:
 def test_an_unknown_controller_is_refused() -> None:
     with pytest.raises(ValueError, match="fedback"):
         build_controller("fedback", 4)
+
+
+def test_a_continuous_engine_tells_it_how_long_its_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(Feedback, "saw_draft", lambda self, latency_s, queue: seen.append(latency_s))
+    raw = {
+        "profile": "cpu/tiny",
+        "policy": "continuous",
+        "speculation": {"controller": "feedback"},
+        "workload": {"num_prompts": 5, "request_rate": "inf"},
+    }
+    scenario = resolve(raw)
+    record = simulate(scenario, "continuous", 0, load(scenario.profile), record_works=True)
+    steps = [work for work in record.works if work.kind == "step"]
+    assert len(seen) == len(steps)
+    assert min(seen) >= min(work.end_s - work.start_s for work in steps) > 0.0
