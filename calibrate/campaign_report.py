@@ -16,7 +16,8 @@ from calibrate.campaign_plan import Campaign
 from calibrate.campaign_steps import PREDICTIONS
 from calibrate.points import place_of
 from sim.costs import Profile, load
-from sim.costs.profile import MeasuredPoint, encode
+from sim.costs.profile import MeasuredPoint
+from sim.costs.profile_files import encode
 
 MOST_BYTES = 5_000_000
 """Of the raw points in the repository."""

@@ -86,7 +86,7 @@ def measure_pair(
     from calibrate import points_file
     from calibrate.measure import Session
     from realrun.handover import with_handover
-    from sim.costs.profile import encode
+    from sim.costs.profile_files import encode
 
     name = spec.target.shape.name + (f"+{spec.draft.shape.name}" if spec.draft is not None else "")
     points_path = directory / f"{name}.points.jsonl"

@@ -17,7 +17,8 @@ import numpy as np
 from calibrate.points import error_kind, place_of, work_of
 from sim.costs import build_costs
 from sim.costs.kernels import CompactKernels
-from sim.costs.profile import KindError, MeasuredPoint, Profile, load
+from sim.costs.profile import KindError, MeasuredPoint, Profile
+from sim.costs.profile_files import load
 from sim.models import ModelShape
 from sim.work import Work
 

@@ -242,7 +242,7 @@ def check_out(out: Path) -> None:
 
 def write(profile: Profile, out: Path) -> None:
     """Write the profile, whole or not at all, and print its errors."""
-    from sim.costs.profile import encode
+    from sim.costs.profile_files import encode
     from sim.results import write_atomically
 
     write_atomically(out, encode(profile).decode())

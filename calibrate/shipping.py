@@ -20,7 +20,8 @@ from sim.costs.kernels import (
     PrefillAttention,
     VerifyAttention,
 )
-from sim.costs.profile import SCHEMA, SHIPPED, Gpu, HostCosts, KindError, Overlap, Profile, encode
+from sim.costs.profile import SCHEMA, Gpu, HostCosts, KindError, Overlap, Profile
+from sim.costs.profile_files import SHIPPED, encode
 from sim.models import model
 
 GPUS = ("a100-sxm", "h100-sxm")

@@ -160,7 +160,7 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, An
 
 def write_replays(directory: Path, scenario: Scenario, result: dict[str, Any], replays: Sequence[Replay]) -> None:
     """The results directory: sim.results, the further columns of work.parquet, and the profile."""
-    from sim.costs.profile import encode
+    from sim.costs.profile_files import encode
     from sim.results import read_columns, write_parquet, write_results
 
     write_results(directory, scenario, result, [each.record for each in replays])

@@ -126,7 +126,7 @@ def cells_command(
 
         draw_cells(flags["out"], judged, f"{profile.name}: error of {len(judged)} closed-loop cells")
     if flags["fitted_profile"] is not None:
-        from sim.costs.profile import encode
+        from sim.costs.profile_files import encode
         from sim.results import write_atomically
 
         write_atomically(flags["fitted_profile"], encode(profile).decode())

@@ -11,7 +11,8 @@ from calibrate import engines
 from calibrate.datasheets import datasheet
 from sim.costs import load
 from sim.costs.kernels import AllReduce, CompactKernels
-from sim.costs.profile import KindError, Profile, shipped
+from sim.costs.profile import KindError, Profile
+from sim.costs.profile_files import shipped
 from sim.models import ModelShape
 
 

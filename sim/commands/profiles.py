@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
 LONGEST_LIST = 12
@@ -70,7 +73,16 @@ def _print_block(block: object, indent: str) -> None:
         if isinstance(value, dict):
             print(f"{indent}{key}:")
             _print_block(value, indent + "  ")
-        elif isinstance(value, list) and len(value) > LONGEST_LIST:
-            print(f"{indent}{key}: {len(value)} values, from {value[0]} to {value[-1]}; --json has all")
+        elif isinstance(value, list | tuple):
+            print(f"{indent}{key}: {_shortened(value)}")
         else:
             print(f"{indent}{key}: {value}")
+
+
+def _shortened(values: Sequence[Any]) -> str:
+    """A list as one line."""
+    if values and isinstance(values[0], list | tuple):
+        return f"{len(values)} x {len(values[0])} values; --json has them"
+    if len(values) > LONGEST_LIST:
+        return f"{len(values)} values, {values[0]} to {values[-1]}; --json has them"
+    return ", ".join(map(str, values))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from sim.costs.compact import CompactCosts
 from sim.costs.cost import CostModel
-from sim.costs.profile import Profile, UnknownProfile, kv_capacity_tokens, load, shipped
+from sim.costs.memory import kv_capacity_tokens
+from sim.costs.profile import Profile
+from sim.costs.profile_files import UnknownProfile, load, shipped
 from sim.costs.table import TableCosts
 from sim.costs.table_kernels import TableKernels
 from sim.costs.works import OutsideProfile, OutsideProfileWarning

@@ -1,33 +1,25 @@
-"""The profile file: its strict, versioned schema, and how a profile is found and loaded.
+"""The profile: its strict, versioned schema.
 
 A profile is JSON: one GPU and engine, one target with or without a draft, constants with their source and their error
-on held-out points. Not here: the meaning of kernel constants and points (kernels, table_kernels), what a work costs
-(compact, table).
+on held-out points. Not here: files (profile_files), the meaning of kernel constants and points (kernels,
+table_kernels), what a work costs (compact, table).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from difflib import get_close_matches
 from math import inf, isfinite
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from sim.costs.kernels import CompactKernels
+from sim.costs.memory import kv_bytes_per_token
 from sim.costs.table_kernels import TableKernels
 from sim.models import ModelShape
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""
 SERVED_KINDS = ("prefill", "decode", "verify", "draft", "draft_prefill")
-SHIPPED = Path(__file__).parent.parent / "profiles"
-
-
-class UnknownProfile(ValueError):
-    """No shipped profile and no file has this name."""
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -259,94 +251,3 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def kv_bytes_per_token(self) -> int:
         """KV of one token in all models, over all devices of the group."""
         return sum(kv_bytes_per_token(shape, self.tensor_parallel) for shape in self.models)
-
-
-def kv_bytes_per_token(shape: ModelShape, tensor_parallel: int) -> int:
-    """KV of one token over all devices of a group; where it has more devices than KV heads, heads are replicated."""
-    replicas = max(1, tensor_parallel // shape.kv_heads)
-    return shape.kv_bytes_per_token * replicas
-
-
-def kv_capacity_tokens(profile: Profile, gpu_memory_utilization: float = 0.9, *, with_draft: bool = True) -> int:
-    """Tokens whose KV fits beside the weights in `gpu_memory_utilization` of the group's memory; 0 where none does.
-
-    Activations and the engine's own memory are not subtracted. `with_draft` False leaves the draft model out.
-    """
-    if not 0.0 < gpu_memory_utilization <= 1.0:
-        raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be in (0, 1]")
-    models = profile.models if with_draft else (profile.target,)
-    left = gpu_memory_utilization * profile.gpu.memory_bytes * profile.tensor_parallel
-    left -= sum(shape.weight_bytes for shape in models)
-    return max(0, int(left / sum(kv_bytes_per_token(shape, profile.tensor_parallel) for shape in models)))
-
-
-def shipped() -> list[str]:
-    """Names of the shipped profiles, `gpu/target[+draft]`, sorted."""
-    return sorted(f"{path.parent.name}/{path.stem}" for path in SHIPPED.glob("*/*.json"))
-
-
-def load(name: str | Path) -> Profile:
-    """The shipped profile `name`, or the one in the JSON file at that path.
-
-    Raises UnknownProfile, or ValueError where the file is not a valid profile; both say so in one line.
-    """
-    text = str(name)
-    is_path = isinstance(name, Path) or text.endswith(".json")
-    path = Path(name) if is_path else SHIPPED / f"{text}.json"
-    if not is_path and text not in shipped():
-        names = shipped()
-        nearest = get_close_matches(text, names, n=1, cutoff=0.4)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise UnknownProfile(
-            f"unknown profile {text!r}{hint} (a name from `lanesim profiles`, or a path to a .json file)"
-        )
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UnknownProfile(f"profile file {text!r} cannot be read: {error.strerror or error}") from error
-    return decode(content, text)
-
-
-def decode(content: bytes, where: str) -> Profile:
-    """The profile in `content`; `where` names it in errors."""
-    try:
-        raw = msgspec.json.decode(content)
-        if not isinstance(raw, dict):
-            raise ValueError(f"profile {where!r}: the file must hold a JSON object, got {type(raw).__name__}")
-        schema = raw.get("schema")
-        if isinstance(schema, int) and schema > SCHEMA:
-            raise ValueError(
-                f"profile {where!r}: schema={schema} is newer than {SCHEMA}, which this version reads; update lanesim"
-            )
-        if schema != SCHEMA:
-            raise ValueError(f"profile {where!r}: schema={schema!r} must be {SCHEMA}")
-        return msgspec.convert(raw, Profile)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"profile {where!r}: {error}{_hint(str(error))}") from error
-
-
-def encode(profile: Profile) -> bytes:
-    """`profile` as JSON, one line per top-level key: short, and readable in a diff."""
-    raw: dict[str, Any] = msgspec.to_builtins(profile)
-    lines = ",\n".join(f"  {_json(key)}: {_json(value)}" for key, value in raw.items())
-    return f"{{\n{lines}\n}}\n".encode()
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
-
-
-def _hint(message: str) -> str:
-    """The nearest valid key for msgspec's message on an unknown one."""
-    match = re.search(r"unknown field `([^`]+)`", message)
-    nearest = get_close_matches(match[1], sorted(set(_keys(Profile))), n=1, cutoff=0.5) if match else []
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
-
-
-def _keys(struct: type[msgspec.Struct]) -> Iterator[str]:
-    """All keys of `struct` and of the structs inside it."""
-    for field in msgspec.structs.fields(struct):
-        yield field.encode_name
-        for part in getattr(field.type, "__args__", (field.type,)):
-            if isinstance(part, type) and issubclass(part, msgspec.Struct):
-                yield from _keys(part)

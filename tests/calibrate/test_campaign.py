@@ -13,7 +13,7 @@ from calibrate.campaign_plan import CAMPAIGNS, Campaign, Cell, Job
 from calibrate.campaign_report import MOST_BYTES, ship
 from calibrate.campaign_steps import run
 from sim.costs import load
-from sim.costs.profile import encode
+from sim.costs.profile_files import encode
 from sim.models import model
 
 SMALL = Campaign(

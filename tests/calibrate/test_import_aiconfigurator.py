@@ -12,7 +12,8 @@ from calibrate.engines import ENGINES, Engine, engine_of, host_costs
 from calibrate.importers.aiconfigurator import import_aiconfigurator
 from calibrate.importers.kernel_files import KernelFiles
 from sim.costs import build_costs
-from sim.costs.profile import Profile, decode, encode
+from sim.costs.profile import Profile
+from sim.costs.profile_files import decode, encode
 from sim.models import MODELS
 from sim.work import Kind, Work
 from tests.calibrate.support import DATASHEET, decode_attention_ms, gemm_ms, published, write_tables

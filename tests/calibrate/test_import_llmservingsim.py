@@ -10,7 +10,8 @@ import pytest
 from calibrate.engines import all_reduce_of, engine_of
 from calibrate.importers.llmservingsim import import_llmservingsim
 from sim.costs import build_costs, load
-from sim.costs.profile import Profile, decode, encode
+from sim.costs.profile import Profile
+from sim.costs.profile_files import decode, encode
 from sim.models import MODELS, eagle3_head
 from sim.work import Chunk, Kind, Model, Work
 from tests.calibrate.layer_tables import (

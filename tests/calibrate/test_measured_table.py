@@ -18,7 +18,8 @@ from calibrate.measured_table import _parts, rising
 from calibrate.points import Place, place_of, work_of
 from calibrate.points_file import Points
 from sim.costs import TableCosts, build_costs
-from sim.costs.profile import MeasuredPoint, Profile, decode, encode
+from sim.costs.profile import MeasuredPoint, Profile
+from sim.costs.profile_files import decode, encode
 from sim.work import Model
 from tests.calibrate.test_pass_fit import HOST, LIMITS, law
 

@@ -18,7 +18,8 @@ from calibrate.overlap_fit import Costs, _three, _together, fit_overlap, overlap
 from calibrate.points import Place, work_of
 from calibrate.points_file import Points
 from sim.costs import build_costs, load
-from sim.costs.profile import MeasuredPoint, Profile, decode, encode
+from sim.costs.profile import MeasuredPoint, Profile
+from sim.costs.profile_files import decode, encode
 from sim.devices.contention import Contention
 
 LIMITS = Limits(rows=16, slot_tokens=512, pass_tokens=512, draft_tokens=8, has_draft=True, has_graphs=False)

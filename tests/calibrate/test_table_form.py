@@ -15,7 +15,8 @@ from calibrate.table_form import smooth
 from sim.cli import run
 from sim.costs import TableCosts, build_costs, load
 from sim.costs.passes import layer_rest_s, sampler_s
-from sim.costs.profile import Profile, decode, encode
+from sim.costs.profile import Profile
+from sim.costs.profile_files import decode, encode
 from sim.models import MODELS
 from sim.work import Chunk, Kind, Model, Work
 from tests.calibrate.support import decode_attention_ms, gemm_ms, published, write_tables

@@ -23,7 +23,8 @@ from realrun.options import PairOptions
 from realrun.quiet import frozen_heap
 from sim.costs import build_costs, load
 from sim.costs.history import SHORT_PAUSE_S
-from sim.costs.profile import Profile, decode, encode
+from sim.costs.profile import Profile
+from sim.costs.profile_files import decode, encode
 from sim.records import WorkRecord
 from sim.work import Kind, Model, Work
 from tests.realrun.support import Attention

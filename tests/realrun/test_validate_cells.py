@@ -17,7 +17,7 @@ from realrun.cells_validation import Setup, simulate_cell, varied_requests
 from realrun.engine_flags import engine_block
 from realrun.validate_cells import cells_command
 from sim.costs import Profile, load
-from sim.costs.profile import encode
+from sim.costs.profile_files import encode
 from tests.realrun.recorded_runs import invoke, refusal, result_of
 
 PAIR = "h100-sxm/llama-3.1-8b+eagle3"

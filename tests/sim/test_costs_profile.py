@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from sim import cli
 from sim.costs import UnknownProfile, kv_capacity_tokens, load, shipped
-from sim.costs.profile import Profile, decode, encode
+from sim.costs.profile import Profile
+from sim.costs.profile_files import decode, encode
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 TARGETS = ("tinyllama-1.1b", "llama-2-7b", "codellama-34b", "llama-3.2-1b", "llama-3.1-8b")
@@ -222,3 +224,11 @@ def test_loading_imports_nothing_heavy() -> None:
 
 def test_every_field_of_the_schema_is_in_the_file() -> None:
     assert list(raw()) == list(Profile.__struct_fields__)
+
+
+def test_a_table_is_shown_by_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["profiles", "show", "a100-sxm/llama-3.1-8b"]) == 0
+    shown = capsys.readouterr().out
+    assert "      seconds: 11 x 15 values; --json has them" in shown
+    assert "tokens: 21 values, 1 to 8192" in shown
+    assert "graph_small_sizes: 1, 2, 4" in shown

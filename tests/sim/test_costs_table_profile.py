@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sim.costs import CompactCosts, TableCosts, build_costs, load
-from sim.costs.profile import decode, encode
+from sim.costs.profile_files import decode, encode
 from tests.sim.table_points import HOLES, POINTS, VERIFY, table
 
 
