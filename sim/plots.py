@@ -18,6 +18,8 @@ from sim.records import RunRecord
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
 DPI = 130
+MARKERS = "os^DvP"
+"""Of profiles, in order of appearance."""
 
 
 def draw_comparison(directory: Path, result: dict[str, Any], records: Sequence[RunRecord]) -> None:
@@ -102,33 +104,42 @@ def draw_throughput_latency(path: Path, results: Sequence[dict[str, Any]]) -> No
     """
     import matplotlib.pyplot as plt
     import seaborn as sns
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter
 
     set_theme()
-    profiles = list(dict.fromkeys(result["profile"]["name"] for result in results))
-    points: dict[str, list[dict[str, Any]]] = {}
+    points: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for result in results:
-        where = f" {result['profile']['name']}" if len(profiles) > 1 else ""
         for row in result["policies"]:
-            points.setdefault(row["policy"] + where, []).append(row)
-    colours = sns.color_palette("deep", len(points))
+            points.setdefault((row["policy"], result["profile"]["name"]), []).append(row)
+    policies, profiles = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
+    colours = dict(zip(policies, sns.color_palette("deep", len(policies)), strict=True))
+    markers = {profile: MARKERS[number % len(MARKERS)] for number, profile in enumerate(profiles)}
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2))
     for axis, (metric, label) in zip(axes, (("mean_ttft_ms", "TTFT"), ("mean_e2el_ms", "E2EL")), strict=True):
-        for colour, (policy, rows) in zip(colours, points.items(), strict=True):
+        for (policy, profile), rows in points.items():
             known = [row for row in rows if row["mean"][metric] is not None]
             known.sort(key=lambda row: row["mean"]["output_throughput"])
             xs = [row["mean"]["output_throughput"] for row in known]
             ys = [row["mean"][metric] for row in known]
-            axis.plot(xs, ys, color=colour, label=policy, linewidth=1.4)
+            colour = colours[policy]
+            axis.plot(xs, ys, color=colour, linewidth=1.4)
             faces = ["white" if row["unstable"] else colour for row in known]
-            axis.scatter(xs, ys, facecolors=faces, edgecolors=[colour], s=24, zorder=3)
+            axis.scatter(xs, ys, marker=markers[profile], facecolors=faces, edgecolors=[colour], s=28, zorder=3)
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(FuncFormatter(_short))
         axis.set_xlabel("output tokens/s")
         axis.set_ylabel(f"mean {label} (ms)")
-    axes[-1].legend(frameon=True)
+    handles = [Line2D([], [], color=colours[policy], label=policy) for policy in policies]
+    if len(profiles) > 1:
+        handles += [
+            Line2D([], [], linestyle="none", marker=markers[profile], color="grey", label=profile)
+            for profile in profiles
+        ]
+    axes[-1].legend(handles=handles, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     loads = "1 load" if len(results) == 1 else f"{len(results)} loads"
-    figure.suptitle(f"{', '.join(profiles)}: {loads}; hollow = overloaded", x=0.01, ha="left")
+    whose = profiles[0] if len(profiles) == 1 else f"{len(profiles)} profiles"
+    figure.suptitle(f"{whose}: {loads}; hollow = overloaded", x=0.01, ha="left")
     figure.tight_layout()
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
