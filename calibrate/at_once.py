@@ -28,3 +28,5 @@ def at_once(jobs: Sequence[Callable[[Barrier], None]]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+    if barrier.broken:
+        raise RuntimeError("threads that were to begin together did not; the machine is too busy")

@@ -122,8 +122,9 @@ class Bench:
                 free_s = perf_counter() - started_s
                 pending.values()
                 self.reset(pass_)
+            held_s = min(SLEEP_MOST_S, SLEEP_SHARE * free_s)
             with torch.cuda.stream(stream):
-                torch.cuda._sleep(int(min(SLEEP_MOST_S, SLEEP_SHARE * free_s) * SLEEP_CYCLES_PER_S))
+                torch.cuda._sleep(int(held_s * SLEEP_CYCLES_PER_S))
                 start.record(stream)
             started_s = perf_counter()
             pending = issuer.issue(pass_.shape, pass_.rows)
@@ -131,7 +132,7 @@ class Bench:
             end.record(stream)
             pending.values()
             end.synchronize()
-            return Sample(1e-3 * start.elapsed_time(end), min(host_s, free_s))
+            return Sample(1e-3 * start.elapsed_time(end), host_s if host_s < held_s else free_s)
 
         return run
 

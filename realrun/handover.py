@@ -25,8 +25,8 @@ from sim.costs.history import SHORT_PAUSE_S, kind_in_service
 from sim.costs.profile import IdleRamp
 
 LANES = (1, 2, 3)
-MANY = 4
-"""Requests at once on one lane, each on its own or all together."""
+MANY = (1, 2, 4)
+"""Requests at once on one lane, each on its own or all together: as many as there are slots for."""
 POLLERS = 2
 REPEATS = 5
 PAUSES_S = (0.005, 0.025, 0.1)
@@ -70,7 +70,7 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
     alone = Setting(draft_tokens=drafted)
     lanes = [number for number in LANES if number <= kernels.options.slots] if is_cpu else [1]
     several = [Setting(number, drafted) for number in lanes[1:]]
-    many = min(MANY, kernels.options.slots)
+    many = max(number for number in MANY if number <= kernels.options.slots)
     busy = [alone, alone._replace(coroutines=many), alone._replace(rows=many)]
     if is_cpu:
         busy += [alone._replace(is_split=True), alone._replace(is_split=True, rows=many)]
@@ -89,8 +89,8 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
     spread = max(each[setting].length_s / middle[setting].length_s for each in rounds for setting in settings)
     start = _synchronous(profile) if is_cpu else _eager_chunks(profile)
     found = HandOver(
-        **_between_works([middle[each] for each in busy]),
-        served=served(start, [middle[each] for each in (*busy, *plain)]) if is_cpu else {},
+        **_between_works([middle[each] for each in dict.fromkeys(busy)]),
+        served=served(start, [middle[each] for each in dict.fromkeys((*busy, *plain))]) if is_cpu else {},
         look_s=look_s([(each[alone], each[polled]) for each in rounds]),
         tau_s=None,
         idle_ramp=idle_ramp([[each[setting] for setting in (alone, *paused)] for each in rounds]) if paused else None,
@@ -161,7 +161,7 @@ def served(profile: Profile, runs: Sequence[Served]) -> dict[str, float]:
 
 def look_s(pairs: Sequence[tuple[Served, Served]]) -> float:
     """What a look takes from the work that is being issued, from runs without pollers and the same with, in pairs."""
-    found = [(_issuing_s(polled) / _issuing_s(plain) - 1.0) / polled.looks_per_s for plain, polled in pairs]
+    found = [(_issuing_s(polled) / _issuing_s(plain) - 1.0) / polled.setting.looks_per_s for plain, polled in pairs]
     return max(0.0, median(found))
 
 

@@ -57,9 +57,10 @@ class Pending:
         if self._values is None:
             if self._event is not None:
                 self._event.synchronize()
-            # Another thread may have taken them meanwhile, and the issuer then uses the buffer again.
+            found = self._results.tolist()
+            # If another thread has them by now, the issuer may have used the buffer again before they were read here.
             if self._values is None:
-                self._values = self._results.tolist()
+                self._values = found
         return self._values
 
 

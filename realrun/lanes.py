@@ -56,6 +56,11 @@ class Setting(NamedTuple):
     num_pollers: int = 0
     """Idle workers that look every POLL_S, out of step."""
 
+    @property
+    def looks_per_s(self) -> float:
+        """As asked for; a busy machine skips some."""
+        return self.num_pollers / POLL_S
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
@@ -67,7 +72,6 @@ class Served:
     """The works of `works`, in the same order."""
     span_s: float
     """From the first submission to the last result."""
-    looks_per_s: float
     ttfts_s: list[float]
     e2els_s: list[float]
     """Of every request, from admission, in order of arrival."""
@@ -92,13 +96,13 @@ def serve(executor: PairExecutor, setting: Setting) -> Served:
         host.run_until()
         works = [ticket for ticket in host.works if ticket.work.kind is not Kind.HOST]
     executor.reset()
+    assert serving.is_all_finished, setting
     span_s = max(request.last_token_s for request in serving.requests)
     return Served(
         setting=setting,
         works=[measured_work(ticket) for ticket in works],
         submitted=[ticket.work for ticket in works],
         span_s=span_s,
-        looks_per_s=host.num_polls / span_s,
         ttfts_s=[request.first_token_s - request.scheduled_s for request in serving.requests],
         e2els_s=[request.last_token_s - request.scheduled_s for request in serving.requests],
     )
@@ -123,6 +127,7 @@ def simulate(profile: Profile, setting: Setting) -> Simulated:
     host = SimHost(costs, _luck(), contention=contention, on_work=on_work)
     serving = start(host, setting)
     host.run_until()
+    assert serving.is_all_finished, setting
     return Simulated(
         max(request.last_token_s for request in serving.requests),
         {kind: fmean(found) for kind, found in times_s.items()},

@@ -13,7 +13,7 @@ import simpy
 from simpy.events import NORMAL
 
 from sim.costs.cost import CostModel
-from sim.costs.history import with_history
+from sim.costs.history import UNPRICED, HistoryCosts, with_history
 from sim.devices.contention import Contention
 from sim.devices.link import Link
 from sim.devices.shared import SharedDevice
@@ -147,6 +147,9 @@ class SimHost(TaskHost):
         )
 
     def _build_devices(self) -> None:
+        if isinstance(self._costs, HistoryCosts):
+            # A device with one stream reports ends late, but there nothing takes longer than its cost says.
+            self._costs.knows_ends = len(self._streams) > 1
         by_device: dict[int | str, list[Stream]] = {}
         for stream in self._streams.values():
             by_device.setdefault(stream.device, []).append(stream)
@@ -173,6 +176,9 @@ class SimHost(TaskHost):
         if usage is None:
             usage = self.usage[key] = Usage()
         usage.num_works += 1
+        costs = self._costs
+        if type(costs) is HistoryCosts and costs.knows_ends and work.kind not in UNPRICED:
+            costs.ended(ticket.stream.name, ticket.end_s)
         if work.kind is not Kind.HOST:
             device_s = ticket.end_s - ticket.start_s
             usage.device_s += device_s

@@ -63,8 +63,13 @@ class TaskHost:
         self._is_dispatch_due = False
         self.num_polls = 0
         """Polls that workers made while idle."""
-        self.looks_per_s = 0.0
-        """Of all workers that poll at this moment."""
+        self._num_polling: dict[float, int] = {}
+        """Simulated workers that poll at this moment, by their interval."""
+
+    @property
+    def looks_per_s(self) -> float:
+        """Of all simulated workers that poll at this moment."""
+        return sum(count / poll_s for poll_s, count in self._num_polling.items())
 
     # -- the clock, supplied by the subclass
 
@@ -188,10 +193,10 @@ class _Poll:
         self._wait = wait
         self._poll_s = poll_s
         self._start_s = host.now_s
-        host.looks_per_s += 1.0 / poll_s
+        host._num_polling[poll_s] = host._num_polling.get(poll_s, 0) + 1
 
     def notified(self) -> None:
-        self._host.looks_per_s -= 1.0 / self._poll_s
+        self._host._num_polling[self._poll_s] -= 1
         waited = (self._host.now_s - self._start_s) / self._poll_s
         num_polls = max(1, ceil(waited - POLL_GRID_SLACK))
         self._host.num_polls += num_polls

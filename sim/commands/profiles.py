@@ -70,13 +70,13 @@ def _print_block(block: object, indent: str) -> None:
         print(f"{indent}{block}")
         return
     for key, value in block.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             print(f"{indent}{key}:")
             _print_block(value, indent + "  ")
         elif isinstance(value, list | tuple):
             print(f"{indent}{key}: {_shortened(value)}")
         else:
-            print(f"{indent}{key}: {value}")
+            print(f"{indent}{key}: {'none' if value == {} else value}")
 
 
 def _shortened(values: Sequence[Any]) -> str:

@@ -21,6 +21,8 @@ from sim.work import Kind, Model, Work
 
 SHORT_PAUSE_S = 1e-3
 """Pauses up to this lie between any two works: what they cost is in the other constants."""
+UNPRICED = (Kind.HOST, Kind.COPY)
+"""Kinds to which nothing is added."""
 MOST_LOOKS = 1.0
 """Seconds of looking per second of issuing, at most: the interpreter goes by turns."""
 
@@ -40,12 +42,12 @@ class Now(Protocol):
         ...
 
 
-def with_history(costs: CostModel, host: Now) -> CostModel:
-    """`costs` for one device of `host`, with what their profile says of the past and of polling, if anything."""
-    found: HostCosts | None = getattr(costs, "host", None)
-    if found is None or not (found.idle_ramp or found.served or found.look_s):
+def with_history(costs: CostModel, now: Now) -> CostModel:
+    """`costs` for one host, with what their profile says of the past and of polling, if anything."""
+    host: HostCosts | None = getattr(costs, "host", None)
+    if host is None or not (host.idle_ramp or host.served or host.look_s):
         return costs
-    return HistoryCosts(costs, found, host)
+    return HistoryCosts(costs, host, now)
 
 
 class HistoryCosts:
@@ -58,20 +60,26 @@ class HistoryCosts:
         self.demands: Callable[[Work], Demands] = costs.demands
         self.host_inflation: Callable[[int], float] = costs.host_inflation
         self.result_s = costs.result_s
+        self.knows_ends = False
+        """`ended` is called when a work ends: beside others it takes longer than its cost says."""
         self._busy_until_s: dict[str, float] = {}
         """By stream."""
+        self._num_in_flight: dict[str, int] = {}
+        """By stream, where ends are known."""
         self._left_s: dict[str, float] = {}
         """By stream, what its later works will lose of past pauses."""
 
     def cost(self, work: Work) -> Cost:
         prepare_s, launch_s, device_s, num_kernels = self._costs.cost(work)
-        if work.kind is Kind.HOST or work.kind is Kind.COPY:
+        if work.kind in UNPRICED:
             return Cost(prepare_s, launch_s, device_s, num_kernels)
         more_s = device_s * (self._served.get(kind_in_service(work), 1.0) - 1.0)
         now_s, stream = self._now.now_s, self._now.submitting
         busy_until_s = self._busy_until_s.get(stream, 0.0)
+        num_in_flight = self._num_in_flight.get(stream, 0)
         if self._ramp is not None:
-            more_s += self._lost_s(self._ramp, stream, now_s - busy_until_s, device_s)
+            pause_s = 0.0 if num_in_flight else now_s - busy_until_s
+            more_s += self._lost_s(self._ramp, stream, pause_s, device_s)
         looked = min(MOST_LOOKS, self._look_s * self._now.looks_per_s)
         if self._is_synchronous:
             # Whatever takes longer holds the issuer as well.
@@ -79,8 +87,16 @@ class HistoryCosts:
             launch_s += more_s
         else:
             launch_s *= 1.0 + looked
-        self._busy_until_s[stream] = max(busy_until_s, now_s) + prepare_s + device_s + more_s
+        if self.knows_ends:
+            self._num_in_flight[stream] = num_in_flight + 1
+        else:
+            self._busy_until_s[stream] = max(busy_until_s, now_s) + prepare_s + device_s + more_s
         return Cost(prepare_s, launch_s, device_s + more_s, num_kernels)
+
+    def ended(self, stream: str, end_s: float) -> None:
+        """A work of `stream` that was priced here is over."""
+        self._num_in_flight[stream] -= 1
+        self._busy_until_s[stream] = end_s
 
     def _lost_s(self, ramp: IdleRamp, stream: str, pause_s: float, device_s: float) -> float:
         left_s = self._left_s.get(stream, 0.0)

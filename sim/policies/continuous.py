@@ -77,7 +77,7 @@ async def engine(serving: Serving, limits: EngineLimits, stream: Stream, running
         if limits.async_scheduling:
             planned, planned_at_s = plan_step(serving, running, limits, draft_tokens), host.now_s
         await ticket
-        if draft_tokens:
+        if draft_tokens and (step.rows or completed):
             serving.controller.saw_draft(host.now_s - started_s, 0)
         for request in land(serving, step, (await target).accepted):
             serving.open_round(request, draft_tokens)

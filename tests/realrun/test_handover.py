@@ -34,7 +34,6 @@ BUSY = Served(
     works=[],
     submitted=[],
     span_s=0.4,
-    looks_per_s=0.0,
     ttfts_s=[0.009, 0.010, 0.011],
     e2els_s=[0.049, 0.050, 0.051],
 )
@@ -131,9 +130,10 @@ def test_requests_that_lose_nothing_by_a_pause_make_no_ramp() -> None:
 def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> None:
     """Verify takes 3 ms instead of 2, draft as before, at 1,000 looks a second: (4 / 3 - 1) / 1000."""
     plain = lasting([VERIFY, DRAFT], [0.002, 0.001])
-    polled = lasting([VERIFY, DRAFT], [0.003, 0.001], looks_per_s=1000.0)
+    one = BUSY.setting._replace(num_pollers=1)
+    polled = lasting([VERIFY, DRAFT], [0.003, 0.001], setting=one)
     assert look_s([(plain, polled)]) == pytest.approx(1e-3 / 3.0)
-    assert look_s([(polled, dataclasses.replace(plain, looks_per_s=1000.0))]) == 0.0
+    assert look_s([(polled, dataclasses.replace(plain, setting=one))]) == 0.0
 
 
 def test_a_pass_in_service_is_compared_with_the_profile_by_kind_and_run() -> None:

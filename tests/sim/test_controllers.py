@@ -68,5 +68,5 @@ def test_a_continuous_engine_tells_it_how_long_its_steps_take(monkeypatch: pytes
     scenario = resolve(raw)
     record = simulate(scenario, "continuous", 0, load(scenario.profile), record_works=True)
     steps = [work for work in record.works if work.kind == "step"]
-    assert len(seen) == len(steps)
+    assert len(seen) == sum(work.kind == "draft" and work.draft_tokens > 0 for work in record.works)
     assert min(seen) >= min(work.end_s - work.start_s for work in steps) > 0.0

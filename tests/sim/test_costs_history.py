@@ -12,7 +12,7 @@ from sim.costs import build_costs, load
 from sim.costs.history import SHORT_PAUSE_S, HistoryCosts, kind_in_service, with_history
 from sim.costs.profile import SERVED_KINDS, IdleRamp, Profile
 from sim.devices.contention import contention_of
-from sim.host import Signal
+from sim.host import Signal, Stream
 from sim.simhost import SimHost
 from sim.work import Chunk, Kind, Model, Work
 from tests.sim.support import PeriodicLuck
@@ -109,6 +109,28 @@ def test_a_pause_is_one_of_a_stream_whatever_the_others_do() -> None:
         lost_s.append(costs.cost(VERIFY).device_s - device_s)
     assert lost_s[2] == pytest.approx(lost_s[0])
     assert 0.0 < lost_s[1] < lost_s[0]
+
+
+async def issue(machine: SimHost, stream: Stream, number: int) -> None:
+    for _ in range(number):
+        await machine.run(VERIFY, stream)
+
+
+def test_streams_that_never_idle_lose_nothing_however_slow_they_run_beside_each_other() -> None:
+    ends_s = []
+    for ramp in (None, RAMP):
+        profile = changed(is_synchronous=True, result_s=0.0, idle_ramp=ramp, look_s=1e-9)
+        profile = msgspec.structs.replace(
+            profile, overlap=msgspec.structs.replace(profile.overlap, has_priorities=False, tau_s=1e-4)
+        )
+        machine = SimHost(build_costs(profile), PeriodicLuck(), contention=contention_of(profile.overlap))
+        streams = [machine.stream(name) for name in "ab"]
+
+        for stream in streams:
+            machine.spawn(issue(machine, stream, 20))
+        machine.run_until()
+        ends_s.append(machine.now_s)
+    assert ends_s[1] == pytest.approx(ends_s[0])
 
 
 @pytest.mark.parametrize(("looks_per_s", "slowdown"), [(0.0, 1.0), (2000.0, 1.1), (1e9, 2.0)])
