@@ -101,6 +101,7 @@ def report_lines(out: Path, campaign: Campaign, profiles: Sequence[Profile]) -> 
         "tau us",
         "step us",
         "result us",
+        "look us",
     ]
     lines += table(headers, [_host(profile) for profile in profiles])
     lines += ["", "## Replays, predicted before they were run", ""]
@@ -205,6 +206,7 @@ def _host(profile: Profile) -> list[str]:
         f"{1e6 * overlap.tau_s:.1f}",
         f"{1e6 * host.step_s:.0f}",
         f"{1e6 * host.result_s:.0f}",
+        f"{1e6 * host.look_s:.0f}",
     ]
 
 
