@@ -11,9 +11,7 @@ import argparse
 import json
 import os
 import sys
-import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -22,9 +20,7 @@ from benchmarks.replay_report import write_report
 from calibrate.campaign_steps import measure_pair
 from calibrate.pair import pair_spec
 from realrun.experiment import Experiment
-from realrun.kernels import PairKernels
 from realrun.pair import PairExecutor
-from realrun.passes import NOT_FORCED, ChunkShape, PassShape
 from realrun.readback import read_replay, read_summary
 from realrun.replay import Replay, replay, result_of, write_replays
 from realrun.testbed import build_kernels, find_device, fingerprint, sizes_for
@@ -33,7 +29,6 @@ from sim.costs import Profile
 from sim.metrics import summarise
 from sim.results import writing
 from sim.scenario import Scenario, resolve
-from sim.work import Kind, Model
 
 POLICIES = ("autoregressive", "baseline", "pd", "pdv", "unified", "continuous")
 NUM_PROMPTS, INPUT_TOKENS, OUTPUT_TOKENS = 32, 64, 32
@@ -42,7 +37,6 @@ UTILISATION = 0.5
 """Of the slowest policy's predicted closed-loop throughput: the open loop's arrival rate."""
 REPLAYS = 3
 """Of everything, round after round: a shared machine drifts by several percent from minute to minute."""
-PROBES = 40
 FIRST_SEED = 41
 """Of the first draw."""
 KEPT = ("mean_ttft_ms", "mean_e2el_ms", "p95_e2el_ms", "output_throughput")
@@ -148,8 +142,7 @@ class _Load:
         for policy in POLICIES:
             before = _Business()
             replays.append(replay(_experiment(self.scenario, policy, self.profile, self._slots), self._executor))
-            probes = _probe(self._kernels)
-            around.append({"others_cores": before.others_cores(), "load_average": os.getloadavg()[0], **probes})
+            around.append({"others_cores": before.others_cores(), "load_average": os.getloadavg()[0]})
         out = self.out / f"{self.load}-{number}"
         with writing(out) as scratch:
             write_replays(scratch, self.scenario, result_of(self.scenario, replays, self._about), replays)
@@ -157,28 +150,11 @@ class _Load:
         rows = []
         for observed, of_run in zip(read_replay(out, self.scenario, summary, self.profile), around, strict=True):
             verdict = judge(observed).verdict
-            kept = {name: verdict[name] for name in ("policy", "decomposition", "lookups", "works", "divergence")}
+            kept = {
+                name: verdict[name] for name in ("policy", "decomposition", "lookups", "works", "machine", "divergence")
+            }
             rows.append({"load": self.load, "repeat": number, **kept, **of_run})
         return rows
-
-
-def _probe(kernels: PairKernels) -> dict[str, float]:
-    """Milliseconds of one fixed verify and one fixed prefill pass in a loop: the machine's speed right now."""
-    issuer = kernels.issuer("probe")
-    scratch = kernels.options.slots
-    verify = PassShape(Kind.VERIFY, Model.TARGET, 1, 5, min(128, kernels.options.max_tokens))
-    prefill = PassShape(
-        Kind.PREFILL, Model.TARGET, chunks=(ChunkShape(1, 48, min(128, kernels.options.max_tokens), True),)
-    )
-    found = {}
-    for name, shape, count in (("probe_verify_ms", verify, 5), ("probe_prefill_ms", prefill, 48)):
-        times = []
-        for _ in range(PROBES):
-            started_s = time.perf_counter()
-            issuer.issue(shape, [(scratch, count, NOT_FORCED, 0)]).values()
-            times.append(time.perf_counter() - started_s)
-        found[name] = round(1e3 * median(times), 3)
-    return found
 
 
 class _Business:
@@ -201,7 +177,7 @@ class _Business:
             busy_s = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
         except OSError:
             busy_s = float("nan")
-        return busy_s, times.user + times.system, time.perf_counter()
+        return busy_s, times.user + times.system, times.elapsed
 
 
 def _machine_class() -> str:

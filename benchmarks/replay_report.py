@@ -28,7 +28,7 @@ def write_report(directory: Path, draws: Sequence[Draw]) -> None:
         "",
         "*mechanism*: the simulator on each work's measured time, so that only scheduling can differ. *passes alone* "
         "and *together*: simulated over real mean time of works that had the device to themselves, and that did not. "
-        "*speed*: a fixed pair of passes right after the replays, against the draw's first: what the machine drifted. "
+        "*drift*: fixed passes right before and after the replays, times as long as when the profile was measured. "
         "*others*: cores that other processes used meanwhile.",
         "",
         *_count(draws),
@@ -84,12 +84,11 @@ def _summary(draws: Sequence[Draw]) -> list[str]:
 def _table(draw: Draw, load: str) -> list[str]:
     lines = [
         "| policy | mean E2EL real, simulated ms | error | p95 E2EL real, simulated ms | error "
-        "| tokens/s real, simulated | error | mechanism mean, p95 | passes alone | together | speed | others "
+        "| tokens/s real, simulated | error | mechanism mean, p95 | passes alone | together | drift | others "
         "| dominates |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     cells = cells_of(draw, load)
-    first = _speed(cells_of(draw, "open")[0])
     for cell in cells:
         others = cell.around("others_cores")
         columns = [
@@ -104,7 +103,7 @@ def _table(draw: Draw, load: str) -> list[str]:
                 for name in ("mean", "p95")
             ),
             *("-" if (ratio := cell.works_ratio(how)) is None else f"{ratio:.2f}" for how in ("alone", "together")),
-            f"{_speed(cell) / first:.2f}",
+            f"{cell.slowdown:.2f}",
             "-" if others is None else f"{others:.2f}",
             cell.dominant,
         ]
@@ -129,10 +128,6 @@ def _profile(draw: Draw) -> str:
         f"and other work, {1e3 * lost_s:.1f} ms lost by a long pause; in service passes take longer than in a loop by "
         f"{served}; held-out errors " + ", ".join(f"{kind} {error:.1f} %" for kind, error in errors.items())
     )
-
-
-def _speed(cell: Cell) -> float:
-    return (cell.around("probe_verify_ms") or 0.0) + (cell.around("probe_prefill_ms") or 0.0)
 
 
 def _marked(error_pct: float, bar_pct: float) -> str:

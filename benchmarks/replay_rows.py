@@ -53,11 +53,21 @@ class Cell:
         return sum(simulated for _, simulated in known) / sum(real for real, _ in known) if known else None
 
     @property
+    def slowdown(self) -> float:
+        """How many times as long fixed passes took before and after the replays as when the profile was measured."""
+        return fmean(ratio for row in self.replays for ratio in row["machine"])
+
+    @property
     def dominant(self) -> str:
-        """The largest step of the error on mean E2EL: scheduling, the passes' own times, or works at the same time."""
-        parts = {"scheduling": abs(fmean(self.mechanism("mean")))}
+        """The largest step of the error on mean E2EL: scheduling, the machine that drifted, and beyond that the passes'
+        own times or works at the same time."""
+        parts = {
+            "scheduling": abs(fmean(self.mechanism("mean"))),
+            "drift": 100.0 * abs(1.0 / self.slowdown - 1.0),
+        }
         for name, how in (("passes alone", "alone"), ("together", "together")):
-            parts[name] = 100.0 * abs((self.works_ratio(how) or 1.0) - 1.0)
+            ratio = self.works_ratio(how)
+            parts[name] = 0.0 if ratio is None else 100.0 * abs(ratio * self.slowdown - 1.0)
         return max(parts, key=lambda name: parts[name])
 
     def around(self, name: str) -> float | None:

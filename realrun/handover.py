@@ -20,6 +20,7 @@ from realrun.kernels import PairKernels
 from realrun.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, Simulated, serve, simulate
 from realrun.pair import PairExecutor
 from realrun.quiet import frozen_heap
+from realrun.speed import probe
 from sim.costs import Profile, build_costs
 from sim.costs.history import SHORT_PAUSE_S, kind_in_service
 from sim.costs.profile import IdleRamp
@@ -56,6 +57,8 @@ class HandOver:
     tau_s: float | None
     """Per kernel while another work runs; None where the device has its own streams, or one lane is all there is."""
     idle_ramp: IdleRamp | None
+    probed_s: tuple[float, ...]
+    """As realrun.speed gives it, between the runs."""
 
 
 def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPEATS) -> Profile:
@@ -80,8 +83,11 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
     paused = [alone._replace(period_s=service_s + pause_s) for pause_s in PAUSES_S] if is_cpu else []
     settings = dict.fromkeys([*busy, *several, *plain, polled, *paused])
     # Round after round, so that a drift of the machine hits all alike.
+    rounds, probed_s = [], []
     with frozen_heap():
-        rounds = [{setting: serve(executor, setting) for setting in settings} for _ in range(repeats)]
+        for _ in range(repeats):
+            rounds.append({setting: serve(executor, setting) for setting in settings})
+            probed_s.append(probe(kernels, executor.issuers[0]))
     middle = {
         setting: sorted((each[setting] for each in rounds), key=lambda run: run.length_s)[repeats // 2]
         for setting in settings
@@ -94,6 +100,7 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
         look_s=look_s([(each[alone], each[polled]) for each in rounds]),
         tau_s=None,
         idle_ramp=idle_ramp([[each[setting] for setting in (alone, *paused)] for each in rounds]) if paused else None,
+        probed_s=tuple(map(fmean, zip(*probed_s, strict=True))),
     )
     if several:
         found = replace(found, tau_s=best_tau(_completed(start, found), [middle[setting] for setting in several]))
@@ -121,6 +128,7 @@ def _completed(profile: Profile, found: HandOver, how: str = "") -> Profile:
         idle_ramp=found.idle_ramp,
         served=found.served,
         look_s=_rounded(found.look_s),
+        probed_s=tuple(map(_rounded, found.probed_s)),
         source=f"{profile.host.source}; step_s, result_s, served and look_s: works of the threaded host, "
         f"{found.prepare_s * 1e6:.0f} us per work beside its pass and {found.result_s * 1e6:.0f} us from its end to "
         f"the next act; {how}",
@@ -140,23 +148,26 @@ def _between_works(runs: Sequence[Served]) -> dict[str, float]:
     works = [work for run in runs for work in run.works]
     reactions_s = [work.reacted_s - work.record.end_s for work in works if work.reacted_s == work.reacted_s]
     return {
-        "prepare_s": median(work.record.issue_start_s - work.eligible_s for work in works),
-        "result_s": median(reactions_s),
+        "prepare_s": fmean(work.record.issue_start_s - work.eligible_s for work in works),
+        "result_s": fmean(reactions_s),
     }
 
 
 def served(profile: Profile, runs: Sequence[Served]) -> dict[str, float]:
-    """By kind, how many times as long works lasted as `profile` says: the mean over `runs` of their medians."""
+    """By kind, how many times as long its works lasted in all as `profile` says: the mean over `runs`.
+
+    Sums, not medians: on a machine that others share few passes take much longer, and requests wait for these too.
+    """
     costs = build_costs(profile, cuda_graph=False)
-    medians: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {}
     for run in runs:
-        expected_s: dict[str, list[float]] = {}
+        expected_s: dict[str, float] = {}
         for submitted in run.submitted:
-            expected_s.setdefault(kind_in_service(submitted), []).append(costs.cost(submitted).device_s)
+            kind = kind_in_service(submitted)
+            expected_s[kind] = expected_s.get(kind, 0.0) + costs.cost(submitted).device_s
         for kind, times_s in run.times_s().items():
-            ratios = [time_s / cost_s for time_s, cost_s in zip(times_s, expected_s[kind], strict=True)]
-            medians.setdefault(kind, []).append(median(ratios))
-    return {kind: _rounded(fmean(found)) for kind, found in medians.items()}
+            found.setdefault(kind, []).append(sum(times_s) / expected_s[kind])
+    return {kind: _rounded(fmean(ratios)) for kind, ratios in found.items()}
 
 
 def look_s(pairs: Sequence[tuple[Served, Served]]) -> float:
@@ -176,7 +187,8 @@ def _issuing_s(run: Served) -> float:
 
 def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
     """What works lose after a pause: each round a run of one lane without pauses, and the same with longer and longer
-    ones before each request. Medians over the requests; None if nothing is lost that could be told apart.
+    ones before each request. Medians over the rounds of means over the requests that a pause went before; None if
+    nothing is lost that could be told apart.
     """
     busy_ttft_s = median(ttft_s for busy, *_ in rounds for ttft_s in busy.ttfts_s)
     pauses_s, lost_s, lost_at_once_s = [], [], []
@@ -189,8 +201,8 @@ def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
                 for e2el_s in run.e2els_s
             )
         )
-        lost_s.append(median(_longer(pairs, lambda run: run.e2els_s)))
-        lost_at_once_s.append(median(_longer(pairs, lambda run: run.ttfts_s)))
+        lost_s.append(median(_longer_s(pair, lambda run: run.e2els_s) for pair in pairs))
+        lost_at_once_s.append(median(_longer_s(pair, lambda run: run.ttfts_s) for pair in pairs))
     grown = {scale_s: [-expm1(-pause_s / scale_s) for pause_s in pauses_s] for scale_s in PAUSE_SCALES_S}
     fitted = {
         scale_s: sum(map(mul, lost_s, shares)) / sum(map(mul, shares, shares)) for scale_s, shares in grown.items()
@@ -206,9 +218,10 @@ def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
     )
 
 
-def _longer(pairs: Sequence[tuple[Served, Served]], of: Callable[[Served], list[float]]) -> list[float]:
-    """By how much each request of the second runs took longer than the same one of the first."""
-    return [second - first for one, other in pairs for first, second in zip(of(one), of(other), strict=True)]
+def _longer_s(pair: tuple[Served, Served], of: Callable[[Served], list[float]]) -> float:
+    """By how much requests of the second run took longer than the same ones of the first, but for the first one."""
+    one, other = map(of, pair)
+    return fmean(second - first for first, second in zip(one[1:], other[1:], strict=True))
 
 
 def best_tau(profile: Profile, runs: Sequence[Served]) -> float:

@@ -83,6 +83,7 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
                 works=[_work(row) for row in _rows(works, policy, seed)],
                 wake=WakeLatency(about["plain_wake_s"], about["polled_wake_s"]),
                 is_partial=about["partial"],
+                probed_s=about.get("probed_s", []),
             )
         )
     return observed

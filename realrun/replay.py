@@ -20,6 +20,7 @@ from realrun.memory import device_allocations
 from realrun.options import decoding_shapes
 from realrun.pair import PairExecutor
 from realrun.quiet import frozen_heap
+from realrun.speed import probe
 from sim.compare import RESULT_SCHEMA, paired_differences, profile_errors
 from sim.metrics import summarise
 from sim.records import RunRecord
@@ -41,6 +42,8 @@ class Replay:
     """Times the device allocator went to the driver during the run: not 0 means that it disturbed the times."""
     is_partial: bool
     """Interrupted before its end."""
+    probed_s: list[tuple[float, ...]]
+    """What realrun.speed took before the run and, unless it was interrupted, after it."""
 
 
 def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
@@ -77,6 +80,7 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     Raises RuntimeError if the policy stops with requests unserved.
     """
     rehearse(experiment, executor)
+    probed_s = [probe(executor.kernels, executor.issuers[0])]
     device = executor.kernels.device
     allocations = device_allocations(device)
     is_partial = False
@@ -93,6 +97,9 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
             f"{len(serving.requests)} requests unfinished"
         )
     executor.reset()
+    num_allocations = device_allocations(device) - allocations
+    if not is_partial:
+        probed_s.append(probe(executor.kernels, executor.issuers[0]))
     works = [measured_work(ticket) for ticket in host.works]
     records = [work.record for work in works]
     return Replay(
@@ -100,8 +107,9 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
         record=experiment.record(host, serving, records, busy_seconds(records), end_s=end_s),
         works=works,
         wake=WakeLatency(mean(host.reactions.wake_latencies_s[False]), mean(host.reactions.wake_latencies_s[True])),
-        num_allocations=device_allocations(device) - allocations,
+        num_allocations=num_allocations,
         is_partial=is_partial,
+        probed_s=probed_s,
     )
 
 
@@ -149,6 +157,7 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, An
                     "num_device_allocations": each.num_allocations,
                     "plain_wake_s": each.wake.plain_s,
                     "polled_wake_s": each.wake.polled_s,
+                    "probed_s": each.probed_s,
                 }
                 for each in replays
             ],

@@ -3,7 +3,7 @@
 The same scenario and tape are simulated three times, with one thing more of the simulator's own each time:
 mechanism (every work given its measured time, contention and all: what is left is scheduling), cost (the profile's
 times, streams alone), contention (streams together: the simulation proper, whose metrics are the headline).
-Not here: reading and writing (realrun.commands), figures (realrun.figures). No torch.
+Not here: where schedules part (realrun.divergence), reading and writing (realrun.commands), figures. No torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from operator import truediv
+from statistics import fmean
 from typing import Any
 
+from realrun.divergence import first_divergence
 from realrun.experiment import Experiment, busy_seconds
 from realrun.genuine import RecordedLuck
 from realrun.measured import MeasuredCosts, MeasuredWork
@@ -48,6 +51,8 @@ class Observed:
     works: list[MeasuredWork]
     wake: WakeLatency
     is_partial: bool
+    probed_s: Sequence[Sequence[float]] = ()
+    """What fixed passes took before and after it (realrun.speed)."""
 
     @property
     def records(self) -> list[WorkRecord]:
@@ -69,7 +74,7 @@ class Judged:
     simulated: RunRecord
     """With the profile's times and contention: what `lanesim compare` would say."""
     verdict: dict[str, Any]
-    """`metrics`, `decomposition`, `lookups`, `divergence`, `works`, for JSON."""
+    """`metrics`, `decomposition`, `lookups`, `machine`, `divergence`, `works`, for JSON."""
 
 
 def result_of(summary: Mapping[str, Any], profile: Profile, judged: Sequence[Judged]) -> dict[str, Any]:
@@ -123,6 +128,7 @@ def judge(observed: Observed) -> Judged:
         "metrics": errors(observed, simulated),
         "decomposition": {name: errors(observed, record) for name, record in parts.items()},
         "lookups": {"found": measured.num_hits, "missed": measured.num_misses},
+        "machine": _machine(profile.host.probed_s, observed.probed_s),
         "divergence": first_divergence(observed.requests, observed.records, mechanism),
         "works": _work_times(observed.records, simulated.works),
     }
@@ -167,65 +173,12 @@ def _error(real: float | None, simulated: float | None) -> dict[str, float | Non
     return {"real": real, "simulated": simulated, "error_pct": error_pct}
 
 
-def first_divergence(
-    requests: Sequence[Request], works: Sequence[WorkRecord], simulated: RunRecord
-) -> dict[str, Any] | None:
-    """The first decision, stream by stream, in which the two differ; None if they scheduled alike throughout.
-
-    A decision is which requests the next work of a stream carries, and what it does. Of several streams that diverge
-    the one whose decision came first in the real run is told, with the state of both sides at that moment.
-    """
-    earliest: tuple[float, int, str] | None = None
-    ours, theirs = _by_stream(works), _by_stream(simulated.works)
-    for stream in ours:
-        pairs = zip(ours[stream], theirs.get(stream, []), strict=False)
-        differing = (number for number, (a, b) in enumerate(pairs) if _decision(a) != _decision(b))
-        number = next(differing, min(len(ours[stream]), len(theirs.get(stream, []))))
-        if number < len(ours[stream]) and (earliest is None or ours[stream][number].submitted_s < earliest[0]):
-            earliest = ours[stream][number].submitted_s, number, stream
-    if earliest is None:
+def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -> list[float] | None:
+    """How many times as long fixed passes took before and after the run as when the profile was measured; None if it
+    was not measured, or elsewhere."""
+    if not (profiled_s and probed_s):
         return None
-    _, number, stream = earliest
-    simulated_works = theirs.get(stream, [])
-    other = simulated_works[number] if number < len(simulated_works) else None
-    return {
-        "stream": stream,
-        "number": number,
-        "real": _state(requests, works, ours[stream][number]),
-        "simulated": _state(simulated.requests, simulated.works, other) if other is not None else None,
-    }
-
-
-def _by_stream(works: Sequence[WorkRecord]) -> dict[str, list[WorkRecord]]:
-    streams: dict[str, list[WorkRecord]] = {}
-    for work in sorted(works, key=lambda work: work.submitted_s):
-        streams.setdefault(work.stream, []).append(work)
-    return streams
-
-
-def _decision(work: WorkRecord) -> tuple[Any, ...]:
-    return work.kind, work.model, tuple(sorted(work.requests)), work.draft_tokens, work.chunk_tokens
-
-
-def _state(requests: Sequence[Request], works: Sequence[WorkRecord], work: WorkRecord) -> dict[str, Any]:
-    """The decision and what was going on when it was taken."""
-    now_s = work.submitted_s
-    in_flight = [each for each in works if each.submitted_s < now_s < each.ready_s]
-    return {
-        "time_s": now_s,
-        "kind": work.kind,
-        "model": work.model,
-        "requests": list(work.requests),
-        "draft_tokens": work.draft_tokens,
-        "num_waiting": sum(r.arrival_s <= now_s and not r.scheduled_s < now_s for r in requests),
-        "num_active": sum(r.scheduled_s < now_s and not _is_over(r, now_s) for r in requests),
-        "num_finished": sum(_is_over(r, now_s) for r in requests),
-        "in_flight": [f"{each.kind} of {len(each.requests)} on {each.stream}" for each in in_flight],
-    }
-
-
-def _is_over(request: Request, now_s: float) -> bool:
-    return request.is_finished and request.last_token_s <= now_s
+    return [fmean(map(truediv, times_s, profiled_s)) for times_s in probed_s]
 
 
 def _work_times(real: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> dict[str, Any]:

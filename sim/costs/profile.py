@@ -97,6 +97,8 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     caches; by SERVED_KINDS, 1 where nothing is said."""
     look_s: float = 0.0
     """What each look of an idle worker that polls takes from whatever is being issued: they share an interpreter."""
+    probed_s: tuple[float, ...] = ()
+    """What fixed passes took on this machine meanwhile (realrun.speed); not a cost, but a replay takes them again."""
     inflation_eager: tuple[float, ...] = (1.0,)
     """Slowdown of each issuing thread with 1, 2, 3 ... of them, passes launched eagerly; the last one holds beyond."""
     inflation_graphed: tuple[float, ...] = (1.0,)

@@ -57,6 +57,8 @@ def test_a_replay_leaves_the_simulators_records_and_says_what_it_was(replayed: P
     assert {"device", "processor", "torch"} <= set(about["fingerprint"])
     assert [run["policy"] for run in summary["runs"]] == list(POLICIES)
     assert all(run["completed"] == 6 for run in summary["runs"])
+    # The machine's own speed, before and after each run.
+    assert all(len(run["probed_s"]) == 2 and min(map(min, run["probed_s"])) > 0.0 for run in about["runs"])
 
 
 def test_works_have_host_and_device_times_and_padded_beside_useful_tokens(replayed: Path) -> None:

@@ -16,7 +16,9 @@ def errors(real: float, simulated: float) -> dict[str, Any]:
     return {"e2el": {"mean": value, "p95": value}, "output_throughput": value}
 
 
-def row(load: str, *, real: float, mechanism: float, total: float, alone: float = 0.8) -> dict[str, Any]:
+def row(
+    load: str, *, real: float, mechanism: float, total: float, alone: float = 0.8, slower: float = 1.0
+) -> dict[str, Any]:
     times = {"real_alone_s": 1.0, "simulated_alone_s": alone, "real_together_s": None, "simulated_together_s": None}
     return {
         "load": load,
@@ -24,8 +26,7 @@ def row(load: str, *, real: float, mechanism: float, total: float, alone: float 
         "decomposition": {"mechanism": errors(100.0, mechanism), "contention": errors(real, total)},
         "works": {"verify target": times},
         "others_cores": 0.5,
-        "probe_verify_ms": 2.0,
-        "probe_prefill_ms": 5.0,
+        "machine": [slower, slower],
     }
 
 
@@ -56,6 +57,8 @@ def test_every_draw_is_told_and_what_misses_its_bar_is_bold(tmp_path: Path) -> N
 
 
 def test_what_dominates_is_the_largest_part() -> None:
+    """A machine 1.25 times slower than its profile explains passes that take 1.25 times as long."""
+    assert Cell([row("open", real=100.0, mechanism=101.0, total=100.0, slower=1.25)]).dominant == "drift"
     assert Cell([row("open", real=100.0, mechanism=101.0, total=100.0)]).dominant == "passes alone"
     scheduled = Cell([row("open", real=100.0, mechanism=75.0, total=100.0)])
     assert scheduled.dominant == "scheduling"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from realrun.clocks import VirtualClock
@@ -99,6 +100,18 @@ def test_the_last_part_of_the_decomposition_is_the_headline() -> None:
     assert set(verdict["decomposition"]) == {"mechanism", "cost", "contention"}
     real, simulated, error_pct = (verdict["metrics"]["e2el"]["mean"][k] for k in ("real", "simulated", "error_pct"))
     assert error_pct == pytest.approx(100.0 * (simulated - real) / real)
+
+
+def test_a_machine_that_changed_since_its_profile_was_measured_is_told() -> None:
+    """Two fixed passes of 1 and 4 ms then, of 1.2 and 4 ms before the run, of twice as long after it."""
+    run = experiment("pd")
+    assert judge(observe(run)).verdict["machine"] is None
+    host = msgspec.structs.replace(run.profile.host, probed_s=(0.001, 0.004))
+    probed = dataclasses.replace(
+        observe(dataclasses.replace(run, profile=msgspec.structs.replace(run.profile, host=host))),
+        probed_s=[(0.0012, 0.004), (0.002, 0.008)],
+    )
+    assert judge(probed).verdict["machine"] == pytest.approx([1.1, 2.0])
 
 
 def test_an_experiment_is_what_the_simulator_runs() -> None:

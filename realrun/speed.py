@@ -1,0 +1,44 @@
+"""How fast the machine is right now: two fixed passes, over and over in a loop.
+
+A profile keeps what they took when it was measured, a replay what they take before and after it: that difference is the
+machine's, not the simulator's. Not here: what is made of it (realrun.validation).
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from time import perf_counter
+
+from realrun.issuer import Issuer
+from realrun.kernels import PairKernels
+from realrun.passes import NOT_FORCED, ChunkShape, PassShape
+from sim.work import Kind, Model
+
+PROBED_TOKENS = (1, 48)
+"""Of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""
+CONTEXT_TOKENS = 64
+"""That it is padded to, where slots are so long."""
+REPETITIONS = 40
+LEAST_REPETITIONS = 5
+MOST_S = 0.5
+"""Per pass; slow ones are repeated less often."""
+
+
+def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
+    """Mean seconds of the target's pass over each of PROBED_TOKENS. No request's state changes."""
+    scratch, warmed = kernels.sequences.scratch, set(issuer.warmed)
+    context = min(CONTEXT_TOKENS, kernels.options.max_tokens)
+    found = []
+    for num_tokens in PROBED_TOKENS:
+        chunk = ChunkShape(1, min(num_tokens, context), context, True)
+        shape = PassShape(Kind.PREFILL, Model.TARGET, chunks=(chunk,))
+        issuer.warm(shape, scratch, capture=False)
+        times_s: list[float] = []
+        while len(times_s) < LEAST_REPETITIONS or (len(times_s) < REPETITIONS and sum(times_s) < MOST_S):
+            started_s = perf_counter()
+            issuer.issue(shape, [(scratch, 0, NOT_FORCED, 0)]).values()
+            times_s.append(perf_counter() - started_s)
+        found.append(fmean(times_s))
+    # What a stream has run says what it is used for (realrun.replay).
+    issuer.warmed = warmed
+    return tuple(found)
