@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import dist, expm1, log, log1p
-from operator import mul
+from math import log
 from statistics import fmean, median
 
 import msgspec
 
 from realrun.kernels import PairKernels
-from realrun.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, Simulated, serve, simulate
+from realrun.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
+from realrun.measured import MeasuredWork, mean
 from realrun.pair import PairExecutor
+from realrun.pauses import idle_ramp
 from realrun.quiet import frozen_heap
 from realrun.speed import probe
 from sim.costs import Profile, build_costs
-from sim.costs.history import SHORT_PAUSE_S, kind_in_service
+from sim.costs.history import kind_in_service
 from sim.costs.profile import IdleRamp
 
 LANES = (1, 2, 3)
@@ -32,12 +33,6 @@ POLLERS = 2
 REPEATS = 5
 PAUSES_S = (0.005, 0.025, 0.1)
 """Of the device between two requests, to see what the first works after one lose."""
-PAUSE_SCALES_S = tuple(1e-3 * 1.2**step for step in range(36))
-"""1 ms to 0.6 s."""
-LEAST_PAUSE_S = 1e-3
-"""Beyond the short ones that any two works have between them."""
-LEAST_SHARE = 0.05
-"""Of what is lost in all that the prompt is taken to lose, at least; and at most all but this."""
 TAUS_S = tuple(1e-6 * 1.25**step for step in range(30))
 """1 us to 0.6 ms per kernel."""
 
@@ -88,23 +83,32 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
         for _ in range(repeats):
             rounds.append({setting: serve(executor, setting) for setting in settings})
             probed_s.append(probe(kernels, executor.issuers[0]))
-    middle = {
-        setting: sorted((each[setting] for each in rounds), key=lambda run: run.length_s)[repeats // 2]
-        for setting in settings
-    }
-    spread = max(each[setting].length_s / middle[setting].length_s for each in rounds for setting in settings)
     start = _synchronous(profile) if is_cpu else _eager_chunks(profile)
+    by_setting = {setting: [each[setting] for each in rounds] for setting in settings}
+    of_busy = [by_setting[setting] for setting in dict.fromkeys(busy)]
+    of_all = [by_setting[setting] for setting in dict.fromkeys((*busy, *plain))]
     found = HandOver(
-        **_between_works([middle[each] for each in dict.fromkeys(busy)]),
-        served=served(start, [middle[each] for each in dict.fromkeys((*busy, *plain))]) if is_cpu else {},
+        prepare_s=_typical_s(of_busy, lambda work: work.record.issue_start_s - work.eligible_s),
+        result_s=_typical_s(of_busy, lambda work: work.reacted_s - work.record.end_s),
+        served=served(start, of_all) if is_cpu else {},
         look_s=look_s([(each[alone], each[polled]) for each in rounds]),
         tau_s=None,
-        idle_ramp=idle_ramp([[each[setting] for setting in (alone, *paused)] for each in rounds]) if paused else None,
+        idle_ramp=None,
         probed_s=tuple(map(fmean, zip(*probed_s, strict=True))),
     )
+    if paused:
+        by_pause = [[each[setting] for setting in (alone, *paused)] for each in rounds]
+        found = replace(found, idle_ramp=idle_ramp(_completed(start, found), by_pause))
     if several:
-        found = replace(found, tau_s=best_tau(_completed(start, found), [middle[setting] for setting in several]))
-    return _completed(start, found, f"middle of {repeats} runs each, the slowest took {spread:.2f} times as long")
+        pairs = [_typical([(each[alone], each[setting]) for each in rounds]) for setting in several]
+        found = replace(found, tau_s=best_tau(_completed(start, found), pairs))
+    spread = max(run.length_s / median(each.length_s for each in runs) for runs in by_setting.values() for run in runs)
+    return _completed(start, found, f"medians of {repeats} runs each, the slowest took {spread:.2f} times as long")
+
+
+def _typical(pairs: Sequence[tuple[Served, Served]]) -> tuple[Served, Served]:
+    """Of runs made right after each other, the pair in which the second took the middling number of times as long."""
+    return sorted(pairs, key=lambda pair: pair[1].span_s / pair[0].span_s)[len(pairs) // 2]
 
 
 def _synchronous(profile: Profile) -> Profile:
@@ -143,31 +147,31 @@ def _completed(profile: Profile, found: HandOver, how: str = "") -> Profile:
     return msgspec.structs.replace(profile, host=host, overlap=overlap)
 
 
-def _between_works(runs: Sequence[Served]) -> dict[str, float]:
-    """The first constants of HandOver."""
-    works = [work for run in runs for work in run.works]
-    reactions_s = [work.reacted_s - work.record.end_s for work in works if work.reacted_s == work.reacted_s]
-    return {
-        "prepare_s": fmean(work.record.issue_start_s - work.eligible_s for work in works),
-        "result_s": fmean(reactions_s),
-    }
+def _typical_s(by_setting: Sequence[Sequence[Served]], of: Callable[[MeasuredWork], float]) -> float:
+    """Mean over the works of a run, nan left out; of the runs of one setting the median; of the settings the mean."""
+    return fmean(median(mean([of(work) for work in run.works]) for run in runs) for runs in by_setting)
 
 
-def served(profile: Profile, runs: Sequence[Served]) -> dict[str, float]:
-    """By kind, how many times as long its works lasted in all as `profile` says: the mean over `runs`.
+def served(profile: Profile, by_setting: Sequence[Sequence[Served]]) -> dict[str, float]:
+    """By kind, how many times as long the works of a run lasted in all as `profile` says: of the runs of one setting
+    the median, of the settings the mean.
 
-    Sums, not medians: on a machine that others share few passes take much longer, and requests wait for these too.
+    Sums within a run: on a machine that others share some passes take much longer, and requests wait for these too.
     """
     costs = build_costs(profile, cuda_graph=False)
     found: dict[str, list[float]] = {}
-    for run in runs:
-        expected_s: dict[str, float] = {}
-        for submitted in run.submitted:
-            kind = kind_in_service(submitted)
-            expected_s[kind] = expected_s.get(kind, 0.0) + costs.cost(submitted).device_s
-        for kind, times_s in run.times_s().items():
-            found.setdefault(kind, []).append(sum(times_s) / expected_s[kind])
-    return {kind: _rounded(fmean(ratios)) for kind, ratios in found.items()}
+    for runs in by_setting:
+        ratios: dict[str, list[float]] = {}
+        for run in runs:
+            expected_s: dict[str, float] = {}
+            for submitted in run.submitted:
+                kind = kind_in_service(submitted)
+                expected_s[kind] = expected_s.get(kind, 0.0) + costs.cost(submitted).device_s
+            for kind, times_s in run.times_s().items():
+                ratios.setdefault(kind, []).append(sum(times_s) / expected_s[kind])
+        for kind, of_runs in ratios.items():
+            found.setdefault(kind, []).append(median(of_runs))
+    return {kind: _rounded(fmean(each)) for kind, each in found.items()}
 
 
 def look_s(pairs: Sequence[tuple[Served, Served]]) -> float:
@@ -185,61 +189,26 @@ def _issuing_s(run: Served) -> float:
     return sum(len(times_s) * median(times_s) for times_s in by_kind.values()) / len(run.works)
 
 
-def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
-    """What works lose after a pause: each round a run of one lane without pauses, and the same with longer and longer
-    ones before each request. Medians over the rounds of means over the requests that a pause went before; None if
-    nothing is lost that could be told apart.
-    """
-    busy_ttft_s = median(ttft_s for busy, *_ in rounds for ttft_s in busy.ttfts_s)
-    pauses_s, lost_s, lost_at_once_s = [], [], []
-    for number in range(1, len(rounds[0])):
-        pairs = [(each[0], each[number]) for each in rounds]
-        pauses_s.append(
-            median(
-                max(LEAST_PAUSE_S, run.setting.period_s - e2el_s - SHORT_PAUSE_S)
-                for _, run in pairs
-                for e2el_s in run.e2els_s
-            )
-        )
-        lost_s.append(median(_longer_s(pair, lambda run: run.e2els_s) for pair in pairs))
-        lost_at_once_s.append(median(_longer_s(pair, lambda run: run.ttfts_s) for pair in pairs))
-    grown = {scale_s: [-expm1(-pause_s / scale_s) for pause_s in pauses_s] for scale_s in PAUSE_SCALES_S}
-    fitted = {
-        scale_s: sum(map(mul, lost_s, shares)) / sum(map(mul, shares, shares)) for scale_s, shares in grown.items()
-    }
-    pause_s = min(fitted, key=lambda scale_s: dist(lost_s, [fitted[scale_s] * share for share in grown[scale_s]]))
-    if fitted[pause_s] <= 0.0 or lost_s[-1] <= 0.0:
-        return None
-    share = min(max(lost_at_once_s[-1] / lost_s[-1], LEAST_SHARE), 1.0 - LEAST_SHARE)
-    return IdleRamp(
-        lost_s=_rounded(fitted[pause_s]),
-        pause_s=_rounded(pause_s),
-        work_s=_rounded(-busy_ttft_s / log1p(-share)),
-    )
-
-
-def _longer_s(pair: tuple[Served, Served], of: Callable[[Served], list[float]]) -> float:
-    """By how much requests of the second run took longer than the same ones of the first, but for the first one."""
-    one, other = map(of, pair)
-    return fmean(second - first for first, second in zip(one[1:], other[1:], strict=True))
-
-
-def best_tau(profile: Profile, runs: Sequence[Served]) -> float:
-    """The delay per kernel with which simulated lanes, and the works on them, take as long as in `runs`."""
+def best_tau(profile: Profile, runs: Sequence[tuple[Served, Served]]) -> float:
+    """The delay per kernel with which simulated lanes, and the works on them, take as many times as long as one lane
+    alone as in `runs`: one lane and several, right after each other."""
+    alone = {setting: simulate(profile, setting) for setting in {one.setting for one, _ in runs}}
 
     def loss(tau_s: float) -> float:
         overlap = msgspec.structs.replace(profile.overlap, tau_s=tau_s)
         candidate = msgspec.structs.replace(profile, overlap=overlap)
-        return sum(_misfit(run, simulate(candidate, run.setting)) for run in runs)
+        return sum(_misfit(pair, (alone[pair[0].setting], simulate(candidate, pair[1].setting))) for pair in runs)
 
     return min(TAUS_S, key=loss)
 
 
-def _misfit(run: Served, simulated: Simulated) -> float:
-    """Squared logarithmic errors of the span, and of each kind's mean time by its share of the works."""
-    misfit = log(simulated.span_s / run.span_s) ** 2
-    for kind, times_s in run.times_s().items():
-        misfit += len(times_s) / len(run.works) * log(simulated.mean_s[kind] / fmean(times_s)) ** 2
+def _misfit(runs: tuple[Served, Served], simulated: tuple[Served, Served]) -> float:
+    """Squared logarithmic errors of how many times as long the second took, and each kind by its share of the works."""
+    real_alone_s, real_s, alone_s, several_s = (run.times_s() for run in (*runs, *simulated))
+    misfit = log(simulated[1].span_s / simulated[0].span_s * runs[0].span_s / runs[1].span_s) ** 2
+    for kind, times_s in real_s.items():
+        real = fmean(times_s) / fmean(real_alone_s[kind])
+        misfit += len(times_s) / len(runs[1].works) * log(fmean(several_s[kind]) / fmean(alone_s[kind]) / real) ** 2
     return misfit
 
 

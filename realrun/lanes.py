@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from realrun.gpuhost import GpuHost
@@ -25,6 +24,7 @@ from sim.kv import KvPool
 from sim.luck import Luck
 from sim.policies import rounds
 from sim.policies.options import PolicyOptions
+from sim.records import work_record
 from sim.request import Request
 from sim.serving import Serving
 from sim.simhost import SimHost
@@ -64,7 +64,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Lanes that served their requests."""
+    """Lanes that served their requests, in reality or in simulation."""
 
     setting: Setting
     works: list[MeasuredWork]
@@ -72,7 +72,6 @@ class Served:
     """The works of `works`, in the same order."""
     span_s: float
     """From the first submission to the last result."""
-    ttfts_s: list[float]
     e2els_s: list[float]
     """Of every request, from admission, in order of arrival."""
 
@@ -94,43 +93,38 @@ def serve(executor: PairExecutor, setting: Setting) -> Served:
     with frozen_heap(), GpuHost(executor, _luck()) as host:
         serving = start(host, setting)
         host.run_until()
-        works = [ticket for ticket in host.works if ticket.work.kind is not Kind.HOST]
+        tickets = [ticket for ticket in host.works if ticket.work.kind is not Kind.HOST]
     executor.reset()
-    assert serving.is_all_finished, setting
-    span_s = max(request.last_token_s for request in serving.requests)
-    return Served(
-        setting=setting,
-        works=[measured_work(ticket) for ticket in works],
-        submitted=[ticket.work for ticket in works],
-        span_s=span_s,
-        ttfts_s=[request.first_token_s - request.scheduled_s for request in serving.requests],
-        e2els_s=[request.last_token_s - request.scheduled_s for request in serving.requests],
-    )
+    return _served(setting, serving, [(ticket.work, measured_work(ticket)) for ticket in tickets])
 
 
-class Simulated(NamedTuple):
-    """The same lanes in simulation."""
-
-    span_s: float
-    mean_s: dict[str, float]
-    """Device time of a work, by kind in service."""
-
-
-def simulate(profile: Profile, setting: Setting) -> Simulated:
-    """What the lanes take according to `profile`."""
-    times_s: dict[str, list[float]] = {}
+def simulate(profile: Profile, setting: Setting) -> Served:
+    """The same lanes according to `profile`."""
+    works: list[tuple[Work, MeasuredWork]] = []
 
     def on_work(ticket: SimTicket) -> None:
-        times_s.setdefault(kind_in_service(ticket.work), []).append(ticket.end_s - ticket.start_s)
+        record = work_record(ticket)
+        measured = MeasuredWork(
+            record=record, eligible_s=record.issue_start_s, reacted_s=record.ready_s, padded_tokens=0, emitted=()
+        )
+        works.append((ticket.work, measured))
 
     costs, contention = build_costs(profile, cuda_graph=False), contention_of(profile.overlap)
     host = SimHost(costs, _luck(), contention=contention, on_work=on_work)
     serving = start(host, setting)
     host.run_until()
+    return _served(setting, serving, works)
+
+
+def _served(setting: Setting, serving: Serving, works: Sequence[tuple[Work, MeasuredWork]]) -> Served:
     assert serving.is_all_finished, setting
-    return Simulated(
-        max(request.last_token_s for request in serving.requests),
-        {kind: fmean(found) for kind, found in times_s.items()},
+    requests = serving.requests
+    return Served(
+        setting=setting,
+        works=[measured for _, measured in works],
+        submitted=[submitted for submitted, _ in works],
+        span_s=max(request.last_token_s for request in requests),
+        e2els_s=[request.last_token_s - request.scheduled_s for request in requests],
     )
 
 
