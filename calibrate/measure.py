@@ -20,15 +20,15 @@ from calibrate.machine import fingerprint, l2_bytes, multiprocessors, read_clock
 from calibrate.measured_profile import profile_of, today
 from calibrate.overlap import OverlapBench, pairs, three_ways
 from calibrate.pair import PairSpec, build, check_device, limits
-from calibrate.points import Place, l2_state
-from calibrate.repeats import MIN_REPETITIONS, repeat
+from calibrate.points import VISITS, Place, l2_state
+from calibrate.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
 from realrun.issuer import Issuer
 from realrun.quiet import frozen_heap
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile
 from sim.models import ModelShape
 
-PLANNED_REPETITIONS = 2 * MIN_REPETITIONS
+PLANNED_REPETITIONS = VISITS * 2 * BLOCK
 """Per place, warm-up included, that the budget must pay for when the plan is made."""
 SHARES = {"points": 0.55, "load": 0.1, "host": 0.05, "overlap": 0.15}
 """Of the budget. The rest is building, warming up and fitting."""
@@ -110,13 +110,20 @@ class Session:
     def _points(self) -> None:
         held = points_file.read(self.path)
         left, cache = held.left, l2_bytes(self.spec.device)
-        ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, len(held.places))
+        num_visits = VISITS * len(held.places)
+        ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, num_visits)
         for done, place in enumerate(left):
             issuer = self._issuer(place)
-            self.on_step("points", len(held.places) - len(left) + done, len(held.places))
+            self.on_step("points", num_visits - len(left) + done, num_visits)
             share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
             self.bench.warm(place, issuer)
-            timing = repeat(self.bench.timer(place, issuer), share_s=share_s, clock=perf_counter)
+            timing = repeat(
+                self.bench.timer(place, issuer),
+                share_s=share_s,
+                clock=perf_counter,
+                least=BLOCK,
+                most=MAX_REPETITIONS // VISITS,
+            )
             point = MeasuredPoint(
                 kind=place.kind,  # type: ignore[arg-type]
                 model=place.model,  # type: ignore[arg-type]

@@ -6,7 +6,10 @@ Not here: measuring them (bench), choosing them (grid), the fit (pass_fit).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from sim.costs.profile import MeasuredPoint
 from sim.models import ModelShape
@@ -15,6 +18,10 @@ from sim.work import Chunk, Kind, Model, Work
 KINDS = ("prefill", "decode", "draft", "verify")
 L2State = Literal["cold", "warm", "unknown"]
 L2_STATES: tuple[L2State, ...] = ("cold", "warm", "unknown")
+VISITS = 3
+"""Times that a place is measured, all the others in between: a machine that drifts does not favour any."""
+NOISY_PCT = 5.0
+"""A point with a wider half interval is noisy."""
 COLD = 2.0
 """A pass whose weights and KV are so many times the L2 cache has evicted what it began with when it is repeated."""
 
@@ -46,6 +53,22 @@ class Place(NamedTuple):
 
 def place_of(point: MeasuredPoint) -> Place:
     return Place(point.kind, point.model, point.rows, point.tokens, point.context_tokens, point.launch)
+
+
+def merged(visits: Sequence[MeasuredPoint]) -> MeasuredPoint:
+    """One point of several visits to its place: medians over them. Its half width is theirs, or half of the range of
+    their times where that is wider."""
+    device_s = median(visit.device_s for visit in visits)
+    range_s = max(visit.device_s for visit in visits) - min(visit.device_s for visit in visits)
+    half_width_pct = max(median(visit.half_width_pct for visit in visits), 50.0 * range_s / device_s)
+    return msgspec.structs.replace(
+        visits[0],
+        device_s=device_s,
+        host_s=median(visit.host_s for visit in visits),
+        half_width_pct=round(half_width_pct, 2),
+        repetitions=sum(visit.repetitions for visit in visits),
+        is_noisy=half_width_pct > NOISY_PCT,
+    )
 
 
 def work_of(place: Place) -> Work:

@@ -1,7 +1,7 @@
 """The points file: what one machine measured, appended line by line, so that a kill loses one point at most.
 
-JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point`,
-`sustained` (a place timed again under load), `host`, `overlap`, `three_way` and `clocks` lines.
+JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point` (one per
+visit to a place), `sustained` (a place timed again under load), `host`, `overlap`, `three_way` and `clocks` lines.
 Not here: measuring (measure), the profile made of it (sim.costs.profile).
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from calibrate.points import Place, place_of
+from calibrate.points import VISITS, Place, merged, place_of
 from sim.costs.profile import MeasuredPoint
 
 SCHEMA = 1
@@ -39,16 +39,18 @@ class Points(NamedTuple):
     places: list[Place]
     """The plan."""
     points: list[MeasuredPoint]
+    """One per place, of all visits to it."""
     sustained: dict[Place, float]
     host: dict[str, Any]
     overlap: list[dict[str, Any]]
     three_way: list[dict[str, Any]]
+    visits: dict[Place, list[MeasuredPoint]]
 
     @property
     def left(self) -> list[Place]:
-        """Places of the plan that are not measured yet."""
-        done = {place_of(point) for point in self.points}
-        return [place for place in self.places if place not in done]
+        """Visits that the plan has not had yet, in order: every place once, then all again."""
+        rounds = range(VISITS)
+        return [place for visit in rounds for place in self.places if len(self.visits.get(place, ())) <= visit]
 
 
 @contextmanager
@@ -123,7 +125,7 @@ def read(path: Path) -> Points:
         raise ValueError(f"points file {str(path)!r}: schema={schema!r} {hint}")
     try:
         places = msgspec.convert(header["places"], list[Place])
-        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [])
+        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [], {})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"points file {str(path)!r}, line 1: no valid header ({error!r})") from error
     planned = frozenset(places)
@@ -131,6 +133,7 @@ def read(path: Path) -> Points:
         where = f"points file {str(path)!r}, line {number}"
         for kind, value in _object(path, number, line).items():
             _enter(found, planned, where, kind, value)
+    found.points.extend(map(merged, found.visits.values()))
     return found
 
 
@@ -146,7 +149,8 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, value: Any) -> None:
     if kind == "point":
-        found.points.append(_point(where, value, planned))
+        point = _point(where, value, planned)
+        found.visits.setdefault(place_of(point), []).append(point)
     elif kind == "sustained":
         place, seconds = _convert(where, value, tuple[Place, float])
         _check_times(where, [seconds])

@@ -13,13 +13,13 @@ from math import ceil, floor, sqrt
 from statistics import median
 from typing import NamedTuple
 
+from calibrate.points import NOISY_PCT
+
 BLOCK = 3
 """Repetitions that are compared at a time while warming up."""
 WARM_SHARE = 0.05
 MAX_WARM_BLOCKS = 6
 TIGHT_SHARE = 0.02
-NOISY_SHARE = 0.05
-"""A point with a wider half interval is noisy."""
 MIN_REPETITIONS = 7
 """Fewer give no 95 % interval of a median by order statistics."""
 MAX_REPETITIONS = 60
@@ -45,8 +45,15 @@ class Timing(NamedTuple):
     is_noisy: bool
 
 
-def repeat(run: Callable[[], Sample], *, share_s: float, clock: Callable[[], float]) -> Timing:
-    """Time `run` for about `share_s` seconds at most, and MIN_REPETITIONS times at least."""
+def repeat(
+    run: Callable[[], Sample],
+    *,
+    share_s: float,
+    clock: Callable[[], float],
+    least: int = MIN_REPETITIONS,
+    most: int = MAX_REPETITIONS,
+) -> Timing:
+    """Time `run` for about `share_s` seconds at most, and `least` times at least, which is BLOCK or more."""
     started_s = clock()
     block = [run() for _ in range(BLOCK)]
     warm_up = BLOCK
@@ -58,8 +65,8 @@ def repeat(run: Callable[[], Sample], *, share_s: float, clock: Callable[[], flo
             break
         warm_up += BLOCK
     kept = block
-    while len(kept) < MAX_REPETITIONS:
-        if len(kept) >= MIN_REPETITIONS:
+    while len(kept) < most:
+        if len(kept) >= least:
             is_tight = half_width(sorted(sample.device_s for sample in kept)) <= TIGHT_SHARE * _middle(kept)
             if is_tight or clock() - started_s > share_s:
                 break
@@ -72,7 +79,7 @@ def repeat(run: Callable[[], Sample], *, share_s: float, clock: Callable[[], flo
         half_width_pct=100.0 * half_share,
         repetitions=len(kept),
         warm_up=warm_up,
-        is_noisy=half_share > NOISY_SHARE,
+        is_noisy=100.0 * half_share > NOISY_PCT,
     )
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("scipy")
 from calibrate import points_file
 from calibrate.overlap import pairs, three_ways
 from calibrate.pair import limits, pair_spec
-from calibrate.points import place_of
+from calibrate.points import VISITS, place_of
 from sim.costs import TableCosts, build_costs, load
 from sim.work import Kind, Work
 from tests.calibrate.test_commands import ROOT, calibrate, refusal
@@ -58,12 +58,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_killed_measurement_ends_with_the_points_it_began_with(folder: Path) -> None:
     killed, found = (points_file.read(folder / name) for name in ("killed.jsonl", "p.points.jsonl"))
-    assert 10 < len(killed.points) < len(killed.places)
+    assert 10 < len(killed.visits) < len(killed.places)
     assert found.places == killed.places
-    assert found.points[: len(killed.points)] == killed.points
+    assert all(found.visits[place][: len(visits)] == visits for place, visits in killed.visits.items())
     measured = [place_of(point) for point in found.points]
     assert len(measured) == len(set(measured))
     assert set(measured) == set(found.places)
+    assert {len(visits) for visits in found.visits.values()} == {VISITS}
     assert found.left == []
 
 

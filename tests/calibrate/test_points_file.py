@@ -47,7 +47,20 @@ def test_what_was_appended_is_read_back(path: Path) -> None:
     assert found.host == {"step_s": 1e-5}
     assert found.overlap == [pair]
     assert found.three_way == [three]
-    assert found.left == [PLACES[1]]
+    assert found.left == [PLACES[1], *PLACES, *PLACES]
+
+
+def test_a_point_is_the_middle_of_its_visits_and_as_uncertain_as_they_differ(path: Path) -> None:
+    for device_s in (1.3e-3, 1.1e-3):
+        points_file.append_point(path, point(device_s=device_s, host_s=2.0 * device_s, repetitions=5))
+    found = points_file.read(path)
+    wide = {"half_width_pct": pytest.approx(100.0 * 0.15 / 1.1, abs=0.01), "is_noisy": True}
+    (merged,) = found.points
+    assert msgspec.structs.asdict(merged) == {
+        **msgspec.structs.asdict(point(device_s=1.1e-3, host_s=2.2e-3, repetitions=17)),
+        **wide,
+    }
+    assert found.left == [PLACES[1]] * 3
 
 
 def test_a_point_from_before_l2_states_were_told_is_unknown(path: Path) -> None:
