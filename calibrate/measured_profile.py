@@ -72,7 +72,9 @@ def profile_of(
     fitted = fit_passes(start, points)
     if form == "table":
         fitted = with_tables(fitted)
-    return fit_overlap(fitted, held.overlap, held.three_way, tau_is_each=is_cpu)
+    threads = int(held.fingerprint.get("threads", 1))
+    cores = int(held.fingerprint.get("cpu_cores", threads)) / threads if is_cpu else None
+    return fit_overlap(fitted, held.overlap, held.three_way, cores=cores)
 
 
 def check_units(points: Sequence[MeasuredPoint], gpu: Gpu, shapes: Mapping[str, ModelShape]) -> None:

@@ -30,6 +30,8 @@ TAUS_S = (1e-8, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
 """Coarse grid that the search begins with: the loss has flat places and several minima."""
 ETA = (0.05, 4.0)
 TAU_S = (1e-9, 1e-2)
+TURNS_S = tuple(1e-6 * 1.1**step for step in range(60))
+"""1 us to 0.3 ms: what a turn at the interpreter may last."""
 STEP = 0.3
 """First step of the refinement, in logs."""
 LAUNCH_BOUND = 0.9
@@ -96,25 +98,26 @@ def fit_overlap(
     entries: Sequence[dict[str, Any]],
     three_way: Sequence[dict[str, Any]] = (),
     *,
-    tau_is_each: bool = False,
+    cores: float | None = None,
 ) -> Profile:
     """`profile` with `overlap` fitted to the even `entries`, its error on the odd ones under `errors.overlap`, and that
     on the `three_way` runs, which no fit uses, under `errors.overlap_three`.
 
-    Fewer than four pairs fit nothing: the profile keeps its conservative default.
+    `cores` of a CPU, per thread of a pass: works have one each and take turns at the interpreter, so tau alone is
+    fitted. Fewer than four pairs fit nothing: the profile keeps its conservative default.
     """
     runs = [_together(entry) for entry in entries]
     if len(runs) < 4:
         return profile
     used, held_out = runs[::2], runs[1::2]
     costs = Costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
-    contention = _minimise(costs, used, tau_is_each)
+    contention = _turns(costs, used, cores) if cores is not None else _minimise(costs, used)
     error = kind_error(np.concatenate([_errors(costs, contention, run) for run in held_out]), HELD_OUT)
     overlap = Overlap(
         eta_compute=contention.eta_compute,
         eta_bandwidth=contention.eta_bandwidth,
         tau_s=contention.tau_s,
-        tau_is_each=tau_is_each,
+        takes_turns=contention.takes_turns,
         demand_floor=0.0,
         measured=True,
         source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, half of them fitted",
@@ -153,8 +156,23 @@ def _errors(costs: Costs, contention: Contention, run: Together) -> Array:
     return np.asarray(np.array(predict_s(costs, contention, run)) / np.array(run.together_s) - 1.0)
 
 
-def _minimise(costs: Costs, runs: Sequence[Together], tau_is_each: bool) -> Contention:
-    """Least mean absolute log error: the best of a grid, refined."""
+def _loss(costs: Costs, runs: Sequence[Together], contention: Contention) -> float:
+    """Mean absolute log error."""
+    errors = np.concatenate([_errors(costs, contention, run) for run in runs])
+    return float(np.mean(np.abs(np.log1p(errors))))
+
+
+def _turns(costs: Costs, runs: Sequence[Together], cores: float) -> Contention:
+    """Works that take turns on a CPU of so many cores: the tau of least loss."""
+    candidates = [
+        Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
+        for tau_s in TURNS_S
+    ]
+    return min(candidates, key=partial(_loss, costs, runs))
+
+
+def _minimise(costs: Costs, runs: Sequence[Together]) -> Contention:
+    """The constants of least loss: the best of a grid, refined."""
     from scipy.optimize import minimize
 
     def contention(logs: Array) -> Contention:
@@ -163,12 +181,10 @@ def _minimise(costs: Costs, runs: Sequence[Together], tau_is_each: bool) -> Cont
             eta_compute=round_constant(eta_compute),
             eta_bandwidth=round_constant(eta_bandwidth),
             tau_s=round_constant(float(np.clip(np.exp(logs[2]), *TAU_S))),
-            tau_is_each=tau_is_each,
         )
 
     def loss(logs: Array, of: Sequence[Together] = runs) -> float:
-        errors = np.concatenate([_errors(costs, contention(logs), run) for run in of])
-        return float(np.mean(np.abs(np.log1p(errors))))
+        return _loss(costs, of, contention(logs))
 
     starts = [np.log(np.array(start)) for start in product(ETAS, ETAS, TAUS_S)]
     best = min(starts, key=partial(loss, of=runs[::COARSE_IN]))

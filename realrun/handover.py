@@ -33,8 +33,8 @@ POLLERS = 2
 REPEATS = 5
 PAUSES_S = (0.005, 0.025, 0.1)
 """Of the device between two requests, to see what the first works after one lose."""
-TAUS_S = tuple(1e-6 * 1.25**step for step in range(30))
-"""1 us to 0.6 ms per kernel."""
+TAUS_S = tuple(1e-6 * 1.1**step for step in range(60))
+"""1 us to 0.3 ms per kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def _synchronous(profile: Profile) -> Profile:
     return msgspec.structs.replace(
         profile,
         host=msgspec.structs.replace(profile.host, is_synchronous=True),
-        overlap=msgspec.structs.replace(profile.overlap, has_priorities=False, tau_is_each=True),
+        overlap=msgspec.structs.replace(profile.overlap, has_priorities=False, takes_turns=True),
     )
 
 

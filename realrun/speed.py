@@ -22,6 +22,8 @@ REPETITIONS = 40
 LEAST_REPETITIONS = 5
 MOST_S = 0.5
 """Per pass; slow ones are repeated less often."""
+WARM_SHARE = 0.2
+"""Of the repetitions, before those that count: a machine that did nothing for a while comes up again."""
 
 
 def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
@@ -38,7 +40,7 @@ def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
             started_s = perf_counter()
             issuer.issue(shape, [(scratch, 0, NOT_FORCED, 0)]).values()
             times_s.append(perf_counter() - started_s)
-        found.append(fmean(times_s))
+        found.append(fmean(times_s[int(WARM_SHARE * len(times_s)) :]))
     # What a stream has run says what it is used for (realrun.replay).
     issuer.warmed = warmed
     return tuple(found)

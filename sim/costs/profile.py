@@ -131,8 +131,9 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     eta_bandwidth: float = 1.0
     tau_s: float = 5e-6
     """Extra time per kernel while another work runs; the default is half the length of a memory-bound kernel."""
-    tau_is_each: bool = False
-    """Every other work costs tau once more, as threads that take turns at one interpreter; False: all together once."""
+    takes_turns: bool = False
+    """Works take turns, as threads do at one interpreter, which a kernel holds for tau: it waits for each other work by
+    the share of time that this one holds it. False: a kernel waits tau, whatever the others are."""
     demand_floor: float = 1.0
     """Least demand of any work on both roofs; at 1.0 two works at once never beat one after the other."""
     has_priorities: bool = True

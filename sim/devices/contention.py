@@ -21,8 +21,8 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
     eta_compute: float = 1.0
     eta_bandwidth: float = 1.0
     tau_s: float = 0.0
-    tau_is_each: bool = False
-    """A work pays tau for each of the others; False: once, however many they are."""
+    takes_turns: bool = False
+    """Works take turns, tau per kernel; False: a kernel waits tau once, whatever the others are and how many."""
     has_priorities: bool = True
     """Works of higher priority are served first; False: all alike."""
 
@@ -33,9 +33,24 @@ def contention_of(overlap: Overlap) -> Contention:
         eta_compute=overlap.eta_compute,
         eta_bandwidth=overlap.eta_bandwidth,
         tau_s=overlap.tau_s,
-        tau_is_each=overlap.tau_is_each,
+        takes_turns=overlap.takes_turns,
         has_priorities=overlap.has_priorities,
     )
+
+
+def kernel_waits_s(kernels_per_s: Sequence[float], contention: Contention) -> list[float]:
+    """Seconds that each kernel of each of several works [works] waits for the others; they launch so many per second
+    at rate 1.
+
+    Works that take turns, as threads do at one interpreter, have it for tau per kernel: a kernel waits tau for every
+    other work by the share of time that this one has it.
+    """
+    tau_s = contention.tau_s
+    if not contention.takes_turns:
+        return [tau_s] * len(kernels_per_s)
+    shares = [min(1.0, rate * tau_s) for rate in kernels_per_s]
+    total = sum(shares)
+    return [tau_s * (total - share) for share in shares]
 
 
 def fill_rates(

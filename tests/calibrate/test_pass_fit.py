@@ -20,7 +20,7 @@ from calibrate.points_file import Points
 from sim.costs import build_costs, load
 from sim.costs.profile import MeasuredPoint, Profile
 from sim.costs.profile_files import decode, encode
-from sim.devices.contention import Contention
+from sim.devices.contention import Contention, contention_of
 
 LIMITS = Limits(rows=16, slot_tokens=512, pass_tokens=512, draft_tokens=8, has_draft=True, has_graphs=False)
 NOISE = 0.03
@@ -220,6 +220,14 @@ def test_contention_behind_pairs_is_found_again() -> None:
     everything = overlap_error(fitted, entries).mean_error_pct
     assert everything is not None
     assert everything < 5.0
+
+
+def test_on_a_cpu_works_have_a_core_each_and_the_length_of_a_turn_is_found_again() -> None:
+    profile = law()
+    contention = Contention(eta_compute=2.0, eta_bandwidth=2.0, tau_s=2e-5, takes_turns=True)
+    fitted = fit_overlap(profile, pair_entries(profile, contention, noise=0.02), cores=2.0)
+    assert contention_of(fitted.overlap) == msgspec.structs.replace(contention, tau_s=fitted.overlap.tau_s)
+    assert fitted.overlap.tau_s == pytest.approx(2e-5, rel=0.2)
 
 
 def three_way_entry(profile: Profile, contention: Contention) -> dict[str, Any]:

@@ -74,18 +74,25 @@ def test_each_kernel_is_delayed_while_another_work_runs() -> None:
     assert verify.end_s == pytest.approx(3.0 + (5.0 - 3.0 * 5.0 / 6.0))
 
 
-def test_where_tau_is_each_two_others_delay_a_kernel_twice_as_much_as_one() -> None:
-    """Three alike, 2 s of 10 kernels at tau 0.1 s: 4 s instead of 3."""
-    works = [DRAFT] * 3
-    ends_s = []
-    for tau_is_each in (False, True):
-        costs = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0), num_kernels=10)
-        machine = host(costs, contention=Contention(tau_s=0.1, tau_is_each=tau_is_each))
-        streams = [machine.stream(name) for name in "abc"]
-        tickets = [machine.run(work, stream) for work, stream in zip(works, streams, strict=True)]
-        machine.run_until()
-        ends_s.append([ticket.end_s for ticket in tickets])
-    assert ends_s == [pytest.approx([3.0] * 3), pytest.approx([4.0] * 3)]
+@pytest.mark.parametrize(
+    ("takes_turns", "tau_s", "ends_s"),
+    [
+        (False, 0.1, 2.0 + 10 * 0.1),
+        # Each has the interpreter 10 * 0.1 of its 2 s: a kernel waits 0.1 s for half of the other two.
+        (True, 0.1, 2.0 + 10 * 0.1 * (0.5 + 0.5)),
+        # All of the time, and no more.
+        (True, 0.3, 2.0 + 10 * 0.3 * (1.0 + 1.0)),
+    ],
+)
+def test_a_kernel_waits_for_others_by_the_share_of_time_that_they_have_the_interpreter(
+    takes_turns: bool, tau_s: float, ends_s: float
+) -> None:
+    costs = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0), num_kernels=10)
+    machine = host(costs, contention=Contention(tau_s=tau_s, takes_turns=takes_turns))
+    streams = [machine.stream(name) for name in "abc"]
+    tickets = [machine.run(DRAFT, stream) for stream in streams]
+    machine.run_until()
+    assert [ticket.end_s for ticket in tickets] == pytest.approx([ends_s] * 3)
 
 
 def test_a_launch_bound_work_lasts_as_long_as_its_launch() -> None:
