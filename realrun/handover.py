@@ -31,8 +31,8 @@ MANY = (1, 2, 4)
 """Requests at once on one lane, each on its own or all together: as many as there are slots for."""
 POLLERS = 2
 REPEATS = 5
-PAUSES_S = (0.005, 0.025, 0.1)
-"""Of the device between two requests, to see what the first works after one lose."""
+PAUSES_S = (0.01, 0.04, 0.16)
+"""Of the device before every other request, to see what the first works after one lose."""
 TAUS_S = tuple(1e-6 * 1.1**step for step in range(60))
 """1 us to 0.3 ms per kernel."""
 
@@ -75,7 +75,8 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
     plain = [Setting(), Setting(rows=many)]
     polled = alone._replace(num_pollers=POLLERS)
     service_s = serve(executor, alone).span_s / REQUESTS_PER_LANE
-    paused = [alone._replace(period_s=service_s + pause_s) for pause_s in PAUSES_S] if is_cpu else []
+    pairs_s = [2.0 * service_s + pause_s for pause_s in PAUSES_S] if is_cpu else []
+    paused = [alone._replace(period_s=period_s, burst=2) for period_s in pairs_s]
     settings = dict.fromkeys([*busy, *several, *plain, polled, *paused])
     # Round after round, so that a drift of the machine hits all alike.
     rounds, probed_s = [], []
@@ -93,12 +94,9 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
         served=served(start, of_all) if is_cpu else {},
         look_s=look_s([(each[alone], each[polled]) for each in rounds]),
         tau_s=None,
-        idle_ramp=None,
+        idle_ramp=idle_ramp([[each[setting] for setting in (alone, *paused)] for each in rounds]) if paused else None,
         probed_s=tuple(map(fmean, zip(*probed_s, strict=True))),
     )
-    if paused:
-        by_pause = [[each[setting] for setting in (alone, *paused)] for each in rounds]
-        found = replace(found, idle_ramp=idle_ramp(_completed(start, found), by_pause))
     if several:
         pairs = [_typical([(each[alone], each[setting]) for each in rounds]) for setting in several]
         found = replace(found, tau_s=best_tau(_completed(start, found), pairs))

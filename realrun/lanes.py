@@ -47,6 +47,8 @@ class Setting(NamedTuple):
     draft_tokens: int = 0
     period_s: float = 0.0
     """Between two arrivals; 0 = all at once."""
+    burst: int = 1
+    """Requests that arrive together."""
     coroutines: int = 1
     """That share each lane."""
     rows: int = 1
@@ -134,7 +136,7 @@ def start(host: Any, setting: Setting) -> Serving:
         Request(
             index=i,
             id=str(i),
-            arrival_s=i * setting.period_s,
+            arrival_s=i // setting.burst * setting.period_s,
             prompt_tokens=PROMPT_TOKENS[i % len(PROMPT_TOKENS)],
             output_tokens=OUTPUT_TOKENS,
         )

@@ -12,6 +12,7 @@ from time import perf_counter
 from realrun.issuer import Issuer
 from realrun.kernels import PairKernels
 from realrun.passes import NOT_FORCED, ChunkShape, PassShape
+from realrun.quiet import frozen_heap
 from sim.work import Kind, Model
 
 PROBED_TOKENS = (1, 48)
@@ -36,10 +37,11 @@ def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
         shape = PassShape(Kind.PREFILL, Model.TARGET, chunks=(chunk,))
         issuer.warm(shape, scratch, capture=False)
         times_s: list[float] = []
-        while len(times_s) < LEAST_REPETITIONS or (len(times_s) < REPETITIONS and sum(times_s) < MOST_S):
-            started_s = perf_counter()
-            issuer.issue(shape, [(scratch, 0, NOT_FORCED, 0)]).values()
-            times_s.append(perf_counter() - started_s)
+        with frozen_heap():
+            while len(times_s) < LEAST_REPETITIONS or (len(times_s) < REPETITIONS and sum(times_s) < MOST_S):
+                started_s = perf_counter()
+                issuer.issue(shape, [(scratch, 0, NOT_FORCED, 0)]).values()
+                times_s.append(perf_counter() - started_s)
         found.append(fmean(times_s[int(WARM_SHARE * len(times_s)) :]))
     # What a stream has run says what it is used for (realrun.replay).
     issuer.warmed = warmed

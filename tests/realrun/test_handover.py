@@ -128,10 +128,11 @@ def test_a_ramp_is_found_again_while_the_machine_drifts(paces: tuple[float, ...]
     plain = synchronous(load("cpu/tiny"))
     profile = msgspec.structs.replace(plain, host=msgspec.structs.replace(plain.host, idle_ramp=planted))
     service_s = simulate(plain, Setting(1, 4)).span_s / 8
-    periods_s = [0.0, *(service_s + pause_s for pause_s in (0.005, 0.025, 0.1))]
-    runs = [simulate(profile, Setting(1, 4, period_s=period_s)) for period_s in periods_s]
+    periods_s = [2.0 * service_s + pause_s for pause_s in (0.01, 0.04, 0.16)]
+    settings = [Setting(1, 4), *(Setting(1, 4, period_s=period_s, burst=2) for period_s in periods_s)]
+    runs = [simulate(profile, setting) for setting in settings]
     rounds = [[stretched(run, pace * (1.0 + 0.05 * number)) for number, run in enumerate(runs)] for pace in paces]
-    found = idle_ramp(plain, rounds)
+    found = idle_ramp(rounds)
     assert found is not None
     assert found.lost_s == pytest.approx(planted.lost_s, rel=0.2)
     assert found.pause_s == pytest.approx(planted.pause_s, rel=0.35)
@@ -140,8 +141,8 @@ def test_a_ramp_is_found_again_while_the_machine_drifts(paces: tuple[float, ...]
 
 def test_requests_that_lose_nothing_by_a_pause_make_no_ramp() -> None:
     plain = synchronous(load("cpu/tiny"))
-    runs = [simulate(plain, Setting(1, 4, period_s=period_s)) for period_s in (0.0, 0.2, 0.3)]
-    assert idle_ramp(plain, [runs]) is None
+    settings = [Setting(1, 4), *(Setting(1, 4, period_s=period_s, burst=2) for period_s in (0.4, 0.6))]
+    assert idle_ramp([[simulate(plain, setting) for setting in settings]]) is None
 
 
 def stretched(run: Served, pace: float) -> Served:
