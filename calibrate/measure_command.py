@@ -39,10 +39,9 @@ INTERRUPTED = 130
 @click.option(
     "--form",
     type=click.Choice(["compact", "table"]),
-    default="compact",
-    show_default=True,
+    default=None,
     help="Fitted constants, which other models can be derived from; or the models' own points, smoothed as far as they "
-    "are noisy. Their errors stand side by side in a table's profile.",
+    "are noisy. Their errors stand side by side in a table's profile. [table cpu, compact cuda]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
 def measure_command(
@@ -51,7 +50,7 @@ def measure_command(
     threads: int,
     budget: float | None,
     serving: bool,
-    form: Literal["compact", "table"],
+    form: Literal["compact", "table"] | None,
     **flags: Any,
 ) -> None:
     """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
@@ -84,7 +83,7 @@ def measure_command(
         with points_file.alone(points_path), _progress() as on_step:
             budget_s = float(DEFAULTS[device]["budget"]) if budget is None else budget
             session = Session(spec, points_path, budget_s, on_step)
-            profile = session.run(form)
+            profile = _fitted(session, form or DEFAULTS[device]["form"], is_asked_for=form is not None)
             if serving:
                 profile = _with_serving(profile, session)
     except KeyboardInterrupt:
@@ -98,6 +97,19 @@ def measure_command(
         ) from None
     write(profile, out)
     _print_noisy(profile)
+
+
+def _fitted(session: Session, form: Literal["compact", "table"], *, is_asked_for: bool) -> Profile:
+    """The profile in this form; where its points are too few for a table that nobody asked for, the compact one."""
+    from calibrate.measured_table import TooFewPoints
+
+    try:
+        return session.run(form)
+    except TooFewPoints as error:
+        if is_asked_for:
+            raise
+        print(f"this profile is compact: {error}", file=sys.stderr)
+        return session.run("compact")
 
 
 def _with_serving(profile: Profile, session: Session) -> Profile:

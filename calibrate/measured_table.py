@@ -35,6 +35,10 @@ SETTLED = 1e-12
 """Largest change of a log time at which sweeps end."""
 
 
+class TooFewPoints(ValueError):
+    """For a table; constants can be fitted all the same."""
+
+
 class Axes(NamedTuple):
     """Of one model's grids, as in ModelTable; `queries` begins with 1, which is a decode."""
 
@@ -61,13 +65,15 @@ class Grids(NamedTuple):
 def with_tables(fitted: Profile) -> Profile:
     """`fitted`, a compact fit to its points, in table form. Its errors are the table's, beside the compact fit's.
 
-    Raises ValueError where a model has no pass of rows or no prefill among the points.
+    Raises TooFewPoints where a model has no pass of rows or no prefill among them.
     """
     tables = {}
     for model in (Model.TARGET, Model.DRAFT)[: len(fitted.models)]:
         points = [point for point in fitted.points if point.model == model.value]
         if not {"prefill"} < {point.kind for point in points if not point.is_held_out}:
-            raise ValueError(f"too few points for a table of the {model.value}: raise --budget, or use --form compact")
+            raise TooFewPoints(
+                f"too few points for a table of the {model.value}: raise --budget, or use --form compact"
+            )
         tables[model] = _model_table(fitted, model, points)
     kernels = _kernels(fitted, tables)
     source = f"{fitted.source}; tables: compact fit corrected by its points"

@@ -20,8 +20,15 @@ from realrun.options import PairOptions
 from sim.names import unknown
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cpu": {"dtype": "float32", "budget": 120.0, "rows": 16, "context": 512, "attention": "flash-cpu"},
-    "cuda": {"dtype": "bfloat16", "budget": 480.0, "rows": 32, "context": 2048, "attention": "efficient"},
+    "cpu": {"dtype": "float32", "budget": 120.0, "rows": 16, "context": 512, "attention": "flash-cpu", "form": "table"},
+    "cuda": {
+        "dtype": "bfloat16",
+        "budget": 480.0,
+        "rows": 32,
+        "context": 2048,
+        "attention": "efficient",
+        "form": "compact",
+    },
 }
 """What is not asked for, by device."""
 SLOT_STEP = 256

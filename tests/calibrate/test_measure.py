@@ -16,6 +16,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("scipy")
 
 from calibrate import points_file
+from calibrate.measure_command import _fitted
+from calibrate.measured_table import TooFewPoints
 from calibrate.overlap import pairs, three_ways
 from calibrate.pair import limits, pair_spec
 from calibrate.points import VISITS, place_of
@@ -98,16 +100,33 @@ def test_running_it_again_measures_nothing_and_gives_the_same_profile(folder: Pa
 
 
 @pytest.mark.slow
-def test_the_table_form_is_made_of_the_same_points(folder: Path, tmp_path: Path) -> None:
+def test_both_forms_are_made_of_the_same_points_and_a_cpu_gets_the_table(folder: Path, tmp_path: Path) -> None:
     points = tmp_path / "p.points.jsonl"
     points.write_bytes((folder / "p.points.jsonl").read_bytes())
-    calibrate(*flags(folder, "--out", tmp_path / "p.json", "--form", "table"))
+    calibrate(*flags(folder, "--out", tmp_path / "p.json", "--form", "compact"))
     assert points.read_bytes() == (folder / "p.points.jsonl").read_bytes()
-    table, compact = load(tmp_path / "p.json"), load(folder / "p.json")
+    table, compact = load(folder / "p.json"), load(tmp_path / "p.json")
+    assert not isinstance(build_costs(compact), TableCosts)
     assert isinstance(build_costs(table), TableCosts)
     assert table.points == compact.points
     assert table.errors.keys() == compact.errors.keys()
     assert "compact form: mean" in table.errors["verify"].held_out
+
+
+def test_too_few_points_for_a_table_that_nobody_asked_for_make_a_compact_profile(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Sparse:
+        def run(self, form: str) -> str:
+            if form == "table":
+                raise TooFewPoints("too few points for a table of the draft: raise --budget")
+            return form
+
+    session: Any = Sparse()
+    assert _fitted(session, "table", is_asked_for=False) == "compact"
+    assert "this profile is compact: too few points" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="too few points"):
+        _fitted(session, "table", is_asked_for=True)
 
 
 @pytest.mark.slow
