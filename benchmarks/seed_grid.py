@@ -17,7 +17,8 @@ import yaml
 from sim.compare import compare
 from sim.costs import load
 from sim.plots import draw_throughput_latency
-from sim.scenario import resolve, set_dotted
+from sim.scenario import resolve
+from sim.scenario_file import set_dotted
 
 GRID = Path(__file__).parent.parent / "sim" / "scenarios" / "seed-002-grid.yaml"
 

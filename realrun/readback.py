@@ -20,7 +20,8 @@ from sim.costs import Profile
 from sim.records import WorkRecord
 from sim.request import Request
 from sim.results import SUMMARY, read_columns
-from sim.scenario import Scenario, read_scenario, resolve
+from sim.scenario import Scenario, resolve
+from sim.scenario_file import read_scenario
 
 Columns = Mapping[str, list[Any]]
 REQUEST_FIELDS = (

@@ -58,7 +58,7 @@ def scenario_options(function: F) -> F:
 
 def gather(flags: dict[str, Any]) -> dict[str, Any]:
     """The raw scenario of a command line; removes from `flags` what it used. Raises ValueError."""
-    from sim.scenario import parse_override, read_scenario, set_dotted
+    from sim.scenario_file import parse_override, read_scenario, set_dotted
 
     path = flags.pop("scenario")
     raw: dict[str, Any] = read_scenario(path) if path is not None else {}

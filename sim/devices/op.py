@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from math import inf
 
+from sim.costs.cost import CostModel
+from sim.devices.contention import Contention, fill_rates, kernel_waits_s
 from sim.devices.ticket import SimTicket
 from sim.host import Stream
 
@@ -103,6 +105,26 @@ class Op:
                 self.finish_s = now_s
             else:
                 self.finish_s = now_s + self.left_s / rate if rate > 0.0 else inf
+
+
+def rates_together(
+    running: Sequence[Op], launch_caps: Sequence[float], costs: CostModel, contention: Contention
+) -> list[float]:
+    """Rates [running] of works side by side, by falling priority: their kernels wait, and all share the roofs."""
+    for op in running:
+        if op.demands is None:
+            op.demands = costs.demands(op.ticket.work)
+            _, _, device_s, num_kernels = op.ticket.cost
+            op.kernels_per_s = num_kernels / device_s if device_s else 0.0
+    waits_s = kernel_waits_s([op.kernels_per_s for op in running], contention)
+    caps, demands, priorities = [], [], []
+    for op, wait_s, launch_cap in zip(running, waits_s, launch_caps, strict=True):
+        kernel_cap = 1.0 / (1.0 + op.kernels_per_s * wait_s)
+        caps.append(launch_cap if launch_cap < kernel_cap else kernel_cap)
+        assert op.demands is not None
+        demands.append(op.demands)
+        priorities.append(op.priority)
+    return fill_rates(caps, demands, priorities, contention)
 
 
 class Queue:

@@ -6,7 +6,7 @@ Rules (design, section 4; docs/adr/003):
 - A work starts when it is prepared, the work before it on its stream has ended, and those it comes `after` have.
 - While its launch goes on a work cannot outrun it: its rate is at most device time left / launch time left, and it
   ends no earlier than its launch.
-- A lone work runs at rate 1. Beside others its kernels wait (`kernel_waits_s`), and all get `fill_rates`.
+- A lone work runs at rate 1, several at `rates_together`.
 A rate that a change leaves as it was keeps its finish time bit for bit, so that sums by hand come out exact.
 The clock is only asked for instants at which something else depends on what happens then.
 """
@@ -18,8 +18,8 @@ from math import inf
 from typing import Any
 
 from sim.costs.cost import CostModel
-from sim.devices.contention import Contention, fill_rates, kernel_waits_s
-from sim.devices.op import Op, Queue
+from sim.devices.contention import Contention
+from sim.devices.op import Op, Queue, rates_together
 from sim.devices.ticket import Clock, SimTicket, checkpoint_at
 from sim.host import HostWait, Stream
 from sim.work import Kind, Work
@@ -231,22 +231,8 @@ class SharedDevice:
             cap = op.launch_cap(now_s)
             op.set_rate(cap, cap, now_s)
             return
-        demands, kernels_per_s = [], []
-        for op in running:
-            if op.demands is None:
-                op.demands = self._costs.demands(op.ticket.work)
-                _, _, device_s, num_kernels = op.ticket.cost
-                op.kernels_per_s = num_kernels / device_s if device_s else 0.0
-            demands.append(op.demands)
-            kernels_per_s.append(op.kernels_per_s)
-        launch_caps, caps, priorities = [], [], []
-        for op, wait_s in zip(running, kernel_waits_s(kernels_per_s, self._contention), strict=True):
-            kernel_cap = 1.0 / (1.0 + op.kernels_per_s * wait_s)
-            cap = op.launch_cap(now_s)
-            launch_caps.append(cap)
-            caps.append(cap if cap < kernel_cap else kernel_cap)
-            priorities.append(op.priority)
-        rates = fill_rates(caps, demands, priorities, self._contention)
+        launch_caps = [op.launch_cap(now_s) for op in running]
+        rates = rates_together(running, launch_caps, self._costs, self._contention)
         for op, cap, rate in zip(running, launch_caps, rates, strict=True):
             op.set_rate(rate, cap, now_s)
 
