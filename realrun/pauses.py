@@ -17,6 +17,8 @@ from sim.costs.profile import IdleRamp
 
 PAUSE_SCALES_S = tuple(1e-3 * 1.2**step for step in range(36))
 """1 ms to 0.6 s."""
+LONGEST_SCALE = 0.5
+"""Of the longest pause: what longer ones lose was not measured, and is taken to be at most 16 % more."""
 LEAST_PAUSE_S = 1e-3
 """Beyond the short ones that any two works have between them."""
 LEAST_LOST_S = 1e-5
@@ -54,7 +56,8 @@ def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
         ]
         lost_s.append(median(fmean(each.e2el_s for each in of_run) for of_run in late))
         lost_at_once_s.append(median(fmean(each.prompt_s for each in of_run) for of_run in late))
-    grown = {scale_s: [-expm1(-pause_s / scale_s) for pause_s in pauses_s] for scale_s in PAUSE_SCALES_S}
+    scales_s = [scale_s for scale_s in PAUSE_SCALES_S if scale_s <= max(LEAST_PAUSE_S, LONGEST_SCALE * pauses_s[-1])]
+    grown = {scale_s: [-expm1(-pause_s / scale_s) for pause_s in pauses_s] for scale_s in scales_s}
     fitted = {
         scale_s: sum(map(mul, lost_s, shares)) / sum(map(mul, shares, shares)) for scale_s, shares in grown.items()
     }
