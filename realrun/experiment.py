@@ -19,7 +19,7 @@ from sim.policies.options import Method
 from sim.policies.passes import KvMode
 from sim.records import RunRecord, StreamUsage, WorkRecord
 from sim.request import Request
-from sim.run import build_acceptance, draft_slots, num_kv_blocks
+from sim.run import build_acceptance, draft_slots, loaded_models, num_kv_blocks
 from sim.scenario import Scenario
 from sim.serving import Serving
 from sim.tape import TapeAcceptance
@@ -127,7 +127,7 @@ class Experiment:
     ) -> RunRecord:
         """What the run left behind. `end_s` is when it was cut, if it was."""
         is_whole = serving.is_all_finished
-        models = self.profile.models if self.draft_tokens_max else (self.profile.target,)
+        models = loaded_models(self.scenario, self.profile, self.draft_tokens_max)
         return RunRecord(
             policy=self.policy_name,
             seed=self.seed,

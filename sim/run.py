@@ -17,6 +17,7 @@ from sim.costs import Profile, build_costs, kv_capacity_tokens
 from sim.devices.contention import contention_of
 from sim.kv import KvPool
 from sim.luck import Luck
+from sim.models import ModelShape
 from sim.paged import PagedPool
 from sim.policies import Policy, continuous_lazy, find_policy
 from sim.policies.options import Batching, EngineLimits, Method
@@ -150,7 +151,7 @@ def num_kv_blocks(scenario: Scenario, profile: Profile, draft_tokens_max: int) -
     engine = scenario.engine
     if engine.num_gpu_blocks is not None:
         return engine.num_gpu_blocks
-    with_draft = draft_tokens_max > 0 and scenario.speculation.method is not Method.NGRAM
+    with_draft = len(loaded_models(scenario, profile, draft_tokens_max)) > 1
     capacity = kv_capacity_tokens(profile, engine.gpu_memory_utilization, with_draft=with_draft)
     num_blocks = int(capacity) // engine.block_size
     if num_blocks < 1:
@@ -159,6 +160,12 @@ def num_kv_blocks(scenario: Scenario, profile: Profile, draft_tokens_max: int) -
             f"gpu_memory_utilization={engine.gpu_memory_utilization} of the GPU's memory"
         )
     return num_blocks
+
+
+def loaded_models(scenario: Scenario, profile: Profile, draft_tokens_max: int) -> tuple[ModelShape, ...]:
+    """Whose weights and KV are in memory: without speculation, and with n-grams, no draft's."""
+    has_draft = draft_tokens_max > 0 and scenario.speculation.method is not Method.NGRAM
+    return profile.models if has_draft else (profile.target,)
 
 
 def draft_slots(scenario: Scenario, policy: Policy, draft_tokens_max: int) -> int:
@@ -234,7 +241,7 @@ def _record(
     works: list[WorkRecord],
 ) -> RunRecord:
     requests = list(serving.requests[: serving.num_arrived])
-    models = profile.models if serving.controller.draft_tokens_max else (profile.target,)
+    models = loaded_models(scenario, profile, serving.controller.draft_tokens_max)
     is_drained = serving.is_all_finished and requests
     end_s = max(request.last_token_s for request in requests) if is_drained else host.now_s
     return RunRecord(

@@ -124,3 +124,15 @@ def test_an_eagle_head_drafts_for_continuous_only() -> None:
     scenario = resolve({"profile": "h100-sxm/llama-3.1-8b+eagle3", "policy": "pd"})
     with pytest.raises(ValueError, match="continuous only"):
         check(scenario, load(scenario.profile))
+
+
+@pytest.mark.parametrize(
+    ("speculation", "num_models"),
+    [({}, 2), ({"num_speculative_tokens": 0}, 1), ({"method": "ngram", "acceptance": "iid:0.3"}, 1)],
+)
+def test_only_a_draft_model_that_is_used_takes_memory(speculation: dict[str, object], num_models: int) -> None:
+    raw = {"profile": PAIR, "policy": "continuous", "workload": {"num_prompts": 1}, "speculation": speculation}
+    profile = load(PAIR)
+    record = simulate(resolve(raw), "continuous", 0, profile)
+    assert record.weight_bytes == sum(shape.weight_bytes for shape in profile.models[:num_models])
+    assert record.kv_bytes_per_token == sum(shape.kv_bytes_per_token for shape in profile.models[:num_models])
