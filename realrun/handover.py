@@ -72,7 +72,7 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
     busy = [alone, alone._replace(coroutines=many), alone._replace(rows=many)]
     if is_cpu:
         busy += [alone._replace(is_split=True), alone._replace(is_split=True, rows=many)]
-    plain = [Setting(), Setting(rows=many)]
+    plain = [Setting(), Setting(coroutines=many), Setting(rows=many)]
     polled = alone._replace(num_pollers=POLLERS)
     service_s = serve(executor, alone).span_s / REQUESTS_PER_LANE
     pairs_s = [2.0 * service_s + pause_s for pause_s in PAUSES_S] if is_cpu else []
