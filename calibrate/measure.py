@@ -7,6 +7,7 @@ killed and one that was not give the same kind of result. Not here: the fit (pas
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -28,8 +29,6 @@ from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile
 from sim.models import ModelShape
 
-PLANNED_REPETITIONS = VISITS * 2 * BLOCK
-"""Per place, warm-up included, that the budget must pay for when the plan is made."""
 SHARES = {"points": 0.55, "load": 0.1, "host": 0.05, "overlap": 0.15}
 """Of the budget. The rest is building, warming up and fitting."""
 LOAD_S = 20.0
@@ -57,6 +56,9 @@ class Session:
         self.bench = Bench(self._kernels)
         self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
         self._graphed: Issuer | None = None
+        self._visits = VISITS[spec.device]
+        self._least = max(BLOCK, ceil(MIN_REPETITIONS / self._visits))
+        """Repetitions per visit."""
 
     def run(self, form: Literal["compact", "table"] = "compact") -> Profile:
         """Measure what the file does not hold yet, and fit what it then holds."""
@@ -103,14 +105,14 @@ class Session:
             grid.LEVELS - 1,
             SHARES["points"] * self.budget_s,
             grid.estimator(timed_s),
-            PLANNED_REPETITIONS,
+            self._visits * (BLOCK + self._least),
         )
         points_file.create(self.path, self._fingerprint, self.spec.as_options(), planned.places)
 
     def _points(self) -> None:
         held = points_file.read(self.path)
         left, cache = held.left, l2_bytes(self.spec.device)
-        num_visits = VISITS * len(held.places)
+        num_visits = self._visits * len(held.places)
         ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, num_visits)
         for done, place in enumerate(left):
             issuer = self._issuer(place)
@@ -121,8 +123,8 @@ class Session:
                 self.bench.timer(place, issuer),
                 share_s=share_s,
                 clock=perf_counter,
-                least=BLOCK,
-                most=MAX_REPETITIONS // VISITS,
+                least=self._least,
+                most=MAX_REPETITIONS // self._visits,
             )
             point = MeasuredPoint(
                 kind=place.kind,  # type: ignore[arg-type]

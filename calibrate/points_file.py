@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from calibrate.points import VISITS, Place, merged, place_of
+from calibrate.points import Place, merged, place_of
 from sim.costs.profile import MeasuredPoint
 
 SCHEMA = 1
@@ -49,7 +49,7 @@ class Points(NamedTuple):
     @property
     def left(self) -> list[Place]:
         """Visits that the plan has not had yet, in order: every place once, then all again."""
-        rounds = range(VISITS)
+        rounds = range(int(self.options.get("visits", 1)))
         return [place for visit in rounds for place in self.places if len(self.visits.get(place, ())) <= visit]
 
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from calibrate import points_file
-from calibrate.points import VISITS, Place
+from calibrate.points import Place
 from sim.costs.profile import MeasuredPoint
 
 MACHINE = {"device": "cpu", "torch": "2.13.0", "clock_sm_mhz": "not readable"}
-OPTIONS = {"target": "tiny-target", "rows": 4}
+OPTIONS = {"target": "tiny-target", "rows": 4, "visits": 3}
 PLACES = [Place("decode", "target", 1, 1, 32, "eager"), Place("verify", "target", 1, 5, 32, "eager")]
 
 
@@ -47,7 +47,7 @@ def test_what_was_appended_is_read_back(path: Path) -> None:
     assert found.host == {"step_s": 1e-5}
     assert found.overlap == [pair]
     assert found.three_way == [three]
-    assert found.left == [PLACES[1], *PLACES * (VISITS - 1)]
+    assert found.left == [PLACES[1], *PLACES, *PLACES]
 
 
 def test_a_point_is_the_middle_of_its_visits_and_as_uncertain_as_they_differ(path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_point_is_the_middle_of_its_visits_and_as_uncertain_as_they_differ(pat
         **msgspec.structs.asdict(point(device_s=1.1e-3, host_s=2.2e-3, repetitions=17)),
         **wide,
     }
-    assert found.left == [PLACES[1]] * 3 + PLACES * (VISITS - 3)
+    assert found.left == [PLACES[1]] * 3
 
 
 def test_a_point_from_before_l2_states_were_told_is_unknown(path: Path) -> None:
