@@ -53,6 +53,8 @@ def main() -> int:
     for number in range(1, given.draws + 1):
         draw = given.out / f"draw-{number}"
         if (draw / "draw.json").exists():
+            if json.loads((draw / "draw.json").read_text()).get("seed") != FIRST_SEED + number - 1:
+                parser.error(f"{draw} is of other seeds; remove it or choose another --out")
             continue
         draw.mkdir(exist_ok=True)
         (draw / "draw.json").write_text(json.dumps(run_draw(draw, given.budget, FIRST_SEED + number - 1), indent=1))
@@ -84,6 +86,7 @@ def run_draw(draw: Path, budget_s: float, seed: int) -> dict[str, Any]:
     for row in rows:
         row["predicted"] = predictions[row["load"]][row["policy"]]
     return {
+        "seed": seed,
         "rate": round(rate, 2),
         "rows": rows,
         "profile": {

@@ -55,7 +55,7 @@ class Cell:
     @property
     def slowdown(self) -> float:
         """How many times as long fixed passes took before and after the replays as when the profile was measured."""
-        return fmean(ratio for row in self.replays for ratio in row["machine"])
+        return fmean(ratio for row in self.replays for ratio in row["machine"] or [1.0])
 
     @property
     def dominant(self) -> str:

@@ -25,6 +25,11 @@ COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
 """Bytes read by the copy that stands for the bandwidth roof: far beyond any cache."""
 
 
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def fingerprint(device: str, dtype: str) -> dict[str, str]:
     """What times depend on beside shapes, as text; `clock_` entries may change between runs of one machine."""
     import torch
@@ -33,7 +38,7 @@ def fingerprint(device: str, dtype: str) -> dict[str, str]:
     found = {
         "device": device_name(device),
         "cpu": cpu_model(),
-        "cpu_cores": str(os.cpu_count()),
+        "cpu_cores": str(num_cores()),
         "threads": str(torch.get_num_threads()),
         "torch": str(torch.__version__),
         "transformers": str(transformers.__version__),

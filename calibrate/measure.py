@@ -46,12 +46,11 @@ class Session:
         self.spec, self.path, self.budget_s, self.on_step = spec, path, budget_s, on_step
         check_device(spec.device)
         self._fingerprint = fingerprint(spec.device, spec.dtype)
-        self._former = None
         if path.exists():
             points_file.mend(path)
-            self._former = points_file.read(path)
-            points_file.check_same(path, self._former, self._fingerprint, spec.as_options())
-            points_file.check_host(path, self._former)
+            former = points_file.read(path)
+            points_file.check_same(path, former, self._fingerprint, spec.as_options())
+            points_file.check_host(path, former)
         self._kernels = build(spec)
         self.bench = Bench(self._kernels)
         self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
@@ -63,7 +62,7 @@ class Session:
     def run(self, form: Literal["compact", "table"] = "compact") -> Profile:
         """Measure what the file does not hold yet, and fit what it then holds."""
         with frozen_heap():
-            if self._former is None:
+            if not self.path.exists():
                 self._plan()
             self._points()
             self._under_load()

@@ -35,13 +35,13 @@ INTERRUPTED = 130
 @click.option("--context", type=int, default=None, help="Tokens per row, multiple of 256 [512 cpu, 2048 cuda].")
 @click.option("--attention", default=None, help="Implementation [flash-cpu, efficient on cuda].")
 @click.option("--threads", type=int, default=1, show_default=True, help="CPU threads inside one pass.")
-@click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [half a minute; on].")
+@click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [1-2 minutes; on].")
 @click.option(
     "--form",
     type=click.Choice(["compact", "table"]),
     default=None,
     help="Fitted constants, which other models can be derived from; or the models' own points, smoothed as far as they "
-    "are noisy. Their errors stand side by side in a table's profile. [table cpu, compact cuda]",
+    "are noisy. Their errors stand side by side in a table's profile. [table cpu, where the points allow it; compact cuda]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
 def measure_command(
@@ -152,6 +152,6 @@ def _print_noisy(profile: Profile) -> None:
 
     noisy = [point for point in profile.points if point.is_noisy]
     if noisy:
-        print(f"noisy points ({len(noisy)} of {len(profile.points)}; half of the 95 % interval of the median):")
+        print(f"noisy points ({len(noisy)} of {len(profile.points)}; by the 95 % interval of the median, or by how visits differ):")
     for point in noisy:
         print(f"  {place_of(point).name}: ±{point.half_width_pct:.0f} %, {1e3 * point.device_s:.2f} ms")

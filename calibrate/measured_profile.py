@@ -72,9 +72,13 @@ def profile_of(
     fitted = fit_passes(start, points)
     if form == "table":
         fitted = with_tables(fitted)
-    threads = int(held.fingerprint.get("threads", 1))
-    cores = int(held.fingerprint.get("cpu_cores", threads)) / threads if is_cpu else None
-    return fit_overlap(fitted, held.overlap, held.three_way, cores=cores)
+    return fit_overlap(fitted, held.overlap, held.three_way, cores=_cores(held.fingerprint) if is_cpu else None)
+
+
+def _cores(fingerprint: Mapping[str, str]) -> float:
+    """Of a CPU per thread of a pass, at least 1."""
+    threads = int(fingerprint.get("threads", 1))
+    return max(1.0, int(fingerprint.get("cpu_cores", threads)) / threads)
 
 
 def check_units(points: Sequence[MeasuredPoint], gpu: Gpu, shapes: Mapping[str, ModelShape]) -> None:

@@ -1,4 +1,4 @@
-"""The points file: what one machine measured, appended line by line, so that a kill loses one point at most.
+"""The points file: what one machine measured, appended line by line, so that a kill loses one visit at most.
 
 JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point` (one per
 visit to a place), `sustained` (a place timed again under load), `host`, `overlap`, `three_way` and `clocks` lines.
@@ -45,6 +45,7 @@ class Points(NamedTuple):
     overlap: list[dict[str, Any]]
     three_way: list[dict[str, Any]]
     visits: dict[Place, list[MeasuredPoint]]
+    """What `points` are made of."""
 
     @property
     def left(self) -> list[Place]:

@@ -105,7 +105,7 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
 
 
 def _typical(pairs: Sequence[tuple[Served, Served]]) -> tuple[Served, Served]:
-    """Of runs made right after each other, the pair in which the second took the middling number of times as long."""
+    """Of pairs of one round each, that in which the second took the middling number of times as long."""
     return sorted(pairs, key=lambda pair: pair[1].span_s / pair[0].span_s)[len(pairs) // 2]
 
 
@@ -189,7 +189,7 @@ def _issuing_s(run: Served) -> float:
 
 def best_tau(profile: Profile, runs: Sequence[tuple[Served, Served]]) -> float:
     """The delay per kernel with which simulated lanes, and the works on them, take as many times as long as one lane
-    alone as in `runs`: one lane and several, right after each other."""
+    alone as in `runs`: one lane and several, of one round each."""
     alone = {setting: simulate(profile, setting) for setting in {one.setting for one, _ in runs}}
 
     def loss(tau_s: float) -> float:

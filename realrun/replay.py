@@ -99,7 +99,10 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     executor.reset()
     num_allocations = device_allocations(device) - allocations
     if not is_partial:
-        probed_s.append(probe(executor.kernels, executor.issuers[0]))
+        try:
+            probed_s.append(probe(executor.kernels, executor.issuers[0]))
+        except KeyboardInterrupt:
+            is_partial = True
     works = [measured_work(ticket) for ticket in host.works]
     records = [work.record for work in works]
     return Replay(
@@ -119,7 +122,13 @@ def replay_all(
     """Every experiment in turn; the first interrupted one is the last."""
     done: list[Replay] = []
     for experiment in experiments:
-        done.append(replay(experiment, executor))
+        try:
+            done.append(replay(experiment, executor))
+        except KeyboardInterrupt:
+            # Between two runs: what is done is kept.
+            if not done:
+                raise
+            break
         on_run(done[-1])
         if done[-1].is_partial:
             break

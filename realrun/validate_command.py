@@ -131,8 +131,9 @@ def _tell(judged: list[Judged]) -> None:
         lookups = verdict["lookups"]
         print(f"  measured times: {lookups['found']} works found, {lookups['missed']} by nearest shape")
         if verdict["machine"]:
-            slower = " and ".join(f"{ratio:.2f}" for ratio in verdict["machine"])
-            print(f"  the machine: fixed passes took {slower} times as long before and after as with the profile")
+            told = zip(("before", "after"), verdict["machine"], strict=False)
+            slower = ", ".join(f"{ratio:.2f} {when} the run" for when, ratio in told)
+            print(f"  the machine: fixed passes took {slower}, times as long as with the profile")
         print(f"  {_divergence(verdict['divergence'])}")
 
 

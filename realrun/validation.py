@@ -174,9 +174,9 @@ def _error(real: float | None, simulated: float | None) -> dict[str, float | Non
 
 
 def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -> list[float] | None:
-    """How many times as long fixed passes took before and after the run as when the profile was measured; None if it
-    was not measured, or elsewhere."""
-    if not (profiled_s and probed_s):
+    """How many times as long fixed passes took before and after the run as when the profile was measured; None where
+    either is unknown."""
+    if not probed_s or any(len(times_s) != len(profiled_s) or not times_s for times_s in probed_s):
         return None
     return [fmean(map(truediv, times_s, profiled_s)) for times_s in probed_s]
 

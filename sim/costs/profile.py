@@ -108,6 +108,8 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
         times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "gap_s", "draft_pass_s", "look_s")
         counts = ("kernels_per_layer", "graph_size_step")
         _check(self, positive=counts, not_negative=(*times, "ngram_row_s", "max_graph_tokens"))
+        if not all(0.0 < seconds < inf for seconds in self.probed_s):
+            raise ValueError(f"probed_s={list(self.probed_s)} must be positive and finite")
         for kind, factor in self.served.items():
             if kind not in SERVED_KINDS or not 0.0 < factor < inf:
                 raise ValueError(f"served={self.served} must map {', '.join(SERVED_KINDS)} to factors above 0")
@@ -177,7 +179,7 @@ class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host_s: float
     """To issue the pass; on a CPU that is the pass itself."""
     half_width_pct: float
-    """Half of the 95 % interval of the median device time, percent of it."""
+    """Half of the 95 % interval of the median device time, or of the range of several visits' if that is wider; percent."""
     repetitions: int
     is_noisy: bool
     is_held_out: bool

@@ -21,9 +21,6 @@ from sim.work import Kind, Model, Work
 PIECE_KERNELS = 2
 """Kernels per layer that a captured pass with prompt chunks still launches eagerly: attention and KV write (vLLM's
 piecewise graphs)."""
-LEAST_TOLD = 1.05
-"""Times the measured range from which on a warning says how many."""
-
 PassesT = TypeVar("PassesT", bound=ModelPasses)
 
 
@@ -141,8 +138,9 @@ class WorkCosts(ABC, Generic[PassesT]):
     def _outside(self, bound: str, got: int, most: int) -> None:
         if not self.strict and bound in self._warned:
             return
-        beyond = f"{got / most:.1f} times" if got >= LEAST_TOLD * most else "just beyond"
-        message = f"profile {self.profile.name!r}: {bound}={got} is {beyond} the largest measured ({most})"
+        message = (
+            f"profile {self.profile.name!r}: {bound}={got} is {got / most:.1f} times the largest measured ({most})"
+        )
         if self.strict:
             raise OutsideProfile(f"{message}; a strict cost model refuses")
         self._warned.add(bound)

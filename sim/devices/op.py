@@ -62,7 +62,7 @@ class Op:
         self.finish_s = inf
         self.demands: tuple[float, float] | None = None
         self.kernels_per_s = 0.0
-        """At rate 1; beside others each kernel waits tau."""
+        """At rate 1; beside others each kernel waits (contention.kernel_waits_s)."""
 
     def set_slowdown(self, slowdown: float, now_s: float) -> None:
         if slowdown == self.slowdown:

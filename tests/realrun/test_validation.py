@@ -112,6 +112,7 @@ def test_a_machine_that_changed_since_its_profile_was_measured_is_told() -> None
         probed_s=[(0.0012, 0.004), (0.002, 0.008)],
     )
     assert judge(probed).verdict["machine"] == pytest.approx([1.1, 2.0])
+    assert judge(dataclasses.replace(probed, probed_s=[()])).verdict["machine"] is None
 
 
 def test_an_experiment_is_what_the_simulator_runs() -> None:
