@@ -17,7 +17,7 @@ from sim.work import Kind, Model
 
 PROBED_TOKENS = (1, 48)
 """Of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""
-CONTEXT_TOKENS = 64
+CONTEXT_TOKENS = 48
 """That it is padded to."""
 REPETITIONS = 40
 LEAST_REPETITIONS = 2

@@ -168,7 +168,7 @@ def synchronous(profile: Profile, tau_s: float = 1e-5) -> Profile:
 
 def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:
     target = random_model(load("cpu/tiny").target, dtype=torch.float32)
-    kernels = PairKernels(target, None, PairOptions(slots=2, max_tokens=64, attention=Attention.FLASH_CPU))
+    kernels = PairKernels(target, None, PairOptions(slots=2, max_tokens=48, attention=Attention.FLASH_CPU))
     issuer = kernels.issuer("gpu")
     slot = kernels.admit([1, 2, 3], 0)
     kernels.prefill([PromptChunk(slot, 3)], issuer).result()
@@ -177,7 +177,7 @@ def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:
     assert min(probe(kernels, issuer)) > 0.0
     assert all(torch.equal(tensor[:-1], kept) for tensor, kept in zip(state, before, strict=True))
     assert issuer.warmed == warmed
-    short = PairKernels(target, None, PairOptions(slots=2, max_tokens=48, attention=Attention.FLASH_CPU))
+    short = PairKernels(target, None, PairOptions(slots=2, max_tokens=32, attention=Attention.FLASH_CPU))
     assert probe(short, short.issuer("gpu")) == ()
 
 
