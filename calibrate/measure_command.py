@@ -41,7 +41,7 @@ INTERRUPTED = 130
     type=click.Choice(["compact", "table"]),
     default=None,
     help="Fitted constants, which other models can be derived from; or the models' own points, smoothed as far as they "
-    "are noisy. Their errors stand side by side in a table's profile. [table cpu, where the points allow it; compact cuda]",
+    "are noisy. Their errors stand side by side in a table's profile. [table cpu, if points allow it; compact cuda]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
 def measure_command(
@@ -152,6 +152,6 @@ def _print_noisy(profile: Profile) -> None:
 
     noisy = [point for point in profile.points if point.is_noisy]
     if noisy:
-        print(f"noisy points ({len(noisy)} of {len(profile.points)}; by the 95 % interval of the median, or by how visits differ):")
+        print(f"noisy points ({len(noisy)} of {len(profile.points)}; half of the 95 % interval, or how visits differ):")
     for point in noisy:
         print(f"  {place_of(point).name}: ±{point.half_width_pct:.0f} %, {1e3 * point.device_s:.2f} ms")

@@ -86,7 +86,7 @@ class Served:
 
     @property
     def length_s(self) -> float:
-        """What runs are compared by: the requests' own time where pauses lie between them, the whole of it elsewhere."""
+        """What runs are compared by: the requests' own time where pauses lie between them, else the whole of it."""
         return sum(self.e2els_s) if self.setting.period_s else self.span_s
 
 

@@ -179,7 +179,7 @@ class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host_s: float
     """To issue the pass; on a CPU that is the pass itself."""
     half_width_pct: float
-    """Half of the 95 % interval of the median device time, or of the range of several visits' if that is wider; percent."""
+    """Half of the 95 % interval of the median device time, or of the range of several visits if wider; percent."""
     repetitions: int
     is_noisy: bool
     is_held_out: bool
