@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LEAST_BUDGET_S = 5.0
 INTERRUPTED = 130
+MOST_NOISY = 8
+"""Noisy points that are told one by one."""
 
 
 @click.command(
@@ -147,11 +149,13 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _print_noisy(profile: Profile) -> None:
-    """Every noisy point by name."""
+    """How many points are noisy, and the worst of them by name."""
     from calibrate.points import place_of
 
-    noisy = [point for point in profile.points if point.is_noisy]
+    noisy = sorted((point for point in profile.points if point.is_noisy), key=lambda point: -point.half_width_pct)
     if noisy:
-        print(f"noisy points ({len(noisy)} of {len(profile.points)}; half of the 95 % interval, or how visits differ):")
-    for point in noisy:
+        print(f"noisy points: {len(noisy)} of {len(profile.points)} (half of the 95 % interval, or how visits differ)")
+    for point in noisy[:MOST_NOISY]:
         print(f"  {place_of(point).name}: ±{point.half_width_pct:.0f} %, {1e3 * point.device_s:.2f} ms")
+    if len(noisy) > MOST_NOISY:
+        print(f"  ... the rest by less than {noisy[MOST_NOISY - 1].half_width_pct:.0f} %; all are in the profile")
