@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 
 from realrun.commands import replay_command, validate_command
 from realrun.gpuhost import GpuHost
+from realrun.speed import probe
 from sim.costs import load
 from sim.policies import POLICIES
 from sim.results import read_columns
@@ -147,6 +148,31 @@ def test_an_interrupt_leaves_a_readable_record_marked_partial(tmp_path: Path, mo
     assert [run["policy"] for run in summary["runs"]] == ["pd"]
     assert summary["runs"][0]["censored"] > 0
     assert len(read_columns(out / "requests.parquet")["index"]) == 30
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_an_interrupt_around_a_run_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The second probe comes after the first of two runs, the third before the second one."""
+    from realrun import replay
+
+    probed: list[tuple[float, ...]] = []
+
+    def interrupted(kernels: Any, issuer: Any) -> tuple[float, ...]:
+        probed.append(probe(kernels, issuer))
+        if len(probed) == number:
+            raise KeyboardInterrupt
+        return probed[-1]
+
+    monkeypatch.setattr(replay, "probe", interrupted)
+    done = replay_into(tmp_path / "cut", "--policy", "pd", "--policy", "baseline")
+    assert done.exit_code == 130
+    summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
+    assert [(run["policy"], run["completed"]) for run in summary["runs"]] == [("pd", 6)]
+    assert summary["replay"]["partial"]
+    told = invoke(validate_command, str(tmp_path / "cut"), "--no-plots")
+    assert told.exit_code == 0, told.output
 
 
 @pytest.mark.parametrize(
