@@ -111,19 +111,21 @@ def rates_together(
     running: Sequence[Op], launch_caps: Sequence[float], costs: CostModel, contention: Contention
 ) -> list[float]:
     """Rates [running] of works side by side, by falling priority: their kernels wait, and all share the roofs."""
+    demands, rates_per_s, priorities = [], [], []
     for op in running:
         if op.demands is None:
             op.demands = costs.demands(op.ticket.work)
             _, _, device_s, num_kernels = op.ticket.cost
             op.kernels_per_s = num_kernels / device_s if device_s else 0.0
-    waits_s = kernel_waits_s([op.kernels_per_s for op in running], contention)
-    caps, demands, priorities = [], [], []
-    for op, wait_s, launch_cap in zip(running, waits_s, launch_caps, strict=True):
-        kernel_cap = 1.0 / (1.0 + op.kernels_per_s * wait_s)
-        caps.append(launch_cap if launch_cap < kernel_cap else kernel_cap)
-        assert op.demands is not None
         demands.append(op.demands)
+        rates_per_s.append(op.kernels_per_s)
         priorities.append(op.priority)
+    caps = []
+    for launch_cap, kernels_per_s, wait_s in zip(
+        launch_caps, rates_per_s, kernel_waits_s(rates_per_s, contention), strict=True
+    ):
+        kernel_cap = 1.0 / (1.0 + kernels_per_s * wait_s)
+        caps.append(launch_cap if launch_cap < kernel_cap else kernel_cap)
     return fill_rates(caps, demands, priorities, contention)
 
 
