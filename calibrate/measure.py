@@ -7,6 +7,7 @@ killed and one that was not give the same kind of result. Not here: the fit (pas
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -29,6 +30,8 @@ from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile
 from sim.models import ModelShape
 
+PILOT_RUNS = 2
+"""Of which the faster one counts: one that something disturbed would spoil the plan."""
 SHARES = {"points": 0.55, "load": 0.1, "host": 0.05, "overlap": 0.15}
 """Of the budget. The rest is building, warming up and fitting."""
 LOAD_S = 20.0
@@ -55,9 +58,6 @@ class Session:
         self.bench = Bench(self._kernels)
         self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
         self._graphed: Issuer | None = None
-        self._visits = VISITS[spec.device]
-        self._least = max(BLOCK, ceil(MIN_REPETITIONS / self._visits))
-        """Repetitions per visit."""
 
     def run(self, form: Literal["compact", "table"] = "compact") -> Profile:
         """Measure what the file does not hold yet, and fit what it then holds."""
@@ -96,22 +96,24 @@ class Session:
             self.bench.warm(place._replace(launch="eager"), self.issuers[0])
             run = self.bench.timer(place, self.issuers[0])
             run()
-            started_s = perf_counter()
-            run()
-            timed_s[place] = perf_counter() - started_s
-        planned = grid.plan(
-            allowed,
-            grid.LEVELS - 1,
-            SHARES["points"] * self.budget_s,
-            grid.estimator(timed_s),
-            self._visits * (BLOCK + self._least),
-        )
-        points_file.create(self.path, self._fingerprint, self.spec.as_options(), planned.places)
+            moments_s = [perf_counter()]
+            for _ in range(PILOT_RUNS):
+                run()
+                moments_s.append(perf_counter())
+            timed_s[place] = min(after_s - before_s for before_s, after_s in pairwise(moments_s))
+        budget_s, estimate_s = SHARES["points"] * self.budget_s, grid.estimator(timed_s)
+        # Fewer visits where all of them would leave places of the coarsest grid unmeasured.
+        for visits in range(VISITS[self.spec.device], 0, -1):
+            repeats = visits * (BLOCK + _least(visits))
+            planned = grid.plan(allowed, grid.LEVELS - 1, budget_s, estimate_s, repeats)
+            if len(planned.places) >= len(grid.grid(allowed, 0)):
+                break
+        points_file.create(self.path, self._fingerprint, self.spec.as_options(), planned.places, visits)
 
     def _points(self) -> None:
         held = points_file.read(self.path)
         left, cache = held.left, l2_bytes(self.spec.device)
-        num_visits = self._visits * len(held.places)
+        num_visits = held.num_visits * len(held.places)
         ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, num_visits)
         for done, place in enumerate(left):
             issuer = self._issuer(place)
@@ -122,8 +124,8 @@ class Session:
                 self.bench.timer(place, issuer),
                 share_s=share_s,
                 clock=perf_counter,
-                least=self._least,
-                most=MAX_REPETITIONS // self._visits,
+                least=_least(held.num_visits),
+                most=MAX_REPETITIONS // held.num_visits,
             )
             point = MeasuredPoint(
                 kind=place.kind,  # type: ignore[arg-type]
@@ -214,3 +216,8 @@ class Session:
             self.on_step("overlap", len(planned) + done, num_steps)
             share_s = SHARES["overlap"] * self.budget_s / num_steps
             points_file.append(self.path, "three_way", together.measure_three(places, share_s))
+
+
+def _least(visits: int) -> int:
+    """Repetitions of each of so many visits, after the first block."""
+    return max(BLOCK, ceil(MIN_REPETITIONS / visits))

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from calibrate.grid import Limits
-from calibrate.points import VISITS
 from calibrate.shapes import Source, source_of, with_dtype
 from realrun.attention import CONTEXT_STEP, PAGE_STEP, Attention
 from realrun.kernels import PairKernels
@@ -59,7 +58,7 @@ class PairSpec(NamedTuple):
         for role, source in (("target", self.target), ("draft", self.draft)):
             plain[role] = None if source is None else source.shape.name
             plain[f"{role}_weights"] = None if source is None else "random" if source.weights is None else "real"
-        return {**plain, "visits": VISITS[self.device]}
+        return plain
 
 
 def pair_spec(

@@ -19,8 +19,8 @@ KINDS = ("prefill", "decode", "draft", "verify")
 L2State = Literal["cold", "warm", "unknown"]
 L2_STATES: tuple[L2State, ...] = ("cold", "warm", "unknown")
 VISITS = {"cpu": 5, "cuda": 2}
-"""Times that a place is measured, all the others in between, by device: a machine that drifts does not favour any. The
-range of five values is a 94 % interval of their median."""
+"""Times that a place is measured where the budget allows, all the others in between: a machine that drifts does not
+favour any. The range of five values is a 94 % interval of their median."""
 NOISY_PCT = 5.0
 """A point with a wider half interval is noisy."""
 COLD = 2.0

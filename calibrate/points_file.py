@@ -46,11 +46,13 @@ class Points(NamedTuple):
     three_way: list[dict[str, Any]]
     visits: dict[Place, list[MeasuredPoint]]
     """What `points` are made of."""
+    num_visits: int = 1
+    """Planned for each place."""
 
     @property
     def left(self) -> list[Place]:
         """Visits that the plan has not had yet, in order: every place once, then all again."""
-        rounds = range(int(self.options.get("visits", 1)))
+        rounds = range(self.num_visits)
         return [place for visit in rounds for place in self.places if len(self.visits.get(place, ())) <= visit]
 
 
@@ -78,9 +80,17 @@ def alone(path: Path) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-def create(path: Path, fingerprint: dict[str, str], options: dict[str, Any], places: Sequence[Place]) -> None:
+def create(
+    path: Path, fingerprint: dict[str, str], options: dict[str, Any], places: Sequence[Place], visits: int = 1
+) -> None:
     """Write the header, whole or not at all."""
-    header = {"schema": SCHEMA, "fingerprint": fingerprint, "options": options, "places": [list(p) for p in places]}
+    header = {
+        "schema": SCHEMA,
+        "fingerprint": fingerprint,
+        "options": options,
+        "visits": visits,
+        "places": [list(place) for place in places],
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.part")
     scratch.write_text(json.dumps(header) + "\n")
@@ -126,7 +136,8 @@ def read(path: Path) -> Points:
         raise ValueError(f"points file {str(path)!r}: schema={schema!r} {hint}")
     try:
         places = msgspec.convert(header["places"], list[Place])
-        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [], {})
+        visits = msgspec.convert(header.get("visits", 1), int)
+        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [], {}, visits)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"points file {str(path)!r}, line 1: no valid header ({error!r})") from error
     planned = frozenset(places)

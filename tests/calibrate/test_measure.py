@@ -37,9 +37,10 @@ def flags(folder: Path, *more: object) -> list[str]:
 
 
 def _num_places(content: str) -> int:
-    """Of the plan, once its line is whole."""
+    """Of the plan, once its line is whole; 0 where each is visited only once."""
     line, newline, _ = content.partition("\n")
-    return len(json.loads(line)["places"]) if newline else 0
+    header = json.loads(line) if newline else {"visits": 1}
+    return len(header["places"]) if header["visits"] > 1 else 0
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +66,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_killed_measurement_ends_with_the_points_it_began_with(folder: Path) -> None:
     killed, found = (points_file.read(folder / name) for name in ("killed.jsonl", "p.points.jsonl"))
-    # Killed in the second round: some places have been visited twice.
-    assert {1, 2} <= {len(visits) for visits in killed.visits.values()}
+    if killed.num_visits > 1:
+        # Killed in the second round: some places have been visited twice.
+        assert {1, 2} <= {len(visits) for visits in killed.visits.values()}
     assert killed.left
     assert found.places == killed.places
     assert all(found.visits[place][: len(visits)] == visits for place, visits in killed.visits.items())
     measured = [place_of(point) for point in found.points]
     assert len(measured) == len(set(measured))
     assert set(measured) == set(found.places)
-    assert {len(visits) for visits in found.visits.values()} == {VISITS["cpu"]}
+    assert {len(visits) for visits in found.visits.values()} == {found.num_visits} <= {*range(1, VISITS["cpu"] + 1)}
     assert found.left == []
 
 

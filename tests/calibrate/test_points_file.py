@@ -14,7 +14,7 @@ from calibrate.points import Place
 from sim.costs.profile import MeasuredPoint
 
 MACHINE = {"device": "cpu", "torch": "2.13.0", "clock_sm_mhz": "not readable"}
-OPTIONS = {"target": "tiny-target", "rows": 4, "visits": 3}
+OPTIONS = {"target": "tiny-target", "rows": 4}
 PLACES = [Place("decode", "target", 1, 1, 32, "eager"), Place("verify", "target", 1, 5, 32, "eager")]
 
 
@@ -26,7 +26,7 @@ def point(place: Place = PLACES[0], **changes: Any) -> MeasuredPoint:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     file = tmp_path / "p.points.jsonl"
-    points_file.create(file, MACHINE, OPTIONS, PLACES)
+    points_file.create(file, MACHINE, OPTIONS, PLACES, 3)
     points_file.append_point(file, point())
     return file
 
