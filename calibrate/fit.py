@@ -29,6 +29,7 @@ from sim.costs.kernels import (
     prefill_attention_s,
 )
 from sim.costs.profile import Gpu, KindError
+from sim.costs.profile_files import round_constant
 
 Array = NDArray[np.float64]
 Constants = TypeVar("Constants", Gemm, DecodeAttention, PrefillAttention, AllReduce)
@@ -229,11 +230,6 @@ def kind_error(errors: Array, held_out: str) -> KindError:
         points=len(errors),
         held_out=held_out,
     )
-
-
-def round_constant(value: float) -> float:
-    """Four significant digits; and what the optimiser left a hair above a bound of zero is zero."""
-    return 0.0 if abs(value) < 1e-15 else float(f"{value:.4g}")
 
 
 def _balance(is_large: NDArray[np.bool_]) -> Array:

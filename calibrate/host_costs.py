@@ -11,6 +11,7 @@ from typing import Any
 
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import HostCosts, MeasuredPoint
+from sim.costs.profile_files import round_constant
 
 
 def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers: Mapping[str, int]) -> HostCosts:
@@ -31,15 +32,15 @@ def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers
     single = [point.host_s / (point.tokens if point.kind == "draft" else 1) for point in graphed]
     eager_factors = tuple(measured["inflation_eager"])
     return HostCosts(
-        eager_kernel_s=0.0 if is_cpu or not per_kernel else _rounded(median(per_kernel)),
-        graph_launch_s=_rounded(median(single)) if single else 0.0,
+        eager_kernel_s=0.0 if is_cpu or not per_kernel else round_constant(median(per_kernel)),
+        graph_launch_s=round_constant(median(single)) if single else 0.0,
         kernels_per_layer=max(1, kernels_per_layer),
         max_graph_tokens=largest,
         graph_small_sizes=(1,),
         graph_size_step=1,
-        result_s=0.0 if is_cpu else _rounded(measured["result_s"]),
-        step_s=_rounded(measured["step_s"]),
-        row_s=_rounded(measured["row_s"]),
+        result_s=0.0 if is_cpu else round_constant(measured["result_s"]),
+        step_s=round_constant(measured["step_s"]),
+        row_s=round_constant(measured["row_s"]),
         inflation_eager=eager_factors,
         inflation_graphed=tuple(measured.get("inflation_graphed", eager_factors)),
         source="measured here: step_s and row_s are the real passes' own bookkeeping, without any engine; "
@@ -50,7 +51,3 @@ def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers
             else "launch times while the device was held by a delay kernel"
         ),
     )
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

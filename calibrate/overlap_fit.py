@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.fit import Array, kind_error, round_constant
+from calibrate.fit import Array, kind_error
 from calibrate.points import Place, work_of
 from sim.costs import build_costs
 from sim.costs.cost import Cost, Demands
 from sim.costs.profile import KindError, Overlap, Profile
+from sim.costs.profile_files import round_constant
 from sim.devices.contention import Contention, contention_of
 from sim.simhost import SimHost
 from sim.work import Work

@@ -16,11 +16,12 @@ import msgspec
 import numpy as np
 
 from calibrate.check import compare_points, summary
-from calibrate.fit import Array, round_constant
+from calibrate.fit import Array
 from calibrate.points import place_of, work_of
 from sim.costs import build_costs
 from sim.costs.kernels import CompactKernels, Measured
 from sim.costs.profile import KindError, MeasuredPoint, Profile
+from sim.costs.profile_files import round_constant
 
 PULL = 0.02
 """Weight of a constant's log distance from its start value: e times off weighs like 2 % of error at one point."""

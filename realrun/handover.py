@@ -25,6 +25,7 @@ from realrun.speed import probe
 from sim.costs import Profile, build_costs
 from sim.costs.history import kind_in_service
 from sim.costs.profile import IdleRamp
+from sim.costs.profile_files import round_constant
 
 LANES = (1, 2, 3)
 MANY = (1, 2, 4)
@@ -125,12 +126,12 @@ def _eager_chunks(profile: Profile) -> Profile:
 def _completed(profile: Profile, found: HandOver, how: str = "") -> Profile:
     host = msgspec.structs.replace(
         profile.host,
-        step_s=_rounded(profile.host.step_s + found.prepare_s),
-        result_s=_rounded(found.result_s),
+        step_s=round_constant(profile.host.step_s + found.prepare_s),
+        result_s=round_constant(found.result_s),
         idle_ramp=found.idle_ramp,
         served=found.served,
-        look_s=_rounded(found.look_s),
-        probed_s=tuple(map(_rounded, found.probed_s)),
+        look_s=round_constant(found.look_s),
+        probed_s=tuple(map(round_constant, found.probed_s)),
         source=f"{profile.host.source}; step_s, result_s, served and look_s: works of the threaded host, "
         f"{found.prepare_s * 1e6:.0f} us per work beside its pass and {found.result_s * 1e6:.0f} us from its end to "
         f"the next act; {how}",
@@ -139,7 +140,7 @@ def _completed(profile: Profile, found: HandOver, how: str = "") -> Profile:
     if found.tau_s is not None:
         overlap = msgspec.structs.replace(
             overlap,
-            tau_s=_rounded(found.tau_s),
+            tau_s=round_constant(found.tau_s),
             source=f"{overlap.source}; tau_s: {LANES[1]} and more lanes of the threaded host at once",
         )
     return msgspec.structs.replace(profile, host=host, overlap=overlap)
@@ -169,7 +170,7 @@ def served(profile: Profile, by_setting: Sequence[Sequence[Served]]) -> dict[str
                 ratios.setdefault(kind, []).append(sum(times_s) / expected_s[kind])
         for kind, of_runs in ratios.items():
             found.setdefault(kind, []).append(median(of_runs))
-    return {kind: _rounded(fmean(each)) for kind, each in found.items()}
+    return {kind: round_constant(fmean(each)) for kind, each in found.items()}
 
 
 def look_s(pairs: Sequence[tuple[Served, Served]]) -> float:
@@ -208,7 +209,3 @@ def _misfit(runs: tuple[Served, Served], simulated: tuple[Served, Served]) -> fl
         real = fmean(times_s) / fmean(real_alone_s[kind])
         misfit += len(times_s) / len(runs[1].works) * log(fmean(several_s[kind]) / fmean(alone_s[kind]) / real) ** 2
     return misfit
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

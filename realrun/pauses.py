@@ -14,6 +14,7 @@ from typing import NamedTuple
 from realrun.lanes import Served
 from sim.costs.history import SHORT_PAUSE_S, kind_in_service
 from sim.costs.profile import IdleRamp
+from sim.costs.profile_files import round_constant
 
 PAUSE_SCALES_S = tuple(1e-3 * 1.2**step for step in range(36))
 """1 ms to 0.6 s."""
@@ -67,9 +68,9 @@ def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
     share = min(max(lost_at_once_s[-1] / lost_s[-1], LEAST_SHARE), 1.0 - LEAST_SHARE)
     prompt_s = median(busy[first].prompt_s for busy, *_ in lasted for first in pairs)
     return IdleRamp(
-        lost_s=_rounded(fitted[pause_s]),
-        pause_s=_rounded(pause_s),
-        work_s=_rounded(-prompt_s / log1p(-share)),
+        lost_s=round_constant(fitted[pause_s]),
+        pause_s=round_constant(pause_s),
+        work_s=round_constant(-prompt_s / log1p(-share)),
     )
 
 
@@ -100,7 +101,3 @@ def _pause_s(run: Served, first: int) -> float:
     """Before request `first`, beyond a short one."""
     busy_s = run.e2els_s[first - 2] + run.e2els_s[first - 1]
     return max(LEAST_PAUSE_S, run.setting.period_s - busy_s - SHORT_PAUSE_S)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -24,7 +24,6 @@ from calibrate.fit import (
     kind_error,
     prefill_rows_s,
     relative_error,
-    round_constant,
 )
 from calibrate.importers.layer_files import ELEMENTWISE, GEMMS, Attention, LayerFiles
 from sim.costs.kernels import (
@@ -39,6 +38,7 @@ from sim.costs.kernels import (
 )
 from sim.costs.passes import LOGIT_BYTES
 from sim.costs.profile import Gpu, KindError
+from sim.costs.profile_files import round_constant
 from sim.models import ModelShape
 
 HELD_OUT_IN = 5

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from calibrate.datasheets import Datasheet, check_fits, datasheet
-from calibrate.fit import Array, Body, body_s, fit_gemm, kind_error, relative_error, round_constant
+from calibrate.fit import Array, Body, body_s, fit_gemm, kind_error, relative_error
 from calibrate.held_out import VERIFY_TOKENS
 from calibrate.importers.roofs import check_each
 from calibrate.importers.shipped_rest import all_reduce_of, error_of, no_error, rest_of
@@ -25,6 +25,7 @@ from calibrate.importers.time_stats import TimeStats, check_positive, files_of, 
 from calibrate.tables import MAX_TOKENS
 from sim.costs.kernels import Elementwise, Gemm
 from sim.costs.profile import SCHEMA, Gpu, KindError, Overlap, Profile
+from sim.costs.profile_files import round_constant
 from sim.models import ModelShape
 
 REPOSITORY, LICENCE = "microsoft/vidur", "MIT"

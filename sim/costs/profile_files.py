@@ -1,4 +1,4 @@
-"""Profile files: how a profile is found, read and written. Not here: what is in one (profile)."""
+"""Profile files: how a profile is found, read and written, to how many digits. Not here: what is in one (profile)."""
 
 from __future__ import annotations
 
@@ -89,3 +89,8 @@ def _keys(struct: type[msgspec.Struct]) -> Iterator[str]:
         for part in getattr(field.type, "__args__", (field.type,)):
             if isinstance(part, type) and issubclass(part, msgspec.Struct):
                 yield from _keys(part)
+
+
+def round_constant(value: float) -> float:
+    """Four significant digits; and what an optimiser left a hair above a bound of zero is zero."""
+    return 0.0 if abs(value) < 1e-15 else float(f"{value:.4g}")
