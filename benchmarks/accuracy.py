@@ -22,7 +22,7 @@ from benchmarks.accuracy_acceptance import acceptance_section
 from benchmarks.accuracy_cells import a100_section, h100_section
 from benchmarks.accuracy_report import Section, section_text, summary_text
 from benchmarks.accuracy_runs import sections as run_sections
-from sim.results import write_atomically
+from sim.files.write import write_atomically
 
 PARTS: dict[str, Callable[[Path, Path], list[Section]]] = {
     "runs": lambda data, scratch: run_sections(data),

@@ -1,6 +1,6 @@
 """Acceptance lengths that fitted models predict for k = 1..7, beside those of the recorded tapes.
 
-Not here: the fits (sim.acceptance_fit).
+Not here: the fits (sim.acceptance.fit).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy_report import Line, Section, markdown_table, number, percent
-from sim.acceptance import Acceptance, BetaAcceptance, MarkovAcceptance
-from sim.acceptance_fit import fit_beta, fit_markov
-from sim.tape import TapeAcceptance, Tapes, read_tapes
+from sim.acceptance.fit import fit_beta, fit_markov
+from sim.acceptance.forms import Acceptance, BetaAcceptance, MarkovAcceptance
+from sim.acceptance.tape import TapeAcceptance, Tapes, read_tapes
 
 FOLDER = "unlicensed_local_only/specdecode_bench"
 DATASETS = ("gsm8k", "instructcoder", "sharegpt")

@@ -15,11 +15,12 @@ from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
 from benchmarks.accuracy_report import Line, Section, markdown_table, number, percent, profile_text
-from realrun.cells import CellTable, parse_columns, read_cells
-from realrun.cells_fit import Fitted, marked, parse_mark
-from realrun.cells_validation import JudgedCell, Setup, fit_on_cells, judge_cells, speedups, spread
-from realrun.engine_flags import engine_block
-from sim.costs import Profile, load
+from realrun.cli.engine_flags import engine_block
+from realrun.validate.cells.compare import JudgedCell, Setup, fit_on_cells, judge_cells, speedups, spread
+from realrun.validate.cells.fit import Fitted, marked, parse_mark
+from realrun.validate.cells.table import CellTable, parse_columns, read_cells
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
 
 SILICON = "aiconfigurator/silicon_llama31_8b_h100_tp1.csv"
 SILICON_COLUMNS = "isl=input_len,osl=output_len,batch_size=concurrency,silicon_ttft_ms=ttft_ms,silicon_tpot_ms=tpot_ms"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sim.costs import Profile
+from sim.costs.profile import Profile
 
 HOST_TIMES = ("step_s", "row_s", "gap_s", "draft_pass_s", "graph_launch_s", "result_s")
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy_report import Line, Section, profile_text
-from calibrate.importers.aiconfigurator import import_aiconfigurator
-from calibrate.importers.llmservingsim import import_llmservingsim
-from realrun.cells_fit import fit_constant
-from realrun.engine_flags import engine_block
-from realrun.vllm_requests import RealRun, read_requests
-from realrun.vllm_validation import VllmVerdict, judge_run, scenario_of
-from sim.costs import Profile
-from sim.models import MODELS
+from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
+from calibrate.importers.llmservingsim.profile import import_llmservingsim
+from realrun.cli.engine_flags import engine_block
+from realrun.validate.cells.fit import fit_constant
+from realrun.validate.vllm.compare import VllmVerdict, judge_run, scenario_of
+from realrun.validate.vllm.requests import RealRun, read_requests
+from sim.costs.profile import Profile
+from sim.costs.shapes import MODELS
 
 SHAPE = MODELS["llama-3.1-8b"]
 RUNS = "llmservingsim/bench/examples"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from sim.costs import CostModel
-from sim.luck import Luck
+from sim.acceptance.luck import Luck
+from sim.costs.cost import CostModel
 from sim.policies.continuous import DRAFT_ROW_TOKENS
-from sim.request import Request
-from sim.work import Chunk, Kind, Model, Work
+from sim.seam.request import Request
+from sim.seam.work import Chunk, Kind, Model, Work
 
 
 def run_reference(

@@ -17,18 +17,18 @@ from typing import Any
 import msgspec
 
 from benchmarks.replay_report import write_report
-from calibrate.campaign_steps import measure_pair
-from calibrate.pair import pair_spec
-from realrun.experiment import Experiment
-from realrun.pair import PairExecutor
-from realrun.readback import read_replay, read_summary
-from realrun.replay import Replay, replay, result_of, write_replays
-from realrun.testbed import build_kernels, find_device, fingerprint, sizes_for
-from realrun.validation import judge, predict
-from sim.costs import Profile
-from sim.metrics import summarise
-from sim.results import writing
-from sim.scenario import Scenario, resolve
+from calibrate.campaign.steps import measure_pair
+from calibrate.measure.pair import pair_spec
+from realrun.replay.experiment import Experiment
+from realrun.replay.pair_executor import PairExecutor
+from realrun.replay.run import Replay, replay, result_of, write_replays
+from realrun.replay.testbed import build_kernels, find_device, fingerprint, sizes_for
+from realrun.validate.compare import judge, predict
+from realrun.validate.readback import read_replay, read_summary
+from sim.costs.profile import Profile
+from sim.experiment.scenario import Scenario, resolve
+from sim.metrics.summary import summarise
+from sim.report.results import writing
 
 POLICIES = ("autoregressive", "baseline", "pd", "pdv", "unified", "continuous")
 NUM_PROMPTS, INPUT_TOKENS, OUTPUT_TOKENS = 32, 64, 32

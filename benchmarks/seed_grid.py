@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from sim.compare import compare
-from sim.costs import load
-from sim.plots import draw_throughput_latency
-from sim.scenario import resolve
-from sim.scenario_file import set_dotted
+from sim.costs.profile_files import load
+from sim.experiment.compare import compare
+from sim.experiment.scenario import resolve
+from sim.experiment.scenario_file import set_dotted
+from sim.report.figures import draw_throughput_latency
 
 GRID = Path(__file__).parent.parent / "sim" / "scenarios" / "seed-002-grid.yaml"
 

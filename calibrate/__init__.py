@@ -1,1 +1,1 @@
-"""Measuring and importing costs: times passes, fits profiles, reads published kernel tables."""
+"""Times this machine and reads published tables: profiles, with their error on held-out points."""

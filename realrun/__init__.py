@@ -1,1 +1,1 @@
-"""The same policies on real hardware: kernels, the threaded host, and records compared with records."""
+"""The same policies on real hardware: models, kernels, the threaded host, and records compared with records."""

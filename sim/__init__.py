@@ -1,4 +1,1 @@
-"""Simulation of speculative-decoding serving: policies, devices, costs, workloads, records.
-
-Imports neither torch nor anything of calibrate and realrun.
-"""
+"""Simulation of speculative-decoding serving. Knows neither torch nor anything of calibrate and realrun."""

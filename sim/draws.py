@@ -2,7 +2,7 @@
 
 The hash is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014): word n of a
 key is mix(key + (n + 1) * GAMMA). One word gives the draws of two neighbouring positions. Not here: what the draws
-decide (sim.acceptance_models).
+decide (sim.acceptance.models).
 """
 
 from __future__ import annotations

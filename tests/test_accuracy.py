@@ -13,11 +13,11 @@ from benchmarks.accuracy_acceptance import errors_pct, spec
 from benchmarks.accuracy_cells import H100, SILICON, run_cells, study_cells
 from benchmarks.accuracy_report import Line, Section, section_text, summary_text
 from benchmarks.accuracy_runs import peer_figures
-from realrun.cells import parse_columns, read_cells
-from realrun.cells_fit import with_constant
-from realrun.cells_validation import simulate_cell
-from sim.acceptance import parse_acceptance
-from sim.costs import load
+from realrun.validate.cells.compare import simulate_cell
+from realrun.validate.cells.fit import with_constant
+from realrun.validate.cells.table import parse_columns, read_cells
+from sim.acceptance.forms import parse_acceptance
+from sim.costs.profile_files import load
 
 pytest.importorskip("scipy")
 

@@ -54,7 +54,7 @@ def test_policies_know_no_clock_no_random_numbers_and_no_simpy() -> None:
 @pytest.mark.parametrize("command", [["--help"], ["compare", "--help"]])
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     code = (
-        "import sys; from sim.cli import run; run(sys.argv[1:]); "
+        "import sys; from sim.cli.main import run; run(sys.argv[1:]); "
         "print(sorted({'torch', 'pandas', 'seaborn', 'scipy', 'numpy', 'simpy', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True)

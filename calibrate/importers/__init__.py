@@ -1,1 +1,1 @@
-"""Importers of published kernel tables and other tools' profiles, one module per source."""
+"""Profiles from published kernel tables and other tools' measurements, one folder per source."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibrate.fit import Array
+from calibrate.fit.errors import Array
 from sim.costs.profile import Gpu
 
 ABOVE_ROOF = 1.05

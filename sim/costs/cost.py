@@ -1,13 +1,17 @@
-"""What a work costs: the protocol that every cost model fulfils.
+"""What a work costs: the protocol that every cost model fulfils, and the two that need no profile.
 
-Not here: any number; those live in profiles (sim.costs.profile) and models of them (compact, table).
+Those are constants, for tests whose sums are made by hand, and a link between devices. Not here: any number of a GPU;
+those live in profiles (sim.costs.profile) and models of them (sim.costs.forms).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from sim.work import Work
+import msgspec
+
+from sim.seam.work import Kind, Work
 
 
 class Cost(NamedTuple):
@@ -46,3 +50,46 @@ class CostModel(Protocol):
     def result_s(self) -> float:
         """Seconds from the end of a work on the device until its result is on the host (copy and wake-up)."""
         ...
+
+
+class ConstantCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """A cost model: `device_s` per kind (0 where absent), and the same host times for every work."""
+
+    device_s: Mapping[Kind, float]
+    prepare_s: float = 0.0
+    launch_s: float = 0.0
+    result_s: float = 0.0
+    num_kernels: int = 1
+    demand: Demands = Demands(1.0, 1.0)
+    inflation_per_issuer: float = 0.0
+    """Each further issuer slows all of them by this much."""
+
+    def cost(self, work: Work) -> Cost:
+        if work.kind is Kind.HOST:
+            return Cost(work.host_s, 0.0, 0.0, 0)
+        return Cost(self.prepare_s, self.launch_s, self.device_s.get(work.kind, 0.0), self.num_kernels)
+
+    def demands(self, work: Work) -> Demands:
+        return self.demand
+
+    def host_inflation(self, num_issuers: int) -> float:
+        return 1.0 + self.inflation_per_issuer * (num_issuers - 1)
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """A connection between devices: `latency_s` per transfer plus bytes / `bytes_per_s`. Its own cost model."""
+
+    latency_s: float
+    bytes_per_s: float
+    result_s: float = 0.0
+
+    def cost(self, work: Work) -> Cost:
+        if work.kind is not Kind.COPY:
+            raise ValueError(f"a link runs COPY works only, got {work.kind}")
+        return Cost(0.0, 0.0, self.latency_s + work.num_bytes / self.bytes_per_s, 1)
+
+    def demands(self, work: Work) -> Demands:
+        return Demands(0.0, 1.0)
+
+    def host_inflation(self, num_issuers: int) -> float:
+        return 1.0

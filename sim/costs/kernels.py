@@ -1,8 +1,8 @@
 """The compact form of kernel costs: a few physical constants per GPU, and the formulas that turn them into seconds.
 
-The formulas use arithmetic alone, so they take floats (sim.costs.compact) and arrays (calibrate.fit) alike: what is
-fitted is what runs. All are monotone: more tokens, more context or less bandwidth never make a kernel faster.
-Not here: what a pass is made of (sim.costs.compact), files (sim.costs.profile).
+The formulas use arithmetic alone, so they take floats (sim.costs.forms.compact) and arrays (calibrate.fit.kernels)
+alike: what is fitted is what runs. All are monotone: more tokens, more context or less bandwidth never make a kernel
+faster. Not here: what a pass is made of (sim.costs.forms.compact), files (sim.costs.profile).
 """
 
 from math import ceil, isfinite

@@ -1,19 +1,9 @@
-"""How much KV fits beside the weights. Not here: how much a request takes (sim.kv, sim.paged)."""
+"""How much KV fits beside the weights. Not here: how much a request takes (sim.engine.kv, sim.engine.paged)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sim.models import ModelShape
-
-if TYPE_CHECKING:
-    from sim.costs.profile import Profile
-
-
-def kv_bytes_per_token(shape: ModelShape, tensor_parallel: int) -> int:
-    """KV of one token over all devices of a group; where it has more devices than KV heads, heads are replicated."""
-    replicas = max(1, tensor_parallel // shape.kv_heads)
-    return shape.kv_bytes_per_token * replicas
+from sim.costs.profile import Profile
+from sim.costs.shapes import kv_bytes_per_token
 
 
 def kv_capacity_tokens(profile: Profile, gpu_memory_utilization: float = 0.9, *, with_draft: bool = True) -> int:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from sim.costs.kernels import AllReduce, Elementwise, Head
 from sim.costs.profile import Gpu, Profile
-from sim.models import ModelShape
-from sim.work import Chunk, Work
+from sim.costs.shapes import ModelShape
+from sim.seam.work import Chunk, Work
 
 LOGIT_BYTES = 4
 """The sampler works on fp32 logits."""

@@ -13,9 +13,8 @@ from typing import Literal
 import msgspec
 
 from sim.costs.kernels import CompactKernels
-from sim.costs.memory import kv_bytes_per_token
-from sim.costs.table_kernels import TableKernels
-from sim.models import ModelShape
+from sim.costs.points import TableKernels
+from sim.costs.shapes import ModelShape, kv_bytes_per_token
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""
@@ -98,7 +97,7 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     look_s: float = 0.0
     """What each look of an idle worker that polls takes from whatever is being issued: they share an interpreter."""
     probed_s: tuple[float, ...] = ()
-    """What fixed passes took on this machine meanwhile (realrun.speed); not a cost, but a replay takes them again."""
+    """What fixed passes took on this machine meanwhile (realrun.replay.probe); a replay takes them again."""
     inflation_eager: tuple[float, ...] = (1.0,)
     """Slowdown of each issuing thread with 1, 2, 3 ... of them, passes launched eagerly; the last one holds beyond."""
     inflation_graphed: tuple[float, ...] = (1.0,)

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from sim.costs.cost import Cost, Demands
 from sim.costs.passes import ModelPasses
 from sim.costs.profile import HostCosts, Profile
-from sim.work import Kind, Model, Work
+from sim.seam.work import Kind, Model, Work
 
 PIECE_KERNELS = 2
 """Kernels per layer that a captured pass with prompt chunks still launches eagerly: attention and KV write (vLLM's

@@ -1,1 +1,1 @@
-"""What streams of works do to devices: tickets, one-stream and shared devices, links."""
+"""What streams of works do to a device: solo, shared under contention."""

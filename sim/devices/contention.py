@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from sim.costs.profile import Overlap
+from sim.costs.profile import Overlap
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from math import inf
 from sim.costs.cost import CostModel
 from sim.devices.contention import Contention, fill_rates, kernel_waits_s
 from sim.devices.ticket import SimTicket
-from sim.host import Stream
+from sim.seam.host import Stream
 
 SLACK = 1e-9
 """Share of a work's device time within which it counts as ending with its launch (float rounding)."""

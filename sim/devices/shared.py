@@ -21,8 +21,9 @@ from sim.costs.cost import CostModel
 from sim.devices.contention import Contention
 from sim.devices.op import Op, Queue, rates_together
 from sim.devices.ticket import Clock, SimTicket, checkpoint_at
-from sim.host import HostWait, Stream
-from sim.work import Kind, Work
+from sim.seam.host import Stream
+from sim.seam.wait import HostWait
+from sim.seam.work import Kind, Work
 
 
 class SharedDevice:

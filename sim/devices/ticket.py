@@ -10,8 +10,9 @@ from math import nan
 from typing import Any, Protocol
 
 from sim.costs.cost import Cost
-from sim.host import HostWait, Stream
-from sim.work import NO_RESULT, Kind, Result, Work
+from sim.seam.host import Stream
+from sim.seam.wait import HostWait
+from sim.seam.work import NO_RESULT, Kind, Result, Work
 
 
 class Clock(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from sim.host import Stream
+from sim.engine.serving import Serving
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
-from sim.serving import Serving
+from sim.seam.host import Stream
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sim.request import Request
-from sim.work import Chunk
+from sim.seam.request import Request
+from sim.seam.work import Chunk
 
 
 def verify_goes_first(decode_queue: int, verify_queue: int, lead: int) -> bool:

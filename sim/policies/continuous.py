@@ -11,7 +11,7 @@ meanwhile waits one step longer, and the host's preparation is hidden behind the
 
 The draft pass is padded to two tokens per row (the newest, and the one that is missing after full acceptance) because
 the host submits it before it knows what was accepted; an EAGLE head takes all verified tokens of the row. Not here: the
-same decisions with lazy accounting (continuous_lazy), blocks (sim.paged).
+same decisions with lazy accounting (continuous_lazy), blocks (sim.engine.paged).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
-from sim.host import Stream
+from sim.engine.serving import Serving
 from sim.policies.options import EngineLimits, Method, PolicyOptions
-from sim.request import Request
-from sim.serving import Serving
-from sim.work import Chunk, Kind, Model, Work
+from sim.seam.host import Stream
+from sim.seam.request import Request
+from sim.seam.work import Chunk, Kind, Model, Work
 
 DRAFT_ROW_TOKENS = 2
 """Tokens per row of a draft model's padded first pass."""

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.host import Stream
+from sim.engine.serving import Serving
 from sim.policies.continuous import draft_row_tokens, engine
 from sim.policies.options import EngineLimits, Method
-from sim.request import Request
-from sim.serving import Serving
-from sim.work import Chunk, Kind, Model, Work
+from sim.seam.host import Stream
+from sim.seam.request import Request
+from sim.seam.work import Chunk, Kind, Model, Work
 
 _GROWTH_STEPS = 4096
 

@@ -4,14 +4,24 @@ from enum import StrEnum
 
 import msgspec
 
-from sim.policies.passes import KvMode
-
 
 class Batching(StrEnum):
     """BATCHED: one work carries the whole batch. PER_REQUEST: one work per request, as the seeds' engines looped."""
 
     BATCHED = "batched"
     PER_REQUEST = "per_request"
+
+
+class KvMode(StrEnum):
+    """What an engine keeps of a round: ROLLBACK (a good engine: rejected tokens are dropped), REFORWARD (accepted
+    tokens are run again through the target after verify), NONE (no KV cache: every pass recomputes the whole sequence).
+
+    The latter two are how the engines behind the seeds worked (claims, sections A and C).
+    """
+
+    ROLLBACK = "rollback"
+    REFORWARD = "reforward"
+    NONE = "none"
 
 
 class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

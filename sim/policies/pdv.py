@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from sim.host import Stream
-from sim.lane import Lane
+from sim.engine.serving import Serving
 from sim.policies import rounds
 from sim.policies.choices import is_atomic, verify_goes_first
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.pd import prefill_lane
-from sim.serving import Serving
+from sim.seam.host import Stream
+from sim.seam.lane import Lane
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.host import Stream, Ticket
-from sim.policies import passes
-from sim.policies.options import PolicyOptions
-from sim.policies.passes import KvMode
-from sim.request import Request
-from sim.serving import Serving
-from sim.work import Model
+from sim.engine.serving import Serving
+from sim.policies import works
+from sim.policies.options import KvMode, PolicyOptions
+from sim.seam.host import Stream, Ticket
+from sim.seam.request import Request
+from sim.seam.work import Model
 
 
 def submit_prefill(serving: Serving, request: Request, stream: Stream) -> Ticket:
@@ -21,9 +20,9 @@ def submit_prefill(serving: Serving, request: Request, stream: Stream) -> Ticket
 
     The target goes first, for the first token's sake; the first draft comes after the draft model's own prefill.
     """
-    ticket = serving.host.run(passes.prefill((request,), Model.TARGET), stream)
+    ticket = serving.host.run(works.prefill((request,), Model.TARGET), stream)
     if serving.controller.draft_tokens_max:
-        request.draft_prefill = serving.host.run(passes.prefill((request,), Model.DRAFT), stream)
+        request.draft_prefill = serving.host.run(works.prefill((request,), Model.DRAFT), stream)
     return ticket
 
 
@@ -34,10 +33,10 @@ def submit_draft(
     host = serving.host
     after = [request.draft_prefill for request in requests if request.draft_prefill is not None]
     if options.kv is KvMode.NONE:
-        works = passes.draft_without_kv(requests, draft_tokens)
+        drafts = works.draft_without_kv(requests, draft_tokens)
     else:
-        works = [passes.draft(requests, draft_tokens)]
-    ticket = [host.run(work, stream, after=after) for work in works][-1]
+        drafts = [works.draft(requests, draft_tokens)]
+    ticket = [host.run(work, stream, after=after) for work in drafts][-1]
     for request in requests:
         request.draft_prefill = None
         serving.open_round(request, draft_tokens)
@@ -47,7 +46,7 @@ def submit_draft(
 def submit_verify(
     serving: Serving, requests: Sequence[Request], options: PolicyOptions, stream: Stream, after: Sequence[Ticket] = ()
 ) -> Ticket:
-    work = passes.verify_without_kv(requests) if options.kv is KvMode.NONE else passes.verify(requests)
+    work = works.verify_without_kv(requests) if options.kv is KvMode.NONE else works.verify(requests)
     return serving.host.run(work, stream, after=after)
 
 
@@ -70,7 +69,7 @@ async def finish_round(
     """Await `verify`, re-forward if the engine does, commit; returns the requests that go on."""
     accepted = (await verify).accepted
     if options.kv is KvMode.REFORWARD:
-        await serving.host.run(passes.reforward(requests, accepted), verify_stream)
+        await serving.host.run(works.reforward(requests, accepted), verify_stream)
     return serving.commit_rounds(requests, accepted)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from sim.host import Ticket
-from sim.lane import Lane
+from sim.engine.serving import Serving
 from sim.policies import rounds
 from sim.policies.choices import may_prefill
 from sim.policies.options import EngineLimits, PolicyOptions
-from sim.request import Request
-from sim.serving import Serving
+from sim.seam.host import Ticket
+from sim.seam.lane import Lane
+from sim.seam.request import Request
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:

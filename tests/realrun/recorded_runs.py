@@ -11,10 +11,11 @@ from typing import Any
 import click
 from click.testing import CliRunner, Result
 
-from sim.costs import Profile, load
-from sim.request import Request
-from sim.run import simulate
-from sim.scenario import resolve
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.experiment.run import simulate
+from sim.experiment.scenario import resolve
+from sim.seam.request import Request
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 EPOCH_S, MONOTONIC_S = 1_787_267_980.25, 27_536.5

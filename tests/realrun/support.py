@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from realrun.attention import Attention
-from realrun.issuer import Issuer
-from realrun.kernels import PairKernels, PromptChunk
-from realrun.models import Family, random_model
-from realrun.options import PairOptions
-from realrun.rows import Slot
-from sim.models import ModelShape
-from sim.work import Model
+from realrun.kernels.issuer import Issuer
+from realrun.kernels.options import PairOptions
+from realrun.kernels.pair_kernels import PairKernels, PromptChunk
+from realrun.kernels.rows import Slot
+from realrun.model.attention import Attention
+from realrun.model.weights import Family, random_model
+from sim.costs.shapes import ModelShape
+from sim.seam.work import Model
 
 torch.set_num_threads(1)
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sim.controllers import Controller, build_controller
-from sim.costs.constant import ConstantCosts
+from sim.costs.cost import ConstantCosts
 from sim.devices.ticket import SimTicket
-from sim.kv import KvPool
-from sim.paged import PagedPool
-from sim.policies import continuous_lazy, find_policy
+from sim.engine.draft_length import Controller, build_controller
+from sim.engine.kv import KvPool
+from sim.engine.paged import PagedPool
+from sim.engine.serving import Serving
+from sim.hosts.scripted import ScriptHost
+from sim.hosts.simulated import SimHost
+from sim.policies import continuous_lazy
 from sim.policies.options import EngineLimits, PolicyOptions
-from sim.request import Request
-from sim.scripthost import ScriptHost
-from sim.serving import Serving
-from sim.simhost import SimHost
-from sim.work import Kind, Result, Work
+from sim.policies.registry import find_policy
+from sim.seam.request import Request
+from sim.seam.work import Kind, Result, Work
 
 SECONDS = {Kind.PREFILL: 10.0, Kind.DRAFT: 2.0, Kind.VERIFY: 5.0, Kind.STEP: 5.0}
 Log = list[tuple[float, str, str, str, tuple[int, ...]]]

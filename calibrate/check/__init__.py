@@ -1,0 +1,1 @@
+"""How wrong a profile is: against points, another profile, published tables."""

@@ -1,0 +1,1 @@
+"""`lanesim calibrate`; heavy imports inside the functions."""

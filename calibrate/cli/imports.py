@@ -1,0 +1,201 @@
+"""`lanesim calibrate import`: profiles from published tables. Vidur's and Frontier's lack parts of a profile, which the
+shipped one of the same GPU fills in.
+
+Importing this module imports click alone. Not here: the imports themselves (calibrate.importers).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from calibrate.cli.output import A_PATH, check_out, needs_analysis, write
+
+IMPORT_EXAMPLE = (
+    "Example: lanesim calibrate import aiconfigurator systems/ --gpu h100-sxm --target llama-3.1-8b --out p.json"
+)
+GAP_OPTION = click.option(
+    "--gap-ms",
+    type=float,
+    default=None,
+    help="Device time of every target pass beyond its kernels; default: the engine's, 0 where it was not measured.",
+)
+
+
+@click.group("import", epilog=IMPORT_EXAMPLE)
+def import_group() -> None:
+    """Make a profile from published kernel tables."""
+
+
+@import_group.command(
+    "aiconfigurator",
+    epilog=IMPORT_EXAMPLE,
+)
+@click.argument("path", type=A_PATH)
+@click.option("--gpu", required=True, help="GPU, such as h100-sxm.")
+@click.option("--target", required=True, help="Target model: a known name or a config.json.")
+@click.option("--draft", default=None, help="Draft model, likewise.")
+@click.option("--tp", default=1, show_default=True, help="Devices that share the models (tensor parallel).")
+@click.option(
+    "--form",
+    type=click.Choice(["compact", "table"]),
+    default="compact",
+    show_default=True,
+    help="Fitted constants, or the models' own measured points.",
+)
+@GAP_OPTION
+@click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
+@click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+def aiconfigurator_command(
+    path: Path,
+    gpu: str,
+    target: str,
+    draft: str | None,
+    tp: int,
+    form: Literal["compact", "table"],
+    gap_ms: float | None,
+    revision: str,
+    out: Path,
+) -> None:
+    """NVIDIA aiconfigurator's tables below PATH, which holds GPU folders and their YAML datasheets."""
+    from calibrate.hardware.models import shapes_of
+
+    check_out(out)
+    shapes = shapes_of(target, draft)
+    try:
+        from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
+
+        profile = import_aiconfigurator(
+            path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form, gap_s=_gap_s(gap_ms)
+        )
+    except ImportError as error:
+        raise needs_analysis(error) from None
+    except OSError as error:
+        raise ValueError(f"{path}: a table cannot be read: {error}") from error
+    write(profile, out)
+
+
+@import_group.command(
+    "llmservingsim",
+    epilog="Example: lanesim calibrate import llmservingsim perf/RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1 "
+    "--gpu rtx-4090 --target llama-3.1-8b --out p.json",
+)
+@click.argument("path", type=A_PATH)
+@click.option("--gpu", required=True, help="GPU, such as rtx-4090.")
+@click.option("--target", required=True, help="The model of the tables: a known name or a config.json.")
+@click.option(
+    "--draft", default=None, help="Draft model, likewise, with --draft-path; or eagle3, the target's own head."
+)
+@click.option("--draft-path", type=A_PATH, default=None, help="The draft's folder of tables, same GPU and degree.")
+@click.option("--tp", default=1, show_default=True, help="Devices that share the models: PATH's own degree, tpN.")
+@click.option(
+    "--form",
+    type=click.Choice(["table", "compact"]),
+    default="table",
+    show_default=True,
+    help="The model's own measured points, or constants fitted to them.",
+)
+@click.option("--engine-version", default=None, help="vLLM version of all-reduces and gap; default: PATH's meta.yaml.")
+@GAP_OPTION
+@click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
+@click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+def llmservingsim_command(
+    path: Path,
+    gpu: str,
+    target: str,
+    draft: str | None,
+    draft_path: Path | None,
+    tp: int,
+    form: Literal["table", "compact"],
+    engine_version: str | None,
+    gap_ms: float | None,
+    revision: str,
+    out: Path,
+) -> None:
+    """LLMServingSim's dense, per_sequence and attention tables in PATH, the folder of one GPU, model and degree."""
+    from calibrate.hardware.models import shapes_of
+
+    check_out(out)
+    target_shape, draft_shape = shapes_of(target, draft)
+    try:
+        from calibrate.importers.llmservingsim.profile import import_llmservingsim
+
+        profile = import_llmservingsim(
+            path,
+            gpu,
+            target_shape,
+            draft_shape,
+            tp,
+            draft_path=draft_path,
+            revision=revision,
+            form=form,
+            engine_version=engine_version,
+            gap_s=_gap_s(gap_ms),
+        )
+    except ImportError as error:
+        raise needs_analysis(error) from None
+    write(profile, out)
+
+
+def _gap_s(gap_ms: float | None) -> float | None:
+    """Raises ValueError for what is no time."""
+    if gap_ms is None:
+        return None
+    if not 0.0 <= gap_ms < float("inf"):
+        raise ValueError(f"--gap-ms {gap_ms:g} must be finite and not negative")
+    return 1e-3 * gap_ms
+
+
+@import_group.command(
+    "vidur",
+    epilog="Example: lanesim calibrate import vidur profiling/compute/a100/meta-llama/Llama-2-7b-hf/mlp.csv "
+    "--gpu a100-sxm --target llama-2-7b --out p.json",
+)
+@click.argument("path", type=A_PATH)
+@click.option("--gpu", required=True, help="GPU, such as a100-sxm: one with a shipped profile.")
+@click.option("--target", required=True, help="The model of the file: a known name or a config.json.")
+@click.option("--tp", default=1, show_default=True, help="Devices that share the model (tensor parallel).")
+@click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
+@click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+def vidur_command(path: Path, gpu: str, target: str, tp: int, revision: str, out: Path) -> None:
+    """Vidur's mlp.csv at PATH, or in a folder PATH: the layers without attention; attention, sampler and host are the
+    shipped profile's. Other models' mlp.csv below PATH give the error with the target left out of the fit."""
+    from calibrate.hardware.models import source_of
+
+    check_out(out)
+    shape = source_of(target).shape
+    try:
+        from calibrate.importers.tables.vidur import import_vidur
+
+        profile = import_vidur(path, gpu, shape, tp, revision=revision)
+    except ImportError as error:
+        raise needs_analysis(error) from None
+    write(profile, out)
+
+
+@import_group.command(
+    "frontier",
+    epilog="Example: lanesim calibrate import frontier profiling/a800/meta-llama/Llama-2-7b-hf/attention.csv "
+    "--gpu a800-sxm --target llama-2-7b --out p.json",
+)
+@click.argument("path", type=A_PATH)
+@click.option("--gpu", required=True, help="GPU, such as a800-sxm: one like a GPU with a shipped profile.")
+@click.option("--target", required=True, help="The model of the tables: a known name or a config.json.")
+@click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
+@click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+def frontier_command(path: Path, gpu: str, target: str, revision: str, out: Path) -> None:
+    """Frontier's attention*.csv at PATH, or in a folder PATH: decode rows and prompt chunks with history; GEMMs,
+    element-wise kernels, sampler and host are the shipped profile's."""
+    from calibrate.hardware.models import source_of
+
+    check_out(out)
+    shape = source_of(target).shape
+    try:
+        from calibrate.importers.tables.frontier import import_frontier
+
+        profile = import_frontier(path, gpu, shape, revision=revision)
+    except ImportError as error:
+        raise needs_analysis(error) from None
+    write(profile, out)

@@ -1,0 +1,28 @@
+"""`lanesim calibrate`: measure, import published tables, check a profile, derive one from another.
+
+Mounted through the entry-point group `lanesim.commands`; importing this module imports click alone.
+Not here: what the sub-commands do.
+"""
+
+from __future__ import annotations
+
+import click
+
+from sim.cli.lazy import Commands, LazyGroup
+
+SUB_COMMANDS: Commands = {
+    "measure": ("calibrate.cli.measure:measure_command", "Time a pair of models on this machine."),
+    "import": ("calibrate.cli.imports:import_group", "Make a profile from published kernel tables."),
+    "derive": ("calibrate.cli.derive:derive_command", "Transfer a profile to another GPU of its family."),
+    "check": ("calibrate.cli.check:check_command", "Error of a profile per kind."),
+}
+
+
+@click.group(
+    "calibrate",
+    cls=LazyGroup,
+    commands=SUB_COMMANDS,
+    epilog="Example: lanesim calibrate derive --from h100-sxm/llama-2-7b --gpu h200-sxm --out p.json",
+)
+def calibrate_command() -> None:
+    """Cost profiles: measure, import, derive, check."""

@@ -1,0 +1,137 @@
+"""`lanesim calibrate measure`: flags, defaults by device, progress, and what an interruption leaves.
+
+Not here: measuring (measure). Importing this module imports click alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from calibrate.cli.output import check_out, write
+from sim.cli.console import progress
+
+if TYPE_CHECKING:
+    from calibrate.measure.session import Session
+    from sim.costs.profile import Profile
+
+LEAST_BUDGET_S = 5.0
+INTERRUPTED = 130
+MOST_NOISY = 8
+"""Noisy points that are told one by one."""
+
+
+@click.command(
+    "measure",
+    epilog="Example: lanesim calibrate measure --device cpu --draft tiny-draft --target tiny-target --out tiny.json",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="What to measure.")
+@click.option("--target", required=True, help="Target: a known name, a config.json, or a directory of weights.")
+@click.option("--draft", default=None, help="Draft model, likewise.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Profile to write; its points lie beside.")
+@click.option("--budget", type=float, default=None, metavar="SECONDS", help="Rough time to spend [120 cpu, 480 cuda].")
+@click.option("--dtype", default=None, help="float32 [cpu], bfloat16 [cuda], float16, float64.")
+@click.option("--rows", type=int, default=None, help="Most rows of a pass [16 cpu, 32 cuda].")
+@click.option("--context", type=int, default=None, help="Tokens per row, multiple of 256 [512 cpu, 2048 cuda].")
+@click.option("--attention", default=None, help="Implementation [flash-cpu, efficient on cuda].")
+@click.option("--threads", type=int, default=1, show_default=True, help="CPU threads inside one pass.")
+@click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [1-2 minutes; on].")
+@click.option(
+    "--form",
+    type=click.Choice(["compact", "table"]),
+    default=None,
+    help="Fitted constants, which other models can be derived from; or the models' own points, smoothed as far as they "
+    "are noisy. Their errors stand side by side in a table's profile. [table cpu, if points allow it; compact cuda]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
+def measure_command(
+    out: Path,
+    device: str,
+    threads: int,
+    budget: float | None,
+    serving: bool,
+    form: Literal["compact", "table"] | None,
+    **flags: Any,
+) -> None:
+    """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
+
+    Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
+    OUT.points.jsonl as it comes; the same command again goes on from there, and with the other --form fits it anew.
+    """
+    check_out(out)
+    if budget is not None and not LEAST_BUDGET_S <= budget < float("inf"):
+        raise ValueError(f"--budget {budget:g} must be at least {LEAST_BUDGET_S:g} seconds, and finite")
+    if threads < 1:
+        raise ValueError(f"--threads {threads} must be at least 1")
+    try:
+        import scipy  # noqa: F401
+        import torch
+        import transformers  # noqa: F401
+    except ImportError as error:
+        needs = "measuring needs torch, transformers and scipy: pip install 'lanesim[gpu,analysis]'"
+        raise ValueError(f"{needs} ({error})") from None
+    torch.set_num_threads(threads)
+    from calibrate.measure.pair import DEFAULTS, pair_spec
+    from calibrate.measure.session import Session
+    from calibrate.points import file as points_file
+
+    spec = pair_spec(device, **flags)
+    points_path = out.with_suffix(".points.jsonl")
+    try:
+        with points_file.alone(points_path), progress() as on_step:
+            budget_s = float(DEFAULTS[device]["budget"]) if budget is None else budget
+            session = Session(spec, points_path, budget_s, on_step)
+            profile = _fitted(session, form or DEFAULTS[device]["form"], is_asked_for=form is not None)
+            if serving:
+                profile = _with_serving(profile, session)
+    except KeyboardInterrupt:
+        kept = f"points so far are in {points_path}; " if points_path.exists() else ""
+        print(f"lanesim: interrupted; {kept}the same command goes on from there", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    except torch.cuda.OutOfMemoryError:
+        raise ValueError(
+            f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "
+            "beside its activations; lower --rows or --context"
+        ) from None
+    write(profile, out)
+    _print_noisy(profile)
+
+
+def _fitted(session: Session, form: Literal["compact", "table"], *, is_asked_for: bool) -> Profile:
+    """The profile in this form; where its points are too few for a table that nobody asked for, the compact one."""
+    from calibrate.fit.measured_table import TooFewPoints
+
+    try:
+        return session.run(form)
+    except TooFewPoints as error:
+        if is_asked_for:
+            raise
+        print(f"this profile is compact: {error}", file=sys.stderr)
+        return session.run("compact")
+
+
+def _with_serving(profile: Profile, session: Session) -> Profile:
+    """`profile` completed on the threaded host, or as it is where the measured slots are too short for its requests."""
+    from calibrate.service.serving import with_handover
+
+    try:
+        return with_handover(profile, session.bench.kernels)
+    except ValueError as error:
+        print(f"what serving adds was not measured: {error}", file=sys.stderr)
+        return profile
+
+
+def _print_noisy(profile: Profile) -> None:
+    """How many points are noisy, and the worst of them by name."""
+    from calibrate.points.work import place_of
+
+    noisy = sorted((point for point in profile.points if point.is_noisy), key=lambda point: -point.half_width_pct)
+    if noisy:
+        print(f"noisy points: {len(noisy)} of {len(profile.points)} (half of the 95 % interval, or how visits differ)")
+    for point in noisy[:MOST_NOISY]:
+        print(f"  {place_of(point).name}: ±{point.half_width_pct:.0f} %, {1e3 * point.device_s:.2f} ms")
+    if len(noisy) > MOST_NOISY:
+        print(f"  ... the rest by less than {noisy[MOST_NOISY - 1].half_width_pct:.0f} %; all are in the profile")

@@ -1,0 +1,56 @@
+"""Where `lanesim calibrate` puts a profile, and what it says of it. Heavy imports inside the functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from sim.costs.profile import KindError, Profile
+
+A_PATH = click.Path(path_type=Path)
+
+
+def needs_analysis(error: ImportError) -> ValueError:
+    """What to say where the libraries that read tables are not installed."""
+    return ValueError(f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})")
+
+
+def check_out(out: Path) -> None:
+    """Raise ValueError before any work where `out` cannot be a profile file."""
+    if out.suffix != ".json":
+        raise ValueError(f"--out {str(out)!r} must end with .json: profiles are found by it")
+    if out.is_dir():
+        raise ValueError(f"--out {str(out)!r} is a directory; want a file")
+
+
+def write(profile: Profile, out: Path) -> None:
+    """Write the profile, whole or not at all, and print its errors."""
+    from sim.costs.profile_files import encode
+    from sim.files.write import write_atomically
+
+    write_atomically(out, encode(profile).decode())
+    print_errors(profile, profile.errors)
+    print(f"profile {profile.name} in {out}")
+
+
+def print_errors(profile: Profile, errors: dict[str, KindError]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=f"{profile.name}: error of costs", title_justify="left")
+    table.add_column("kind", no_wrap=True)
+    for title in ("mean %", "max %", "points"):
+        table.add_column(title, justify="right", no_wrap=True)
+    kinds_by_reason: dict[str, list[str]] = {}
+    for kind, error in errors.items():
+        kinds_by_reason.setdefault(error.held_out, []).append(kind)
+        figures = ["–" if value is None else f"{value:.1f}" for value in (error.mean_error_pct, error.max_error_pct)]
+        table.add_row(kind, *figures, str(error.points))
+    console = Console()
+    console.print(table)
+    for reason, kinds in kinds_by_reason.items():
+        console.print(f"{', '.join(kinds)}: {reason}", style="dim", highlight=False)

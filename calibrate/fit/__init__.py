@@ -1,0 +1,1 @@
+"""Constants and tables fitted to what was measured, each with its error."""

@@ -1,0 +1,210 @@
+"""The profile of a points file: starting constants of the device, then the fits. Imports no torch.
+
+Not here: measuring (measure), the fits themselves (pass_fit, overlap_fit).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import date
+from statistics import median
+from typing import Any, Literal
+
+import msgspec
+
+from calibrate.fit.errors import use_of
+from calibrate.fit.measured_table import with_tables
+from calibrate.fit.overlap import fit_overlap
+from calibrate.fit.passes import fit_passes
+from calibrate.points.file import Points
+from calibrate.points.work import L2_STATES, Place, place_of, work_of
+from sim.costs.kernels import (
+    CompactKernels,
+    DecodeAttention,
+    Elementwise,
+    Gemm,
+    Head,
+    Measured,
+    PrefillAttention,
+    VerifyAttention,
+)
+from sim.costs.passes import HEAD_KERNELS
+from sim.costs.profile import SCHEMA, Gpu, HostCosts, MeasuredPoint, Overlap, Profile
+from sim.costs.profile_files import round_constant
+from sim.costs.shapes import ModelShape
+
+FAR = 200.0
+"""A median pass that takes so many times its roofs and launches, or is so many times faster, is in other units."""
+LONG_LAUNCH_S = 1e-4
+"""To launch the kernels of a layer eagerly, roughly."""
+CPU_START_S, CUDA_START_S = 3e-5, 3e-6
+"""Length of a kernel that does nothing, to start the fit from."""
+
+
+def profile_of(
+    held: Points,
+    gpu: Gpu,
+    multiprocessors: int,
+    target: ModelShape,
+    draft: ModelShape | None,
+    form: Literal["compact", "table"] = "compact",
+) -> Profile:
+    """Raises ValueError where the file has too few points to fit."""
+    points = ordered_points(held)
+    shapes = {"target": target, "draft": draft or target}
+    is_cpu = bool(held.host["is_cpu"])
+    check_units(points, gpu, shapes)
+    name = target.name if draft is None else f"{target.name}+{draft.name}"
+    start = Profile(
+        schema=SCHEMA,
+        name=f"{gpu.name}/{name}",
+        gpu=gpu,
+        target=target,
+        draft=draft,
+        kernels=_start(is_cpu, multiprocessors, str(held.options["attention"]), str(held.host["kv_layout"])),
+        host=host_costs(points, held.host, {role: shape.layers for role, shape in shapes.items()}),
+        overlap=Overlap(),
+        errors={},
+        source=_source(points, str(held.options.get("target_weights", "random"))),
+        fingerprint=held.fingerprint,
+        date=str(held.host["date"]),
+    )
+    fitted = fit_passes(start, points)
+    if form == "table":
+        fitted = with_tables(fitted)
+    return fit_overlap(fitted, held.overlap, held.three_way, cores=_cores(held.fingerprint) if is_cpu else None)
+
+
+def _cores(fingerprint: Mapping[str, str]) -> float:
+    """Of a CPU per thread of a pass, at least 1."""
+    threads = int(fingerprint.get("threads", 1))
+    return max(1.0, int(fingerprint.get("cpu_cores", threads)) / threads)
+
+
+def check_units(points: Sequence[MeasuredPoint], gpu: Gpu, shapes: Mapping[str, ModelShape]) -> None:
+    """Raises ValueError where most points are far from what roofs and launches make of them: times are seconds."""
+    ratios = []
+    for point in points:
+        place, shape = place_of(point), shapes[point.model]
+        flops, num_bytes = use_of(shape, work_of(place))
+        passes = point.tokens if point.kind == "draft" else 1
+        launches_s = LONG_LAUNCH_S * passes * shape.layers
+        least_s = max(flops / gpu.peak_flops, num_bytes / gpu.bandwidth_bytes_per_s)
+        ratios.append(point.device_s / (least_s + launches_s))
+    if ratios and not 1.0 / FAR <= median(ratios) <= FAR:
+        raise ValueError(
+            f"the points take {median(ratios):.3g} times what {gpu.name!r} should take (median); are they not in "
+            "seconds?"
+        )
+
+
+def ordered_points(held: Points) -> list[MeasuredPoint]:
+    """The points in the plan's order, each with its time under load where there is one."""
+    by_place = {place_of(point): point for point in held.points}
+    return [
+        msgspec.structs.replace(by_place[place], sustained_s=held.sustained.get(place))
+        for place in held.places
+        if place in by_place
+    ]
+
+
+def noisy_places(points: Sequence[MeasuredPoint]) -> list[Place]:
+    return [place_of(point) for point in points if point.is_noisy]
+
+
+def today() -> str:
+    return date.today().isoformat()
+
+
+def _source(points: Sequence[MeasuredPoint], weights: str) -> str:
+    num_noisy = len(noisy_places(points))
+    text = f"lanesim calibrate measure: {len(points)} passes of {weights} weights, {num_noisy} of them noisy"
+    ratios = [point.sustained_s / point.device_s for point in points if point.sustained_s is not None]
+    states = Counter(point.l2 for point in points)
+    if states.keys() != {"unknown"}:
+        text += "; L2 never flushed between repetitions: " + ", ".join(f"{states[name]} {name}" for name in L2_STATES)
+    if ratios:
+        text += f"; after sustained load {len(ratios)} of them took {median(ratios):.2f} times as long (median)"
+    return text
+
+
+def _start(is_cpu: bool, multiprocessors: int, attention: str, kv_layout: str) -> CompactKernels:
+    """Plausible constants for the fit to start from."""
+    kernel_s = CPU_START_S if is_cpu else CUDA_START_S
+    decode = DecodeAttention(fixed_s=4 * kernel_s, row_head_s=1e-7, bandwidth_share=0.5, sharpness=1.5)
+    return CompactKernels(
+        gemm=Gemm(
+            compute_share=0.7,
+            bandwidth_share=0.7,
+            fixed_s=kernel_s,
+            depth_s=0.0,
+            sharpness=2.0,
+            extra_depth=0.0,
+            tile_share=0.0 if is_cpu else 0.4,
+            wave_share=0.0,
+            long_kernel_change=0.0,
+            long_kernel_s=1e-3,
+            tile_tokens=16 if is_cpu else 128,
+            small_tile_tokens=1 if is_cpu else 64,
+            tile_columns=16 if is_cpu else 128,
+            multiprocessors=multiprocessors,
+        ),
+        decode_attention=decode,
+        multi_head_decode_attention=decode,
+        prefill_attention=PrefillAttention(
+            fixed_s=4 * kernel_s,
+            compute_share=0.3,
+            extra_keys=64.0,
+            tile_share=0.0,
+            block_s=0.0,
+            kv_bandwidth_share=0.3,
+            small_head_change=0.0,
+        ),
+        verify_attention=VerifyAttention(kv_slowdown=1.2),
+        elementwise=Elementwise(bandwidth_share=0.5, kernel_s=kernel_s, kernels_per_layer=4),
+        head=Head(sampler_s=10 * kernel_s, sampler_passes=3.0),
+        all_reduce=None,
+        attention_implementation=attention,
+        kv_layout=kv_layout,
+        measured=Measured(tokens=1, rows=1, row_context_tokens=1, chunk_tokens=1),
+    )
+
+
+def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers: Mapping[str, int]) -> HostCosts:
+    """Host constants from the points' host times and what `measured` holds; `layers` of "target" and "draft".
+
+    On a CPU issuing a pass is executing it, so launching is free beside it.
+    """
+    eager = [point for point in points if point.launch == "eager"]
+    graphed = [point for point in points if point.launch == "graphed"]
+    kernels_per_layer = int(measured["kernels_per_layer"])
+    is_cpu = bool(measured["is_cpu"])
+    per_kernel = [
+        point.host_s
+        / ((point.tokens if point.kind == "draft" else 1) * (layers[point.model] * kernels_per_layer + HEAD_KERNELS))
+        for point in eager
+    ]
+    largest = max((p.rows * (1 if p.kind == "draft" else p.tokens) for p in graphed), default=0)
+    single = [point.host_s / (point.tokens if point.kind == "draft" else 1) for point in graphed]
+    eager_factors = tuple(measured["inflation_eager"])
+    return HostCosts(
+        eager_kernel_s=0.0 if is_cpu or not per_kernel else round_constant(median(per_kernel)),
+        graph_launch_s=round_constant(median(single)) if single else 0.0,
+        kernels_per_layer=max(1, kernels_per_layer),
+        max_graph_tokens=largest,
+        graph_small_sizes=(1,),
+        graph_size_step=1,
+        result_s=0.0 if is_cpu else round_constant(measured["result_s"]),
+        step_s=round_constant(measured["step_s"]),
+        row_s=round_constant(measured["row_s"]),
+        inflation_eager=eager_factors,
+        inflation_graphed=tuple(measured.get("inflation_graphed", eager_factors)),
+        source="measured here: step_s and row_s are the real passes' own bookkeeping, without any engine; "
+        + (
+            "on a CPU a pass runs while it is issued, so launching costs nothing beside it and the slowdown of several "
+            "issuing threads contains their contention for cores"
+            if is_cpu
+            else "launch times while the device was held by a delay kernel"
+        ),
+    )

@@ -1,0 +1,228 @@
+"""Fits eta and tau of sim.devices.contention to pairs of passes that ran together, and states the error on the rest.
+
+The simulated device does the predicting, with the measured solo times as costs, so that the error is that of the
+contention model alone. Not here: timing pairs (overlap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from calibrate.fit.errors import Array, kind_error
+from calibrate.points.work import Place, work_of
+from sim.costs.cost import Cost, Demands
+from sim.costs.forms.build import build_costs
+from sim.costs.profile import KindError, Overlap, Profile
+from sim.costs.profile_files import round_constant
+from sim.devices.contention import Contention, contention_of
+from sim.hosts.simulated import SimHost
+from sim.seam.work import Work
+
+ETAS = (0.15, 0.25, 0.4, 0.6, 0.8, 1.0, 1.4, 2.0)
+COARSE_IN = 3
+"""One pair in this many chooses where the fit begins."""
+TAUS_S = (1e-8, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
+"""Coarse grid that the search begins with: the loss has flat places and several minima."""
+ETA = (0.05, 4.0)
+TAU_S = (1e-9, 1e-2)
+TURNS_S = tuple(1e-6 * 1.1**step for step in range(60))
+"""1 us to 0.3 ms: what a turn at the interpreter may last."""
+STEP = 0.3
+"""First step of the refinement, in logs."""
+LAUNCH_BOUND = 0.9
+"""Share of its solo time from which on a work's launch is taken for what it lasts."""
+THREE = "prefill, draft and verify launched at once, which no fit used; durations of all three"
+HELD_OUT = "pairs of passes that the fit did not use; durations of both"
+
+
+class Together(NamedTuple):
+    """Works that ran at once, a pair or three: durations alone and together."""
+
+    works: tuple[Work, ...]
+    are_graphed: tuple[bool, ...]
+    priorities: tuple[int, ...]
+    offsets_s: tuple[float, ...]
+    """From the launch of the first to each one's; below 0 where the threads began the other way round."""
+    solo_s: tuple[float, ...]
+    together_s: tuple[float, ...]
+
+
+class Costs:
+    """A profile's costs, eager and graphed."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.eager = build_costs(profile, cuda_graph=False)
+        self.graphed = build_costs(profile)
+
+
+class _SoloCosts:
+    """The measured solo time of each work; launching, demands and kernels as the profile has them.
+
+    A work that lasts no longer alone than its launch has the profile's device time: the rest of it is waiting.
+    """
+
+    result_s = 0.0
+
+    def __init__(self, costs: Costs, run: Together) -> None:
+        self._demands = costs.eager.demands
+        self._inflation = (costs.graphed if all(run.are_graphed) else costs.eager).host_inflation
+        self._costs = {}
+        for work, solo_s, is_graphed in zip(run.works, run.solo_s, run.are_graphed, strict=True):
+            cost = (costs.graphed if is_graphed else costs.eager).cost(work)
+            device_s = min(cost.device_s, solo_s) if cost.launch_s >= LAUNCH_BOUND * solo_s else solo_s
+            launch_s = min(cost.launch_s, solo_s)
+            self._costs[work] = Cost(0.0, launch_s, device_s, cost.num_kernels)
+
+    def cost(self, work: Work) -> Cost:
+        return self._costs[work]
+
+    def demands(self, work: Work) -> Demands:
+        return self._demands(work)
+
+    def host_inflation(self, num_issuers: int) -> float:
+        return self._inflation(num_issuers)
+
+
+class _NoLuck:
+    def run_length(self, index: int, position: int, most: int) -> int:
+        return 0
+
+
+def fit_overlap(
+    profile: Profile,
+    entries: Sequence[dict[str, Any]],
+    three_way: Sequence[dict[str, Any]] = (),
+    *,
+    cores: float | None = None,
+) -> Profile:
+    """`profile` with `overlap` fitted to the even `entries`, its error on the odd ones under `errors.overlap`, and that
+    on the `three_way` runs, which no fit uses, under `errors.overlap_three`.
+
+    `cores` of a CPU, per thread of a pass: works have one each and take turns at the interpreter, so tau alone is
+    fitted. Fewer than four pairs fit nothing: the profile keeps its conservative default.
+    """
+    runs = [_together(entry) for entry in entries]
+    if len(runs) < 4:
+        return profile
+    used, held_out = runs[::2], runs[1::2]
+    costs = Costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
+    contention = _turns(costs, used, cores) if cores is not None else _minimise(costs, used)
+    error = kind_error(np.concatenate([_errors(costs, contention, run) for run in held_out]), HELD_OUT)
+    overlap = Overlap(
+        eta_compute=contention.eta_compute,
+        eta_bandwidth=contention.eta_bandwidth,
+        tau_s=contention.tau_s,
+        takes_turns=contention.takes_turns,
+        demand_floor=0.0,
+        measured=True,
+        source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, half of them fitted",
+    )
+    errors = profile.errors | {"overlap": error}
+    if three_way:
+        found = [_errors(costs, contention, _three(entry)) for entry in three_way]
+        errors["overlap_three"] = kind_error(np.concatenate(found), THREE)
+    return msgspec.structs.replace(profile, overlap=overlap, errors=errors)
+
+
+def overlap_error(profile: Profile, entries: Sequence[dict[str, Any]]) -> KindError:
+    """Error of the profile's own overlap constants on all `entries`."""
+    costs, contention = Costs(profile), contention_of(profile.overlap)
+    errors = [_errors(costs, contention, _together(entry)) for entry in entries]
+    return kind_error(np.concatenate(errors) if errors else np.array([]), "all pairs of the points file")
+
+
+def predict_s(costs: Costs, contention: Contention, run: Together) -> tuple[float, ...]:
+    """Durations of all works, as the simulated device has them."""
+    host = SimHost(_SoloCosts(costs, run), _NoLuck(), contention=contention)
+    streams = [host.stream(f"side {side}", priority=priority) for side, priority in enumerate(run.priorities)]
+    tickets: dict[int, Any] = {}
+
+    def submit(side: int, _: Any) -> None:
+        tickets[side] = host.run(run.works[side], streams[side])
+
+    begins_s = min(run.offsets_s)
+    for side, offset_s in enumerate(run.offsets_s):
+        host.at(offset_s - begins_s, partial(submit, side))
+    host.run_until()
+    return tuple(tickets[side].end_s - tickets[side].submitted_s for side in range(len(streams)))
+
+
+def _errors(costs: Costs, contention: Contention, run: Together) -> Array:
+    return np.asarray(np.array(predict_s(costs, contention, run)) / np.array(run.together_s) - 1.0)
+
+
+def _loss(costs: Costs, runs: Sequence[Together], contention: Contention) -> float:
+    """Mean absolute log error."""
+    errors = np.concatenate([_errors(costs, contention, run) for run in runs])
+    return float(np.mean(np.abs(np.log1p(errors))))
+
+
+def _turns(costs: Costs, runs: Sequence[Together], cores: float) -> Contention:
+    """Works that take turns on a CPU of so many cores: the tau of least loss."""
+    candidates = [
+        Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
+        for tau_s in TURNS_S
+    ]
+    return min(candidates, key=partial(_loss, costs, runs))
+
+
+def _minimise(costs: Costs, runs: Sequence[Together]) -> Contention:
+    """The constants of least loss: the best of a grid, refined."""
+    from scipy.optimize import minimize
+
+    def contention(logs: Array) -> Contention:
+        eta_compute, eta_bandwidth = (float(np.clip(np.exp(value), *ETA)) for value in logs[:2])
+        return Contention(
+            eta_compute=round_constant(eta_compute),
+            eta_bandwidth=round_constant(eta_bandwidth),
+            tau_s=round_constant(float(np.clip(np.exp(logs[2]), *TAU_S))),
+        )
+
+    def loss(logs: Array, of: Sequence[Together] = runs) -> float:
+        return _loss(costs, of, contention(logs))
+
+    starts = [np.log(np.array(start)) for start in product(ETAS, ETAS, TAUS_S)]
+    best = min(starts, key=partial(loss, of=runs[::COARSE_IN]))
+    simplex = np.vstack([best, best + STEP * np.eye(len(best))])
+    found = minimize(loss, best, method="Nelder-Mead", options={"maxfev": 150, "initial_simplex": simplex})
+    return contention(found.x)
+
+
+def _together(entry: dict[str, Any]) -> Together:
+    try:
+        first, second, priorities, _ = entry["pair"]
+        return Together(
+            works=(work_of(Place(*first)), work_of(Place(*second))),
+            are_graphed=(Place(*first).launch == "graphed", Place(*second).launch == "graphed"),
+            priorities=(int(priorities[0]), int(priorities[1])),
+            offsets_s=(0.0, float(entry["offset_s"])),
+            solo_s=(float(entry["solo_s"][0]), float(entry["solo_s"][1])),
+            together_s=(float(entry["together_s"][0]), float(entry["together_s"][1])),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"overlap entry {entry!r} cannot be read: {error!r}") from error
+
+
+def _three(entry: dict[str, Any]) -> Together:
+    try:
+        places = [Place(*place) for place in entry["places"]]
+        offsets_s, solo_s, together_s = (
+            tuple(float(entry[name][side]) for side in range(len(places)))
+            for name in ("offsets_s", "solo_s", "together_s")
+        )
+        return Together(
+            works=tuple(work_of(place) for place in places),
+            are_graphed=tuple(place.launch == "graphed" for place in places),
+            priorities=(0,) * len(places),
+            offsets_s=offsets_s,
+            solo_s=solo_s,
+            together_s=together_s,
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"three-way entry {entry!r} cannot be read: {error!r}") from error

@@ -1,0 +1,1 @@
+"""What is known before anything is measured: datasheets, engines' constants, models by name."""

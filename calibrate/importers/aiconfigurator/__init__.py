@@ -1,0 +1,1 @@
+"""NVIDIA aiconfigurator's kernel tables as profiles, the shipped ones among them."""

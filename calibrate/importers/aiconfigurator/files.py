@@ -1,0 +1,206 @@
+"""Reads aiconfigurator's parquet tables of one GPU into memory, checked: columns, units, missing and negative numbers.
+
+Every defect is a ValueError naming the file. Latencies are milliseconds in the files and seconds here.
+Not here: what is made of them (aiconfigurator).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from calibrate.fit.kernels import fit_all_reduce
+from calibrate.fit.tables import AttentionTable, GemmTable
+from calibrate.importers.roofs import check_all
+from sim.costs.kernels import AllReduce
+from sim.costs.profile import Gpu
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MESSAGE_BYTES = (4 << 10, 64 << 20)
+"""All-reduces of a pass: one token of 2,048 dimensions to 4,096 tokens of 8,192, in bf16."""
+
+
+LEAST_BANDWIDTH, LEAST_FLOPS = 1e10, 1e12
+"""Bytes/s and FLOP/s: no GPU has less; what is below is in GB/s and TFLOP/s."""
+
+
+MOST_SEQUENCES = 16384
+"""In a pass of any published table; contexts are longer."""
+ALL_REDUCE_MS = (1e-4, 1.0)
+"""Between these lies the shortest all-reduce of any table."""
+
+
+HUGE = 5e8
+"""Weights of a matrix, a gigabyte, from which on tables may lack some m: those of A100 and H100 lack the largest
+matrix, that of the L40S nine more."""
+
+
+class KernelFiles:
+    """The tables of one GPU below `path`; `used` collects the engine and version of each one read."""
+
+    def __init__(self, path: Path, gpu: str) -> None:
+        self._gpu = gpu
+        self._root = path
+        folder = gpu.replace("-", "_")
+        places = [place for place in (path / folder, path / "data" / folder) if place.is_dir()]
+        if not places:
+            raise ValueError(f"{path}: no folder {folder!r} with kernel tables of {gpu!r}")
+        self._folder = places[0]
+        self.used: list[str] = []
+        self.engine_version: str | None = None
+        """Of vLLM's GEMM table; None before it was read."""
+
+    def datasheet(self) -> Gpu:
+        path = self._root / f"{self._gpu.replace('-', '_')}.yaml"
+        try:
+            sheet = yaml.safe_load(path.read_text())["gpu"]
+            gpu = Gpu(
+                name=self._gpu,
+                memory_bytes=int(sheet["mem_capacity"]),
+                peak_flops=float(sheet["bfloat16_tc_flops"]),
+                bandwidth_bytes_per_s=float(sheet["mem_bw"]),
+            )
+        except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{path.name}: no datasheet of {self._gpu!r} (gpu: mem_bw, mem_capacity, bfloat16_tc_flops): {reason}"
+            ) from error
+        for key, value, least in (
+            ("mem_bw", gpu.bandwidth_bytes_per_s, LEAST_BANDWIDTH),
+            ("bfloat16_tc_flops", gpu.peak_flops, LEAST_FLOPS),
+        ):
+            if value < least:
+                raise ValueError(f"{path.name}: {key}={value:g} must be at least {least:g}, in bytes/s and FLOP/s")
+        return gpu
+
+    def gemm(self) -> GemmTable:
+        frame = self._read("gemm", "vllm", "gemm_perf", ["gemm_dtype", "m", "n", "k"])
+        self.engine_version = self.used[-1].removeprefix("vllm ")
+        frame = frame[frame["gemm_dtype"] == "bfloat16"]
+        if frame.empty:
+            raise ValueError(f"gemm_perf of {self._gpu!r}: no rows with gemm_dtype 'bfloat16'")
+        m, n, k = (frame[column].to_numpy(dtype=float) for column in ("m", "n", "k"))
+        flops, num_bytes = 2.0 * m * n * k, 2.0 * (n * k + m * (n + k))
+        self._check("gemm_perf", "a GEMM", frame, flops, num_bytes)
+        axes = [np.sort(frame[column].unique()) for column in ("m", "n", "k")]
+        if min(len(axis) for axis in axes) < 2:
+            raise ValueError(f"gemm_perf of {self._gpu!r}: m, n and k need at least two values each")
+        seconds = np.full([len(axis) for axis in axes], np.nan)
+        places = tuple(np.searchsorted(axis, frame[column]) for axis, column in zip(axes, ("m", "n", "k"), strict=True))
+        seconds[places] = frame["latency"].to_numpy() * 1e-3
+        _check_grid(self._gpu, axes, seconds)
+        return GemmTable(axes[0], axes[1], axes[2], seconds)
+
+    def decode(self) -> AttentionTable:
+        """Grouped-query rows from vLLM; multi-head rows, which its table lacks, from SGLang where there are any."""
+        grouped = self.attention("vllm", "generation_attention_perf")
+        if self._find("attention", "sglang", "generation_attention_perf") is None:
+            return grouped
+        multi_head = self.attention("sglang", "generation_attention_perf")
+        grouped = grouped.where(grouped.heads != grouped.kv_heads)
+        multi_head = multi_head.where(multi_head.heads == multi_head.kv_heads)
+        return AttentionTable(*(np.concatenate(pair) for pair in zip(grouped, multi_head, strict=True)))
+
+    def attention(self, engine: str, table: str) -> AttentionTable:
+        names = ["batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim"]
+        frame = self._read("attention", engine, table, [*names, "attn_dtype", "kv_cache_dtype"])
+        use = (frame["attn_dtype"] == "bfloat16") & (frame["kv_cache_dtype"] == "bfloat16")
+        if "window_size" in frame:
+            use &= frame["window_size"] == 0
+        frame = frame[use]
+        if frame.empty:
+            raise ValueError(f"{table} of {self._gpu!r} ({engine}): no bf16 rows without a window")
+        columns = {name: frame[name].to_numpy(dtype=float) for name in names}
+        self._check_attention(table, frame, columns)
+        return AttentionTable(
+            columns["batch_size"],
+            columns["isl"] + columns["step"],
+            columns["num_heads"],
+            columns["num_key_value_heads"],
+            columns["head_dim"],
+            frame["latency"].to_numpy(dtype=float) * 1e-3,
+        )
+
+    def _check_attention(self, table: str, frame: pd.DataFrame, columns: dict[str, Any]) -> None:
+        """Raises ValueError for times that cannot be true, and for contexts in the column of batches."""
+        batch, queries, history = (columns[name] for name in ("batch_size", "isl", "step"))
+        if batch.max() > MOST_SEQUENCES:
+            raise ValueError(
+                f"{table} of {self._gpu!r}: batch_size={batch.max():g} must be at most {MOST_SEQUENCES}; are columns "
+                "swapped?"
+            )
+        pairs = batch * queries * (history + 0.5 * queries)
+        flops = 4.0 * columns["num_heads"] * columns["head_dim"] * pairs
+        num_bytes = 4.0 * batch * (queries + history) * columns["num_key_value_heads"] * columns["head_dim"]
+        self._check(table, "attention", frame, flops, num_bytes)
+
+    def _check(self, table: str, what: str, frame: pd.DataFrame, flops: Any, num_bytes: Any) -> None:
+        def where(index: int) -> str:
+            return f"{table} of {self._gpu!r}, row {frame.index[index]}"
+
+        check_all(where, what, frame["latency"].to_numpy(dtype=float) * 1e-3, flops, num_bytes, self.datasheet())
+
+    def all_reduce(self, tensor_parallel: int) -> AllReduce | None:
+        """vLLM's custom all-reduce under CUDA graphs; its message sizes count bf16 elements."""
+        if tensor_parallel == 1:
+            return None
+        frame = self._read("comm", "vllm", "custom_allreduce_perf", ["num_gpus", "message_size", "backend"])
+        frame = frame[(frame["num_gpus"] == tensor_parallel) & (frame["backend"] == "vllm_graph")]
+        if frame.empty:
+            raise ValueError(f"custom_allreduce_perf of {self._gpu!r}: no rows for {tensor_parallel} GPUs")
+        least_ms = float(frame["latency"].min())
+        if not ALL_REDUCE_MS[0] <= least_ms <= ALL_REDUCE_MS[1]:
+            raise ValueError(
+                f"custom_allreduce_perf of {self._gpu!r}: the shortest takes {least_ms:g} ms, want "
+                f"{ALL_REDUCE_MS[0]:g}..{ALL_REDUCE_MS[1]:g}; are times not in milliseconds?"
+            )
+        message_bytes = 2.0 * frame["message_size"].to_numpy(dtype=float)
+        use = (message_bytes >= MESSAGE_BYTES[0]) & (message_bytes <= MESSAGE_BYTES[1])
+        if use.sum() < 2:
+            raise ValueError(f"custom_allreduce_perf of {self._gpu!r}: no two messages of {MESSAGE_BYTES} bytes")
+        return fit_all_reduce(message_bytes[use], frame["latency"].to_numpy()[use] * 1e-3)
+
+    def _find(self, group: str, engine: str, table: str) -> tuple[Path, str] | None:
+        """The newest version of a table and that version."""
+        found = {}
+        for path in self._folder.rglob("*.parquet"):
+            parts = str(path.relative_to(self._folder).with_suffix("")).replace("/", "__").split("__")
+            if len(parts) == 4 and (parts[0], parts[1], parts[3]) == (group, engine, table):
+                found[tuple(int(number) for number in parts[2].split(".") if number.isdigit())] = (path, parts[2])
+        return found[max(found)] if found else None
+
+    def _read(self, group: str, engine: str, table: str, columns: list[str]) -> pd.DataFrame:
+        found = self._find(group, engine, table)
+        if found is None:
+            raise ValueError(f"{self._folder.name}: no table {group}/{engine}/VERSION/{table}.parquet")
+        path, version = found
+        import pandas as pd
+
+        frame: Any = pd.read_parquet(path)
+        missing = [column for column in [*columns, "latency"] if column not in frame]
+        if missing:
+            raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(frame.columns)}")
+        if frame["latency"].dtype.kind not in "iuf":
+            raise ValueError(f"{path.name}: 'latency' must hold numbers (milliseconds), got {frame['latency'].dtype}")
+        latency = frame["latency"].to_numpy(dtype=float)
+        numbers = frame[[column for column in columns if frame[column].dtype.kind in "iuf"]].to_numpy(dtype=float)
+        if not np.isfinite(latency).all() or not np.isfinite(numbers).all():
+            raise ValueError(f"{path.name}: a number is missing or not finite")
+        if (latency <= 0.0).any():
+            raise ValueError(f"{path.name}: latency={latency.min()} ms must be positive")
+        self.used.append(f"{engine} {version}")
+        return frame
+
+
+def _check_grid(gpu: str, axes: list[Any], seconds: Any) -> None:
+    """Every (n, k) is measured at every m, save the huge ones; the token counts of a model that these lack are left
+    out (tables.GemmTable)."""
+    holes = np.isnan(seconds).any(axis=0) & (axes[1][:, None] * axes[2][None, :] < HUGE)
+    if holes.any():
+        column, depth = np.argwhere(holes)[0]
+        raise ValueError(f"gemm_perf of {gpu!r}: no latency of (n={axes[1][column]}, k={axes[2][depth]}) at some m")

@@ -1,0 +1,1 @@
+"""LLMServingSim's per-layer times as profiles."""

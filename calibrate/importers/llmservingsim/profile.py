@@ -1,0 +1,158 @@
+"""Imports LLMServingSim's kernel profiles (casys-kaist/LLMServingSim, MIT): per-layer times inside a running vLLM.
+
+PATH is the folder of one GPU, model and degree of parallelism, `.../bf16/tp1`: dense.csv, per_sequence.csv,
+attention.csv, and skew.csv and ../meta.yaml where present. They hold kernel times of one layer, sharded but at full
+dimensions otherwise, so layers and dimensions come from our table; all-reduces and host constants, which they do not
+have, from calibrate.hardware.engines.
+Two forms: "table" keeps the points, "compact" fits constants to four fifths of them.
+Not here: reading (layer_files), either form (layer_table, layer_compact), the verify rule (layer_rule), a draft's
+points (layer_draft).
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from calibrate.fit.verify import ATTENTION, QUERY_TILES
+from calibrate.hardware.datasheets import Datasheet, check_fits, datasheet
+from calibrate.hardware.engines import REDUCE_SOURCE, Engine, all_reduce_of, engine_of, host_costs
+from calibrate.importers.aiconfigurator.profile import check_divides
+from calibrate.importers.llmservingsim.compact import UNFITTED_RULE, fit_compact
+from calibrate.importers.llmservingsim.draft import Draft, read_draft
+from calibrate.importers.llmservingsim.errors import layer_errors, skew_errors
+from calibrate.importers.llmservingsim.files import GEMMS, LICENCE, REPOSITORY, LayerFiles, read_layer_files
+from calibrate.importers.llmservingsim.table import LayerPoints, layer_points, table_of
+from calibrate.importers.llmservingsim.verify_rule import fit_rule, with_rule
+from sim.costs.kernels import AllReduce, CompactKernels
+from sim.costs.points import TableKernels
+from sim.costs.profile import SCHEMA, KindError, Overlap, Profile
+from sim.costs.shapes import ModelShape
+
+__all__ = ["GEMMS", "import_llmservingsim"]
+
+NO_RULE = "no mixed passes there, so the rule of verify rows is not fitted: nothing slows them down"
+TABLE_SOURCE = (
+    "table of the points, smoothed; embedding and last norm, once per pass, are spread over the layers' bodies; "
+    "rows beside a chunk add a median over all chunks"
+)
+COMPACT_SOURCE = "compact constants fitted by lanesim on four fifths of the points, errors on the rest"
+
+
+class _Known(NamedTuple):
+    """What is known before any kernels are."""
+
+    sheet: Datasheet
+    files: LayerFiles
+    engine: Engine
+    reduce: AllReduce | None
+
+
+def import_llmservingsim(
+    path: str | Path,
+    gpu: str,
+    target: ModelShape,
+    draft: ModelShape | None = None,
+    tensor_parallel: int = 1,
+    *,
+    draft_path: str | Path | None = None,
+    revision: str = "unrecorded revision",
+    form: Literal["table", "compact"] = "table",
+    engine_version: str | None = None,
+    gap_s: float | None = None,
+) -> Profile:
+    """A profile of `target` on `gpu`, with errors of held-out points. A draft comes from its own folder `draft_path`,
+    or, where it is the target's EAGLE-3 head, from the target's points by share of weights.
+
+    `engine_version` replaces the folder's own and `gap_s` the engine's. Raises ValueError naming the table and what is
+    wrong with it.
+    """
+    if draft is not None and form == "compact":
+        raise ValueError(f"--draft {draft.name!r}: the compact form here holds one model; use --form table")
+    sheet = datasheet(gpu)
+    shapes = [shape for shape in (target, draft) if shape is not None]
+    for shape in shapes:
+        check_divides(shape, tensor_parallel)
+    names = " and ".join(shape.name for shape in shapes)
+    check_fits(names, sum(shape.weight_bytes for shape in shapes), sheet.gpu, tensor_parallel)
+    files = read_layer_files(Path(path), sheet, target, tensor_parallel)
+    engine = engine_of(sheet.gpu.name, engine_version or files.engine_version)
+    known = _Known(sheet, files, engine, all_reduce_of(engine, tensor_parallel))
+    points = layer_points(files, target, known.reduce)
+    drafted = None
+    if draft is not None:
+        drafted = read_draft(draft, draft_path, sheet, target, files, known.reduce)
+    elif draft_path is not None:
+        raise ValueError("--draft-path without --draft: name the model of that folder")
+    kernels, errors = _kernels(known, target, points, drafted, form)
+    name = f"{sheet.gpu.name}/{target.name}" + (f"+{draft.name}" if draft is not None else "")
+    profile = Profile(
+        schema=SCHEMA,
+        name=name if tensor_parallel == 1 else f"{name}-tp{tensor_parallel}",
+        gpu=sheet.gpu,
+        target=target,
+        draft=draft,
+        tensor_parallel=tensor_parallel,
+        kernels=kernels,
+        host=host_costs(engine, gap_s),
+        overlap=Overlap(),
+        errors={},
+        source=_source(known, revision, form, drafted),
+        fingerprint=None,
+        date=date.today().isoformat(),
+    )
+    return _with_rule_and_errors(profile, known, points, drafted, errors)
+
+
+def _kernels(
+    known: _Known, shape: ModelShape, points: LayerPoints, drafted: Draft | None, form: Literal["table", "compact"]
+) -> tuple[TableKernels | CompactKernels, dict[str, KindError]]:
+    attention = ATTENTION.get(known.sheet.family, "FlashAttention-3")
+    if form == "compact":
+        fitted = fit_compact(known.files, known.sheet, shape, known.reduce, attention)
+        return fitted.kernels, fitted.errors
+    kernels = TableKernels(
+        target=table_of(points),
+        draft=table_of(drafted.points) if drafted is not None else None,
+        verify_rule=UNFITTED_RULE,
+        attention_implementation=attention,
+        kv_layout="paged",
+    )
+    return kernels, {}
+
+
+def _with_rule_and_errors(
+    profile: Profile, known: _Known, points: LayerPoints, drafted: Draft | None, errors: dict[str, KindError]
+) -> Profile:
+    fitted = fit_rule(profile, known.files.attention, QUERY_TILES.get(known.sheet.family, 1))
+    if fitted is not None:
+        profile = with_rule(profile, fitted.rule)
+    if isinstance(profile.kernels, TableKernels):
+        errors = layer_errors(profile, points, profile.target)
+        if drafted is not None:
+            errors |= drafted.errors(profile)
+    if known.files.skew is not None:
+        errors |= skew_errors(known.files.skew)
+    reason = f"no verify shapes there; {fitted.words}" if fitted is not None else NO_RULE
+    verify = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=reason)
+    return msgspec.structs.replace(profile, errors=errors | {"verify": verify})
+
+
+def _source(known: _Known, revision: str, form: str, drafted: Draft | None) -> str:
+    files, engine = known.files, known.engine
+    version = f"vLLM {files.engine_version}" if files.engine_version else "vLLM of an unrecorded version"
+    parts = [
+        f"{REPOSITORY}@{revision} ({LICENCE}), kernel times of one layer inside {version}, eager",
+        TABLE_SOURCE if form == "table" else COMPACT_SOURCE,
+    ]
+    if known.reduce is not None:
+        parts.append(
+            f"two all-reduces per layer, one of the embedding, and the logits gathered at their rate, by constants of "
+            f"vLLM {engine.version} on {engine.gpu} fitted to {REDUCE_SOURCE}"
+        )
+    if drafted is not None:
+        parts.append(drafted.source)
+    return "; ".join([*parts, *files.notes])

@@ -1,0 +1,1 @@
+"""CSV tables that hold parts of a profile: Vidur's GEMMs, Frontier's attention."""

@@ -1,0 +1,1 @@
+"""Times passes on this machine: which ones, how often, alone and together."""

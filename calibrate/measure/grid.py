@@ -1,0 +1,156 @@
+"""Which passes are timed: a grid of shapes in levels of fineness, and the finest level that a budget pays for.
+
+Pure: the plan follows from the limits and from a few pilot times, and is then fixed (it heads the points file), so that
+a measurement that was killed ends with the points it began with. Not here: timing (bench, measure).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from calibrate.points.work import Place
+
+VERIFY_TOKENS = ((2, 8), (2, 5, 8), (2, 3, 5, 8), (2, 3, 4, 5, 6, 7, 8))
+"""Query tokens per row of verify passes, by level."""
+DRAFT_TOKENS = ((1, 4), (1, 4, 8), (1, 2, 4, 8), (1, 2, 4, 6, 8))
+EAGER_DRAFT_TOKENS = 2
+"""Longest eager draft where drafts are captured as well: kernels of longer ones do not fit a CUDA launch queue."""
+NUM_ROWS = (2, 3, 4, 5)
+NUM_CONTEXTS = (2, 2, 3, 4)
+NUM_CHUNKS = (3, 4, 5, 7)
+"""Different row counts, contexts and chunk lengths by level, spread geometrically."""
+LEVELS = len(VERIFY_TOKENS)
+HELD_OUT_IN = 5
+"""One point in this many is kept from the fit."""
+SUSTAINED_IN = 10
+"""One point in this many is timed again after sustained load."""
+MIN_CONTEXT = 32
+MIN_CHUNK = 8
+
+
+class Limits(NamedTuple):
+    """What the pair's slots allow."""
+
+    rows: int
+    slot_tokens: int
+    """Tokens per slot: history, new tokens and one more."""
+    pass_tokens: int
+    """Prompt tokens of one pass, over all its chunks."""
+    draft_tokens: int
+    has_draft: bool
+    has_graphs: bool
+
+
+def grid(limits: Limits, level: int) -> list[Place]:
+    """Every place of `level`, 0 the coarsest, in the order in which they are measured."""
+    rows = spread(1, limits.rows, NUM_ROWS[level])
+    widest = max(VERIFY_TOKENS[level][-1], limits.draft_tokens) + 2
+    contexts = spread(MIN_CONTEXT, limits.slot_tokens - widest, NUM_CONTEXTS[level])
+    launches = ("eager", "graphed") if limits.has_graphs else ("eager",)
+    places = _prefills("target", limits, level)
+    if limits.has_draft:
+        places += _prefills("draft", limits, max(0, level - 1))
+    for num_rows in rows:
+        for context in contexts:
+            for launch in launches:
+                longest_draft = limits.draft_tokens if launch == launches[-1] else EAGER_DRAFT_TOKENS
+                places.append(Place("decode", "target", num_rows, 1, context, launch))
+                places += [
+                    Place("verify", "target", num_rows, tokens, context, launch)
+                    for tokens in VERIFY_TOKENS[level]
+                    if tokens <= limits.draft_tokens + 1
+                ]
+                places += [
+                    Place("draft", "draft", num_rows, tokens, context, launch)
+                    for tokens in DRAFT_TOKENS[level]
+                    if limits.has_draft and tokens <= longest_draft
+                ]
+    return sorted(set(places), key=_shuffled)
+
+
+def _prefills(model: str, limits: Limits, level: int) -> list[Place]:
+    longest = min(limits.slot_tokens - 2, limits.pass_tokens)
+    places = []
+    for tokens in spread(min(MIN_CHUNK, longest), longest, NUM_CHUNKS[level]):
+        for num_rows in spread(1, min(limits.rows, 8), 2):
+            for context in (0, (limits.slot_tokens - 2) // 2):
+                if num_rows * tokens <= limits.pass_tokens and context + tokens + 1 < limits.slot_tokens:
+                    places.append(Place("prefill", model, num_rows, tokens, context, "eager"))
+    return places
+
+
+def spread(low: int, high: int, number: int) -> list[int]:
+    """About `number` whole numbers from `low` to `high`, both included, in equal ratios."""
+    if high <= low:
+        return [high]
+    ratio = (high / low) ** (1.0 / (number - 1))
+    return sorted({round(low * ratio**i) for i in range(number - 1)} | {high})
+
+
+class Plan(NamedTuple):
+    places: list[Place]
+    level: int
+    estimated_s: float
+    """One repetition of every place."""
+
+
+def plan(limits: Limits, level_max: int, budget_s: float, estimate_s: Callable[[Place], float], repeats: int) -> Plan:
+    """The finest grid up to `level_max` of which `repeats` repetitions fit `budget_s`; the coarsest if none does, and
+    of that the places that each fit their share."""
+    for level in range(min(level_max, LEVELS - 1), -1, -1):
+        places = grid(limits, level)
+        total_s = sum(estimate_s(place) for place in places)
+        if repeats * total_s <= budget_s:
+            return Plan(places, level, total_s)
+    share_s = budget_s / len(places)
+    affordable = [place for place in places if repeats * estimate_s(place) <= 2.0 * share_s]
+    return Plan(affordable, 0, sum(estimate_s(place) for place in affordable))
+
+
+def is_held_out(place: Place, places: Sequence[Place]) -> bool:
+    """Whether `place` is kept from the fit: every fifth of its kind and model, in shuffled order."""
+    alike = [other for other in places if (other.kind, other.model) == (place.kind, place.model)]
+    return sorted(alike, key=_shuffled).index(place) % HELD_OUT_IN == HELD_OUT_IN - 1
+
+
+def is_repeated(index: int) -> bool:
+    """Whether the place at this position of the plan is timed again under sustained load."""
+    return index % SUSTAINED_IN == 0
+
+
+def pilots(limits: Limits) -> list[Place]:
+    """Places that tell what a pass costs: each kind's smallest and largest."""
+    coarse = grid(limits, 0)
+    found = []
+    for kind in dict.fromkeys((place.kind, place.model) for place in coarse):
+        alike = sorted((p for p in coarse if (p.kind, p.model) == kind), key=_size)
+        found += [alike[0], alike[-1]] if len(alike) > 1 else alike
+    return found
+
+
+def estimator(timed_s: dict[Place, float]) -> Callable[[Place], float]:
+    """Seconds of any place from the pilots': linear in size between smallest and largest of its kind and model."""
+    by_kind: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for place, seconds in timed_s.items():
+        by_kind.setdefault((place.kind, place.model), []).append((_size(place), seconds))
+
+    def estimate_s(place: Place) -> float:
+        known = sorted(by_kind[place.kind, place.model])
+        (low, low_s), (high, high_s) = known[0], known[-1]
+        share = (_size(place) - low) / (high - low) if high > low else 1.0
+        return low_s + max(0.0, share) * max(0.0, high_s - low_s)
+
+    return estimate_s
+
+
+def _size(place: Place) -> float:
+    """Work of a pass in tokens: what it computes, and an eighth of what it reads."""
+    reads = place.rows * place.context_tokens * (place.tokens if place.kind == "draft" else 1)
+    return place.total_tokens + reads / 8.0
+
+
+def _shuffled(place: Place) -> str:
+    """A fixed random order: drifts of the machine must not look like effects of size."""
+    return sha256(repr(tuple(place)).encode()).hexdigest()

@@ -1,0 +1,91 @@
+"""Host times of a measured profile: preparing a work, launching kernels, a result's way back, threads in each other's
+way. Not here: device times (bench), the constants made of these (host_costs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
+from threading import Barrier
+from time import perf_counter
+
+from calibrate.measure.at_once import at_once
+from calibrate.measure.bench import Bench
+from calibrate.points.work import Place
+from realrun.kernels import rows
+from realrun.kernels.issuer import Issuer
+from realrun.kernels.rows import Slot
+from sim.costs.profile import MeasuredPoint
+
+ISSUERS = (1, 2, 3)
+PREPARATIONS = 30
+ROUND_TRIPS = 15
+ROUNDS = 3
+
+
+def prepare_times(bench: Bench, num_rows: int) -> dict[str, float]:
+    """`step_s` and `row_s` of planning a verify pass and settling its results, the kernels' own bookkeeping.
+
+    What a policy does beside is its own time and not in here.
+    """
+    few_s, many_s = (_prepare_s(bench, count) for count in (1, num_rows))
+    row_s = max(0.0, (many_s - few_s) / max(1, num_rows - 1))
+    return {"step_s": max(0.0, few_s - row_s), "row_s": row_s}
+
+
+def _prepare_s(bench: Bench, num_rows: int) -> float:
+    options = bench.kernels.options
+    times = []
+    for _ in range(PREPARATIONS):
+        slots = [Slot(index, 8, known_tokens=8, draft_lag=1, prefilled_target=8) for index in range(num_rows)]
+        started_s = perf_counter()
+        plan = rows.plan_target(slots, (), None, options)
+        rows.settle(plan, slots, (), [[0, 1]] * num_rows)
+        times.append(perf_counter() - started_s)
+    return median(times)
+
+
+def result_s(bench: Bench, place: Place, issuer: Issuer, point: MeasuredPoint) -> float:
+    """From the end of `place` on the device to its result on the host, by what a round trip lasts longer."""
+    trips_s = [bench.round_trip_s(place, issuer) for _ in range(ROUND_TRIPS)]
+    return max(0.0, median(trips_s) - max(point.device_s, point.host_s))
+
+
+def inflation(bench: Bench, place: Place, issuers: Sequence[Issuer], seconds: float) -> list[float]:
+    """Slowdown of issuing `place` with 1, 2, 3 ... threads doing so at once, each on its own stream and slots.
+
+    Rounds of all thread counts, so that a drift of the machine hits them alike; medians over the rounds.
+    """
+    rounds = []
+    for _ in range(ROUNDS):
+        share_s = seconds / ROUNDS
+        times = [_issue_s(bench, place, issuers[:number], share_s) for number in range(1, len(issuers) + 1)]
+        rounds.append([time_s / times[0] for time_s in times])
+    factors: list[float] = []
+    for of_number in zip(*rounds, strict=True):
+        factors.append(max(1.0, factors[-1] if factors else 1.0, round(median(of_number), 3)))
+    return factors
+
+
+def _issue_s(bench: Bench, place: Place, issuers: Sequence[Issuer], seconds: float) -> float:
+    """Median issuing time with one thread per issuer."""
+    times: list[list[float]] = [[] for _ in issuers]
+    at_once(
+        [
+            partial(_issue_often, bench, place, issuer, i * place.rows, seconds, times[i])
+            for i, issuer in enumerate(issuers)
+        ]
+    )
+    return median(time_s for of_thread in times for time_s in of_thread)
+
+
+def _issue_often(
+    bench: Bench, place: Place, issuer: Issuer, first_slot: int, seconds: float, times: list[float], barrier: Barrier
+) -> None:
+    run = bench.issue_timer(place, issuer, first_slot)
+    run()
+    barrier.wait()
+    ends_s = perf_counter() + seconds
+    while perf_counter() < ends_s or not times:
+        times.append(run())

@@ -1,0 +1,153 @@
+"""The pair that is measured: its sizes, its models with random or real weights, its kernels.
+
+Not here: what a user may name a model (shapes), timing (bench).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from calibrate.hardware.models import Source, source_of, with_dtype
+from calibrate.measure.grid import Limits
+from realrun.kernels.options import PairOptions
+from realrun.kernels.pair_kernels import PairKernels
+from realrun.model.attention import CONTEXT_STEP, PAGE_STEP, Attention
+from realrun.model.kv import KvLayout
+from realrun.model.memory import check_fits
+from realrun.model.weights import Family, load_model, random_model
+from sim.names import unknown
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"dtype": "float32", "budget": 120.0, "rows": 16, "context": 512, "attention": "flash-cpu", "form": "table"},
+    "cuda": {
+        "dtype": "bfloat16",
+        "budget": 480.0,
+        "rows": 32,
+        "context": 2048,
+        "attention": "efficient",
+        "form": "compact",
+    },
+}
+"""What is not asked for, by device."""
+SLOT_STEP = 256
+"""Tokens per slot are a multiple of this, so that every attention implementation takes them."""
+DRAFT_TOKENS = 8
+PASS_TOKENS = {"cpu": 512, "cuda": 4096}
+"""Prompt tokens of the longest pass that is timed."""
+MEMORY_SHARE = 0.85
+"""Of a GPU's free memory, beside which activations and graphs must fit."""
+
+
+class PairSpec(NamedTuple):
+    """What to build; everything that a measurement depends on beside the machine. Shapes have their dtype's bytes."""
+
+    device: str
+    dtype: str
+    target: Source
+    draft: Source | None
+    rows: int
+    slot_tokens: int
+    attention: str
+    seed: int
+
+    def as_options(self) -> dict[str, Any]:
+        """Plain values, to tell one measurement from another."""
+        plain = self._asdict()
+        for role, source in (("target", self.target), ("draft", self.draft)):
+            plain[role] = None if source is None else source.shape.name
+            plain[f"{role}_weights"] = None if source is None else "random" if source.weights is None else "real"
+        return plain
+
+
+def pair_spec(
+    device: str,
+    target: str,
+    draft: str | None,
+    dtype: str | None,
+    rows: int | None,
+    context: int | None,
+    attention: str | None,
+    seed: int,
+) -> PairSpec:
+    """What to build; raises ValueError for sizes and models that cannot be."""
+    defaults = DEFAULTS[device]
+    dtype = str(defaults["dtype"]) if dtype is None else dtype
+    sources = []
+    for name in (target, draft):
+        source = source_of(name) if name is not None else None
+        sources.append(source and source._replace(shape=with_dtype(source.shape, dtype)))
+    assert sources[0] is not None
+    longest = min(source.shape.max_context for source in sources if source is not None)
+    if context is None:
+        context = min(int(defaults["context"]), longest // SLOT_STEP * SLOT_STEP)
+    if context % SLOT_STEP or not SLOT_STEP <= context <= longest:
+        raise ValueError(
+            f"--context {context} must be a multiple of {SLOT_STEP} from {SLOT_STEP} to {longest}, what the models take"
+        )
+    rows = int(defaults["rows"]) if rows is None else rows
+    if rows < 1:
+        raise ValueError(f"--rows {rows} must be at least 1")
+    attention = str(defaults["attention"]) if attention is None else attention
+    known = [name.value for name in Attention]
+    if attention not in known:
+        raise ValueError(unknown("attention", attention, known))
+    return PairSpec(device, dtype, sources[0], sources[1], rows, context, attention, seed)
+
+
+def limits(spec: PairSpec) -> Limits:
+    """What the grid may ask for."""
+    return Limits(
+        rows=spec.rows,
+        slot_tokens=spec.slot_tokens,
+        pass_tokens=min(PASS_TOKENS[spec.device], spec.rows * spec.slot_tokens),
+        draft_tokens=min(DRAFT_TOKENS, spec.slot_tokens // 4),
+        has_draft=spec.draft is not None,
+        has_graphs=spec.device == "cuda",
+    )
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError for a device that is not there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda': torch finds no CUDA device here; use --device cpu")
+
+
+def build(spec: PairSpec) -> PairKernels:
+    """Raises ValueError for models that do not fit or do not go together, or an attention that does not run here."""
+    step = PAGE_STEP if spec.attention == Attention.FLASH_PAGED else CONTEXT_STEP
+    if spec.slot_tokens % step:
+        raise ValueError(f"slot_tokens={spec.slot_tokens} must be a multiple of {step}")
+    sources = [spec.target] if spec.draft is None else [spec.target, spec.draft]
+    vocabularies = {source.shape.name: source.shape.vocab for source in sources}
+    if len(set(vocabularies.values())) > 1:
+        raise ValueError(f"draft and target must share vocabulary, got {vocabularies}")
+    _check_memory(spec, sources)
+    models = [_model(source, spec) for source in sources]
+    options = PairOptions(
+        slots=spec.rows,
+        max_tokens=spec.slot_tokens,
+        attention=Attention(spec.attention),
+        kv_layout=KvLayout.TOKEN_MAJOR if spec.attention == Attention.FLASH_PAGED else KvLayout.HEAD_MAJOR,
+        draft_tokens_max=min(DRAFT_TOKENS, spec.slot_tokens // 4),
+        seed=spec.seed,
+    )
+    return PairKernels(models[0], models[1] if len(models) > 1 else None, options)
+
+
+def _check_memory(spec: PairSpec, sources: list[Source]) -> None:
+    """Weights and KV of all models at once; each alone is checked again where it is made."""
+    weights = sum(source.shape.weight_bytes for source in sources)
+    kv = sum(source.shape.kv_bytes_per_token for source in sources) * (spec.rows + 1) * spec.slot_tokens
+    names = " and ".join(source.shape.name for source in sources)
+    what = f"{names} in {spec.dtype} with KV of {spec.rows} slots of {spec.slot_tokens} tokens"
+    check_fits(int((weights + kv) / MEMORY_SHARE), what, torch.device(spec.device))
+
+
+def _model(source: Source, spec: PairSpec) -> Any:
+    dtype = getattr(torch, spec.dtype)
+    if source.weights is not None:
+        return load_model(source.weights, dtype=dtype, device=spec.device)
+    family = Family(source.family) if source.family is not None else None
+    return random_model(source.shape, dtype=dtype, device=spec.device, seed=spec.seed, family=family)

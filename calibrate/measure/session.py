@@ -1,0 +1,224 @@
+"""Measures a pair on this machine: plan, points, points under load, host times, overlap; each kept as soon as known.
+
+Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
+killed and one that was not give the same kind of result. Not here: the fit (pass_fit), the command (commands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Literal
+
+import msgspec
+
+from calibrate.fit.measured_profile import profile_of, today
+from calibrate.measure import grid, host_times
+from calibrate.measure.bench import Bench, count_kernels
+from calibrate.measure.machine import fingerprint, l2_bytes, multiprocessors, read_clocks, roofs
+from calibrate.measure.overlap import OverlapBench, pairs, three_ways
+from calibrate.measure.pair import PairSpec, build, check_device, limits
+from calibrate.measure.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
+from calibrate.points import file as points_file
+from calibrate.points.work import VISITS, Place, l2_state
+from realrun.host.quiet import frozen_heap
+from realrun.kernels.issuer import Issuer
+from sim.costs.passes import HEAD_KERNELS
+from sim.costs.profile import Gpu, MeasuredPoint, Profile
+from sim.costs.shapes import ModelShape
+
+PILOT_RUNS = 2
+"""Of which the faster one counts: one that something disturbed would spoil the plan."""
+SHARES = {"points": 0.55, "load": 0.1, "host": 0.05, "overlap": 0.15}
+"""Of the budget. The rest is building, warming up and fitting."""
+LOAD_S = 20.0
+"""Sustained load before points are timed again, where the budget allows."""
+Step = Callable[[str, int, int], None]
+"""Told the stage, steps done and steps in all."""
+
+
+class Session:
+    """One measurement in one process."""
+
+    def __init__(self, spec: PairSpec, path: Path, budget_s: float, on_step: Step) -> None:
+        """`path` is the points file. Raises ValueError if it is of another machine or of other options, and for
+        what cannot be built."""
+        self.spec, self.path, self.budget_s, self.on_step = spec, path, budget_s, on_step
+        check_device(spec.device)
+        self._fingerprint = fingerprint(spec.device, spec.dtype)
+        if path.exists():
+            points_file.mend(path)
+            former = points_file.read(path)
+            points_file.check_same(path, former, self._fingerprint, spec.as_options())
+            points_file.check_host(path, former)
+        self._kernels = build(spec)
+        self.bench = Bench(self._kernels)
+        self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
+        self._graphed: Issuer | None = None
+
+    def run(self, form: Literal["compact", "table"] = "compact") -> Profile:
+        """Measure what the file does not hold yet, and fit what it then holds."""
+        with frozen_heap():
+            if not self.path.exists():
+                self._plan()
+            self._points()
+            self._under_load()
+            self._host()
+            self._overlap()
+        held = points_file.read(self.path)
+        self.on_step("fit", 0, 1)
+        target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
+        gpu = msgspec.convert(held.host["gpu"], Gpu)
+        return profile_of(held, gpu, int(held.host["multiprocessors"]), target, draft, form)
+
+    def _issuer(self, place: Place) -> Issuer:
+        """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""
+        if place.launch == "eager":
+            return self.issuers[0]
+        if self._graphed is None:
+            self._graphed = self._kernels.issuer("calibrate graphed")
+        return self._graphed
+
+    def _shape(self, place: Place) -> ModelShape:
+        source = self.spec.target if place.model == "target" else self.spec.draft
+        assert source is not None, "a draft pass without a draft model"
+        return source.shape
+
+    def _plan(self) -> None:
+        allowed = limits(self.spec)
+        pilots = grid.pilots(allowed)
+        timed_s = {}
+        for done, place in enumerate(pilots):
+            self.on_step("pilot", done, len(pilots))
+            self.bench.warm(place._replace(launch="eager"), self.issuers[0])
+            run = self.bench.timer(place, self.issuers[0])
+            run()
+            moments_s = [perf_counter()]
+            for _ in range(PILOT_RUNS):
+                run()
+                moments_s.append(perf_counter())
+            timed_s[place] = min(after_s - before_s for before_s, after_s in pairwise(moments_s))
+        budget_s, estimate_s = SHARES["points"] * self.budget_s, grid.estimator(timed_s)
+        # Fewer visits where all of them would leave places of the coarsest grid unmeasured.
+        for visits in range(VISITS[self.spec.device], 0, -1):
+            repeats = visits * (BLOCK + _least(visits))
+            planned = grid.plan(allowed, grid.LEVELS - 1, budget_s, estimate_s, repeats)
+            if len(planned.places) >= len(grid.grid(allowed, 0)):
+                break
+        points_file.create(self.path, self._fingerprint, self.spec.as_options(), planned.places, visits)
+
+    def _points(self) -> None:
+        held = points_file.read(self.path)
+        left, cache = held.left, l2_bytes(self.spec.device)
+        num_visits = held.num_visits * len(held.places)
+        ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, num_visits)
+        for done, place in enumerate(left):
+            issuer = self._issuer(place)
+            self.on_step("points", num_visits - len(left) + done, num_visits)
+            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
+            self.bench.warm(place, issuer)
+            timing = repeat(
+                self.bench.timer(place, issuer),
+                share_s=share_s,
+                clock=perf_counter,
+                least=_least(held.num_visits),
+                most=MAX_REPETITIONS // held.num_visits,
+            )
+            point = MeasuredPoint(
+                kind=place.kind,  # type: ignore[arg-type]
+                model=place.model,  # type: ignore[arg-type]
+                rows=place.rows,
+                tokens=place.tokens,
+                context_tokens=place.context_tokens,
+                launch=place.launch,  # type: ignore[arg-type]
+                device_s=timing.device_s,
+                host_s=timing.host_s,
+                half_width_pct=round(timing.half_width_pct, 2),
+                repetitions=timing.repetitions,
+                is_noisy=timing.is_noisy,
+                is_held_out=grid.is_held_out(place, held.places),
+                l2=l2_state(place, self._shape(place), cache),
+            )
+            points_file.append_point(self.path, point)
+
+    def _under_load(self) -> None:
+        held = points_file.read(self.path)
+        chosen = [place for i, place in enumerate(held.places) if grid.is_repeated(i)]
+        left = [place for place in chosen if place not in held.sustained]
+        if not left:
+            return
+        share_s = SHARES["load"] * self.budget_s
+        eager = [place for place in held.places if place.launch == "eager"]
+        load = sorted((p for p in eager if p.kind in ("prefill", "verify")), key=lambda p: -p.total_tokens)[:2]
+        for place in [*load, *left]:
+            self.bench.warm(place, self._issuer(place))
+        self.on_step("under load", 0, len(left))
+        self.bench.loop(load, self.issuers[0], min(LOAD_S, 0.5 * share_s))
+        points_file.append(self.path, "clocks", read_clocks(self.spec.device))
+        for done, place in enumerate(left):
+            self.on_step("under load", done, len(left))
+            self.bench.loop(load[:1], self.issuers[0], min(1.0, 0.2 * share_s / len(left)))
+            run = self.bench.timer(place, self._issuer(place))
+            seconds = median(run().device_s for _ in range(MIN_REPETITIONS))
+            points_file.append(self.path, "sustained", [list(place), seconds])
+
+    def _host(self) -> None:
+        held = points_file.read(self.path)
+        if held.host:
+            return
+        self.on_step("host", 0, 2)
+        decodes = [point for point in held.points if point.kind == "decode" and point.launch == "eager"]
+        if not decodes:
+            raise ValueError(f"--budget {self.budget_s:g} is too small to time a single decode pass; raise it")
+        smallest = min(decodes, key=lambda point: (point.rows, point.context_tokens))
+        place = Place("decode", "target", 1, 1, smallest.context_tokens, "eager")
+        seconds = SHARES["host"] * self.budget_s / (2 * len(self.issuers))
+        usable = self.issuers[: self.spec.rows]
+        for number, issuer in enumerate(usable):
+            self.bench.warm(place, issuer, number)
+        num_kernels = count_kernels(self.bench, place, self.issuers[0])
+        layers = self.spec.target.shape.layers
+        found: dict[str, object] = {
+            "is_cpu": self.spec.device == "cpu",
+            "gpu": msgspec.to_builtins(roofs(self.spec.device, self.spec.dtype)),
+            "multiprocessors": multiprocessors(self.spec.device),
+            "kv_layout": self._kernels.options.kv_layout.value,
+            "date": today(),
+            "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / layers)),
+            "result_s": host_times.result_s(self.bench, place, self.issuers[0], smallest),
+            **host_times.prepare_times(self.bench, self.spec.rows),
+        }
+        found["inflation_eager"] = host_times.inflation(self.bench, place, usable, seconds)
+        self.on_step("host", 1, 2)
+        if limits(self.spec).has_graphs:
+            graphed = place._replace(launch="graphed")
+            for number, issuer in enumerate(usable):
+                self.bench.warm(graphed, issuer, number)
+            found["inflation_graphed"] = host_times.inflation(self.bench, graphed, usable, seconds)
+        points_file.append(self.path, "host", found)
+
+    def _overlap(self) -> None:
+        held = points_file.read(self.path)
+        planned, together = pairs(limits(self.spec)), OverlapBench(self.bench)
+        known = [entry["pair"] for entry in held.overlap]
+        left = [pair for pair in planned if pair.as_key() not in known]
+        at_once = three_ways(limits(self.spec))
+        num_steps = len(planned) + len(at_once)
+        ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, num_steps)
+        for done, pair in enumerate(left):
+            self.on_step("overlap", len(planned) - len(left) + done, num_steps)
+            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
+            points_file.append(self.path, "overlap", together.measure(pair, share_s))
+        for done, places in enumerate(at_once[len(held.three_way) :], len(held.three_way)):
+            self.on_step("overlap", len(planned) + done, num_steps)
+            share_s = SHARES["overlap"] * self.budget_s / num_steps
+            points_file.append(self.path, "three_way", together.measure_three(places, share_s))
+
+
+def _least(visits: int) -> int:
+    """Repetitions of each of so many visits, after the first block."""
+    return max(BLOCK, ceil(MIN_REPETITIONS / visits))

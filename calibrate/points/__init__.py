@@ -1,0 +1,1 @@
+"""One measured pass: the work it stands for, and the file that many of them make."""

@@ -1,0 +1,235 @@
+"""The points file: what one machine measured, appended line by line, so that a kill loses one visit at most.
+
+JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point` (one per
+visit to a place), `sustained` (a place timed again under load), `host`, `overlap`, `three_way` and `clocks` lines.
+Not here: measuring (measure), the profile made of it (sim.costs.profile).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from calibrate.points.work import Place, merged, place_of
+from sim.costs.profile import MeasuredPoint
+
+SCHEMA = 1
+LONGEST_S = 1000.0
+"""A pass of more seconds than this is a pass in other units."""
+HOST_KEYS = (
+    *("is_cpu", "gpu", "multiprocessors", "kv_layout", "date", "kernels_per_layer", "result_s"),
+    *("step_s", "row_s", "inflation_eager"),
+)
+MAY_CHANGE = ("clock", "date", "driver")
+"""Fingerprint keys beginning so do not tell two machines apart."""
+
+
+class Points(NamedTuple):
+    """Content of a points file."""
+
+    fingerprint: dict[str, str]
+    options: dict[str, Any]
+    places: list[Place]
+    """The plan."""
+    points: list[MeasuredPoint]
+    """One per place, of all visits to it."""
+    sustained: dict[Place, float]
+    host: dict[str, Any]
+    overlap: list[dict[str, Any]]
+    three_way: list[dict[str, Any]]
+    visits: dict[Place, list[MeasuredPoint]]
+    """What `points` are made of."""
+    num_visits: int = 1
+    """Planned for each place."""
+
+    @property
+    def left(self) -> list[Place]:
+        """Visits that the plan has not had yet, in order: every place once, then all again."""
+        rounds = range(self.num_visits)
+        return [place for visit in rounds for place in self.places if len(self.visits.get(place, ())) <= visit]
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other processes from measuring into `path` meanwhile. Raises ValueError if one does already.
+
+    The lock is the operating system's, so a process that was killed leaves none behind.
+    """
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"points file {str(path)!r} is being written by another measurement; wait for it, or choose another "
+                "--out"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def create(
+    path: Path, fingerprint: dict[str, str], options: dict[str, Any], places: Sequence[Place], visits: int = 1
+) -> None:
+    """Write the header, whole or not at all."""
+    header = {
+        "schema": SCHEMA,
+        "fingerprint": fingerprint,
+        "options": options,
+        "visits": visits,
+        "places": [list(place) for place in places],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.part")
+    scratch.write_text(json.dumps(header) + "\n")
+    os.replace(scratch, path)
+
+
+def append(path: Path, kind: str, content: Any) -> None:
+    """Add one line and see it to the disk. Raises ValueError for nan and infinity."""
+    line = json.dumps({kind: content}, allow_nan=False) + "\n"
+    with path.open("a") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def append_point(path: Path, point: MeasuredPoint) -> None:
+    append(path, "point", msgspec.to_builtins(point))
+
+
+def mend(path: Path) -> None:
+    """Cut off a last line that a kill left unfinished. A file of no whole line is none of ours, and stays."""
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if 0 < end < len(content):
+        with path.open("r+b") as file:
+            file.truncate(end)
+
+
+def read(path: Path) -> Points:
+    """The content; an unfinished last line is ignored. Raises ValueError naming the line that is wrong."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"points file {str(path)!r} cannot be read: {error}") from error
+    lines = text.split("\n")[:-1]
+    if not lines:
+        raise ValueError(f"points file {str(path)!r} is empty or cut off in its first line; remove it")
+    header = _object(path, 1, lines[0])
+    schema = header.get("schema")
+    if schema != SCHEMA:
+        newer = isinstance(schema, int) and schema > SCHEMA
+        hint = "is newer than what this version reads; update lanesim" if newer else f"must be {SCHEMA}"
+        raise ValueError(f"points file {str(path)!r}: schema={schema!r} {hint}")
+    try:
+        places = msgspec.convert(header["places"], list[Place])
+        visits = msgspec.convert(header.get("visits", 1), int)
+        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [], {}, visits)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"points file {str(path)!r}, line 1: no valid header ({error!r})") from error
+    planned = frozenset(places)
+    for number, line in enumerate(lines[1:], 2):
+        where = f"points file {str(path)!r}, line {number}"
+        for kind, value in _object(path, number, line).items():
+            _enter(found, planned, where, kind, value)
+    found.points.extend(map(merged, found.visits.values()))
+    return found
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"points file {str(path)!r}, line {number}: is no JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"points file {str(path)!r}, line {number}: must be a JSON object")
+    return content
+
+
+def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, value: Any) -> None:
+    if kind == "point":
+        point = _point(where, value, planned)
+        found.visits.setdefault(place_of(point), []).append(point)
+    elif kind == "sustained":
+        place, seconds = _convert(where, value, tuple[Place, float])
+        _check_times(where, [seconds])
+        found.sustained[place] = seconds
+    elif kind == "host":
+        found.host.update(_convert(where, value, dict[str, Any]))
+    elif kind == "overlap":
+        _check_run(where, _convert(where, value, dict[str, Any]), 2)
+        found.overlap.append(value)
+    elif kind == "three_way":
+        _check_run(where, _convert(where, value, dict[str, Any]), 3)
+        found.three_way.append(value)
+    elif kind != "clocks":
+        raise ValueError(f"{where}: unknown kind of line {kind!r}")
+
+
+def _check_run(where: str, run: dict[str, Any], sides: int) -> None:
+    """Passes that ran at once: their times alone and together."""
+    for key in ("solo_s", "together_s"):
+        times = _convert(f"{where}: {key}", run.get(key), list[float])
+        if len(times) != sides:
+            raise ValueError(f"{where}: {key} has {len(times)} times, want {sides}")
+        _check_times(f"{where}: {key}", times)
+
+
+def _check_times(where: str, times: Sequence[float]) -> None:
+    for seconds in times:
+        if not isfinite(seconds) or not 0.0 < seconds <= LONGEST_S:
+            raise ValueError(f"{where}: {seconds!r} s must be positive and at most {LONGEST_S:.0f} s")
+
+
+def _convert(where: str, value: Any, wanted: Any) -> Any:
+    try:
+        return msgspec.convert(value, wanted)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _point(where: str, value: Any, planned: frozenset[Place]) -> MeasuredPoint:
+    point: MeasuredPoint = _convert(where, value, MeasuredPoint)
+    if point.device_s > LONGEST_S:
+        raise ValueError(f"{where}: device_s={point.device_s} s is longer than {LONGEST_S:.0f} s; times are seconds")
+    if place_of(point) not in planned:
+        raise ValueError(f"{where}: {place_of(point).name} is not in the plan of line 1")
+    return point
+
+
+def check_host(path: Path, found: Points) -> None:
+    """Raise ValueError where host times are there but not all of them: a measurement writes them at once."""
+    missing = [key for key in HOST_KEYS if key not in found.host]
+    if found.host and missing:
+        raise ValueError(f"points file {str(path)!r}: its host line lacks {missing[0]!r}; remove that line")
+
+
+def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: dict[str, Any]) -> None:
+    """Raise ValueError unless `found` was measured on this machine with these options."""
+    for what, theirs, ours in (
+        ("another machine", _fixed(found.fingerprint), _fixed(fingerprint)),
+        ("other options", found.options, options),
+    ):
+        for key in sorted(set(theirs) | set(ours)):
+            if theirs.get(key) != ours.get(key):
+                raise ValueError(
+                    f"points file {str(path)!r} is of {what}: {key} was {theirs.get(key)!r}, is now "
+                    f"{ours.get(key)!r}; choose another --out or remove it"
+                )
+
+
+def _fixed(fingerprint: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in fingerprint.items() if not key.startswith(MAY_CHANGE)}

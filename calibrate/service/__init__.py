@@ -1,0 +1,1 @@
+"""What serving adds to passes: lanes, pauses, turns at the interpreter."""

@@ -1,0 +1,1 @@
+"""`lanesim replay` and `lanesim validate`; heavy imports inside the functions."""

@@ -1,0 +1,172 @@
+"""`lanesim validate cells`: the command line of realrun.validate.cells.compare. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from realrun.cli.engine_flags import engine_block, engine_options
+from realrun.cli.output import check_outputs, output_options, write_result
+from sim.cli.console import progress
+
+if TYPE_CHECKING:
+    from realrun.validate.cells.compare import Setup
+    from realrun.validate.cells.fit import Fitted
+    from realrun.validate.cells.table import CellTable
+    from sim.costs.profile import Profile
+
+EXAMPLE = (
+    "\b\nExample:\n  lanesim validate cells silicon.csv --profile h100-sxm/llama-3.1-8b --fit concurrency=8 \\\n"
+    "    --columns isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms"
+)
+
+
+@click.command("cells", epilog=EXAMPLE)
+@click.argument("path", metavar="TABLE.csv", type=click.Path(path_type=Path))
+@click.option("--profile", "profile_name", required=True, help="Cost profile: gpu/target[+draft], or a path.")
+@click.option("--columns", default=None, metavar="THEIRS=OURS,...", help="Read a foreign table's columns as ours.")
+@click.option(
+    "--fit",
+    "fits",
+    multiple=True,
+    metavar="COLUMN=VALUE[,VALUE]",
+    help="Cells to fit one host constant on; conditions joined by commas all hold; repeat for more cells.",
+)
+@click.option("--fit-metric", default="tpot_ms", show_default=True, help="Whose mean signed error the fit makes 0.")
+@click.option(
+    "--fit-constant",
+    default="gap_s",
+    show_default=True,
+    help="gap_s, per target pass; draft_pass_s; step_s, per work; row_s, per sequence of it.",
+)
+@click.option(
+    "--fitted-profile",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="OUT.json",
+    help="Write the profile with the fitted constant.",
+)
+@click.option("--max-num-seqs", type=int, default=None, help="Where the table has no such column [256].")
+@click.option("--max-num-batched-tokens", type=int, default=None, help="Likewise [2048].")
+@engine_options
+@click.option(
+    "--waves",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="num_prompts = waves x concurrency where the table does not say; 10 keep the filling and draining of "
+    "the loop small beside its steady state.",
+)
+@click.option(
+    "--warmup-waves",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Leave the first of them out of the metrics.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the acceptance luck.")
+@output_options
+def cells_command(
+    path: Path,
+    profile_name: str,
+    columns: str | None,
+    fits: Sequence[str],
+    fit_metric: str,
+    fit_constant: str,
+    **flags: Any,
+) -> None:
+    """Simulate the closed-loop cells of TABLE.csv and say how far off the simulator was at each.
+
+    Columns: concurrency, input_len, output_len; optional num_prompts, num_speculative_tokens, acceptance_length (bonus
+    included) or acceptance, output_len_std and output_len_max (outputs vary), max_num_seqs, max_num_batched_tokens,
+    label, arm; and measured means: ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput (tokens/s). Cells without
+    speculation run `autoregressive`, others `continuous`.
+
+    With --fit one constant is fitted on the marked cells and the others are judged. Where cells with and without
+    speculation pair up (same label, or the same up to its last "/" without an arm; same concurrency and lengths), the
+    speed-up in output_throughput is compared, too.
+    """
+    from realrun.validate.cells.compare import Setup, judge_cells, result_of
+    from realrun.validate.cells.fit import HOST_CONSTANTS, marked, parse_mark
+    from realrun.validate.cells.report import draw_cells, print_cells
+    from realrun.validate.cells.table import MEASURED, parse_columns, read_cells
+    from sim.costs.profile_files import load
+    from sim.names import unknown
+
+    check_outputs(flags)
+    _check_fit(fits, flags["fitted_profile"])
+    for name, value, known in (
+        ("--fit-metric", fit_metric, MEASURED),
+        ("--fit-constant", fit_constant, HOST_CONSTANTS),
+    ):
+        if value not in known:
+            raise ValueError(unknown(name, value, known))
+    setup = Setup(
+        engine=engine_block(flags),
+        waves=flags["waves"],
+        warmup_waves=flags["warmup_waves"],
+        method=flags["method"],
+        seed=flags["seed"],
+    )
+    marks = [parse_mark(text) for text in fits]
+    profile = load(profile_name)
+    table = read_cells(path, parse_columns(columns))
+    is_fit = marked(table.cells, marks)
+    fit = None
+    if marks:
+        profile, fit = _fit(table, is_fit, profile, setup, fit_constant, fit_metric)
+    with progress() as on_step:
+        judged = judge_cells(table, is_fit, profile, setup, partial(on_step, "simulating"))
+    result = result_of(table, judged, profile, setup, fit)
+    if flags["plots"]:
+        draw_cells(flags["out"], judged, f"{profile.name}: error of {len(judged)} closed-loop cells")
+    if flags["fitted_profile"] is not None:
+        from sim.costs.profile_files import encode
+        from sim.files.write import write_atomically
+
+        write_atomically(flags["fitted_profile"], encode(profile).decode())
+    write_result(result, flags)
+    if flags["json_path"] != "-":
+        print_cells(result)
+
+
+def _check_fit(fits: Sequence[str], out: Path | None) -> None:
+    from sim.files.write import check_writable
+
+    if out is None:
+        return
+    if not fits:
+        raise ValueError("--fitted-profile writes what --fit found: mark cells with --fit COLUMN=VALUE")
+    if out.suffix != ".json":
+        raise ValueError(f"--fitted-profile {str(out)!r} must end with .json: profiles are found by it")
+    check_writable(out)
+
+
+def _fit(
+    table: CellTable, is_fit: Sequence[bool], profile: Profile, setup: Setup, constant: str, metric: str
+) -> tuple[Profile, dict[str, Any]]:
+    """The profile with the fitted constant and a source that says on what, and the fit for JSON."""
+    from realrun.validate.cells.compare import fit_on_cells
+    from realrun.validate.cells.fit import with_constant
+
+    _, fitted = fit_on_cells(table, is_fit, profile, setup, constant, metric)
+    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
+    source = fit_source(fitted, metric, Path(table.path).name, len(cells))
+    return with_constant(profile, constant, fitted.value_s, source), {
+        "constant": f"host.{constant}",
+        "value_s": fitted.value_s,
+        "metric": metric,
+        "error_pct": fitted.error_pct,
+        "is_at_bound": fitted.is_at_bound,
+        "lines": [cell.line for cell in cells],
+    }
+
+
+def fit_source(fitted: Fitted, metric: str, table: str, num_cells: int) -> str:
+    cells = "1 closed-loop cell" if num_cells == 1 else f"{num_cells} closed-loop cells"
+    value = f"{fitted.constant} = {fitted.value_s * 1e3:.4g} ms"
+    return f"{value} fitted by lanesim on the mean {metric} of {cells} of {table}"

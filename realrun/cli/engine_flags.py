@@ -1,0 +1,66 @@
+"""Flags of `validate vllm` and `validate cells` that say how the real engine was set up, and the scenario they make.
+
+Not here: the checks of the values (sim.experiment.scenario).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+POLICIES = ("continuous", "autoregressive")
+"""The engines that are vLLM's; `autoregressive` drafts nothing."""
+DEFAULTS_OF_VLLM = {"async_scheduling": True}
+"""What vLLM does untold, from version 0.14 on, and a scenario does not."""
+
+
+SETTINGS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "long_prefill_token_threshold",
+    "async_scheduling",
+    "enable_prefix_caching",
+)
+
+
+def engine_options(function: F) -> F:
+    """Add the flags that both commands share."""
+    decorators = [
+        click.option("--num-gpu-blocks", type=int, default=None, help="KV blocks as vLLM logs them; one is its null "
+                     "block, never used, so N - 1 are simulated. Default: what fits beside the weights."),
+        click.option("--block-size", type=int, default=None, help="Tokens of a KV block [16]."),
+        click.option("--async-scheduling/--no-async-scheduling", "async_scheduling", default=None,
+                     help="Schedule the next step before this one's tokens are out [validate vllm: on, as vLLM >= 0.14 "
+                     "does; validate cells: off, as compare does]."),
+        click.option("--prefix-caching/--no-prefix-caching", "enable_prefix_caching", default=None,
+                     help="Find blocks of preempted requests again [on, as in vLLM]."),
+        click.option("--long-prefill-token-threshold", type=int, default=None, help="Longest chunk of one prompt."),
+        click.option("--method", default=None, help="Speculation: draft_model, eagle3, ngram."),
+    ]  # fmt: skip
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+def engine_block(flags: dict[str, Any], *, is_vllm: bool = False) -> dict[str, Any]:
+    """The scenario's `engine` block; `is_vllm` brings vLLM's own defaults.
+
+    Raises ValueError where no usable KV block is left.
+    """
+    block: dict[str, Any] = dict(DEFAULTS_OF_VLLM) if is_vllm else {}
+    for name in SETTINGS:
+        if flags.get(name) is not None:
+            block[name] = flags[name]
+    num_blocks = flags.get("num_gpu_blocks")
+    if num_blocks is not None:
+        if num_blocks < 2:
+            raise ValueError(
+                f"--num-gpu-blocks {num_blocks} must be at least 2: vLLM counts a null block that is never used"
+            )
+        block["num_gpu_blocks"] = num_blocks - 1
+    return block

@@ -1,0 +1,59 @@
+"""Where `validate vllm` and `validate cells` put their results, and how they print a number.
+
+Not here: the results (realrun.validate.vllm.compare, realrun.validate.cells.compare).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from sim.cli.console import write_text
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RESULT = "validation.json"
+
+
+def output_options(function: F) -> F:
+    """Add --json, --out and --plots."""
+    decorators = [
+        click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout."),
+        click.option(
+            "--out", type=click.Path(path_type=Path), default=None, help=f"Directory for {RESULT} and figures."
+        ),
+        click.option("--plots", is_flag=True, help="Draw figures into --out."),
+    ]
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+def check_outputs(flags: dict[str, Any]) -> None:
+    """Raise ValueError, before any work, where --out, --plots or --json cannot be."""
+    from sim.files.write import check_writable
+
+    out: Path | None = flags["out"]
+    if flags["plots"] and out is None:
+        raise ValueError("--plots draws into a directory: add --out DIR")
+    if out is not None:
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out {str(out)!r} is a file; want a directory")
+        check_writable(out / RESULT)
+    if flags["json_path"] not in (None, "-"):
+        check_writable(Path(flags["json_path"]))
+
+
+def write_result(result: dict[str, Any], flags: dict[str, Any]) -> None:
+    """`result` as JSON into --out and --json."""
+    from sim.files.write import write_atomically
+    from sim.report.results import to_json
+
+    text = to_json(result)
+    if flags["out"] is not None:
+        write_atomically(flags["out"] / RESULT, text)
+    if flags["json_path"] is not None:
+        write_text(flags["json_path"], text)

@@ -1,0 +1,171 @@
+"""`lanesim replay`: the command line of realrun.replay.run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.cli.options import ListOptions, gather, scenario_options
+
+if TYPE_CHECKING:
+    from realrun.replay.experiment import Experiment
+    from realrun.replay.genuine import Tied
+    from realrun.replay.run import Replay
+    from sim.costs.profile import Profile
+    from sim.experiment.scenario import Scenario
+
+REPLAY_EXAMPLE = (
+    "Example: lanesim replay --policy pd --policy pdv --profile cpu/tiny --num-prompts 24 --request-rate 10 "
+    "--input-len 64 --output-len 32 --device cpu --out results/replay"
+)
+
+
+@click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE)
+@scenario_options
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="Where the passes run.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Results directory.")
+@click.option(
+    "--acceptance-from",
+    type=click.Choice(["tape", "model"]),
+    default="tape",
+    show_default=True,
+    help="tape: dictated by --acceptance and --seed; model: whatever a draft of the target's first layers deserves.",
+)
+@click.option(
+    "--epsilon",
+    type=click.FloatRange(min=0.0),
+    default=None,
+    help="model: weight of the target's later layers, 0 = draft and target agree [0.2, about .65 accepted greedily].",
+)
+@click.option("--draft-layers", type=click.IntRange(min=1), default=None, help="model: of the draft [target's / 8].")
+@click.option("--temperature", type=click.FloatRange(min=0.0), default=0.0, help="0 = greedy kernels, above = sampled.")
+@click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
+def replay_command(**flags: Any) -> None:
+    """Run the same policies on real hardware, in real time, and record what happened.
+
+    The profile's models get their exact dimensions and random weights. Which drafts are accepted is dictated by the
+    scenario's acceptance and seed (a tape), so that against a simulation only times can differ; or the models decide
+    (--acceptance-from model), and `validate` simulates what they were seen to accept.
+    """
+    from sim.costs.profile_files import load
+    from sim.experiment.run import check
+    from sim.experiment.scenario import resolve
+    from sim.report.results import check_out, writing
+
+    scenario = resolve(gather(flags))
+    out: Path = flags["out"]
+    check_out(out, scenario.digest, overwrite=flags["overwrite"])
+    profile = load(scenario.profile)
+    check(scenario, profile)
+    profile, tied = _pair(profile, flags["acceptance_from"], flags["epsilon"], flags["draft_layers"])
+    replays, about = _run(scenario, profile, tied, flags["device"], flags["temperature"])
+    from realrun.replay.run import result_of, write_replays
+
+    result = result_of(scenario, replays, about)
+    with writing(out) as scratch:
+        write_replays(scratch, scenario, result, replays)
+    _report(result, out)
+    if result["replay"]["partial"]:
+        print(f"lanesim: interrupted; {out} holds a partial record", file=sys.stderr)
+        raise SystemExit(130)
+
+
+def _pair(
+    profile: Profile, acceptance_from: str, epsilon: float | None, draft_layers: int | None
+) -> tuple[Profile, Tied | None]:
+    """The profile of the pair that runs, and how it is tied where acceptance comes from the models."""
+    from realrun.replay.genuine import EPSILON, tied_profile
+
+    if acceptance_from == "model":
+        return tied_profile(profile, EPSILON if epsilon is None else epsilon, draft_layers)
+    for flag, value in (("--epsilon", epsilon), ("--draft-layers", draft_layers)):
+        if value is not None:
+            raise ValueError(f"{flag} {value} needs --acceptance-from model; a tape dictates acceptance")
+    return profile, None
+
+
+def _experiments(scenario: Scenario, profile: Profile, most_requests: int, *, is_dictated: bool) -> list[Experiment]:
+    from realrun.replay.experiment import Experiment
+
+    return [
+        Experiment(
+            scenario=scenario,
+            policy_name=policy,
+            seed=scenario.seed + replication,
+            profile=profile,
+            most_requests=most_requests,
+            is_dictated=is_dictated,
+        )
+        for replication in range(scenario.replications)
+        for policy in scenario.policy
+    ]
+
+
+def _run(
+    scenario: Scenario, profile: Profile, tied: Tied | None, device_name: str, temperature: float
+) -> tuple[list[Replay], dict[str, Any]]:
+    """Build the pair and replay everything; also what there is to say about it."""
+    try:
+        import pyarrow  # noqa: F401
+        import torch
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"replay runs real models and writes parquet, and {error.name!r} is not installed: "
+            "pip install 'lanesim[gpu,analysis]'"
+        ) from None
+    from realrun.replay.experiment import check_replayable
+    from realrun.replay.pair_executor import PairExecutor
+    from realrun.replay.run import replay_all
+    from realrun.replay.testbed import build_kernels, find_device, fingerprint, sizes_for
+
+    torch.set_num_threads(1)
+    device = find_device(device_name)
+    planned = _experiments(scenario, profile, 1, is_dictated=tied is None)
+    for experiment in planned:
+        check_replayable(experiment)
+    sizes = sizes_for(planned, device)
+    kernels = build_kernels(
+        profile,
+        sizes,
+        device,
+        temperature=temperature,
+        cuda_graph=scenario.engine.cuda_graph,
+        seed=scenario.seed,
+        tied=tied,
+    )
+    executor = PairExecutor(kernels, seed=scenario.seed)
+    experiments = _experiments(scenario, profile, sizes.slots, is_dictated=tied is None)
+    replays = replay_all(experiments, executor, on_run=_note)
+    return replays, {
+        "acceptance": "tape" if tied is None else "model",
+        "epsilon": None if tied is None else tied.epsilon,
+        "draft_layers": None if tied is None else tied.draft_layers,
+        "temperature": temperature,
+        "device": device_name,
+        "implementation": kernels.implementation,
+        "weights": "random" if tied is None else "random, the target's later layers scaled down",
+        "fingerprint": fingerprint(device),
+    }
+
+
+def _note(replay: Replay) -> None:
+    """One line per run on a terminal."""
+    if sys.stderr.isatty():
+        record = replay.record
+        print(f"{record.policy}, seed {record.seed}: {record.end_s:.1f} s", file=sys.stderr)
+
+
+def _report(result: dict[str, Any], out: Path) -> None:
+    print(f"{'policy':<16}{'seed':>5}{'mean TTFT ms':>14}{'mean E2EL ms':>14}{'tokens/s':>10}")
+    for run in result["runs"]:
+        values = [run[key] for key in ("mean_ttft_ms", "mean_e2el_ms", "output_throughput")]
+        ttft, e2el, rate = ("-" if value is None else f"{value:.1f}" for value in values)
+        print(f"{run['policy']:<16}{run['seed']:>5}{ttft:>14}{e2el:>14}{rate:>10}")
+    if result["replay"]["is_disturbed_by_allocations"]:
+        count = result["replay"]["num_device_allocations"]
+        print(f"note: the device allocator went to the driver {count} times during the runs; their times are disturbed")
+    print(f"results in {out}")

@@ -1,0 +1,1 @@
+"""The threaded host: clocks, threads, tickets, and how long the host takes to react."""

@@ -1,0 +1,125 @@
+"""What executes works for the threaded host: the protocol, and a fake that only takes time.
+
+An executor has one lane per stream. The stream's issuer thread calls `issue`, which lasts as long as the host part;
+`finish` of what it gives blocks until the device is done. Not here: real passes (realrun.replay.pair_executor), threads
+and order (realrun.host.gpuhost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from realrun.host.clocks import Clock
+from sim.seam.host import Stream
+from sim.seam.work import Kind, Work
+
+
+class Job(NamedTuple):
+    """A work as it was submitted: its requests' state moves on while it waits for its turn."""
+
+    work: Work
+    drafted: tuple[int, ...]
+    """Length of the draft in flight of each request of the work."""
+    emitted: tuple[int, ...]
+    """Output tokens of each request at submission."""
+    forced: tuple[int, ...] | None
+    """Accepted drafted tokens [rows] that a tape dictates; None lets the models decide."""
+
+
+class Outcome(NamedTuple):
+    """A work that is over; times on the host's clock."""
+
+    start_s: float
+    end_s: float
+    accepted: tuple[int, ...] = ()
+    """Drafted tokens accepted [rows]; of VERIFY and STEP works."""
+    padded_tokens: int = 0
+    """Token positions computed, padding included."""
+
+
+class Handle(Protocol):
+    """A work that was issued."""
+
+    def finish(self) -> Outcome:
+        """Block until the device is done. Called once, in the order of issue."""
+        ...
+
+
+class Lane(Protocol):
+    """One stream's executor. `enter` and `issue` are called on the stream's issuer thread."""
+
+    is_async: bool
+    """The device may still be busy when `issue` returns."""
+
+    def enter(self) -> None:
+        """The thread's own settings, before its first work."""
+        ...
+
+    def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
+        """Issue a work; on the device it starts after those of `after` have ended there."""
+        ...
+
+
+class Executor(Protocol):
+    def lane(self, stream: Stream, clock: Clock) -> Lane:
+        """The lane of a new stream. Raises ValueError for a stream that this executor cannot serve."""
+        ...
+
+    def submitted(self, job: Job) -> None:
+        """A policy has submitted a work; called in its turn."""
+        ...
+
+    def ended(self, job: Job) -> None:
+        """A work is over, or was dropped before it began."""
+        ...
+
+
+class ConstantExecutor:
+    """Every kind of work takes a fixed time and computes nothing.
+
+    `is_async` issues in no time and takes the seconds on the device; otherwise issuing takes them, as on a CPU.
+    """
+
+    def __init__(self, device_s: Mapping[Kind, float], *, is_async: bool = False) -> None:
+        self._device_s = device_s
+        self._is_async = is_async
+
+    def lane(self, stream: Stream, clock: Clock) -> Lane:
+        return _ConstantLane(self._device_s, clock, self._is_async)
+
+    def submitted(self, job: Job) -> None: ...
+
+    def ended(self, job: Job) -> None: ...
+
+
+class _ConstantLane:
+    def __init__(self, device_s: Mapping[Kind, float], clock: Clock, is_async: bool) -> None:
+        self.is_async = is_async
+        self._device_s = device_s
+        self._clock = clock
+        self._free_s = 0.0
+
+    def enter(self) -> None: ...
+
+    def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
+        work = job.work
+        lasts_s = work.host_s if work.kind is Kind.HOST else self._device_s.get(work.kind, 0.0)
+        ends_s = [handle.end_s for handle in after if isinstance(handle, _ConstantHandle)]
+        start_s = max([self._clock.now_s, self._free_s, *ends_s])
+        self._free_s = start_s + lasts_s
+        handle = _ConstantHandle(self._clock, start_s, self._free_s)
+        if not self.is_async:
+            handle.finish()
+        return handle
+
+
+class _ConstantHandle:
+    def __init__(self, clock: Clock, start_s: float, end_s: float) -> None:
+        self._clock = clock
+        self.start_s, self.end_s = start_s, end_s
+
+    def finish(self) -> Outcome:
+        if self._clock.now_s < self.end_s:
+            self._clock.sleep_until(self.end_s)
+        return Outcome(self.start_s, self.end_s)

@@ -1,0 +1,256 @@
+"""The real host: policies on threads, works on streams of a device, the same rules as in simulation (sim.seam.host).
+
+The keeper is the thread that calls `run_until`. It owns the wake order (sim.hosts.clock): it takes in what the issuers
+report, fires what the clock has due, and lends the baton to one policy thread at a time, in the order in which their
+waits were posted. What issuers report is taken in between turns only, so between two awaits nothing else happens.
+On the wall clock this is a real run; on a virtual clock with an executor that only takes time it is exact.
+Not here: what a work computes (realrun.replay.pair_executor), the threads' loops (realrun.host.threads).
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from realrun.host.clocks import NOTHING, Clock, WallClock
+from realrun.host.executor import Executor, Job
+from realrun.host.reactions import Looks, Reactions
+from realrun.host.threads import Baton, Done, Failed, HostStuck, Issued, StreamThreads
+from realrun.host.ticket import GpuTicket
+from sim.hosts.clock import Task, TaskHost
+from sim.hosts.simulated import RunLength
+from sim.seam.host import Stream
+from sim.seam.wait import HostWait, Signal, Wait
+from sim.seam.work import NO_RESULT, Kind, Result, Work
+
+WATCHDOG_S = 300.0
+"""Longest time without any event while works are in flight: beyond one pass of a large model even on a CPU."""
+CLOSING_GRACE_S = 10.0
+"""Time a thread gets to finish what it has in hand when the host closes."""
+SWITCH_INTERVAL_S = 0.0005
+"""How long a running thread may keep the interpreter from the others; Python's own 5 ms exceeds a small pass."""
+_LEAST_WAIT_S = 0.01
+
+
+class GpuHost(TaskHost):
+    """Policies on real threads. With `luck` acceptance comes from it (tape mode), without it from the models.
+
+    Use as a context manager: leaving it ends every thread.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        luck: RunLength | None = None,
+        *,
+        clock: Clock | None = None,
+        watchdog_s: float = WATCHDOG_S,
+    ) -> None:
+        super().__init__()
+        self.clock = clock or WallClock()
+        self._executor, self._luck, self.watchdog_s = executor, luck, watchdog_s
+        self._inbox = self.clock.mailbox(is_keeper=True)
+        self._timers: list[tuple[float, bool, int, Callable[[Any], None]]] = []
+        self._num_timers = 0
+        self.num_looks = 0
+        """Timers that are only the next look of a poll that nobody has notified yet."""
+        self._in_flight: dict[GpuTicket, None] = {}
+        self.works: list[GpuTicket] = []
+        """Works that are over, in the order in which their results came."""
+        self._streams: dict[str, Stream] = {}
+        self._threads: dict[str, StreamThreads] = {}
+        self._batons: list[Baton] = []
+        self._last_event_s = 0.0
+        self.reactions = Reactions()
+
+    def __enter__(self) -> GpuHost:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the clock
+
+    @property
+    def now_s(self) -> float:
+        return self.clock.now_s
+
+    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any:
+        heapq.heappush(self._timers, (time_s, is_last, self._num_timers, callback))
+        self._num_timers += 1
+
+    def _is_instant_over(self) -> bool:
+        """An issuer may be about to report something of this instant, so waking waits for the keeper's next round."""
+        return False
+
+    # -- the seam
+
+    def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
+        if self._threads:
+            raise RuntimeError(f"stream {name!r} must be made before the first work is submitted")
+        if name in self._streams:
+            raise ValueError(f"stream {name!r} exists already")
+        if device != 0 or sm_share is not None:
+            raise ValueError(
+                f"stream {name!r}: device={device!r}, sm_share={sm_share!r}; a real run has device 0, whole"
+            )
+        stream = self._streams[name] = Stream(name=name, device=device, priority=priority)
+        return stream
+
+    def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> GpuTicket:
+        if not self._threads:
+            for each in self._streams.values():
+                lane = self._executor.lane(each, self.clock)
+                self._threads[each.name] = StreamThreads(each, lane, self.clock, self._inbox, self._executor.ended)
+        self.reactions.submitted(self.now_s)
+        job = Job(
+            work,
+            tuple(request.drafted for request in work.requests),
+            tuple(request.emitted_tokens for request in work.requests),
+            self._forced(work),
+        )
+        ticket = GpuTicket(job, stream, after, self.now_s, self._drop)
+        issuer = self._threads[stream.name].mailbox
+        for other in after:
+            other.dependents.append(issuer)
+        self._executor.submitted(job)
+        self._in_flight[ticket] = None
+        issuer.put(ticket)
+        return ticket
+
+    def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
+        """With `poll_s` the worker really looks that often, as far as the machine keeps up; late looks are skipped."""
+        wait: HostWait[None] = HostWait()
+        signal.pending.append(Looks(self, wait, poll_s) if poll_s else wait)
+        return wait
+
+    def notify(self, signal: Signal) -> None:
+        signal.version += 1
+        pending, signal.pending = signal.pending, []
+        if pending:
+            self.reactions.acted(self.now_s)
+        for wait in pending:
+            if isinstance(wait, Looks):
+                wait.notified()
+            else:
+                self.go_on(wait, is_polled=False, due_s=self.now_s)
+
+    def go_on(self, wait: HostWait[None], *, is_polled: bool, due_s: float) -> None:
+        """Complete a wait on a signal whose coroutine should go on at `due_s`."""
+        if wait.posts:
+            self.reactions.due(wait, is_polled, due_s)
+        self.complete(wait)
+
+    def spawn(self, task: Task) -> None:
+        name = getattr(task, "__qualname__", "coroutine")
+        baton = Baton(task, f"{name}#{len(self._batons)}", self)
+        self._batons.append(baton)
+        super().spawn(baton)  # type: ignore[arg-type]
+
+    # -- the keeper
+
+    def run_until(self, stop_s: float | None = None) -> None:
+        """Run until nothing more can happen, or to `stop_s`. Raises what any thread raised, and HostStuck."""
+        self.clock.start()
+        switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            while self._is_anything_to_come() and not (stop_s is not None and self.now_s >= stop_s):
+                self._take_in(self.now_s)
+                if self._timers and self._timers[0][0] <= self.now_s:
+                    _, _, _, callback = heapq.heappop(self._timers)
+                    callback(None)
+                else:
+                    self._take_in(self._next_instant_s(stop_s))
+        finally:
+            sys.setswitchinterval(switch_interval_s)
+
+    def close(self) -> None:
+        """End every thread: passes in hand are finished, everything else is dropped."""
+        self.clock.close()
+        for threads in self._threads.values():
+            threads.close(CLOSING_GRACE_S)
+        for baton in self._batons:
+            baton.close(CLOSING_GRACE_S)
+        self._batons = []
+
+    def _is_anything_to_come(self) -> bool:
+        return bool(self._in_flight) or len(self._timers) > self.num_looks
+
+    def _next_instant_s(self, stop_s: float | None) -> float | None:
+        times_s = [time_s for time_s in (stop_s, self._timers[0][0] if self._timers else None) if time_s is not None]
+        if self._in_flight and not self.clock.is_virtual:
+            self._check_watchdog()
+            times_s.append(self._last_event_s + self.watchdog_s + _LEAST_WAIT_S)
+        return min(times_s, default=None)
+
+    def _take_in(self, until_s: float | None) -> None:
+        """Take in what threads report: wait for the first of it until `until_s`, then take all there is."""
+        message = self._inbox.get(until_s)
+        if message is NOTHING and until_s is None:
+            raise HostStuck(f"nothing can happen any more: {self._who_waits()}")
+        while message is not NOTHING:
+            self._last_event_s = self.now_s
+            if isinstance(message, Failed):
+                raise message.error
+            if isinstance(message, Issued):
+                self._complete_issued(message.ticket)
+            elif isinstance(message, Done):
+                self._arrived(message.ticket)
+            message = self._inbox.get(self.now_s)
+
+    def _complete_issued(self, ticket: GpuTicket) -> None:
+        if ticket.is_issue_watched():
+            self.complete(ticket.issued)
+
+    def _arrived(self, ticket: GpuTicket) -> None:
+        """The result of `ticket` is on the host."""
+        self._in_flight.pop(ticket, None)
+        self.works.append(ticket)
+        ticket.ready_s = self.now_s
+        self.reactions.arrived(ticket)
+        self._complete_issued(ticket)
+        self.complete(ticket, self._result(ticket))
+
+    def _drop(self, ticket: GpuTicket) -> None:
+        """Cancelled: if nobody has taken the work it never runs, and is over now."""
+        if ticket.claim():
+            ticket.start_s = ticket.end_s = self.now_s
+            ticket.mark_issued(self.now_s)
+            self._executor.ended(ticket.job)
+            self._inbox.put(Done(ticket))
+
+    # -- luck and results
+
+    def _forced(self, work: Work) -> tuple[int, ...] | None:
+        if self._luck is None or work.kind not in (Kind.VERIFY, Kind.STEP):
+            return None
+        rows = work.requests if work.kind is Kind.VERIFY else work.requests[: work.rows]
+        run_length = self._luck.run_length
+        return tuple(run_length(r.index, r.emitted_tokens, r.drafted) if r.drafted else 0 for r in rows)
+
+    def _result(self, ticket: GpuTicket) -> Result:
+        if ticket.job.forced is not None:
+            return Result(ticket.job.forced)
+        return Result(ticket.outcome.accepted) if ticket.outcome is not None else NO_RESULT
+
+    # -- the watchdog
+
+    def _check_watchdog(self) -> None:
+        oldest = next(iter(self._in_flight))
+        quiet_s = self.now_s - max(self._last_event_s, oldest.submitted_s)
+        if quiet_s > self.watchdog_s:
+            raise HostStuck(f"no work has ended for {quiet_s:.1f} s: {_described(oldest)} first; {self._who_waits()}")
+        self._last_event_s = max(self._last_event_s, oldest.submitted_s)
+
+    def _who_waits(self) -> str:
+        waits = [(baton.name, baton.waits_for) for baton in self._batons if baton.waits_for is not None]
+        return "; ".join(f"{name} waits for {_described(wait)}" for name, wait in waits) or "no coroutine waits"
+
+
+def _described(wait: HostWait[Any]) -> str:
+    if isinstance(wait, GpuTicket):
+        return f"{wait.work.kind.value} of {len(wait.work.requests)} requests on stream {wait.stream.name!r}"
+    return "a signal, a time, or the first of several"

@@ -1,0 +1,106 @@
+"""A work submitted to the threaded host: its times, who may still take it, and whom to tell when it is issued.
+
+Not here: the threads that carry it out (realrun.host.threads).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from math import nan
+
+from realrun.host.clocks import Mailbox
+from realrun.host.executor import Handle, Job, Outcome
+from sim.seam.host import Stream
+from sim.seam.wait import HostWait
+from sim.seam.work import Result, Work
+
+LOOK_AGAIN = object()
+"""Message to an issuer: a work that one of its own comes after has been issued."""
+
+
+class GpuTicket(HostWait[Result]):
+    """A submitted work and the times of its life, seconds on the host's clock; nan until known."""
+
+    __slots__ = (
+        "_claim",
+        "_issued",
+        "_on_cancel",
+        "after",
+        "dependents",
+        "eligible_s",
+        "end_s",
+        "handle",
+        "is_cancelled",
+        "is_issued",
+        "issue_start_s",
+        "issued_s",
+        "job",
+        "outcome",
+        "reacted_s",
+        "ready_s",
+        "start_s",
+        "stream",
+        "submitted_s",
+    )
+
+    def __init__(
+        self,
+        job: Job,
+        stream: Stream,
+        after: Sequence[GpuTicket],
+        submitted_s: float,
+        on_cancel: Callable[[GpuTicket], None],
+    ) -> None:
+        super().__init__()
+        self.job, self.stream, self.submitted_s = job, stream, submitted_s
+        self.after: Sequence[GpuTicket] = after
+        self.dependents: list[Mailbox] = []
+        """Issuers to tell when this has been issued."""
+        self.eligible_s = self.issue_start_s = self.issued_s = nan
+        """`eligible_s`: submitted, its issuer free, and everything it comes after issued."""
+        self.start_s = self.end_s = self.ready_s = nan
+        self.reacted_s = nan
+        """When the coroutine that awaited this had acted on it; nan if none did."""
+        self.handle: Handle | None = None
+        self.outcome: Outcome | None = None
+        self.is_cancelled = False
+        self.is_issued = False
+        self._issued: HostWait[None] | None = None
+        self._claim = threading.Lock()
+        self._on_cancel = on_cancel
+
+    @property
+    def work(self) -> Work:
+        return self.job.work
+
+    @property
+    def issued(self) -> HostWait[None]:
+        if self._issued is None:
+            self._issued = HostWait()
+            self._issued.is_done = self.is_issued or self.is_done
+        return self._issued
+
+    def may_be_issued(self) -> bool:
+        """Everything it comes after has been issued."""
+        return all(other.is_issued for other in self.after)
+
+    def is_issue_watched(self) -> bool:
+        return self._issued is not None and not self._issued.is_done
+
+    def claim(self) -> bool:
+        """Take the work, to issue or to drop it; True for the first who asks."""
+        return self._claim.acquire(blocking=False)
+
+    def cancel(self) -> None:
+        """Drop the work if it has not been issued. Later it ends at its end: an issued pass cannot be called back."""
+        if not self.is_done and not self.is_cancelled:
+            self.is_cancelled = True
+            self._on_cancel(self)
+
+    def mark_issued(self, now_s: float) -> None:
+        """The host part is over, or never was; lets those go on that come after."""
+        self.issued_s = now_s
+        self.is_issued = True
+        for mailbox in tuple(self.dependents):
+            mailbox.put(LOOK_AGAIN)

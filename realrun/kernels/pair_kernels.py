@@ -1,0 +1,204 @@
+"""Real prefill, draft, verify, decode and mixed passes of a model pair: the host half.
+
+`PairKernels` keeps the host's account of every slot, picks the shape of each pass and hands it to an issuer. It has no
+policy, no thread and no clock: who calls it decides what runs when.
+Not here: what the device computes (realrun.kernels.passes), streams and graphs (realrun.kernels.issuer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from realrun.kernels import rows
+from realrun.kernels.issuer import Issuer, Pending
+from realrun.kernels.options import PairOptions
+from realrun.kernels.passes import Passes, PassShape
+from realrun.kernels.rows import PromptChunk, RowResult, Slot
+from realrun.kernels.sequences import Sequences
+from realrun.model import sampling
+from realrun.model.attention import Workspace
+from realrun.model.decoder import Decoder
+from sim.seam.work import Kind, Model
+
+
+class Submitted:
+    """A pass on its way. `result` settles the host's account of its rows, once; call it for every target pass."""
+
+    def __init__(self, pending: Pending, plan: rows.Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]) -> None:
+        self.pending = pending
+        self.plan = plan
+        self._slots, self._chunks = tuple(slots), tuple(chunks)
+        self._result: list[RowResult] | None = None
+
+    def result(self) -> list[RowResult]:
+        """One RowResult per row, then per chunk, in the caller's order; blocks until the device is done.
+
+        Draft passes give none: their tokens stay on the device until they are verified.
+        """
+        if self._result is None:
+            values = self.pending.values()
+            is_target = self.plan.shape.model is Model.TARGET
+            self._result = rows.settle(self.plan, self._slots, self._chunks, values) if is_target else []
+        return self._result
+
+
+class PairKernels:
+    """A target and, unless only it decodes, a draft model on one device, with slots for `options.slots` requests."""
+
+    def __init__(self, target: Any, draft: Any | None, options: PairOptions) -> None:
+        """Raises ValueError for models these passes cannot run, or that do not share a vocabulary and a device."""
+        self.options = options
+        models = [target] if draft is None else [target, draft]
+        target_decoder, *drafts = [
+            Decoder(
+                model,
+                slots=options.slots,
+                max_tokens=options.max_tokens,
+                attention=options.attention,
+                layout=options.kv_layout,
+                seed=options.seed,
+            )
+            for model in models
+        ]
+        draft_decoder = drafts[0] if drafts else None
+        for decoder in drafts:
+            ours, theirs = _common(decoder), _common(target_decoder)
+            if ours != theirs:
+                raise ValueError(f"draft and target must share vocabulary, dtype and device, got {ours} and {theirs}")
+        self.device: torch.device = target_decoder.device
+        self.target, self.draft_model = target_decoder, draft_decoder
+        if options.cuda_graphs and self.device.type != "cuda":
+            raise ValueError(f"cuda_graphs=True needs a CUDA device, the models are on {self.device}")
+        kept = torch.float64 if target_decoder.dtype is torch.float64 else torch.float32
+        self.sequences = Sequences(
+            slots=options.slots,
+            max_tokens=options.max_tokens,
+            draft_tokens_max=options.draft_tokens_max,
+            vocab=target_decoder.vocab,
+            wide=kept if options.temperature > 0 and draft is not None else None,
+            device=self.device,
+        )
+        self.passes = Passes(target_decoder, draft_decoder, self.sequences, options.temperature)
+        self._free = list(range(options.slots))[::-1]
+        self.synchronize()
+
+    @property
+    def implementation(self) -> str:
+        """Everything but shapes that the time of a pass depends on; part of a cost table's key."""
+        return f"{self.options.implementation};dtype={str(self.target.dtype).removeprefix('torch.')}"
+
+    def issuer(self, name: str, *, priority: int = 0) -> Issuer:
+        """A new stream with its own buffers. Higher priority is served first."""
+        options = self.options
+        decoders = [self.target] if self.draft_model is None else [self.target, self.draft_model]
+        rows_max = max(options.slots, *options.batch_buckets, 1)
+        widest_head = max(decoder.kv_heads * decoder.head_dim for decoder in decoders)
+        workspace = Workspace(
+            num_elements=rows_max * options.max_tokens * widest_head if options.is_gathering else 0,
+            dtype=self.target.dtype,
+            device=self.device,
+        )
+        width_max = options.draft_tokens_max + 1
+        return Issuer(name, self.passes.run, workspace, rows_max=rows_max, width_max=width_max, priority=priority)
+
+    def admit(self, prompt: Sequence[int], request: int) -> Slot:
+        """Give a request a slot; `request` is its arrival index, which keys its randomness.
+
+        Raises ValueError when no slot is free or the prompt does not fit.
+        """
+        if not self._free:
+            raise ValueError(f"all {self.options.slots} slots are taken; raise `slots` or release one")
+        if not 0 < len(prompt) < self.options.max_tokens:
+            raise ValueError(
+                f"prompt of {len(prompt)} tokens must have 1..{self.options.max_tokens - 1}; raise max_tokens"
+            )
+        index = self._free.pop()
+        self.sequences.admit(index, prompt, sampling.request_key(self.options.seed, request))
+        self._set_kv(index, 0)
+        return Slot(index, len(prompt), known_tokens=len(prompt), draft_lag=len(prompt))
+
+    def release(self, slot: Slot) -> None:
+        """Take the slot back; nothing of it may be in flight."""
+        assert slot.index not in self._free, f"slot {slot.index} released twice"
+        self._free.append(slot.index)
+
+    def pretend(self, slot: Slot) -> None:
+        """Take the slot's prompt for known and in KV, all but its last token, without computing it (for timing)."""
+        slot.prefilled_target = slot.prefilled_draft = slot.prompt_tokens
+        slot.draft_lag = 1
+        self._set_kv(slot.index, slot.prompt_tokens - 1)
+
+    def prefill(self, chunks: Sequence[PromptChunk], issuer: Issuer, *, model: Model = Model.TARGET) -> Submitted:
+        """The next piece of each chunk's prompt; the target emits the first token of prompts that end with it."""
+        if model is Model.DRAFT:
+            return self._submit(issuer, rows.plan_draft((), chunks, 0, self.options), (), chunks)
+        return self._submit(issuer, rows.plan_target((), chunks, None, self.options), (), chunks)
+
+    def draft(
+        self, slots: Sequence[Slot], draft_tokens: int, issuer: Issuer, *, chunks: Sequence[PromptChunk] = ()
+    ) -> Submitted:
+        """Draft `draft_tokens` for every row, catching up first; a draft not yet verified is replaced.
+
+        `chunks` are the draft model's own prefill, in its first pass.
+        """
+        if not 1 <= draft_tokens <= self.options.draft_tokens_max:
+            raise ValueError(f"draft_tokens={draft_tokens} must be in 1..{self.options.draft_tokens_max}")
+        return self._submit(issuer, rows.plan_draft(slots, chunks, draft_tokens, self.options), slots, chunks)
+
+    def verify(
+        self,
+        slots: Sequence[Slot],
+        issuer: Issuer,
+        *,
+        chunks: Sequence[PromptChunk] = (),
+        forced: Sequence[int] | None = None,
+    ) -> Submitted:
+        """Verify each row's draft, whatever its length; a row without one decodes one token.
+
+        With `chunks` a mixed step: prompts are prefilled in the same pass. `forced` [rows] dictates how many drafted
+        tokens are accepted (cut to the draft), as a tape does.
+        """
+        return self._submit(issuer, rows.plan_target(slots, chunks, forced, self.options), slots, chunks)
+
+    def recompute(self, slots: Sequence[Slot], num_tokens: Sequence[int], issuer: Issuer) -> Submitted:
+        """Run the newest `num_tokens` tokens of the target's KV again, as engines do that cannot roll back.
+
+        Every earlier pass of these slots must have been settled.
+        """
+        chunks = [PromptChunk(slot, count) for slot, count in zip(slots, num_tokens, strict=True)]
+        return self._submit(issuer, rows.plan_again(chunks, self.options), (), ())
+
+    def warm(self, issuer: Issuer, shapes: Sequence[PassShape]) -> None:
+        """Run every shape on the issuer's stream, and capture draft and verify ones where graphs are on."""
+        for shape in shapes:
+            is_graphed = shape.kind in (Kind.DRAFT, Kind.VERIFY) and not shape.chunks
+            issuer.warm(shape, self.sequences.scratch, capture=self.options.cuda_graphs and is_graphed)
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _set_kv(self, index: int, num_tokens: int) -> None:
+        self.target.kv.lengths[index] = num_tokens
+        if self.draft_model is not None:
+            self.draft_model.kv.lengths[index] = num_tokens
+        # Ordered before the passes of every stream by waiting here.
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _submit(
+        self, issuer: Issuer, plan: rows.Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]
+    ) -> Submitted:
+        present = [row[0] for row in plan.inputs if row[0] != self.sequences.scratch]
+        assert present, "a pass without rows"
+        assert len(set(present)) == len(present), f"rows of one pass must be distinct slots, got {present}"
+        return Submitted(issuer.issue(plan.shape, plan.inputs), plan, slots, chunks)
+
+
+def _common(decoder: Decoder) -> tuple[int, str, str]:
+    """What both models of a pair must share."""
+    return decoder.vocab, str(decoder.dtype).removeprefix("torch."), str(decoder.device)

@@ -1,0 +1,1 @@
+"""Decoder models in torch: weights, attention over slotted KV, sampling, memory."""

@@ -1,0 +1,171 @@
+"""Models to run: exact public dimensions with random weights, a pair that genuinely agrees, or weights from disk.
+
+Nothing here downloads. Not here: the table of dimensions (sim.costs.shapes), the forward pass (realrun.model.decoder).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from realrun.model.memory import check_fits
+from sim.costs.shapes import ModelShape
+
+
+class Family(StrEnum):
+    """What the dimensions leave open: QKV biases (qwen2), norms of queries and keys (qwen3), neither (llama)."""
+
+    LLAMA = "llama"
+    QWEN2 = "qwen2"
+    QWEN3 = "qwen3"
+
+
+LOGIT_STD = 2.5
+"""Spread of a random model's logits: sampled text is neither uniform noise (0) nor one token (10 and above)."""
+MOST_REASON = 200
+"""Characters of a library's message that are passed on."""
+QUERY_GAIN = 3.0
+"""Queries are this much longer than unit ones, so that attention picks tokens out; averaging ones make greedy text
+repeat itself."""
+
+
+def random_model(
+    shape: ModelShape,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    family: Family | None = None,
+    logit_std: float = LOGIT_STD,
+) -> Any:
+    """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1.
+
+    Never zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the device's free
+    memory.
+    """
+    from transformers import AutoModelForCausalLM
+
+    device = torch.device(device)
+    config = library_config(shape, family)
+    with torch.device("meta"):
+        num_weights = sum(weights.numel() for weights in AutoModelForCausalLM.from_config(config).parameters())
+    check_fits(num_weights * dtype.itemsize, f"{shape.name} in {str(dtype).removeprefix('torch.')}", device)
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.eval().requires_grad_(False)
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            is_bias = name.endswith("bias")
+            parameter.normal_(0.0 if is_bias else 1.0, 0.02, generator=generator)
+            continue
+        std = parameter.shape[1] ** -0.5
+        if "embed_tokens" in name or "lm_head" in name:
+            # Rows dot a normed vector of length sqrt(hidden): logits of this spread. Small beside what the layers
+            # add, so that a tied head does not just repeat the input token.
+            std *= logit_std
+        if "q_proj" in name:
+            std *= QUERY_GAIN
+        parameter.normal_(0.0, std, generator=generator)
+    return model
+
+
+def tied_pair(target: Any, draft_layers: int, epsilon: float) -> tuple[Any, Any]:
+    """Make of a random model a target and a draft that agree the more, the smaller `epsilon`.
+
+    What the target's layers from `draft_layers` on add to the residual stream is scaled down, so that all of them
+    together add `epsilon` times what the layers before do (each layer of a random model adds alike, independently of
+    the others: hence the square root). The draft is a copy of the layers before, and shares embeddings, last norm and
+    head. Changes `target`, and gives it back with the draft. Acceptance is genuine: it comes out of the two models'
+    own logits, about .9 at temperature 0 for epsilon .05, .65 for .2 and .35 for .5.
+    """
+    layers = target.config.num_hidden_layers
+    if not 1 <= draft_layers < layers:
+        raise ValueError(f"draft_layers={draft_layers} must be in 1..{layers - 1}, fewer than the target's layers")
+    if epsilon < 0:
+        raise ValueError(f"epsilon={epsilon} must be 0 or above")
+    factor = epsilon * (draft_layers / (layers - draft_layers)) ** 0.5
+    for layer in target.model.layers[draft_layers:]:
+        for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            projection.weight.mul_(factor)
+            if projection.bias is not None:
+                projection.bias.mul_(factor)
+    return target, first_layers(target, draft_layers)
+
+
+def first_layers(target: Any, draft_layers: int) -> Any:
+    """A model of the target's first layers, copied, with the target's own embeddings, last norm and head."""
+    from transformers import AutoModelForCausalLM
+
+    config = type(target.config).from_dict(
+        {**target.config.to_dict(), "num_hidden_layers": draft_layers, "layer_types": None}
+    )
+    weight = target.lm_head.weight
+    with weight.device:
+        draft = AutoModelForCausalLM.from_config(config, dtype=weight.dtype)
+    draft.eval().requires_grad_(False)
+    for mine, theirs in zip(draft.model.layers, target.model.layers, strict=False):
+        mine.load_state_dict(theirs.state_dict())
+    draft.model.embed_tokens, draft.model.norm, draft.lm_head = (
+        target.model.embed_tokens,
+        target.model.norm,
+        target.lm_head,
+    )
+    return draft
+
+
+def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu") -> Any:
+    """Real weights from a local directory in the library's format.
+
+    Raises ValueError if there are none, if they cannot be read, or if any tensor of the model is missing or of another
+    shape: the library would fill those in at random.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    if not (Path(path) / "config.json").is_file():
+        raise ValueError(f"{str(path)!r} holds no model: wanted a local directory with config.json and weights")
+    try:
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (SafetensorError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:MOST_REASON]
+        raise ValueError(f"{str(path)!r}: the weights cannot be loaded: {reason}") from error
+    defects = [str(key) for name in ("missing_keys", "mismatched_keys") for key in loaded[name]]
+    if defects:
+        raise ValueError(f"{str(path)!r}: {len(defects)} tensors are missing or of another shape, such as {defects[0]}")
+    return model.to(device).eval().requires_grad_(False)
+
+
+def library_config(shape: ModelShape, family: Family | None = None) -> Any:
+    """The library's configuration of these dimensions; the family is told from the name unless given.
+
+    Raises ValueError for a draft head that reads the target's features: it is no model of its own.
+    """
+    if shape.fused_features:
+        raise ValueError(f"{shape.name} is a head on a target's features and has no real passes here; simulate it only")
+    from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+
+    made = {Family.LLAMA: LlamaConfig, Family.QWEN2: Qwen2Config, Family.QWEN3: Qwen3Config}
+    return made[family or family_of(shape.name)](
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=shape.tied_embeddings,
+        max_position_embeddings=shape.max_context,
+    )
+
+
+def family_of(name: str) -> Family:
+    """Family of a model of the table of dimensions, by its name; what is not Qwen is built as Llama."""
+    return next((family for family in (Family.QWEN2, Family.QWEN3) if name.startswith(family.value)), Family.LLAMA)

@@ -1,0 +1,246 @@
+"""Real passes for the threaded host: each work of a policy becomes passes of a model pair
+(realrun.kernels.pair_kernels).
+
+Requests get a slot with their first work; it is taken back once they are finished and nothing of them is in flight.
+On the CPU a pass is over when it has been issued; on CUDA its time is that of events on its stream.
+Not here: threads and order (realrun.host.gpuhost), which models (realrun.replay.testbed).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+
+from realrun.host.clocks import Clock
+from realrun.host.executor import Handle, Job, Lane, Outcome
+from realrun.kernels.issuer import Issuer
+from realrun.kernels.pair_kernels import PairKernels, Submitted
+from realrun.kernels.rows import PromptChunk, Slot
+from sim.seam.host import Stream
+from sim.seam.request import Request
+from sim.seam.work import Kind, Model
+
+REFERENCES = 10
+"""Tries to see an event on the device and the host's clock at one instant; the closest counts."""
+SLOT_PATIENCE_S = 60.0
+"""Longest wait for a slot: its former request is finished and has only a draft prefill left in flight."""
+
+
+class PairExecutor:
+    """Executes PREFILL, DRAFT, VERIFY, STEP and HOST works on `kernels`. `seed` draws the prompts' tokens."""
+
+    def __init__(self, kernels: PairKernels, *, seed: int = 0) -> None:
+        self.kernels, self.seed = kernels, seed
+        self._issuers: dict[tuple[str, int], Issuer] = {}
+        """By name and priority of the stream: policies give one name different priorities."""
+        self._lock = threading.Condition()
+        self._slots: dict[int, tuple[Request, Slot]] = {}
+        self._num_in_flight: dict[int, int] = {}
+        self._accepted: dict[int, int] = {}
+        """Drafted tokens that the newest verify of a request accepted."""
+        self.outputs: dict[int, list[int]] = {}
+        """Emitted tokens of requests that have given their slot back, by arrival index; may run past what was asked."""
+
+    def lane(self, stream: Stream, clock: Clock) -> Lane:
+        key = stream.name, stream.priority
+        issuer = self._issuers.get(key)
+        if issuer is None:
+            issuer = self._issuers[key] = self.kernels.issuer(stream.name, priority=stream.priority)
+        return PairLane(self, issuer, clock)
+
+    @property
+    def issuers(self) -> tuple[Issuer, ...]:
+        """Of every stream that has had a lane so far."""
+        return tuple(self._issuers.values())
+
+    def submitted(self, job: Job) -> None:
+        with self._lock:
+            for index in {request.index for request in job.work.requests}:
+                self._num_in_flight[index] = self._num_in_flight.get(index, 0) + 1
+
+    def ended(self, job: Job) -> None:
+        with self._lock:
+            for index in {request.index for request in job.work.requests}:
+                self._num_in_flight[index] -= 1
+            self._lock.notify_all()
+
+    def reset(self) -> None:
+        """Take every slot back; nothing may be in flight."""
+        with self._lock:
+            self.kernels.synchronize()
+            for index in list(self._slots):
+                self._release(index)
+            self._num_in_flight.clear()
+            self._accepted.clear()
+
+    # -- on the issuer threads
+
+    def issue(self, job: Job, issuer: Issuer) -> list[Submitted]:
+        """Issue the passes of a job, one after the other. Raises ValueError for works these passes cannot do."""
+        work, kernels = job.work, self.kernels
+        requests = work.requests
+        if work.kind is Kind.PREFILL and work.rows:
+            counts = [self._accepted[request.index] + 1 for request in requests]
+            return [kernels.recompute(self._slots_of(requests), counts, issuer)]
+        if work.kind is Kind.PREFILL:
+            return [kernels.prefill(self._chunks(job), issuer, model=work.model)]
+        if work.kind is Kind.DRAFT and (work.rows or work.draft_tokens):
+            return self._draft(job, issuer)
+        if work.kind is Kind.DRAFT and not work.head_rows:
+            return [kernels.prefill(self._chunks(job), issuer, model=Model.DRAFT)]
+        if work.kind in (Kind.VERIFY, Kind.STEP) and (work.rows or work.kind is Kind.STEP):
+            slots = self._slots_of(requests[: work.rows])
+            for slot, drafted in zip(slots, job.drafted, strict=False):
+                slot.drafted = drafted
+            return [kernels.verify(slots, issuer, chunks=self._chunks(job), forced=job.forced)]
+        raise ValueError(
+            f"a {work.kind.value} work that recomputes whole sequences (kv: none) or copies has no real passes; "
+            "use kv: rollback or reforward"
+        )
+
+    def _draft(self, job: Job, issuer: Issuer) -> list[Submitted]:
+        """Chunks of prompts that draft already in this work go first, in a pass of their own."""
+        work = job.work
+        rows = self._slots_of(work.requests[: work.rows])
+        chunks = self._chunks(job)
+        drafting = {slot.index for slot in rows}
+        first = [chunk for chunk in chunks if chunk.slot.index in drafting]
+        rest = [chunk for chunk in chunks if chunk.slot.index not in drafting]
+        submitted = [self.kernels.prefill(first, issuer, model=Model.DRAFT)] if first else []
+        return [*submitted, self.kernels.draft(rows, work.draft_tokens, issuer, chunks=rest)]
+
+    def _chunks(self, job: Job) -> list[PromptChunk]:
+        work = job.work
+        slots = self._slots_of(work.requests[work.rows :])
+        return [PromptChunk(slot, chunk.new_tokens) for slot, chunk in zip(slots, work.chunks, strict=True)]
+
+    def _slots_of(self, requests: Sequence[Request]) -> list[Slot]:
+        with self._lock:
+            return [self._slot_of(request) for request in requests]
+
+    def _slot_of(self, request: Request) -> Slot:
+        held = self._slots.get(request.index)
+        if held is not None:
+            return held[1]
+        give_up_s = time.monotonic() + SLOT_PATIENCE_S
+        while True:
+            self._take_back()
+            if len(self._slots) < self.kernels.options.slots:
+                break
+            if not self._lock.wait(give_up_s - time.monotonic()):
+                raise ValueError(f"all {self.kernels.options.slots} slots are taken; lower max_concurrency")
+        slot = self.kernels.admit(self.prompt(request), request.index)
+        self._slots[request.index] = request, slot
+        return slot
+
+    def prompt(self, request: Request) -> list[int]:
+        """The request's prompt: random tokens, a function of seed and arrival index."""
+        generator = np.random.default_rng((self.seed, request.index))
+        tokens: list[int] = generator.integers(self.kernels.target.vocab, size=request.prompt_tokens).tolist()
+        return tokens
+
+    def _take_back(self) -> None:
+        for index, (request, _) in list(self._slots.items()):
+            if request.is_finished and not self._num_in_flight.get(index):
+                self._release(index)
+
+    def _release(self, index: int) -> None:
+        _, slot = self._slots.pop(index)
+        self.outputs[index] = slot.output
+        self.kernels.release(slot)
+
+    def settle(self, job: Job, passes: Sequence[Submitted]) -> tuple[int, ...]:
+        """Accepted drafted tokens [rows]; blocks until the passes are over."""
+        results = [submitted.result() for submitted in passes]
+        if job.work.kind not in (Kind.VERIFY, Kind.STEP):
+            return ()
+        accepted = tuple(row.accepted for row in results[-1][: job.work.rows])
+        with self._lock:
+            self._accepted.update(
+                (request.index, count) for request, count in zip(job.work.requests, accepted, strict=False)
+            )
+        return accepted
+
+
+class PairLane:
+    """One stream of the pair."""
+
+    def __init__(self, executor: PairExecutor, issuer: Issuer, clock: Clock) -> None:
+        self.executor, self.issuer, self.clock = executor, issuer, clock
+        self.is_async = issuer.is_cuda
+        self.reference: Any = None
+        """An event on the device: its times are counted from it."""
+        self._reference_s, nearest_s = 0.0, inf
+        for _ in range(REFERENCES if self.is_async else 0):
+            before_s, event = clock.now_s, self._event()
+            event.synchronize()
+            after_s = clock.now_s
+            if after_s - before_s < nearest_s:
+                self.reference, self._reference_s, nearest_s = event, 0.5 * (before_s + after_s), after_s - before_s
+
+    def enter(self) -> None:
+        """One intra-op thread per issuer: streams share the cores as they share a device."""
+        torch.set_num_threads(1)
+
+    def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
+        if job.work.kind is Kind.HOST:
+            return _HostHandle(self.clock, job.work.host_s)
+        for handle in after:
+            if isinstance(handle, PairHandle):
+                self.issuer.wait_for(handle.passes[-1].pending)
+        start_s, start = self.clock.now_s, self._event()
+        passes = self.executor.issue(job, self.issuer)
+        return PairHandle(self, job, passes, start_s, self.clock.now_s, start, self._event())
+
+    def host_time_s(self, event: Any) -> float:
+        """Host time at which the device passed `event`."""
+        return self._reference_s + float(self.reference.elapsed_time(event)) * 1e-3
+
+    def _event(self) -> Any:
+        if not self.is_async:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.issuer.stream)
+        return event
+
+
+class PairHandle:
+    """Passes of one job that were issued."""
+
+    def __init__(
+        self, lane: PairLane, job: Job, passes: list[Submitted], start_s: float, end_s: float, start: Any, end: Any
+    ) -> None:
+        self.lane, self.job, self.passes = lane, job, passes
+        self._start_s, self._end_s, self._start, self._end = start_s, end_s, start, end
+
+    def finish(self) -> Outcome:
+        accepted = self.lane.executor.settle(self.job, self.passes)
+        start_s, end_s = self._start_s, self._end_s
+        if self._end is not None:
+            self._end.synchronize()
+            start_s, end_s = self.lane.host_time_s(self._start), self.lane.host_time_s(self._end)
+        return Outcome(start_s, end_s, accepted, sum(_padded_tokens(submitted) for submitted in self.passes))
+
+
+class _HostHandle:
+    """A policy's own CPU time: the issuer computes for that long, holding the interpreter as Python does."""
+
+    def __init__(self, clock: Clock, host_s: float) -> None:
+        self._start_s = self._end_s = clock.now_s
+        while self._end_s < self._start_s + host_s:
+            self._end_s = clock.now_s
+
+    def finish(self) -> Outcome:
+        return Outcome(self._start_s, self._end_s)
+
+
+def _padded_tokens(submitted: Submitted) -> int:
+    """Token positions that a pass computes, padding included; a draft's later passes carry one per row."""
+    shape = submitted.plan.shape
+    return shape.num_tokens + shape.rows * max(0, shape.draft_tokens - 1)

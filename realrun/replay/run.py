@@ -1,0 +1,189 @@
+"""A scenario on real hardware: every policy and seed in turn, and the results directory of what happened.
+
+The directory is the simulator's (sim.report.results) with more columns in work.parquet, the profile, and a `replay`
+block in summary.json that says where acceptance came from, on which machine it ran, and whether it ran to its end. Not
+here: the command line (realrun.cli.replay), the comparison with the simulator (realrun.validate.compare).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from realrun.host.gpuhost import GpuHost
+from realrun.host.quiet import frozen_heap
+from realrun.kernels.options import decoding_shapes
+from realrun.model.memory import device_allocations
+from realrun.replay.experiment import Experiment, busy_seconds
+from realrun.replay.measured import MeasuredWork, mean, measured_work, real_columns
+from realrun.replay.measured_host import WakeLatency
+from realrun.replay.pair_executor import PairExecutor
+from realrun.replay.probe import probe
+from sim.experiment.compare import RESULT_SCHEMA, paired_differences, profile_errors
+from sim.experiment.scenario import Scenario, to_plain
+from sim.metrics.records import RunRecord
+from sim.metrics.summary import summarise
+
+REHEARSAL_REQUESTS = 4
+"""Requests served before the measured run, at once: first passes pick algorithms and touch memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """One measured run."""
+
+    experiment: Experiment
+    record: RunRecord
+    works: list[MeasuredWork]
+    wake: WakeLatency
+    num_allocations: int
+    """Times the device allocator went to the driver during the run: not 0 means that it disturbed the times."""
+    is_partial: bool
+    """Interrupted before its end."""
+    probed_s: list[tuple[float, ...]]
+    """What realrun.replay.probe took before the run and, unless it was interrupted, after it."""
+
+
+def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
+    """Serve a few requests untimed, so that the measured run meets nothing for the first time.
+
+    Captures need what a first run tells, and empty the allocator: so where passes are captured they serve once more.
+    """
+    _serve_a_few(experiment, executor)
+    kernels = executor.kernels
+    if kernels.options.cuda_graphs:
+        is_fixed = experiment.scenario.speculation.controller == "fixed"
+        lengths = [experiment.draft_tokens] if is_fixed else list(range(1, experiment.draft_tokens_max + 1))
+        shapes = decoding_shapes(kernels.options, lengths, has_draft=experiment.draft_tokens_max > 0)
+        for issuer in executor.issuers:
+            # A stream that only prefills needs no graph, one that only verifies none of drafts.
+            used = {(shape.kind, shape.model) for shape in issuer.warmed}
+            kernels.warm(issuer, [shape for shape in shapes if (shape.kind, shape.model) in used])
+        _serve_a_few(experiment, executor)
+
+
+def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
+    with GpuHost(executor, experiment.dictated_luck()) as host:
+        requests = experiment.requests()[:REHEARSAL_REQUESTS]
+        for request in requests:
+            request.arrival_s = 0.0
+        experiment.start(host, requests)
+        host.run_until()
+    executor.reset()
+
+
+def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
+    """Run one policy in real time. An interrupt (Ctrl-C) ends it early and marks it partial.
+
+    Raises RuntimeError if the policy stops with requests unserved.
+    """
+    rehearse(experiment, executor)
+    probed_s = [probe(executor.kernels, executor.issuers[0])]
+    device = executor.kernels.device
+    allocations = device_allocations(device)
+    is_partial = False
+    with frozen_heap(), GpuHost(executor, experiment.dictated_luck()) as host:
+        serving = experiment.start(host, experiment.requests())
+        try:
+            host.run_until(experiment.scenario.window.stop_s)
+        except KeyboardInterrupt:
+            is_partial = True
+        end_s = host.now_s
+    if not (is_partial or serving.is_all_finished or experiment.scenario.window.stop_s is not None):
+        raise RuntimeError(
+            f"policy {experiment.policy_name!r} stopped with {len(serving.requests) - serving.num_finished} of "
+            f"{len(serving.requests)} requests unfinished"
+        )
+    executor.reset()
+    num_allocations = device_allocations(device) - allocations
+    if not is_partial:
+        try:
+            probed_s.append(probe(executor.kernels, executor.issuers[0]))
+        except KeyboardInterrupt:
+            is_partial = True
+    works = [measured_work(ticket) for ticket in host.works]
+    records = [work.record for work in works]
+    return Replay(
+        experiment=experiment,
+        record=experiment.record(host, serving, records, busy_seconds(records), end_s=end_s),
+        works=works,
+        wake=WakeLatency(mean(host.reactions.wake_latencies_s[False]), mean(host.reactions.wake_latencies_s[True])),
+        num_allocations=num_allocations,
+        is_partial=is_partial,
+        probed_s=probed_s,
+    )
+
+
+def replay_all(
+    experiments: Sequence[Experiment], executor: PairExecutor, *, on_run: Callable[[Replay], None]
+) -> list[Replay]:
+    """Every experiment in turn; the first interrupted one is the last."""
+    done: list[Replay] = []
+    for experiment in experiments:
+        try:
+            done.append(replay(experiment, executor))
+        except KeyboardInterrupt:
+            # Between two runs: what is done is kept.
+            if not done:
+                raise
+            break
+        on_run(done[-1])
+        if done[-1].is_partial:
+            break
+    return done
+
+
+def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, Any]) -> dict[str, Any]:
+    """What summary.json holds. `about` describes the machine, the models and the sampling."""
+    profile = replays[0].experiment.profile
+    bounds_ms = {name: getattr(scenario.goodput, name) for name in ("ttft_ms", "tpot_ms", "e2el_ms")}
+    runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=scenario.workload.num_warmups) for each in replays]
+    is_partial = any(each.is_partial for each in replays) or len(runs) < len(scenario.policy) * scenario.replications
+    num_allocations = sum(each.num_allocations for each in replays)
+    return {
+        "schema": RESULT_SCHEMA,
+        "scenario": to_plain(scenario),
+        "scenario_hash": scenario.digest,
+        "profile": {
+            "name": profile.name,
+            "source": profile.source,
+            "overlap": profile.overlap.source,
+            "errors": profile_errors(profile),
+        },
+        "replay": {
+            **about,
+            "partial": is_partial,
+            "num_device_allocations": num_allocations,
+            "is_disturbed_by_allocations": num_allocations > 0,
+            "slots": replays[0].experiment.most_requests,
+            "runs": [
+                {
+                    "policy": each.record.policy,
+                    "seed": each.record.seed,
+                    "partial": each.is_partial,
+                    "num_device_allocations": each.num_allocations,
+                    "plain_wake_s": each.wake.plain_s,
+                    "polled_wake_s": each.wake.polled_s,
+                    "probed_s": each.probed_s,
+                }
+                for each in replays
+            ],
+        },
+        "runs": runs,
+        "paired": [] if is_partial else paired_differences(scenario.policy, runs),
+    }
+
+
+def write_replays(directory: Path, scenario: Scenario, result: dict[str, Any], replays: Sequence[Replay]) -> None:
+    """The results directory: sim.report.results, the further columns of work.parquet, and the profile."""
+    from sim.costs.profile_files import encode
+    from sim.report.results import read_columns, write_parquet, write_results
+
+    write_results(directory, scenario, result, [each.record for each in replays])
+    if any(each.works for each in replays):
+        columns = read_columns(directory / "work.parquet")
+        works = [work for each in replays for work in each.works]
+        write_parquet(directory / "work.parquet", columns | real_columns(works))
+    (directory / "profile.json").write_bytes(encode(replays[0].experiment.profile))

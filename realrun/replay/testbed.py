@@ -1,0 +1,167 @@
+"""A profile's pair on a device of this machine: exact dimensions, random weights, slots for a scenario's requests.
+
+Not here: what runs on it (realrun.replay.run).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+
+from realrun.kernels.options import PairOptions
+from realrun.kernels.pair_kernels import PairKernels
+from realrun.model.attention import CONTEXT_STEP, Attention
+from realrun.model.memory import GIB
+from realrun.model.weights import random_model, tied_pair
+from realrun.replay.experiment import Experiment, most_at_once
+from realrun.replay.genuine import Tied
+from sim.costs.profile import Profile
+from sim.costs.shapes import ModelShape
+
+DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""By bytes per weight."""
+SPARE_SLOTS = 8
+"""For requests that are finished while their draft prefill is still under way."""
+CONTEXT_BUCKETS = 4
+"""Contexts that CUDA graphs are captured for, in equal steps from the shortest prompt to the longest request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What the experiments need room for."""
+
+    slots: int
+    min_tokens: int
+    """The shortest prompt: no row decodes with less context."""
+    max_tokens: int
+    draft_tokens_max: int
+
+
+def find_device(name: str) -> torch.device:
+    """The device called cpu or cuda. Raises ValueError if this machine has none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no CUDA device on this machine; use --device cpu")
+    return torch.device(name)
+
+
+def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
+    """Slots for as many requests as can be in flight, or as fit the device's memory beside the weights.
+
+    Raises ValueError where not even one fits.
+    """
+    drafted = max(experiment.draft_tokens_max for experiment in experiments)
+    # Behind the output: what the last round accepts too much, and with async drafting one draft and its bounds more.
+    requests = [request for experiment in experiments for request in experiment.requests()]
+    longest = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
+    max_tokens = ceil(longest / CONTEXT_STEP) * CONTEXT_STEP
+    profile = experiments[0].profile
+    models = _models(profile, drafted)
+    weights = sum(shape.weight_bytes for shape in models)
+    per_slot = max_tokens * sum(shape.kv_bytes_per_token for shape in models)
+    has = _memory_bytes(device) * experiments[0].scenario.engine.gpu_memory_utilization
+    fitting = int((has - weights) // per_slot) - SPARE_SLOTS - 1
+    if fitting < 1:
+        raise ValueError(
+            f"{' + '.join(shape.name for shape in models)} need {weights / GIB:.1f} GiB and one request "
+            f"{per_slot / GIB:.2f} GiB; {device} has {has / GIB:.1f} GiB within gpu_memory_utilization: "
+            "choose a smaller pair or shorter requests"
+        )
+    slots = min(fitting, max(most_at_once(experiment) for experiment in experiments))
+    shortest = min(request.prompt_tokens for request in requests)
+    return Sizes(slots=slots, min_tokens=shortest, max_tokens=max_tokens, draft_tokens_max=drafted)
+
+
+def build_kernels(
+    profile: Profile,
+    sizes: Sizes,
+    device: torch.device,
+    *,
+    temperature: float,
+    cuda_graph: bool,
+    seed: int,
+    tied: Tied | None = None,
+) -> PairKernels:
+    """The pair with random weights, or `tied`; without drafts in sight only the target.
+
+    Raises ValueError if it does not fit.
+    """
+    shapes = _models(profile, sizes.draft_tokens_max)
+    made = shapes if tied is None else shapes[:1]
+    target, *drafts = [random_model(shape, dtype=_dtype(shape), device=device, seed=seed) for shape in made]
+    if tied is not None and len(shapes) > 1:
+        target, *drafts = tied_pair(target, tied.draft_layers, tied.epsilon)
+    is_graphed = cuda_graph and device.type == "cuda"
+    options = PairOptions(
+        slots=sizes.slots + SPARE_SLOTS,
+        max_tokens=sizes.max_tokens,
+        attention=Attention.EFFICIENT if device.type == "cuda" else Attention.FLASH_CPU,
+        draft_tokens_max=sizes.draft_tokens_max,
+        temperature=temperature,
+        seed=seed,
+        batch_buckets=_doubling(sizes.slots) if is_graphed else (),
+        context_buckets=context_buckets(sizes.min_tokens, sizes.max_tokens) if is_graphed else (),
+        cuda_graphs=is_graphed,
+    )
+    return PairKernels(target, drafts[0] if drafts else None, options)
+
+
+def fingerprint(device: torch.device) -> dict[str, str]:
+    """What a measurement's numbers depend on, besides the scenario."""
+    import transformers
+
+    found = {
+        "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    if device.type == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+        found["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return found
+
+
+def _models(profile: Profile, draft_tokens_max: int) -> list[ModelShape]:
+    return [shape for shape in (profile.target, profile.draft if draft_tokens_max else None) if shape is not None]
+
+
+def _dtype(shape: ModelShape) -> torch.dtype:
+    if shape.dtype_bytes not in DTYPES:
+        raise ValueError(f"{shape.name}: weights of {shape.dtype_bytes} bytes cannot be replayed; want 2, 4 or 8")
+    return DTYPES[shape.dtype_bytes]
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _processor() -> str:
+    """The processor's name where Linux tells it."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        named = []
+    return named[0] if named else platform.machine()
+
+
+def _doubling(most: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and `most`."""
+    return tuple(sorted({*(1 << power for power in range(most.bit_length()) if 1 << power < most), most}))
+
+
+def context_buckets(shortest: int, longest: int) -> tuple[int, ...]:
+    """At most CONTEXT_BUCKETS multiples of CONTEXT_STEP above `shortest` and up to `longest`, itself one of them."""
+    share = (longest - shortest) / CONTEXT_BUCKETS
+    ends = [shortest + share * part for part in range(1, CONTEXT_BUCKETS)]
+    return tuple(sorted({*(min(longest, ceil(end / CONTEXT_STEP) * CONTEXT_STEP) for end in ends), longest}))

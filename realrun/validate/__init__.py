@@ -1,0 +1,1 @@
+"""How wrong the simulator was about a real run, and why."""

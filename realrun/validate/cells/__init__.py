@@ -1,0 +1,1 @@
+"""Closed-loop cells with measured means beside their simulation."""

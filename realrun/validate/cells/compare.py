@@ -1,0 +1,274 @@
+"""Closed-loop cells simulated and compared: error per cell and metric, over the judged ones, and of speed-ups.
+
+A cell is a closed loop: all requests at once, at most `concurrency` in flight, one let in as one finishes. Where the
+table does not say how many, WAVES x concurrency are served, so that filling and draining weigh about a tenth each.
+`continuous` serves cells that draft, `autoregressive` the others. Not here: the table (realrun.validate.cells.table),
+the fit (realrun.validate.cells.fit), figures (realrun.validate.cells.report).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from realrun.validate.cells.fit import Fitted, fit_constant
+from realrun.validate.cells.table import MEASURED, Cell, CellTable
+from realrun.validate.vllm.compare import Compared, compared
+from sim.costs.profile import Profile
+from sim.experiment.run import check, simulate
+from sim.experiment.scenario import Scenario, resolve
+from sim.metrics.summary import summarise
+from sim.seam.request import Request
+
+CELLS_SCHEMA = 1
+WAVES = 10
+THROUGHPUT = "output_throughput"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What holds for all cells of a table."""
+
+    engine: Mapping[str, Any]
+    """The scenario's `engine` block; a cell's own columns come first."""
+    waves: int = WAVES
+    """Requests per place in flight, where the table has no num_prompts."""
+    warmup_waves: int = 0
+    """First requests per place that are left out of the metrics."""
+    method: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedCell:
+    cell: Cell
+    is_fit: bool
+    """The constant was fitted on it, so that it judges nothing."""
+    metrics: Mapping[str, Compared]
+    simulated_throughput: float | None
+
+
+def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
+    """The closed loop of `cell`. Raises ValueError."""
+    num_prompts = cell.num_prompts or setup.waves * cell.concurrency
+    limits = {name: getattr(cell, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    speculation: dict[str, Any] = {"num_speculative_tokens": cell.num_speculative_tokens}
+    if cell.num_speculative_tokens:
+        speculation["acceptance"] = cell.acceptance
+        if setup.method is not None:
+            speculation["method"] = setup.method
+    return resolve(
+        {
+            "profile": profile.name,
+            "policy": "continuous" if cell.num_speculative_tokens else "autoregressive",
+            "engine": {**setup.engine, **{name: value for name, value in limits.items() if value is not None}},
+            "workload": {
+                "num_prompts": num_prompts,
+                "request_rate": "inf",
+                "max_concurrency": cell.concurrency,
+                "input_len": cell.input_len,
+                "output_len": cell.output_len,
+                "num_warmups": setup.warmup_waves * cell.concurrency,
+            },
+            "speculation": speculation,
+            "seed": setup.seed,
+        }
+    )
+
+
+def simulate_cell(cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
+    """The metrics of the simulated cell (sim.metrics.summary). Raises ValueError for what cannot run."""
+    scenario = scenario_of(cell, profile, setup)
+    check(scenario, profile)
+    requests = varied_requests(cell, scenario.workload.num_prompts, scenario.seed) if cell.output_len_std else None
+    record = simulate(scenario, scenario.policy[0], scenario.seed, profile, requests=requests)
+    return summarise(record, num_warmups=scenario.workload.num_warmups)
+
+
+def varied_requests(cell: Cell, num_prompts: int, seed: int) -> list[Request]:
+    """Requests whose outputs vary: evenly spaced quantiles of a normal distribution, in an order drawn from `seed`.
+
+    They are cut at output_len_max, and as far below the mean, so that the mean stays. Outputs of one length keep a
+    closed loop in step, wave after wave; real outputs that end by themselves do not.
+    """
+    mean, most = cell.output_len, cell.output_len_max or 2 * cell.output_len - 1
+    reach = min(most - mean, mean - 1)
+    normal = NormalDist(0.0, cell.output_len_std)
+    offsets = [normal.inv_cdf((place + 0.5) / num_prompts) for place in range(num_prompts)]
+    lengths = [mean + round(min(reach, max(-reach, offset))) for offset in offsets]
+    order = np.random.default_rng(seed).permutation(num_prompts).tolist()
+    return [Request(index, str(index), 0.0, cell.input_len, lengths[place]) for index, place in enumerate(order)]
+
+
+def judge_cells(
+    table: CellTable,
+    is_fit: Sequence[bool],
+    profile: Profile,
+    setup: Setup,
+    on_cell: Callable[[int, int], None] = lambda done, total: None,
+) -> list[JudgedCell]:
+    """Every cell beside its simulation; `on_cell` hears how many of how many are done.
+
+    Raises ValueError naming the line of a cell that cannot run.
+    """
+    judged = []
+    for cell, fitted_on in zip(table.cells, is_fit, strict=True):
+        found = _simulated(table, cell, profile, setup)
+        metrics = {name: compared(real, found[MEASURED[name]]) for name, real in cell.measured.items()}
+        judged.append(JudgedCell(cell=cell, is_fit=fitted_on, metrics=metrics, simulated_throughput=found[THROUGHPUT]))
+        on_cell(len(judged), len(table.cells))
+    return judged
+
+
+def fit_on_cells(
+    table: CellTable, is_fit: Sequence[bool], profile: Profile, setup: Setup, constant: str, metric: str
+) -> tuple[Profile, Fitted]:
+    """The profile with one host constant fitted on the marked cells: mean signed error of `metric` 0.
+
+    Raises ValueError where a marked cell lacks the metric.
+    """
+    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
+    for cell in cells:
+        if metric not in cell.measured:
+            raise ValueError(f"{table.where(cell)}: marked by --fit, and has no {metric} (--fit-metric)")
+    sign = -1.0 if metric == THROUGHPUT else 1.0
+
+    def slowness_pct(candidate: Profile) -> float:
+        errors: list[float] = [
+            100.0 * (_simulated(table, cell, candidate, setup)[MEASURED[metric]] / cell.measured[metric] - 1.0)
+            for cell in cells
+        ]
+        return sign * sum(errors) / len(errors)
+
+    return fit_constant(profile, constant, slowness_pct)
+
+
+def _simulated(table: CellTable, cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
+    try:
+        return simulate_cell(cell, profile, setup)
+    except ValueError as error:
+        raise ValueError(f"{table.where(cell)}: {error}") from None
+
+
+def summary(judged: Sequence[JudgedCell]) -> dict[str, dict[str, float | int | None]]:
+    """Per metric over the judged cells: their number, and the errors' mean size, mean and largest size, percent."""
+    found = {}
+    for metric in MEASURED:
+        if not any(metric in each.metrics for each in judged):
+            continue
+        errors = [each.metrics[metric]["error_pct"] for each in judged if not each.is_fit and metric in each.metrics]
+        found[metric] = spread([error for error in errors if error is not None])
+    return found
+
+
+def spread(errors: Sequence[float]) -> dict[str, float | int | None]:
+    if not errors:
+        return {"cells": 0, "mean_absolute_error_pct": None, "mean_error_pct": None, "max_absolute_error_pct": None}
+    sizes = [abs(error) for error in errors]
+    return {
+        "cells": len(errors),
+        "mean_absolute_error_pct": sum(sizes) / len(sizes),
+        "mean_error_pct": sum(errors) / len(errors),
+        "max_absolute_error_pct": max(sizes),
+    }
+
+
+def speedups(judged: Sequence[JudgedCell]) -> list[dict[str, Any]]:
+    """Output throughput of every drafting cell over that of its partner, which drafts nothing.
+
+    Partners have the same label, up to its last "/" where there is no arm, and the same concurrency and lengths; of
+    several the mean counts. A pair judges nothing where the constant was fitted on all of its cells.
+    """
+    references: dict[tuple[Any, ...], list[JudgedCell]] = {}
+    with_throughput = [each for each in judged if THROUGHPUT in each.metrics]
+    for each in with_throughput:
+        if each.cell.num_speculative_tokens == 0:
+            references.setdefault(_pair_key(each.cell), []).append(each)
+    pairs = []
+    for each in with_throughput:
+        partners = references.get(_pair_key(each.cell), [])
+        if each.cell.num_speculative_tokens == 0 or not partners:
+            continue
+        real, simulated = (_throughput(each, side) / _mean(partners, side) for side in ("real", "simulated"))
+        pairs.append(
+            {
+                "name": each.cell.name,
+                "line": each.cell.line,
+                "partners": [partner.cell.line for partner in partners],
+                "role": "fit" if all(one.is_fit for one in (each, *partners)) else "judged",
+                **compared(real, simulated),
+            }
+        )
+    return pairs
+
+
+def _pair_key(cell: Cell) -> tuple[Any, ...]:
+    label = cell.label if cell.arm else cell.label.rpartition("/")[0] or cell.label
+    return label, cell.concurrency, cell.input_len, cell.output_len
+
+
+def _throughput(each: JudgedCell, side: str) -> float:
+    value = each.metrics[THROUGHPUT][side]
+    assert value is not None
+    return value
+
+
+def _mean(cells: Sequence[JudgedCell], side: str) -> float:
+    return sum(_throughput(each, side) for each in cells) / len(cells)
+
+
+def result_of(
+    table: CellTable,
+    judged: Sequence[JudgedCell],
+    profile: Profile,
+    setup: Setup,
+    fit: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What `validate cells --json` holds."""
+    pairs = speedups(judged)
+    notes = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
+    drafting = [each for each in judged if each.cell.num_speculative_tokens and THROUGHPUT in each.metrics]
+    if 0 < len(drafting) < len(judged) and len(pairs) < len(drafting):
+        notes.append(
+            f"{len(drafting) - len(pairs)} of {len(drafting)} drafting cells have no partner without drafts of "
+            "the same label, concurrency and lengths: no speed-up of theirs"
+        )
+    return {
+        "schema": CELLS_SCHEMA,
+        "profile": {"name": profile.name, "source": profile.source},
+        "engine": dict(setup.engine),
+        "waves": setup.waves,
+        "warmup_waves": setup.warmup_waves,
+        "seed": setup.seed,
+        "fit": fit,
+        "cells": [_plain(each, profile, setup) for each in judged],
+        "judged": summary(judged),
+        "speedups": pairs,
+        "speedup": spread([pair["error_pct"] for pair in pairs if pair["role"] == "judged"]),
+        "notes": notes,
+    }
+
+
+def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Any]:
+    cell = each.cell
+    scenario = scenario_of(cell, profile, setup)
+    return {
+        "line": cell.line,
+        "label": cell.label,
+        "arm": cell.arm,
+        "concurrency": cell.concurrency,
+        "input_len": cell.input_len,
+        "output_len": cell.output_len,
+        "output_len_std": cell.output_len_std,
+        "output_len_max": cell.output_len_max,
+        "num_prompts": scenario.workload.num_prompts,
+        "num_speculative_tokens": cell.num_speculative_tokens,
+        "acceptance": cell.acceptance,
+        "policy": scenario.policy[0],
+        "role": "fit" if each.is_fit else "judged",
+        "metrics": dict(each.metrics),
+    }

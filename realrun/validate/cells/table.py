@@ -1,0 +1,207 @@
+"""Closed-loop cells: a table of operating points and the means measured at each, read from CSV and checked.
+
+Columns: concurrency, input_len, output_len; optional num_prompts, num_speculative_tokens, acceptance_length (tokens per
+verify, bonus included) or acceptance (as --acceptance takes it), output_len_std and output_len_max where outputs vary
+around output_len, max_num_seqs, max_num_batched_tokens, label, arm; and any of the measured means of MEASURED. Empty
+means not given. Other columns serve to mark cells.
+Not here: simulating them (realrun.validate.cells.compare), fitting on them (realrun.validate.cells.fit).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from sim.names import unknown
+
+MEASURED = {
+    "ttft_ms": "mean_ttft_ms",
+    "tpot_ms": "mean_tpot_ms",
+    "itl_ms": "mean_itl_ms",
+    "e2el_ms": "mean_e2el_ms",
+    "output_throughput": "output_throughput",
+}
+"""Column -> the simulator's key for it (sim.metrics.summary); means, milliseconds, and output tokens per second."""
+REQUIRED = ("concurrency", "input_len", "output_len")
+WHOLE = {
+    "num_prompts": 1,
+    "num_speculative_tokens": 0,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "output_len_max": 1,
+}
+"""Optional whole numbers and the least of each."""
+TEXTS = ("label", "arm", "acceptance")
+COLUMNS = (*REQUIRED, *WHOLE, "output_len_std", "acceptance_length", *TEXTS, *MEASURED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One operating point of a closed loop, and what was measured there."""
+
+    line: int
+    concurrency: int
+    input_len: int
+    output_len: int
+    """Tokens of every output, or their mean."""
+    output_len_std: float
+    """Standard deviation of the outputs' tokens; 0 = all the same."""
+    output_len_max: int | None
+    """Where the engine cut outputs off."""
+    num_prompts: int | None
+    num_speculative_tokens: int
+    acceptance: str | None
+    """As --acceptance takes it; None without speculation."""
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    label: str
+    arm: str
+    measured: Mapping[str, float]
+    """Metric of MEASURED -> its mean."""
+    texts: Mapping[str, str]
+    """Every column as it stands in the file, under its name after renaming."""
+
+    @property
+    def name(self) -> str:
+        what = "/".join(filter(None, (self.label, self.arm)))
+        point = f"c={self.concurrency} {self.input_len}->{self.output_len}"
+        return " ".join(filter(None, (what, point, f"k={self.num_speculative_tokens}")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellTable:
+    path: str
+    cells: list[Cell]
+    unused: list[str]
+    """Columns that mean nothing here."""
+
+    def where(self, cell: Cell) -> str:
+        return f"{self.path} line {cell.line}"
+
+
+def parse_columns(text: str | None) -> dict[str, str]:
+    """`isl=input_len,osl=output_len` as the table's name -> ours."""
+    renamed: dict[str, str] = {}
+    for part in filter(None, (text or "").split(",")):
+        theirs, equals, ours = (piece.strip() for piece in part.partition("="))
+        if not equals or not theirs or not ours:
+            raise ValueError(f"--columns {part!r}: want THEIRS=OURS, such as isl=input_len")
+        if ours not in COLUMNS:
+            raise ValueError(f"--columns: {unknown('column', ours, COLUMNS)}")
+        if theirs in renamed or ours in renamed.values():
+            raise ValueError(f"--columns {part!r}: {theirs!r} or {ours!r} is named twice")
+        renamed[theirs] = ours
+    return renamed
+
+
+def read_cells(path: Path, renamed: Mapping[str, str]) -> CellTable:
+    """The cells of `path`; `renamed` as parse_columns gives it. Raises ValueError naming file, line and column."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file, strict=True))
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{str(path)!r} is not a CSV table: {error}") from None
+    if not rows:
+        raise ValueError(f"{str(path)!r} is empty; want a header line with {', '.join(REQUIRED)} and measured means")
+    header = _header(rows[0], renamed, str(path))
+    cells = []
+    for number, row in enumerate(rows[1:], start=2):
+        if not any(value.strip() for value in row):
+            continue
+        where = f"{path} line {number}"
+        if len(row) != len(header):
+            raise ValueError(f"{where}: {len(row)} values, and the header has {len(header)} columns")
+        cells.append(_cell({name: value.strip() for name, value in zip(header, row, strict=True)}, number, where))
+    if not cells:
+        raise ValueError(f"{str(path)!r} has no cell below its header")
+    return CellTable(path=str(path), cells=cells, unused=[name for name in header if name not in COLUMNS])
+
+
+def _header(row: Sequence[str], renamed: Mapping[str, str], path: str) -> list[str]:
+    names = [name.strip() for name in row]
+    for theirs in renamed:
+        if theirs not in names:
+            raise ValueError(f"{path} line 1: --columns: {unknown('column', theirs, names)}")
+    header = [renamed.get(name, name) for name in names]
+    if twice := [name for name in dict.fromkeys(header) if header.count(name) > 1]:
+        raise ValueError(f"{path} line 1: column {twice[0]!r} is there twice")
+    for name in REQUIRED:
+        if name not in header:
+            raise ValueError(f"{path} line 1: {unknown('column', name, header)}; name it, or map it with --columns")
+    if not set(MEASURED) & set(header):
+        raise ValueError(
+            f"{path} line 1: no measured mean; want any of {', '.join(MEASURED)}, or map one with --columns"
+        )
+    return header
+
+
+def _cell(texts: dict[str, str], line: int, where: str) -> Cell:
+    whole: dict[str, Any] = {name: _whole(texts[name], 1, name, where) for name in REQUIRED}
+    for name, least in WHOLE.items():
+        whole[name] = _whole(texts[name], least, name, where) if texts.get(name) else None
+    whole["num_speculative_tokens"] = whole["num_speculative_tokens"] or 0
+    measured = {name: _positive(texts[name], name, where) for name in MEASURED if texts.get(name)}
+    if not measured:
+        raise ValueError(f"{where}: nothing measured; want any of {', '.join(MEASURED)}")
+    acceptance = _acceptance(texts, whole["num_speculative_tokens"], where)
+    most = whole["output_len_max"]
+    if most is not None and most < whole["output_len"]:
+        raise ValueError(f"{where}: output_len_max={most} is below the mean, output_len={whole['output_len']}")
+    return Cell(
+        line=line,
+        output_len_std=_positive(texts["output_len_std"], "output_len_std", where)
+        if texts.get("output_len_std")
+        else 0.0,
+        acceptance=acceptance,
+        measured=measured,
+        texts=texts,
+        label=texts.get("label", ""),
+        arm=texts.get("arm", ""),
+        **whole,
+    )
+
+
+def _acceptance(texts: Mapping[str, str], draft_tokens: int, where: str) -> str | None:
+    spec, length = texts.get("acceptance"), texts.get("acceptance_length")
+    if draft_tokens == 0:
+        given = [f"{name}={text}" for name, text in (("acceptance", spec), ("acceptance_length", length)) if text]
+        if given and not texts.get("num_speculative_tokens"):
+            raise ValueError(f"{where}: {given[0]} but no num_speculative_tokens: say how many are drafted, or 0")
+        return None
+    if spec and length:
+        raise ValueError(f"{where}: acceptance={spec!r} and acceptance_length={length!r}: give one")
+    if length:
+        value = _positive(length, "acceptance_length", where)
+        if not 1.0 <= value <= draft_tokens + 1:
+            raise ValueError(f"{where}: acceptance_length={length} must be in 1..{draft_tokens + 1}, bonus included")
+        return f"length:{value!r}"
+    if not spec:
+        raise ValueError(f"{where}: num_speculative_tokens={draft_tokens} needs acceptance_length or acceptance")
+    return spec
+
+
+def _whole(text: str, least: int, name: str, where: str) -> int:
+    """A whole number; 8.0 is one."""
+    try:
+        value = float(text)
+        if value.is_integer() and value >= least:
+            return int(value)
+    except ValueError:
+        pass
+    raise ValueError(f"{where}: {name}={text!r:.40} must be a whole number, at least {least}")
+
+
+def _positive(text: str, name: str, where: str) -> float:
+    try:
+        value = float(text)
+        if isfinite(value) and value > 0.0:
+            return value
+    except ValueError:
+        pass
+    raise ValueError(f"{where}: {name}={text!r:.40} must be a finite number above 0")

@@ -1,0 +1,73 @@
+"""Where a real run and its simulation part: the first scheduling decision that differs, and the state it was taken in.
+
+Not here: what the difference costs (realrun.validate.compare).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sim.metrics.records import RunRecord, WorkRecord
+from sim.seam.request import Request
+
+
+def first_divergence(
+    requests: Sequence[Request], works: Sequence[WorkRecord], simulated: RunRecord
+) -> dict[str, Any] | None:
+    """The first decision, stream by stream, in which the two differ; None if they scheduled alike throughout.
+
+    A decision is which requests the next work of a stream carries, and what it does. Of several streams that diverge
+    the one whose decision came first in the real run is told, with the state of both sides at that moment.
+    """
+    earliest: tuple[float, int, str] | None = None
+    ours, theirs = _by_stream(works), _by_stream(simulated.works)
+    for stream in ours:
+        pairs = zip(ours[stream], theirs.get(stream, []), strict=False)
+        differing = (number for number, (a, b) in enumerate(pairs) if _decision(a) != _decision(b))
+        number = next(differing, min(len(ours[stream]), len(theirs.get(stream, []))))
+        if number < len(ours[stream]) and (earliest is None or ours[stream][number].submitted_s < earliest[0]):
+            earliest = ours[stream][number].submitted_s, number, stream
+    if earliest is None:
+        return None
+    _, number, stream = earliest
+    simulated_works = theirs.get(stream, [])
+    other = simulated_works[number] if number < len(simulated_works) else None
+    return {
+        "stream": stream,
+        "number": number,
+        "real": _state(requests, works, ours[stream][number]),
+        "simulated": _state(simulated.requests, simulated.works, other) if other is not None else None,
+    }
+
+
+def _by_stream(works: Sequence[WorkRecord]) -> dict[str, list[WorkRecord]]:
+    streams: dict[str, list[WorkRecord]] = {}
+    for work in sorted(works, key=lambda work: work.submitted_s):
+        streams.setdefault(work.stream, []).append(work)
+    return streams
+
+
+def _decision(work: WorkRecord) -> tuple[Any, ...]:
+    return work.kind, work.model, tuple(sorted(work.requests)), work.draft_tokens, work.chunk_tokens
+
+
+def _state(requests: Sequence[Request], works: Sequence[WorkRecord], work: WorkRecord) -> dict[str, Any]:
+    """The decision and what was going on when it was taken."""
+    now_s = work.submitted_s
+    in_flight = [each for each in works if each.submitted_s < now_s < each.ready_s]
+    return {
+        "time_s": now_s,
+        "kind": work.kind,
+        "model": work.model,
+        "requests": list(work.requests),
+        "draft_tokens": work.draft_tokens,
+        "num_waiting": sum(r.arrival_s <= now_s and not r.scheduled_s < now_s for r in requests),
+        "num_active": sum(r.scheduled_s < now_s and not _is_over(r, now_s) for r in requests),
+        "num_finished": sum(_is_over(r, now_s) for r in requests),
+        "in_flight": [f"{each.kind} of {len(each.requests)} on {each.stream}" for each in in_flight],
+    }
+
+
+def _is_over(request: Request, now_s: float) -> bool:
+    return request.is_finished and request.last_token_s <= now_s

@@ -1,0 +1,1 @@
+"""A real vLLM run, request by request, beside its simulation."""

@@ -1,0 +1,158 @@
+"""A real vLLM run beside its simulation: the same arrivals and lengths, and the error of every metric.
+
+As vLLM's own timestamps and the data's authors have it, TTFT and E2EL count from queued_ts, when the engine took the
+request in; `ttft_arrival` counts from arrival. TPOT is (last - first token) / (output tokens - 1), left out where only
+one token came out (design, section 7). Files of requests do not have gaps between tokens, so the real ITL is null.
+Not here: reading the file (realrun.validate.vllm.requests), figures (realrun.validate.vllm.figures).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realrun.validate.vllm.requests import RealRun
+from sim.costs.profile import Profile
+from sim.experiment.run import check, simulate
+from sim.experiment.scenario import Scenario, resolve, to_plain
+from sim.metrics.records import RunRecord
+from sim.metrics.stats import Floats, weighted_percentiles
+from sim.seam.request import Request
+
+VALIDATION_SCHEMA = 1
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "ttft_arrival")
+PERCENTILES = {"p50": 50.0, "p95": 95.0, "p99": 99.0}
+STATISTICS = ("mean", *PERCENTILES)
+COLUMNS = "arrival=arrival_time,unit=s,prompt=input_toks,output=output_toks,id=request_id"
+"""What sim.workload.traces needs to be told to read such a file as a workload."""
+
+Compared = dict[str, float | None]
+"""`real`, `simulated` and `error_pct`, the error in percent of the real value; null where one side is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmVerdict:
+    """A real run beside its simulation."""
+
+    real: RealRun
+    simulated: RunRecord
+    result: dict[str, Any]
+    """For JSON."""
+
+
+def scenario_of(
+    path: Path,
+    num_requests: int,
+    profile: str,
+    policy: str,
+    engine: dict[str, Any],
+    speculation: dict[str, Any],
+    seed: int,
+) -> Scenario:
+    """The scenario of a run in `path`; its workload is the recorded one. Raises ValueError."""
+    return resolve(
+        {
+            "profile": profile,
+            "policy": policy,
+            "engine": engine,
+            "workload": {
+                "dataset_name": "jsonl",
+                "dataset_path": f"{path.name}#{COLUMNS}",
+                "num_prompts": num_requests,
+                "trace_arrivals": "recorded",
+            },
+            "speculation": {"num_speculative_tokens": 0, **speculation},
+            "seed": seed,
+        }
+    )
+
+
+def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdict:
+    """Simulate the run's requests and compare. Raises ValueError for what cannot run."""
+    check(scenario, profile)
+    policy = scenario.policy[0]
+    record = simulate(scenario, policy, scenario.seed, profile, requests=real.fresh())
+    result = {
+        "schema": VALIDATION_SCHEMA,
+        "scenario": to_plain(scenario),
+        "scenario_hash": scenario.digest,
+        "profile": {"name": profile.name, "source": profile.source},
+        "policy": policy,
+        "seed": scenario.seed,
+        "num_requests": len(real.requests),
+        "clock_offset_s": real.clock_offset_s,
+        "preemptions": sum(request.num_preemptions for request in record.requests),
+        "metrics": metrics(real.requests, record),
+        "notes": _notes(real, record),
+    }
+    return VllmVerdict(real=real, simulated=record, result=result)
+
+
+def metrics(real: Sequence[Request], simulated: RunRecord) -> dict[str, Any]:
+    """Per latency and statistic, milliseconds, and the output throughput, tokens per second."""
+    ours, theirs = latencies_s(real), latencies_s(simulated.requests)
+    gaps = simulated.gaps
+    found: dict[str, Any] = {}
+    for name in LATENCIES:
+        if name == "itl":
+            sides = (_spread_ms(np.array([])), _spread_ms(np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float)))
+        else:
+            sides = (_spread_ms(ours[name]), _spread_ms(theirs[name]))
+        found[name] = {statistic: compared(sides[0][statistic], sides[1][statistic]) for statistic in STATISTICS}
+    found["output_throughput"] = compared(output_throughput(real), output_throughput(simulated.requests))
+    return found
+
+
+def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
+    """`ttft`, `e2el`, `ttft_arrival` [requests] and `tpot` [requests of two or more tokens], seconds.
+
+    An engine that does not say when it took a request in has it counted from arrival.
+    """
+    arrival = np.array([request.arrival_s for request in requests])
+    queued = np.array([request.queued_s for request in requests])
+    start = np.where(np.isnan(queued), arrival, queued)
+    first = np.array([request.first_token_s for request in requests])
+    last = np.array([request.last_token_s for request in requests])
+    tokens = np.array([request.output_tokens for request in requests])
+    has_gaps = tokens > 1
+    return {
+        "ttft": first - start,
+        "tpot": (last - first)[has_gaps] / (tokens[has_gaps] - 1),
+        "e2el": last - start,
+        "ttft_arrival": first - arrival,
+    }
+
+
+def output_throughput(requests: Sequence[Request]) -> float | None:
+    """Output tokens per second from the first arrival to the last token; None for a run that took no time."""
+    duration_s = max(request.last_token_s for request in requests) - min(request.arrival_s for request in requests)
+    return sum(request.output_tokens for request in requests) / duration_s if duration_s > 0.0 else None
+
+
+def compared(real: float | None, simulated: float | None) -> Compared:
+    error_pct = 100.0 * (simulated - real) / real if real and simulated is not None else None
+    return {"real": real, "simulated": simulated, "error_pct": error_pct}
+
+
+def _spread_ms(values_s: Floats, counts: Floats | None = None) -> dict[str, float | None]:
+    if len(values_s) == 0:
+        return dict.fromkeys(STATISTICS)
+    counts = np.ones(len(values_s)) if counts is None else counts
+    percentiles = weighted_percentiles(values_s, counts, list(PERCENTILES.values()))
+    mean = float(np.average(values_s, weights=counts))
+    return {name: 1e3 * value for name, value in zip(STATISTICS, (mean, *percentiles), strict=True)}
+
+
+def _notes(real: RealRun, simulated: RunRecord) -> list[str]:
+    notes = ["the real ITL is not known: the file has no times between the first token and the last"]
+    num_single = sum(request.output_tokens == 1 for request in real.requests)
+    if num_single:
+        notes.append(f"TPOT leaves out {num_single} requests of one output token")
+    if any(isnan(request.queued_s) for request in simulated.requests):
+        notes.append("the simulated engine does not say when it takes a request in: TTFT and E2EL count from arrival")
+    return notes

@@ -1,0 +1,1 @@
+"""The `lanesim` command: sub-commands one file each, heavy imports inside the functions."""

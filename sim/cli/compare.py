@@ -1,0 +1,120 @@
+"""`lanesim compare`: the command line of sim.experiment.compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.cli.console import progress, write_text
+from sim.cli.options import ListOptions, gather, scenario_options
+
+if TYPE_CHECKING:
+    from sim.experiment.scenario import Scenario
+    from sim.metrics.records import RunRecord
+
+EXAMPLE = (
+    "\b\nExample:\n  lanesim compare --policy baseline --policy pd --policy pdv \\\n"
+    "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4 --replications 3"
+)
+
+
+@click.command("compare", cls=ListOptions, epilog=EXAMPLE)
+@scenario_options
+@click.option("--percentile-metrics", default=None, help="Accepted for vLLM's sake; all metrics are reported.")
+@click.option("--metric-percentiles", default=None, help="Further percentiles, such as 50,99.9.")
+@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+@click.option("--save-detailed", is_flag=True, help="Add per-request lists to every run of the JSON.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Results directory.")
+@click.option("--works/--no-works", "with_works", default=True, help="Record every work of the first replication.")
+@click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
+@click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
+def compare_command(**flags: Any) -> None:
+    """Run policies side by side on the same draws: means with intervals, and paired differences."""
+    from sim.costs.profile_files import load
+    from sim.experiment.scenario import resolve
+    from sim.files.write import check_writable
+    from sim.report.results import check_out, to_json
+
+    scenario = resolve(gather(flags))
+    percentiles = _percentiles(flags["metric_percentiles"])
+    out, json_path = flags["out"], flags["json_path"]
+    if flags["plots"] and out is None:
+        raise ValueError("--plots draws into a results directory: add --out DIR")
+    if out is not None:
+        check_out(out, scenario.digest, overwrite=flags["overwrite"])
+    if json_path not in (None, "-"):
+        check_writable(Path(json_path))
+    profile = load(scenario.profile)
+    records: list[RunRecord] = []
+    with_works = out is not None and flags["with_works"]
+    if flags["save_detailed"] and json_path is None:
+        raise ValueError("--save-detailed adds to the JSON: say where with --json FILE")
+    result = _run(
+        scenario,
+        profile,
+        records if out is not None else None,
+        percentiles=percentiles,
+        record_works=with_works,
+        is_detailed=flags["save_detailed"],
+    )
+    if out is not None:
+        _write(out, scenario, result, records, with_plots=flags["plots"])
+    if json_path is not None:
+        write_text(json_path, to_json(result))
+    if json_path != "-":
+        from rich.console import Console
+
+        from sim.report.tables import comparison_tables
+
+        comparison_tables(Console(), result)
+        if out is not None:
+            print(f"results in {out}")
+
+
+def _percentiles(text: str | None) -> list[float]:
+    """Comma-separated percentiles, each above 0 and below 100."""
+    from sim.metrics.summary import PERCENTILES
+
+    if text is None:
+        return list(PERCENTILES)
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--metric-percentiles {text!r}: want numbers with commas, such as 50,99") from None
+    if not all(0.0 < value < 100.0 for value in values):
+        raise ValueError(f"--metric-percentiles {text!r}: each must be above 0 and below 100")
+    return values
+
+
+def _run(scenario: Scenario, profile: Any, records: list[RunRecord] | None, **options: Any) -> dict[str, Any]:
+    """Compare with a progress bar; keeps the records where they are wanted."""
+    from sim.experiment.compare import compare
+
+    total = scenario.replications * len(scenario.policy)
+    with progress() as on_step:
+        on_step("simulating", 0, total)
+        num_done = 0
+
+        def on_run(record: RunRecord) -> None:
+            nonlocal num_done
+            num_done += 1
+            on_step("simulating", num_done, total)
+            if records is not None:
+                records.append(record)
+
+        return compare(scenario, profile, on_run=on_run, **options)
+
+
+def _write(
+    out: Path, scenario: Scenario, result: dict[str, Any], records: list[RunRecord], *, with_plots: bool
+) -> None:
+    from sim.report.results import write_results, writing
+
+    with writing(out) as scratch:
+        if with_plots:
+            from sim.report.figures import draw_comparison
+
+            draw_comparison(scratch, result, records)
+        write_results(scratch, scenario, result, records)

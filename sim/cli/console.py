@@ -1,0 +1,48 @@
+"""What commands do on a terminal: progress while they work, the result as JSON.
+
+Not here: tables (sim.report.tables).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+OnStep = Callable[[str, int, int], None]
+"""(what is being done, how many of it are done, how many there are)."""
+
+
+@contextmanager
+def progress() -> Iterator[OnStep]:
+    """A bar with the time left where stderr is a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def on_step(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bars.update(task, visible=False)
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield on_step
+
+
+def write_text(path: str, text: str) -> None:
+    """`text` into the file at `path`, whole or not at all; `-` is stdout."""
+    from sim.files.write import write_atomically
+
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        write_atomically(Path(path), text)

@@ -1,0 +1,67 @@
+"""Click groups whose sub-commands are imported when they are used. Not here: any command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Commands = Mapping[str, tuple[str, str]]
+"""Name -> (module:attribute, one line for the help)."""
+
+
+class LazyGroup(click.Group):
+    """Sub-commands by name from `commands` and, with `entry_points`, from what is installed in that group.
+
+    The help lists built-in ones without importing them; one whose module is not there is not listed.
+    """
+
+    def __init__(self, *args: Any, commands: Commands, entry_points: str | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._lazy, self._entry_points = commands, entry_points
+
+    def _installed(self) -> dict[str, EntryPoint]:
+        if self._entry_points is None:
+            return {}
+        from importlib.metadata import entry_points
+
+        return {entry.name: entry for entry in entry_points(group=self._entry_points)}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        built_in = [name for name, (place, _) in self._lazy.items() if find_spec(place.partition(":")[0])]
+        return [*built_in, *sorted(set(self._installed()) - set(self._lazy))]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in self._lazy:
+            module, _, attribute = self._lazy[name][0].partition(":")
+            if find_spec(module) is None:
+                return None
+            command = getattr(import_module(module), attribute)
+        elif name in (installed := self._installed()):
+            command = installed[name].load()
+        else:
+            return None
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in self._lazy and name not in self._installed():
+            from sim.names import unknown
+
+            raise click.UsageError(unknown("command", name, self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, self._lazy[name][1] if name in self._lazy else "") for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)

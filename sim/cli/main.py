@@ -1,0 +1,97 @@
+"""The `lanesim` command: finds the sub-command, turns bad input into one line and an exit code.
+
+Exit 0 done, 2 bad input, 1 the run itself failed, 130 interrupted. Sub-commands are loaded when used, so that
+`lanesim compare` imports neither torch nor pandas. Not here: what they do (one file each
+beside this one, and the entry-point group `lanesim.commands` for others).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from sim.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
+    "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
+    "plot": ("sim.cli.plot:plot_command", "Throughput against latency over several results directories."),
+    "trace": ("sim.cli.trace:trace_command", "Perfetto trace of a results directory."),
+}
+
+
+class Interrupted(Exception):
+    """The user pressed Ctrl-C."""
+
+
+class MainGroup(LazyGroup):
+    """An interrupt does not print an empty line of its own, as click has it."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+
+
+@click.group(
+    cls=MainGroup,
+    commands=COMMANDS,
+    entry_points="lanesim.commands",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="\b\nExample:\n  lanesim compare --policy pd --policy pdv --profile h100-sxm/llama-2-7b+tinyllama-1.1b",
+)
+@click.version_option(package_name="lanesim")
+def lanesim() -> None:
+    """Simulate speculative-decoding serving: which scheduler, which draft length, at which load."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line; the exit code. Warnings become notes on stderr, each once."""
+    import warnings
+
+    warnings.showwarning = lambda message, *_, **__: print(f"lanesim: note: {message}", file=sys.stderr)
+    try:
+        lanesim.main(args=list(args), prog_name="lanesim", standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except (Interrupted, KeyboardInterrupt, click.Abort):
+        return _fail("interrupted; nothing incomplete was left", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ValueError as error:
+        if os.environ.get("LANESIM_DEBUG"):
+            raise
+        return _fail(str(error), 2)
+    except OSError as error:
+        return _fail(f"{error.filename or 'file'}: {error.strerror or error}", 2)
+    except MemoryError:
+        return _fail("not enough memory for this run; fewer --num-prompts need less", 1)
+    except RuntimeError as error:
+        if os.environ.get("LANESIM_DEBUG"):
+            raise
+        return _fail(str(error), 1)
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print("lanesim: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    """Entry point of the `lanesim` script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Flags shared by the commands that take a scenario: file first, then flags, then --set; last wins.
+
+Not here: what the values mean and their checks (sim.experiment.scenario).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from sim.names import unknown
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+
+FLAGS: dict[str, tuple[str, type, str]] = {
+    "profile": ("profile", str, "Cost profile: gpu/target[+draft], or a path."),
+    "request_rate": ("workload.request_rate", float, "Requests per second; inf = all at once."),
+    "burstiness": ("workload.burstiness", float, "Gamma shape of arrivals; 1 = Poisson."),
+    "max_concurrency": ("workload.max_concurrency", int, "At most this many requests in flight."),
+    "num_prompts": ("workload.num_prompts", int, "Requests per run."),
+    "num_warmups": ("workload.num_warmups", int, "First requests left out of the metrics."),
+    "dataset_name": ("workload.dataset_name", str, "fixed, sharegpt-like, azure-conv, azure-code, ..."),
+    "dataset_path": ("workload.dataset_path", str, "File of a trace dataset."),
+    "input_len": ("workload.input_len", int, "Prompt tokens (implies fixed lengths)."),
+    "output_len": ("workload.output_len", int, "Output tokens (implies fixed lengths)."),
+    "num_speculative_tokens": ("speculation.num_speculative_tokens", int, "Draft length; 0 = no speculation."),
+    "acceptance": ("speculation.acceptance", str, "iid:0.7, length:2.5, per-position:.8,.6, beta:13,8, ..."),
+    "controller": ("speculation.controller", str, "Draft-length controller: fixed, feedback."),
+    "max_num_seqs": ("engine.max_num_seqs", int, "Requests in one continuous batch."),
+    "max_num_batched_tokens": ("engine.max_num_batched_tokens", int, "Token budget of one step."),
+    "num_gpu_blocks": ("engine.num_gpu_blocks", int, "KV blocks; default: what fits beside the weights."),
+    "seed": ("seed", int, "Replication r uses seed + r."),
+    "replications": ("replications", int, "Runs per policy; intervals need 2 or more."),
+}
+
+
+def scenario_options(function: F) -> F:
+    """Add the scenario argument and every flag of FLAGS, --policy, --goodput and --set."""
+    decorators = [
+        click.argument("scenario", required=False, type=click.Path(path_type=Path)),
+        click.option("--policy", multiple=True, help="Policy to run; repeat for several."),
+        *(
+            click.option(f"--{name.replace('_', '-')}", name, type=kind, default=None, help=help_)
+            for name, (_, kind, help_) in FLAGS.items()
+        ),
+        click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:200 tpot:50 e2el:5000."),
+        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any scenario key, dotted."),
+    ]
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+def gather(flags: dict[str, Any]) -> dict[str, Any]:
+    """The raw scenario of a command line; removes from `flags` what it used. Raises ValueError."""
+    from sim.experiment.scenario_file import parse_override, read_scenario, set_dotted
+
+    path = flags.pop("scenario")
+    raw: dict[str, Any] = read_scenario(path) if path is not None else {}
+    policies = flags.pop("policy")
+    if policies:
+        raw["policy"] = list(policies)
+    for name, (key, _, _) in FLAGS.items():
+        value = flags.pop(name)
+        if value is not None:
+            set_dotted(raw, key, value)
+    for name, bound_ms in parse_goodput(flags.pop("goodput")).items():
+        set_dotted(raw, f"goodput.{name}_ms", bound_ms)
+    for text in flags.pop("overrides"):
+        set_dotted(raw, *parse_override(text))
+    return raw
+
+
+def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
+    """`ttft:200` pairs, milliseconds."""
+    bounds = {}
+    for text in texts:
+        name, colon, value = text.partition(":")
+        if name not in GOODPUT_METRICS:
+            raise ValueError(unknown("goodput metric", name, GOODPUT_METRICS))
+        try:
+            bounds[name] = float(value)
+        except ValueError:
+            raise ValueError(f"--goodput {text!r}: want {name}:MILLISECONDS") from None
+        if not colon:
+            raise ValueError(f"--goodput {text!r}: want {name}:MILLISECONDS")
+    return bounds
+
+
+class ListOptions(click.Command):
+    """A command whose --goodput takes several values at once, as `vllm bench serve` has it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        is_listing = False
+        for arg in args:
+            is_value = is_listing and arg.partition(":")[0] in GOODPUT_METRICS
+            if is_value and spread[-1] != "--goodput":
+                spread.append("--goodput")
+            spread.append(arg)
+            is_listing = is_value or arg == "--goodput"
+        return super().parse_args(ctx, spread)

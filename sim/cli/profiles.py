@@ -1,0 +1,88 @@
+"""`lanesim profiles`: what is shipped, where it comes from, how wrong it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+LONGEST_LIST = 12
+"""Values shown of a list."""
+
+
+@click.group("profiles", invoke_without_command=True, epilog="Example: lanesim profiles show h100-sxm/llama-2-7b")
+@click.pass_context
+def profiles_command(ctx: click.Context) -> None:
+    """List the shipped cost profiles with their mean held-out errors; `show NAME` prints one."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from sim.costs.profile_files import load, shipped
+
+    caption = "mean error on held-out points, percent; – = not validated; * = overlap of streams measured"
+    table = Table(box=SIMPLE_HEAD, caption=caption, padding=(0, 0, 0, 1))
+    table.add_column("profile", no_wrap=True)
+    for title in ("body", "decode", "prefill", "draft", "verify"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name in shipped():
+        profile = load(name)
+        cells = []
+        for kind in ("body", "decode", "prefill", "draft", "verify"):
+            error = profile.errors.get(kind)
+            known = error is not None and error.mean_error_pct is not None
+            cells.append(f"{error.mean_error_pct:.1f}" if error is not None and known else "–")
+        table.add_row(name + " *" * profile.overlap.measured, *cells)
+    Console().print(table)
+
+
+@profiles_command.command("show", epilog="Example: lanesim profiles show h100-sxm/llama-2-7b+tinyllama-1.1b")
+@click.argument("name")
+@click.option("--json", "is_json", is_flag=True, help="The profile as its file has it.")
+def show_command(name: str, is_json: bool) -> None:
+    """Print source, fingerprint, errors and constants of one profile (a name or a path)."""
+    import msgspec
+
+    from sim.costs.profile_files import load
+
+    profile = load(name)
+    plain = msgspec.to_builtins(profile)
+    if is_json:
+        print(msgspec.json.format(msgspec.json.encode(plain), indent=1).decode())
+        return
+    print(f"{profile.name}  (schema {profile.schema}, {profile.date})")
+    print(f"source: {profile.source}")
+    print(f"fingerprint: {profile.fingerprint or 'none: published tables'}")
+    print("errors on held-out points:")
+    for kind, error in profile.errors.items():
+        figures = f"mean {error.mean_error_pct} %, max {error.max_error_pct} %, {error.points} points"
+        print(f"  {kind}: {figures if error.points else 'none'} ({error.held_out})")
+    for block in ("gpu", "target", "draft", "kernels", "host", "overlap"):
+        print(f"{block}:")
+        _print_block(plain[block], "  ")
+
+
+def _print_block(block: object, indent: str) -> None:
+    if not isinstance(block, dict):
+        print(f"{indent}{block}")
+        return
+    for key, value in block.items():
+        if isinstance(value, dict) and value:
+            print(f"{indent}{key}:")
+            _print_block(value, indent + "  ")
+        elif isinstance(value, list | tuple):
+            print(f"{indent}{key}: {_shortened(value)}")
+        else:
+            print(f"{indent}{key}: {'none' if value == {} else value}")
+
+
+def _shortened(values: Sequence[Any]) -> str:
+    """A list as one line."""
+    if values and isinstance(values[0], list | tuple):
+        return f"{len(values)} x {len(values[0])} values; --json has them"
+    if len(values) > LONGEST_LIST:
+        return f"{len(values)} values, {values[0]} to {values[-1]}; --json has them"
+    return ", ".join(map(str, values))

@@ -1,0 +1,26 @@
+"""`lanesim trace`: a Perfetto trace from the works that a results directory recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("trace", epilog="Example: lanesim trace results/demo-h100")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="File to write; default DIR/trace.json.")
+@click.option("--works", type=click.IntRange(min=1), default=None, help="Show only the first N works of each run.")
+def trace_command(directory: Path, out: Path | None, works: int | None) -> None:
+    """Write a trace of all works of every recorded run in DIRECTORY; open it at ui.perfetto.dev.
+
+    Streams are tracks of works, lanes counters of waiting requests, requests spans of queue, prefill and decode.
+    """
+    from sim.files.write import write_atomically
+    from sim.report.perfetto import trace_json_from_columns
+    from sim.report.results import read_columns
+
+    columns = read_columns(directory / "work.parquet"), read_columns(directory / "requests.parquet")
+    path = out if out is not None else directory / "trace.json"
+    write_atomically(path, trace_json_from_columns(*columns, works))
+    print(f"{path}: open it at ui.perfetto.dev")

@@ -1,1 +1,0 @@
-"""Sub-commands of `lanesim`, one module each; heavy imports inside the functions."""

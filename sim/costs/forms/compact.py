@@ -1,0 +1,194 @@
+"""CompactCosts: the cost of a work from a profile's compact constants.
+
+Regimes of attention, by composition of the pass: decode (every row one query; linear in the summed context once it
+exceeds the blocks' time), prefill chunk with history, verify and mixed passes (a row with several queries, or rows
+beside chunks: KV is streamed once, `kv_slowdown` times slower, plus the further queries' compute; no public table has
+this shape, so profiles mark it as not validated).
+`cost` is the simulator's hot path: a pass of rows alone takes one dict lookup and a few multiplications.
+Not here: the kernels' formulas (kernels), what all forms share (passes, works), the file (profile).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+from sim.costs.cost import Cost
+from sim.costs.kernels import BLOCK_QUERIES, Prompts, charged_tokens, chunk_pairs, gemm_s, prefill_attention_s
+from sim.costs.passes import ModelPasses, Range, layer_rest_s, sampler_s, sizes
+from sim.costs.profile import Profile
+from sim.costs.shapes import ModelShape
+from sim.costs.works import WorkCosts
+from sim.seam.work import Chunk, Model, Work
+
+
+class RowPart(NamedTuple):
+    """A pass of rows without chunks, all but its context. Attention over kv_tokens of KV adds, for the whole pass,
+    layers x (blocks_power + (kv_tokens x kv_token_s)^p)^(1/p) + kv_tokens x query_s."""
+
+    device_s: float
+    blocks_power: float
+    kv_token_s: float
+    query_s: float
+    launch_s: float
+    most_context_tokens: int
+
+
+class CompactPasses(ModelPasses):
+    """Passes of one model from compact constants."""
+
+    def __init__(self, profile: Profile, shape: ModelShape, graph_sizes: Sequence[int]) -> None:
+        super().__init__(profile, shape, graph_sizes)
+        kernels, gpu = profile.compact, profile.gpu
+        self._kernels = kernels
+        self._gemms = shape.gemms(profile.tensor_parallel)
+        self._is_small_head = float(shape.head_dim < 128)
+        is_multi_head = shape.heads == shape.kv_heads
+        decode = kernels.multi_head_decode_attention if is_multi_head else kernels.decode_attention
+        self._decode = decode
+        self._verify = kernels.verify_attention
+        self.compute_roof = kernels.gemm.compute_share * gpu.peak_flops
+        self.bandwidth_roof = kernels.gemm.bandwidth_share * gpu.bandwidth_bytes_per_s
+        self.sharpness = decode.sharpness
+        self.inverse_sharpness = 1.0 / decode.sharpness
+        self.context_coefficient = self.kv_bytes / (decode.bandwidth_share * gpu.bandwidth_bytes_per_s)
+        """Seconds per layer and token of context in a decode pass."""
+        self._pair_s = 4.0 * self._head_size / (kernels.prefill_attention.compute_share * gpu.peak_flops)
+        """Seconds per layer and pair of query and key, at the rate of prefill attention."""
+        self._row_head_s = decode.row_head_s * self._kv_heads
+        self.row_parts: dict[tuple[int, int, int], RowPart] = {}
+        """Kept by (rows, row tokens, head rows)."""
+
+    def layer_s(self, tokens: int) -> float:
+        """The four GEMMs, elementwise kernels and all-reduces."""
+        kernels = self._kernels
+        rest_s = layer_rest_s(
+            kernels.elementwise, kernels.all_reduce, self._gpu, self._shape, self._tensor_parallel, tokens
+        )
+        return sum(self._gemm_s(tokens, columns, depth) for columns, depth in self._gemms) + rest_s
+
+    def _gemm_s(self, tokens: int, columns: int, depth: int) -> float:
+        gemm, gpu = self._kernels.gemm, self._gpu
+        charged = charged_tokens(gemm, tokens, columns)
+        return gemm_s(gemm, gpu.peak_flops, gpu.bandwidth_bytes_per_s, charged, columns, depth, self._shape.dtype_bytes)
+
+    def logits_s(self, rows: int) -> float:
+        lm_head_s = self._gemm_s(rows, self._shape.vocab // self._tensor_parallel, self._shape.hidden)
+        return lm_head_s + sampler_s(self._kernels.head, self._gpu, self._shape, rows)
+
+    def fused_s(self, tokens: int) -> float:
+        shape = self._shape
+        return self._gemm_s(tokens, shape.hidden // self._tensor_parallel, shape.fused_features * shape.hidden)
+
+    def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
+        """What a pass of `rows` decode or verify rows costs apart from its context."""
+        is_decode = row_tokens == rows
+        return RowPart(
+            device_s=self.body_s(self.padded_tokens(row_tokens))
+            + self.head_s(head_rows)
+            + self.layers * self._decode.fixed_s
+            + self.extra_s,
+            blocks_power=float((self._row_head_s * rows) ** self.sharpness),
+            kv_token_s=self.row_kv_token_s(row_tokens / rows, is_decode=is_decode),
+            query_s=self.layers * self.row_queries_s(row_tokens, rows, 1),
+            launch_s=launch_s,
+            most_context_tokens=rows * self._kernels.measured.row_context_tokens,
+        )
+
+    def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
+        is_decode = row_tokens == rows and not beside_chunks
+        blocks_s = self._row_head_s * rows
+        memory_s = kv_tokens * self.row_kv_token_s(row_tokens / rows, is_decode=is_decode)
+        together: float = (blocks_s**self.sharpness + memory_s**self.sharpness) ** self.inverse_sharpness
+        attention_s = together + self.row_queries_s(row_tokens, rows, kv_tokens)
+        return attention_s if beside_chunks else self._decode.fixed_s + attention_s
+
+    def row_kv_token_s(self, queries: float, *, is_decode: bool) -> float:
+        """Seconds per layer and token of KV of rows with a mean of `queries` each; verify unless `is_decode`."""
+        if is_decode:
+            return self.context_coefficient
+        tile_s = self._verify.tile_kv_token_s(queries, self._head_size, self._gpu.peak_flops)
+        return max(self.context_coefficient * self._verify.kv_slowdown, tile_s)
+
+    def row_queries_s(self, row_tokens: int, rows: int, kv_tokens: float) -> float:
+        """Compute time of verify rows beyond one query each, one layer, where no padded tile already holds them."""
+        if self._verify.query_tile > 1:
+            return 0.0
+        return self._pair_s * (row_tokens - rows) * (kv_tokens / rows)
+
+    def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
+        constants = self._kernels.prefill_attention
+        pairs, longest, new_tokens, history_tokens = 0.0, 0, 0, 0
+        for tokens, history in chunks:
+            padded = ceil(tokens / BLOCK_QUERIES) * BLOCK_QUERIES
+            pairs += chunk_pairs(constants, tokens, padded, history)
+            longest = max(longest, tokens)
+            new_tokens += tokens
+            history_tokens += history
+        prompts = Prompts(self._head_size, self._is_small_head, pairs, longest, new_tokens * self.kv_bytes)
+        new_s = prefill_attention_s(constants, self._gpu.peak_flops, self._gpu.bandwidth_bytes_per_s, prompts)
+        return new_s + history_tokens * self.context_coefficient
+
+    def ranges(self, work: Work) -> Sequence[Range]:
+        measured = self._kernels.measured
+        tokens, longest_chunk, longest_history, context_tokens = sizes(work)
+        return (
+            ("tokens", tokens, measured.tokens),
+            ("rows", work.rows, measured.rows),
+            ("chunk_tokens", longest_chunk, measured.chunk_tokens),
+            ("row_context_tokens", max(longest_history, context_tokens), measured.row_context_tokens),
+        )
+
+
+class CompactCosts(WorkCosts[CompactPasses]):
+    """CostModel over the compact constants of `profile`."""
+
+    def _make_passes(self, model: Model, sizes: Sequence[int]) -> CompactPasses:
+        shape = self.profile.target if model is Model.TARGET else self.profile.draft
+        assert shape is not None
+        return CompactPasses(self.profile, shape, sizes)
+
+    def cost(self, work: Work) -> Cost:
+        """Solo cost of `work`."""
+        rows = work.rows
+        if work.chunks or not rows:
+            return self._any_cost(work)
+        passes = self._target if work.model is Model.TARGET else self.passes(work.model)
+        row_tokens = work.row_tokens
+        key = rows, row_tokens, work.head_rows
+        part = passes.row_parts.get(key) or self._new_row_part(passes, key, work)
+        if work.context_tokens > part.most_context_tokens:
+            self._check_range(passes, work)
+        kv_tokens = work.context_tokens + row_tokens
+        power, root, layers = passes.sharpness, passes.inverse_sharpness, passes.layers
+        attention_s = layers * (part.blocks_power + (kv_tokens * part.kv_token_s) ** power) ** root
+        device_s = part.device_s + attention_s + kv_tokens * part.query_s
+        launch_s = part.launch_s
+        num_kernels = passes.num_kernels
+        num_later = work.draft_tokens - 1
+        if passes.reads_features and num_later >= 0:
+            device_s += passes.fusion_s(row_tokens)
+        if num_later > 0:
+            key = rows, rows, rows
+            later = passes.row_parts.get(key) or self._new_row_part(passes, key, work)
+            blocks_power, kv_token_s = later.blocks_power, later.kv_token_s
+            device_s += num_later * later.device_s
+            launch_s += num_later * later.launch_s
+            num_kernels *= work.draft_tokens
+            for _ in range(num_later):
+                kv_tokens += rows
+                device_s += layers * (blocks_power + (kv_tokens * kv_token_s) ** power) ** root
+        if self._is_synchronous:
+            launch_s = device_s
+        prepare_s = self._step_s + self._row_s * rows
+        if work.ahead_s:
+            prepare_s = max(0.0, prepare_s - work.ahead_s)
+        return Cost(prepare_s, launch_s, device_s, num_kernels)
+
+    def _new_row_part(self, passes: CompactPasses, key: tuple[int, int, int], work: Work) -> RowPart:
+        self._check_range(passes, work)
+        rows, row_tokens, head_rows = key
+        part = passes.row_part(rows, row_tokens, head_rows, self._launch_s(passes, row_tokens, False))
+        passes.row_parts[key] = part
+        return part

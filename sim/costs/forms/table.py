@@ -1,0 +1,267 @@
+"""TableCosts: the cost of a work from measured points, interpolated; the rules where nothing was measured.
+
+Rows between measured counts are interpolated at equal context per row, in which fixed + a x rows + b x KV is exact.
+Several chunks in one pass cost what each costs alone, the shortest measured chunk's time counted once: it stands for
+the kernel's fixed time. Where no chunk with history was measured, history adds its query-key pairs at the rate of the
+longest chunk and its KV at the rate of the largest decode. Verify rows, and rows beside chunks, where they were not
+measured: TableKernels.verify_rule.
+Not here: interpolation itself (interpolation), the points (table_kernels), what all forms share (passes, works).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from sim.costs.cost import Cost
+from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
+from sim.costs.kernels import VerifyAttention
+from sim.costs.passes import ModelPasses, Range, sizes
+from sim.costs.points import DecodeGrid, ModelTable
+from sim.costs.profile import Profile
+from sim.costs.shapes import ModelShape
+from sim.costs.works import WorkCosts
+from sim.seam.work import Chunk, Model, Work
+
+
+class Line(NamedTuple):
+    """One layer's attention of certain rows: `seconds` at each of the rising `kv_tokens`, read by all rows together."""
+
+    kv_tokens: list[int]
+    seconds: list[float]
+
+
+class RowCurve(NamedTuple):
+    """A pass of rows without chunks: `seconds` at `kv_tokens` (the first is 0) and the slope after each of them."""
+
+    kv_tokens: list[int]
+    seconds: list[float]
+    slopes: list[float]
+    launch_s: float
+    most_context_tokens: int
+
+
+class TablePasses(ModelPasses):
+    """Passes of one model from its measured points."""
+
+    def __init__(
+        self, profile: Profile, shape: ModelShape, table: ModelTable, rule: VerifyAttention, graph_sizes: Sequence[int]
+    ) -> None:
+        super().__init__(profile, shape, graph_sizes)
+        self._table = table
+        self._rule = rule
+        self._measured = table.measured
+        decode, prefill, verify = table.decode_attention, table.prefill_attention, table.verify_attention
+        self._decode = filled(decode.context_tokens, decode.seconds)
+        self._prefill = filled(prefill.history_tokens, prefill.seconds)
+        self._verify = [] if verify is None else [filled(verify.context_tokens, grid) for grid in verify.seconds]
+        beside = table.rows_beside_chunks
+        self._beside = [] if beside is None else filled(beside.context_tokens, beside.seconds)
+        self._pair_s = _pair_s(prefill.chunk_tokens, [curve[0] for curve in self._prefill])
+        """Seconds per layer and query-key pair in a long chunk."""
+        self._kv_token_s = _kv_token_s(decode)
+        """Seconds per layer and token of KV in the largest decode."""
+        weights = shape.layer_weights / profile.tensor_parallel
+        points = list(zip(table.body.tokens, table.body.seconds, strict=True))
+        self.compute_roof = max(2.0 * weights * tokens / seconds for tokens, seconds in points)
+        self.bandwidth_roof = weights * shape.dtype_bytes / points[0][1]
+        self._lines: dict[tuple[int, int, bool], Line] = {}
+        self._chunks: dict[int, list[float]] = {}
+        self.row_curves: dict[tuple[int, int, int], RowCurve] = {}
+        """Kept by (rows, row tokens, head rows)."""
+
+    def layer_s(self, tokens: int) -> float:
+        return value_at(self._table.body.tokens, self._table.body.seconds, tokens)
+
+    def fused_s(self, tokens: int) -> float:
+        """By its share of a layer's weights: the projection itself is not among the points."""
+        return self.layer_s(tokens) * self._shape.fusion_weights / self._shape.layer_weights
+
+    def logits_s(self, rows: int) -> float:
+        return value_at(self._table.head.tokens, self._table.head.seconds, rows)
+
+    def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
+        line = self._line(rows, row_tokens, beside_chunks)
+        attention_s = value_at(line.kv_tokens, line.seconds, kv_tokens)
+        if not beside_chunks or (self._beside and row_tokens == rows):
+            return attention_s
+        return attention_s - self._decode[0][0]
+
+    def _line(self, rows: int, row_tokens: int, beside_chunks: bool) -> Line:
+        key = rows, row_tokens, beside_chunks
+        known = self._lines.get(key)
+        if known is None:
+            grid = self._table.rows_beside_chunks
+            if row_tokens == rows and not beside_chunks:
+                known = self._decode_line(rows)
+            elif row_tokens == rows and grid is not None:
+                known = _row_line(grid, self._beside, rows)
+            elif row_tokens > rows and self._verify:
+                known = self._verify_line(rows, row_tokens / rows)
+            else:
+                known = self._rule_line(rows, row_tokens)
+            self._lines[key] = known
+        return known
+
+    def _decode_line(self, rows: int) -> Line:
+        return _row_line(self._table.decode_attention, self._decode, rows)
+
+    def _rule_line(self, rows: int, row_tokens: int) -> Line:
+        kv_tokens, seconds = self._decode_line(rows)
+        rule, least_s = self._rule, seconds[0]
+        slowed = [least_s + rule.kv_slowdown * (value - least_s) for value in seconds]
+        if rule.query_tile > 1:
+            tile_s = rule.tile_kv_token_s(row_tokens / rows, self._head_size, self._gpu.peak_flops)
+            return Line(
+                kv_tokens, [max(value, least_s + kv * tile_s) for value, kv in zip(slowed, kv_tokens, strict=True)]
+            )
+        query_s = (row_tokens - rows) / rows * self._pair_s
+        return Line(kv_tokens, [value + kv * query_s for value, kv in zip(slowed, kv_tokens, strict=True)])
+
+    def _verify_line(self, rows: int, queries: float) -> Line:
+        """Between the two measured counts of queries per row next to the mean one; one query is a decode."""
+        grid = self._table.verify_attention
+        assert grid is not None
+        decode = self._decode_line(rows)
+        measured = [rows * context for context in grid.context_tokens]
+        kv_tokens = sorted({*decode.kv_tokens, *measured})
+        curves = [[value_at(*decode, kv) for kv in kv_tokens]]
+        for seconds in self._verify:
+            curve = curve_at(grid.rows, seconds, rows)
+            at_kv = (value_at(measured, curve, kv) for kv in kv_tokens)
+            curves.append(list(map(max, at_kv, curves[-1])))
+        return Line(kv_tokens, curve_at((1, *grid.queries), curves, queries))
+
+    def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
+        fixed_s = self._prefill[0][0]
+        return sum(self._chunk_s(chunk) for chunk in chunks) - (len(chunks) - 1) * fixed_s
+
+    def _chunk_s(self, chunk: Chunk) -> float:
+        tokens, history = chunk
+        grid = self._table.prefill_attention
+        curve = self._chunks.get(tokens)
+        if curve is None:
+            curve = self._chunks[tokens] = power_curve_at(grid.chunk_tokens, self._prefill, tokens)
+        if len(curve) == 1:
+            return curve[0] + (self._pair_s * tokens + self._kv_token_s) * history
+        return value_at(grid.history_tokens, curve, history)
+
+    def most_row_context_tokens(self, rows: int) -> int:
+        """The longest context that was measured with at least `rows` rows, or with the most rows there were."""
+        grid = self._table.decode_attention
+        at_rows = next((i for i, most in enumerate(grid.rows) if most >= rows), len(grid.rows) - 1)
+        curve = grid.seconds[at_rows]
+        return max(context for context, value in zip(grid.context_tokens, curve, strict=True) if value is not None)
+
+    def ranges(self, work: Work) -> Sequence[Range]:
+        measured, table = self._measured, self._table
+        tokens, longest_chunk, longest_history, context_tokens = sizes(work)
+        histories = table.prefill_attention.history_tokens
+        ranges = [
+            ("tokens", tokens, measured.tokens),
+            ("head_rows", work.head_rows, table.head.tokens[-1]),
+            ("rows", work.rows, measured.rows),
+            ("chunk_tokens", longest_chunk, measured.chunk_tokens),
+            ("history_tokens", longest_history, histories[-1] or measured.row_context_tokens),
+        ]
+        if work.rows:
+            ranges.append(("row_context_tokens", context_tokens, self.most_row_context_tokens(work.rows)))
+            if table.verify_attention is not None:
+                queries = -(-work.row_tokens // work.rows)
+                ranges.append(("queries", queries, table.verify_attention.queries[-1]))
+        return ranges
+
+    def row_curve(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowCurve:
+        """What a pass of `rows` decode or verify rows costs, by context."""
+        rest_s = self.body_s(self.padded_tokens(row_tokens)) + self.head_s(head_rows) + self.extra_s
+        line = self._line(rows, row_tokens, False)
+        seconds = [rest_s + self.layers * attention_s for attention_s in line.seconds]
+        points = pairwise(zip(line.kv_tokens, seconds, strict=True))
+        slopes = [(high_s - low_s) / (high - low) for (low, low_s), (high, high_s) in points] or [0.0]
+        return RowCurve(
+            kv_tokens=[0, *line.kv_tokens],
+            seconds=[seconds[0], *seconds],
+            slopes=[0.0, *slopes, slopes[-1]] if len(seconds) > 1 else [0.0, 0.0],
+            launch_s=launch_s,
+            most_context_tokens=rows * self.most_row_context_tokens(rows),
+        )
+
+
+class TableCosts(WorkCosts[TablePasses]):
+    """CostModel over the measured points of `profile`."""
+
+    def _make_passes(self, model: Model, sizes: Sequence[int]) -> TablePasses:
+        profile, kernels = self.profile, self.profile.table
+        is_target = model is Model.TARGET
+        shape, table = (profile.target, kernels.target) if is_target else (profile.draft, kernels.draft)
+        assert shape is not None
+        assert table is not None
+        return TablePasses(profile, shape, table, kernels.verify_rule, sizes)
+
+    def cost(self, work: Work) -> Cost:
+        """Solo cost of `work`."""
+        rows = work.rows
+        if work.chunks or not rows:
+            return self._any_cost(work)
+        passes = self._target if work.model is Model.TARGET else self.passes(work.model)
+        row_tokens = work.row_tokens
+        key = rows, row_tokens, work.head_rows
+        curve = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)
+        if work.context_tokens > curve.most_context_tokens:
+            self._check_range(passes, work)
+        kv_tokens = work.context_tokens + row_tokens
+        points, seconds, slopes, launch_s, _ = curve
+        i = bisect_right(points, kv_tokens) - 1
+        device_s = seconds[i] + slopes[i] * (kv_tokens - points[i])
+        num_kernels = passes.num_kernels
+        num_later = work.draft_tokens - 1
+        if passes.reads_features and num_later >= 0:
+            device_s += passes.fusion_s(row_tokens)
+        if num_later > 0:
+            key = rows, rows, rows
+            later = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)
+            points, seconds, slopes, later_launch_s, _ = later
+            launch_s += num_later * later_launch_s
+            num_kernels *= work.draft_tokens
+            for _ in range(num_later):
+                kv_tokens += rows
+                i = bisect_right(points, kv_tokens) - 1
+                device_s += seconds[i] + slopes[i] * (kv_tokens - points[i])
+        if self._is_synchronous:
+            launch_s = device_s
+        prepare_s = self._step_s + self._row_s * rows
+        if work.ahead_s:
+            prepare_s = max(0.0, prepare_s - work.ahead_s)
+        return Cost(prepare_s, launch_s, device_s, num_kernels)
+
+    def _new_row_curve(self, passes: TablePasses, key: tuple[int, int, int], work: Work) -> RowCurve:
+        self._check_range(passes, work)
+        rows, row_tokens, head_rows = key
+        curve = passes.row_curve(rows, row_tokens, head_rows, self._launch_s(passes, row_tokens, False))
+        passes.row_curves[key] = curve
+        return curve
+
+
+def _row_line(grid: DecodeGrid, filled_seconds: Sequence[Sequence[float]], rows: int) -> Line:
+    return Line([rows * context for context in grid.context_tokens], curve_at(grid.rows, filled_seconds, rows))
+
+
+def _pair_s(chunk_tokens: Sequence[int], seconds: Sequence[float]) -> float:
+    """Slope between the two longest chunks over their causal pairs, tokens^2 / 2."""
+    if len(chunk_tokens) == 1:
+        return 2.0 * seconds[0] / chunk_tokens[0] ** 2
+    return 2.0 * (seconds[-1] - seconds[-2]) / (chunk_tokens[-1] ** 2 - chunk_tokens[-2] ** 2)
+
+
+def _kv_token_s(decode: DecodeGrid) -> float:
+    """Of the measured point that reads the most KV; of several, of the fastest."""
+    points = [
+        (rows * context, seconds)
+        for rows, line in zip(decode.rows, decode.seconds, strict=True)
+        for context, seconds in zip(decode.context_tokens, line, strict=True)
+        if seconds is not None
+    ]
+    most = max(kv_tokens for kv_tokens, _ in points)
+    return min(seconds for kv_tokens, seconds in points if kv_tokens == most) / most

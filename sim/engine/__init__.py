@@ -1,0 +1,1 @@
+"""What every engine has, whatever its policy: the queue, KV memory, draft length, accounts."""

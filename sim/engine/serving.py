@@ -1,0 +1,236 @@
+"""What a policy serves: the queue of arrivals, KV admission, and the account of every emitted token.
+
+A policy asks `admit` for requests, `commit_*` tells what a finished work brought. Not here: the order of anything; that
+is the policy's business.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from sim.engine.draft_length import Controller
+from sim.engine.gauge import GapSamples, Gauge
+from sim.engine.kv import KvPool
+from sim.engine.paged import PagedPool
+from sim.seam.host import Host
+from sim.seam.request import Request
+from sim.seam.wait import Signal
+from sim.seam.work import Chunk
+
+
+class Serving:
+    """Requests between arrival and last token. `requests` in order of arrival; indices need not start at 0."""
+
+    def __init__(
+        self,
+        host: Host,
+        requests: Sequence[Request],
+        kv: KvPool,
+        controller: Controller,
+        *,
+        max_concurrency: int | None,
+    ) -> None:
+        self.host = host
+        self.requests = requests
+        self.kv = kv
+        self.controller = controller
+        self.max_concurrency = max_concurrency
+        self.inbox: deque[Request] = deque()
+        """Arrived, not admitted."""
+        self.intake = Signal()
+        """Notified on arrival, and on release while somebody waits in the inbox."""
+        self.finished = Signal()
+        self.first_measured = 0
+        """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
+        self.num_arrived = 0
+        self.num_finished = 0
+        self.num_admitted = 0
+        self.gaps = GapSamples()
+        self.queue = Gauge()
+        """Requests waiting for admission."""
+
+    @property
+    def paged(self) -> PagedPool:
+        """The memory of an engine that takes blocks as tokens come."""
+        assert isinstance(self.kv, PagedPool)
+        return self.kv
+
+    @property
+    def num_active(self) -> int:
+        """Admitted and unfinished requests."""
+        return self.num_admitted - self.num_finished
+
+    @property
+    def is_all_finished(self) -> bool:
+        return self.num_finished == len(self.requests)
+
+    # -- arrivals
+
+    async def arrivals(self) -> None:
+        """Bring each request in at its time; with `max_concurrency`, not before a place is free.
+
+        As in `vllm bench serve` a request held back by the limit arrives when it is let in.
+        """
+        host = self.host
+        limit = self.max_concurrency if self.max_concurrency is not None else inf
+        for num_arrived, request in enumerate(self.requests):
+            if request.arrival_s > host.now_s:
+                await host.sleep_until(request.arrival_s)
+            while num_arrived - self.num_finished >= limit:
+                await host.wait(self.finished)
+            if limit < inf:
+                request.arrival_s = max(request.arrival_s, host.now_s)
+            self.num_arrived += 1
+            self.inbox.append(request)
+            self.queue.set(len(self.inbox), host.now_s)
+            host.notify(self.intake)
+
+    def admit_now(self) -> Request | None:
+        """The oldest waiting request if KV has room for it. First come, first served: none overtakes."""
+        if self.inbox and self.kv.reserve(self.inbox[0]):
+            return self._take_first()
+        return None
+
+    def _take_first(self) -> Request:
+        self.num_admitted += 1
+        request = self.inbox.popleft()
+        if request.scheduled_s != request.scheduled_s:
+            request.scheduled_s = self.host.now_s
+        self.queue.set(len(self.inbox), self.host.now_s)
+        return request
+
+    async def admit(self, *, poll_s: float | None = None) -> Request:
+        while (request := self.admit_now()) is None:
+            await self.host.wait(self.intake, poll_s=poll_s)
+        return request
+
+    # -- blocks taken as tokens come
+
+    def take_in(self) -> None:
+        """The engine is at a step boundary: what has arrived meanwhile is queued now."""
+        for request in reversed(self.inbox):
+            if request.queued_s == request.queued_s:
+                break
+            request.queued_s = self.host.now_s
+
+    def seat_now(self, most_tokens: int) -> tuple[Request, Chunk] | None:
+        """The oldest waiting request and its first chunk of at most `most_tokens`, if all its tokens fit.
+
+        First come, first served: none overtakes. What is still intact of an earlier life is not computed again.
+        """
+        if not self.inbox:
+            return None
+        request, pool = self.inbox[0], self.paged
+        goal = request.prompt_tokens + request.emitted_tokens
+        found = pool.found(request, goal)
+        history = len(found) * pool.block_size
+        chunk = Chunk(min(goal - history, most_tokens), history)
+        if not pool.seat(request, found, history + chunk.new_tokens, goal):
+            return None
+        self._take_first()
+        request.is_preempted = False
+        request.prefill_goal, request.prefilled_tokens = goal, history
+        self._hold(request, history)
+        return request, chunk
+
+    def put_back(self, request: Request) -> None:
+        """Undo `admit_now` of this instant."""
+        self.kv.release(request)
+        self.num_admitted -= 1
+        self.inbox.appendleft(request)
+        self.queue.set(len(self.inbox), self.host.now_s)
+
+    def preempt(self, request: Request) -> None:
+        """Take the memory of `request`; it waits ahead of all others. A step under way still brings its tokens."""
+        known = request.prompt_tokens + request.emitted_tokens
+        self.paged.preempt(request, min(request.context_tokens + request.in_flight, known))
+        self._hold(request, -request.kv_tokens)
+        request.is_preempted = True
+        request.num_preemptions += 1
+        if not request.in_flight:
+            request.drafted = 0
+        self.num_admitted -= 1
+        self.inbox.appendleft(request)
+        self.queue.set(len(self.inbox), self.host.now_s)
+
+    # -- what works brought
+
+    def _hold(self, request: Request, num_tokens: int) -> None:
+        request.kv_tokens += num_tokens
+        self.kv.held.add(num_tokens, self.host.now_s)
+
+    def commit_prefill(self, request: Request) -> None:
+        """The whole prompt is in KV and the first token is out."""
+        self.commit_chunk(request, request.prompt_tokens)
+
+    def commit_chunk(self, request: Request, new_tokens: int) -> None:
+        """`new_tokens` more of the prompt are in KV; the last of them bring the next output token."""
+        request.prefilled_tokens += new_tokens
+        if not request.is_preempted:
+            self._hold(request, new_tokens)
+        if request.prefilled_tokens == request.prefill_goal:
+            self.emit(request, 1)
+
+    def trim_draft(self, request: Request, draft_tokens: int) -> None:
+        """Verify only the first `draft_tokens` of the draft in flight: a step's budget has no room for more."""
+        self._hold(request, draft_tokens - request.drafted)
+        request.drafted = draft_tokens
+
+    def open_round(self, request: Request, draft_tokens: int) -> None:
+        """A draft of `draft_tokens` sets off; its slots are held until the round is committed."""
+        request.drafted = draft_tokens
+        self._hold(request, draft_tokens + 1)
+
+    def commit_round(self, request: Request, accepted: int) -> None:
+        """Verify accepted `accepted` of the draft: roll the rest back, emit these and the target's own token."""
+        drafted = request.drafted
+        if not request.is_preempted:
+            self._hold(request, accepted - drafted)
+        if drafted:
+            request.num_rounds += 1
+            request.drafted_tokens += drafted
+            request.accepted_tokens += accepted
+            self.controller.saw_round(drafted, accepted)
+        request.needs_catch_up = 0 < drafted == accepted
+        request.drafted = 0
+        self.emit(request, accepted + 1)
+
+    def commit_rounds(self, requests: Sequence[Request], accepted: Iterable[int]) -> list[Request]:
+        """Commit a batch; returns the requests that go on."""
+        for request, num_accepted in zip(requests, accepted, strict=True):
+            self.commit_round(request, num_accepted)
+        return [request for request in requests if not request.is_finished]
+
+    def emit(self, request: Request, num_tokens: int) -> None:
+        """`num_tokens` more are on the host now, cut at the requested output."""
+        now_s = self.host.now_s
+        emitted = min(request.output_tokens, request.emitted_tokens + num_tokens)
+        if request.emitted_tokens == 0:
+            request.first_token_s = now_s
+        elif request.index >= self.first_measured:
+            self.gaps.add(now_s - request.last_token_s)
+        request.last_token_s = now_s
+        request.emitted_tokens = emitted
+        if emitted == request.output_tokens:
+            self.release(request)
+
+    def release(self, request: Request) -> None:
+        """`request` has its last token: give its memory back."""
+        self._hold(request, -request.kv_tokens)
+        if request.is_preempted:
+            self._forget_waiting(request)
+        self.kv.release(request)
+        self.num_finished += 1
+        self.controller.saw_finish()
+        self.host.notify(self.finished)
+        if self.inbox:
+            self.host.notify(self.intake)
+
+    def _forget_waiting(self, request: Request) -> None:
+        """Its last token was under way when it was preempted."""
+        self.inbox.remove(request)
+        self.num_admitted += 1
+        request.is_preempted = False
+        self.queue.set(len(self.inbox), self.host.now_s)

@@ -1,0 +1,1 @@
+"""From a scenario to results: the checked scenario, one run, policies side by side."""

@@ -1,0 +1,225 @@
+"""A scenario: everything that determines a run, from raw data, strict.
+
+Unknown keys, wrong types and values out of range are one clear line each (ValueError). Not here: reading YAML and
+overrides (scenario_file), running it (sim.experiment.run).
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from math import inf
+from typing import Any, get_type_hints
+
+import msgspec
+
+from sim.engine.draft_length import CONTROLLERS
+from sim.names import unknown
+from sim.policies.options import EngineLimits, Method, PolicyOptions
+from sim.workload.generate import TIMED_TRACES, Workload
+
+SCENARIO_SCHEMA = 1
+TINY, TINY_INPUT_LEN, TINY_OUTPUT_LEN = "cpu/tiny", 64, 32
+"""The profile small enough to replay anywhere, and its own default lengths."""
+
+
+def _at_least(block: str, struct: msgspec.Struct, **least: int) -> None:
+    for name, minimum in least.items():
+        value = getattr(struct, name)
+        if value < minimum:
+            dotted = f"{block}.{name}" if block else name
+            raise ValueError(f"{dotted}={value!r} must be at least {minimum}")
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(unknown(name, value, known))
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits and memory of the engine, under vLLM's names."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    num_gpu_blocks: int | None = None
+    """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
+    gpu_memory_utilization: float = 0.9
+    cuda_graph: bool = True
+    async_scheduling: bool = False
+    """continuous: plan a step while the one before it is under way."""
+    enable_prefix_caching: bool = True
+    """continuous: a preempted request finds again what is still intact of its blocks."""
+    long_prefill_token_threshold: int = 0
+    """continuous: longest chunk of one prompt in a step; 0 = the budget."""
+
+    def __post_init__(self) -> None:
+        _at_least("engine", self, max_num_seqs=1, max_num_batched_tokens=1, block_size=1)
+        _at_least("engine", self, long_prefill_token_threshold=0)
+        if self.num_gpu_blocks is not None:
+            _at_least("engine", self, num_gpu_blocks=1)
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError(
+                f"engine.gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1"
+            )
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drafted and with what luck."""
+
+    method: Method = Method.DRAFT_MODEL
+    num_speculative_tokens: int = 4
+    acceptance: str = "iid:0.7"
+    synthetic_acceptance_length: float | None = None
+    """vLLM's key, taken in place of `acceptance`: tokens per verify, the earliest drafted tokens accepted first."""
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    """vLLM's key, likewise: unconditional rate of each drafted token."""
+    controller: str = "fixed"
+
+    def __post_init__(self) -> None:
+        _at_least("speculation", self, num_speculative_tokens=0)
+        if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
+            raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
+        _one_of("speculation.controller", self.controller, CONTROLLERS)
+
+
+class Devices(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs; several are served by policies that use them."""
+
+    count: int = 1
+    routing: str = "round-robin"
+    link: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.count != 1 or self.link is not None:
+            raise ValueError("devices: this version simulates one GPU (count: 1, link: null)")
+        _one_of("devices.routing", self.routing, ("round-robin",))
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Observation window, seconds of simulated time; null = until everything has drained."""
+
+    arrivals_end_s: float | None = None
+    stop_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("arrivals_end_s", "stop_s"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < inf:
+                raise ValueError(f"window.{name}={value!r} must be a finite number of seconds above 0, or null")
+
+
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """SLOs a request must meet to count as good, milliseconds; null = no bound."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms", "e2el_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < inf:
+                raise ValueError(f"goodput.{name}={value!r} must be a finite number of milliseconds above 0, or null")
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that determines the result of a command (design, section 9)."""
+
+    schema: int = SCENARIO_SCHEMA
+    profile: str
+    policy: tuple[str, ...]
+    policy_options: PolicyOptions = PolicyOptions()
+    engine: Engine = Engine()
+    workload: Workload = Workload()
+    speculation: Speculation = Speculation()
+    devices: Devices = Devices()
+    window: Window = Window()
+    goodput: Goodput = Goodput()
+    seed: int = 0
+    replications: int = 1
+
+    def __post_init__(self) -> None:
+        if self.schema != SCENARIO_SCHEMA:
+            raise ValueError(f"schema={self.schema!r}: this version reads schema {SCENARIO_SCHEMA}")
+        if not self.policy:
+            raise ValueError("policy: name at least one")
+        if len(set(self.policy)) < len(self.policy):
+            raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
+        _at_least("", self, seed=0, replications=1)
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What a continuous-batching engine is told."""
+        engine = self.engine
+        return EngineLimits(
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            long_prefill_token_threshold=engine.long_prefill_token_threshold,
+            async_scheduling=engine.async_scheduling,
+            method=self.speculation.method,
+        )
+
+    @property
+    def digest(self) -> str:
+        """Hash of the resolved scenario, 16 hex digits."""
+        return hashlib.sha256(msgspec.json.encode(to_plain(self), order="deterministic")).hexdigest()[:16]
+
+
+def to_plain(scenario: Scenario) -> dict[str, Any]:
+    """The resolved scenario as plain data for YAML and JSON; an infinite rate becomes the string inf."""
+    plain: dict[str, Any] = msgspec.to_builtins(scenario)
+    if plain["workload"]["request_rate"] in (None, inf):
+        plain["workload"]["request_rate"] = "inf"
+    plain["policy"] = list(plain["policy"])
+    return plain
+
+
+def resolve(raw: Mapping[str, Any]) -> Scenario:
+    """A checked scenario from raw data. Raises ValueError, one line naming the key."""
+    raw = dict(raw)
+    if isinstance(raw.get("policy"), str):
+        raw["policy"] = [raw["policy"]]
+    for key in ("profile", "policy"):
+        if not raw.get(key):
+            raise ValueError(f"{key}: none given (--{key} NAME, or `{key}:` in the scenario file)")
+    _check_keys(raw, Scenario, "")
+    workload = raw.setdefault("workload", {})
+    if isinstance(workload, dict):
+        workload = raw["workload"] = dict(workload)
+        rate = workload.get("request_rate")
+        if isinstance(rate, str) and rate.lower().lstrip("+") in ("inf", "infinity"):
+            workload["request_rate"] = inf
+        if raw["profile"] == TINY and workload.get("dataset_name", "fixed") == "fixed":
+            workload.setdefault("input_len", TINY_INPUT_LEN)
+            workload.setdefault("output_len", TINY_OUTPUT_LEN)
+        if workload.get("input_len") is not None or workload.get("output_len") is not None:
+            workload.setdefault("dataset_name", "fixed")
+        if workload.get("dataset_name") in TIMED_TRACES and "request_rate" not in workload:
+            workload.setdefault("trace_arrivals", "recorded")
+    try:
+        return msgspec.convert(raw, Scenario, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explain(str(error))) from None
+
+
+def _explain(message: str) -> str:
+    """msgspec's `... - at `$.a.b`` as `a.b: ...`."""
+    text, _, path = message.partition(" - at `$.")
+    path = path.rstrip("`")
+    if not path or text.startswith("unknown"):
+        return text
+    return text if text.startswith(path) else f"{path}: {text[0].lower() + text[1:]}"
+
+
+def _check_keys(raw: Mapping[str, Any], struct: type[msgspec.Struct], prefix: str) -> None:
+    hints = get_type_hints(struct)
+    for key, value in raw.items():
+        if key not in struct.__struct_fields__:
+            raise ValueError(unknown("key", f"{prefix}{key}", [prefix + name for name in struct.__struct_fields__]))
+        hint = hints[key]
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{prefix}{key}: want a block of keys, got {value!r}")
+            _check_keys(value, hint, f"{prefix}{key}.")
+        elif isinstance(hint, type) and issubclass(hint, StrEnum):
+            _one_of(f"{prefix}{key}", str(value), list(hint))

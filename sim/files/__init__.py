@@ -1,0 +1,1 @@
+"""Files of the user: the only place that writes one."""

@@ -1,0 +1,204 @@
+"""Driving coroutines on a virtual clock: the wake order of the seam, in one place.
+
+A host built on this supplies the clock (`at`, `now_s`) and the works. Not here: devices and costs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from math import ceil
+from typing import Any
+
+from sim.seam.wait import TIMED_OUT, HostWait, Signal, Wait
+
+POLL_GRID_SLACK = 1e-9
+"""A notification this share of a poll after a grid point still counts as on it (float rounding)."""
+
+Task = Coroutine[Any, None, None]
+
+
+class FirstWait(HostWait[int]):
+    """Done as soon as one of several waits is."""
+
+    __slots__ = ("_waits",)
+
+    def __init__(self, waits: Sequence[Any]) -> None:
+        super().__init__()
+        self._waits = waits
+        for wait in waits:
+            if wait.is_done:
+                self.is_done = True
+                return
+        for wait in waits:
+            wait.arm()
+            wait.watchers.append(self)
+
+    def __await__(self) -> Generator[HostWait[int], None, int]:
+        if not self.is_done:
+            yield self
+        for index, wait in enumerate(self._waits):
+            if wait.is_done:
+                return index
+        raise AssertionError("a first() woke with none of its waits done")
+
+
+class _TimedFirst(FirstWait):
+    """`first` with a timeout: its last wait is the sleep, reported as TIMED_OUT."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[HostWait[int], None, int]:
+        index = yield from super().__await__()
+        return TIMED_OUT if index == len(self._waits) - 1 else index
+
+
+class TaskHost:
+    """The part of a virtual-clock host that runs coroutines, sleeps and signals."""
+
+    def __init__(self) -> None:
+        self._ready: list[tuple[int, Task]] = []
+        self._next_post = 0
+        self._is_dispatching = False
+        self._is_dispatch_due = False
+        self.num_polls = 0
+        """Polls that workers made while idle."""
+        self._num_polling: dict[float, int] = {}
+        """Simulated workers that poll at this moment, by their interval."""
+
+    @property
+    def looks_per_s(self) -> float:
+        """Of all simulated workers that poll at this moment."""
+        return sum(count / poll_s for poll_s, count in self._num_polling.items())
+
+    # -- the clock, supplied by the subclass
+
+    @property
+    def now_s(self) -> float:
+        raise NotImplementedError
+
+    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any:
+        """Call `callback` at `time_s`; `is_last` puts it after everything else of that instant."""
+        raise NotImplementedError
+
+    def _is_instant_over(self) -> bool:
+        """Nothing else is due at this very instant."""
+        raise NotImplementedError
+
+    # -- the seam
+
+    def sleep(self, duration_s: float) -> Wait[None]:
+        if not duration_s >= 0:
+            raise ValueError(f"sleep of {duration_s!r} s: want a duration >= 0")
+        return self.sleep_until(self.now_s + duration_s)
+
+    def sleep_until(self, time_s: float) -> Wait[None]:
+        wait: HostWait[None] = HostWait()
+        self.at(max(time_s, self.now_s), lambda _: self.announce(wait))
+        return wait
+
+    def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
+        wait: HostWait[None] = HostWait()
+        if poll_s:
+            signal.pending.append(_Poll(self, wait, poll_s))
+        else:
+            signal.pending.append(wait)
+        return wait
+
+    def notify(self, signal: Signal) -> None:
+        signal.version += 1
+        pending = signal.pending
+        if pending:
+            signal.pending = []
+            for wait in pending:
+                if type(wait) is _Poll:
+                    wait.notified()
+                else:
+                    self.complete(wait)
+
+    def first(self, *waits: Any, timeout_s: float | None = None) -> Wait[int]:
+        if timeout_s is None:
+            return FirstWait(waits)
+        return _TimedFirst((*waits, self.sleep(timeout_s)))
+
+    # -- driving
+
+    def spawn(self, task: Task) -> None:
+        """Start a coroutine at this instant, after those spawned or woken before it."""
+        heapq.heappush(self._ready, (self._next_post, task))
+        self._next_post += 1
+        if not self._is_dispatching:
+            self._settle()
+
+    def complete(self, wait: HostWait[Any], value: Any = None) -> None:
+        """Mark `wait` done and wake its waiters at this instant."""
+        wait.is_done = True
+        wait.value = value
+        if wait.posts:
+            for post in wait.posts:
+                heapq.heappush(self._ready, post)
+            wait.posts = []
+        if wait.watchers:
+            watchers, wait.watchers = wait.watchers, []
+            for watcher in watchers:
+                if not watcher.is_done:
+                    self.complete(watcher)
+        if self._ready and not self._is_dispatching:
+            self._settle()
+
+    def announce(self, wait: HostWait[Any], value: Any = None) -> None:
+        """`complete` as the only act of a clock callback: wakes the waiters right here if the instant is over."""
+        if self._is_instant_over():
+            self._is_dispatching = True
+            if wait.watchers:
+                self.complete(wait, value)
+            else:
+                wait.is_done = True
+                wait.value = value
+                for post in wait.posts:
+                    heapq.heappush(self._ready, post)
+            self._dispatch()
+        else:
+            self.complete(wait, value)
+
+    def _settle(self) -> None:
+        """See to it that the ready coroutines run once everything of this instant has completed."""
+        if not self._is_dispatch_due:
+            self._is_dispatch_due = True
+            self.at(self.now_s, self._dispatch, is_last=True)
+
+    def _dispatch(self, _: Any = None) -> None:
+        self._is_dispatch_due = False
+        self._is_dispatching = True
+        ready = self._ready
+        while ready:
+            _, task = heapq.heappop(ready)
+            try:
+                wait = task.send(None)
+            except StopIteration:
+                continue
+            wait.arm()
+            wait.posts.append((self._next_post, task))
+            self._next_post += 1
+        self._is_dispatching = False
+
+
+class _Poll:
+    """A worker that looks every `poll_s`, simulated by the one look that finds something."""
+
+    __slots__ = ("_host", "_poll_s", "_start_s", "_wait")
+
+    def __init__(self, host: TaskHost, wait: HostWait[None], poll_s: float) -> None:
+        self._host = host
+        self._wait = wait
+        self._poll_s = poll_s
+        self._start_s = host.now_s
+        host._num_polling[poll_s] = host._num_polling.get(poll_s, 0) + 1
+
+    def notified(self) -> None:
+        self._host._num_polling[self._poll_s] -= 1
+        waited = (self._host.now_s - self._start_s) / self._poll_s
+        num_polls = max(1, ceil(waited - POLL_GRID_SLACK))
+        self._host.num_polls += num_polls
+        wake_s = max(self._host.now_s, self._start_s + num_polls * self._poll_s)
+        self._host.at(wake_s, lambda _: self._host.announce(self._wait))

@@ -1,0 +1,193 @@
+"""The simulated host: coroutines on a SimPy clock, works on simulated devices.
+
+Not here: the wake order (sim.hosts.clock), the devices (sim.devices), and what happens to requests
+(sim.engine.serving).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappush
+from typing import Any, Protocol
+
+import simpy
+from simpy.events import NORMAL
+
+from sim.costs.cost import CostModel, Link
+from sim.costs.history import UNPRICED, HistoryCosts, with_history
+from sim.devices.contention import Contention
+from sim.devices.shared import SharedDevice
+from sim.devices.solo import SoloDevice
+from sim.devices.ticket import Device, SimTicket
+from sim.hosts.clock import TaskHost
+from sim.seam.host import Stream
+from sim.seam.work import Kind, Result, Work
+
+LAST = NORMAL + 1
+"""SimPy priority behind every ordinary event of an instant."""
+
+
+class RunLength(Protocol):
+    """Luck as a host needs it."""
+
+    def run_length(self, index: int, position: int, most: int) -> int: ...
+
+
+class _Environment(simpy.Environment):
+    """SimPy's clock with events at an absolute time: `timeout` would round now + (time - now)."""
+
+    def call_at(self, time_s: float, callback: Callable[[Any], None], priority: int) -> simpy.Event:
+        event = _Call(self, callback)
+        heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
+        return event
+
+
+class _Call(simpy.Event):
+    """An event that has happened when it is due, and calls one function."""
+
+    def __init__(self, env: simpy.Environment, callback: Callable[[Any], None]) -> None:
+        self.env = env
+        self.callbacks = [callback]
+        self._ok = True
+        self._value = None
+
+
+class Usage:
+    """Totals over the works of one kind on one stream."""
+
+    __slots__ = ("cancelled_s", "device_s", "num_works", "tokens")
+
+    def __init__(self) -> None:
+        self.num_works = 0
+        self.device_s = 0.0
+        self.tokens = 0
+        """Token positions computed: rows' query tokens, drafted tokens, chunk tokens."""
+        self.cancelled_s = 0.0
+
+
+class SimHost(TaskHost):
+    """A host in virtual time. `costs` prices works on every GPU; `links` are devices by name."""
+
+    def __init__(
+        self,
+        costs: CostModel,
+        luck: RunLength,
+        *,
+        contention: Contention | None = None,
+        links: Mapping[str, Link] | None = None,
+        on_work: Callable[[SimTicket], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._env = _Environment(0.0)
+        self._costs = with_history(costs, self)
+        self._luck = luck
+        self._contention = contention or Contention()
+        self._links = dict(links or {})
+        self._on_work = on_work
+        self._streams: dict[str, Stream] = {}
+        self.submitting = ""
+        """Name of the stream that a work is being submitted to."""
+        self._devices: dict[int | str, Device] = {}
+        self.usage: dict[tuple[str, Kind], Usage] = {}
+        """Totals by (stream name, kind)."""
+
+    # -- the clock
+
+    @property
+    def now_s(self) -> float:
+        return self._env._now
+
+    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any:
+        return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)
+
+    def _is_instant_over(self) -> bool:
+        queue = self._env._queue
+        return not queue or queue[0][0] > self._env._now
+
+    def run_until(self, stop_s: float | None = None) -> None:
+        """Advance until nothing more can happen, or to `stop_s`."""
+        self._env.run(until=stop_s)
+        for device in self._devices.values():
+            device.flush(self.now_s)
+
+    # -- the seam
+
+    def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
+        if self._devices:
+            raise RuntimeError(f"stream {name!r} must be made before the first work is submitted")
+        if name in self._streams:
+            raise ValueError(f"stream {name!r} exists already")
+        if isinstance(device, str) and device not in self._links:
+            raise ValueError(f"stream {name!r}: no link named {device!r}; known: {sorted(self._links)}")
+        if sm_share is not None:
+            raise ValueError(f"stream {name!r}: sm_share={sm_share!r} needs a measured solo curve; no profile has one")
+        stream = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
+        self._streams[name] = stream
+        return stream
+
+    def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> SimTicket:
+        if not self._devices:
+            self._build_devices()
+        self.submitting = stream.name
+        ticket = self._devices[stream.device].submit(work, stream, after)
+        if work.requests:
+            if work.kind is Kind.VERIFY:
+                ticket.result = self._accepted(work, len(work.requests))
+            elif work.kind is Kind.STEP and work.rows:
+                ticket.result = self._accepted(work, work.rows)
+        return ticket
+
+    def _accepted(self, work: Work, num_rows: int) -> Result:
+        run_length = self._luck.run_length
+        return Result(
+            [
+                run_length(request.index, request.emitted_tokens, request.drafted) if request.drafted else 0
+                for request in work.requests[:num_rows]
+            ]
+        )
+
+    def _build_devices(self) -> None:
+        if isinstance(self._costs, HistoryCosts):
+            # A device with one stream reports ends late, but there nothing takes longer than its cost says.
+            self._costs.knows_ends = len(self._streams) > 1
+        by_device: dict[int | str, list[Stream]] = {}
+        for stream in self._streams.values():
+            by_device.setdefault(stream.device, []).append(stream)
+        for name, streams in by_device.items():
+            if isinstance(name, str):
+                self._devices[name] = SharedDevice(self, self._links[name], streams, Contention(), is_one_queue=True)
+            elif len(self._streams) == 1:
+                self._devices[name] = SoloDevice(self, self._costs)
+            else:
+                self._devices[name] = SharedDevice(self, self._costs, streams, self._contention)
+
+    # -- accounts
+
+    @property
+    def device_busy_s(self) -> float:
+        """Seconds with at least one work on the GPUs, averaged over them."""
+        busy = [device.busy_s for name, device in self._devices.items() if not isinstance(name, str)]
+        return sum(busy) / len(busy) if busy else 0.0
+
+    def ended(self, ticket: SimTicket) -> None:
+        work = ticket.work
+        key = (ticket.stream.name, work.kind)
+        usage = self.usage.get(key)
+        if usage is None:
+            usage = self.usage[key] = Usage()
+        usage.num_works += 1
+        costs = self._costs
+        if type(costs) is HistoryCosts and costs.knows_ends and work.kind not in UNPRICED:
+            costs.ended(ticket.stream.name, ticket.end_s)
+        if work.kind is not Kind.HOST:
+            device_s = ticket.end_s - ticket.start_s
+            usage.device_s += device_s
+            usage.tokens += work.row_tokens
+            if work.draft_tokens:
+                usage.tokens += work.rows * (work.draft_tokens - 1)
+            for chunk in work.chunks:
+                usage.tokens += chunk.new_tokens
+            if ticket.is_cancelled:
+                usage.cancelled_s += device_s
+        if self._on_work is not None:
+            self._on_work(ticket)

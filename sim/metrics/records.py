@@ -1,0 +1,145 @@
+"""The one output schema: what a run, simulated or real, leaves behind for metrics.
+
+Not here: metrics themselves (sim.metrics.summary), files (sim.report.results).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sim.engine.gauge import GapSamples
+from sim.seam.host import Stream
+from sim.seam.request import Request
+from sim.seam.work import Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRecord:
+    """One work as it happened; times in seconds on the run's clock. Columns of work.parquet."""
+
+    kind: str
+    model: str
+    stream: str
+    device: str
+    submitted_s: float
+    issue_start_s: float
+    issued_s: float
+    start_s: float
+    end_s: float
+    ready_s: float
+    rows: int
+    row_tokens: int
+    context_tokens: int
+    chunk_tokens: int
+    draft_tokens: int
+    is_cancelled: bool
+    requests: tuple[int, ...]
+    """Arrival indices of the rows and chunks."""
+
+
+class EndedTicket(Protocol):
+    """A ticket, of any host, whose work is over; times in seconds on the run's clock."""
+
+    @property
+    def work(self) -> Work: ...
+    @property
+    def stream(self) -> Stream: ...
+
+    submitted_s: float
+    issue_start_s: float
+    issued_s: float
+    start_s: float
+    end_s: float
+    ready_s: float
+    is_cancelled: bool
+
+
+def work_record(ticket: EndedTicket) -> WorkRecord:
+    """What a host's ticket says of its work."""
+    work = ticket.work
+    return WorkRecord(
+        kind=work.kind.value,
+        model=work.model.value,
+        stream=ticket.stream.name,
+        device=str(ticket.stream.device),
+        submitted_s=ticket.submitted_s,
+        issue_start_s=ticket.issue_start_s,
+        issued_s=ticket.issued_s,
+        start_s=ticket.start_s,
+        end_s=ticket.end_s,
+        ready_s=ticket.ready_s,
+        rows=work.rows,
+        row_tokens=work.row_tokens,
+        context_tokens=work.context_tokens,
+        chunk_tokens=sum(chunk.new_tokens for chunk in work.chunks),
+        draft_tokens=work.draft_tokens,
+        is_cancelled=ticket.is_cancelled,
+        requests=tuple(request.index for request in work.requests),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamUsage:
+    """Totals of one kind of work on one stream."""
+
+    stream: str
+    kind: str
+    num_works: int
+    device_s: float
+    tokens: int
+    """Token positions computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run of one policy with one seed."""
+
+    policy: str
+    seed: int
+    requests: list[Request]
+    """By arrival index. Unfinished ones are censored."""
+    gaps: GapSamples
+    end_s: float
+    """When the run stopped: last completion, or the window's end."""
+    window_s: float | None
+    """Length of the observation window where one was set and cut the run."""
+    usage: list[StreamUsage]
+    device_busy_s: float
+    """Seconds with at least one work on the GPU."""
+    num_polls: int
+    queue_mean: float
+    queue_peak: int
+    kv_tokens_mean: float
+    kv_tokens_peak: int
+    kv_capacity_tokens: int
+    is_open_loop: bool
+    """Arrivals at a rate, so that the run can be overloaded."""
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0
+    works: list[WorkRecord] = field(default_factory=list)
+    """Empty unless recording was asked for, and so is the next."""
+    kv_series: list[tuple[float, int]] = field(default_factory=list)
+    """(time, tokens in KV from then on)."""
+
+
+def request_columns(record: RunRecord) -> dict[str, list[Any]]:
+    """The requests of a run as columns, one list [requests] per field, unfinished ones marked censored."""
+    requests = record.requests
+    return {
+        "policy": [record.policy] * len(requests),
+        "seed": [record.seed] * len(requests),
+        "index": [request.index for request in requests],
+        "id": [request.id for request in requests],
+        "prompt_tokens": [request.prompt_tokens for request in requests],
+        "output_tokens": [request.output_tokens for request in requests],
+        "emitted_tokens": [request.emitted_tokens for request in requests],
+        "arrival_s": [request.arrival_s for request in requests],
+        "scheduled_s": [request.scheduled_s for request in requests],
+        "first_token_s": [request.first_token_s for request in requests],
+        "last_token_s": [request.last_token_s for request in requests],
+        "num_rounds": [request.num_rounds for request in requests],
+        "drafted_tokens": [request.drafted_tokens for request in requests],
+        "accepted_tokens": [request.accepted_tokens for request in requests],
+        "is_censored": [not request.is_finished for request in requests],
+    }

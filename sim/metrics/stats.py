@@ -1,0 +1,58 @@
+"""Small statistics: weighted percentiles, t-intervals over replications.
+
+Not here: which metrics exist (sim.metrics.summary).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+_T_975 = (
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
+    2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
+)  # fmt: skip
+"""0.975 quantiles of Student's t with 1..20 degrees of freedom (any table)."""
+
+
+def t_975(degrees: int) -> float:
+    """0.975 quantile of Student's t; beyond 20 degrees by its expansion around the normal (A&S 26.7.5)."""
+    if degrees <= len(_T_975):
+        return _T_975[degrees - 1]
+    z = NormalDist().inv_cdf(0.975)
+    return (
+        z
+        + (z**3 + z) / (4 * degrees)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
+    )
+
+
+def interval_95(samples: Sequence[float]) -> tuple[float, float] | None:
+    """95 % t-interval of the mean of independent `samples`; None for fewer than two."""
+    count = len(samples)
+    if count < 2:
+        return None
+    mean = sum(samples) / count
+    spread = sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
+    half = t_975(count - 1) * spread / sqrt(count)
+    return mean - half, mean + half
+
+
+def weighted_percentiles(values: Floats, counts: Floats, percents: Sequence[float]) -> list[float]:
+    """Percentiles of `values` [samples] repeated `counts` [samples] times, linear as in numpy.percentile."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    last_index = np.cumsum(counts[order]) - 1
+    total = last_index[-1]
+    ranks = np.asarray(percents) / 100.0 * total
+    low = np.floor(ranks)
+    below = ordered[np.searchsorted(last_index, low)]
+    above = ordered[np.searchsorted(last_index, np.minimum(low + 1, total))]
+    return [float(value) for value in below + (above - below) * (ranks - low)]

@@ -1,0 +1,208 @@
+"""Metrics of one run from its record alone, exactly as `vllm bench serve` defines them and under its keys.
+
+TTFT = first token - arrival; E2EL = last token - arrival; TPOT = (E2EL - TTFT) / (output tokens - 1), left out for one
+token; ITL = gaps between emissions, one sample per verify round. Requests unfinished at the end of the run are
+censored: counted, and left out of the latencies. Undefined values are None. Not here: intervals (sim.metrics.stats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sim.metrics.breakdown import PHASES, mean_phases_s
+from sim.metrics.load import is_unstable
+from sim.metrics.records import RunRecord
+from sim.metrics.stats import Floats, weighted_percentiles
+from sim.seam.request import Request
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+POLL_CPU_S = 1e-6
+"""CPU time assumed per poll of an idle worker (a Python loop iteration with a queue check)."""
+
+
+def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
+    """`ttft`, `tpot`, `e2el` [requests] of finished requests, seconds; tpot only where two or more tokens came out."""
+    arrival = np.array([request.arrival_s for request in requests])
+    first = np.array([request.first_token_s for request in requests])
+    last = np.array([request.last_token_s for request in requests])
+    tokens = np.array([request.emitted_tokens for request in requests])
+    has_gaps = tokens > 1
+    return {
+        "ttft": first - arrival,
+        "tpot": (last - first)[has_gaps] / (tokens[has_gaps] - 1),
+        "e2el": last - arrival,
+    }
+
+
+def summarise(
+    record: RunRecord,
+    *,
+    percentiles: Sequence[float] = PERCENTILES,
+    goodput_ms: dict[str, float | None] | None = None,
+    num_warmups: int = 0,
+) -> dict[str, Any]:
+    """All metrics of a run. `num_warmups` requests that arrived first are left out; every key is always there."""
+    measured = [request for request in record.requests if request.index >= num_warmups]
+    finished = [request for request in measured if request.is_finished]
+    start_s = min((request.arrival_s for request in measured), default=0.0) if num_warmups else 0.0
+    duration_s = record.end_s - start_s
+    output_tokens = sum(request.emitted_tokens for request in finished)
+    result: dict[str, Any] = {
+        "policy": record.policy,
+        "seed": record.seed,
+        "num_prompts": len(measured),
+        "completed": len(finished),
+        "censored": len(measured) - len(finished),
+        "unstable": is_unstable(record, measured),
+        "preemptions": sum(request.num_preemptions for request in measured),
+        "duration": duration_s,
+        "total_input_tokens": sum(request.prompt_tokens for request in finished),
+        "total_output_tokens": output_tokens,
+        "request_throughput": _ratio(len(finished), duration_s),
+        "output_throughput": _ratio(output_tokens, duration_s),
+        "total_token_throughput": _ratio(
+            output_tokens + sum(request.prompt_tokens for request in finished), duration_s
+        ),
+    }
+    samples = latencies_s(finished)
+    phases = mean_phases_s(record) if record.works else dict.fromkeys(PHASES)
+    result["phases_ms"] = {name: None if mean_s is None else mean_s * 1e3 for name, mean_s in phases.items()}
+    result["request_goodput"] = _goodput(finished, goodput_ms or {}, duration_s)
+    for name in ("ttft", "tpot", "e2el"):
+        result |= _spread(name, samples[name], np.ones(len(samples[name])), percentiles)
+    result |= _spread("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
+    result |= _windowed(record, measured, finished)
+    result |= _speculation(record, measured)
+    return result | _device(record, duration_s)
+
+
+def detailed(record: RunRecord) -> dict[str, list[float | None]]:
+    """Per-request lists under the keys of `vllm bench serve --save-detailed`, in order of arrival, seconds.
+
+    None for what an unfinished request, or one of a single token, does not have.
+    """
+    requests = record.requests
+    finished = [request if request.is_finished else None for request in requests]
+    return {
+        "start_times": [request.arrival_s for request in requests],
+        "input_lens": [request.prompt_tokens for request in requests],
+        "output_lens": [request.emitted_tokens for request in requests],
+        "ttfts": [r.first_token_s - r.arrival_s if r else None for r in finished],
+        "tpots": [
+            (r.last_token_s - r.first_token_s) / (r.emitted_tokens - 1) if r and r.emitted_tokens > 1 else None
+            for r in finished
+        ],
+        "e2els": [r.last_token_s - r.arrival_s if r else None for r in finished],
+    }
+
+
+def _ratio(amount: float, by: float) -> float | None:
+    return amount / by if by > 0.0 else None
+
+
+def _spread(name: str, values_s: Floats, counts: Floats, percentiles: Sequence[float]) -> dict[str, float | None]:
+    """Mean, median, standard deviation and percentiles of one latency, milliseconds."""
+    keys = [f"p{percent:g}_{name}_ms" for percent in percentiles]
+    if len(values_s) == 0:
+        return dict.fromkeys((f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms", *keys))
+    mean = float(np.average(values_s, weights=counts))
+    variance = float(np.average((values_s - mean) ** 2, weights=counts))
+    median, *values = weighted_percentiles(values_s, counts, (50.0, *percentiles))
+    result: dict[str, float | None] = {
+        f"mean_{name}_ms": mean * 1e3,
+        f"median_{name}_ms": median * 1e3,
+        f"std_{name}_ms": variance**0.5 * 1e3,
+    }
+    return result | {key: value * 1e3 for key, value in zip(keys, values, strict=True)}
+
+
+def _goodput(finished: Sequence[Request], slo_ms: dict[str, float | None], duration_s: float) -> float | None:
+    """Requests per second that meet every SLO given; None if none is. A single token has no TPOT to miss."""
+    bounds = {name: bound for name, bound in slo_ms.items() if bound is not None}
+    if not bounds:
+        return None
+    num_good = 0
+    for request in finished:
+        values_ms = {
+            "ttft_ms": (request.first_token_s - request.arrival_s) * 1e3,
+            "tpot_ms": (request.last_token_s - request.first_token_s) * 1e3 / max(1, request.emitted_tokens - 1),
+            "e2el_ms": (request.last_token_s - request.arrival_s) * 1e3,
+        }
+        num_good += all(values_ms[name] <= bound for name, bound in bounds.items())
+    return _ratio(num_good, duration_s)
+
+
+def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence[Request]) -> dict[str, float | None]:
+    """Throughput over a window that was cut, from completed requests only (seed 002) and from all of them."""
+    if record.window_s is None:
+        return {"throughput_completed_window": None, "throughput_emitted_window": None}
+    return {
+        "throughput_completed_window": sum(request.emitted_tokens for request in finished) / record.window_s,
+        "throughput_emitted_window": sum(request.emitted_tokens for request in measured) / record.window_s,
+    }
+
+
+def _speculation(record: RunRecord, measured: Sequence[Request]) -> dict[str, Any]:
+    """vLLM's spec_decode keys: counted before outputs are cut, the last draft not shortened; rate in percent."""
+    drafts = sum(request.num_rounds for request in measured)
+    drafted = sum(request.drafted_tokens for request in measured)
+    accepted = sum(request.accepted_tokens for request in measured)
+    return {
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": drafted,
+        "spec_decode_accepted_tokens": accepted,
+        "spec_decode_acceptance_length": 1.0 + accepted / drafts if drafts else None,
+        "spec_decode_acceptance_rate": 100.0 * accepted / drafted if drafted else None,
+        "rejected_token_share": _rejected_share(record, drafts, drafted, accepted),
+    }
+
+
+def _rejected_share(record: RunRecord, drafts: int, drafted: int, accepted: int) -> float | None:
+    """Share of the device time spent on tokens that verify rejected.
+
+    Draft time counts by the rejected share of drafted tokens, verify and step time by rejected tokens among all
+    token positions computed in such works.
+    """
+    total_s = sum(usage.device_s for usage in record.usage)
+    if not drafted or total_s <= 0.0:
+        return None
+    rejected = drafted - accepted
+    wasted_s = 0.0
+    for usage in record.usage:
+        if usage.kind == "draft":
+            wasted_s += usage.device_s * rejected / drafted
+    checked = [usage for usage in record.usage if usage.kind in ("verify", "step")]
+    tokens = sum(usage.tokens for usage in checked)
+    if tokens:
+        wasted_s += sum(usage.device_s for usage in checked) * min(1.0, rejected / tokens)
+    return wasted_s / total_s
+
+
+def _device(record: RunRecord, duration_s: float) -> dict[str, Any]:
+    by_stream: dict[str, float] = {}
+    by_kind: dict[str, float] = {}
+    for usage in record.usage:
+        by_stream[usage.stream] = by_stream.get(usage.stream, 0.0) + usage.device_s
+        by_kind[usage.kind] = by_kind.get(usage.kind, 0.0) + usage.device_s
+    end_s = record.end_s
+    num_works: dict[str, int] = {}
+    for usage in record.usage:
+        num_works[usage.kind] = num_works.get(usage.kind, 0) + usage.num_works
+    return {
+        "num_works": num_works,
+        "device_utilization": _ratio(record.device_busy_s, end_s),
+        "device_idle_share": 1.0 - record.device_busy_s / end_s if end_s > 0.0 else None,
+        "stream_utilization": {name: _ratio(busy_s, end_s) for name, busy_s in by_stream.items()},
+        "kind_utilization": {name: _ratio(busy_s, end_s) for name, busy_s in by_kind.items()},
+        "poll_cpu_share": _ratio(record.num_polls * POLL_CPU_S, end_s),
+        "mean_queue_depth": record.queue_mean,
+        "max_queue_depth": record.queue_peak,
+        "mean_kv_usage": _ratio(record.kv_tokens_mean, record.kv_capacity_tokens),
+        "max_kv_usage": _ratio(record.kv_tokens_peak, record.kv_capacity_tokens),
+        "weight_gb": record.weight_bytes / 1e9,
+        "max_kv_gb": record.kv_tokens_peak * record.kv_bytes_per_token / 1e9,
+    }

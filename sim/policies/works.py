@@ -1,0 +1,86 @@
+"""From requests to works: what each pass of a speculative round computes. Pure.
+
+Not here: submitting (sim.policies.rounds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.seam.request import Request
+from sim.seam.work import Chunk, Kind, Model, Work
+
+
+def prefill(requests: Sequence[Request], model: Model) -> Work:
+    """The whole prompts in one pass; the target samples the first token of each."""
+    return Work(
+        kind=Kind.PREFILL,
+        model=model,
+        requests=requests,
+        chunks=tuple(Chunk(request.prompt_tokens, 0) for request in requests),
+        head_rows=len(requests) if model is Model.TARGET else 0,
+    )
+
+
+def draft(requests: Sequence[Request], draft_tokens: int) -> Work:
+    """`draft_tokens` passes of the draft model; the first takes a catch-up token along where one is missing."""
+    num_rows = len(requests)
+    return Work(
+        kind=Kind.DRAFT,
+        model=Model.DRAFT,
+        requests=requests,
+        rows=num_rows,
+        row_tokens=num_rows + sum(request.needs_catch_up for request in requests),
+        context_tokens=sum(request.context_tokens for request in requests),
+        head_rows=num_rows,
+        draft_tokens=draft_tokens,
+    )
+
+
+def verify(requests: Sequence[Request]) -> Work:
+    """Each row's draft plus one token through the target; a row without a draft is a plain decode."""
+    row_tokens = sum(request.drafted + 1 for request in requests)
+    return Work(
+        kind=Kind.VERIFY,
+        requests=requests,
+        rows=len(requests),
+        row_tokens=row_tokens,
+        context_tokens=sum(request.context_tokens for request in requests),
+        head_rows=row_tokens,
+    )
+
+
+def reforward(requests: Sequence[Request], accepted: Sequence[int]) -> Work:
+    """The accepted tokens once more through the target, after verify and before they are committed."""
+    row_tokens = sum(accepted) + len(requests)
+    return Work(
+        kind=Kind.PREFILL,
+        requests=requests,
+        rows=len(requests),
+        row_tokens=row_tokens,
+        context_tokens=sum(request.context_tokens for request in requests),
+    )
+
+
+def draft_without_kv(requests: Sequence[Request], draft_tokens: int) -> list[Work]:
+    """One full pass of the draft model over the whole sequence per drafted token."""
+    return [
+        Work(
+            kind=Kind.DRAFT,
+            model=Model.DRAFT,
+            requests=requests,
+            chunks=tuple(Chunk(request.context_tokens + 1 + depth, 0) for request in requests),
+            head_rows=len(requests),
+        )
+        for depth in range(draft_tokens)
+    ]
+
+
+def verify_without_kv(requests: Sequence[Request]) -> Work:
+    """One full pass of the target over sequence and draft."""
+    return Work(
+        kind=Kind.VERIFY,
+        requests=requests,
+        chunks=tuple(Chunk(request.context_tokens + 1 + request.drafted, 0) for request in requests),
+        head_rows=sum(request.drafted + 1 for request in requests),
+    )

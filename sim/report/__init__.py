@@ -1,0 +1,1 @@
+"""What people look at: results folders, tables, figures, traces."""

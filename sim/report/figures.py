@@ -1,0 +1,145 @@
+"""Figures of comparisons: latency distributions, throughput against latency.
+
+Imports matplotlib and seaborn; only called where figures were asked for. Not here: the numbers (sim.metrics.summary),
+and figures of single works (sim.report.work_figures).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.metrics.records import RunRecord
+from sim.metrics.summary import latencies_s
+from sim.report.work_figures import draw_occupancy, draw_phases, draw_timelines
+
+TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
+DPI = 130
+MARKERS = "os^DvP"
+"""Of profiles, in order of appearance."""
+
+
+def draw_comparison(directory: Path, result: dict[str, Any], records: Sequence[RunRecord]) -> None:
+    """latency_cdf.png over all replications; timeline.png, breakdown.png and occupancy.png of the first of each policy.
+
+    Raises ValueError without the plotting libraries.
+    """
+    set_theme()
+    title = _title(result)
+    _draw_cdfs(directory / "latency_cdf.png", title, records)
+    recorded = [record for record in records if record.works]
+    if recorded:
+        draw_timelines(directory / "timeline.png", title, recorded)
+        draw_phases(directory / "breakdown.png", title, recorded)
+        draw_occupancy(directory / "occupancy.png", title, recorded)
+
+
+def set_theme() -> None:
+    """The look of all figures; no display needed. Raises ValueError without the plotting libraries."""
+    try:
+        import matplotlib
+        import seaborn as sns
+    except ImportError:
+        raise ValueError("figures need the analysis extra: pip install 'lanesim[analysis]'") from None
+    matplotlib.use("Agg")
+    sns.set_theme(style="whitegrid", context="notebook", font_scale=0.8)
+
+
+def _title(result: dict[str, Any]) -> str:
+    scenario = result["scenario"]
+    workload, speculation = scenario["workload"], scenario["speculation"]
+    return (
+        f"{result['profile']['name']}: {workload['request_rate']} requests/s, {workload['dataset_name']}, "
+        f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
+    )
+
+
+def _draw_cdfs(path: Path, title: str, records: Sequence[RunRecord]) -> None:
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    policies = list(dict.fromkeys(record.policy for record in records))
+    colours = dict(zip(policies, sns.color_palette("deep", len(policies)), strict=True))
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), sharey=True)
+    for axis, (name, label) in zip(axes, TITLES.items(), strict=True):
+        for policy in policies:
+            parts = [
+                latencies_s([request for request in record.requests if request.is_finished])[name]
+                for record in records
+                if record.policy == policy
+            ]
+            values_ms = np.sort(np.concatenate(parts)) * 1e3
+            if len(values_ms):
+                shares = np.arange(1, len(values_ms) + 1) / len(values_ms)
+                axis.step(values_ms, shares, where="post", label=policy, color=colours[policy], linewidth=1.6)
+        axis.set_xscale("log")
+        low, high = axis.get_xlim()
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100.0 * low else (1.0,), numticks=12))
+        axis.xaxis.set_major_formatter(FuncFormatter(_short))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_xlabel(f"{label} (ms)")
+    axes[0].set_ylabel("share of requests")
+    axes[0].set_ylim(0, 1.01)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="center right", frameon=False)
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.tight_layout(rect=(0, 0, 0.89, 1))
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
+
+
+def _short(value: float, _: Any) -> str:
+    """A tick label: 500, 2k."""
+    return f"{value / 1000:g}k" if value >= 1000.0 else f"{value:g}"
+
+
+def draw_throughput_latency(path: Path, results: Sequence[dict[str, Any]]) -> None:
+    """Output throughput against mean TTFT and mean E2EL, a line per policy and profile through the loads of `results`.
+
+    Hollow points are overloaded runs, whose latencies depend on their length.
+    """
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter
+
+    set_theme()
+    points: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for result in results:
+        for row in result["policies"]:
+            points.setdefault((row["policy"], result["profile"]["name"]), []).append(row)
+    policies, profiles = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
+    colours = dict(zip(policies, sns.color_palette("deep", len(policies)), strict=True))
+    markers = {profile: MARKERS[number % len(MARKERS)] for number, profile in enumerate(profiles)}
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4.2))
+    for axis, (metric, label) in zip(axes, (("mean_ttft_ms", "TTFT"), ("mean_e2el_ms", "E2EL")), strict=True):
+        for (policy, profile), rows in points.items():
+            known = [row for row in rows if row["mean"][metric] is not None]
+            known.sort(key=lambda row: row["mean"]["output_throughput"])
+            xs = [row["mean"]["output_throughput"] for row in known]
+            ys = [row["mean"][metric] for row in known]
+            colour = colours[policy]
+            axis.plot(xs, ys, color=colour, linewidth=1.4)
+            faces = ["white" if row["unstable"] else colour for row in known]
+            axis.scatter(xs, ys, marker=markers[profile], facecolors=faces, edgecolors=[colour], s=28, zorder=3)
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(FuncFormatter(_short))
+        axis.set_xlabel("output tokens/s")
+        axis.set_ylabel(f"mean {label} (ms)")
+    handles = [Line2D([], [], color=colours[policy], label=policy) for policy in policies]
+    if len(profiles) > 1:
+        handles += [
+            Line2D([], [], linestyle="none", marker=markers[profile], color="grey", label=profile)
+            for profile in profiles
+        ]
+    axes[-1].legend(handles=handles, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    loads = "1 load" if len(results) == 1 else f"{len(results)} loads"
+    whose = profiles[0] if len(profiles) == 1 else f"{len(profiles)} profiles"
+    figure.suptitle(f"{whose}: {loads}; hollow = overloaded", x=0.01, ha="left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)

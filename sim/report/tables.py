@@ -1,0 +1,159 @@
+"""Tables for the terminal. Not here: the numbers in them (sim.experiment.compare)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+HEADLINE = (
+    ("mean_ttft_ms", "TTFT", "mean ms"),
+    ("p99_ttft_ms", "TTFT", "p99 ms"),
+    ("mean_tpot_ms", "TPOT", "mean ms"),
+    ("p99_itl_ms", "ITL", "p99 ms"),
+    ("mean_e2el_ms", "E2EL", "mean ms"),
+    ("output_throughput", "output", "tok/s"),
+    ("device_utilization", "GPU", "busy %"),
+)
+PAIRED_SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
+NAMES = {
+    "mean_ttft_ms": "TTFT mean (ms)",
+    "mean_tpot_ms": "TPOT mean (ms)",
+    "mean_e2el_ms": "E2EL mean (ms)",
+    "output_throughput": "output (tok/s)",
+}
+
+
+def number(value: float | None) -> str:
+    """About three significant digits, thousands grouped or as k; a dash for undefined."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    if size >= 9999.5:
+        return f"{value / 1000:,.0f}k" if size >= 99950 else f"{value / 1000:.1f}k"
+    if size >= 100 or value == 0:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def significant(value: float | None) -> str:
+    """At least three significant digits from 1 on, thousands grouped; a dash for unknown."""
+    if value is None:
+        return "–"
+    return f"{value:,.1f}" if abs(value) >= 100.0 else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    """An error with its sign; a dash for unknown."""
+    return "–" if value is None else f"{value:+.2f} %"
+
+
+def comparison_tables(console: Console, result: dict[str, Any]) -> None:
+    """The comparison of `sim.experiment.compare.compare`: one row per policy, then paired differences to the first."""
+    scenario = result["scenario"]
+    workload, speculation = scenario["workload"], scenario["speculation"]
+    is_recorded = workload["trace_arrivals"] == "recorded"
+    pace = "as recorded" if is_recorded else f"at {workload['request_rate']}/s"
+    load = f"{workload['num_prompts']} requests {pace}"
+    if workload["max_concurrency"]:
+        load += f", at most {workload['max_concurrency']} at once"
+    console.print(
+        f"[bold]{result['profile']['name']}[/]  {load}, {workload['dataset_name']} lengths, "
+        f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}, "
+        f"{scenario['replications']} replications from seed {scenario['seed']}"
+    )
+    console.print(_policies(result["policies"], scenario["replications"]))
+    if len(result["policies"]) > 1:
+        console.print(_paired(result["paired"], result["policies"][0]["policy"]))
+    for line in notes(result):
+        console.print(line, style="dim")
+
+
+def _policies(policies: Sequence[dict[str, Any]], replications: int) -> Table:
+    table = Table(
+        caption="mean, ± half of its 95 % interval over replications" if replications > 1 else None,
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+    )
+    table.add_column("policy", no_wrap=True)
+    for _, title, unit in HEADLINE:
+        table.add_column(f"{title}\n{unit}", justify="right")
+    for row in policies:
+        cells = [_cell(key, row["mean"][key], row["ci95"][key]) for key, _, _ in HEADLINE]
+        name = row["policy"]
+        if row["unstable"]:
+            name += "\n  overloaded"
+        if row["mean"]["censored"]:
+            name += f"\n  {row['mean']['censored']:.0f} censored"
+        table.add_row(name, *cells, style="dim" if row["unstable"] else None)
+    return table
+
+
+def _cell(key: str, mean: float | None, interval: Sequence[float] | None) -> str:
+    scale = 100.0 if key == "device_utilization" else 1.0
+    if mean is None:
+        return number(None)
+    text = number(mean * scale)
+    if interval is not None:
+        text += f"\n±{number((interval[1] - interval[0]) / 2 * scale)}"
+    return text
+
+
+def _paired(rows: Sequence[dict[str, Any]], first: str) -> Table:
+    table = Table(
+        title=f"difference to {first} on the same draws [95 % interval]",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+    )
+    table.add_column("policy", no_wrap=True)
+    for metric in PAIRED_SHOWN:
+        table.add_column(NAMES[metric], justify="right")
+    by_policy: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["b"] == first:
+            by_policy.setdefault(row["a"], {})[row["metric"]] = row
+    for policy, metrics in by_policy.items():
+        table.add_row(policy, *(_difference(metrics[metric]) for metric in PAIRED_SHOWN))
+    return table
+
+
+def _difference(row: dict[str, Any]) -> str:
+    if row["difference"] is None:
+        return number(None)
+    sign = "+" if row["difference"] > 0 else ""
+    text = f"{sign}{number(row['difference'])}"
+    if row["unstable"]:
+        return f"{text}\noverloaded"
+    if row["ci95"]:
+        low, high = row["ci95"]
+        text += f"\n[{number(low)}, {number(high)}]"
+    return text
+
+
+def notes(result: dict[str, Any]) -> list[str]:
+    """What a reader must know before believing the table."""
+    errors = result["profile"]["errors"]
+    known = ", ".join(f"{kind} {value:.1f} %" for kind, value in errors.items() if value is not None)
+    lines = [f"costs: mean error on held-out points: {known or 'none stated'}"]
+    lengths = {
+        row["policy"]: row["mean"]["spec_decode_acceptance_length"]
+        for row in result["policies"]
+        if row["mean"]["spec_decode_acceptance_length"] is not None
+    }
+    if lengths:
+        low, high = min(lengths.values()), max(lengths.values())
+        span = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+        lines.append(f"acceptance length (tokens per verify): {span}")
+    unknown = [kind for kind, value in errors.items() if value is None]
+    if unknown:
+        lines[0] += f"; not validated: {', '.join(unknown)}"
+    lines.append(f"overlap of streams: {result['profile']['overlap']}")
+    if any(row["unstable"] for row in result["policies"]):
+        lines.append("overloaded: requests arrive faster than they are served; latencies grow with the run's length")
+    if result["scenario"]["replications"] < 2:
+        lines.append("no intervals: they need --replications 2 or more")
+    return lines

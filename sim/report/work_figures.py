@@ -1,0 +1,152 @@
+"""Figures of recorded works: lane timelines, where requests spend their time, memory over time.
+
+Imports matplotlib; only called where figures were asked for. Not here: the numbers (sim.metrics.breakdown,
+sim.metrics.records).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sim.metrics.breakdown import PHASES, mean_phases_s
+from sim.metrics.records import RunRecord, WorkRecord
+
+KIND_COLOURS = {
+    "prefill": "#4c72b0",
+    "draft": "#dd8452",
+    "verify": "#55a868",
+    "step": "#8172b3",
+    "copy": "#937860",
+}
+PHASE_COLOURS = {
+    "queue": "#8c8c8c",
+    "prefill": KIND_COLOURS["prefill"],
+    "draft": KIND_COLOURS["draft"],
+    "verify": KIND_COLOURS["verify"],
+    "transfer": KIND_COLOURS["copy"],
+    "waiting": "#d0d0d0",
+}
+TIMELINE_WORKS = 60
+"""Works of the busiest stream that a timeline shows."""
+DPI = 130
+
+
+def draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None:
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
+
+    windows = [timeline_window(record.works) for record in records]
+    length_s = float(np.median([end_s - start_s for start_s, end_s in windows]))
+    streams = [list(dict.fromkeys(work.stream for work in record.works)) for record in records]
+    figure, axes = plt.subplots(
+        len(records),
+        1,
+        figsize=(12, 0.9 + sum(0.45 + 0.32 * len(names) for names in streams)),
+        squeeze=False,
+        sharex=True,
+        height_ratios=[1 + len(names) for names in streams],
+    )
+    seen: set[str] = set()
+    for axis, record, names, (start_s, _) in zip(axes[:, 0], records, streams, windows, strict=True):
+        end_s = start_s + length_s
+        for work in record.works:
+            if work.kind == "host" or work.end_s <= start_s or work.start_s >= end_s:
+                continue
+            seen.add(work.kind)
+            left_s = max(work.start_s, start_s)
+            axis.barh(
+                names.index(work.stream),
+                (min(work.end_s, end_s) - left_s) * 1e3,
+                left=(left_s - start_s) * 1e3,
+                height=0.8,
+                color=KIND_COLOURS[work.kind],
+                alpha=1.0 if work.model == "target" or work.kind != "prefill" else 0.5,
+                edgecolor="white",
+                linewidth=0.4,
+            )
+        axis.set_yticks(range(len(names)), names)
+        axis.set_ylim(len(names) - 0.4, -0.6)
+        axis.set_xlim(0, length_s * 1e3)
+        axis.set_title(record.policy, loc="left", fontsize=9, pad=2)
+        axis.grid(axis="y", visible=False)
+    axes[-1, 0].set_xlabel("ms of simulated time, from the middle of the run")
+    handles = [Patch(color=colour, label=kind) for kind, colour in KIND_COLOURS.items() if kind in seen]
+    figure.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False)
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
+
+
+def timeline_window(works: Sequence[WorkRecord]) -> tuple[float, float]:
+    """Start and end, seconds, of a stretch in the middle of the run with TIMELINE_WORKS works on the busiest stream."""
+    by_stream: dict[str, list[WorkRecord]] = {}
+    for work in works:
+        by_stream.setdefault(work.stream, []).append(work)
+    busiest = max(by_stream.values(), key=len)
+    first = max(0, len(busiest) // 2 - TIMELINE_WORKS // 2)
+    stretch = busiest[first : first + TIMELINE_WORKS]
+    return stretch[0].start_s, stretch[-1].end_s
+
+
+def draw_phases(path: Path, title: str, records: Sequence[RunRecord]) -> None:
+    """Mean time per request by phase, one bar per policy; bars over ten times the shortest are cut and labelled."""
+    import matplotlib.pyplot as plt
+
+    phases = {record.policy: mean_phases_s(record) for record in records}
+    totals = {policy: sum(parts.values()) for policy, parts in phases.items()}
+    limit_s = min(total for total in totals.values() if total > 0.0) * 10.0
+    figure, axis = plt.subplots(figsize=(12, 0.9 + 0.42 * len(records)))
+    left = np.zeros(len(phases))
+    for phase in PHASES:
+        widths = np.array([parts[phase] for parts in phases.values()])
+        if widths.any():
+            axis.barh(list(phases), widths, left=left, color=PHASE_COLOURS[phase], label=phase, edgecolor="white")
+        left += widths
+    axis.set_xlim(0, min(limit_s, max(totals.values()) * 1.08))
+    for row, total in enumerate(totals.values()):
+        if total > limit_s:
+            axis.text(
+                limit_s * 0.99,
+                row,
+                f"{total:.1f} s in all",
+                ha="right",
+                va="center",
+                fontsize=8,
+                backgroundcolor="white",
+            )
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel("mean seconds per request")
+    figure.legend(loc="upper right", ncols=len(PHASES), frameon=False)
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
+
+
+def draw_occupancy(path: Path, title: str, records: Sequence[RunRecord]) -> None:
+    """GPU memory over time: weights and the KV really held; and the share of time the device is idle."""
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    figure, axis = plt.subplots(figsize=(12, 3.6))
+    for colour, record in zip(sns.color_palette("deep", len(records)), records, strict=True):
+        times_s = np.array([time_s for time_s, _ in record.kv_series])
+        tokens = np.array([value for _, value in record.kv_series], dtype=float)
+        memory_gb = (record.weight_bytes + tokens * record.kv_bytes_per_token) / 1e9
+        idle = 1.0 - record.device_busy_s / record.end_s
+        axis.step(
+            times_s, memory_gb, where="post", color=colour, linewidth=0.9, label=f"{record.policy}, idle {idle:.0%}"
+        )
+    axis.set_xlabel("simulated time (s)")
+    axis.set_ylabel("weights + KV held (GB)")
+    axis.set_xlim(left=0)
+    figure.legend(loc="center right", frameon=False)
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.tight_layout(rect=(0, 0, 0.84, 1))
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)

@@ -1,0 +1,59 @@
+"""A lane: a FIFO of requests between two workers, with optional back-pressure.
+
+Not here: which lane goes first or how many are taken (sim.policies.choices).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from sim.seam.host import Host
+from sim.seam.request import Request
+from sim.seam.wait import Signal
+
+
+class Lane:
+    """Requests in order of arrival. `put` waits while `capacity` is reached; `take` waits while it is empty."""
+
+    __slots__ = ("capacity", "changed", "items", "name")
+
+    def __init__(self, name: str, *, capacity: int | None = None) -> None:
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"lane {name!r}: capacity={capacity!r} must be at least 1, or None for no limit")
+        self.name = name
+        self.capacity = capacity
+        self.items: deque[Request] = deque()
+        self.changed = Signal()
+        """Notified after every put and take."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def is_full(self) -> bool:
+        return self.capacity is not None and len(self.items) >= self.capacity
+
+    async def put(self, host: Host, request: Request) -> None:
+        while self.is_full:
+            await host.wait(self.changed)
+        self.items.append(request)
+        host.notify(self.changed)
+
+    async def put_all(self, host: Host, requests: Iterable[Request]) -> None:
+        for request in requests:
+            await self.put(host, request)
+
+    async def take(self, host: Host, *, at_most: int, poll_s: float | None = None) -> list[Request]:
+        """Oldest requests, 1 to `at_most`; with `poll_s` an idle worker looks only that often."""
+        while not self.items:
+            await host.wait(self.changed, poll_s=poll_s)
+        return self.take_now(host, at_most=at_most)
+
+    def take_now(self, host: Host, *, at_most: int) -> list[Request]:
+        """Oldest requests, 0 to `at_most`, without waiting."""
+        items = self.items
+        taken = [items.popleft() for _ in range(min(at_most, len(items)))]
+        if taken:
+            host.notify(self.changed)
+        return taken

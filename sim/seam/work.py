@@ -1,0 +1,81 @@
+"""The words policies speak to a host: kinds of work, one work, and its result.
+
+Not here: what a work costs (sim.costs) and who executes it (sim.hosts.simulated, realrun.host.gpuhost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from sim.seam.request import Request
+
+
+class Kind(StrEnum):
+    """What a work does. STEP mixes verify rows and prefill chunks in one target pass."""
+
+    PREFILL = "prefill"
+    DRAFT = "draft"
+    VERIFY = "verify"
+    STEP = "step"
+    COPY = "copy"
+    HOST = "host"
+
+
+class Model(StrEnum):
+    """Which of the pair a pass runs through."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+class Chunk(NamedTuple):
+    """A piece of one prompt: `new_tokens` to compute on top of `history_tokens` already in KV."""
+
+    new_tokens: int
+    history_tokens: int
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One submission to a stream, described by what its cost depends on.
+
+    A pass through the model carries decode or verify rows (`rows`, `row_tokens`, `context_tokens`) and prefill
+    `chunks`; either part may be empty. A DRAFT work is `draft_tokens` passes of the draft model in sequence: the first
+    carries `row_tokens` (catch-up tokens included) and `chunks` (the draft's own prefill), each later one a single
+    token per row; with draft_tokens=0 only the first pass runs (draft prefill alone).
+    """
+
+    kind: Kind
+    model: Model = Model.TARGET
+    requests: Sequence[Request] = ()
+    """The rows' requests, decode/verify/draft rows first, then one per chunk; simulated hosts may get none."""
+    rows: int = 0
+    """Rows that decode, draft or verify. HOST: rows whose n-gram draft is looked up."""
+    row_tokens: int = 0
+    """Query tokens summed over these rows: rows for plain decode, sum of (draft length + 1) for verify."""
+    context_tokens: int = 0
+    """Tokens already in KV summed over these rows."""
+    chunks: tuple[Chunk, ...] = ()
+    """Prefill chunks of the same pass."""
+    head_rows: int = 0
+    """Token positions that go through the LM head and the sampler."""
+    draft_tokens: int = 0
+    """DRAFT only: tokens drafted per row, one pass after the other."""
+    num_bytes: int = 0
+    """COPY only: bytes moved."""
+    ahead_s: float = 0.0
+    """Seconds since the host could begin to prepare this work: so much of its preparation is over already."""
+    host_s: float = 0.0
+    """HOST only: seconds of the policy's own CPU time."""
+
+
+class Result(NamedTuple):
+    """What comes back with a finished work: `accepted` [rows], drafted tokens accepted per row (VERIFY and STEP)."""
+
+    accepted: Sequence[int]
+
+
+NO_RESULT = Result(())

@@ -1,0 +1,150 @@
+"""What arrives and when: requests from a workload's description and a seed.
+
+Lengths and arrivals come from separate streams of the seed, drawn request by request: another rate rescales the same
+arrivals, a longer run begins with the same requests. Closed loops are the server's affair (`max_concurrency`), and so
+are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded traces (sim.workload.traces).
+"""
+
+from enum import StrEnum
+from math import inf, isfinite
+
+import msgspec
+import numpy as np
+
+from sim.draws import Floats, Integers
+from sim.names import unknown
+from sim.seam.request import Request
+from sim.workload.lengths import LENGTH_TABLES
+from sim.workload.traces import TRACE_NAMES, Trace, read_trace, rescaled
+
+FIXED_INPUT_LEN, FIXED_OUTPUT_LEN = 1024, 128
+"""Tokens, where `fixed` is not told: the defaults of the random dataset of `vllm bench serve`."""
+TIMED_TRACES = tuple(name for name in TRACE_NAMES if name != "sharegpt")
+"""Trace formats that record arrivals."""
+DATASET_NAMES = ("fixed", *LENGTH_TABLES, *TRACE_NAMES)
+LEAST_RATE = 1e-9
+"""Requests per second: one in 32 years."""
+MOST_PROMPTS = 10_000_000
+"""About what 16 GB of memory hold."""
+_ARRIVALS, _PROMPTS, _OUTPUTS = range(3)
+"""Streams of the seed."""
+
+
+class TraceArrivals(StrEnum):
+    """How a trace's requests arrive: as recorded, with no regard to request_rate; in the same shape at request_rate; or
+    drawn like any other's."""
+
+    RECORDED = "recorded"
+    RESCALED = "rescaled"
+    POISSON = "poisson"
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload's description, under the names of `vllm bench serve`. Raises ValueError, one line, when made wrong."""
+
+    dataset_name: str = "sharegpt-like"
+    """`fixed`, a length table, or a trace format with its file in dataset_path."""
+    dataset_path: str | None = None
+    num_prompts: int = 200
+    request_rate: float = 4.0
+    """Requests per second; inf = all at once."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of the gaps between arrivals: 1 is Poisson, below 1 burstier."""
+    max_concurrency: int | None = None
+    """No effect on arrivals; the server holds requests back."""
+    input_len: int | None = None
+    """Prompt tokens of every request, whatever the dataset says."""
+    output_len: int | None = None
+    """Output tokens of every request, whatever the dataset says."""
+    num_warmups: int = 0
+    """How many of num_prompts are left out of the metrics."""
+    trace_arrivals: TraceArrivals = TraceArrivals.RESCALED
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "max_concurrency", "input_len", "output_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"workload.{name}={value!r} must be at least 1")
+        if self.num_prompts > MOST_PROMPTS:
+            raise ValueError(f"workload.num_prompts={self.num_prompts} must be at most {MOST_PROMPTS}")
+        if not 0 <= self.num_warmups < self.num_prompts:
+            raise ValueError(
+                f"workload.num_warmups={self.num_warmups!r} must be at least 0 and below num_prompts={self.num_prompts}"
+            )
+        if not self.request_rate >= LEAST_RATE:
+            raise ValueError(
+                f"workload.request_rate={self.request_rate!r} must be at least {LEAST_RATE:g} requests/s, or inf"
+            )
+        if not (isfinite(self.burstiness) and self.burstiness > 0.0):
+            raise ValueError(f"workload.burstiness={self.burstiness!r} must be a finite number above 0; 1 is Poisson")
+        if self.dataset_name not in DATASET_NAMES:
+            raise ValueError(unknown("workload.dataset_name", self.dataset_name, DATASET_NAMES))
+        is_trace = self.dataset_name in TRACE_NAMES
+        if is_trace and not self.dataset_path:
+            raise ValueError(
+                f"workload.dataset_name={self.dataset_name!r} reads a file: name it with workload.dataset_path"
+            )
+        if not is_trace and self.dataset_path is not None:
+            raise ValueError(
+                f"workload.dataset_path={self.dataset_path!r}: dataset_name={self.dataset_name!r} reads no file; "
+                f"those that do: {', '.join(TRACE_NAMES)}"
+            )
+
+
+def build_requests(workload: Workload, seed: int) -> list[Request]:
+    """The requests of `workload` in order of arrival, index 0 first.
+
+    A trace without arrival times gets drawn ones. Raises ValueError for a trace that cannot be served.
+    """
+    count = workload.num_prompts
+    if workload.dataset_name in TRACE_NAMES:
+        trace = read_trace(workload.dataset_name, workload.dataset_path or "", count)
+        arrivals = _trace_arrivals(trace, workload, seed)
+        prompts, outputs, ids = trace.prompt_tokens, trace.output_tokens, list(trace.ids)
+    else:
+        arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
+        prompts, outputs = _lengths(workload.dataset_name, count, seed)
+        ids = [str(index) for index in range(count)]
+    if workload.input_len is not None:
+        prompts = np.full(count, workload.input_len)
+    if workload.output_len is not None:
+        outputs = np.full(count, workload.output_len)
+    columns = zip(range(count), ids, arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
+    return [Request(*row) for row in columns]
+
+
+def arrival_times(count: int, request_rate: float, burstiness: float, seed: int) -> Floats:
+    """[count] seconds: gaps are gamma with shape `burstiness` and mean 1 / request_rate, the first one included.
+
+    As in `vllm bench serve`, but for its final stretch of all arrivals to end at exactly count / request_rate, which
+    no Poisson process does. An infinite rate puts all at 0.
+    """
+    if request_rate == inf:
+        return np.zeros(count)
+    gaps = _stream(seed, _ARRIVALS).standard_gamma(burstiness, count)
+    return np.cumsum(gaps) / (request_rate * burstiness)
+
+
+def _trace_arrivals(trace: Trace, workload: Workload, seed: int) -> Floats:
+    rate, how = workload.request_rate, workload.trace_arrivals
+    if trace.arrival_s is None and how is TraceArrivals.RECORDED:
+        raise ValueError(f"{trace.source}: no arrival times to replay; set workload.trace_arrivals=poisson")
+    if how is TraceArrivals.RECORDED and trace.arrival_s is not None:
+        return trace.arrival_s
+    if how is TraceArrivals.RESCALED and trace.arrival_s is not None:
+        return np.zeros(len(trace.arrival_s)) if rate == inf else rescaled(trace.arrival_s, rate, trace.source)
+    return arrival_times(len(trace.prompt_tokens), rate, workload.burstiness, seed)
+
+
+def _lengths(dataset_name: str, count: int, seed: int) -> tuple[Integers, Integers]:
+    if dataset_name == "fixed":
+        return np.full(count, FIXED_INPUT_LEN), np.full(count, FIXED_OUTPUT_LEN)
+    return LENGTH_TABLES[dataset_name].sample(
+        _stream(seed, _PROMPTS).random(count), _stream(seed, _OUTPUTS).random(count)
+    )
+
+
+def _stream(seed: int, purpose: int) -> np.random.Generator:
+    if seed < 0:
+        raise ValueError(f"seed={seed!r} must be at least 0")
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(purpose,))))

@@ -1,0 +1,85 @@
+"""ShareGPT-style conversations: lengths of the first prompt and its answer, given in the file or counted.
+
+Not here: arrival times; these files have none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sim.workload.trace_files import TraceRow, tokens_of
+
+LEAST_TOKENS = 4
+"""Counted conversations with a shorter prompt or answer are passed over, as in `vllm bench serve`; its upper bounds are
+not applied."""
+
+
+def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> list[TraceRow]:
+    """The first `most` conversations of at least two turns.
+
+    An entry has `prompt_tokens` and `output_tokens`, or `conversations` with texts under `value`, which are
+    counted by the tokenizer.json in the local directory `tokenizer`. Raises ValueError, one line naming the entry.
+    """
+    try:
+        entries = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON (truncated?): {error}") from None
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"{path}: want a non-empty JSON list of conversations")
+    rows: list[TraceRow] = []
+    for row in _rows(path, entries, tokenizer):
+        if len(rows) == most:
+            break
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{path}: no conversation of at least two turns of {LEAST_TOKENS} tokens in it")
+    return rows
+
+
+def _rows(path: str, entries: list[Any], tokenizer: str | None) -> Iterator[TraceRow]:
+    count: Callable[[str], int] | None = None
+    for number, entry in enumerate(entries, start=1):
+        where = f"{path} entry {number}"
+        if not isinstance(entry, dict):
+            raise ValueError(f"{where}: want an object, got {type(entry).__name__}")
+        label = str(entry.get("id", ""))
+        if "prompt_tokens" in entry or "output_tokens" in entry:
+            lengths = [tokens_of(entry.get(name), where, name) for name in ("prompt_tokens", "output_tokens")]
+            yield TraceRow(None, lengths[0], lengths[1], id=label)
+            continue
+        turns = entry.get("conversations")
+        if not isinstance(turns, list):
+            raise ValueError(f"{where}: want prompt_tokens and output_tokens, or a list `conversations`")
+        if len(turns) < 2:
+            continue
+        texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{where}: its first two turns must have a text under `value`")
+        if count is None:
+            count = _counter(path, tokenizer)
+        prompt, output = (count(str(text)) for text in texts)
+        if prompt >= LEAST_TOKENS and output >= LEAST_TOKENS:
+            yield TraceRow(None, prompt, output, id=label)
+
+
+def _counter(path: str, tokenizer: str | None) -> Callable[[str], int]:
+    if not tokenizer:
+        raise ValueError(f"{path}: texts without lengths; name a tokenizer: {path}#tokenizer=DIRECTORY")
+    if not Path(tokenizer).is_dir():
+        raise ValueError(f"tokenizer={tokenizer!r} must be a local directory")
+    try:
+        tokenizers = import_module("tokenizers")
+    except ImportError:
+        raise ValueError(f"{path}: counting tokens needs the tokenizers package (pip install tokenizers)") from None
+    file = Path(tokenizer) / "tokenizer.json"
+    try:
+        encode = tokenizers.Tokenizer.from_file(str(file)).encode
+    except Exception as error:  # the library raises bare Exception for a missing or malformed file
+        raise ValueError(f"{file}: cannot be loaded: {str(error).splitlines()[0]}") from None
+    return lambda text: len(encode(text, add_special_tokens=False).ids)

@@ -1,0 +1,153 @@
+"""Rows of trace files, read and checked one by one.
+
+Not here: what the columns of a format mean (sim.workload.traces).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any, NamedTuple
+
+Cell = Any
+"""A value as the file gives it: text from CSV, anything from JSON."""
+RowReader = Callable[[tuple[Cell, ...], str], "TraceRow"]
+"""From a row's cells, in the order of the names asked for, and the words that say where it stands."""
+
+UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "datetime": 1.0}
+"""Seconds per unit of a clock; datetime is ISO 8601 text."""
+_EPOCH = datetime(1970, 1, 1)
+
+
+class TraceRow(NamedTuple):
+    """One recorded request. `arrival_s` counts from an origin of the file's own; None without a clock."""
+
+    arrival_s: float | None
+    prompt_tokens: int
+    output_tokens: int
+    shared_prefix_tokens: int = 0
+    id: str = ""
+
+
+def number_of(cell: Cell, where: str, field: str) -> int:
+    """A whole number from 0."""
+    try:
+        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and (value := int(cell)) >= 0:
+            return value
+    except ValueError:
+        pass
+    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number from 0")
+
+
+def tokens_of(cell: Cell, where: str, field: str) -> int:
+    """A length of at least one token."""
+    try:
+        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and (value := int(cell)) >= 1:
+            return value
+    except ValueError:
+        pass
+    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number of tokens, at least 1")
+
+
+def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
+    """A clock reading in `unit` (UNITS_S) as seconds; a datetime without a zone counts as UTC."""
+    try:
+        if unit == "datetime":
+            moment = datetime.fromisoformat(cell)
+            return moment.timestamp() if moment.tzinfo else (moment - _EPOCH).total_seconds()
+        if not isinstance(cell, bool) and isfinite(value := float(cell)):
+            return value * UNITS_S[unit]
+    except (ValueError, TypeError):
+        pass
+    wanted = "an ISO 8601 date and time" if unit == "datetime" else f"a number ({unit})"
+    raise ValueError(f"{where}: {field}={cell!r:.40} must be {wanted}")
+
+
+def csv_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> list[TraceRow]:
+    """The first `most` rows of a CSV file with a header that has at least the columns `names`."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, None)
+            if header is None:
+                raise ValueError(f"{path}: empty; want a header line with {', '.join(names)}")
+            header = [name.strip() for name in header]
+            for name in names:
+                if name not in header:
+                    raise ValueError(f"{path} line 1: {_missing('column', name, header)}")
+            places = [header.index(name) for name in names]
+            return _collect(path, _csv_cells(path, reader, places, len(header)), read_row, most)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as text: {_reason(error)}") from None
+    except csv.Error as error:
+        raise ValueError(f"{path} line {reader.line_num}: not valid CSV: {error}") from None
+
+
+def _csv_cells(path: str, reader: Any, places: list[int], width: int) -> Iterator[tuple[int, tuple[Cell, ...]]]:
+    for cells in reader:
+        if not cells:
+            continue
+        if len(cells) != width:
+            raise ValueError(f"{path} line {reader.line_num}: {len(cells)} fields, and the header has {width}")
+        yield reader.line_num, tuple([cells[place] for place in places])
+
+
+def json_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> list[TraceRow]:
+    """The first `most` objects of a JSON-lines file, each with at least the fields `names`."""
+    try:
+        with open(path, "rb") as file:
+            return _collect(path, _json_cells(path, file, names), read_row, most)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {_reason(error)}") from None
+
+
+def _json_cells(path: str, lines: Iterable[bytes], names: tuple[str, ...]) -> Iterator[tuple[int, tuple[Cell, ...]]]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path} line {number}: not valid JSON: {_reason(error)}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path} line {number}: want an object with {', '.join(names)}")
+        for name in names:
+            if name not in row:
+                raise ValueError(f"{path} line {number}: {_missing('field', name, list(row))}")
+        yield number, tuple([row[name] for name in names])
+
+
+def _collect(
+    path: str, rows: Iterable[tuple[int, tuple[Cell, ...]]], read_row: RowReader, most: int | None
+) -> list[TraceRow]:
+    collected: list[TraceRow] = []
+    newest_s = None
+    for line, cells in rows:
+        if len(collected) == most:
+            break
+        row = read_row(cells, f"{path} line {line}")
+        if row.arrival_s is not None:
+            if newest_s is not None and row.arrival_s < newest_s:
+                raise ValueError(
+                    f"{path} line {line}: arrival is {newest_s - row.arrival_s:.6g} s before the row above; "
+                    "sort the file by arrival"
+                )
+            newest_s = row.arrival_s
+        collected.append(row)
+    if not collected:
+        raise ValueError(f"{path}: no requests in it")
+    return collected
+
+
+def _missing(what: str, name: str, present: list[str]) -> str:
+    nearest = get_close_matches(name, present, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"no {what} {name!r}{hint} (it has: {', '.join(present)})"
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,216 @@
+"""Recorded workloads from files: Azure 2023, Mooncake, ShareGPT, and any CSV or JSON lines.
+
+`read_trace(name, source, num_prompts)` takes the first rows of a file; `source` is FILE, or FILE#key=value,.. where a
+format has something to say about it:
+
+    trace-azure   TIMESTAMP,ContextTokens,GeneratedTokens (AzurePublicDataset, 2023)
+    mooncake      JSON lines with timestamp (ms), input_length, output_length, hash_ids; or a CSV of the same with
+                  timestamp_ms and n_prefix_blocks_seen_before
+    sharegpt      a JSON list of conversations, lengths given or counted: FILE#tokenizer=DIRECTORY
+    csv, jsonl    FILE#arrival=ts_ms,prompt=in,output=out[,unit=ms][,id=..][,session=..][,prefix=..]
+
+Files are checked row by row: errors are one line with file, line and field. Not here: reading rows
+(sim.workload.trace_files), conversations (sim.workload.sharegpt), and drawn arrivals (sim.workload.generate).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from math import isfinite
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.draws import Floats, Integers
+from sim.names import unknown
+from sim.workload.sharegpt import sharegpt_rows
+from sim.workload.trace_files import UNITS_S, Cell, TraceRow, csv_rows, json_rows, number_of, seconds_of, tokens_of
+
+TRACE_NAMES = ("trace-azure", "mooncake", "sharegpt", "csv", "jsonl")
+MOONCAKE_BLOCK_TOKENS = 512
+"""Tokens behind one entry of hash_ids (Mooncake's trace description)."""
+
+
+class Trace(NamedTuple):
+    """A recorded workload in columns, in order of arrival."""
+
+    source: str
+    arrival_s: Floats | None
+    """[requests] seconds since the first arrival; None where the file has no times."""
+    prompt_tokens: Integers
+    output_tokens: Integers
+    ids: tuple[str, ...]
+    shared_prefix_tokens: Integers
+    """[requests] leading prompt tokens that an earlier request of the trace had as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnMap:
+    """Which columns of a CSV or JSON-lines file mean what; empty = the file has none."""
+
+    arrival: str = "arrival_s"
+    prompt: str = "prompt_tokens"
+    output: str = "output_tokens"
+    unit: str = ""
+    """Of arrivals: s, ms, us, ns or datetime; empty = by the column's ending (_s, _ms, _us, _ns)."""
+    id: str = ""
+    session: str = ""
+    """Requests of one session share the conversation so far: the session's last prompt and answer."""
+    prefix: str = ""
+    """Shared leading prompt tokens, stated outright."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "output"):
+            if not getattr(self, name):
+                raise ValueError(f"column map: {name}= must name a column")
+        if self.session and self.prefix:
+            raise ValueError(f"column map: session={self.session!r} and prefix={self.prefix!r} both say what is shared")
+        if self.unit and self.unit not in UNITS_S:
+            raise ValueError(unknown("unit of arrivals", self.unit, UNITS_S))
+        if self.arrival and not self.unit and self._ending not in UNITS_S:
+            raise ValueError(
+                f"column map: arrival={self.arrival!r} does not end in its unit; add unit=s|ms|us|ns|datetime"
+            )
+
+    @property
+    def _ending(self) -> str:
+        return self.arrival.rpartition("_")[2]
+
+    @property
+    def arrival_unit(self) -> str:
+        return self.unit or self._ending
+
+    @classmethod
+    def parse(cls, text: str) -> ColumnMap:
+        """From `arrival=ts_ms,prompt=in,output=out`."""
+        return cls(**_options(text, [field.name for field in fields(cls)]))
+
+
+def read_trace(name: str, source: str, num_prompts: int | None = None) -> Trace:
+    """The first `num_prompts` requests (None = all) of a file in format `name`. Raises ValueError, one line."""
+    path, text = source, ""
+    if "#" in source and "=" in source.rpartition("#")[2]:
+        path, _, text = source.rpartition("#")
+    if name == "trace-azure":
+        _options(text, [])
+        rows = csv_rows(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_row, num_prompts)
+    elif name == "mooncake":
+        _options(text, [])
+        rows = _mooncake(path, num_prompts)
+    elif name == "sharegpt":
+        rows = sharegpt_rows(path, _options(text, ["tokenizer"]).get("tokenizer"), num_prompts)
+    elif name in ("csv", "jsonl"):
+        columns = ColumnMap.parse(text)
+        wanted = [columns.arrival, columns.prompt, columns.output, columns.id, columns.session, columns.prefix]
+        read = csv_rows if name == "csv" else json_rows
+        rows = read(path, tuple(filter(None, wanted)), _mapped_row(columns), num_prompts)
+    else:
+        raise ValueError(unknown("trace format", name, TRACE_NAMES))
+    if num_prompts is not None and len(rows) < num_prompts:
+        raise ValueError(f"{path}: {len(rows)} requests in it, and num_prompts={num_prompts}; lower num_prompts")
+    return _to_trace(path, rows)
+
+
+def rescaled(arrival_s: Floats, request_rate: float, source: str) -> Floats:
+    """[requests] the same arrivals with the clock stretched to `request_rate` requests per second on average."""
+    if not (isfinite(request_rate) and request_rate > 0.0):
+        raise ValueError(f"request_rate={request_rate!r} must be a finite number above 0")
+    gaps = len(arrival_s) - 1
+    if gaps < 1:
+        return np.zeros(len(arrival_s))
+    span_s = float(arrival_s[-1] - arrival_s[0])
+    if span_s <= 0.0:
+        raise ValueError(f"{source}: its {gaps + 1} requests all arrive at once: no shape to rescale to a rate")
+    stretched: Floats = (arrival_s - arrival_s[0]) * (gaps / request_rate / span_s)
+    return stretched
+
+
+def _options(text: str, known: list[str]) -> dict[str, str]:
+    options = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key not in known:
+            raise ValueError(unknown("trace option", key, known) if known else f"trace option {key!r}: none known here")
+        if not equals:
+            raise ValueError(f"trace option {part!r}: want key=value")
+        options[key] = value
+    return options
+
+
+def _azure_row(cells: tuple[Cell, ...], where: str) -> TraceRow:
+    arrival, prompt, output = cells
+    return TraceRow(
+        seconds_of(arrival, "datetime", where, "TIMESTAMP"),
+        tokens_of(prompt, where, "ContextTokens"),
+        tokens_of(output, where, "GeneratedTokens"),
+    )
+
+
+def _mooncake(path: str, most: int | None) -> list[TraceRow]:
+    if path.endswith(".csv"):
+        names = ("timestamp_ms", "input_length", "output_length", "n_prefix_blocks_seen_before")
+
+        def from_counts(cells: tuple[Cell, ...], where: str) -> TraceRow:
+            prompt = tokens_of(cells[1], where, names[1])
+            shared = number_of(cells[3], where, names[3]) * MOONCAKE_BLOCK_TOKENS
+            return TraceRow(
+                seconds_of(cells[0], "ms", where, names[0]), prompt, tokens_of(cells[2], where, names[2]), shared
+            )
+
+        return csv_rows(path, names, from_counts, most)
+    seen: set[int] = set()
+
+    def from_hashes(cells: tuple[Cell, ...], where: str) -> TraceRow:
+        hashes = cells[3]
+        if not isinstance(hashes, list) or not all(type(value) is int for value in hashes):
+            raise ValueError(f"{where}: hash_ids={hashes!r:.40} must be a list of whole numbers")
+        num_shared = next((place for place, value in enumerate(hashes) if value not in seen), len(hashes))
+        seen.update(hashes)
+        return TraceRow(
+            seconds_of(cells[0], "ms", where, "timestamp"),
+            tokens_of(cells[1], where, "input_length"),
+            tokens_of(cells[2], where, "output_length"),
+            num_shared * MOONCAKE_BLOCK_TOKENS,
+        )
+
+    return json_rows(path, ("timestamp", "input_length", "output_length", "hash_ids"), from_hashes, most)
+
+
+def _mapped_row(columns: ColumnMap) -> Callable[[tuple[Cell, ...], str], TraceRow]:
+    has = [bool(name) for name in (columns.arrival, columns.id, columns.session, columns.prefix)]
+    unit = columns.arrival_unit
+    conversations: dict[str, int] = {}
+
+    def row(cells: tuple[Cell, ...], where: str) -> TraceRow:
+        left = iter(cells)
+        arrival_s = seconds_of(next(left), unit, where, columns.arrival) if has[0] else None
+        prompt = tokens_of(next(left), where, columns.prompt)
+        output = tokens_of(next(left), where, columns.output)
+        label = str(next(left)) if has[1] else ""
+        shared = 0
+        if has[2]:
+            session = str(next(left))
+            shared = conversations.get(session, 0)
+            conversations[session] = prompt + output
+        if has[3]:
+            shared = number_of(next(left), where, columns.prefix)
+        return TraceRow(arrival_s, prompt, output, shared, label)
+
+    return row
+
+
+def _to_trace(path: str, rows: list[TraceRow]) -> Trace:
+    prompts = np.array([row.prompt_tokens for row in rows], dtype=np.int64)
+    arrival_s = None
+    if rows[0].arrival_s is not None:
+        arrival_s = np.array([row.arrival_s for row in rows])
+        arrival_s -= arrival_s[0]
+    return Trace(
+        source=path,
+        arrival_s=arrival_s,
+        prompt_tokens=prompts,
+        output_tokens=np.array([row.output_tokens for row in rows], dtype=np.int64),
+        ids=tuple(row.id or str(index) for index, row in enumerate(rows)),
+        shared_prefix_tokens=np.minimum(prompts, [row.shared_prefix_tokens for row in rows]),
+    )

@@ -1,0 +1,145 @@
+"""`lanesim calibrate` as a user meets it: profiles written whole or not at all, bad input in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrate.cli.main import calibrate_command
+from sim.costs.profile_files import load
+from tests.calibrate.support import write_tables
+
+ROOT = Path(__file__).parents[3]
+PROFILE = "h100-sxm/llama-3.1-8b"
+
+
+def calibrate(*args: object) -> None:
+    calibrate_command.main(args=[str(arg) for arg in args], prog_name="calibrate", standalone_mode=False)
+
+
+def refusal(*args: object) -> str:
+    """The one line that bad input gets."""
+    with pytest.raises(ValueError) as caught:
+        calibrate(*args)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_the_command_is_mounted_by_entry_point_and_importing_it_is_light() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["lanesim.commands"]["calibrate"] == "calibrate.cli.main:calibrate_command"
+    code = (
+        "import sys, calibrate.cli.main; "
+        "print(sorted({'torch', 'numpy', 'pandas', 'scipy', 'matplotlib', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_imported_profile_is_written_and_its_errors_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "p.json"
+    tables = write_tables(tmp_path)
+    calibrate("import", "aiconfigurator", tables, "--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--out", out)
+    assert load(out).name == "a100-sxm/llama-3.1-8b"
+    printed = capsys.readouterr().out
+    assert "verify_body" in printed
+    assert "left out of the fit" in printed
+
+
+def test_nothing_is_written_where_the_tables_are_bad(tmp_path: Path) -> None:
+    tables = write_tables(tmp_path, gemm_perf=lambda frame: frame.drop(columns="n"))
+    out = tmp_path / "p.json"
+    flags = ("--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--out", out)
+    assert "no column 'n'" in refusal("import", "aiconfigurator", tables, *flags)
+    assert not out.exists()
+
+
+def test_a_truncated_table_is_one_line(tmp_path: Path) -> None:
+    tables = write_tables(tmp_path)
+    table = tables / "a100_sxm" / "gemm__vllm__0.14.0__gemm_perf.parquet"
+    table.write_bytes(table.read_bytes()[:200])
+    flags = ("--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--out", tmp_path / "p.json")
+    assert "gemm_perf" in refusal("import", "aiconfigurator", tables, *flags)
+
+
+def test_an_output_that_is_no_json_file_is_refused_before_any_work(tmp_path: Path) -> None:
+    flags = ("--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--out", tmp_path / "p.yaml")
+    assert "must end with .json" in refusal("import", "aiconfigurator", tmp_path / "absent", *flags)
+
+
+def test_a_derived_profile_keeps_the_shares_and_owns_no_error(tmp_path: Path) -> None:
+    out = tmp_path / "h200.json"
+    calibrate("derive", "--from", PROFILE, "--gpu", "h200-sxm", "--out", out)
+    origin, derived = load(PROFILE), load(out)
+    assert derived.name == "h200-sxm/llama-3.1-8b"
+    assert derived.gpu.bandwidth_bytes_per_s == 4.8e12
+    assert derived.kernels == origin.kernels
+    assert {error.mean_error_pct for error in derived.errors.values()} == {None}
+    assert all("datasheet transfer" in error.held_out for error in derived.errors.values())
+    assert derived.source.startswith("derived from h100-sxm/llama-3.1-8b")
+
+
+@pytest.mark.parametrize(
+    ("origin", "gpu", "message"),
+    [
+        (PROFILE, "h200", "did you mean 'h200-sxm'"),
+        (PROFILE, "a100-sxm", "another family"),
+        (PROFILE, "h100-sxm", "already"),
+        ("cpu/tiny", "h200-sxm", "no datasheet"),
+        ("h100-sxm/llama-9", "h200-sxm", "unknown profile"),
+        ("a100-sxm/codellama-34b", "a100-sxm-40gb", "needs 67.5 GB|weights of codellama-34b need"),
+    ],
+)
+def test_what_cannot_be_derived_is_one_line(tmp_path: Path, origin: str, gpu: str, message: str) -> None:
+    line = refusal("derive", "--from", origin, "--gpu", gpu, "--out", tmp_path / "p.json")
+    assert any(part in line for part in message.split("|"))
+    assert not (tmp_path / "p.json").exists()
+
+
+def check_result(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, Any]:
+    calibrate("check", *args, "--json", "-")
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_check_gives_the_held_out_errors_of_the_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    result = check_result(capsys, PROFILE)
+    errors = load(PROFILE).errors
+    assert result["kinds"]["body"]["mean_error_pct"] == errors["body"].mean_error_pct
+    assert result["kinds"]["verify"]["points"] == 0
+    assert set(result["kinds"]["verify"]) == {"mean_error_pct", "max_error_pct", "points", "held_out"}
+
+
+def test_check_against_published_tables_compares_the_profiles_own_constants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = write_tables(tmp_path)
+    out = tmp_path / "p.json"
+    calibrate("import", "aiconfigurator", tables, "--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--out", out)
+    capsys.readouterr()
+    result = check_result(capsys, out, "--against", tables, "--out", tmp_path / "figures")
+    assert result["kinds"]["body"]["mean_error_pct"] < 3.0
+    assert (tmp_path / "figures" / "check.png").stat().st_size > 10_000
+
+
+def test_a_figure_without_points_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    assert "add --against" in refusal("check", PROFILE, "--out", tmp_path)
+    assert "does not exist" in refusal("check", PROFILE, "--against", tmp_path / "absent")
+    assert "carries no points" in refusal(
+        "check", PROFILE, "--against", ROOT / "sim" / "profiles" / "cpu" / "tiny.json"
+    )
+
+
+def test_a_profile_of_a_newer_schema_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "new.json"
+    path.write_text(json.dumps({"schema": 99}))
+    assert "newer than" in refusal("check", path)

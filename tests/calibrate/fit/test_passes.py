@@ -1,0 +1,279 @@
+"""Fits to made-up measurements whose law is known: a profile's own costs, with and without noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from calibrate.campaign.__main__ import left_out
+from calibrate.check.profile import check
+from calibrate.fit.errors import compare_points, summary
+from calibrate.fit.measured_profile import profile_of
+from calibrate.fit.overlap import Costs, _three, _together, fit_overlap, overlap_error, predict_s
+from calibrate.measure.grid import Limits, grid, is_held_out
+from calibrate.points import file as points_file
+from calibrate.points.file import Points
+from calibrate.points.work import Place, work_of
+from sim.costs.forms.build import build_costs
+from sim.costs.profile import MeasuredPoint, Profile
+from sim.costs.profile_files import decode, encode, load
+from sim.devices.contention import Contention, contention_of
+
+LIMITS = Limits(rows=16, slot_tokens=512, pass_tokens=512, draft_tokens=8, has_draft=True, has_graphs=False)
+NOISE = 0.03
+HOST: dict[str, Any] = {
+    "is_cpu": True,
+    "kv_layout": "slot-head-token",
+    "date": "2026-01-01",
+    "kernels_per_layer": 12,
+    "result_s": 0.0,
+    "step_s": 1e-5,
+    "row_s": 1e-6,
+    "inflation_eager": [1.0, 1.9, 2.8],
+}
+
+
+def law() -> Profile:
+    """The shipped pair, with costs unlike those that the fit starts from."""
+    profile = load("cpu/tiny")
+    gemm = msgspec.structs.replace(profile.kernels.gemm, compute_share=0.35, fixed_s=6e-5)
+    return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.kernels, gemm=gemm))
+
+
+def measured(noise: float, seed: int = 0) -> Points:
+    profile, generator = law(), np.random.default_rng(seed)
+    costs, places = build_costs(profile), grid(LIMITS, 2)
+    points = []
+    for place in places:
+        seconds = costs.cost(work_of(place)).device_s * float(np.exp(noise * generator.standard_normal()))
+        fields = {**place._asdict(), "device_s": seconds, "host_s": seconds, "half_width_pct": 100 * noise}
+        more = {"repetitions": 9, "is_noisy": False, "is_held_out": is_held_out(place, places)}
+        points.append(msgspec.convert({**fields, **more}, MeasuredPoint))
+    options = {"attention": "flash-cpu"}
+    return Points({"device": "cpu"}, options, places, points, {places[0]: 2 * points[0].device_s}, HOST, [], [], {})
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Profile:
+    profile = law()
+    return profile_of(measured(NOISE), profile.gpu, 1, profile.target, profile.draft)
+
+
+def test_the_law_behind_noisy_points_is_found_again(fitted: Profile) -> None:
+    costs, truth = build_costs(fitted), build_costs(law())
+    for place in grid(LIMITS, 1):
+        work = work_of(place)
+        assert costs.cost(work).device_s == pytest.approx(truth.cost(work).device_s, rel=0.12), place.name
+
+
+def test_errors_are_of_points_that_the_fit_did_not_use(fitted: Profile) -> None:
+    held_out = [point for point in fitted.points if point.is_held_out]
+    assert summary(compare_points(fitted, held_out), "")["verify"].points == fitted.errors["verify"].points
+    for kind in ("prefill", "decode", "draft", "verify", "draft_prefill"):
+        error = fitted.errors[kind]
+        assert error.mean_error_pct is not None
+        assert error.mean_error_pct < 3.0 * 100.0 * NOISE
+        assert "median" in error.held_out
+    assert fitted.errors["body"].points == 0
+
+
+def test_the_profile_carries_its_points_and_survives_its_file(fitted: Profile) -> None:
+    assert fitted.name == "cpu/tiny-target+tiny-draft"
+    assert len(fitted.points) == len(grid(LIMITS, 2))
+    assert [point.sustained_s is not None for point in fitted.points].count(True) == 1
+    assert "2.00 times as long" in fitted.source
+    assert fitted.fingerprint == {"device": "cpu"}
+    assert "L2" not in fitted.source
+    assert not fitted.overlap.measured
+    assert decode(encode(fitted), "copy") == fitted
+
+
+def test_a_work_inside_the_measured_range_gives_no_warning(fitted: Profile, recwarn: pytest.WarningsRecorder) -> None:
+    costs = build_costs(fitted)
+    for place in grid(LIMITS, 2):
+        costs.cost(work_of(place))
+    assert not recwarn.list
+
+
+def test_check_gives_the_held_out_errors_and_their_points(fitted: Profile) -> None:
+    found = check(fitted)
+    assert found.errors == fitted.errors
+    assert len(found.comparisons) == sum(point.is_held_out for point in fitted.points)
+    assert all(comparison.flops > 0 and comparison.num_bytes > 0 for comparison in found.comparisons)
+
+
+def of_another_model(tmp_path: Path, **changes: Any) -> Path:
+    """A measured profile of a wider target under the same law, in a file."""
+    profile = law()
+    wide = msgspec.structs.replace(profile.target, name="wide", intermediate=4 * profile.target.intermediate)
+    other = msgspec.structs.replace(profile, name="cpu/wide", target=wide, draft=None)
+    costs = build_costs(other)
+    places = [place for place in grid(LIMITS, 1) if place.model == "target"]
+    points = []
+    for place in places:
+        seconds = costs.cost(work_of(place)).device_s
+        fields = {**place._asdict(), "device_s": seconds, "host_s": seconds, "half_width_pct": 1.0}
+        points.append(
+            msgspec.convert({**fields, "repetitions": 9, "is_noisy": False, "is_held_out": False}, MeasuredPoint)
+        )
+    made = msgspec.structs.replace(other, points=tuple(points), fingerprint={"device": "cpu"})
+    path = tmp_path / "wide.json"
+    path.write_bytes(encode(msgspec.structs.replace(made, **changes)))
+    return path
+
+
+def test_a_model_that_the_fit_never_saw_is_predicted_with_its_own_dimensions(fitted: Profile, tmp_path: Path) -> None:
+    path = of_another_model(tmp_path)
+    found = check(fitted, path)
+    assert sum(error.points for error in found.errors.values()) == len(load(path).points)
+    for kind in ("prefill", "decode", "verify"):
+        error = found.errors[kind]
+        assert "wide left out of the fit, constants of cpu/tiny-target+tiny-draft" in error.held_out
+        assert "another machine" not in error.held_out
+        assert error.mean_error_pct is not None
+        assert error.mean_error_pct < 12.0
+
+
+def test_a_finished_campaign_tells_the_error_on_the_models_left_out(fitted: Profile, tmp_path: Path) -> None:
+    wide, own = of_another_model(tmp_path), tmp_path / "tiny.json"
+    own.write_bytes(encode(fitted))
+    lines = left_out([own, wide])
+    assert [line.partition(",")[0] for line in lines] == ["constants of tiny on wide", "constants of wide on tiny"]
+    assert "verify" in lines[0]
+    assert "%" in lines[0]
+
+
+def test_another_machine_is_told_and_another_gpu_refused(fitted: Profile, tmp_path: Path) -> None:
+    found = check(fitted, of_another_model(tmp_path, fingerprint={"device": "cpu", "cpu": "a faster one"}))
+    assert "measured on another machine (cpu a faster one, not None)" in found.errors["verify"].held_out
+    gpu = msgspec.structs.replace(law().gpu, name="h100-sxm")
+    with pytest.raises(ValueError, match="was measured on 'h100-sxm'"):
+        check(fitted, of_another_model(tmp_path, gpu=gpu))
+
+
+def test_a_points_file_of_another_model_is_refused(fitted: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "p.points.jsonl"
+    points_file.create(path, {"device": "cpu"}, {"target": "llama-3.2-1b"}, [])
+    with pytest.raises(ValueError, match=r"measured with target 'llama-3\.2-1b'"):
+        check(fitted, path)
+
+
+def test_the_state_of_the_l2_cache_is_told_where_it_is_known() -> None:
+    profile, held = law(), measured(0.0)
+    cold = [msgspec.structs.replace(point, l2="cold") for point in held.points[:3]]
+    known = held._replace(points=[*cold, *held.points[3:]])
+    source = profile_of(known, profile.gpu, 1, profile.target, profile.draft).source
+    assert f"L2 never flushed between repetitions: 3 cold, 0 warm, {len(held.points) - 3} unknown" in source
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3, 1e6])
+def test_points_in_other_units_are_refused(factor: float) -> None:
+    profile, held = law(), measured(0.0)
+    points = [msgspec.structs.replace(point, device_s=factor * point.device_s) for point in held.points]
+    with pytest.raises(ValueError, match="are they not in seconds"):
+        profile_of(held._replace(points=points), profile.gpu, 1, profile.target, profile.draft)
+
+
+def test_too_few_points_are_refused() -> None:
+    profile = law()
+    nothing = measured(0.0)._replace(points=[], sustained={})
+    with pytest.raises(ValueError, match="raise --budget"):
+        profile_of(nothing, profile.gpu, 1, profile.target, profile.draft)
+
+
+def pair_entries(profile: Profile, contention: Contention, noise: float = 0.0) -> list[dict[str, Any]]:
+    """Pairs that ran together exactly as `contention` has it, but for `noise`."""
+    generator = np.random.default_rng(1)
+    floorless = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
+    costs = Costs(msgspec.structs.replace(profile, overlap=floorless))
+    prefill = Place("prefill", "target", 1, 256, 0, "eager")
+    verify, draft = Place("verify", "target", 8, 5, 128, "eager"), Place("draft", "draft", 8, 4, 128, "eager")
+    entries = []
+    for first, second in ((prefill, verify), (verify, prefill), (prefill, draft), (draft, verify), (verify, draft)):
+        solo_s = [costs.eager.cost(work_of(place)).device_s for place in (first, second)]
+        for offset in (0.0, 0.25, 0.5):
+            entry: dict[str, Any] = {
+                "pair": [list(first), list(second), [0, 0], offset],
+                "solo_s": solo_s,
+                "together_s": solo_s,
+                "offset_s": offset * solo_s[0],
+            }
+            together = np.array(predict_s(costs, contention, _together(entry)))
+            entry["together_s"] = list(together * np.exp(noise * generator.standard_normal(2)))
+            entries.append(entry)
+    return entries
+
+
+def test_contention_behind_pairs_is_found_again() -> None:
+    profile = law()
+    entries = pair_entries(profile, Contention(eta_compute=0.5, eta_bandwidth=0.4, tau_s=2e-5), noise=0.02)
+    fitted = fit_overlap(profile, entries)
+    assert fitted.overlap.measured
+    assert fitted.overlap.demand_floor == 0.0
+    error = fitted.errors["overlap"]
+    assert error.points == 2 * (len(entries) // 2)
+    assert error.mean_error_pct is not None
+    assert error.mean_error_pct < 5.0
+    everything = overlap_error(fitted, entries).mean_error_pct
+    assert everything is not None
+    assert everything < 5.0
+
+
+def test_on_a_cpu_works_have_a_core_each_and_the_length_of_a_turn_is_found_again() -> None:
+    profile = law()
+    contention = Contention(eta_compute=2.0, eta_bandwidth=2.0, tau_s=2e-5, takes_turns=True)
+    fitted = fit_overlap(profile, pair_entries(profile, contention, noise=0.02), cores=2.0)
+    assert contention_of(fitted.overlap) == msgspec.structs.replace(contention, tau_s=fitted.overlap.tau_s)
+    assert fitted.overlap.tau_s == pytest.approx(2e-5, rel=0.2)
+
+
+def three_way_entry(profile: Profile, contention: Contention) -> dict[str, Any]:
+    """Prefill, draft and verify that ran at once exactly as `contention` has it."""
+    costs = Costs(msgspec.structs.replace(profile, overlap=msgspec.structs.replace(profile.overlap, demand_floor=0.0)))
+    places = [
+        Place("prefill", "target", 1, 256, 0, "eager"),
+        Place("draft", "draft", 5, 4, 128, "eager"),
+        Place("verify", "target", 5, 5, 128, "eager"),
+    ]
+    solo_s = [costs.eager.cost(work_of(place)).device_s for place in places]
+    entry = {"places": [list(p) for p in places], "solo_s": solo_s, "together_s": solo_s, "offsets_s": [0.0, 1e-4, 0.0]}
+    return {**entry, "together_s": list(predict_s(costs, contention, _three(entry)))}
+
+
+def test_three_passes_at_once_are_predicted_from_the_pairs() -> None:
+    profile, contention = law(), Contention(eta_compute=0.5, eta_bandwidth=0.4, tau_s=2e-5)
+    entry = three_way_entry(profile, contention)
+    assert all(slow > 1.2 * solo for slow, solo in zip(entry["together_s"], entry["solo_s"], strict=True))
+    fitted = fit_overlap(profile, pair_entries(profile, contention), [entry])
+    error = fitted.errors["overlap_three"]
+    assert error.points == 3
+    assert error.mean_error_pct is not None
+    assert error.mean_error_pct < 5.0
+    without = fit_overlap(profile, pair_entries(profile, contention))
+    assert without.overlap == fitted.overlap
+    assert "overlap_three" not in without.errors
+    with pytest.raises(ValueError, match="three-way entry"):
+        fit_overlap(profile, pair_entries(profile, contention), [{**entry, "solo_s": [1.0]}])
+
+
+def test_the_order_in_which_the_threads_began_is_kept() -> None:
+    profile = law()
+    costs, contention = Costs(profile), Contention()
+    entry = pair_entries(profile, contention)[0]
+    later = _together({**entry, "offset_s": -0.5 * entry["solo_s"][1]})
+    first_s, second_s = predict_s(costs, contention, later)
+    alone_s = 0.5 * entry["solo_s"][1]
+    assert second_s > alone_s
+    assert first_s >= entry["solo_s"][0]
+
+
+def test_a_few_pairs_fit_nothing_and_broken_ones_are_named() -> None:
+    profile = law()
+    entries = pair_entries(profile, Contention())
+    assert fit_overlap(profile, entries[:3]) == profile
+    with pytest.raises(ValueError, match="cannot be read"):
+        fit_overlap(profile, [{**entries[0], "solo_s": [1.0]}, *entries])

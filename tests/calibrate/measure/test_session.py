@@ -1,0 +1,275 @@
+"""Measuring a small pair on this CPU: what is written, resuming after a kill, refusals. Structure only, no seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("scipy")
+
+from calibrate.fit.measured_table import TooFewPoints
+from calibrate.measure.overlap import pairs, three_ways
+from calibrate.measure.pair import limits, pair_spec
+from calibrate.points import file as points_file
+from calibrate.points.work import VISITS, place_of
+from sim.costs.forms.build import build_costs
+from sim.costs.forms.table import TableCosts
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.seam.work import Kind, Work
+from tests.calibrate.cli.test_commands import ROOT, calibrate, refusal
+from tests.calibrate.hardware.test_models import write_config
+
+SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+RUN = "import sys; from calibrate.cli.main import calibrate_command; calibrate_command(sys.argv[1:])"
+
+
+def flags(folder: Path, *more: object) -> list[str]:
+    target = write_config(folder / "t" / "config.json", **SMALL)
+    draft = write_config(folder / "d" / "config.json", **{**SMALL, "num_hidden_layers": 1})
+    given = ("--device", "cpu", "--target", target, "--draft", draft, "--rows", 4, "--context", 256, "--budget", 6)
+    return [str(flag) for flag in ("measure", "--no-serving", *given, *more)]
+
+
+def _num_places(content: str) -> int:
+    """Of the plan, once its line is whole; 0 where each is visited only once."""
+    line, newline, _ = content.partition("\n")
+    header = json.loads(line) if newline else {"visits": 1}
+    return len(header["places"]) if header["visits"] > 1 else 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A measurement that was killed in the middle and run again."""
+    path = tmp_path_factory.mktemp("measure")
+    points = path / "p.points.jsonl"
+    command = [sys.executable, "-c", RUN, *flags(path, "--out", path / "p.json")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline_s = time.monotonic() + 120.0
+    while not points.exists() or (content := points.read_text()).count("\n") < 12 + _num_places(content):
+        assert process.poll() is None, "the measurement ended before it could be killed"
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not (path / "p.json").exists()
+    (path / "killed.jsonl").write_bytes(points.read_bytes())
+    calibrate(*flags(path, "--out", path / "p.json"))
+    return path
+
+
+@pytest.mark.slow
+def test_a_killed_measurement_ends_with_the_points_it_began_with(folder: Path) -> None:
+    killed, found = (points_file.read(folder / name) for name in ("killed.jsonl", "p.points.jsonl"))
+    if killed.num_visits > 1:
+        # Killed in the second round: some places have been visited twice.
+        assert {1, 2} <= {len(visits) for visits in killed.visits.values()}
+    assert killed.left
+    assert found.places == killed.places
+    assert all(found.visits[place][: len(visits)] == visits for place, visits in killed.visits.items())
+    measured = [place_of(point) for point in found.points]
+    assert len(measured) == len(set(measured))
+    assert set(measured) == set(found.places)
+    assert {len(visits) for visits in found.visits.values()} == {found.num_visits} <= {*range(1, VISITS["cpu"] + 1)}
+    assert found.left == []
+
+
+@pytest.mark.slow
+def test_the_profile_has_points_errors_fingerprint_and_costs(folder: Path) -> None:
+    profile = load(folder / "p.json")
+    assert profile.name == "cpu/t+d"
+    assert profile.fingerprint is not None
+    assert {"device", "cpu", "torch", "cuda", "driver", "threads", "clock_sm_mhz"} <= set(profile.fingerprint)
+    assert {"prefill", "decode", "draft", "verify", "overlap", "overlap_three"} <= set(profile.errors)
+    assert all(profile.errors[kind].points for kind in ("draft", "verify", "overlap"))
+    assert profile.errors["overlap_three"].points == 3
+    assert {point.l2 for point in profile.points} == {"unknown"}
+    assert sum(point.is_held_out for point in profile.points) >= len(profile.points) // 6
+    assert any(point.sustained_s is not None for point in profile.points)
+    assert profile.overlap.measured
+    assert profile.overlap.demand_floor == 0.0
+    assert profile.host.inflation_eager[0] == 1.0
+    assert len(profile.host.inflation_eager) == 3
+    verify = Work(kind=Kind.VERIFY, rows=2, row_tokens=8, context_tokens=64, head_rows=8)
+    assert build_costs(profile).cost(verify).device_s > 0.0
+
+
+@pytest.mark.slow
+def test_running_it_again_measures_nothing_and_gives_the_same_profile(folder: Path) -> None:
+    points, before = folder / "p.points.jsonl", load(folder / "p.json")
+    content = points.read_bytes()
+    calibrate(*flags(folder, "--out", folder / "p.json"))
+    assert points.read_bytes() == content
+    assert load(folder / "p.json") == before
+
+
+@pytest.mark.slow
+def test_both_forms_are_made_of_the_same_points_and_a_cpu_gets_the_table(folder: Path, tmp_path: Path) -> None:
+    points = tmp_path / "p.points.jsonl"
+    points.write_bytes((folder / "p.points.jsonl").read_bytes())
+    calibrate(*flags(folder, "--out", tmp_path / "p.json", "--form", "compact"))
+    assert points.read_bytes() == (folder / "p.points.jsonl").read_bytes()
+    table, compact = load(folder / "p.json"), load(tmp_path / "p.json")
+    assert not isinstance(build_costs(compact), TableCosts)
+    assert isinstance(build_costs(table), TableCosts)
+    assert table.points == compact.points
+    assert table.errors.keys() == compact.errors.keys()
+    assert "compact form: mean" in table.errors["verify"].held_out
+
+
+@pytest.mark.slow
+def test_too_few_points_for_a_table_that_nobody_asked_for_make_a_compact_profile_of_the_same_points(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: Profile) -> Profile:
+        written.append((tmp_path / "p.points.jsonl").read_bytes())
+        raise TooFewPoints("too few points for a table of the draft: raise --budget")
+
+    written: list[bytes] = []
+    monkeypatch.setattr("calibrate.fit.measured_profile.with_tables", refuse)
+    calibrate(*flags(folder, "--out", tmp_path / "p.json"))
+    assert "this profile is compact: too few points" in capsys.readouterr().err
+    assert written == [(tmp_path / "p.points.jsonl").read_bytes()]
+    assert not isinstance(build_costs(load(tmp_path / "p.json")), TableCosts)
+    assert "too few points" in refusal(*flags(folder, "--out", tmp_path / "p.json", "--form", "table"))
+
+
+@pytest.mark.slow
+def test_check_recomputes_errors_from_the_points_file_and_draws_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags_ = ("--against", folder / "p.points.jsonl", "--json", "-", "--out", folder / "figures")
+    calibrate("check", folder / "p.json", *flags_)
+    kinds = json.loads(capsys.readouterr().out)["kinds"]
+    assert kinds["verify"]["points"] > load(folder / "p.json").errors["verify"].points
+    assert (folder / "figures" / "check.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_points_of_another_machine_or_other_options_are_refused(folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "p.points.jsonl").read_text().splitlines(keepends=True)
+    header = json.loads(lines[0])
+    header["fingerprint"]["cpu"] = "another one"
+    (tmp_path / "q.points.jsonl").write_text(json.dumps(header) + "\n" + "".join(lines[1:]))
+    assert "of another machine: cpu was 'another one'" in refusal(*flags(folder, "--out", tmp_path / "q.json"))
+    (tmp_path / "r.points.jsonl").write_text("".join(lines))
+    other = flags(folder, "--out", tmp_path / "r.json", "--rows", 2)
+    assert "of other options: rows was 4, is now 2" in refusal(*other)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama as the library saves it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("weights") / "tiny-llama-on-disk"
+    sizes = {**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(1)
+    LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=512)).save_pretrained(path)
+    return path
+
+
+def test_real_weights_from_a_directory_are_those_that_run(weights: Path) -> None:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from calibrate.measure.pair import build
+
+    kernels = build(pair_spec("cpu", str(weights), None, "float64", 2, 256, None, 0))
+    saved = LlamaForCausalLM.from_pretrained(weights, dtype=torch.float64)
+    assert torch.equal(kernels.target.embedding.weight, saved.model.embed_tokens.weight)
+    assert torch.equal(kernels.target.head.weight, saved.lm_head.weight)
+    for ours, theirs in zip(kernels.target.layers, saved.model.layers, strict=True):
+        attention, mlp = theirs.self_attn, theirs.mlp
+        assert torch.equal(
+            ours.qkv, torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+        )
+        assert torch.equal(ours.gate_up, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+        assert torch.equal(ours.down.weight, mlp.down_proj.weight)
+
+
+@pytest.mark.slow
+def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_path: Path) -> None:
+    given = ("--device", "cpu", "--target", weights, "--rows", 2, "--context", 256, "--budget", 6)
+    calibrate("measure", *given, "--out", tmp_path / "p.json")
+    profile = load(tmp_path / "p.json")
+    assert profile.name == "cpu/tiny-llama-on-disk"
+    assert "of real weights" in profile.source
+    assert profile.target.layers == 2
+    assert profile.errors["verify"].points > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--budget", "-3"), "--budget -3 must be at least 5"),
+        (("--budget", "inf"), "--budget inf"),
+        (("--context", 100), "multiple of 256"),
+        (("--context", 1024), "from 256 to 512"),
+        (("--rows", 0), "--rows 0"),
+        (("--dtype", "int8"), "dtype='int8'"),
+        (("--attention", "flash"), "unknown attention 'flash'"),
+        (("--attention", "efficient"), "runs on cuda only"),
+        (("--threads", 0), "--threads 0"),
+        (("--target", "llama-9"), "unknown model 'llama-9'"),
+        (("--target", "tiny-target"), "must share vocabulary"),
+        (("--out", "p.yaml"), "must end with .json"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_line(tmp_path: Path, more: tuple[object, ...], message: str) -> None:
+    assert message in refusal(*flags(tmp_path, "--out", tmp_path / "p.json", *more))
+    assert not list(tmp_path.glob("*.json*"))
+
+
+def test_a_model_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
+    big = write_config(
+        tmp_path / "big" / "config.json",
+        vocab_size=61,
+        hidden_size=1 << 17,
+        intermediate_size=1 << 19,
+        num_hidden_layers=99,
+    )
+    line = refusal(*flags(tmp_path, "--out", tmp_path / "p.json", "--target", big))
+    assert "big and d in float32 with KV of 4 slots of 256 tokens needs" in line
+
+
+def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    line = refusal(*flags(tmp_path, "--out", tmp_path / "p.json", "--device", "cuda"))
+    assert "torch finds no CUDA device" in line
+
+
+def test_pairs_run_in_both_orders_and_with_priorities_where_a_device_has_them(tmp_path: Path) -> None:
+    spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, 4, 256, None, 0)
+    on_cpu = pairs(limits(spec))
+    assert {(p.first.kind, p.second.kind) for p in on_cpu} == {
+        (a, b) for a in ("prefill", "verify", "draft") for b in ("prefill", "verify", "draft") if a != b
+    }
+    assert {p.priorities for p in on_cpu} == {(0, 0)}
+    on_cuda = pairs(limits(spec)._replace(has_graphs=True))
+    assert {p.priorities for p in on_cuda} == {(0, 0), (1, 0), (0, 1)}
+    assert {p.second.launch for p in on_cuda} == {"eager", "graphed"}
+    assert all(p.first.rows + p.second.rows <= 4 for p in on_cuda)
+
+
+def test_three_passes_run_at_once_on_slots_of_their_own_where_there_are_enough() -> None:
+    spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, 4, 256, None, 0)
+    at_once = three_ways(limits(spec))
+    assert [[place.kind for place in places] for places in at_once] == [["prefill", "draft", "verify"]]
+    assert sum(place.rows for place in at_once[0]) <= 4
+    launches = [places[1].launch for places in three_ways(limits(spec)._replace(has_graphs=True))]
+    assert launches == ["eager", "graphed"]
+    assert three_ways(limits(spec)._replace(has_draft=False)) == []
+    assert three_ways(limits(spec)._replace(rows=2)) == []

@@ -1,0 +1,198 @@
+"""The points file: appended line by line, read back whole, and every defect named by its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from calibrate.points import file as points_file
+from calibrate.points.work import Place
+from sim.costs.profile import MeasuredPoint
+
+MACHINE = {"device": "cpu", "torch": "2.13.0", "clock_sm_mhz": "not readable"}
+OPTIONS = {"target": "tiny-target", "rows": 4}
+PLACES = [Place("decode", "target", 1, 1, 32, "eager"), Place("verify", "target", 1, 5, 32, "eager")]
+
+
+def point(place: Place = PLACES[0], **changes: Any) -> MeasuredPoint:
+    fields = {**place._asdict(), "device_s": 1e-3, "host_s": 1e-3, "half_width_pct": 1.0, "repetitions": 7}
+    return msgspec.convert({**fields, "is_noisy": False, "is_held_out": False, **changes}, MeasuredPoint)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "p.points.jsonl"
+    points_file.create(file, MACHINE, OPTIONS, PLACES, 3)
+    points_file.append_point(file, point())
+    return file
+
+
+def test_what_was_appended_is_read_back(path: Path) -> None:
+    points_file.append(path, "sustained", [list(PLACES[0]), 1.5e-3])
+    points_file.append(path, "host", {"step_s": 1e-5})
+    pair = {"solo_s": [1.0, 2.0], "together_s": [2.0, 3.0]}
+    three = {"solo_s": [1.0, 2.0, 3.0], "together_s": [4.0, 5.0, 6.0]}
+    points_file.append(path, "overlap", pair)
+    points_file.append(path, "three_way", three)
+    points_file.append(path, "clocks", {"sm_mhz": None})
+    found = points_file.read(path)
+    assert found.fingerprint == MACHINE
+    assert found.places == PLACES
+    assert found.points == [point()]
+    assert found.sustained == {PLACES[0]: 1.5e-3}
+    assert found.host == {"step_s": 1e-5}
+    assert found.overlap == [pair]
+    assert found.three_way == [three]
+    assert found.left == [PLACES[1], *PLACES, *PLACES]
+
+
+def test_a_point_is_the_middle_of_its_visits_and_as_uncertain_as_they_differ(path: Path) -> None:
+    for device_s in (1.3e-3, 1.1e-3):
+        points_file.append_point(path, point(device_s=device_s, host_s=2.0 * device_s, repetitions=5))
+    found = points_file.read(path)
+    wide = {"half_width_pct": pytest.approx(100.0 * 0.15 / 1.1, abs=0.01), "is_noisy": True}
+    (merged,) = found.points
+    assert msgspec.structs.asdict(merged) == {
+        **msgspec.structs.asdict(point(device_s=1.1e-3, host_s=2.2e-3, repetitions=17)),
+        **wide,
+    }
+    assert found.left == [PLACES[1]] * 3
+
+
+def test_a_point_from_before_l2_states_were_told_is_unknown(path: Path) -> None:
+    raw = msgspec.to_builtins(point(PLACES[1]))
+    del raw["l2"]
+    points_file.append(path, "point", raw)
+    assert points_file.read(path).points[-1].l2 == "unknown"
+
+
+def test_a_line_that_a_kill_cut_off_is_forgotten(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"point": {"kind": "ver')
+    assert points_file.read(path).points == [point()]
+    points_file.mend(path)
+    assert path.read_bytes() == whole
+
+
+def test_a_header_that_a_kill_cut_off_cannot_be(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(ValueError, match="cut off in its first line"):
+        points_file.read(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device_s": -1.0}, "device_s=-1.0 must be finite and positive"),
+        ({"device_s": 1500.0}, "times are seconds"),
+        ({"device_s": "1"}, "Expected `float`"),
+        ({"kind": "decoding"}, "Invalid enum value 'decoding'"),
+        ({"speed": 1.0}, "unknown field `speed`"),
+        ({"rows": 0}, "rows=0"),
+        ({"l2": "flushed"}, "Invalid enum value 'flushed'"),
+        ({"half_width_pct": -1.0}, "half_width_pct=-1.0"),
+    ],
+)
+def test_a_point_that_cannot_be_is_named_by_its_line(path: Path, changes: dict[str, Any], message: str) -> None:
+    raw = {**msgspec.to_builtins(point(PLACES[1])), **changes}
+    points_file.append(path, "point", raw)
+    with pytest.raises(ValueError) as caught:
+        points_file.read(path)
+    assert "line 3" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        ("sustained", 5, "Expected `array`"),
+        ("sustained", [1, 2], "Expected `array`"),
+        ("sustained", [list(PLACES[0]), -1.0], "-1.0 s must be positive"),
+        ("host", [1], "Expected `object`"),
+        ("overlap", "x", "Expected `object`"),
+        ("overlap", {"together_s": [1.0, 1.0]}, "solo_s: Expected `array`"),
+        ("overlap", {"solo_s": [1.0], "together_s": [1.0, 1.0]}, "solo_s has 1 times, want 2"),
+        ("overlap", {"solo_s": [1.0, 1.0], "together_s": [1.0, -1.0]}, "together_s: -1.0 s must be positive"),
+        ("overlap", {"solo_s": [1.0, 1.0], "together_s": [1.0, 5e4]}, "at most 1000 s"),
+        ("three_way", {"solo_s": [1.0, 1.0, 1.0], "together_s": [0.0, 1.0, 1.0]}, "0.0 s must be positive"),
+        ("pair", {}, "unknown kind of line 'pair'"),
+    ],
+)
+def test_any_other_line_that_cannot_be_is_named(path: Path, kind: str, content: Any, message: str) -> None:
+    points_file.append(path, kind, content)
+    with pytest.raises(ValueError) as caught:
+        points_file.read(path)
+    assert "line 3" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_point_outside_the_plan_is_named(path: Path) -> None:
+    points_file.append_point(path, point(PLACES[0]._replace(rows=999)))
+    with pytest.raises(ValueError, match=r"line 3: target decode 999x1 after 32 eager is not in the plan"):
+        points_file.read(path)
+
+
+def test_a_host_line_that_lacks_something_is_named(path: Path) -> None:
+    points_file.check_host(path, points_file.read(path))
+    points_file.append(path, "host", {"step_s": 1e-5})
+    with pytest.raises(ValueError, match="its host line lacks 'is_cpu'"):
+        points_file.check_host(path, points_file.read(path))
+
+
+def test_a_file_that_is_none_of_ours_is_left_as_it_is(path: Path) -> None:
+    path.write_bytes(b"\xff\x00" * 40)
+    points_file.mend(path)
+    assert path.read_bytes() == b"\xff\x00" * 40
+    with pytest.raises(ValueError, match="cannot be read"):
+        points_file.read(path)
+
+
+def test_not_a_number_is_refused_when_written_and_when_read(path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        points_file.append(path, "host", {"step_s": float("nan")})
+    raw = {**msgspec.to_builtins(point(PLACES[1])), "device_s": float("nan")}
+    path.write_text(path.read_text() + json.dumps({"point": raw}) + "\n")
+    with pytest.raises(ValueError, match="line 3"):
+        points_file.read(path)
+
+
+def test_other_schemas_and_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    for text, message in (
+        ('{"schema": 9}\n', "newer than what this version reads"),
+        ('{"schema": 0}\n', "must be 1"),
+        ('{"schema": 1}\n', "no valid header"),
+        ('{"schema": 1, "fingerprint": {}, "options": {}, "places": [["x", "y", "z", 1, 1, 1]]}\n', "no valid header"),
+        ("[1]\n", "must be a JSON object"),
+        ("latency,n\n", "is no JSON"),
+        ("", "is empty"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            points_file.read(path)
+
+
+def test_two_machines_never_merge(path: Path) -> None:
+    found = points_file.read(path)
+    points_file.check_same(path, found, {**MACHINE, "clock_sm_mhz": "1410"}, OPTIONS)
+    with pytest.raises(ValueError, match=r"of another machine: torch was '2\.13\.0', is now '2\.14\.0'"):
+        points_file.check_same(path, found, {**MACHINE, "torch": "2.14.0"}, OPTIONS)
+    with pytest.raises(ValueError, match="of other options: rows was 4, is now 8"):
+        points_file.check_same(path, found, MACHINE, {**OPTIONS, "rows": 8})
+
+
+def test_two_measurements_do_not_write_into_one_file(path: Path) -> None:
+    def measure_again() -> None:
+        with points_file.alone(path):
+            pass
+
+    with points_file.alone(path), pytest.raises(ValueError, match="is being written by another measurement"):
+        measure_again()
+    measure_again()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]

@@ -1,0 +1,191 @@
+# ruff: noqa: E402
+"""What serving adds, measured on the threaded host: structure and hand-made runs; seconds are never asserted."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from typing import Any
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from calibrate.service.lanes import Served, Setting, simulate
+from calibrate.service.pauses import idle_ramp
+from calibrate.service.serving import best_tau, look_s, served, with_handover
+from realrun.host.quiet import frozen_heap
+from realrun.kernels.options import PairOptions
+from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.rows import PromptChunk
+from realrun.model.weights import random_model
+from realrun.replay.measured import MeasuredWork
+from realrun.replay.probe import PROBED_TOKENS, probe
+from sim.costs.forms.build import build_costs
+from sim.costs.profile import IdleRamp, Profile
+from sim.costs.profile_files import decode, encode, load
+from sim.metrics.records import WorkRecord
+from sim.seam.work import Kind, Model, Work
+from tests.realrun.support import Attention
+
+BUSY = Served(
+    setting=Setting(draft_tokens=4),
+    works=[],
+    submitted=[],
+    span_s=0.4,
+    e2els_s=[0.049, 0.050, 0.051],
+)
+VERIFY = Work(kind=Kind.VERIFY, rows=2, row_tokens=10, context_tokens=100, head_rows=10)
+DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=2, context_tokens=100, head_rows=2, draft_tokens=4)
+
+RECORD = WorkRecord(
+    kind="",
+    model="",
+    stream="lane 0",
+    device="0",
+    submitted_s=0.0,
+    issue_start_s=0.0,
+    issued_s=0.0,
+    start_s=0.0,
+    end_s=0.0,
+    ready_s=0.0,
+    rows=0,
+    row_tokens=0,
+    context_tokens=0,
+    chunk_tokens=0,
+    draft_tokens=0,
+    is_cancelled=False,
+    requests=(),
+)
+
+
+def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> Served:
+    """A run whose works lasted so long."""
+    works = []
+    for work, last_s in zip(submitted, lasts_s, strict=True):
+        record = dataclasses.replace(
+            RECORD, kind=work.kind.value, model=work.model.value, issued_s=last_s, end_s=last_s
+        )
+        works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, padded_tokens=0, emitted=()))
+    return dataclasses.replace(BUSY, works=works, submitted=submitted, **about)
+
+
+def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on() -> None:
+    profile = load("cpu/tiny")
+    assert profile.draft is not None
+    models = [random_model(shape, dtype=torch.float32) for shape in (profile.target, profile.draft)]
+    options = PairOptions(slots=4, max_tokens=128, attention=Attention.FLASH_CPU)
+    completed = with_handover(profile, PairKernels(*models, options), repeats=1)
+    assert decode(encode(completed), "completed") == completed
+    assert completed.host.is_synchronous
+    assert not completed.overlap.has_priorities
+    assert completed.host.result_s > 0.0
+    assert len(completed.host.probed_s) == len(PROBED_TOKENS)
+    assert "threaded host" in completed.host.source
+    assert completed.overlap.takes_turns
+    assert set(completed.host.served) == {"prefill", "draft_prefill", "draft", "verify", "decode"}
+    lanes = [simulate(completed, Setting(number, 4)) for number in (1, 3)]
+    assert lanes[1].span_s > lanes[0].span_s > 0.0
+
+
+def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> None:
+    """Verify takes 3 ms instead of 2, draft as before, at 1,000 looks a second: (4 / 3 - 1) / 1000."""
+    plain = lasting([VERIFY, DRAFT], [0.002, 0.001])
+    one = BUSY.setting._replace(num_pollers=1)
+    polled = lasting([VERIFY, DRAFT], [0.003, 0.001], setting=one)
+    assert look_s([(plain, polled)]) == pytest.approx(1e-3 / 3.0)
+    assert look_s([(polled, dataclasses.replace(plain, setting=one))]) == 0.0
+
+
+def test_a_pass_in_service_is_compared_with_the_profile_by_kind_and_run() -> None:
+    profile = load("cpu/tiny")
+    costs = build_costs(profile, cuda_graph=False)
+    verify_s, draft_s = (costs.cost(work).device_s for work in (VERIFY, DRAFT))
+    runs = [
+        lasting([VERIFY, VERIFY, VERIFY, DRAFT], [1.1 * verify_s, 1.2 * verify_s, 1.6 * verify_s, 0.9 * draft_s]),
+        lasting([VERIFY], [1.4 * verify_s]),
+    ]
+    assert served(profile, [runs[:1], runs[1:]]) == pytest.approx({"verify": 1.35, "draft": 0.9})
+    twice = [lasting([VERIFY], [factor * verify_s]) for factor in (1.2, 5.0)]
+    assert served(profile, [[runs[1], *twice]]) == pytest.approx({"verify": 1.4})
+
+
+def test_tau_is_found_again_on_a_machine_that_became_slower_than_its_profile() -> None:
+    profile = synchronous(load("cpu/tiny"), tau_s=40e-6)
+    pairs = []
+    for number in (2, 3):
+        one, several = (simulate(profile, Setting(lanes, 4)) for lanes in (1, number))
+        pairs.append((stretched(one, 1.3), stretched(several, 1.3)))
+    assert best_tau(profile, pairs) == pytest.approx(40e-6, rel=0.15)
+
+
+@pytest.mark.parametrize("paces", [(1.0, 1.0, 1.0), (1.0, 1.4, 0.8)])
+def test_a_ramp_is_found_again_while_the_machine_drifts(paces: tuple[float, ...]) -> None:
+    """Planted: 12 ms lost by a long pause, 63 % of it by 20 ms, 63 % of it within 5 ms of work."""
+    planted = IdleRamp(lost_s=0.012, pause_s=0.020, work_s=0.005)
+    plain = synchronous(load("cpu/tiny"))
+    profile = msgspec.structs.replace(plain, host=msgspec.structs.replace(plain.host, idle_ramp=planted))
+    service_s = simulate(plain, Setting(1, 4)).span_s / 8
+    periods_s = [2.0 * service_s + pause_s for pause_s in (0.01, 0.04, 0.16)]
+    settings = [Setting(1, 4), *(Setting(1, 4, period_s=period_s, burst=2) for period_s in periods_s)]
+    runs = [simulate(profile, setting) for setting in settings]
+    rounds = [[stretched(run, pace * (1.0 + 0.05 * number)) for number, run in enumerate(runs)] for pace in paces]
+    found = idle_ramp(rounds)
+    assert found is not None
+    assert found.lost_s == pytest.approx(planted.lost_s, rel=0.2)
+    assert found.pause_s == pytest.approx(planted.pause_s, rel=0.35)
+    assert found.work_s == pytest.approx(planted.work_s, rel=0.35)
+
+
+def test_requests_that_lose_nothing_by_a_pause_make_no_ramp() -> None:
+    plain = synchronous(load("cpu/tiny"))
+    settings = [Setting(1, 4), *(Setting(1, 4, period_s=period_s, burst=2) for period_s in (0.4, 0.6))]
+    assert idle_ramp([[simulate(plain, setting) for setting in settings]]) is None
+
+
+def stretched(run: Served, pace: float) -> Served:
+    """`run` on a machine that takes so many times as long."""
+    works = [
+        dataclasses.replace(
+            work,
+            eligible_s=pace * work.eligible_s,
+            record=dataclasses.replace(work.record, start_s=pace * work.record.start_s, end_s=pace * work.record.end_s),
+        )
+        for work in run.works
+    ]
+    setting = run.setting._replace(period_s=pace * run.setting.period_s)
+    e2els_s = [pace * each_s for each_s in run.e2els_s]
+    return dataclasses.replace(run, setting=setting, works=works, span_s=pace * run.span_s, e2els_s=e2els_s)
+
+
+def synchronous(profile: Profile, tau_s: float = 1e-5) -> Profile:
+    overlap = msgspec.structs.replace(profile.overlap, tau_s=tau_s, takes_turns=True, has_priorities=False)
+    host = msgspec.structs.replace(profile.host, is_synchronous=True)
+    return msgspec.structs.replace(profile, host=host, overlap=overlap)
+
+
+def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:
+    target = random_model(load("cpu/tiny").target, dtype=torch.float32)
+    kernels = PairKernels(target, None, PairOptions(slots=2, max_tokens=48, attention=Attention.FLASH_CPU))
+    issuer = kernels.issuer("gpu")
+    slot = kernels.admit([1, 2, 3], 0)
+    kernels.prefill([PromptChunk(slot, 3)], issuer).result()
+    state = [kernels.sequences.tokens, kernels.sequences.lengths, kernels.target.kv.lengths]
+    before, warmed = [tensor[:-1].clone() for tensor in state], set(issuer.warmed)
+    assert min(probe(kernels, issuer)) > 0.0
+    assert all(torch.equal(tensor[:-1], kept) for tensor, kept in zip(state, before, strict=True))
+    assert issuer.warmed == warmed
+    short = PairKernels(target, None, PairOptions(slots=2, max_tokens=32, attention=Attention.FLASH_CPU))
+    assert probe(short, short.issuer("gpu")) == ()
+
+
+def test_a_frozen_heap_is_thawed_by_whoever_froze_it() -> None:
+    before = gc.get_freeze_count()
+    with frozen_heap():
+        frozen = gc.get_freeze_count()
+        with frozen_heap():
+            pass
+        assert gc.get_freeze_count() >= frozen > before
+    assert gc.get_freeze_count() == 0

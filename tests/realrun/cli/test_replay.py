@@ -1,0 +1,223 @@
+# ruff: noqa: E402
+"""`lanesim replay` and `lanesim validate` from end to end on the CPU with the tiny pair. Structure, never seconds."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("pyarrow")
+
+import click
+from click.testing import CliRunner, Result
+
+from realrun.cli.replay import replay_command
+from realrun.cli.validate import validate_command
+from realrun.host.gpuhost import GpuHost
+from realrun.replay.probe import probe
+from sim.costs.profile_files import load
+from sim.policies.registry import POLICIES
+from sim.report.results import read_columns
+
+SMALL = ["--profile", "cpu/tiny", "--num-prompts", "6", "--request-rate", "inf", "--input-len", "24"]
+SMALL += ["--output-len", "8", "--device", "cpu"]
+METRICS = {"ttft", "tpot", "itl", "e2el", "output_throughput"}
+
+
+def invoke(command: click.Command, *args: str) -> Result:
+    return CliRunner().invoke(command, list(args))
+
+
+def replay_into(out: Path, *args: str) -> Result:
+    return invoke(replay_command, *SMALL, "--out", str(out), *args)
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A replay of every policy."""
+    out = tmp_path_factory.mktemp("replays") / "all"
+    done = replay_into(out, *(part for name in POLICIES for part in ("--policy", name)))
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def test_a_replay_leaves_the_simulators_records_and_says_what_it_was(replayed: Path) -> None:
+    names = {path.name for path in replayed.iterdir()}
+    assert {"scenario.yaml", "summary.json", "requests.parquet", "work.parquet", "profile.json"} <= names
+    summary = json.loads((replayed / "summary.json").read_text())
+    about = summary["replay"]
+    assert (about["acceptance"], about["device"], about["partial"]) == ("tape", "cpu", False)
+    assert about["num_device_allocations"] == 0
+    assert {"device", "processor", "torch"} <= set(about["fingerprint"])
+    assert [run["policy"] for run in summary["runs"]] == list(POLICIES)
+    assert all(run["completed"] == 6 for run in summary["runs"])
+    # The machine's own speed, before and after each run.
+    assert all(len(run["probed_s"]) == 2 and min(map(min, run["probed_s"])) > 0.0 for run in about["runs"])
+
+
+def test_works_have_host_and_device_times_and_padded_beside_useful_tokens(replayed: Path) -> None:
+    works = read_columns(replayed / "work.parquet")
+    count = len(works["kind"])
+    assert all(len(column) == count for column in works.values())
+    for number in range(count):
+        order = [works[name][number] for name in ("submitted_s", "eligible_s", "issue_start_s", "start_s", "end_s")]
+        assert order == sorted(order)
+        assert works["end_s"][number] <= works["ready_s"][number]
+        # `continuous` asks for two tokens per drafting row, the passes compute as many as the widest row lacks.
+        if works["kind"][number] != "draft":
+            assert works["padded_tokens"][number] >= works["useful_tokens"][number] > 0
+
+
+def test_validation_says_per_metric_how_far_off_and_why(replayed: Path) -> None:
+    done = invoke(validate_command, str(replayed), "--json", "-", "--no-plots")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.output)
+    assert set(result["metrics"]) == METRICS
+    assert set(result["metrics"]["e2el"]) == {"mean", "p50", "p95", "p99"}
+    assert set(result["metrics"]["e2el"]["mean"]) == {"real", "simulated", "error_pct"}
+    assert set(result["decomposition"]) == {"mechanism", "cost", "contention"}
+    assert [run["policy"] for run in result["runs"]] == list(POLICIES)
+    summary = json.loads((replayed / "summary.json").read_text())
+    for run, real in zip(result["runs"], summary["runs"], strict=True):
+        assert run["metrics"]["e2el"]["mean"]["real"] == real["mean_e2el_ms"]
+
+
+def test_one_request_at_a_time_is_scheduled_alike_on_both_sides(tmp_path: Path) -> None:
+    """Without any race the simulator on measured times takes the very same decisions."""
+    out = tmp_path / "serial"
+    done = replay_into(out, "--policy", "baseline", "--set", "policy_options.workers=1")
+    assert done.exit_code == 0, done.output
+    result = json.loads(invoke(validate_command, str(out), "--json", "-", "--no-plots").output)
+    assert result["runs"][0]["divergence"] is None
+    assert result["runs"][0]["lookups"]["missed"] == 0
+
+
+def test_validation_draws_three_figures_per_run(replayed: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = invoke(validate_command, str(replayed))
+    assert done.exit_code == 0, done.output
+    assert "mechanism" in done.output
+    assert len(list(replayed.glob("validation-*.png"))) == 3 * len(POLICIES)
+
+
+def test_acceptance_from_the_models_is_the_same_for_every_policy_and_what_validate_simulates(tmp_path: Path) -> None:
+    out = tmp_path / "genuine"
+    policies = ["baseline", "pdv", "continuous"]
+    args = [*(part for name in policies for part in ("--policy", name)), "--acceptance-from", "model"]
+    done = replay_into(out, *args, "--epsilon", "0.1", "--output-len", "16")
+    assert done.exit_code == 0, done.output
+    summary = json.loads((out / "summary.json").read_text())
+    about = summary["replay"]
+    assert (about["acceptance"], about["epsilon"], about["draft_layers"]) == ("model", 0.1, 1)
+    real = [(run["spec_decode_num_drafts"], run["spec_decode_accepted_tokens"]) for run in summary["runs"]]
+    assert real[0][1] > 0
+    assert real == [real[0]] * len(policies)
+    assert load(out / "profile.json").draft == msgspec.structs.replace(
+        load("cpu/tiny").target, name="tiny-target-first-1", layers=1
+    )
+    for more in ([], ["--profile", "cpu/tiny"]):
+        judged = invoke(validate_command, str(out), "--json", "-", "--no-plots", *more)
+        assert judged.exit_code == 0, judged.output
+        assert [run["policy"] for run in json.loads(judged.output)["runs"]] == policies
+
+
+def test_an_interrupt_leaves_a_readable_record_marked_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_until: Callable[..., None] = GpuHost.run_until
+    runs: list[GpuHost] = []
+
+    def interrupted(host: GpuHost, stop_s: float | None = None) -> None:
+        runs.append(host)
+        if len(runs) == 2:
+            host.at(0.3, lambda _: signal.raise_signal(signal.SIGINT))
+        run_until(host, stop_s)
+
+    monkeypatch.setattr(GpuHost, "run_until", interrupted)
+    out = tmp_path / "cut"
+    args = ["--policy", "pd", "--policy", "pdv", "--request-rate", "2", "--num-prompts", "30"]
+    done = replay_into(out, *args)
+    assert done.exit_code == 130
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["replay"]["partial"]
+    assert [run["policy"] for run in summary["runs"]] == ["pd"]
+    assert summary["runs"][0]["censored"] > 0
+    assert len(read_columns(out / "requests.parquet")["index"]) == 30
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_an_interrupt_around_a_run_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The second probe comes after the first of two runs, the third before the second one."""
+    from realrun.replay import run as replay
+
+    probed: list[tuple[float, ...]] = []
+
+    def interrupted(kernels: Any, issuer: Any) -> tuple[float, ...]:
+        probed.append(probe(kernels, issuer))
+        if len(probed) == number:
+            raise KeyboardInterrupt
+        return probed[-1]
+
+    monkeypatch.setattr(replay, "probe", interrupted)
+    done = replay_into(tmp_path / "cut", "--policy", "pd", "--policy", "baseline")
+    assert done.exit_code == 130
+    summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
+    assert [(run["policy"], run["completed"]) for run in summary["runs"]] == [("pd", 6)]
+    assert summary["replay"]["partial"]
+    told = invoke(validate_command, str(tmp_path / "cut"), "--no-plots")
+    assert told.exit_code == 0, told.output
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--device", "cuda"], "finds no CUDA device"),
+        (["--profile", "a100-sxm/codellama-34b+tinyllama-1.1b"], "choose a smaller pair"),
+        (["--set", "policy_options.kv=none"], "kv=none can be simulated only"),
+        (["--num-speculative-tokens", "0", "--policy", "pdv"], "needs a draft"),
+        (["--epsilon", "0.2"], "needs --acceptance-from model"),
+        (["--acceptance-from", "model", "--draft-layers", "4"], "must be in 1..3"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_clear_line(tmp_path: Path, args: list[str], says: str) -> None:
+    if says == "finds no CUDA device" and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(ValueError, match=says):
+        raise _error(replay_into(tmp_path / "out", "--policy", "pd", *args))
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_of_another_scenario_are_not_overwritten(replayed: Path) -> None:
+    with pytest.raises(ValueError, match="holds results of another scenario"):
+        raise _error(replay_into(replayed, "--policy", "pd"))
+
+
+def test_a_directory_without_a_replay_is_refused(tmp_path: Path, replayed: Path) -> None:
+    with pytest.raises(ValueError, match="want a directory of `lanesim replay`"):
+        raise _error(invoke(validate_command, str(tmp_path)))
+    copied = tmp_path / "changed"
+    copied.mkdir()
+    for path in replayed.iterdir():
+        (copied / path.name).write_bytes(path.read_bytes())
+    scenario = (copied / "scenario.yaml").read_text()
+    (copied / "scenario.yaml").write_text(scenario.replace("seed: 0", "seed: 1"))
+    with pytest.raises(ValueError, match="is not the scenario that was replayed"):
+        raise _error(invoke(validate_command, str(copied)))
+    summary = json.loads((copied / "summary.json").read_text())
+    (copied / "summary.json").write_text(json.dumps({**summary, "schema": 99}))
+    with pytest.raises(ValueError, match="schema=99 must be 1"):
+        raise _error(invoke(validate_command, str(copied)))
+
+
+def _error(done: Result) -> Any:
+    """What the command raised; `lanesim` turns a ValueError into one line and exit code 2."""
+    assert done.exception is not None, done.output
+    return done.exception

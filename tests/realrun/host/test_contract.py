@@ -1,0 +1,60 @@
+"""The threaded host on a virtual clock does what the simulated one does: equal event logs for every policy.
+
+No torch and no GPU: works are fake and take constant times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import pytest
+
+from realrun.host.clocks import VirtualClock
+from realrun.host.executor import ConstantExecutor
+from realrun.host.gpuhost import GpuHost
+from realrun.host.ticket import GpuTicket
+from sim.engine.serving import Serving
+from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
+from sim.policies.registry import POLICIES, find_policy
+from sim.seam.request import Request
+from tests.sim.hosts.test_contract import UNCONTENDED, outcome, requests
+from tests.sim.support import SECONDS, Log, PeriodicLuck, SimRun, log_order, serve
+
+
+def log_of(tickets: Sequence[GpuTicket]) -> Log:
+    events = []
+    for ticket in tickets:
+        indices = tuple(request.index for request in ticket.work.requests)
+        for event, time_s in (("start", ticket.start_s), ("end", ticket.end_s)):
+            events.append((time_s, event, ticket.stream.name, ticket.work.kind.value, indices))
+    return events
+
+
+def run_on_threads(
+    policy: str, served: Sequence[Request], options: PolicyOptions, *, is_async: bool, stop_s: float = inf, **more: Any
+) -> tuple[list[GpuTicket], Serving, GpuHost]:
+    executor = ConstantExecutor(SECONDS, is_async=is_async)
+    with GpuHost(executor, PeriodicLuck(), clock=VirtualClock()) as host:
+        serving = serve(host, policy, served, **more)
+        for task in [*find_policy(policy).build(serving, options, EngineLimits()), serving.arrivals()]:
+            host.spawn(task)
+        host.run_until(None if stop_s == inf else stop_s)
+    return host.works, serving, host
+
+
+@pytest.mark.parametrize("poll_s", [0.0, 0.75])
+@pytest.mark.parametrize("kv", list(KvMode))
+@pytest.mark.parametrize("batching", list(Batching))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_leaves_the_same_log_on_gpuhost_and_simhost(
+    policy: str, batching: Batching, kv: KvMode, poll_s: float
+) -> None:
+    options = PolicyOptions(batching=batching, kv=kv, poll_s=poll_s, spin_s=poll_s / 3, workers=3)
+    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
+    for is_async in (False, True):
+        tickets, serving, _ = run_on_threads(policy, requests(), options, is_async=is_async)
+        assert serving.num_finished == 9
+        assert outcome(simulated.serving.requests) == outcome(serving.requests)
+        assert log_order(simulated.log) == log_order(log_of(tickets))

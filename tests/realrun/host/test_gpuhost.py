@@ -1,0 +1,304 @@
+"""The threaded host by itself: cancelling, waiting, polling, failing, stopping. No torch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from realrun.host.clocks import Clock, VirtualClock, WallClock
+from realrun.host.executor import ConstantExecutor, Handle, Job, Lane, Outcome
+from realrun.host.gpuhost import GpuHost
+from realrun.host.threads import HostStuck
+from sim.seam.host import Host, Stream
+from sim.seam.wait import TIMED_OUT, Signal
+from sim.seam.work import Kind, Work
+from tests.sim.support import SECONDS
+
+Task = Callable[[GpuHost], Coroutine[Any, Any, None]]
+DRAFT = Work(kind=Kind.DRAFT)
+VERIFY = Work(kind=Kind.VERIFY)
+
+
+def run_tasks(*tasks: Task, is_async: bool = True, clock: Clock | None = None, **options: Any) -> None:
+    with GpuHost(ConstantExecutor(SECONDS, is_async=is_async), clock=clock or VirtualClock(), **options) as host:
+        for task in tasks:
+            host.spawn(task(host))
+        host.run_until()
+
+
+def our_threads() -> list[str]:
+    return [
+        thread.name for thread in threading.enumerate() if thread.name.split()[0] in ("policy", "issuer", "collector")
+    ]
+
+
+def test_it_fulfils_the_seam() -> None:
+    with GpuHost(ConstantExecutor({})) as host:
+        assert isinstance(host, Host)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_work_comes_after_those_of_other_streams(is_async: bool) -> None:
+    times: dict[str, float] = {}
+
+    async def policy(host: GpuHost) -> None:
+        one, two = host.stream("one"), host.stream("two")
+        draft = host.run(DRAFT, one)
+        verify = host.run(VERIFY, two, after=(draft,))
+        again = host.run(DRAFT, two)
+        await verify
+        times["verify"] = host.now_s
+        await again
+        times["again"] = host.now_s
+
+    run_tasks(policy, is_async=is_async)
+    assert times == {"verify": 7.0, "again": 9.0}
+
+
+@pytest.mark.parametrize(("is_async", "issued_s"), [(True, 0.0), (False, 2.0)])
+def test_issued_comes_before_the_result_where_the_device_works_on_its_own(is_async: bool, issued_s: float) -> None:
+    times: list[float] = []
+
+    async def policy(host: GpuHost) -> None:
+        ticket = host.run(DRAFT, host.stream("gpu"))
+        await ticket.issued
+        times.append(host.now_s)
+        await ticket
+        times.append(host.now_s)
+
+    run_tasks(policy, is_async=is_async)
+    assert times == [issued_s, 2.0]
+
+
+def test_a_cancelled_work_that_has_not_been_issued_never_runs_and_holds_nobody_up() -> None:
+    times: dict[str, float] = {}
+
+    async def policy(host: GpuHost) -> None:
+        one, two = host.stream("one"), host.stream("two")
+        first = host.run(DRAFT, one)
+        dropped = host.run(VERIFY, one)
+        depends = host.run(DRAFT, two, after=(dropped,))
+        await host.sleep(1.0)
+        dropped.cancel()
+        await dropped
+        times["dropped"] = host.now_s
+        await first
+        await depends
+        times["depends"] = host.now_s
+        assert dropped.is_cancelled
+        assert dropped.end_s == dropped.start_s
+
+    run_tasks(policy, is_async=False)
+    assert times == {"dropped": 1.0, "depends": 3.0}
+
+
+def test_a_running_work_ends_at_its_end_although_it_was_cancelled() -> None:
+    times: list[float] = []
+
+    async def policy(host: GpuHost) -> None:
+        ticket = host.run(VERIFY, host.stream("gpu"))
+        await host.sleep(1.0)
+        ticket.cancel()
+        await ticket
+        times.append(host.now_s)
+
+    run_tasks(policy)
+    assert times == [5.0]
+
+
+def test_first_tells_which_or_times_out() -> None:
+    seen: list[int] = []
+
+    async def policy(host: GpuHost) -> None:
+        stream = host.stream("gpu")
+        slow, quick = host.sleep(9.0), host.run(DRAFT, stream)
+        seen.append(await host.first(slow, quick))
+        seen.append(await host.first(slow, timeout_s=1.0))
+
+    run_tasks(policy)
+    assert seen == [1, TIMED_OUT]
+
+
+def test_wake_ups_of_one_instant_come_in_the_order_of_posting() -> None:
+    order: list[str] = []
+    signal = Signal()
+
+    def waiter(name: str, delay_s: float) -> Task:
+        async def policy(host: GpuHost) -> None:
+            await host.sleep(delay_s)
+            await (host.sleep_until(5.0) if name == "time" else host.wait(signal))
+            order.append(name)
+
+        return policy
+
+    async def notifier(host: GpuHost) -> None:
+        stream = host.stream("gpu")
+        await host.run(VERIFY, stream)
+        order.append("work")
+        host.notify(signal)
+
+    run_tasks(waiter("late", 3.0), waiter("early", 1.0), notifier, waiter("time", 2.0))
+    assert order == ["work", "early", "time", "late"]
+
+
+def test_an_idle_worker_really_looks() -> None:
+    """On the wall clock: the look after the notification wakes it, and the looks before it are counted."""
+    signal, woken_s, looks = Signal(), [], []
+
+    async def worker(host: GpuHost) -> None:
+        await host.wait(signal, poll_s=0.01)
+        woken_s.append(host.now_s)
+        looks.append(host.num_polls)
+
+    async def notifier(host: GpuHost) -> None:
+        await host.sleep(0.055)
+        host.notify(signal)
+
+    run_tasks(worker, notifier, clock=WallClock())
+    assert woken_s[0] >= 0.055
+    assert 1 <= looks[0] <= 1 + woken_s[0] / 0.01
+
+
+def test_polls_alone_keep_no_run_alive() -> None:
+    async def worker(host: GpuHost) -> None:
+        await host.wait(Signal(), poll_s=0.01)
+
+    run_tasks(worker, clock=WallClock())
+
+
+class BrokenExecutor(ConstantExecutor):
+    """Fails, or never comes back, at issuing or at finishing."""
+
+    def __init__(self, where: str, *, is_async: bool) -> None:
+        super().__init__({})
+        self.where, self.is_async = where, is_async
+        self.release = threading.Event()
+
+    def lane(self, stream: Stream, clock: Clock) -> Lane:
+        return BrokenLane(self)
+
+
+class BrokenLane:
+    def __init__(self, executor: BrokenExecutor) -> None:
+        self.executor, self.is_async = executor, executor.is_async
+
+    def enter(self) -> None: ...
+
+    def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
+        if self.executor.where == "issue":
+            raise ArithmeticError("the kernel broke")
+        return self
+
+    def finish(self) -> Outcome:
+        if self.executor.where == "hang":
+            self.executor.release.wait(20.0)
+        if self.executor.where == "finish":
+            raise ArithmeticError("the device broke")
+        return Outcome(0.0, 0.0)
+
+
+async def one_work(host: GpuHost) -> None:
+    await host.run(VERIFY, host.stream("verify"))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("where", ["issue", "finish"])
+def test_what_a_stream_raises_reaches_the_caller_and_no_thread_is_left(where: str, is_async: bool) -> None:
+    with GpuHost(BrokenExecutor(where, is_async=is_async)) as host:
+        host.spawn(one_work(host))
+        with pytest.raises(ArithmeticError, match="broke"):
+            host.run_until()
+    assert our_threads() == []
+
+
+def test_what_a_policy_raises_reaches_the_caller_and_no_thread_is_left() -> None:
+    async def policy(host: GpuHost) -> None:
+        await host.run(VERIFY, host.stream("verify"))
+        raise LookupError("no such request")
+
+    with pytest.raises(LookupError, match="no such request"):
+        run_tasks(policy)
+    assert our_threads() == []
+
+
+def test_the_watchdog_names_the_work_that_does_not_end() -> None:
+    executor = BrokenExecutor("hang", is_async=True)
+    with GpuHost(executor, watchdog_s=0.2) as host:
+        host.spawn(one_work(host))
+        with pytest.raises(HostStuck, match=r"verify of 0 requests on stream 'verify' first; one_work#0 waits for"):
+            host.run_until()
+        executor.release.set()
+    assert our_threads() == []
+
+
+def test_the_watchdog_names_the_coroutine_that_keeps_the_baton() -> None:
+    async def hog(host: GpuHost) -> None:
+        time.sleep(0.6)
+
+    with pytest.raises(HostStuck, match=r"hog#0 has held the baton for 0\.2 s"):
+        run_tasks(hog, clock=WallClock(), watchdog_s=0.2)
+    assert our_threads() == []
+
+
+def test_works_that_wait_for_each_other_are_noticed_on_the_virtual_clock() -> None:
+    class NeverIssued(ConstantExecutor):
+        def lane(self, stream: Stream, clock: Clock) -> Lane:
+            return Blocked(clock)
+
+    class Blocked(BrokenLane):
+        is_async = False
+
+        def __init__(self, clock: Clock) -> None:
+            self.clock = clock
+
+        def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
+            self.clock.mailbox().get()
+            raise AssertionError
+
+    with GpuHost(NeverIssued({}), clock=VirtualClock()) as host:
+        host.spawn(one_work(host))
+        with pytest.raises(HostStuck, match="nothing can happen any more: one_work#0 waits for verify"):
+            host.run_until()
+
+
+def test_a_run_can_be_cut_at_a_time() -> None:
+    times: list[float] = []
+
+    async def policy(host: GpuHost) -> None:
+        stream = host.stream("gpu")
+        while True:
+            await host.run(VERIFY, stream)
+            times.append(host.now_s)
+
+    with GpuHost(ConstantExecutor(SECONDS), clock=VirtualClock()) as host:
+        host.spawn(policy(host))
+        host.run_until(12.0)
+        assert host.now_s == 12.0
+    assert times == [5.0, 10.0]
+    assert our_threads() == []
+
+
+def test_closing_drops_what_is_queued() -> None:
+    async def policy(host: GpuHost) -> None:
+        stream = host.stream("gpu")
+        await [host.run(VERIFY, stream) for _ in range(1000)][-1]
+
+    with GpuHost(ConstantExecutor({Kind.VERIFY: 0.02})) as host:
+        host.spawn(policy(host))
+        host.run_until(0.03)
+    assert our_threads() == []
+    assert len(host.works) < 1000
+    assert host.now_s < 10.0
+
+
+def test_a_stream_the_machine_does_not_have_is_refused() -> None:
+    with GpuHost(ConstantExecutor({})) as host:
+        with pytest.raises(ValueError, match="a real run has device 0, whole"):
+            host.stream("link", device="nvlink")
+        host.stream("gpu")
+        with pytest.raises(ValueError, match="exists already"):
+            host.stream("gpu")

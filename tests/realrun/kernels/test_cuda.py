@@ -1,0 +1,122 @@
+# ruff: noqa: E402
+"""What only a CUDA device can show: graphs, streams, fused kernels, allocations. Skipped without one."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from realrun.kernels.issuer import Issuer
+from realrun.kernels.options import decoding_shapes
+from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.rows import Slot
+from realrun.model.attention import Attention
+from realrun.model.kv import KvLayout
+from realrun.model.memory import device_allocations
+from realrun.model.weights import random_model, tied_pair
+from sim.seam.work import Kind
+from tests.realrun.support import VOCAB, greedy_text, prefill_in_chunks, prompts, speculate, tiny_options, tiny_shape
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = (7, 12, 3, 9)
+DIMENSIONS: dict[str, Any] = {"hidden": 128, "intermediate": 256, "heads": 4, "kv_heads": 2, "head_dim": 32}
+BUCKETS: dict[str, Any] = {"batch_buckets": (1, 2, 4), "context_buckets": (256,), "max_tokens": 256}
+
+
+def cuda_pair(dtype: torch.dtype, epsilon: float = 0.2) -> tuple[Any, Any]:
+    return tied_pair(random_model(tiny_shape(**DIMENSIONS), dtype=dtype, device="cuda"), 2, epsilon)
+
+
+def serve(kernels: PairKernels, issuer: Issuer, numbers: range, num_tokens: int = 24) -> list[list[int]]:
+    texts = prompts(LENGTHS)
+    slots = [kernels.admit(texts[number], number) for number in numbers]
+    prefill_in_chunks(kernels, slots, 5, issuer)
+    speculate(kernels, slots, num_tokens, (3, 1, 2), issuer)
+    return [slot.output[:num_tokens] for slot in slots]
+
+
+def warmed(kernels: PairKernels, name: str) -> Issuer:
+    issuer = kernels.issuer(name)
+    kernels.warm(issuer, decoding_shapes(kernels.options, (1, 2, 3), has_draft=True))
+    return issuer
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_greedy_speculation_changes_no_token_in_float64(graphs: bool) -> None:
+    target, draft = cuda_pair(torch.float64)
+    expected = [greedy_text(target, prompt, 24) for prompt in prompts(LENGTHS)]
+    kernels = PairKernels(target, draft, tiny_options(attention=Attention.MATH, cuda_graphs=graphs, **BUCKETS))
+    assert serve(kernels, warmed(kernels, "all"), range(4)) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_replayed_graph_gives_what_eager_passes_give(temperature: float) -> None:
+    outputs = []
+    for graphs in (False, True):
+        options = tiny_options(attention=Attention.EFFICIENT, cuda_graphs=graphs, temperature=temperature, **BUCKETS)
+        kernels = PairKernels(*cuda_pair(torch.bfloat16), options)
+        outputs.append(serve(kernels, warmed(kernels, "all"), range(4)))
+    assert outputs[0] == outputs[1]
+
+
+def test_decoding_passes_are_replayed_and_allocate_nothing() -> None:
+    options = tiny_options(attention=Attention.EFFICIENT, cuda_graphs=True, **BUCKETS)
+    kernels = PairKernels(*cuda_pair(torch.bfloat16), options)
+    issuer = warmed(kernels, "all")
+    slots: list[Slot] = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(LENGTHS))]
+    prefill_in_chunks(kernels, slots, 64, issuer)
+    before = device_allocations(kernels.device)
+    for _ in range(5):
+        assert kernels.draft(slots, 3, issuer).pending.is_graph
+        verify = kernels.verify(slots, issuer)
+        assert verify.pending.is_graph
+        assert verify.plan.shape.kind is Kind.VERIFY
+        verify.result()
+    assert device_allocations(kernels.device) == before
+
+
+@pytest.mark.parametrize("attention", [Attention.EFFICIENT, Attention.FLASH_PAGED])
+def test_fused_kernels_agree_with_the_plain_one(attention: Attention) -> None:
+    """bfloat16 logits of a decode pass over the same history, to bfloat16 rounding."""
+    from realrun.model.attention import Rectangle
+    from realrun.model.decoder import Decoder
+
+    target, _ = cuda_pair(torch.bfloat16)
+    logits = []
+    for name in (Attention.MATH, attention):
+        try:
+            decoder = Decoder(target, slots=4, max_tokens=256, attention=name, layout=KvLayout.TOKEN_MAJOR)
+        except ValueError as refused:
+            pytest.skip(str(refused))
+        workspace_like = PairKernels(target, None, tiny_options(attention=Attention.MATH, **BUCKETS)).issuer("w")
+        generator = torch.Generator("cuda").manual_seed(0)
+        for width, start in ((20, 0), (1, 20), (5, 21)):
+            tokens = torch.randint(VOCAB, (4 * width,), device="cuda", generator=generator)
+            full = torch.full((4,), width, device="cuda")
+            rectangle = Rectangle(torch.arange(4, device="cuda"), full * 0 + start, full, width, 256)
+            hidden = decoder.forward(tokens, (rectangle,), workspace_like.workspace)
+        logits.append(decoder.head(hidden).float())
+    torch.testing.assert_close(logits[0], logits[1], rtol=0.05, atol=0.15)
+
+
+def test_graphs_on_two_streams_give_what_one_gives() -> None:
+    def run(together: bool) -> list[list[int]]:
+        options = tiny_options(attention=Attention.EFFICIENT, cuda_graphs=True, **BUCKETS)
+        kernels = PairKernels(*cuda_pair(torch.bfloat16), options)
+        work = [(range(2), warmed(kernels, "one")), (range(2, 4), warmed(kernels, "two"))]
+        if together:
+            with ThreadPoolExecutor(2) as pool:
+                parts = list(pool.map(lambda half: serve(kernels, half[1], half[0]), work))
+        else:
+            parts = [serve(kernels, issuer, numbers) for numbers, issuer in work]
+        return parts[0] + parts[1]
+
+    assert run(together=True) == run(together=False)

@@ -1,0 +1,254 @@
+# ruff: noqa: E402
+"""Shapes, buckets, warm-up and the host's account, on the CPU; a bucketed pass runs here as it would be captured."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from realrun.kernels.issuer import STAGING_DEPTH, Issuer
+from realrun.kernels.options import decoding_shapes
+from realrun.kernels.pair_kernels import PairKernels, PromptChunk
+from realrun.kernels.passes import ChunkShape, PassShape
+from realrun.kernels.rows import Slot
+from realrun.model.attention import Attention
+from realrun.model.kv import KvLayout
+from realrun.model.weights import tied_pair
+from sim.seam.work import Kind, Model
+from tests.realrun.support import prefill_in_chunks, prompts, speculate, tiny_model, tiny_options
+
+
+def tiny_kernels(**options: Any) -> PairKernels:
+    return PairKernels(*tied_pair(tiny_model(), 2, 0.3), tiny_options(**options))
+
+
+def admitted(kernels: PairKernels, lengths: tuple[int, ...]) -> list[Slot]:
+    return [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(lengths))]
+
+
+def spy_on(issuer: Issuer) -> list[PassShape]:
+    """The shapes that the issuer is asked for from now on."""
+    shapes: list[PassShape] = []
+    issue = issuer.issue
+
+    def noted(shape: PassShape, rows: Any) -> Any:
+        shapes.append(shape)
+        return issue(shape, rows)
+
+    issuer.issue = noted  # type: ignore[method-assign]
+    return shapes
+
+
+def test_chunks_of_equal_length_share_a_rectangle_and_none_is_padded() -> None:
+    kernels = tiny_kernels()
+    issuer = kernels.issuer("all")
+    a, b, c, d = admitted(kernels, (5, 9, 5, 20))
+    submitted = kernels.prefill([PromptChunk(a, 5), PromptChunk(b, 4), PromptChunk(c, 5), PromptChunk(d, 5)], issuer)
+    assert submitted.plan.shape == PassShape(
+        Kind.PREFILL,
+        Model.TARGET,
+        chunks=(ChunkShape(2, 5, 16, True), ChunkShape(1, 4, 16, False), ChunkShape(1, 5, 16, False)),
+    )
+    assert submitted.plan.shape.num_tokens == 5 + 4 + 5 + 5
+    assert [len(row.tokens) for row in submitted.result()] == [1, 0, 1, 0]
+
+
+def test_decoding_rows_are_padded_to_the_longest_draft_and_to_the_buckets() -> None:
+    kernels = tiny_kernels(batch_buckets=(2, 4), context_buckets=(32, 64))
+    issuer = kernels.issuer("all")
+    slots = admitted(kernels, (6, 9, 4))
+    prefill_in_chunks(kernels, slots, 16, issuer)
+    kernels.draft(slots[:1], 4, issuer)
+    verify = kernels.verify(slots, issuer)
+    assert verify.plan.shape == PassShape(Kind.VERIFY, Model.TARGET, rows=4, width=5, context=32)
+    assert [row[1] for row in verify.plan.inputs] == [5, 1, 1, 0]
+    assert len(verify.result()) == 3
+
+
+def test_listed_shapes_are_all_that_a_bucketed_loop_ever_issues() -> None:
+    kernels = tiny_kernels(batch_buckets=(1, 2, 6), context_buckets=(16, 32, 64))
+    issuer = kernels.issuer("all")
+    slots = admitted(kernels, (6, 9, 4, 12, 3))
+    prefill_in_chunks(kernels, slots, 5, issuer)
+    shapes = spy_on(issuer)
+    speculate(kernels, slots, 24, (4, 2, 4, 1, 2, 4, 2), issuer)
+    listed = decoding_shapes(kernels.options, (1, 2, 4), has_draft=True)
+    assert set(shapes) <= set(listed)
+    assert len(listed) == len(set(listed)) == 3 * 3 * (3 * 2 + 5)
+
+
+def test_warming_up_touches_no_request() -> None:
+    kernels = tiny_kernels(batch_buckets=(2, 6), context_buckets=(32, 64))
+    issuer = kernels.issuer("all")
+    slots = admitted(kernels, (6, 9, 4))
+    prefill_in_chunks(kernels, slots, 16, issuer)
+    assert kernels.draft_model is not None
+
+    def state() -> list[Any]:
+        tensors = [kernels.sequences.tokens, kernels.sequences.lengths]
+        for decoder in (kernels.target, kernels.draft_model):
+            tensors += [decoder.kv.lengths, decoder.kv.keys.transpose(0, 1), decoder.kv.values.transpose(0, 1)]
+        return [tensor[: kernels.sequences.scratch].clone() for tensor in tensors]
+
+    before = state()
+    shapes = decoding_shapes(kernels.options, (1, 3), has_draft=True)
+    prompts_end, prompts_go_on = ChunkShape(2, 8, 16, True), ChunkShape(1, 5, 32, False)
+    shapes.append(PassShape(Kind.STEP, Model.TARGET, 2, 3, 32, chunks=(prompts_end, prompts_go_on)))
+    shapes.append(PassShape(Kind.PREFILL, Model.DRAFT, chunks=(prompts_go_on,)))
+    kernels.warm(issuer, shapes)
+    assert issuer.warmed >= set(shapes)
+    assert all(torch.equal(old, new) for old, new in zip(before, state(), strict=True))
+    for decoder in (kernels.target, kernels.draft_model):
+        assert bool(decoder.kv.keys.isfinite().all())
+        assert int(decoder.kv.lengths[-1]) == 0
+    assert int(kernels.sequences.lengths[-1]) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_decoding_pass_reads_back_or_copies_from_the_host(temperature: float) -> None:
+    """What a CUDA graph could not hold: such operations are forbidden while every listed shape runs once."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "where.Scalar", "unique", "equal.")
+
+    class Capturable(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            assert not any(name in str(func) for name in forbidden), func
+            if func is by_index:
+                assert all(index is None or index.dtype == torch.int64 for index in args[1])
+            return func(*args, **(kwargs or {}))
+
+    by_index = torch.ops.aten.index.Tensor
+    kernels = tiny_kernels(batch_buckets=(2, 6), context_buckets=(32,), temperature=temperature)
+    issuer = kernels.issuer("all")
+    for shape in decoding_shapes(kernels.options, (1, 3), has_draft=True):
+        inputs = torch.tensor([(kernels.sequences.scratch, 0, -1, 0)] * shape.num_rows)
+        with Capturable():
+            kernels.passes.run(shape, inputs, issuer.workspace)
+
+
+def test_static_buffers_stay_where_they_are() -> None:
+    kernels = tiny_kernels()
+    issuer = kernels.issuer("all")
+    slots = admitted(kernels, (6, 9, 4))
+    tensors = [kernels.target.kv.keys, kernels.sequences.tokens, issuer.workspace.keys, issuer.workspace.values]
+    before = [tensor.data_ptr() for tensor in tensors]
+    prefill_in_chunks(kernels, slots, 16, issuer)
+    speculate(kernels, slots, 10, (4, 2), issuer)
+    after = [kernels.target.kv.keys, kernels.sequences.tokens, issuer.workspace.keys, issuer.workspace.values]
+    assert [tensor.data_ptr() for tensor in after] == before
+
+
+def test_results_read_late_are_the_results_of_their_own_pass() -> None:
+    """More passes in flight than staging buffers."""
+    kernels = tiny_kernels()
+    issuer = kernels.issuer("all")
+    slots = admitted(kernels, (6, 9, 4))
+    prefill_in_chunks(kernels, slots, 16, issuer)
+    flight = [kernels.verify(slots, issuer) for _ in range(2 * STAGING_DEPTH)]
+    for verify in flight:
+        verify.result()
+    other = tiny_kernels()
+    other_issuer = other.issuer("all")
+    expected = admitted(other, (6, 9, 4))
+    prefill_in_chunks(other, expected, 16, other_issuer)
+    for _ in range(2 * STAGING_DEPTH):
+        other.verify(expected, other_issuer).result()
+    assert [slot.output for slot in slots] == [slot.output for slot in expected]
+
+
+def test_issuers_on_two_threads_give_what_one_gives() -> None:
+    def run(together: bool) -> list[list[int]]:
+        kernels = tiny_kernels()
+        slots = admitted(kernels, (6, 9, 4, 12))
+        halves = [(slots[:2], kernels.issuer("one")), (slots[2:], kernels.issuer("two"))]
+
+        def serve(half: tuple[list[Slot], Issuer]) -> None:
+            prefill_in_chunks(kernels, half[0], 5, half[1])
+            speculate(kernels, half[0], 20, (3, 2), half[1])
+
+        if together:
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(serve, halves))
+        else:
+            for half in halves:
+                serve(half)
+        return [slot.output for slot in slots]
+
+    assert run(together=True) == run(together=False)
+
+
+def test_a_pretended_context_decodes_at_full_length_without_a_prefill() -> None:
+    kernels = tiny_kernels()
+    issuer = kernels.issuer("all")
+    slots = admitted(kernels, (40, 25))
+    for slot in slots:
+        kernels.pretend(slot)
+    kernels.draft(slots, 3, issuer)
+    verify = kernels.verify(slots, issuer)
+    assert verify.plan.shape.context == 48
+    assert all(row.tokens for row in verify.result())
+    assert [slot.known_tokens - len(slot.output) for slot in slots] == [40, 25]
+
+
+def test_the_implementation_names_what_times_depend_on() -> None:
+    kernels = tiny_kernels(kv_layout=KvLayout.TOKEN_MAJOR)
+    assert kernels.implementation == (
+        "attention=math;kv=slot-token-head;packing=rectangles;launch=eager;sampling=greedy;dtype=float64"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": 0}, "slots=0"),
+        ({"max_tokens": 60}, "multiple of 16"),
+        ({"draft_tokens_max": 64}, "draft_tokens_max=64"),
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"batch_buckets": (4, 2)}, "ascending"),
+        ({"context_buckets": (16, 80)}, "up to 64"),
+        ({"cuda_graphs": True}, "needs batch_buckets"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_options(**options)
+
+
+def test_what_does_not_fit_is_refused_before_anything_runs() -> None:
+    kernels = tiny_kernels(slots=2, batch_buckets=(1,))
+    issuer = kernels.issuer("all")
+    with pytest.raises(ValueError, match="prompt of 64 tokens"):
+        kernels.admit([1] * 64, 0)
+    short, long = admitted(kernels, (4, 60))
+    with pytest.raises(ValueError, match="all 2 slots"):
+        kernels.admit([1], 2)
+    with pytest.raises(ValueError, match=r"chunk of 5 tokens must be in 1\.\.4"):
+        kernels.prefill([PromptChunk(short, 5)], issuer)
+    prefill_in_chunks(kernels, [short, long], 64, issuer)
+    with pytest.raises(ValueError, match=r"draft_tokens=7 must be in 1\.\.6"):
+        kernels.draft([short], 7, issuer)
+    with pytest.raises(ValueError, match="61 tokens and 4 drafted ones exceed max_tokens=64"):
+        kernels.draft([long], 4, issuer)
+    with pytest.raises(ValueError, match="exceeds the largest of batch_buckets"):
+        kernels.verify([short, long], issuer)
+
+
+def test_a_pair_without_a_common_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="must share vocabulary, dtype and device"):
+        PairKernels(tiny_model(), tiny_model(vocab=60), tiny_options())
+
+
+def test_graphs_are_refused_without_cuda() -> None:
+    with pytest.raises(ValueError, match="needs a CUDA device"):
+        tiny_kernels(batch_buckets=(4,), context_buckets=(64,), cuda_graphs=True)
+
+
+def test_flash_paged_is_no_gathering_kernel() -> None:
+    assert tiny_options().is_gathering
+    assert not tiny_options(attention=Attention.FLASH_PAGED).is_gathering

@@ -1,0 +1,173 @@
+# ruff: noqa: E402
+"""Greedy speculative output equals autoregressive output token for token, on the CPU in float64.
+
+The reference is the library's own forward pass over the whole sequence, without a cache.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from realrun.kernels.pair_kernels import PairKernels, PromptChunk
+from realrun.model.attention import Attention
+from realrun.model.kv import KvLayout
+from realrun.model.weights import tied_pair
+from sim.seam.work import Model
+from tests.realrun.support import (
+    greedy_text,
+    next_chunks,
+    prefill_in_chunks,
+    prompts,
+    speculate,
+    tiny_model,
+    tiny_options,
+)
+
+NUM_TOKENS = 14
+PROMPT_LENGTHS = (7, 12, 3, 9, 16, 5)
+
+
+@cache
+def pair(draft: str) -> tuple[Any, Any]:
+    if draft == "unrelated":
+        return tiny_model(0), tiny_model(1, layers=1, hidden=16, heads=2, kv_heads=1)
+    return tied_pair(tiny_model(0), 2, float(draft))
+
+
+@cache
+def reference(draft: str) -> list[list[int]]:
+    with torch.no_grad():
+        return [greedy_text(pair(draft)[0], prompt, NUM_TOKENS) for prompt in prompts(PROMPT_LENGTHS)]
+
+
+def outputs(
+    draft: str, batch: int, draft_lengths: tuple[int, ...], chunk_tokens: int, **options: Any
+) -> list[list[int]]:
+    kernels = PairKernels(*pair(draft), tiny_options(**options))
+    issuer = kernels.issuer("all")
+    texts = []
+    for first in range(0, len(PROMPT_LENGTHS), batch):
+        group = prompts(PROMPT_LENGTHS)[first : first + batch]
+        slots = [kernels.admit(prompt, first + number) for number, prompt in enumerate(group)]
+        prefill_in_chunks(kernels, slots, chunk_tokens, issuer)
+        speculate(kernels, slots, NUM_TOKENS, draft_lengths, issuer)
+        for slot in slots:
+            texts.append(slot.output[:NUM_TOKENS])
+            kernels.release(slot)
+    return texts
+
+
+@pytest.mark.parametrize("draft", ["0.0", "0.2", "1.0", "unrelated"])
+@pytest.mark.parametrize("batch", [1, 2, 6])
+@pytest.mark.parametrize("draft_lengths", [(1,), (4,), (3, 0, 5, 1), (6, 2)], ids=str)
+def test_speculation_changes_no_token(draft: str, batch: int, draft_lengths: tuple[int, ...]) -> None:
+    assert outputs(draft, batch, draft_lengths, chunk_tokens=5) == reference(draft)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 64])
+def test_chunk_size_changes_no_token(chunk_tokens: int) -> None:
+    assert outputs("0.2", 3, (3, 2), chunk_tokens) == reference("0.2")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_layout": KvLayout.TOKEN_MAJOR},
+        {"attention": Attention.FLASH_CPU},
+        {"batch_buckets": (4, 8)},
+        {"context_buckets": (16, 64)},
+        {"batch_buckets": (1, 2, 8), "context_buckets": (32, 48, 64), "kv_layout": KvLayout.TOKEN_MAJOR},
+    ],
+    ids=str,
+)
+def test_layout_kernel_and_buckets_change_no_token(options: dict[str, Any]) -> None:
+    assert outputs("0.2", 5, (4, 1, 0), chunk_tokens=6, **options) == reference("0.2")
+
+
+def test_plain_decode_is_verify_without_drafts_and_needs_no_draft_model() -> None:
+    kernels = PairKernels(pair("0.2")[0], None, tiny_options())
+    issuer = kernels.issuer("all")
+    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(PROMPT_LENGTHS))]
+    prefill_in_chunks(kernels, slots, 8, issuer)
+    speculate(kernels, slots, NUM_TOKENS, (0,), issuer)
+    assert [slot.output[:NUM_TOKENS] for slot in slots] == reference("0.2")
+
+
+def test_mixed_steps_with_late_arrivals_change_no_token() -> None:
+    """Requests join one after the other; each step verifies those under way and prefills a chunk of the newcomer."""
+    kernels = PairKernels(*pair("0.2"), tiny_options(batch_buckets=(2, 4, 6)))
+    target, draft = kernels.issuer("target"), kernels.issuer("draft")
+    waiting = list(enumerate(prompts(PROMPT_LENGTHS)))
+    running, joining, done = [], [], {}
+    while waiting or running or joining:
+        if waiting and not joining:
+            number, prompt = waiting.pop(0)
+            joining = [(number, kernels.admit(prompt, number))]
+        decoding = [slot for _, slot in running]
+        chunks = next_chunks([slot for _, slot in joining], 4, Model.TARGET)
+        draft_chunks = next_chunks([slot for _, slot in joining], 4, Model.DRAFT)
+        if decoding:
+            kernels.draft(decoding, 3, draft, chunks=draft_chunks).result()
+        else:
+            kernels.prefill(draft_chunks, draft, model=Model.DRAFT).result()
+        results = kernels.verify(decoding, target, chunks=chunks).result()
+        assert [len(result.tokens) for result in results[: len(decoding)]] == [
+            r.accepted + 1 for r in results[: len(decoding)]
+        ]
+        running += [member for member in joining if member[1].is_prefilled]
+        joining = [member for member in joining if not member[1].is_prefilled]
+        for number, slot in [member for member in running if len(member[1].output) >= NUM_TOKENS]:
+            done[number] = slot.output[:NUM_TOKENS]
+            kernels.release(slot)
+            running.remove((number, slot))
+    assert [done[number] for number in sorted(done)] == reference("0.2")
+
+
+def test_a_round_may_be_issued_before_the_result_of_the_last_is_back() -> None:
+    """Starts and lengths live on the device; the host only bounds them."""
+    kernels = PairKernels(*pair("0.2"), tiny_options())
+    issuer = kernels.issuer("all")
+    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(PROMPT_LENGTHS[:3]))]
+    flight = [kernels.prefill([PromptChunk(slot, slot.prompt_tokens) for slot in slots], issuer)]
+    kernels.prefill([PromptChunk(slot, slot.prompt_tokens) for slot in slots], issuer, model=Model.DRAFT)
+    while min(len(slot.output) for slot in slots) < NUM_TOKENS:
+        kernels.draft(slots, 2, issuer)
+        flight.append(kernels.verify(slots, issuer))
+        if len(flight) == 3:
+            flight.pop(0).result()
+    for late in flight:
+        late.result()
+    assert [slot.output[:NUM_TOKENS] for slot in slots] == reference("0.2")[:3]
+    assert {slot.most_new_tokens for slot in slots} == {0}
+
+
+def test_a_draft_of_the_same_model_is_always_accepted_in_full() -> None:
+    """The proof that catch-up works: one token missing from the draft's KV would spoil every later draft."""
+    kernels = PairKernels(*pair("0.0"), tiny_options())
+    issuer = kernels.issuer("all")
+    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(PROMPT_LENGTHS))]
+    prefill_in_chunks(kernels, slots, 8, issuer)
+    for draft_tokens in (4, 1, 5, 2):
+        kernels.draft(slots, draft_tokens, issuer)
+        accepted = [row.accepted for row in kernels.verify(slots, issuer).result()]
+        assert accepted == [draft_tokens] * len(slots)
+        assert {slot.draft_lag for slot in slots} == {2}
+
+
+def test_recomputing_accepted_tokens_changes_no_token() -> None:
+    """As an engine without roll-back does after every verify."""
+    kernels = PairKernels(*pair("0.2"), tiny_options())
+    issuer = kernels.issuer("all")
+    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(PROMPT_LENGTHS))]
+    prefill_in_chunks(kernels, slots, 8, issuer)
+    while min(len(slot.output) for slot in slots) < NUM_TOKENS:
+        kernels.draft(slots, 3, issuer)
+        results = kernels.verify(slots, issuer).result()
+        kernels.recompute(slots, [len(result.tokens) for result in results], issuer)
+    assert [slot.output[:NUM_TOKENS] for slot in slots] == reference("0.2")

@@ -1,0 +1,149 @@
+# ruff: noqa: E402
+"""Random models of exact dimensions, and pairs whose acceptance can be tuned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from realrun.kernels.options import PairOptions
+from realrun.kernels.pair_kernels import PairKernels, PromptChunk
+from realrun.model.attention import Attention
+from realrun.model.weights import Family, family_of, library_config, load_model, random_model, tied_pair
+from sim.costs.shapes import MODELS
+from sim.seam.work import Model
+from tests.realrun.support import VOCAB, greedy_text, prompts, tiny_model, tiny_shape
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"family": Family.QWEN2}, {"tied_embeddings": True}], ids=["llama", "qwen2", "tied"]
+)
+def test_a_random_model_has_exactly_the_dimensions_asked_for(changes: dict[str, Any]) -> None:
+    built = tiny_model(**changes)
+    attention, mlp = built.model.layers[0].self_attn, built.model.layers[0].mlp
+    assert len(built.model.layers) == 3
+    assert [tuple(p.weight.shape) for p in (attention.q_proj, attention.k_proj, attention.o_proj)] == [
+        (32, 32),
+        (16, 32),
+        (32, 32),
+    ]
+    assert [tuple(p.weight.shape) for p in (mlp.gate_proj, mlp.down_proj)] == [(48, 32), (32, 48)]
+    assert tuple(built.lm_head.weight.shape) == (VOCAB, 32)
+    assert (built.lm_head.weight is built.model.embed_tokens.weight) == changes.get("tied_embeddings", False)
+    assert (attention.q_proj.bias is not None) == ("family" in changes)
+
+
+def test_the_family_is_told_from_the_name() -> None:
+    assert [family_of(name) for name in ("qwen2.5-0.5b", "qwen3-32b", "llama-3.1-8b", "tiny-target")] == [
+        Family.QWEN2,
+        Family.QWEN3,
+        Family.LLAMA,
+        Family.LLAMA,
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen2.5-0.5b", "qwen3-32b"])
+def test_the_library_counts_the_parameters_of_the_table(name: str) -> None:
+    """But for norms and biases, which the table leaves out: 0.02 % at most."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(library_config(MODELS[name]))
+    assert sum(weights.numel() for weights in built.parameters()) == pytest.approx(MODELS[name].params, rel=2e-4)
+
+
+def test_no_weight_is_zero_and_none_asks_for_a_gradient() -> None:
+    for name, parameter in tiny_model(family=Family.QWEN2).named_parameters():
+        assert float((parameter == 0).double().mean()) == 0, name
+        assert not parameter.requires_grad
+
+
+def test_the_seed_decides_the_weights() -> None:
+    one, same, other = tiny_model(5), tiny_model(5), tiny_model(6)
+    assert torch.equal(one.lm_head.weight, same.lm_head.weight)
+    assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
+
+
+def test_greedy_text_of_a_random_model_is_not_one_token_over_and_over() -> None:
+    text = greedy_text(tiny_model(), prompts([8])[0], 30)
+    assert len(set(text)) > 10
+
+
+def greedy_acceptance(epsilon: float) -> float:
+    """Accepted among the drafted tokens that were reached, 24 requests of 32 tokens, five layers of which two draft."""
+    shape = tiny_shape(layers=5, hidden=64, intermediate=172, head_dim=16, vocab=512)
+    target, draft = tied_pair(random_model(shape, dtype=torch.float32), 2, epsilon)
+    options = PairOptions(slots=24, max_tokens=64, attention=Attention.FLASH_CPU, draft_tokens_max=4)
+    kernels = PairKernels(target, draft, options)
+    issuer = kernels.issuer("all")
+    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts([12] * 24, vocab=512))]
+    for model in Model:
+        kernels.prefill([PromptChunk(slot, 12) for slot in slots], issuer, model=model).result()
+    accepted = reached = 0
+    while live := [slot for slot in slots if len(slot.output) < 32]:
+        kernels.draft(live, 4, issuer)
+        for row in kernels.verify(live, issuer).result():
+            accepted += row.accepted
+            reached += min(row.accepted + 1, 4)
+    return accepted / reached
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "least", "most"), [(0.0, 1.0, 1.0), (0.05, 0.82, 0.97), (0.2, 0.55, 0.8), (0.5, 0.25, 0.5)]
+)
+def test_epsilon_tunes_genuine_acceptance(epsilon: float, least: float, most: float) -> None:
+    assert least <= greedy_acceptance(epsilon) <= most
+
+
+def test_a_tied_draft_shares_embeddings_and_head_but_not_its_layers() -> None:
+    target, draft = tied_pair(tiny_model(), 1, 0.1)
+    assert draft.lm_head is target.lm_head
+    assert draft.model.embed_tokens is target.model.embed_tokens
+    mine, theirs = draft.model.layers[0].mlp.down_proj.weight, target.model.layers[0].mlp.down_proj.weight
+    assert torch.equal(mine, theirs)
+    assert mine.data_ptr() != theirs.data_ptr()
+
+
+@pytest.mark.parametrize("draft_layers", [0, 3])
+def test_a_draft_needs_some_layers_and_fewer_than_the_target(draft_layers: int) -> None:
+    with pytest.raises(ValueError, match=f"draft_layers={draft_layers}"):
+        tied_pair(tiny_model(), draft_layers, 0.1)
+
+
+def test_a_model_larger_than_memory_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"tiny in bfloat16 needs .* GiB and cpu has") as refused:
+        random_model(tiny_shape(vocab=10**9, hidden=4096, head_dim=1024))
+    assert "\n" not in str(refused.value)
+
+
+def test_real_weights_come_from_a_local_directory(tmp_path: Path) -> None:
+    saved = tiny_model()
+    saved.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, dtype=torch.float64)
+    tokens = torch.tensor(prompts([9]))
+    assert torch.equal(loaded(tokens).logits, saved(tokens).logits)
+    with pytest.raises(ValueError, match=r"wanted a local directory with config\.json"):
+        load_model(tmp_path / "absent")
+
+
+def test_weights_that_are_cut_short_incomplete_or_of_another_shape_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny_model().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({key: value for key, value in tensors.items() if key != name}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="1 tensors are missing or of another shape"):
+        load_model(tmp_path)
+    save_file({**tensors, name: tensors[name][:-8].clone()}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        load_model(tmp_path)
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(ValueError, match="the weights cannot be loaded"):
+        load_model(tmp_path)

@@ -1,0 +1,125 @@
+# ruff: noqa: E402
+"""Every policy on real passes and real threads, on the CPU: what comes out is the target's own text."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from realrun.host.clocks import WallClock
+from realrun.host.gpuhost import GpuHost
+from realrun.host.ticket import GpuTicket
+from realrun.kernels.pair_kernels import PairKernels
+from realrun.model.weights import tied_pair
+from realrun.replay.pair_executor import PairExecutor
+from realrun.replay.testbed import context_buckets
+from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
+from sim.policies.registry import POLICIES, find_policy
+from sim.seam.host import Stream
+from sim.seam.request import Request
+from tests.realrun.support import greedy_text, tiny_model, tiny_options
+from tests.sim.support import PeriodicLuck, request, serve
+
+NUM_REQUESTS = 5
+
+
+def requests() -> list[Request]:
+    return [request(i, arrival_s=0.002 * i, prompt=7 + 3 * i, output=1 + 5 * i % 13) for i in range(NUM_REQUESTS)]
+
+
+def executor() -> tuple[PairExecutor, object]:
+    target, draft = tied_pair(tiny_model(), 2, 0.2)
+    return PairExecutor(PairKernels(target, draft, tiny_options(slots=NUM_REQUESTS)), seed=3), target
+
+
+def run(
+    policy: str, executor: PairExecutor, options: PolicyOptions, luck: PeriodicLuck | None, limits: EngineLimits
+) -> list[GpuTicket]:
+    with GpuHost(executor, luck) as host:
+        serving = serve(host, policy, requests(), draft_tokens=3)
+        for task in [*find_policy(policy).build(serving, options, limits), serving.arrivals()]:
+            host.spawn(task)
+        host.run_until()
+    assert serving.num_finished == NUM_REQUESTS
+    executor.reset()
+    return host.works
+
+
+@pytest.mark.parametrize("kv", [KvMode.ROLLBACK, KvMode.REFORWARD])
+@pytest.mark.parametrize("batching", list(Batching))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_emits_the_targets_greedy_text(policy: str, batching: Batching, kv: KvMode) -> None:
+    if find_policy(policy).is_continuous and (kv is KvMode.REFORWARD or batching is Batching.PER_REQUEST):
+        pytest.skip("continuous batching keeps its KV and batches")
+    pair, target = executor()
+    options = PolicyOptions(batching=batching, kv=kv, workers=3, poll_s=0.0005)
+    run(policy, pair, options, None, EngineLimits(max_num_batched_tokens=16))
+    for each in requests():
+        assert pair.outputs[each.index][: each.output_tokens] == greedy_text(
+            target, pair.prompt(each), each.output_tokens
+        )
+
+
+@pytest.mark.parametrize("policy", ["pd", "continuous"])
+def test_a_tape_dictates_what_is_accepted(policy: str) -> None:
+    pair, _ = executor()
+    luck = PeriodicLuck()
+    works = run(policy, pair, PolicyOptions(poll_s=0.0005), luck, EngineLimits())
+    for ticket in works:
+        if ticket.work.kind.value in ("verify", "step"):
+            assert ticket.outcome is not None
+            assert ticket.job.forced == ticket.outcome.accepted
+            rows = zip(ticket.work.requests, ticket.job.emitted, ticket.job.drafted, strict=True)
+            wanted = [luck.run_length(r.index, emitted, drafted) if drafted else 0 for r, emitted, drafted in rows]
+            assert list(ticket.job.forced) == wanted[: ticket.work.rows]
+
+
+def test_computed_tokens_are_at_least_the_useful_ones() -> None:
+    from realrun.replay.experiment import useful_tokens
+    from realrun.replay.measured import measured_work
+
+    pair, _ = executor()
+    for ticket in run("pd", pair, PolicyOptions(poll_s=0.0005), PeriodicLuck(), EngineLimits()):
+        work = measured_work(ticket)
+        assert work.padded_tokens >= useful_tokens(work.record) > 0
+        assert work.eligible_s <= work.record.issue_start_s <= work.record.start_s <= work.record.end_s
+
+
+def test_a_slot_is_used_again_and_waits_for_the_last_pass_of_its_former_request() -> None:
+    target, draft = tied_pair(tiny_model(), 2, 0.2)
+    pair = PairExecutor(PairKernels(target, draft, tiny_options(slots=2)), seed=3)
+    with GpuHost(pair, PeriodicLuck()) as host:
+        serving = serve(host, "baseline", requests(), draft_tokens=3)
+        options = PolicyOptions(workers=2)
+        for task in [*find_policy("baseline").build(serving, options, EngineLimits()), serving.arrivals()]:
+            host.spawn(task)
+        host.run_until()
+    assert serving.num_finished == NUM_REQUESTS
+    pair.reset()
+    assert sorted(pair.outputs) == list(range(NUM_REQUESTS))
+
+
+def test_a_work_that_keeps_no_kv_has_no_real_passes() -> None:
+    pair, _ = executor()
+    with pytest.raises(ValueError, match="use kv: rollback or reforward"):
+        run("pd", pair, PolicyOptions(kv=KvMode.NONE), PeriodicLuck(), EngineLimits())
+
+
+def test_streams_of_one_name_and_different_priorities_are_not_one() -> None:
+    """Policies follow each other on one executor, and give "decode" different priorities."""
+    kept, _ = executor()
+    clock = WallClock()
+    lanes = [kept.lane(Stream(name="decode", device=0, priority=priority), clock) for priority in (1, 2, 1)]
+    assert lanes[0].issuer is lanes[2].issuer
+    assert lanes[0].issuer is not lanes[1].issuer
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "buckets"), [(512, 656, (560, 592, 624, 656)), (8, 32, (16, 32)), (0, 64, (16, 32, 48, 64))]
+)
+def test_contexts_are_captured_from_the_shortest_prompt_on(
+    shortest: int, longest: int, buckets: tuple[int, ...]
+) -> None:
+    assert context_buckets(shortest, longest) == buckets

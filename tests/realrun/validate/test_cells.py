@@ -1,0 +1,291 @@
+"""`validate cells`: cells that the simulator measured itself have no error, a planted constant is found, defects are
+one line each."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from realrun.cli.cells import cells_command
+from realrun.cli.engine_flags import engine_block
+from realrun.validate.cells.compare import Setup, simulate_cell, varied_requests
+from realrun.validate.cells.fit import fit_constant, parse_mark, with_constant
+from realrun.validate.cells.table import MEASURED, read_cells
+from sim.costs.profile import Profile
+from sim.costs.profile_files import encode, load
+from tests.realrun.recorded_runs import invoke, refusal, result_of
+
+PAIR = "h100-sxm/llama-3.1-8b+eagle3"
+POINTS = [
+    {"label": "chat", "arm": arm, "concurrency": c, "input_len": 300, "output_len": 40, "num_speculative_tokens": k}
+    for arm, k in (("none", 0), ("eagle3", 3))
+    for c in (1, 4, 8)
+]
+Row = dict[str, Any]
+
+
+def quick() -> Profile:
+    """The pair with no other host time per step than what a test plants."""
+    return with_constant(load(PAIR), "step_s", 0.0)
+
+
+def write_profile(path: Path, profile: Profile) -> str:
+    path.write_bytes(encode(profile))
+    return str(path)
+
+
+def write_table(path: Path, rows: Sequence[Row]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def measured(tmp_path: Path, profile: Profile, metrics: Sequence[str] = tuple(MEASURED), waves: int = 10) -> Path:
+    """The table of POINTS as a real engine that is `profile` would give it."""
+    rows = [point | ({"acceptance_length": 2.5} if point["arm"] == "eagle3" else {"acceptance_length": ""})
+            for point in POINTS]  # fmt: skip
+    bare = write_table(tmp_path / "bare.csv", [row | {"tpot_ms": 1} for row in rows])
+    cells = read_cells(bare, {}).cells
+    found = [simulate_cell(cell, profile, Setup(engine=engine_block({}), waves=waves)) for cell in cells]
+    return write_table(
+        tmp_path / "cells.csv",
+        [row | {name: each[MEASURED[name]] for name in metrics} for row, each in zip(rows, found, strict=True)],
+    )
+
+
+def test_cells_that_the_simulator_measured_have_no_error(tmp_path: Path) -> None:
+    result = result_of(cells_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR)
+    assert [cell["policy"] for cell in result["cells"]] == ["autoregressive"] * 3 + ["continuous"] * 3
+    assert [cell["num_prompts"] for cell in result["cells"]] == [10, 40, 80] * 2
+    for cell in result["cells"]:
+        assert list(cell["metrics"]) == list(MEASURED)
+        for values in cell["metrics"].values():
+            assert values["error_pct"] == pytest.approx(0.0, abs=1e-9)
+    assert result["judged"]["tpot_ms"]["cells"] == 6
+    assert result["judged"]["tpot_ms"]["mean_absolute_error_pct"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_speedups_pair_the_arms_of_a_point(tmp_path: Path) -> None:
+    result = result_of(cells_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR)
+    assert [(pair["line"], pair["partners"]) for pair in result["speedups"]] == [(5, [2]), (6, [3]), (7, [4])]
+    assert all(pair["real"] > 1.2 for pair in result["speedups"])
+    assert result["speedup"]["cells"] == 3
+    assert result["speedup"]["max_absolute_error_pct"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_without_an_arm_the_label_up_to_its_last_slash_pairs(tmp_path: Path) -> None:
+    rows = [
+        {"label": label, "concurrency": 2, "input_len": 50, "output_len": 20, "num_speculative_tokens": k,
+         "acceptance": "iid:.6", "output_throughput": 100}
+        for label, k in (("chat/none", 0), ("chat/eagle3", 2), ("code/eagle3", 2))
+    ]  # fmt: skip
+    result = result_of(cells_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)
+    assert [(pair["line"], pair["partners"], pair["real"]) for pair in result["speedups"]] == [(3, [2], 1.0)]
+    assert result["notes"][0].startswith("1 of 2 drafting cells have no partner")
+
+
+@pytest.mark.parametrize("metric", ["tpot_ms", "output_throughput"])
+def test_the_fit_finds_a_planted_constant_and_the_rest_is_judged(metric: str, tmp_path: Path) -> None:
+    """0.7 ms per target pass; cells of concurrency 1 and 4 tell, those of 8 judge."""
+    table = measured(tmp_path, with_constant(quick(), "gap_s", 7e-4))
+    profile = write_profile(tmp_path / "quick.json", quick())
+    out = tmp_path / "fitted.json"
+    result = result_of(cells_command, str(table), "--profile", profile, "--fit", "concurrency=1,4",
+                       "--fit-metric", metric, "--fitted-profile", str(out))  # fmt: skip
+    assert result["fit"]["value_s"] == pytest.approx(7e-4, abs=1e-7)
+    assert result["fit"]["constant"] == "host.gap_s"
+    assert [cell["role"] for cell in result["cells"]] == ["fit", "fit", "judged"] * 2
+    assert result["judged"][metric]["cells"] == 2
+    assert result["judged"][metric]["mean_absolute_error_pct"] == pytest.approx(0.0, abs=0.01)
+    fitted = load(out)
+    assert fitted.host.gap_s == pytest.approx(7e-4, abs=1e-7)
+    assert f"fitted by lanesim on the mean {metric} of 4 closed-loop cells of cells.csv" in fitted.host.source
+    assert msgspec.structs.replace(fitted, host=quick().host) == quick()
+
+
+def test_a_second_constant_can_be_fitted_on_other_cells(tmp_path: Path) -> None:
+    """0.4 ms per draft pass, on one cell that drafts."""
+    table = measured(tmp_path, with_constant(quick(), "draft_pass_s", 4e-4))
+    result = result_of(cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", quick()),
+                       "--fit", "arm=eagle3,concurrency=1", "--fit-constant", "draft_pass_s")  # fmt: skip
+    assert result["fit"]["value_s"] == pytest.approx(4e-4, abs=1e-7)
+    assert result["fit"]["lines"] == [5]
+
+
+def test_marks_join_conditions_by_commas_and_add_up_when_repeated(tmp_path: Path) -> None:
+    result = result_of(cells_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR,
+                       "--fit", "arm=none,concurrency=1,8", "--fit", "arm=eagle3,concurrency=1.0")  # fmt: skip
+    assert result["fit"]["lines"] == [2, 4, 5]
+    assert parse_mark("a=1,2,b=x") == {"a": ["1", "2"], "b": ["x"]}
+
+
+def test_a_constant_that_would_be_negative_stays_at_zero_and_says_so(tmp_path: Path) -> None:
+    table = measured(tmp_path, quick())
+    slow = write_profile(tmp_path / "slow.json", with_constant(quick(), "step_s", 5e-3))
+    result = result_of(cells_command, str(table), "--profile", slow, "--fit", "concurrency=1")
+    assert result["fit"]["is_at_bound"]
+    assert result["fit"]["value_s"] == 0.0
+    assert result["fit"]["error_pct"] > 0.0
+
+
+def test_a_constant_that_does_not_act_on_the_marked_cells_is_refused(tmp_path: Path) -> None:
+    table = measured(tmp_path, load(PAIR), ["tpot_ms"])
+    slower = table.read_text().replace("none,1,", "slow,1,")
+    rows = list(csv.DictReader(slower.splitlines()))
+    write_table(table, [row | {"tpot_ms": 2.0 * float(row["tpot_ms"])} for row in rows])
+    args = ("--profile", PAIR, "--fit", "arm=slow", "--fit-constant", "draft_pass_s")
+    assert "does this constant act" in refusal(cells_command, str(table), *args)
+
+
+def test_the_search_ends_at_the_root() -> None:
+    _, fitted = fit_constant(quick(), "gap_s", lambda profile: 1e4 * (profile.host.gap_s - 3.21e-3))
+    assert fitted.value_s == pytest.approx(3.21e-3, abs=1e-8)
+    assert not fitted.is_at_bound
+
+
+def test_foreign_columns_are_renamed_and_unknown_ones_named(tmp_path: Path) -> None:
+    rows = [{"model": "m", "isl": 100, "osl": "16", "batch_size": "8.0", "silicon_tpot_ms": 9.5}]
+    path = write_table(tmp_path / "silicon.csv", rows)
+    columns = "isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms"
+    result = result_of(cells_command, str(path), "--profile", PAIR, "--columns", columns)
+    cell = result["cells"][0]
+    assert (cell["concurrency"], cell["input_len"], cell["output_len"]) == (8, 100, 16)
+    assert cell["metrics"]["tpot_ms"]["real"] == 9.5
+    assert "columns that mean nothing here: model" in result["notes"]
+
+
+def test_waves_and_the_tables_own_columns_size_a_cell(tmp_path: Path) -> None:
+    rows = [{"concurrency": 4, "input_len": 100, "output_len": 16, "num_prompts": prompts, "max_num_seqs": seqs,
+             "tpot_ms": 9} for prompts, seqs in (("", ""), (6, ""), ("", 1))]  # fmt: skip
+    path = str(write_table(tmp_path / "t.csv", rows))
+    cells = result_of(cells_command, path, "--profile", PAIR, "--waves", "3", "--max-num-seqs", "64")["cells"]
+    assert [cell["num_prompts"] for cell in cells] == [12, 6, 12]
+    assert cells[2]["metrics"]["tpot_ms"]["simulated"] < cells[0]["metrics"]["tpot_ms"]["simulated"]
+
+
+def test_outputs_that_vary_keep_their_mean_and_stay_below_the_most(tmp_path: Path) -> None:
+    row = {
+        "concurrency": 4,
+        "input_len": 100,
+        "output_len": 50,
+        "output_len_std": 20,
+        "output_len_max": 60,
+        "tpot_ms": 9,
+    }
+    cell = read_cells(write_table(tmp_path / "t.csv", [row]), {}).cells[0]
+    requests = varied_requests(cell, 40, seed=1)
+    lengths = [request.output_tokens for request in requests]
+    assert sum(lengths) == 40 * 50
+    assert (min(lengths), max(lengths)) == (40, 60)
+    assert lengths != sorted(lengths)
+    assert [request.index for request in requests] == list(range(40))
+    assert lengths == [request.output_tokens for request in varied_requests(cell, 40, seed=1)]
+
+
+def test_outputs_that_vary_end_the_lockstep_of_a_closed_loop(tmp_path: Path) -> None:
+    """Prompts then come one by one instead of all together, so that none waits for the others."""
+    rows = [{"concurrency": 16, "input_len": 1000, "output_len": 60, "output_len_std": std, "ttft_ms": 100}
+            for std in ("", 20)]  # fmt: skip
+    cells = result_of(cells_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)["cells"]
+    same, varied = (cell["metrics"]["ttft_ms"]["simulated"] for cell in cells)
+    assert varied < 0.75 * same
+
+
+def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:
+    table, out = measured(tmp_path, load(PAIR)), tmp_path / "out"
+    done = invoke(cells_command, str(table), "--profile", PAIR, "--out", str(out), "--plots", "--fit", "concurrency=1")
+    assert done.exit_code == 0, done.exception
+    assert "host.gap_s = " in done.stdout
+    assert "speed-up: mean absolute error" in done.stdout
+    assert "…" not in done.stdout
+    assert sorted(each.name for each in out.iterdir()) == ["validation-cells.png", "validation.json"]
+
+
+GOOD = {"concurrency": 2, "input_len": 50, "output_len": 8, "num_speculative_tokens": 0, "acceptance_length": "",
+        "output_len_std": "", "output_len_max": "", "tpot_ms": 7.5}  # fmt: skip
+DEFECTS: dict[str, tuple[Row, str]] = {
+    "no concurrency": ({"concurrency": ""}, "line 3: concurrency=''"),
+    "concurrency of zero": ({"concurrency": 0}, "line 3: concurrency='0'"),
+    "broken length": ({"input_len": 50.5}, "line 3: input_len='50.5'"),
+    "negative output": ({"output_len": -8}, "line 3: output_len='-8'"),
+    "nan": ({"tpot_ms": "nan"}, "line 3: tpot_ms='nan'"),
+    "zero latency": ({"tpot_ms": 0}, "line 3: tpot_ms='0'"),
+    "text for a number": ({"tpot_ms": "fast"}, "line 3: tpot_ms='fast'"),
+    "most below the mean": ({"output_len_max": 7}, "line 3: output_len_max=7 is below the mean"),
+    "negative spread": ({"output_len_std": -1}, "line 3: output_len_std='-1'"),
+    "nothing measured": ({"tpot_ms": ""}, "line 3: nothing measured"),
+    "no acceptance": ({"num_speculative_tokens": 3}, "line 3: num_speculative_tokens=3 needs acceptance_length"),
+    "acceptance beyond the draft": (
+        {"num_speculative_tokens": 3, "acceptance_length": 4.5},
+        "line 3: acceptance_length=4.5 must be in 1..4",
+    ),
+    "prompt beyond memory": ({"input_len": 9_000_000}, "line 3: request 0"),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_of_a_cell_is_one_line_that_names_it(name: str, tmp_path: Path) -> None:
+    changes, says = DEFECTS[name]
+    path = write_table(tmp_path / "t.csv", [GOOD, {**GOOD, **changes}])
+    message = refusal(cells_command, str(path), "--profile", PAIR)
+    assert "\n" not in message
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("concurrency,input_len,output_len,tpot_ms\n", "no cell below its header"),
+        ("concurency,input_len,output_len,tpot_ms\n1,1,1,1\n", "did you mean 'concurency'"),
+        ("concurrency,input_len,output_len\n1,1,1\n", "no measured mean"),
+        ("concurrency,input_len,output_len,tpot_ms,tpot_ms\n1,1,1,1,1\n", "column 'tpot_ms' is there twice"),
+        ("concurrency,input_len,output_len,tpot_ms\n1,1,1\n", "line 2: 3 values, and the header has 4"),
+        ('concurrency,input_len,output_len,tpot_ms\n"1"x,1,1,1\n', "is not a CSV table"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_one_line(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    message = refusal(cells_command, str(path), "--profile", PAIR)
+    assert "\n" not in message
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--fit", "concurency=2"], "did you mean 'concurrency'"),
+        (["--fit", "concurrency=3"], "no cell of the table is like that"),
+        (["--fit", "2"], "want COLUMN=VALUE"),
+        (["--fit", "concurrency=2", "--fit-metric", "ttft_ms"], "line 2: marked by --fit, and has no ttft_ms"),
+        (["--fit-metric", "tpt_ms"], "tpot_ms"),
+        (["--fit-constant", "gap"], "gap_s"),
+        (["--fitted-profile", "p.json"], "mark cells with --fit"),
+        (["--fit", "concurrency=2", "--fitted-profile", "p.txt"], "must end with .json"),
+        (["--columns", "isl=input_len"], "--columns: unknown column 'isl'"),
+        (["--columns", "tpot_ms=tpot"], "did you mean 'tpot_ms'"),
+        (["--columns", "tpot_ms"], "want THEIRS=OURS"),
+        (["--plots"], "--out"),
+        (["--profile", "h100-sxm/llama-3.1-8"], "h100-sxm/llama-3.1-8b"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_line(more: list[str], says: str, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", [GOOD])
+    message = refusal(cells_command, str(path), "--profile", PAIR, *more)
+    assert "\n" not in message
+    assert says in message
+
+
+def test_a_cell_that_drafts_needs_a_draft_in_the_profile(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", [{**GOOD, "num_speculative_tokens": 2, "acceptance_length": 2}])
+    message = refusal(cells_command, str(path), "--profile", "h100-sxm/llama-3.1-8b")
+    assert "line 2" in message
+    assert "needs a draft model" in message

@@ -1,0 +1,218 @@
+"""The simulator on a replay's measured times, and the account of what differs. Replays here are exact: threads on the
+virtual clock, works of constant time. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+
+from realrun.host.clocks import VirtualClock
+from realrun.host.executor import ConstantExecutor
+from realrun.host.gpuhost import GpuHost
+from realrun.replay.experiment import Experiment, busy_seconds, check_replayable, most_at_once
+from realrun.replay.measured import MeasuredCosts, measured_work
+from realrun.replay.measured_host import WakeLatency
+from realrun.validate.compare import Observed, judge
+from sim.costs.profile_files import load
+from sim.experiment.run import simulate
+from sim.experiment.scenario import Scenario, resolve
+from sim.metrics.summary import summarise
+from sim.policies.registry import POLICIES
+from sim.seam.request import Request
+from sim.seam.work import Kind, Work
+
+SECONDS = {Kind.PREFILL: 0.010, Kind.DRAFT: 0.002, Kind.VERIFY: 0.005, Kind.STEP: 0.006}
+
+
+def scenario(policy: str, **more: Any) -> Scenario:
+    workload = {"num_prompts": 30, "request_rate": 40, "input_len": 64, "output_len": 24, **more.pop("workload", {})}
+    return resolve({"profile": "cpu/tiny", "policy": policy, "workload": workload, **more})
+
+
+def experiment(policy: str, **more: Any) -> Experiment:
+    return Experiment(
+        scenario=scenario(policy, **more), policy_name=policy, seed=3, profile=load("cpu/tiny"), most_requests=30
+    )
+
+
+def observe(run: Experiment, seconds: dict[Kind, float] | None = None) -> Observed:
+    with GpuHost(ConstantExecutor(seconds or SECONDS), run.luck(), clock=VirtualClock()) as host:
+        serving = run.start(host, run.requests())
+        host.run_until()
+    works = [measured_work(ticket) for ticket in host.works]
+    records = [work.record for work in works]
+    record = run.record(host, serving, records, busy_seconds(records), end_s=host.now_s)
+    return Observed(
+        experiment=run,
+        run=summarise(record),
+        requests=record.requests,
+        works=works,
+        wake=WakeLatency(0.0, 0.0),
+        is_partial=False,
+    )
+
+
+@pytest.mark.parametrize("more", [{}, {"workload": {"request_rate": "inf", "max_concurrency": 5}}])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_on_measured_times_the_simulator_schedules_exactly_as_the_replay_did(policy: str, more: dict[str, Any]) -> None:
+    verdict = judge(observe(experiment(policy, **more))).verdict
+    assert verdict["divergence"] is None
+    assert verdict["lookups"]["missed"] == 0
+    for statistic in ("mean", "p50", "p95", "p99"):
+        for metric in ("ttft", "tpot", "itl", "e2el"):
+            assert verdict["decomposition"]["mechanism"][metric][statistic]["error_pct"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["baseline", "pd"])
+def test_the_time_the_host_took_to_act_on_each_result_is_part_of_the_mechanism(policy: str) -> None:
+    """One request: every work that somebody awaited ends 3 ms later for the policy, on one stream and on two.
+
+    But for the target's prefill: meanwhile the draft model's own prefill goes on, and the first draft comes after it.
+    """
+    observed = observe(experiment(policy, workload={"num_prompts": 1}))
+    slow = [dataclasses.replace(work, reacted_s=work.reacted_s + 0.003) for work in observed.works]
+    num_awaited = sum(work.reacted_s == work.reacted_s for work in slow)
+    verdict = judge(dataclasses.replace(observed, works=slow)).verdict
+    e2el_ms = verdict["decomposition"]["mechanism"]["e2el"]["mean"]
+    assert num_awaited > 3
+    assert e2el_ms["simulated"] - e2el_ms["real"] == pytest.approx(3.0 * (num_awaited - 1))
+
+
+@pytest.mark.parametrize(("policy", "poll_s"), [("baseline", 0.001), ("pd", 0.0), ("pd", 0.001)])
+def test_the_time_to_wake_up_after_a_signal_is_part_of_the_mechanism(policy: str, poll_s: float) -> None:
+    """One request: who takes it in wakes 2 ms late; `baseline` never polls.
+
+    The decode lane's own late waking hides behind the draft model's prefill.
+    """
+    observed = observe(experiment(policy, workload={"num_prompts": 1}, policy_options={"poll_s": poll_s}))
+    is_polled = poll_s > 0.0 and policy == "pd"
+    wake = WakeLatency(0.0 if is_polled else 0.002, 0.002 if is_polled else 0.0)
+    e2el_ms = judge(dataclasses.replace(observed, wake=wake)).verdict["decomposition"]["mechanism"]["e2el"]["mean"]
+    assert e2el_ms["simulated"] - e2el_ms["real"] == pytest.approx(2.0)
+
+
+def test_the_last_part_of_the_decomposition_is_the_headline() -> None:
+    verdict = judge(observe(experiment("pd"))).verdict
+    assert verdict["metrics"] == verdict["decomposition"]["contention"]
+    assert set(verdict["decomposition"]) == {"mechanism", "cost", "contention"}
+    real, simulated, error_pct = (verdict["metrics"]["e2el"]["mean"][k] for k in ("real", "simulated", "error_pct"))
+    assert error_pct == pytest.approx(100.0 * (simulated - real) / real)
+
+
+def test_a_machine_that_changed_since_its_profile_was_measured_is_told() -> None:
+    """Two fixed passes of 1 and 4 ms then, of 1.2 and 4 ms before the run, of twice as long after it."""
+    run = experiment("pd")
+    assert judge(observe(run)).verdict["machine"] is None
+    host = msgspec.structs.replace(run.profile.host, probed_s=(0.001, 0.004))
+    probed = dataclasses.replace(
+        observe(dataclasses.replace(run, profile=msgspec.structs.replace(run.profile, host=host))),
+        probed_s=[(0.0012, 0.004), (0.002, 0.008)],
+    )
+    assert judge(probed).verdict["machine"] == pytest.approx([1.1, 2.0])
+    assert judge(dataclasses.replace(probed, probed_s=[()])).verdict["machine"] is None
+
+
+def test_an_experiment_is_what_the_simulator_runs() -> None:
+    """The ingredients that a replay shares with its simulation are those of `lanesim compare`."""
+    run = experiment("pdv")
+    simulated = judge(observe(run)).simulated
+    record = simulate(run.scenario, "pdv", 3, run.profile, record_works=True)
+    assert [r.last_token_s for r in simulated.requests] == [r.last_token_s for r in record.requests]
+    assert summarise(simulated) == summarise(record)
+
+
+@pytest.mark.parametrize("policy", ["baseline", "pdv", "continuous"])
+def test_acceptance_that_was_recorded_is_what_the_simulation_plays(policy: str) -> None:
+    """The recorded counts in place of the tape that made them: the simulations cannot tell."""
+    observed = observe(experiment(policy))
+    dictated = judge(observed).verdict
+    genuine = dataclasses.replace(observed.experiment, is_dictated=False)
+    assert judge(dataclasses.replace(observed, experiment=genuine)).verdict == dictated
+
+
+def test_what_the_models_would_have_accepted_elsewhere_is_unknown() -> None:
+    observed = observe(experiment("pd", workload={"num_prompts": 2}))
+    genuine = dataclasses.replace(observed.experiment, is_dictated=False)
+    last = max(number for number, work in enumerate(observed.works) if work.record.kind == "verify")
+    cut = dataclasses.replace(observed, experiment=genuine, works=observed.works[:last])
+    with pytest.raises(ValueError, match="where the replay did not"):
+        judge(cut)
+    bare = [dataclasses.replace(work, accepted=()) for work in observed.works]
+    with pytest.raises(ValueError, match="replay it again"):
+        judge(dataclasses.replace(observed, experiment=genuine, works=bare))
+
+
+def test_works_that_overlapped_are_told_from_those_alone() -> None:
+    times = judge(observe(experiment("pd", workload={"num_prompts": 2, "request_rate": "inf"}))).verdict["works"]
+    assert times["prefill target"]["real_alone_s"] == pytest.approx(0.010)
+    assert times["prefill target"]["real_together_s"] == pytest.approx(0.010)
+
+
+def test_the_first_divergent_decision_is_named_with_both_sides() -> None:
+    """A real side that batched otherwise: its second verify carries one request fewer."""
+    observed = observe(experiment("pd", workload={"request_rate": "inf", "num_prompts": 6}))
+    batches = [n for n, work in enumerate(observed.works) if work.record.kind == "verify" and work.record.rows > 1]
+    work = observed.works[batches[0]]
+    cut = dataclasses.replace(work.record, requests=work.record.requests[:-1])
+    observed.works[batches[0]] = dataclasses.replace(work, record=cut, emitted=work.emitted[:-1])
+    verdict = judge(observed).verdict
+    found = verdict["divergence"]
+    assert found is not None
+    assert found["stream"] == "decode"
+    assert set(found["real"]["requests"]) < set(found["simulated"]["requests"])
+    assert found["real"]["num_waiting"] + found["real"]["num_active"] + found["real"]["num_finished"] == 6
+    assert verdict["lookups"]["missed"] == 1
+
+
+def test_a_work_the_replay_never_had_gets_the_mean_of_the_nearest_shapes() -> None:
+    observed = observe(experiment("pd"))
+    costs = MeasuredCosts(observed.works)
+    stranger = Request(index=99, id="x", arrival_s=0.0, prompt_tokens=1, output_tokens=9)
+    work = Work(kind=Kind.VERIFY, requests=(stranger,), rows=1, row_tokens=5, context_tokens=70, head_rows=5)
+    assert costs.cost(work).device_s == pytest.approx(0.005)
+    assert (costs.num_hits, costs.num_misses) == (0, 1)
+
+
+def test_a_kind_the_replay_never_had_is_refused() -> None:
+    costs = MeasuredCosts(observe(experiment("pd")).works)
+    with pytest.raises(ValueError, match="the replay holds no step work of the target model"):
+        costs.cost(Work(kind=Kind.STEP))
+
+
+def test_a_tape_must_last_as_long_as_the_run(tmp_path: Any) -> None:
+    tape = tmp_path / "tape.jsonl"
+    tape.write_text("[1,2,1,2,1,2]\n" * 30)
+    speculation = {"acceptance": f"tape:{tape}"}
+    with pytest.raises(ValueError, match="request 0 has 6 positions and its output 24 tokens"):
+        check_replayable(experiment("pd", speculation=speculation))
+    tape.write_text("[1,2,1,2,1,2]\n" * 3)
+    with pytest.raises(ValueError, match="holds 3 requests and the run has 30"):
+        check_replayable(experiment("pd", speculation=speculation))
+    check_replayable(experiment("autoregressive", speculation=speculation))
+
+
+def test_slots_are_counted_by_who_can_be_in_flight_together() -> None:
+    assert most_at_once(experiment("pd")) == 30
+    assert most_at_once(experiment("pd", workload={"max_concurrency": 7})) == 7
+    assert most_at_once(experiment("continuous", engine={"max_num_seqs": 9})) == 9
+
+
+def test_a_scenario_without_kv_cannot_be_replayed() -> None:
+    with pytest.raises(ValueError, match="kv=none can be simulated only"):
+        check_replayable(experiment("pd", policy_options={"kv": "none"}))
+
+
+def test_slots_bound_how_many_are_served_at_once() -> None:
+    run = dataclasses.replace(experiment("pd", workload={"request_rate": "inf"}), most_requests=4)
+    observed = observe(run)
+    assert all(request.is_finished for request in observed.requests)
+    starts = [(request.scheduled_s, 1) for request in observed.requests]
+    ends = [(request.last_token_s, -1) for request in observed.requests]
+    active = peak = 0
+    for _, change in sorted(starts + ends):
+        active += change
+        peak = max(peak, active)
+    assert peak == 4

@@ -1,0 +1,117 @@
+"""Fits to recorded acceptance: known models come back, and real recordings are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.acceptance.fit import fit_beta, fit_iid, fit_markov, fit_per_position
+from sim.acceptance.forms import Acceptance, parse_acceptance
+from sim.acceptance.luck import Luck
+from sim.acceptance.tape import TapeAcceptance, Tapes, read_tapes, replay
+
+pytest.importorskip("scipy")
+
+RECORDED = Path(__file__).parents[4] / "shared/data/unlicensed_local_only/specdecode_bench"
+needs_recordings = pytest.mark.skipif(not RECORDED.is_dir(), reason="the local recordings are absent")
+LENGTHS = range(1, 8)
+
+
+def tapes_of(acceptance: Acceptance, num_requests: int, output_tokens: int) -> Tapes:
+    """What a recorder would have written, seed 11."""
+    luck = Luck(acceptance, 11)
+    return tuple(
+        np.array([1, *(luck.run_length(i, p, 16) + 1 for p in range(1, output_tokens))], dtype=np.uint8)
+        for i in range(num_requests)
+    )
+
+
+def worst_error(model: Acceptance, tapes: Tapes) -> float:
+    """Largest relative error of the acceptance length at k = 1..7."""
+    recorded = TapeAcceptance(tapes)
+    return max(abs(model.expected_length(k) / recorded.expected_length(k) - 1.0) for k in LENGTHS)
+
+
+def test_a_replay_jumps_from_round_to_round() -> None:
+    assert replay([1, 3, 9, 2, 4, 1, 1], 2) == [2, 2]
+    assert replay([1, 3, 2, 2, 4, 1, 1, 2], 4) == [2, 3]
+    assert replay([1], 4) == []
+
+
+@pytest.mark.slow
+def test_iid_comes_back() -> None:
+    """200 requests of 400 tokens: within 0.01."""
+    assert fit_iid(tapes_of(parse_acceptance("iid:.7", 4), 200, 400)).alpha == pytest.approx(0.7, abs=0.01)
+
+
+@pytest.mark.slow
+def test_per_position_rates_come_back() -> None:
+    """200 requests of 400 tokens: within 0.02."""
+    fitted = fit_per_position(tapes_of(parse_acceptance("per-position:.8,.6,.5", 4), 200, 400), 4)
+    assert fitted.rates == pytest.approx((0.8, 0.6, 0.5, 0.5), abs=0.02)
+
+
+@pytest.mark.slow
+def test_the_mean_and_spread_of_a_beta_come_back() -> None:
+    """400 requests of 300 tokens: mean within 0.02, a + b within 20 %."""
+    fitted = fit_beta(tapes_of(parse_acceptance("beta:13,8", 4), 400, 300))
+    assert fitted.a / (fitted.a + fitted.b) == pytest.approx(13 / 21, abs=0.02)
+    assert fitted.a + fitted.b == pytest.approx(21.0, rel=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["markov:.13,.82", "markov:.9,.4,.05,.05,.95"])
+def test_a_fitted_chain_predicts_the_lengths_of_the_chain_behind_the_tapes(spec: str) -> None:
+    """300 requests of 500 tokens: within 1.5 %, the sampling error of the tapes."""
+    truth = parse_acceptance(spec, 4)
+    fitted = fit_markov(tapes_of(truth, 300, 500))
+    for k in LENGTHS:
+        assert fitted.expected_length(k) == pytest.approx(truth.expected_length(k), rel=0.015)
+
+
+@pytest.mark.parametrize("fit", [fit_iid, fit_per_position, fit_beta])
+def test_tapes_without_a_round_are_refused(fit: Callable[[Any], Acceptance]) -> None:
+    with pytest.raises(ValueError, match="hold no round"):
+        fit([[1], [1]])
+
+
+def test_a_beta_cannot_be_fitted_where_everything_is_accepted() -> None:
+    with pytest.raises(ValueError, match="accept everything or nothing"):
+        fit_beta([[1, *[20] * 50]])
+
+
+@needs_recordings
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["eagle3", "ngram"])
+@pytest.mark.parametrize("dataset", ["gsm8k", "instructcoder", "sharegpt"])
+def test_a_fitted_chain_predicts_recorded_lengths_within_two_percent(dataset: str, method: str) -> None:
+    """Real recordings, k = 1..7, in closed form."""
+    tapes = read_tapes(f"{RECORDED}/acc_{dataset}.jsonl#acc_{method}")
+    assert worst_error(fit_markov(tapes), tapes) < 0.02
+
+
+@needs_recordings
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", ["gsm8k", "instructcoder", "sharegpt"])
+def test_a_fitted_beta_predicts_recorded_eagle_lengths_within_three_percent(dataset: str) -> None:
+    """Its error is at k = 1, where rounds start right after accepted tokens, and luck is autocorrelated."""
+    tapes = read_tapes(f"{RECORDED}/acc_{dataset}.jsonl#acc_eagle3")
+    fitted = fit_beta(tapes)
+    assert worst_error(fitted, tapes) < 0.03
+    recorded = TapeAcceptance(tapes)
+    for k in range(3, 8):
+        assert fitted.expected_length(k) == pytest.approx(recorded.expected_length(k), rel=0.025)
+
+
+@needs_recordings
+@pytest.mark.slow
+def test_a_played_tape_has_the_acceptance_of_its_recording() -> None:
+    tapes = read_tapes(f"{RECORDED}/acc_gsm8k.jsonl#acc_eagle3")
+    luck = Luck(TapeAcceptance(tapes), 0)
+    luck.prepare(range(len(tapes)), [len(tape) for tape in tapes], 4)
+    for index, tape in enumerate(tapes):
+        assert luck.rounds(index, 1, len(tape), 4).tolist() == replay(tape, 4)

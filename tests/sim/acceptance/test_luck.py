@@ -1,0 +1,200 @@
+"""Luck belongs to the request: one answer per (seed, index, position), however it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.acceptance.forms import Acceptance, IidAcceptance, TapeAcceptance, parse_acceptance
+from sim.acceptance.luck import Luck
+from sim.acceptance.models import MOST_DRAFT_TOKENS
+
+SPECS = (
+    "iid:0.7",
+    "iid:0",
+    "iid:1",
+    "per-position:.8,.6,.5",
+    "beta:13,8",
+    "markov:.13,.82",
+    "markov:.9,.5,.01,.02,.95",
+)
+TAPE = TapeAcceptance((np.array([1, 4, 3, 2, 1, 1, 9, 2], dtype=np.uint8), np.array([1, 2, 1], dtype=np.uint8)))
+
+
+def model(name: str) -> Acceptance:
+    return TAPE if name == "tape" else parse_acceptance(name, 4)
+
+
+models = st.sampled_from((*SPECS, "tape")).map(model)
+seeds = st.integers(0, 2**70)
+
+
+@given(models, seeds, st.integers(0, 5000), st.integers(1, 900), st.integers(0, 12), st.integers(0, 12))
+def test_a_longer_draft_only_adds_to_the_run(
+    acceptance: Acceptance, seed: int, index: int, position: int, short: int, longer: int
+) -> None:
+    luck = Luck(acceptance, seed)
+    whole = luck.run_length(index, position, short + longer)
+    assert luck.run_length(index, position, short) == min(short, whole)
+
+
+@given(
+    models,
+    seeds,
+    st.lists(st.tuples(st.integers(0, 200), st.integers(1, 600), st.integers(1, 20)), min_size=1),
+    st.randoms(),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_questions_changes_no_answer(
+    acceptance: Acceptance, seed: int, questions: list[tuple[int, int, int]], random: Random
+) -> None:
+    answers = {question: Luck(acceptance, seed).run_length(*question) for question in questions}
+    luck = Luck(acceptance, seed)
+    random.shuffle(questions)
+    assert all(luck.run_length(*question) == answers[question] for question in questions)
+
+
+@given(
+    models,
+    seeds,
+    st.lists(st.integers(1, 700), min_size=1, max_size=60),
+    st.integers(0, 10_000),
+    st.integers(1, 9),
+    st.randoms(),
+)
+@settings(max_examples=60, deadline=None)
+def test_prepared_rounds_equal_one_question_at_a_time(
+    acceptance: Acceptance, seed: int, outputs: list[int], first: int, draft_tokens: int, random: Random
+) -> None:
+    luck, scalar = Luck(acceptance, seed), Luck(acceptance, seed)
+    indexes = list(range(first, first + len(outputs)))
+    luck.prepare(indexes, outputs, draft_tokens)
+    requests = list(zip(indexes, outputs, strict=True))
+    random.shuffle(requests)
+    for index, output in requests:
+        wanted = []
+        emitted = 1
+        while emitted < output:
+            wanted.append(scalar.run_length(index, emitted, draft_tokens))
+            emitted += wanted[-1] + 1
+        rounds = luck.rounds(index, 1, output, draft_tokens)
+        assert rounds.dtype == np.int8
+        assert rounds.tolist() == wanted
+
+
+@given(models, seeds, st.integers(1, 300), st.integers(1, 300), st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_rounds_asked_without_preparation_or_midway_are_the_same(
+    acceptance: Acceptance, seed: int, emitted: int, output: int, draft_tokens: int
+) -> None:
+    luck, prepared = Luck(acceptance, seed), Luck(acceptance, seed)
+    prepared.prepare([7], [output], draft_tokens)
+    rounds = luck.rounds(7, emitted, output, draft_tokens).tolist()
+    assert prepared.rounds(7, emitted, output, draft_tokens).tolist() == rounds
+    assert prepared.rounds(7, emitted, output, draft_tokens).tolist() == rounds
+    assert sum(rounds) + len(rounds) >= output - emitted
+    if rounds:
+        assert sum(rounds[:-1]) + len(rounds[:-1]) < output - emitted
+
+
+def test_a_prepared_request_with_another_output_is_answered_for_the_output_asked() -> None:
+    luck, plain = Luck(IidAcceptance(0.7), 1), Luck(IidAcceptance(0.7), 1)
+    luck.prepare([0, 1], [50, 50], 4)
+    assert luck.rounds(0, 1, 80, 4).tolist() == plain.rounds(0, 1, 80, 4).tolist()
+    assert luck.rounds(5, 1, 80, 4).tolist() == plain.rounds(5, 1, 80, 4).tolist()
+    luck.release(1)
+    assert luck.rounds(1, 1, 50, 4).tolist() == plain.rounds(1, 1, 50, 4).tolist()
+
+
+def test_two_draft_lengths_share_the_draws_of_a_position() -> None:
+    """Under iid each position is accepted or not, once and for all: what a short draft meets, a long one meets too."""
+    luck = Luck(IidAcceptance(0.6), 9)
+    accepted = [bool(luck.run_length(3, position, 1)) for position in range(1, 400)]
+    for position in range(1, 380):
+        run = luck.run_length(3, position, 12)
+        assert accepted[position - 1 :][:run] == [True] * run
+        assert run == 12 or not accepted[position - 1 + run]
+
+
+def test_a_markov_state_is_found_however_far_back_its_reset_lies() -> None:
+    slow = parse_acceptance("markov:1,0,.0004,.0004", 4)
+    forwards, backwards = Luck(slow, 2), Luck(slow, 2)
+    positions = range(1, 6000, 7)
+    wanted = [forwards.run_length(1, position, 4) for position in positions]
+    assert [backwards.run_length(1, position, 4) for position in reversed(positions)] == wanted[::-1]
+    assert 0 < sum(wanted) < 4 * len(wanted)
+
+
+def test_requests_and_seeds_have_different_luck() -> None:
+    """60 rounds of 5 outcomes agree by chance about never."""
+    rows = [
+        Luck(IidAcceptance(0.7), seed).rounds(index, 1, 200, 4)[:60].tolist() for seed in (0, 1) for index in (0, 1)
+    ]
+    assert len({tuple(row) for row in rows}) == 4
+
+
+def test_a_tape_plays_its_own_rounds_and_starts_over_at_its_end() -> None:
+    luck = Luck(TAPE, 0)
+    assert luck.rounds(0, 1, 8, 4).tolist() == [3, 0, 4]
+    assert luck.rounds(1, 1, 7, 4).tolist() == [1, 1, 1]
+    assert luck.rounds(2, 1, 8, 4).tolist() == luck.rounds(0, 1, 8, 4).tolist()
+    assert luck.run_length(0, 6, 20) == 8
+
+
+def test_the_longest_draft_works_and_a_longer_one_is_refused() -> None:
+    luck = Luck(IidAcceptance(1.0), 0)
+    assert luck.run_length(0, 1, MOST_DRAFT_TOKENS) == MOST_DRAFT_TOKENS
+    luck.prepare([0], [300], MOST_DRAFT_TOKENS)
+    assert luck.rounds(0, 1, 300, MOST_DRAFT_TOKENS).tolist() == [MOST_DRAFT_TOKENS] * 3
+    with pytest.raises(ValueError, match="must be in 0"):
+        luck.run_length(0, 1, MOST_DRAFT_TOKENS + 1)
+
+
+@pytest.mark.parametrize(("index", "position"), [(-1, 1), (0, 0), (0, -5)])
+def test_a_place_before_the_first_token_is_refused(index: int, position: int) -> None:
+    with pytest.raises(ValueError, match="must be at least"):
+        Luck(IidAcceptance(0.5), 0).run_length(index, position, 4)
+
+
+GOLDEN = "[0, 0, 1, 0, 4, 3, 2, 1, 0, 1, 0, 2]"
+"""Run lengths of request 7, seed 1, iid:0.7: changing them changes every published result."""
+
+
+def test_luck_is_the_same_in_another_process() -> None:
+    code = """
+from sim.acceptance import parse_acceptance
+from sim.luck import Luck
+luck = Luck(parse_acceptance("iid:0.7", 4), 1)
+print([luck.run_length(7, position, 8) for position in range(1, 13)])
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    luck = Luck(IidAcceptance(0.7), 1)
+    assert printed.strip() == str([luck.run_length(7, position, 8) for position in range(1, 13)]) == GOLDEN
+
+
+def test_what_luck_keeps_is_bounded() -> None:
+    luck = Luck(IidAcceptance(0.7), 0)
+    for index in range(0, 64 * 1000, 64):
+        luck.run_length(index, 1, 4)
+    assert sum(len(tile) for tile in luck._tiles.values()) < 8e6
+
+
+@pytest.mark.slow
+def test_draws_are_uniform_and_uncorrelated() -> None:
+    """Seed 0, 2^20 draws; five standard errors."""
+    from sim.draws import DRAW_RANGE, Window
+
+    draws = Window(0, np.arange(1024), 0, np.full(1024, 1024)).draws(0).reshape(1024, 1024) / DRAW_RANGE
+    error = 5.0 / 1024
+    assert draws.mean() == pytest.approx(0.5, abs=error * 12**-0.5)
+    centred = (draws - 0.5) * 12**0.5
+    assert (centred[:, 1:] * centred[:, :-1]).mean() == pytest.approx(0.0, abs=error)
+    assert (centred[1:] * centred[:-1]).mean() == pytest.approx(0.0, abs=error)
+    counts = np.histogram(draws, bins=256, range=(0.0, 1.0))[0]
+    assert ((counts - 4096.0) ** 2 / 4096.0).sum() == pytest.approx(255, abs=5 * (2 * 255) ** 0.5)

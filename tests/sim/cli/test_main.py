@@ -1,0 +1,211 @@
+"""The command line as a user meets it: results, determinism, bad input in one line, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.cli.main import run
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+SMALL = ["--num-prompts", "12", "--input-len", "64", "--output-len", "16", "--request-rate", "4"]
+
+
+def compare(*flags: str) -> list[str]:
+    return ["compare", "--profile", PAIR, *SMALL, *flags]
+
+
+def result_of(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert run(compare(*flags, "--json", "-")) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_compare_prints_only_json_and_repeats_bit_for_bit(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = compare("--policy", "pd", "--policy", "pdv", "--replications", "2", "--json", "-")
+    outputs = []
+    for _ in range(2):
+        assert run(flags) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    result = json.loads(outputs[0])
+    assert [(r["policy"], r["seed"]) for r in result["runs"]] == [("pd", 0), ("pd", 1), ("pdv", 0), ("pdv", 1)]
+    pair = next(row for row in result["paired"] if row["metric"] == "mean_e2el_ms")
+    assert (pair["a"], pair["b"]) == ("pdv", "pd")
+    assert pair["ci95"][0] <= pair["difference"] <= pair["ci95"][1]
+
+
+def test_every_run_has_every_key_and_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    result = result_of(capsys, "--policy", "autoregressive", "--policy", "pd", "--output-len", "1")
+    keys = [set(r) for r in result["runs"]]
+    assert keys[0] == keys[1]
+    assert result["runs"][0]["mean_tpot_ms"] is None
+    assert {"request_throughput", "p99_itl_ms", "censored", "unstable", "rejected_token_share"} <= keys[0]
+
+
+def test_flags_override_the_file_and_set_comes_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        f"profile: {PAIR}\npolicy: pd\nworkload: {{num_prompts: 3, input_len: 32, output_len: 4}}\nseed: 5\n"
+    )
+    assert run(["compare", str(path), "--num-prompts", "4", "--seed", "6", "--set", "seed=7", "--json", "-"]) == 0
+    scenario = json.loads(capsys.readouterr().out)["scenario"]
+    assert (scenario["workload"]["num_prompts"], scenario["seed"]) == (4, 7)
+    assert scenario["workload"]["dataset_name"] == "fixed"
+
+
+def test_a_table_is_printed_with_intervals_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(compare("--policy", "pd", "--policy", "unified", "--replications", "2")) == 0
+    out = capsys.readouterr().out
+    assert "difference to pd" in out
+    assert "overlap of streams" in out
+    assert "held-out points" in out
+
+
+def test_results_hold_scenario_summary_tables_trace_and_pictures(tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    assert run(compare("--policy", "pd", "--policy", "continuous", "--out", str(out), "--plots")) == 0
+    assert sorted(path.name for path in out.iterdir()) == [
+        "breakdown.png",
+        "latency_cdf.png",
+        "occupancy.png",
+        "requests.parquet",
+        "scenario.yaml",
+        "summary.json",
+        "timeline.png",
+        "trace.json",
+        "work.parquet",
+    ]
+    import pyarrow.parquet as pq
+
+    requests = pq.read_table(out / "requests.parquet").to_pylist()
+    assert len(requests) == 24
+    assert all(row["arrival_s"] <= row["first_token_s"] <= row["last_token_s"] for row in requests)
+    works = pq.read_table(out / "work.parquet").to_pylist()
+    assert {row["kind"] for row in works if row["policy"] == "pd"} == {"prefill", "draft", "verify"}
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_recording_works_does_not_change_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --out the plain loop of `continuous` runs, without it the lazy one."""
+    lazy = result_of(capsys, "--policy", "continuous")["runs"][0]
+    plain = result_of(capsys, "--policy", "continuous", "--out", str(tmp_path / "r"))["runs"][0]
+    for key, value in lazy.items():
+        if isinstance(value, float):
+            assert plain[key] == pytest.approx(value, rel=1e-9), key
+
+
+BAD = {
+    "unknown policy": (["--policy", "pvd"], "pdv"),
+    "unknown profile": (["--policy", "pd", "--profile", "h100-sxm/llama-2-7b+tinylama-1.1b"], PAIR),
+    "rate of zero": (["--policy", "pd", "--request-rate", "0"], "request_rate=0.0"),
+    "negative rate": (["--policy", "pd", "--request-rate", "-3"], "request_rate=-3.0"),
+    "nan rate": (["--policy", "pd", "--request-rate", "nan"], "request_rate=nan"),
+    "rate below any": (["--policy", "pd", "--request-rate", "1e-320"], "request_rate=1e-320"),
+    "method of a lane": (["--policy", "pd", "--set", "speculation.method=ngram"], "continuous only"),
+    "head that is none": (["--policy", "continuous", "--set", "speculation.method=eagle3"], "+eagle3"),
+    "threshold below zero": (["--policy", "pd", "--set", "engine.long_prefill_token_threshold=-1"], "at least 0"),
+    "rate that is no number": (["--policy", "pd", "--request-rate", "fast"], "fast"),
+    "acceptance above one": (["--policy", "pd", "--acceptance", "iid:1.5"], "1.5"),
+    "acceptance model": (["--policy", "pd", "--acceptance", "idd:0.5"], "iid"),
+    "negative draft length": (["--policy", "pd", "--num-speculative-tokens", "-1"], "num_speculative_tokens=-1"),
+    "no draft for pdv": (["--policy", "pdv", "--num-speculative-tokens", "0"], "needs a draft"),
+    "prompt beyond kv memory": (["--policy", "pd", "--input-len", "9000000"], "KV blocks"),
+    "zero prompts": (["--policy", "pd", "--num-prompts", "0"], "num_prompts=0"),
+    "unknown key": (["--policy", "pd", "--set", "engine.max_num_seq=3"], "engine.max_num_seqs"),
+    "unknown option value": (["--policy", "pd", "--set", "policy_options.kv=rolback"], "rollback"),
+    "unknown dataset": (["--policy", "pd", "--dataset-name", "azure-con"], "azure-conv"),
+    "no policy": ([], "policy"),
+    "missing scenario": (["absent.yaml", "--policy", "pd"], "absent.yaml"),
+    "missing trace": (
+        ["--policy", "pd", "--dataset-name", "mooncake", "--dataset-path", "absent.jsonl"],
+        "absent.jsonl",
+    ),
+    "pair needed": (["--policy", "pd", "--profile", "h100-sxm/llama-2-7b"], "draft model"),
+    "kv mode of continuous": (["--policy", "continuous", "--set", "policy_options.kv=none"], "kv=none"),
+    "plots without out": (["--policy", "pd", "--plots"], "--out"),
+    "unknown flag": (["--polcy", "pd"], "--policy"),
+    "goodput metric": (["--policy", "pd", "--goodput", "tttf:3"], "ttft"),
+    "unwritable json": (["--policy", "pd", "--json", "/proc/result.json"], "/proc"),
+    "too many prompts": (["--policy", "pd", "--num-prompts", "99999999999999"], "num_prompts"),
+    "percentile": (["--policy", "pd", "--metric-percentiles", "99,120"], "120"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line_and_exit_code_2(
+    case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags, named = BAD[case]
+    out = tmp_path / "out"
+    arguments = compare(*flags) if "--plots" in flags else compare(*flags, "--out", str(out))
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("lanesim: ")
+    assert captured.err.count("\n") == 1
+    assert named in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["profile: [", "- a list", "profile: x\npolicy: pd\nworkload: 3\n"])
+def test_a_malformed_scenario_file_is_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    assert run(["compare", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_directory_with_another_scenarios_results_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "r")
+    assert run(compare("--policy", "pd", "--out", out)) == 0
+    assert run(compare("--policy", "pd", "--out", out)) == 0
+    before = (tmp_path / "r" / "summary.json").read_bytes()
+    assert run(compare("--policy", "pd", "--seed", "1", "--out", out)) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (tmp_path / "r" / "summary.json").read_bytes() == before
+    assert run(compare("--policy", "pd", "--seed", "1", "--out", out, "--overwrite")) == 0
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["comapre"]) == 2
+    assert "'compare'" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_nothing_that_reads_as_complete(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    command = [
+        sys.executable,
+        "-m",
+        "sim.cli.main",
+        *compare("--policy", "pdv", "--num-prompts", "20000", "--out", str(out)),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(2.0)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors == "lanesim: interrupted; nothing incomplete was left\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_goodput_takes_several_bounds_as_vllm_does(capsys: pytest.CaptureFixture[str]) -> None:
+    result = result_of(capsys, "--policy", "pd", "--goodput", "ttft:5000", "tpot:500")
+    assert result["scenario"]["goodput"] == {"ttft_ms": 5000.0, "tpot_ms": 500.0, "e2el_ms": None}
+    assert result["runs"][0]["request_goodput"] == pytest.approx(result["runs"][0]["request_throughput"])
+
+
+def test_a_scenario_file_with_a_key_twice_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "twice.yaml"
+    file.write_text("profile: cpu/tiny\npolicy: pd\nworkload:\n  num_prompts: 3\n  num_prompts: 4\n")
+    assert run(["compare", str(file)]) == 2
+    assert "line 5: key 'num_prompts' stands twice" in capsys.readouterr().err

@@ -1,0 +1,310 @@
+"""Compact costs: hand-summed passes on round constants, monotonicity, regimes, CUDA graphs, range and speed."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.costs.forms.build import build_costs
+from sim.costs.forms.compact import CompactCosts
+from sim.costs.kernels import DecodeAttention, Elementwise, Gemm, Head, Measured, PrefillAttention, VerifyAttention
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.costs.shapes import ModelShape
+from sim.costs.works import OutsideProfile, OutsideProfileWarning, graph_sizes
+from sim.seam.work import Chunk, Kind, Model, Work
+
+TINY_SHAPE = ModelShape(
+    name="m",
+    layers=1,
+    hidden=1,
+    intermediate=1,
+    heads=1,
+    kv_heads=1,
+    head_dim=1,
+    vocab=1,
+    tied_embeddings=True,
+    max_context=1000,
+)
+"""QKV 3x1, output 1x1, gate and up 2x1, down 1x1: 7 weights; 1 weight in the head; 4 bytes of KV per token."""
+
+
+def plain(profile: Profile) -> Profile:
+    """`profile` with a one-weight model and constants that make every sum easy: 1 byte/s, compute free, 10 s per GEMM,
+    100 s per attention."""
+    decode = DecodeAttention(fixed_s=100.0, row_head_s=0.0, bandwidth_share=1.0, sharpness=1.0)
+    kernels = msgspec.structs.replace(
+        profile.kernels,
+        gemm=Gemm(
+            compute_share=1.0,
+            bandwidth_share=1.0,
+            fixed_s=10.0,
+            depth_s=0.0,
+            sharpness=1.0,
+            extra_depth=0.0,
+            tile_share=0.0,
+            wave_share=0.0,
+            long_kernel_change=0.0,
+            long_kernel_s=1.0,
+            tile_tokens=128,
+            small_tile_tokens=64,
+            tile_columns=128,
+            multiprocessors=1,
+        ),
+        decode_attention=decode,
+        multi_head_decode_attention=decode,
+        prefill_attention=PrefillAttention(
+            fixed_s=200.0,
+            compute_share=1.0,
+            extra_keys=0.0,
+            tile_share=0.0,
+            block_s=0.0,
+            kv_bandwidth_share=1.0,
+            small_head_change=0.0,
+        ),
+        verify_attention=VerifyAttention(kv_slowdown=2.0),
+        elementwise=Elementwise(bandwidth_share=1.0, kernel_s=0.25, kernels_per_layer=4),
+        head=Head(sampler_s=5.0, sampler_passes=1.0),
+        measured=Measured(tokens=1000, rows=1000, row_context_tokens=1000, chunk_tokens=1000),
+    )
+    gpu = msgspec.structs.replace(profile.gpu, peak_flops=1e30, bandwidth_bytes_per_s=1.0)
+    return msgspec.structs.replace(profile, gpu=gpu, target=TINY_SHAPE, draft=TINY_SHAPE, kernels=kernels)
+
+
+PLAIN = plain(load("h100-sxm/llama-2-7b+tinyllama-1.1b"))
+REAL = CompactCosts(load("h100-sxm/llama-2-7b+tinyllama-1.1b"))
+A100 = CompactCosts(load("a100-sxm/codellama-34b+tinyllama-1.1b"))
+
+
+def body_s(tokens: int) -> float:
+    """4 GEMMs of 10 s; 2 bytes each for 7 weights and 4 + 2 + 3 + 2 activations per token; elementwise: 4 kernels of
+    0.25 s and 8 + 4 + 3 values per token."""
+    return 40.0 + 2 * 7 + 2 * 11 * tokens + 1.0 + 2 * (8 + 4 + 3) * tokens
+
+
+def head_s(rows: int) -> float:
+    """One GEMM of 1 weight, 2 activations per row; sampler 5 s and 4 bytes of logits per row."""
+    return 10.0 + 2 * (1 + 2 * rows) + 5.0 + 4 * rows
+
+
+def decode(rows: int, context_tokens: int, kind: Kind = Kind.STEP) -> Work:
+    return Work(kind=kind, rows=rows, row_tokens=rows, context_tokens=context_tokens, head_rows=rows)
+
+
+def verify(rows: int, draft_tokens: int, context_tokens: int) -> Work:
+    tokens = rows * (draft_tokens + 1)
+    return Work(kind=Kind.VERIFY, rows=rows, row_tokens=tokens, context_tokens=context_tokens, head_rows=tokens)
+
+
+def test_a_decode_step_is_body_and_attention_and_head() -> None:
+    cost = CompactCosts(PLAIN, cuda_graph=False).cost(decode(3, 57))
+    assert cost.device_s == pytest.approx(body_s(3) + 100.0 + 4 * (57 + 3) + head_s(3))
+    host = PLAIN.host
+    assert cost.prepare_s == pytest.approx(host.step_s + 3 * host.row_s)
+    assert cost.num_kernels == host.kernels_per_layer + 6
+    assert cost.launch_s == pytest.approx(cost.num_kernels * host.eager_kernel_s)
+
+
+def test_the_fast_path_of_rows_agrees_with_the_general_sum_of_a_pass() -> None:
+    for costs in (REAL, A100, CompactCosts(PLAIN)):
+        passes = costs.passes(Model.TARGET)
+        for work in (decode(1, 0), decode(7, 900), decode(64, 30_000), verify(1, 4, 700), verify(8, 5, 7000)):
+            general_s = passes.pass_s(work.rows, work.row_tokens, work.context_tokens, (), work.head_rows)
+            assert costs.cost(work).device_s == pytest.approx(general_s, rel=1e-12)
+
+
+def test_the_fast_path_of_a_draft_agrees_with_the_general_sum_of_its_passes() -> None:
+    work = Work(
+        kind=Kind.DRAFT, model=Model.DRAFT, rows=3, row_tokens=5, context_tokens=900, head_rows=3, draft_tokens=4
+    )
+    passes = REAL.passes(Model.DRAFT)
+    general_s = passes.pass_s(3, 5, 900, (), 3) + sum(passes.pass_s(3, 3, 905 + 3 * i, (), 3) for i in range(3))
+    assert REAL.cost(work).device_s == pytest.approx(general_s, rel=1e-12)
+
+
+def test_a_prompt_is_body_and_prefill_attention_and_one_head_row() -> None:
+    work = Work(kind=Kind.PREFILL, chunks=(Chunk(5, 0),), head_rows=1)
+    cost = CompactCosts(PLAIN, cuda_graph=False).cost(work)
+    assert cost.device_s == pytest.approx(body_s(5) + 200.0 + 4 * 5 + head_s(1))
+    assert cost.prepare_s == pytest.approx(PLAIN.host.step_s + PLAIN.host.row_s)
+
+
+def test_a_chunk_reads_its_history() -> None:
+    costs = CompactCosts(PLAIN, cuda_graph=False)
+    with_history = costs.cost(Work(kind=Kind.PREFILL, chunks=(Chunk(5, 30),), head_rows=1)).device_s
+    without = costs.cost(Work(kind=Kind.PREFILL, chunks=(Chunk(5, 0),), head_rows=1)).device_s
+    assert with_history - without == pytest.approx(4 * 30)
+
+
+def test_verify_streams_kv_once_at_its_own_slowdown() -> None:
+    costs = CompactCosts(PLAIN, cuda_graph=False)
+    kv_s = 2.0 * 4 * (50 + 10)
+    assert costs.cost(verify(2, 4, 50)).device_s == pytest.approx(body_s(10) + 100.0 + kv_s + head_s(10))
+
+
+def test_a_mixed_step_puts_all_tokens_through_the_body_together() -> None:
+    costs = CompactCosts(PLAIN, cuda_graph=False)
+    work = Work(kind=Kind.STEP, rows=2, row_tokens=2, context_tokens=50, chunks=(Chunk(5, 0),), head_rows=3)
+    attention_s = 200.0 + 4 * 5 + 2.0 * 4 * (50 + 2)
+    assert costs.cost(work).device_s == pytest.approx(body_s(7) + attention_s + head_s(3))
+    assert costs.cost(work).prepare_s == pytest.approx(PLAIN.host.step_s + 3 * PLAIN.host.row_s)
+
+
+def test_a_draft_is_its_first_pass_and_single_token_passes_with_growing_context() -> None:
+    costs = CompactCosts(PLAIN, cuda_graph=False)
+    work = Work(
+        kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=2, context_tokens=40, head_rows=2, draft_tokens=3
+    )
+    passes = [decode(2, 40 + 2 * i, Kind.VERIFY) for i in range(3)]
+    assert costs.cost(work).device_s == pytest.approx(sum(costs.cost(each).device_s for each in passes))
+    assert costs.cost(work).num_kernels == 3 * costs.cost(passes[0]).num_kernels
+    assert costs.cost(work).launch_s == pytest.approx(3 * costs.cost(passes[0]).launch_s)
+
+
+def test_a_draft_of_no_tokens_is_the_draft_models_prefill_alone() -> None:
+    costs = CompactCosts(PLAIN, cuda_graph=False)
+    work = Work(kind=Kind.DRAFT, model=Model.DRAFT, chunks=(Chunk(5, 0),))
+    assert costs.cost(work).device_s == pytest.approx(body_s(5) + 200.0 + 4 * 5)
+
+
+def test_host_and_copy_works_use_no_kernels_of_a_model() -> None:
+    costs = CompactCosts(PLAIN)
+    assert costs.cost(Work(kind=Kind.HOST, host_s=0.5)) == (0.5, 0.0, 0.0, 0)
+    copy = costs.cost(Work(kind=Kind.COPY, num_bytes=7))
+    assert (copy.prepare_s, copy.device_s, copy.num_kernels) == (0.0, 7.0, 1)
+
+
+def test_graphs_pad_the_body_to_the_next_captured_size() -> None:
+    eager, graphed = CompactCosts(PLAIN, cuda_graph=False), CompactCosts(PLAIN)
+    work = decode(9, 0)
+    assert graphed.cost(work).device_s - eager.cost(work).device_s == pytest.approx(body_s(16) - body_s(9))
+    assert graphed.cost(work).launch_s == PLAIN.host.graph_launch_s
+    assert graphed.cost(decode(16, 0)).device_s == pytest.approx(eager.cost(decode(16, 0)).device_s)
+
+
+def test_a_pass_larger_than_any_graph_is_launched_eagerly_and_not_padded() -> None:
+    eager, graphed = CompactCosts(PLAIN, cuda_graph=False), CompactCosts(PLAIN)
+    assert graphed.cost(decode(513, 0)) == eager.cost(decode(513, 0))
+
+
+def test_captured_sizes_are_those_of_vllm() -> None:
+    sizes = graph_sizes(PLAIN.host)
+    assert sizes[:6] == [1, 2, 4, 8, 16, 24]
+    assert sizes[-1] == 512
+
+
+@pytest.mark.filterwarnings("ignore::sim.costs.OutsideProfileWarning")
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 300), context=st.integers(0, 200_000), more=st.integers(1, 5000))
+def test_more_rows_or_more_context_never_cost_less(rows: int, context: int, more: int) -> None:
+    for costs in (REAL, A100):
+        base = costs.cost(decode(rows, context)).device_s
+        assert costs.cost(decode(rows, context + more)).device_s >= base
+        assert costs.cost(decode(rows + 1, context)).device_s >= base * (1 - 1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=st.integers(1, 8000), history=st.integers(0, 8000), more=st.integers(1, 300))
+def test_a_longer_chunk_never_costs_less(tokens: int, history: int, more: int) -> None:
+    for costs in (REAL, A100):
+        base, longer, later = (
+            costs.cost(Work(kind=Kind.PREFILL, chunks=(chunk,), head_rows=1)).device_s
+            for chunk in (Chunk(tokens, history), Chunk(tokens + more, history), Chunk(tokens, history + more))
+        )
+        assert longer >= base * (1 - 1e-12)
+        assert later >= base * (1 - 1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(factor=st.floats(1.0, 4.0), rows=st.integers(1, 64), draft_tokens=st.integers(0, 7), chunk=st.integers(1, 2048))
+def test_more_bandwidth_never_slows_a_lone_pass(factor: float, rows: int, draft_tokens: int, chunk: int) -> None:
+    profile = load("a100-sxm/llama-2-7b+tinyllama-1.1b")
+    bandwidth = profile.gpu.bandwidth_bytes_per_s * factor
+    faster = msgspec.structs.replace(profile, gpu=msgspec.structs.replace(profile.gpu, bandwidth_bytes_per_s=bandwidth))
+    work = msgspec.structs.replace(verify(rows, draft_tokens, 500 * rows), chunks=(Chunk(chunk, 100),))
+    assert build_costs(faster).cost(work).device_s <= build_costs(profile).cost(work).device_s
+
+
+def test_on_a100_verify_slows_kv_and_on_h100_it_does_not() -> None:
+    def extra_s(costs: CompactCosts) -> float:
+        passes = costs.passes(Model.TARGET)
+        slow = passes.rows_s(8, 9, 400_000, beside_chunks=False)
+        return slow / passes.rows_s(8, 8, 400_000, beside_chunks=False)
+
+    a100, h100 = (CompactCosts(load(f"{gpu}/codellama-34b")) for gpu in ("a100-sxm", "h100-sxm"))
+    assert extra_s(a100) == pytest.approx(6.53, abs=0.05)
+    assert extra_s(h100) == pytest.approx(1.0, abs=0.01)
+
+
+def test_unmeasured_overlap_demands_the_whole_device() -> None:
+    for work in (decode(4, 2000), verify(4, 4, 2000), Work(kind=Kind.PREFILL, chunks=(Chunk(512, 0),), head_rows=1)):
+        assert REAL.demands(work) == (1.0, 1.0)
+    assert REAL.demands(Work(kind=Kind.HOST, host_s=1.0)) == (0.0, 0.0)
+
+
+def test_measured_overlap_shows_decode_bound_by_bandwidth_and_prefill_by_compute() -> None:
+    profile = load("h100-sxm/llama-2-7b")
+    free = msgspec.structs.replace(profile.overlap, demand_floor=0.0, measured=True)
+    costs = build_costs(msgspec.structs.replace(profile, overlap=free))
+    compute, bandwidth = costs.demands(decode(8, 8000))
+    assert compute < 0.2
+    assert 0.8 < bandwidth <= 1.0
+    compute, bandwidth = costs.demands(Work(kind=Kind.PREFILL, chunks=(Chunk(4096, 0),), head_rows=1))
+    assert 0.7 < compute <= 1.0
+    assert bandwidth < 0.5
+
+
+def test_a_draft_work_without_a_draft_model_says_what_to_do() -> None:
+    costs = build_costs(load("h100-sxm/llama-2-7b"))
+    with pytest.raises(ValueError, match="has no draft model"):
+        costs.cost(Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=1, row_tokens=1, head_rows=1, draft_tokens=2))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        decode(1001, 0),
+        decode(1, 1001),
+        verify(300, 4, 0),
+        Work(kind=Kind.PREFILL, chunks=(Chunk(1001, 0),)),
+        Work(kind=Kind.PREFILL, chunks=(Chunk(1, 1001),)),
+    ],
+)
+def test_outside_the_measured_range_it_warns_once_and_strict_refuses(work: Work) -> None:
+    costs = CompactCosts(PLAIN)
+    with pytest.warns(OutsideProfileWarning, match="times the largest measured"):
+        costs.cost(work)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        costs.cost(work)
+    strict = CompactCosts(PLAIN, strict=True)
+    for _ in range(2):
+        with pytest.raises(OutsideProfile):
+            strict.cost(work)
+
+
+def test_host_inflation_is_one_alone_and_holds_beyond_the_list() -> None:
+    graphed, eager = CompactCosts(PLAIN), CompactCosts(PLAIN, cuda_graph=False)
+    assert graphed.host_inflation(1) == eager.host_inflation(1) == 1.0
+    assert [eager.host_inflation(n) for n in (2, 3, 9)] == [1.9, 2.8, 2.8]
+    assert graphed.host_inflation(2) < eager.host_inflation(2)
+
+
+def test_a_decode_step_is_cheap_to_price() -> None:
+    work, price = decode(16, 8000), REAL.cost
+    price(work)
+    best_s = min(_time(price, work) for _ in range(5))
+    assert best_s < 5e-6, "typically 0.6 us; the bound leaves room for a busy machine"
+
+
+def _time(price: object, work: Work, calls: int = 5000) -> float:
+    assert callable(price)
+    start_s = time.perf_counter()
+    for _ in range(calls):
+        price(work)
+    return (time.perf_counter() - start_s) / calls

@@ -1,0 +1,234 @@
+"""The profile file: strict schema, names, shipped files, and what fits in memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.cli import main as cli
+from sim.costs.memory import kv_capacity_tokens
+from sim.costs.profile import Profile
+from sim.costs.profile_files import UnknownProfile, decode, encode, load, shipped
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+TARGETS = ("tinyllama-1.1b", "llama-2-7b", "codellama-34b", "llama-3.2-1b", "llama-3.1-8b")
+DRAFTED = (
+    "llama-2-7b+tinyllama-1.1b",
+    "codellama-34b+tinyllama-1.1b",
+    "tinyllama-1.1b+tinyllama-1.1b",
+    "llama-3.1-8b+llama-3.2-1b",
+    "llama-3.1-8b+eagle3",
+)
+
+
+def raw(name: str = PAIR) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(encode(load(name)))
+    return content
+
+
+def refusal(content: object) -> str:
+    with pytest.raises(ValueError) as caught:
+        decode(json.dumps(content).encode(), "p.json")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "p.json" in message
+    return message
+
+
+def test_every_promised_profile_is_shipped() -> None:
+    promised = {f"{gpu}/{models}" for gpu in ("a100-sxm", "h100-sxm") for models in TARGETS + DRAFTED}
+    assert promised | {"cpu/tiny"} <= set(shipped())
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_profile_loads_under_its_name_with_source_and_errors(name: str) -> None:
+    profile = load(name)
+    assert profile.name == name
+    assert profile.source
+    assert profile.date
+    assert {"body", "decode", "prefill", "verify"} <= set(profile.errors)
+    assert profile.errors["verify"].mean_error_pct is None
+    assert kv_capacity_tokens(profile) > 10_000
+
+
+@pytest.mark.parametrize("name", [name for name in shipped() if name != "cpu/tiny"])
+def test_a_shipped_gpu_profile_states_where_it_comes_from_and_its_held_out_error(name: str) -> None:
+    profile = load(name)
+    assert "ai-dynamo/aiconfigurator@" in profile.source
+    assert "Apache-2.0" in profile.source
+    assert not profile.overlap.measured
+    assert profile.overlap.demand_floor == 1.0
+    for kind in ("body", "decode", "prefill", "lm_head", "verify_body"):
+        error = profile.errors[kind]
+        assert error.points >= 3
+        assert error.mean_error_pct is not None
+
+
+def test_the_tiny_cpu_pair_says_that_it_is_illustrative() -> None:
+    profile = load("cpu/tiny")
+    assert "illustrative" in profile.source
+    assert all(error.mean_error_pct is None for error in profile.errors.values())
+    assert profile.draft is not None
+    assert profile.target.vocab == profile.draft.vocab
+
+
+def test_a_profile_survives_writing_and_reading(tmp_path: Path) -> None:
+    profile = load(PAIR)
+    path = tmp_path / "copy.json"
+    path.write_bytes(encode(profile))
+    assert load(path) == profile
+    assert load(str(path)) == profile
+
+
+def test_unknown_name_suggests_the_nearest_in_one_line() -> None:
+    with pytest.raises(UnknownProfile, match=r"did you mean 'h100-sxm/llama-2-7b\+tinyllama-1.1b'") as caught:
+        load("h100-sxm/llama-2-7b+tinylama-1.1b")
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("name", ["../profiles/cpu/tiny", "cpu", "", "/", "cpu/tiny/"])
+def test_a_name_is_not_a_way_into_the_file_system(name: str) -> None:
+    with pytest.raises(UnknownProfile):
+        load(name)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(UnknownProfile, match=r"'absent\.json' cannot be read"):
+        load("absent.json")
+
+
+def test_unknown_key_is_refused_with_the_nearest_one() -> None:
+    content = raw()
+    content["host"]["step_seconds"] = content["host"].pop("step_s")
+    assert "step_seconds" in refusal(content)
+    content = raw()
+    content["kernels"]["gemm"]["compute_shar"] = 1.0
+    assert "did you mean 'compute_share'?" in refusal(content)
+
+
+def test_missing_key_is_named() -> None:
+    content = raw()
+    del content["gpu"]["peak_flops"]
+    assert "peak_flops" in refusal(content)
+
+
+def test_wrong_type_is_named_with_its_place() -> None:
+    content = raw()
+    content["kernels"]["gemm"]["fixed_s"] = "fast"
+    assert "$.kernels.gemm.fixed_s" in refusal(content)
+
+
+def test_newer_schema_asks_for_an_update() -> None:
+    assert "newer" in refusal(raw() | {"schema": 2})
+    assert "schema=None must be 1" in refusal({key: value for key, value in raw().items() if key != "schema"})
+
+
+def test_other_json_is_refused() -> None:
+    refusal([])
+    with pytest.raises(ValueError, match=r"p\.json"):
+        decode(b"{", "p.json")
+
+
+def test_unknown_kernel_form_is_refused() -> None:
+    content = raw()
+    content["kernels"]["form"] = "tabel"
+    assert "form" in refusal(content)
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value"),
+    [
+        ("gpu", "peak_flops", 0),
+        ("gpu", "bandwidth_bytes_per_s", -1.0),
+        ("host", "step_s", -1e-3),
+        ("host", "graph_size_step", 0),
+        ("host", "graph_small_sizes", [4, 2]),
+        ("host", "inflation_eager", []),
+        ("host", "inflation_graphed", [1.0, 0.5]),
+        ("overlap", "demand_floor", 1.5),
+        ("overlap", "eta_compute", 0.0),
+        ("target", "layers", 0),
+    ],
+)
+def test_impossible_constants_are_refused_by_name(group: str, key: str, value: object) -> None:
+    content = raw()
+    content[group][key] = value
+    assert key in refusal(content)
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value"),
+    [
+        ("gemm", "compute_share", 0.0),
+        ("gemm", "sharpness", 0.5),
+        ("gemm", "tile_share", 0.99),
+        ("gemm", "long_kernel_change", -1.0),
+        ("gemm", "multiprocessors", 0),
+        ("gemm", "tile_tokens", 0),
+        ("measured", "rows", 0),
+        ("decode_attention", "bandwidth_share", 0),
+        ("prefill_attention", "kv_bandwidth_share", 0.0),
+        ("verify_attention", "kv_slowdown", 0.5),
+    ],
+)
+def test_impossible_kernel_constants_are_refused_by_name(group: str, key: str, value: object) -> None:
+    content = raw()
+    content["kernels"][group][key] = value
+    assert key in refusal(content)
+
+
+def test_tensor_parallelism_needs_an_all_reduce() -> None:
+    assert "all_reduce" in refusal(raw() | {"tensor_parallel": 2})
+
+
+def test_an_error_without_points_has_no_numbers() -> None:
+    content = raw()
+    content["errors"]["verify"]["mean_error_pct"] = 1.0
+    assert "points" in refusal(content)
+
+
+def test_kv_capacity_is_what_the_weights_leave() -> None:
+    profile = load(PAIR)
+    left = 0.9 * profile.gpu.memory_bytes - profile.weight_bytes
+    assert kv_capacity_tokens(profile, 0.9) == int(left / profile.kv_bytes_per_token)
+    alone = kv_capacity_tokens(profile, 0.9, with_draft=False)
+    assert alone == kv_capacity_tokens(load("h100-sxm/llama-2-7b"), 0.9)
+    assert alone > kv_capacity_tokens(profile, 0.9)
+
+
+def test_kv_capacity_of_a_34b_target_on_80_gb_is_small_but_there() -> None:
+    assert 45_000 < kv_capacity_tokens(load("a100-sxm/codellama-34b")) < 55_000
+    assert kv_capacity_tokens(load("a100-sxm/codellama-34b"), 0.5) == 0
+
+
+@pytest.mark.parametrize("utilization", [0.0, 1.01, -1.0, float("nan")])
+def test_memory_utilization_must_be_a_share(utilization: float) -> None:
+    with pytest.raises(ValueError, match="gpu_memory_utilization"):
+        kv_capacity_tokens(load("cpu/tiny"), utilization)
+
+
+def test_loading_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from sim.costs import load, build_costs; build_costs(load('cpu/tiny'));"
+        "print([m for m in ('numpy', 'scipy', 'pandas', 'torch', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_field_of_the_schema_is_in_the_file() -> None:
+    assert list(raw()) == list(Profile.__struct_fields__)
+
+
+def test_a_table_is_shown_by_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["profiles", "show", "a100-sxm/llama-3.1-8b"]) == 0
+    shown = capsys.readouterr().out
+    assert "      seconds: 11 x 15 values; --json has them" in shown
+    assert "tokens: 21 values, 1 to 8192" in shown
+    assert "graph_small_sizes: 1, 2, 4" in shown

@@ -1,0 +1,68 @@
+"""Model dimensions: what follows from them is hand-summed, and the names are checked."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.costs.shapes import MODELS, ModelShape, model
+
+
+def shape(**changes: object) -> ModelShape:
+    base = {
+        "name": "m",
+        "layers": 2,
+        "hidden": 8,
+        "intermediate": 16,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 2,
+        "vocab": 10,
+        "tied_embeddings": False,
+        "max_context": 64,
+    }
+    return msgspec.convert(base | changes, ModelShape)
+
+
+def test_parameters_and_bytes_are_the_hand_sum() -> None:
+    small = shape()
+    assert small.gemms() == ((16, 8), (8, 8), (32, 8), (8, 16))
+    assert small.layer_weights == 128 + 64 + 256 + 128
+    assert small.params == 2 * 576 + 2 * 80
+    assert small.weight_bytes == 2 * small.params
+    assert small.kv_bytes_per_token == 2 * 2 * 2 * 2 * 2
+    assert shape(tied_embeddings=True).params == 2 * 576 + 80
+
+
+def test_tensor_parallelism_divides_matrices_but_never_below_one_kv_head() -> None:
+    assert shape().gemms(2) == ((8, 8), (8, 4), (16, 8), (8, 8))
+    assert shape().gemms(4)[0] == (2 + 2 * 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("tinyllama-1.1b", 1.10),
+        ("llama-2-7b", 6.74),
+        ("codellama-34b", 33.74),
+        ("llama-3.2-1b", 1.24),
+        ("llama-3.1-8b", 8.03),
+        ("qwen2.5-0.5b", 0.49),
+        ("qwen2.5-1.5b", 1.54),
+        ("qwen2.5-7b", 7.62),
+        ("qwen3-32b", 32.76),
+    ],
+)
+def test_parameters_match_the_published_count(name: str, billions: float) -> None:
+    assert MODELS[name].params / 1e9 == pytest.approx(billions, abs=0.01)
+
+
+def test_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"unknown model 'llama-2-7'; did you mean 'llama-2-7b'\?"):
+        model("llama-2-7")
+
+
+@pytest.mark.parametrize("changes", [{"layers": 0}, {"vocab": -1}, {"kv_heads": 3}, {"bias": True}])
+def test_impossible_dimensions_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        shape(**changes)

@@ -1,0 +1,240 @@
+"""Table costs: exact at measured points, hand-summed between them, monotone, and honest outside them."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.costs.forms.build import build_costs
+from sim.costs.forms.interpolation import filled
+from sim.costs.forms.table import TableCosts
+from sim.costs.kernels import VerifyAttention
+from sim.costs.works import OutsideProfile, OutsideProfileWarning
+from sim.seam.work import Chunk, Kind, Model, Work
+from tests.sim.costs.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, VERIFY, table
+
+EAGER = TableCosts(table(), cuda_graph=False)
+VERIFIED = TableCosts(table(msgspec.structs.replace(POINTS, verify_attention=VERIFY)), cuda_graph=False)
+HOLED = TableCosts(table(HOLES), cuda_graph=False)
+
+
+def rows_of(rows: int, context_tokens: int, queries: int = 1, kind: Kind = Kind.STEP) -> Work:
+    """`context_tokens` is the sum of KV before the pass."""
+    tokens = rows * queries
+    return Work(kind=kind, rows=rows, row_tokens=tokens, context_tokens=context_tokens, head_rows=tokens)
+
+
+def prompt(*chunks: Chunk) -> Work:
+    return Work(kind=Kind.PREFILL, chunks=chunks, head_rows=1)
+
+
+def body_s(tokens: int) -> float:
+    return 2 * (1.0 + 0.1 * (tokens - 1))
+
+
+def head_s(rows: int) -> float:
+    return 1.0 + 0.01 * (rows - 1)
+
+
+def test_measured_points_are_exact() -> None:
+    for rows, line in zip((1, 5), POINTS.decode_attention.seconds, strict=True):
+        for context, seconds in zip((10, 110), line, strict=True):
+            assert seconds is not None
+            cost = EAGER.cost(rows_of(rows, rows * (context - 1)))
+            assert cost.device_s == pytest.approx(body_s(rows) + head_s(rows) + 2 * seconds)
+    for tokens, seconds in ((10, 1.0), (100, 100.0)):
+        assert EAGER.cost(prompt(Chunk(tokens, 0))).device_s == pytest.approx(body_s(tokens) + 1.0 + 2 * seconds)
+
+
+def test_a_step_between_measured_rows_and_contexts_is_the_hand_sum() -> None:
+    """3 rows that read 60 tokens each: halfway between 1 and 5 rows, and between 10 and 110 tokens."""
+    cost = EAGER.cost(rows_of(3, 3 * 59))
+    assert cost.device_s == pytest.approx(body_s(3) + head_s(3) + 2 * (1 + 11 + 3 + 23) / 4)
+    host = EAGER.profile.host
+    assert cost.prepare_s == pytest.approx(host.step_s + 3 * host.row_s)
+    assert cost.num_kernels == 2 * host.kernels_per_layer + 6
+    assert cost.launch_s == pytest.approx(cost.num_kernels * host.eager_kernel_s)
+
+
+def test_a_prompt_between_measured_lengths_follows_their_power() -> None:
+    assert EAGER.cost(prompt(Chunk(50, 0))).device_s == pytest.approx(body_s(50) + 1.0 + 2 * 25.0)
+
+
+def test_less_than_the_least_measured_costs_as_much_as_it() -> None:
+    assert EAGER.cost(rows_of(1, 0)).device_s == pytest.approx(body_s(1) + head_s(1) + 2 * 1.0)
+    assert EAGER.cost(prompt(Chunk(3, 0))).device_s == pytest.approx(body_s(3) + 1.0 + 2 * 1.0)
+
+
+def test_history_that_was_not_measured_adds_its_pairs_and_its_kv() -> None:
+    attention_s = 25.0 + 30 * (50 * PAIR_S + KV_TOKEN_S)
+    assert EAGER.cost(prompt(Chunk(50, 30))).device_s == pytest.approx(body_s(50) + 1.0 + 2 * attention_s)
+
+
+def test_history_that_was_measured_is_interpolated() -> None:
+    cost = HOLED.cost(prompt(Chunk(10, 125)))
+    assert cost.device_s == pytest.approx(body_s(10) + 1.0 + 2 * 3.0)
+
+
+def test_chunks_of_one_pass_share_the_kernels_fixed_time() -> None:
+    attention_s = 25.0 + 4.0 - 1.0
+    assert EAGER.cost(prompt(Chunk(50, 0), Chunk(20, 0))).device_s == pytest.approx(body_s(70) + 1.0 + 2 * attention_s)
+
+
+def test_verify_by_rule_slows_what_context_adds_and_computes_the_further_queries() -> None:
+    """5 rows of 3 queries that read 60 tokens each: decode takes 13 s, 3 s of them at the least context."""
+    attention_s = 3.0 + 2.0 * 10.0 + 5 * 2 * 60 * PAIR_S
+    cost = EAGER.cost(rows_of(5, 5 * 57, 3, Kind.VERIFY))
+    assert cost.device_s == pytest.approx(body_s(15) + head_s(15) + 2 * attention_s)
+
+
+def test_padded_tiles_take_their_time_after_that_of_the_least_context() -> None:
+    """5 rows of 3 queries that read 60 tokens each: 3 s, and 0.1 s for the tile over each token."""
+    profile = table()
+    share = 4.0 * 64 / (0.1 * profile.gpu.peak_flops)
+    rule = VerifyAttention(kv_slowdown=1.0, query_tile=64, tile_compute_share=share)
+    kernels = msgspec.structs.replace(profile.table, verify_rule=rule)
+    costs = build_costs(msgspec.structs.replace(profile, kernels=kernels), cuda_graph=False)
+    attention_s = 3.0 + 0.1 * 5 * 60
+    cost = costs.cost(rows_of(5, 5 * 57, 3, Kind.VERIFY))
+    assert cost.device_s == pytest.approx(body_s(15) + head_s(15) + 2 * attention_s)
+
+
+def test_verify_that_was_measured_is_exact_at_its_points_and_linear_in_queries() -> None:
+    for queries, attention_s in ((3, 22.0), (4, 23.0), (5, 24.0), (2, (11.0 + 22.0) / 2)):
+        cost = VERIFIED.cost(rows_of(1, 110 - queries, queries, Kind.VERIFY))
+        assert cost.device_s == pytest.approx(body_s(queries) + head_s(queries) + 2 * attention_s)
+
+
+def test_a_mixed_step_slows_decode_rows_and_shares_the_kernels_fixed_time() -> None:
+    """5 rows that read 60 tokens each beside a chunk of 50: 71 s of them at one query are 3 + 2 x 10."""
+    work = Work(kind=Kind.STEP, rows=5, row_tokens=5, context_tokens=5 * 59, chunks=(Chunk(50, 0),), head_rows=6)
+    attention_s = 25.0 + (3.0 + 2.0 * 10.0 - 1.0)
+    assert EAGER.cost(work).device_s == pytest.approx(body_s(55) + head_s(6) + 2 * attention_s)
+
+
+def test_a_draft_is_its_first_pass_and_single_token_passes_with_growing_context() -> None:
+    work = Work(
+        kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=3, context_tokens=40, head_rows=2, draft_tokens=3
+    )
+    first = Work(kind=Kind.VERIFY, rows=2, row_tokens=3, context_tokens=40, head_rows=2)
+    passes = [first, rows_of(2, 43), rows_of(2, 45)]
+    for costs in (EAGER, VERIFIED, TableCosts(table())):
+        cost = costs.cost(work)
+        assert cost.device_s == pytest.approx(sum(costs.cost(each).device_s for each in passes))
+        assert cost.launch_s == pytest.approx(sum(costs.cost(each).launch_s for each in passes))
+        assert cost.num_kernels == 3 * costs.cost(first).num_kernels
+
+
+def test_a_draft_of_no_tokens_is_the_draft_models_prefill_alone() -> None:
+    work = Work(kind=Kind.DRAFT, model=Model.DRAFT, chunks=(Chunk(50, 0),))
+    assert EAGER.cost(work).device_s == pytest.approx(body_s(50) + 2 * 25.0)
+
+
+@pytest.mark.filterwarnings("ignore::sim.costs.OutsideProfileWarning")
+def test_the_fast_path_of_rows_agrees_with_the_general_sum_of_a_pass() -> None:
+    for costs in (EAGER, VERIFIED, HOLED, TableCosts(table())):
+        passes = costs.passes(Model.TARGET)
+        for rows, context, queries in ((1, 0, 1), (3, 100, 1), (5, 1000, 1), (7, 90, 2), (2, 150, 5)):
+            work = rows_of(rows, context, queries)
+            general_s = passes.pass_s(rows, work.row_tokens, context, (), work.head_rows)
+            assert costs.cost(work).device_s == pytest.approx(general_s, rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::sim.costs.OutsideProfileWarning")
+@settings(max_examples=80, deadline=None)
+@given(rows=st.integers(1, 20), queries=st.integers(1, 7), context=st.integers(0, 600), more=st.integers(1, 300))
+def test_more_rows_queries_or_context_never_cost_less(rows: int, queries: int, context: int, more: int) -> None:
+    for costs in (EAGER, VERIFIED, HOLED):
+        base = costs.cost(rows_of(rows, rows * context, queries)).device_s * (1 - 1e-12)
+        assert costs.cost(rows_of(rows, rows * (context + more), queries)).device_s >= base
+        assert costs.cost(rows_of(rows + 1, (rows + 1) * context, queries)).device_s >= base
+        assert costs.cost(rows_of(rows, rows * context, queries + 1)).device_s >= base
+
+
+@pytest.mark.filterwarnings("ignore::sim.costs.OutsideProfileWarning")
+@settings(max_examples=80, deadline=None)
+@given(tokens=st.integers(1, 300), history=st.integers(0, 300), more=st.integers(1, 200))
+def test_longer_chunks_and_histories_never_cost_less(tokens: int, history: int, more: int) -> None:
+    for costs in (EAGER, HOLED):
+        base = costs.cost(prompt(Chunk(tokens, history))).device_s * (1 - 1e-12)
+        assert costs.cost(prompt(Chunk(tokens + more, history))).device_s >= base
+        assert costs.cost(prompt(Chunk(tokens, history + more))).device_s >= base
+
+
+def test_a_hole_is_interpolated_along_its_own_row_within_what_was_measured_around_it() -> None:
+    """The first row's own line has 1.44 at 50, but two rows take 1.2 there; eight rows go on with their slope beyond
+    100, and two rows, which would end at 6.8, take no less than one."""
+    grid = filled((10, 50, 100, 400), HOLES.decode_attention.seconds)
+    assert grid[0] == [1.0, 1.2, 2.0, 9.0]
+    assert grid[1] == [1.1, 1.2, 2.0, 9.0]
+    assert grid[2] == pytest.approx([2.0, 2.0 + 28 * 4 / 9, 30.0, 30.0 + 28 * 300 / 90])
+
+
+def test_graphs_pad_the_body_to_the_next_captured_size() -> None:
+    graphed = TableCosts(table())
+    difference_s = graphed.cost(rows_of(5, 100)).device_s - EAGER.cost(rows_of(5, 100)).device_s
+    assert difference_s == pytest.approx(body_s(8) - body_s(5))
+    assert graphed.cost(rows_of(5, 100)).launch_s == graphed.profile.host.graph_launch_s
+
+
+@pytest.mark.parametrize(
+    ("work", "bound"),
+    [
+        (rows_of(6, 0), "rows"),
+        (rows_of(1, 1000), "row_context_tokens"),
+        (prompt(Chunk(101, 0)), "chunk_tokens"),
+        (prompt(Chunk(1, 111)), "history_tokens"),
+        (prompt(Chunk(90, 0), Chunk(90, 0)), "tokens"),
+        (rows_of(5, 50, 6), "queries"),
+        (Work(kind=Kind.STEP, rows=1, row_tokens=1, head_rows=102), "head_rows"),
+    ],
+)
+def test_outside_the_measured_range_it_warns_once_with_the_distance_and_strict_refuses(work: Work, bound: str) -> None:
+    profile = VERIFIED.profile
+    costs = TableCosts(profile)
+    with pytest.warns(OutsideProfileWarning, match=rf"{bound}=\d+ is \d+\.\d times the largest measured"):
+        costs.cost(work)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        costs.cost(work)
+    strict = build_costs(profile, strict=True)
+    for _ in range(2):
+        with pytest.raises(OutsideProfile):
+            strict.cost(work)
+
+
+def test_the_longest_context_is_that_of_as_many_rows() -> None:
+    passes = HOLED.passes(Model.TARGET)
+    assert [passes.most_row_context_tokens(rows) for rows in (1, 2, 3, 8, 9)] == [400, 100, 100, 100, 100]
+
+
+def test_inside_the_measured_range_strict_is_silent() -> None:
+    strict = TableCosts(VERIFIED.profile, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for work in (rows_of(5, 500), rows_of(5, 500, 5), prompt(Chunk(90, 100)), rows_of(1, 0)):
+            strict.cost(work)
+
+
+def test_unmeasured_overlap_demands_the_whole_device() -> None:
+    assert EAGER.demands(rows_of(1, 50)) == EAGER.demands(prompt(Chunk(100, 0))) == (1.0, 1.0)
+
+
+def test_a_decode_step_is_cheap_to_price() -> None:
+    work, price = rows_of(4, 200), EAGER.cost
+    price(work)
+    best_s = min(_time(price, work) for _ in range(5))
+    assert best_s < 5e-6, "typically 0.7 us; the bound leaves room for a busy machine"
+
+
+def _time(price: Any, work: Work, calls: int = 5000) -> float:
+    start_s = time.perf_counter()
+    for _ in range(calls):
+        price(work)
+    return (time.perf_counter() - start_s) / calls

@@ -1,0 +1,268 @@
+"""Devices: FIFO order, launching, contention, cancelling; and the one-stream shortcut equals the general device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.costs.cost import ConstantCosts, Cost, Demands, Link
+from sim.devices.contention import Contention, fill_rates
+from sim.devices.ticket import SimTicket
+from sim.hosts.simulated import SimHost
+from sim.seam.work import Kind, Model, Work
+from tests.sim.support import SECONDS, PeriodicLuck
+
+DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, draft_tokens=4)
+VERIFY = Work(kind=Kind.VERIFY)
+PREFILL = Work(kind=Kind.PREFILL)
+
+
+def host(costs: Any = None, **options: Any) -> SimHost:
+    return SimHost(costs or ConstantCosts(device_s=SECONDS), PeriodicLuck(), **options)
+
+
+def times(*tickets: SimTicket) -> list[tuple[float, float]]:
+    return [(ticket.start_s, ticket.end_s) for ticket in tickets]
+
+
+def test_works_of_one_stream_run_in_order_of_submission() -> None:
+    machine = host()
+    stream = machine.stream("a")
+    tickets = [machine.run(work, stream) for work in (DRAFT, VERIFY, PREFILL)]
+    machine.run_until()
+    assert times(*tickets) == [(0.0, 2.0), (2.0, 7.0), (7.0, 17.0)]
+
+
+def test_two_works_that_each_need_the_whole_device_take_turns() -> None:
+    machine = host()
+    a, b = machine.stream("a"), machine.stream("b")
+    tickets = [machine.run(VERIFY, a), machine.run(DRAFT, b)]
+    machine.run_until()
+    assert times(*tickets) == [(0.0, 7.0), (0.0, 4.0)]
+
+
+def test_the_stream_of_higher_priority_is_served_first() -> None:
+    machine = host()
+    a, b = machine.stream("a"), machine.stream("b", priority=1)
+    tickets = [machine.run(VERIFY, a), machine.run(DRAFT, b)]
+    machine.run_until()
+    assert times(*tickets) == [(0.0, 7.0), (0.0, 2.0)]
+
+
+def test_works_with_complementary_demands_overlap_freely() -> None:
+    costs = ConstantCosts(device_s=SECONDS, demand=Demands(0.5, 0.2))
+    machine = host(costs)
+    a, b = machine.stream("a"), machine.stream("b")
+    tickets = [machine.run(VERIFY, a), machine.run(DRAFT, b)]
+    machine.run_until()
+    assert times(*tickets) == [(0.0, 5.0), (0.0, 2.0)]
+
+
+def test_each_kernel_is_delayed_while_another_work_runs() -> None:
+    """2 s of 10 kernels at tau 0.1 s take 3 s beside another work, which meanwhile runs at 5/6 of its rate."""
+    costs = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0), num_kernels=10)
+    machine = host(costs, contention=Contention(tau_s=0.1))
+    a, b = machine.stream("a"), machine.stream("b")
+    verify, draft = machine.run(VERIFY, a), machine.run(DRAFT, b)
+    machine.run_until()
+    assert draft.end_s == pytest.approx(3.0)
+    assert verify.end_s == pytest.approx(3.0 + (5.0 - 3.0 * 5.0 / 6.0))
+
+
+@pytest.mark.parametrize(
+    ("takes_turns", "tau_s", "ends_s"),
+    [
+        (False, 0.1, 2.0 + 10 * 0.1),
+        # Each has the interpreter 10 * 0.1 of its 2 s: a kernel waits 0.1 s for half of the other two.
+        (True, 0.1, 2.0 + 10 * 0.1 * (0.5 + 0.5)),
+        # All of the time, and no more.
+        (True, 0.3, 2.0 + 10 * 0.3 * (1.0 + 1.0)),
+    ],
+)
+def test_a_kernel_waits_for_others_by_the_share_of_time_that_they_have_the_interpreter(
+    takes_turns: bool, tau_s: float, ends_s: float
+) -> None:
+    costs = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0), num_kernels=10)
+    machine = host(costs, contention=Contention(tau_s=tau_s, takes_turns=takes_turns))
+    streams = [machine.stream(name) for name in "abc"]
+    tickets = [machine.run(DRAFT, stream) for stream in streams]
+    machine.run_until()
+    assert [ticket.end_s for ticket in tickets] == pytest.approx([ends_s] * 3)
+
+
+def test_a_launch_bound_work_lasts_as_long_as_its_launch() -> None:
+    machine = host(ConstantCosts(device_s=SECONDS, launch_s=20.0, prepare_s=1.0, result_s=0.5))
+    stream = machine.stream("a")
+    ticket = machine.run(DRAFT, stream)
+    machine.run_until()
+    assert (ticket.prepared_s, ticket.issued_s) == (1.0, 21.0)
+    assert (ticket.start_s, ticket.end_s, ticket.ready_s) == (1.0, 21.0, 21.5)
+
+
+def test_a_launch_bound_work_leaves_the_rest_of_the_device_to_others() -> None:
+    """A draft of 2 s launched over 4 s asks for half the device, and a verify alike for the other half."""
+    machine = host(ConstantCosts(device_s={Kind.DRAFT: 2.0, Kind.VERIFY: 2.0}, launch_s=4.0))
+    a, b = machine.stream("a"), machine.stream("b")
+    tickets = [machine.run(DRAFT, a), machine.run(VERIFY, b)]
+    machine.run_until()
+    assert times(*tickets) == [(0.0, 4.0), (0.0, 4.0)]
+
+
+def test_issuers_of_one_process_slow_each_other() -> None:
+    costs = ConstantCosts(device_s={}, launch_s=4.0, inflation_per_issuer=0.5)
+    machine = host(costs)
+    a, b = machine.stream("a"), machine.stream("b")
+    tickets = [machine.run(DRAFT, a), machine.run(VERIFY, b)]
+    machine.run_until()
+    assert [ticket.issued_s for ticket in tickets] == [6.0, 6.0]
+
+
+def test_host_work_occupies_its_issuer_and_not_the_device() -> None:
+    machine = host()
+    a, b = machine.stream("a"), machine.stream("b")
+    own_time = machine.run(Work(kind=Kind.HOST, host_s=3.0), a)
+    behind, beside = machine.run(DRAFT, a), machine.run(VERIFY, b)
+    machine.run_until()
+    assert (own_time.ready_s, behind.start_s, beside.start_s) == (3.0, 3.0, 0.0)
+
+
+def test_a_work_waits_for_those_it_comes_after_on_other_streams_and_links() -> None:
+    machine = host(links={"nvlink": Link(latency_s=1.0, bytes_per_s=100.0)})
+    a, b, link = machine.stream("a"), machine.stream("b"), machine.stream("kv", device="nvlink")
+    verify = machine.run(VERIFY, a)
+    copy = machine.run(Work(kind=Kind.COPY, num_bytes=200), link, after=(verify,))
+    draft = machine.run(DRAFT, b, after=(copy,))
+    machine.run_until()
+    assert times(verify, copy, draft) == [(0.0, 5.0), (5.0, 8.0), (8.0, 10.0)]
+
+
+def test_transfers_on_one_link_queue_whatever_their_stream() -> None:
+    machine = host(links={"tcp": Link(latency_s=0.0, bytes_per_s=1.0)})
+    streams = [machine.stream(name, device="tcp") for name in ("x", "y")]
+    tickets = [machine.run(Work(kind=Kind.COPY, num_bytes=3), stream) for stream in streams]
+    machine.run_until()
+    assert times(*tickets) == [(0.0, 3.0), (3.0, 6.0)]
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_a_cancelled_draft_ends_at_its_next_token_and_later_works_move_up(num_streams: int) -> None:
+    machine = host()
+    streams = [machine.stream(f"s{i}") for i in range(num_streams)]
+    draft, verify = machine.run(DRAFT, streams[0]), machine.run(VERIFY, streams[0])
+
+    async def cancel_later() -> None:
+        await machine.sleep(0.7)
+        draft.cancel()
+        await draft
+
+    machine.spawn(cancel_later())
+    machine.run_until()
+    assert times(draft, verify) == [(0.0, 1.0), (1.0, 6.0)]
+    assert machine.usage[("s0", Kind.DRAFT)].cancelled_s == 1.0
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_a_work_cancelled_before_it_starts_never_runs(num_streams: int) -> None:
+    machine = host()
+    streams = [machine.stream(f"s{i}") for i in range(num_streams)]
+    verify, draft, prefill = [machine.run(work, streams[0]) for work in (VERIFY, DRAFT, PREFILL)]
+    draft.cancel()
+    machine.run_until()
+    assert draft.end_s - draft.start_s == 0.0
+    assert times(verify, prefill) == [(0.0, 5.0), (5.0, 15.0)]
+
+
+def test_streams_must_exist_before_the_first_work() -> None:
+    machine = host()
+    machine.run(DRAFT, machine.stream("a"))
+    with pytest.raises(RuntimeError, match="before the first work"):
+        machine.stream("b")
+
+
+seconds = st.floats(0.0, 8.0).map(lambda value: round(value * 8) / 8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    works=st.lists(st.tuples(seconds, seconds, seconds, seconds, st.booleans()), min_size=1, max_size=8),
+    result_s=seconds,
+)
+def test_one_stream_in_closed_form_equals_the_general_device(
+    works: list[tuple[float, float, float, float, bool]], result_s: float
+) -> None:
+    """Works as (gap before submission, prepare, launch, device, is HOST work)."""
+    results = []
+    for num_streams in (1, 2):
+        machine = host(_Listed([work[1:] for work in works], result_s))
+        stream, *_ = [machine.stream(f"s{i}") for i in range(num_streams)]
+        tickets: list[SimTicket] = []
+
+        async def submit(machine: SimHost = machine, stream: Any = stream, tickets: list = tickets) -> None:
+            for index, (gap_s, *_, is_host) in enumerate(works):
+                await machine.sleep(gap_s)
+                kind = Kind.HOST if is_host else Kind.VERIFY
+                tickets.append(machine.run(Work(kind=kind, num_bytes=index), stream))
+            for ticket in tickets:
+                await ticket
+            assert machine.now_s >= max(ticket.ready_s for ticket in tickets)
+
+        machine.spawn(submit())
+        machine.run_until()
+        results.append(
+            [(t.issued_s, 0 if t.work.kind is Kind.HOST else t.start_s, t.end_s, t.ready_s) for t in tickets]
+        )
+    for solo, shared in zip(*results, strict=True):
+        assert solo == pytest.approx(shared, abs=1e-9)
+
+
+class _Listed:
+    """Costs by the number that a work carries."""
+
+    def __init__(self, parts: list, result_s: float) -> None:
+        self._parts = parts
+        self.result_s = result_s
+
+    def cost(self, work: Work) -> Cost:
+        prepare_s, launch_s, device_s, is_host = self._parts[work.num_bytes]
+        return Cost(prepare_s, 0.0, 0.0, 0) if is_host else Cost(prepare_s, launch_s, device_s, 1)
+
+    def demands(self, work: Work) -> Demands:
+        return Demands(1.0, 1.0)
+
+    def host_inflation(self, num_issuers: int) -> float:
+        return 1.0
+
+
+share = st.integers(0, 20).map(lambda value: value / 20)
+
+
+@given(
+    works=st.lists(st.tuples(st.floats(0.01, 1.0), share, share, st.integers(0, 2)), min_size=1, max_size=5),
+    eta_compute=st.floats(0.3, 1.0),
+    eta_bandwidth=st.floats(0.3, 1.0),
+)
+def test_rates_respect_both_roofs_and_waste_nothing(
+    works: list[tuple[float, float, float, int]], eta_compute: float, eta_bandwidth: float
+) -> None:
+    works.sort(key=lambda work: -work[3])
+    caps, compute, bandwidth, priorities = (list(column) for column in zip(*works, strict=True))
+    contention = Contention(eta_compute=eta_compute, eta_bandwidth=eta_bandwidth)
+    rates = fill_rates(caps, list(zip(compute, bandwidth, strict=True)), priorities, contention)
+    used_compute = sum(rate * demand for rate, demand in zip(rates, compute, strict=True))
+    used_bandwidth = sum(rate * demand for rate, demand in zip(rates, bandwidth, strict=True))
+    assert used_compute <= eta_compute + 1e-9
+    assert used_bandwidth <= eta_bandwidth + 1e-9
+    assert all(0.0 <= rate <= cap + 1e-9 for rate, cap in zip(rates, caps, strict=True))
+    for i, rate in enumerate(rates):
+        is_free = (compute[i] <= 1e-6 or used_compute < eta_compute - 1e-6) and (
+            bandwidth[i] <= 1e-6 or used_bandwidth < eta_bandwidth - 1e-6
+        )
+        if is_free:
+            assert rate == pytest.approx(caps[i], abs=1e-5)
+
+
+def test_equal_works_share_a_roof_equally() -> None:
+    assert fill_rates([1.0] * 3, [(1.0, 0.1)] * 3, [0] * 3, Contention()) == pytest.approx([1 / 3] * 3)

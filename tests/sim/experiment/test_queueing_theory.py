@@ -1,0 +1,137 @@
+"""Where queueing theory is exact the simulator must agree: M/M/1, M/D/c, M/G/1 with priorities."""
+
+from __future__ import annotations
+
+from math import factorial
+
+import numpy as np
+import pytest
+
+from sim.costs.cost import ConstantCosts, Cost, Demands
+from sim.engine.serving import Serving
+from sim.hosts.simulated import SimHost
+from sim.metrics.stats import interval_95
+from sim.policies import works
+from sim.policies.options import PolicyOptions
+from sim.seam.host import Stream
+from sim.seam.request import Request
+from sim.seam.work import Model, Work
+from tests.sim.support import PeriodicLuck, SimRun, serve
+
+pytestmark = pytest.mark.slow
+TOKEN_S = 1e-6
+"""Service time per prompt token: prompts stand for service demands."""
+NUM_REQUESTS = 20_000
+
+
+class ServiceByPrompt(ConstantCosts):
+    """A prefill takes TOKEN_S per prompt token; nothing else costs."""
+
+    def cost(self, work: Work) -> Cost:
+        return Cost(0.0, 0.0, TOKEN_S * sum(chunk.new_tokens for chunk in work.chunks), 1)
+
+
+def requests(rate_per_s: float, service_s: np.ndarray, seed: int) -> list[Request]:
+    arrivals = np.cumsum(np.random.default_rng([seed, 1]).exponential(1.0 / rate_per_s, len(service_s)))
+    return [
+        Request(
+            index=i,
+            id=str(i),
+            arrival_s=float(at_s),
+            prompt_tokens=max(1, round(float(demand_s) / TOKEN_S)),
+            output_tokens=1,
+        )
+        for i, (at_s, demand_s) in enumerate(zip(arrivals, service_s, strict=True))
+    ]
+
+
+def mean_wait_s(served: list[Request]) -> float:
+    """Mean time before service, the first tenth cut as warm-up."""
+    kept = served[len(served) // 10 :]
+    return float(np.mean([r.last_token_s - r.arrival_s - TOKEN_S * r.prompt_tokens for r in kept]))
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_one_worker_is_an_mm1_queue(load: float) -> None:
+    """Mean wait = load / (1 - load) x mean service, within the 95 % interval of 8 replications and 6 %."""
+    waits = []
+    for seed in range(8):
+        service_s = np.random.default_rng([seed, 2]).exponential(1.0, NUM_REQUESTS)
+        run = SimRun(
+            "baseline",
+            requests(load, service_s, seed),
+            costs=ServiceByPrompt(device_s={}),
+            options=PolicyOptions(workers=1),
+            draft_tokens=0,
+            kv_blocks=10**12,
+        )
+        waits.append(mean_wait_s(run.serving.requests))
+    expected = load / (1.0 - load)
+    low, high = interval_95(waits) or (0.0, 0.0)
+    assert low <= expected <= high
+    assert np.mean(waits) == pytest.approx(expected, rel=0.06)
+
+
+class FixedDemand(ServiceByPrompt):
+    """Works of different streams do not slow each other: every stream is a server of its own."""
+
+    demand: Demands = Demands(0.0, 0.0)
+
+
+async def _server(serving: Serving, stream: Stream) -> None:
+    while True:
+        request = await serving.admit()
+        await serving.host.run(works.prefill((request,), Model.TARGET), stream)
+        serving.commit_prefill(request)
+
+
+@pytest.mark.parametrize(("servers", "load"), [(2, 0.7), (4, 0.8)])
+def test_c_servers_with_fixed_service_are_an_mdc_queue(servers: int, load: float) -> None:
+    """Mean wait of M/D/c against Cosmetatos' approximation (1975), itself within 1-2 % here; tolerance 5 %."""
+    waits = []
+    for seed in range(6):
+        asked = requests(load * servers, np.full(NUM_REQUESTS, 1.0), seed)
+        host = SimHost(FixedDemand(device_s={}), PeriodicLuck())
+        serving = serve(host, "baseline", asked, draft_tokens=0, kv_blocks=10**12)
+        streams = [host.stream(f"server{i}") for i in range(servers)]
+        for task in [*(_server(serving, stream) for stream in streams), serving.arrivals()]:
+            host.spawn(task)
+        host.run_until()
+        waits.append(mean_wait_s(asked))
+    assert np.mean(waits) == pytest.approx(mdc_mean_wait(servers, load), rel=0.05)
+
+
+def mdc_mean_wait(servers: int, load: float) -> float:
+    """Mean wait in service times: half of M/M/c's, times Cosmetatos' correction."""
+    offered = servers * load
+    tail = offered**servers / factorial(servers) / (1.0 - load)
+    queueing = tail / (sum(offered**i / factorial(i) for i in range(servers)) + tail)
+    mmc = queueing / (servers * (1.0 - load))
+    correction = (1.0 - load) * (servers - 1) * ((4.0 + 5.0 * servers) ** 0.5 - 2.0) / (16.0 * load * servers)
+    return mmc / 2.0 * (1.0 + correction)
+
+
+def test_two_streams_of_unequal_priority_are_a_preemptive_mg1_queue() -> None:
+    """Mean sojourn of both classes with preemptive resume (Kleinrock II, 3.7), exponential service; tolerance 6 %."""
+    load = (0.3, 0.4)
+    sojourns: tuple[list[float], list[float]] = ([], [])
+    for seed in range(8):
+        host = SimHost(ServiceByPrompt(device_s={}), PeriodicLuck())
+        classes = []
+        for rank, share in enumerate(load):
+            service_s = np.random.default_rng([seed, rank, 2]).exponential(1.0, NUM_REQUESTS)
+            asked = requests(share, service_s, seed * 10 + rank)
+            serving = serve(host, "baseline", asked, draft_tokens=0, kv_blocks=10**12)
+            classes.append((serving, host.stream(f"class{rank}", priority=1 - rank), asked))
+        for serving, stream, _ in classes:
+            host.spawn(_server(serving, stream))
+            host.spawn(serving.arrivals())
+        host.run_until()
+        last_s = min(asked[-1].arrival_s for *_, asked in classes)
+        for samples, (*_, asked) in zip(sojourns, classes, strict=True):
+            kept = [r.last_token_s - r.arrival_s for r in asked if r.arrival_s <= last_s][NUM_REQUESTS // 10 :]
+            samples.append(float(np.mean(kept)))
+    high = 1.0 / (1.0 - load[0])
+    low = (1.0 - sum(load) + sum(load)) / ((1.0 - load[0]) * (1.0 - sum(load)))
+    assert np.mean(sojourns[0]) == pytest.approx(high, rel=0.06)
+    assert np.mean(sojourns[1]) == pytest.approx(low, rel=0.06)

@@ -1,0 +1,138 @@
+"""Whole runs on shipped profiles: what more hardware and less luck may and may not do."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.costs.profile_files import load
+from sim.experiment.run import check, simulate
+from sim.experiment.scenario import resolve
+from sim.metrics.summary import summarise
+from sim.policies.registry import POLICIES
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+
+
+def scenario(policy: str, **workload: object) -> object:
+    return resolve({"profile": PAIR, "policy": policy, "workload": {"input_len": 700, "output_len": 60, **workload}})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_more_bandwidth_never_slows_a_lone_request(policy: str) -> None:
+    profile = load(PAIR)
+    times = []
+    for factor in (1.0, 1.1, 1.5, 2.0, 4.0):
+        gpu = msgspec.structs.replace(profile.gpu, bandwidth_bytes_per_s=profile.gpu.bandwidth_bytes_per_s * factor)
+        faster = msgspec.structs.replace(profile, gpu=gpu)
+        times.append(simulate(scenario(policy, num_prompts=1), policy, 0, faster).requests[0].last_token_s)
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < times[0]
+
+
+def test_a_request_beyond_the_models_context_is_noted() -> None:
+    with pytest.warns(UserWarning, match=r"1 of 1 requests are longer than llama-2-7b's context of 4096"):
+        simulate(scenario("pd", num_prompts=1, input_len=5000), "pd", 0, load(PAIR))
+
+
+def test_a_window_counts_what_it_cuts() -> None:
+    cut = msgspec.structs.replace(
+        resolve({"profile": PAIR, "policy": "pd", "window": {"stop_s": 3.0, "arrivals_end_s": 2.0}, "seed": 1}),
+    )
+    record = simulate(cut, "pd", 1, load(PAIR))
+    assert record.end_s == 3.0
+    assert all(request.arrival_s <= 2.0 for request in record.requests)
+    assert any(not request.is_finished for request in record.requests)
+
+
+def test_closed_loop_throughput_keeps_within_its_asymptotic_bounds() -> None:
+    """X(C) <= min(C / E2EL of one alone, 1 / busy time per request), and grows with C (Denning and Buzen 1978)."""
+    throughputs, demands_s, lone_s = [], [], 0.0
+    for concurrency in (1, 2, 4, 8):
+        load_ = {"num_prompts": 40, "request_rate": "inf", "max_concurrency": concurrency}
+        record = simulate(scenario("baseline", **load_), "baseline", 0, load(PAIR))
+        throughputs.append(len(record.requests) / record.end_s)
+        demands_s.append(record.device_busy_s / len(record.requests))
+        if concurrency == 1:
+            lone_s = sum(r.last_token_s - r.arrival_s for r in record.requests) / len(record.requests)
+        assert throughputs[-1] <= min(concurrency / lone_s, 1.0 / demands_s[-1]) * 1.02
+    assert throughputs == sorted(throughputs)
+
+
+def acceptance_length(**speculation: object) -> float:
+    raw = {
+        "profile": PAIR,
+        "policy": "pd",
+        "speculation": speculation,
+        "workload": {"input_len": 50, "output_len": 400},
+    }
+    record = simulate(resolve(raw), "pd", 0, load(PAIR))
+    drafts = sum(request.num_rounds for request in record.requests)
+    return 1.0 + sum(request.accepted_tokens for request in record.requests) / drafts
+
+
+def test_vllms_acceptance_keys_are_taken_as_they_are() -> None:
+    """Lengths 2.6 and 1 + .8 + .5 + .1, from 200 requests of 400 tokens: within 1 %."""
+    assert acceptance_length(synthetic_acceptance_length=2.6, num_speculative_tokens=3) == pytest.approx(2.6, rel=0.01)
+    rates = [0.8, 0.5, 0.1]
+    assert acceptance_length(synthetic_acceptance_rates=rates, num_speculative_tokens=3) == pytest.approx(2.4, rel=0.01)
+    with pytest.raises(ValueError, match="not both"):
+        acceptance_length(synthetic_acceptance_rates=rates, synthetic_acceptance_length=2.0)
+
+
+def test_the_tiny_profile_has_its_own_default_lengths() -> None:
+    def lengths(**workload: object) -> tuple[object, ...]:
+        spec = resolve({"profile": "cpu/tiny", "policy": "pd", "workload": workload}).workload
+        return spec.dataset_name, spec.input_len, spec.output_len
+
+    assert lengths() == ("fixed", 64, 32)
+    assert lengths(output_len=9) == ("fixed", 64, 9)
+    assert lengths(dataset_name="azure-conv") == ("azure-conv", None, None)
+
+
+BUSY = {
+    "profile": "h100-sxm/llama-3.1-8b+llama-3.2-1b",
+    "policy": "continuous",
+    "workload": {"num_prompts": 60, "request_rate": 20},
+}
+
+
+@pytest.mark.parametrize("changes", [{"window": {"stop_s": 2.0}}, {"engine": {"long_prefill_token_threshold": 64}}])
+def test_looking_at_the_works_changes_no_figure(changes: dict) -> None:
+    """Lazy accounting steps aside where it could not tell: a cut window, prompts that overtake each other."""
+    scenario = resolve(BUSY | changes)
+    profile = load(scenario.profile)
+    unseen, seen = (
+        summarise(simulate(scenario, "continuous", 0, profile, record_works=is_seen)) for is_seen in (False, True)
+    )
+    for key in (
+        "throughput_emitted_window",
+        "spec_decode_num_drafts",
+        "spec_decode_num_accepted_tokens",
+        "mean_e2el_ms",
+    ):
+        assert unseen.get(key) == seen.get(key)
+    assert unseen["completed"] == seen["completed"]
+
+
+def test_without_drafts_an_acceptance_length_says_nothing() -> None:
+    scenario = resolve(BUSY | {"speculation": {"num_speculative_tokens": 0, "acceptance": "length:2.5"}})
+    check(scenario, load(scenario.profile))
+
+
+def test_an_eagle_head_drafts_for_continuous_only() -> None:
+    scenario = resolve({"profile": "h100-sxm/llama-3.1-8b+eagle3", "policy": "pd"})
+    with pytest.raises(ValueError, match="continuous only"):
+        check(scenario, load(scenario.profile))
+
+
+@pytest.mark.parametrize(
+    ("speculation", "num_models"),
+    [({}, 2), ({"num_speculative_tokens": 0}, 1), ({"method": "ngram", "acceptance": "iid:0.3"}, 1)],
+)
+def test_only_a_draft_model_that_is_used_takes_memory(speculation: dict[str, object], num_models: int) -> None:
+    raw = {"profile": PAIR, "policy": "continuous", "workload": {"num_prompts": 1}, "speculation": speculation}
+    profile = load(PAIR)
+    record = simulate(resolve(raw), "continuous", 0, profile)
+    assert record.weight_bytes == sum(shape.weight_bytes for shape in profile.models[:num_models])
+    assert record.kv_bytes_per_token == sum(shape.kv_bytes_per_token for shape in profile.models[:num_models])

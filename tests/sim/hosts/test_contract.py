@@ -1,0 +1,46 @@
+"""Every policy does the same on every host: equal event logs and equal emissions."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.costs.cost import ConstantCosts, Demands
+from sim.policies.options import Batching, KvMode, PolicyOptions
+from sim.policies.registry import POLICIES
+from tests.sim.support import SECONDS, PeriodicLuck, SimRun, log_order, request, run_on_script
+
+UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))
+"""Works that ask nothing of the device never slow each other, as on ScriptHost."""
+
+
+def requests() -> list:
+    return [request(i, arrival_s=1.5 * i * i, prompt=10 + i, output=1 + 3 * i % 11) for i in range(9)]
+
+
+def outcome(served: list) -> list:
+    return [
+        (r.index, r.first_token_s, r.last_token_s, r.emitted_tokens, r.num_rounds, r.accepted_tokens) for r in served
+    ]
+
+
+@pytest.mark.parametrize("poll_s", [0.0, 0.75])
+@pytest.mark.parametrize("kv", list(KvMode))
+@pytest.mark.parametrize("batching", list(Batching))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_leaves_the_same_log_on_simhost_and_scripthost(
+    policy: str, batching: Batching, kv: KvMode, poll_s: float
+) -> None:
+    options = PolicyOptions(batching=batching, kv=kv, poll_s=poll_s, spin_s=poll_s / 3, workers=3)
+    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
+    script, scripted = run_on_script(policy, requests(), PeriodicLuck(), options)
+
+    assert scripted.num_finished == 9
+    assert outcome(simulated.serving.requests) == outcome(scripted.requests)
+    assert log_order(simulated.log) == log_order(script.log)
+
+
+def test_the_contract_sees_a_policy_that_behaves_differently() -> None:
+    options = PolicyOptions(poll_s=0.0, workers=3)
+    simulated = SimRun("baseline", requests(), costs=UNCONTENDED, options=options)
+    other, _ = run_on_script("baseline", requests(), PeriodicLuck(), PolicyOptions(poll_s=0.0, workers=2))
+    assert log_order(simulated.log) != log_order(other.log)

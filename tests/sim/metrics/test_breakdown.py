@@ -1,0 +1,84 @@
+"""Where time goes: phases that add up, lanes' waiting counts, traces that open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.cli.main import run
+from sim.costs.profile_files import load
+from sim.experiment.run import simulate
+from sim.experiment.scenario import resolve
+from sim.metrics.breakdown import PHASES, mean_phases_s
+from sim.policies.registry import POLICIES
+from sim.report.perfetto import trace_json, waiting_by_lane
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+
+
+def recorded(policy: str) -> object:
+    workload = {"input_len": 300, "output_len": 30, "num_prompts": 15, "request_rate": 8}
+    scenario = resolve({"profile": PAIR, "policy": policy, "workload": workload})
+    return simulate(scenario, policy, 0, load(PAIR), record_works=True)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_phases_add_up_to_the_mean_latency(policy: str) -> None:
+    record = recorded(policy)
+    phases = mean_phases_s(record)
+    mean_s = sum(r.last_token_s - r.arrival_s for r in record.requests) / len(record.requests)
+    assert tuple(phases) == PHASES
+    assert all(value >= 0.0 for value in phases.values())
+    assert sum(phases.values()) == pytest.approx(mean_s, rel=1e-9)
+    assert phases["verify"] > 0.0
+    assert (phases["draft"] > 0.0) == (policy != "autoregressive")
+
+
+def test_kv_over_time_starts_and_ends_empty_and_never_exceeds_its_peak() -> None:
+    record = recorded("pdv")
+    tokens = [value for _, value in record.kv_series]
+    assert tokens[0] == 0
+    assert max(tokens) == record.kv_tokens_peak
+    assert all(a[0] < b[0] for a, b in zip(record.kv_series, record.kv_series[1:], strict=False))
+
+
+def test_a_lane_counts_each_wait_once() -> None:
+    changes = waiting_by_lane(recorded("pdv").works)
+    for lane in ("decode", "verify"):
+        assert sum(change for _, change in changes[lane]) == 0
+
+
+def test_a_trace_names_streams_and_lanes_and_keeps_works_in_bounds() -> None:
+    record = recorded("pdv")
+    events = json.loads(trace_json([record]))["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"stream prefill", "stream decode", "stream verify"} <= names
+    works = [event for event in events if event["ph"] == "X"]
+    assert len(works) == len(record.works)
+    assert all(event["dur"] >= 0 for event in works)
+    waiting = [event["args"]["waiting"] for event in events if event["ph"] == "C"]
+    assert min(waiting) == 0
+
+
+def test_trace_and_plot_commands_work_on_a_results_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, figure = tmp_path / "r", tmp_path / "tl.png"
+    flags = ["--num-prompts", "10", "--input-len", "64", "--output-len", "8"]
+    assert run(["compare", "--policy", "pd", "--policy", "pdv", "--profile", PAIR, *flags, "--out", str(out)]) == 0
+    first = (out / "trace.json").read_text()
+    assert run(["trace", str(out)]) == 0
+    assert (out / "trace.json").read_text() == first
+    assert run(["plot", str(out), "--out", str(figure)]) == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    other = tmp_path / "other"
+    alone = PAIR.partition("+")[0]
+    assert run(["compare", "--policy", "autoregressive", "--profile", alone, *flags, "--out", str(other)]) == 0
+    assert run(["plot", str(out), str(other)]) == 0
+    assert (tmp_path / "throughput_latency.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert run(["plot", str(tmp_path)]) == 2
+    assert run(["trace", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 2

@@ -1,0 +1,236 @@
+"""The steps of the continuous engine, by hand: every step takes 5 s, drafting 2 s, blocks hold 16 tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.policies.options import EngineLimits, Method
+from sim.seam.request import Request
+from sim.seam.work import Kind
+from tests.sim.support import AlwaysAccept, PeriodicLuck, SimRun, request
+
+Shape = tuple[float, int, int, tuple[tuple[int, int], ...]]
+
+
+class NeverAccept:
+    def run_length(self, index: int, position: int, most: int) -> int:
+        return 0
+
+
+def steps(run: SimRun) -> list[Shape]:
+    """(start, rows, row tokens, chunks as (new, history)) of every target pass."""
+    return [
+        (ticket.start_s, ticket.work.rows, ticket.work.row_tokens, tuple(map(tuple, ticket.work.chunks)))
+        for ticket in run.tickets
+        if ticket.work.kind is Kind.STEP
+    ]
+
+
+def autoregressive(requests: list[Request], limits: EngineLimits, kv_blocks: int = 1000) -> SimRun:
+    return SimRun("autoregressive", requests, limits=limits, draft_tokens=0, kv_blocks=kv_blocks)
+
+
+def test_a_budget_is_split_between_running_and_waiting_prompts() -> None:
+    asked = [request(0, prompt=10, output=2), request(1, prompt=6, output=1)]
+    run = autoregressive(asked, EngineLimits(max_num_batched_tokens=8))
+    assert steps(run) == [
+        (0.0, 0, 0, ((8, 0),)),
+        (5.0, 0, 0, ((2, 8), (6, 0))),
+        (10.0, 1, 1, ()),
+    ]
+
+
+def test_no_chunk_is_longer_than_the_long_prefill_threshold() -> None:
+    asked = [request(0, prompt=10, output=1), request(1, prompt=3, output=1)]
+    run = autoregressive(asked, EngineLimits(max_num_batched_tokens=8, long_prefill_token_threshold=4))
+    assert steps(run) == [
+        (0.0, 0, 0, ((4, 0), (3, 0))),
+        (5.0, 0, 0, ((4, 4),)),
+        (10.0, 0, 0, ((2, 8),)),
+    ]
+
+
+def test_verify_rows_take_budget_before_chunks_and_share_their_pass() -> None:
+    asked = [request(0, prompt=4, output=7), request(1, arrival_s=1.0, prompt=12, output=1)]
+    limits = EngineLimits(max_num_batched_tokens=10)
+    run = SimRun("continuous", asked, luck=AlwaysAccept(), limits=limits, draft_tokens=4)
+    assert steps(run) == [
+        (0.0, 0, 0, ((4, 0),)),
+        (7.0, 1, 5, ((5, 0),)),
+        (14.0, 1, 5, ((5, 5),)),
+        (21.0, 0, 0, ((2, 10),)),
+    ]
+    drafts = [(t.work.rows, t.work.draft_tokens, len(t.work.chunks)) for t in run.tickets if t.work.kind is Kind.DRAFT]
+    assert drafts == [(1, 4, 1), (1, 4, 1), (1, 4, 1), (1, 4, 1)]
+
+
+def test_a_draft_is_cut_to_what_the_budget_leaves() -> None:
+    asked = [request(0, prompt=2, output=9), request(1, prompt=2, output=9)]
+    limits = EngineLimits(max_num_batched_tokens=7)
+    run = SimRun("continuous", asked, luck=AlwaysAccept(), limits=limits, draft_tokens=4)
+    assert steps(run)[:2] == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 7, ())]
+    assert [r.accepted_tokens for r in run.serving.requests] == [8, 6]
+
+
+def test_rejected_tokens_are_rolled_back_and_the_next_pass_reads_only_what_stands() -> None:
+    run = SimRun("continuous", [request(0, prompt=20, output=4)], luck=NeverAccept(), draft_tokens=3)
+    passes = [ticket.work for ticket in run.tickets if ticket.work.kind is Kind.STEP]
+    assert [(work.row_tokens, work.context_tokens) for work in passes] == [(0, 0), (4, 20), (4, 21), (4, 22)]
+    assert run.serving.kv.held.peak == 22 + 4
+
+
+def test_the_last_running_request_is_preempted_and_finds_its_intact_blocks_again() -> None:
+    """Two prompts of 30 fill four blocks; the third decode of request 0 needs a fifth.
+
+    It takes the freed second block of request 1, whose first 16 tokens stay intact: when request 0 is done, 30 prompt
+    tokens and 3 emitted ones are 33, of which 17 are computed again and bring the fourth token.
+    """
+    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6)]
+    run = autoregressive(asked, EngineLimits(), kv_blocks=4)
+    assert steps(run) == [
+        (0.0, 0, 0, ((30, 0), (30, 0))),
+        (5.0, 2, 2, ()),
+        (10.0, 2, 2, ()),
+        (15.0, 1, 1, ()),
+        (20.0, 1, 1, ()),
+        (25.0, 1, 1, ()),
+        (30.0, 0, 0, ((17, 16),)),
+        (35.0, 1, 1, ()),
+        (40.0, 1, 1, ()),
+    ]
+    assert [(r.num_preemptions, r.first_token_s, r.last_token_s) for r in asked] == [(0, 5.0, 30.0), (1, 5.0, 45.0)]
+
+
+def test_without_prefix_caching_everything_is_computed_again() -> None:
+    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6)]
+    run = SimRun("autoregressive", asked, draft_tokens=0, kv_blocks=4, is_caching=False)
+    assert steps(run)[6] == (30.0, 0, 0, ((33, 0),))
+
+
+def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
+    """Request 2 would fit into the block that the preemption of request 1 leaves over, but waits behind it."""
+    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6), request(2, arrival_s=14.0, prompt=3)]
+    run = autoregressive(asked, EngineLimits(), kv_blocks=4)
+    assert asked[2].scheduled_s == 30.0
+    assert asked[2].queued_s == 15.0
+    assert run.serving.num_finished == 3
+
+
+def test_look_ahead_slots_are_held_for_the_next_draft() -> None:
+    """A prompt of 20 fits in two blocks; verifying 4 tokens with 3 look-ahead slots needs 20 + 4 + 3 = 27, still two;
+    after a full acceptance 24 + 4 + 3 = 31, and then 28 + 7 = 35 is the first to need a third."""
+    asked = [request(0, prompt=20, output=20)]
+    run = SimRun("continuous", asked, luck=AlwaysAccept(), draft_tokens=3, kv_blocks=1000, stop_s=20.0)
+    assert run.serving.paged.num_held == 2
+    run = SimRun("continuous", [request(0, prompt=20, output=20)], luck=AlwaysAccept(), draft_tokens=3, stop_s=27.0)
+    assert run.serving.paged.num_held == 3
+
+
+def test_asynchronous_scheduling_plans_a_step_ahead() -> None:
+    """Request 1 arrives in the first step; the second was planned at 0 s, so it joins the third."""
+    asked = [request(0, prompt=4, output=4), request(1, arrival_s=1.0, prompt=4, output=1)]
+    run = autoregressive(asked, EngineLimits(async_scheduling=True))
+    assert steps(run) == [
+        (0.0, 0, 0, ((4, 0),)),
+        (5.0, 1, 1, ()),
+        (10.0, 1, 1, ((4, 0),)),
+        (15.0, 1, 1, ()),
+    ]
+    assert (asked[1].queued_s, asked[1].first_token_s) == (5.0, 15.0)
+
+
+def test_a_request_preempted_under_way_keeps_the_token_of_its_last_step() -> None:
+    """As above, but request 1 is preempted at 10 s while its second decode runs: the token of 15 s still counts."""
+    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6)]
+    run = autoregressive(asked, EngineLimits(async_scheduling=True), kv_blocks=4)
+    assert [shape[1:] for shape in steps(run)] == [
+        (0, 0, ((30, 0), (30, 0))),
+        (2, 2, ()),
+        (2, 2, ()),
+        (1, 1, ()),
+        (1, 1, ()),
+        (1, 1, ()),
+        (0, 0, ((17, 16),)),
+        (1, 1, ()),
+        (1, 1, ()),
+    ]
+    assert [r.num_preemptions for r in asked] == [0, 1]
+
+
+def test_an_ngram_draft_takes_host_time_and_no_pass_of_a_model() -> None:
+    limits = EngineLimits(method=Method.NGRAM)
+    run = SimRun("continuous", [request(0)], luck=AlwaysAccept(), limits=limits, draft_tokens=4)
+    assert [ticket.work.kind for ticket in run.tickets] == [Kind.STEP, Kind.HOST, Kind.STEP, Kind.HOST]
+
+
+def test_an_eagle_head_takes_every_verified_token_in_its_first_pass() -> None:
+    limits = EngineLimits(method=Method.EAGLE3)
+    run = SimRun("continuous", [request(0, output=9)], luck=AlwaysAccept(), limits=limits, draft_tokens=3)
+    drafts = [ticket.work for ticket in run.tickets if ticket.work.kind is Kind.DRAFT]
+    assert [(work.rows, work.row_tokens) for work in drafts] == [(1, 0), (1, 4), (1, 4)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.floats(0.0, 60.0)), min_size=1, max_size=12),
+    draft_tokens=st.integers(0, 4),
+    spare_blocks=st.integers(0, 12),
+    budget=st.integers(1, 40),
+    max_num_seqs=st.integers(1, 6),
+    is_async=st.booleans(),
+    is_caching=st.booleans(),
+)
+def test_scarce_blocks_never_leak_starve_or_break_the_budget(
+    sizes: list,
+    draft_tokens: int,
+    spare_blocks: int,
+    budget: int,
+    max_num_seqs: int,
+    is_async: bool,
+    is_caching: bool,
+) -> None:
+    arrivals = sorted(arrival for _, _, arrival in sizes)
+    asked = [
+        request(index, arrival_s=arrivals[index], prompt=prompt, output=output)
+        for index, (prompt, output, _) in enumerate(sizes)
+    ]
+    slots = 2 * draft_tokens + 1 if draft_tokens else 0
+    least = max(-(-(r.prompt_tokens + r.output_tokens + slots) // 16) for r in asked)
+    run = SimRun(
+        "continuous",
+        asked,
+        luck=PeriodicLuck(),
+        limits=EngineLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, async_scheduling=is_async),
+        draft_tokens=draft_tokens,
+        kv_blocks=least + spare_blocks,
+        is_caching=is_caching,
+    )
+    pool = run.serving.paged
+    assert (pool.num_free, pool.num_held, pool.held.value) == (least + spare_blocks, 0, 0)
+    assert run.serving.num_active == 0
+    for asked_one in asked:
+        assert asked_one.emitted_tokens == asked_one.output_tokens
+        assert asked_one.arrival_s <= asked_one.queued_s <= asked_one.scheduled_s < asked_one.first_token_s
+    for _, rows, row_tokens, chunks in steps(run):
+        assert row_tokens + sum(new for new, _ in chunks) <= budget
+        assert 0 < rows + len(chunks) <= max_num_seqs
+        assert all(new > 0 and history >= 0 for new, history in chunks)
+    assert sum(run.serving.gaps.counts) >= sum(r.output_tokens > 1 for r in asked)
+
+
+@pytest.mark.parametrize(("draft_tokens", "is_lazy"), [(0, False), (3, False), (0, True)])
+def test_scarce_blocks_do_preempt(draft_tokens: int, is_lazy: bool) -> None:
+    """The property above is not vacuous, and lazy accounting hands over."""
+    asked = [request(index, prompt=30, output=40) for index in range(6)]
+    SimRun("continuous", asked, luck=PeriodicLuck(), draft_tokens=draft_tokens, kv_blocks=12, is_lazy=is_lazy)
+    assert sum(r.num_preemptions for r in asked) > 2
+
+
+@pytest.mark.parametrize("policy", ["continuous", "pd"])
+def test_gaps_of_warm_up_requests_do_not_count(policy: str) -> None:
+    """Request 0 warms up and emits all the while that request 1 does."""
+    asked = [request(0, output=30), request(1, output=6)]
+    run = SimRun(policy, asked, luck=NeverAccept(), draft_tokens=2, num_warmups=1)
+    assert sum(run.serving.gaps.counts) == 5

@@ -1,0 +1,162 @@
+"""Event logs that can be summed by hand: prefill 10 s, draft 2 s, verify and step 5 s, every draft accepted.
+
+Request 0 arrives at 0 s and wants 6 tokens (prefill 1, one round of 5), request 1 at 1 s and wants 4. Streams share the
+device's time, higher priority first.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.costs.cost import ConstantCosts, Demands
+from sim.policies.options import EngineLimits, KvMode, PolicyOptions
+from sim.seam.work import Kind
+from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
+
+STEPS = [
+    (0.0, 5.0, "gpu", "step", (0,)),
+    (5.0, 10.0, "gpu", "step", (0, 1)),
+    (10.0, 15.0, "gpu", "step", (0, 1)),
+    (15.0, 20.0, "gpu", "step", (0, 1)),
+    (20.0, 25.0, "gpu", "step", (0, 1)),
+    (25.0, 30.0, "gpu", "step", (0,)),
+]
+LANES = [
+    (0.0, 10.0, "prefill", "prefill", (0,)),
+    (10.0, 20.0, "prefill", "prefill", (0,)),
+    (20.0, 22.0, "decode", "draft", (0,)),
+    (22.0, 27.0, "verify", "verify", (0,)),
+    (20.0, 37.0, "prefill", "prefill", (1,)),
+    (37.0, 47.0, "prefill", "prefill", (1,)),
+    (47.0, 49.0, "decode", "draft", (1,)),
+    (49.0, 54.0, "verify", "verify", (1,)),
+]
+GOLDEN = {
+    "autoregressive": (STEPS, [(5.0, 30.0), (10.0, 25.0)]),
+    "continuous": (
+        [
+            (0.0, 5.0, "gpu", "step", (0,)),
+            (5.0, 7.0, "gpu", "draft", (0, 0)),
+            (7.0, 12.0, "gpu", "step", (0, 1)),
+            (12.0, 14.0, "gpu", "draft", (0, 1, 1)),
+            (14.0, 19.0, "gpu", "step", (1,)),
+            (19.0, 21.0, "gpu", "draft", (1,)),
+        ],
+        [(7.0, 14.0), (14.0, 21.0)],
+    ),
+    "baseline": (
+        [
+            (0.0, 10.0, "gpu", "prefill", (0,)),
+            (10.0, 20.0, "gpu", "prefill", (0,)),
+            (20.0, 30.0, "gpu", "prefill", (1,)),
+            (30.0, 40.0, "gpu", "prefill", (1,)),
+            (40.0, 42.0, "gpu", "draft", (0,)),
+            (42.0, 47.0, "gpu", "verify", (0,)),
+            (47.0, 49.0, "gpu", "draft", (1,)),
+            (49.0, 54.0, "gpu", "verify", (1,)),
+        ],
+        [(10.0, 47.0), (30.0, 54.0)],
+    ),
+    "pd": (
+        [
+            (start, end, "decode" if stream == "verify" else stream, kind, rows)
+            for start, end, stream, kind, rows in LANES
+        ],
+        [(10.0, 27.0), (37.0, 54.0)],
+    ),
+    "pdv": (LANES, [(10.0, 27.0), (37.0, 54.0)]),
+    "unified": (
+        [
+            (start, end, "draft" if stream == "decode" else stream, kind, rows)
+            for start, end, stream, kind, rows in LANES
+        ],
+        [(10.0, 27.0), (37.0, 54.0)],
+    ),
+}
+
+
+def two_requests() -> list:
+    return [request(0, output=6), request(1, arrival_s=1.0, output=4)]
+
+
+def works_of(run: SimRun) -> list:
+    return [
+        (t.start_s, t.end_s, t.stream.name, t.work.kind.value, tuple(r.index for r in t.work.requests))
+        for t in run.tickets
+    ]
+
+
+@pytest.mark.parametrize("policy", GOLDEN)
+def test_two_requests_take_the_times_summed_by_hand(policy: str) -> None:
+    works, tokens = GOLDEN[policy]
+    run = SimRun(policy, two_requests(), luck=AlwaysAccept())
+    assert works_of(run) == works
+    assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == tokens
+
+
+def test_pdv_verifies_together_what_was_drafted_meanwhile() -> None:
+    """Prefills of 0.5 s (two models) end at 1, 2 and 3 s, drafts of 2 s at 3, 5 and 7 s; verify runs 3-8 and 8-13 s."""
+    costs = ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 0.5}, demand=Demands(0.0, 0.0))
+    requests = [request(i, output=6) for i in range(3)]
+    options = PolicyOptions(poll_s=0.0, decode_batch=1)
+    run = SimRun("pdv", requests, luck=AlwaysAccept(), options=options, costs=costs)
+    assert [work for work in works_of(run) if work[3] == "verify"] == [
+        (3.0, 8.0, "verify", "verify", (0,)),
+        (8.0, 13.0, "verify", "verify", (1, 2)),
+    ]
+
+
+def test_continuous_splits_a_prompt_over_the_budget_left_by_verify_rows() -> None:
+    """Budget 12: request 0 verifies with 5 tokens, so request 1's prompt of 10 comes as 2, 7 and 1.
+
+    Step 1 has 10 tokens of request 0 and 2 of request 1; step 2 verifies 5 and computes 7; step 3 5 and 1.
+    """
+    run = SimRun(
+        "continuous",
+        [request(0, output=30), request(1, output=2)],
+        luck=AlwaysAccept(),
+        limits=EngineLimits(max_num_batched_tokens=12),
+    )
+    steps = [t.work for t in run.tickets if t.work.kind == "step"]
+    assert [(work.row_tokens, work.chunks) for work in steps[:4]] == [
+        (0, ((10, 0), (2, 0))),
+        (5, ((7, 2),)),
+        (5, ((1, 9),)),
+        (10, ()),
+    ]
+
+
+def test_a_draft_is_cut_where_the_budget_ends() -> None:
+    """Budget 7 and two rows of 5: the second verifies its first drafted token only."""
+    run = SimRun(
+        "continuous",
+        [request(i, prompt=2, output=40) for i in range(2)],
+        luck=AlwaysAccept(),
+        limits=EngineLimits(max_num_batched_tokens=7),
+    )
+    steps = [t.work for t in run.tickets if t.work.kind == "step"]
+    assert steps[1].rows == 2
+    assert steps[1].row_tokens == 7
+    first, second = run.serving.requests
+    assert first.drafted_tokens > second.drafted_tokens
+
+
+def test_an_engine_that_reforwards_runs_the_target_twice_per_round() -> None:
+    run = SimRun("pd", [request(0)], luck=AlwaysAccept(), options=PolicyOptions(poll_s=0.0, kv=KvMode.REFORWARD))
+    assert [work[3] for work in works_of(run)] == ["prefill", "prefill", "draft", "verify", "prefill"]
+    assert run.tickets[-1].work.row_tokens == 5
+
+
+def test_an_engine_without_kv_recomputes_the_whole_sequence() -> None:
+    run = SimRun("pd", [request(0)], luck=AlwaysAccept(), options=PolicyOptions(poll_s=0.0, kv=KvMode.NONE))
+    drafts = [t.work.chunks for t in run.tickets if t.work.kind == "draft"]
+    assert drafts == [((11, 0),), ((12, 0),), ((13, 0),), ((14, 0),)]
+    assert [t.work.chunks for t in run.tickets if t.work.kind == "verify"] == [((15, 0),)]
+
+
+def test_an_idle_worker_wakes_on_its_own_polling_grid() -> None:
+    """Polls every 4 s from 0: one of 1 s is seen at 4 s, its prefill of 14 s at 16 s (draft prefill until 24 s)."""
+    run = SimRun("pd", [request(0, arrival_s=1.0)], luck=AlwaysAccept(), options=PolicyOptions(poll_s=4.0))
+    starts = [work[0] for work in works_of(run)]
+    assert starts == [4.0, 14.0, 24.0, 26.0]
+    assert run.host.num_polls == 1 + 4

@@ -1,0 +1,240 @@
+"""What must hold for every policy whatever arrives: tokens conserved, causality, order on streams, equivalences."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.costs.cost import ConstantCosts, Cost
+from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
+from sim.policies.registry import POLICIES
+from sim.seam.request import Request
+from sim.seam.work import Work
+from tests.sim.support import PeriodicLuck, SimRun
+
+arrival_s = st.floats(0.0, 40.0).map(lambda value: round(value, 2))
+asked = st.lists(st.tuples(arrival_s, st.integers(1, 60), st.integers(1, 25)), min_size=1, max_size=9)
+
+
+class SizedCosts(ConstantCosts):
+    """Works take longer the more tokens and context they carry, with host time and launches."""
+
+    def cost(self, work: Work) -> Cost:
+        tokens = work.row_tokens + work.rows * max(0, work.draft_tokens - 1) + sum(c.new_tokens for c in work.chunks)
+        device_s = 0.05 + 0.01 * tokens + 0.0005 * work.context_tokens
+        return Cost(self.prepare_s, self.launch_s, device_s, 1 + work.draft_tokens)
+
+
+COSTS = SizedCosts(device_s={}, prepare_s=0.01, launch_s=0.02, result_s=0.005, inflation_per_issuer=0.7)
+
+
+class KeyedLuck:
+    """Luck as in PeriodicLuck, with all rounds of a request at once."""
+
+    def run_length(self, index: int, position: int, most: int) -> int:
+        return min(most, (7 * index + 3 * position) % 5)
+
+    def rounds(self, index: int, emitted_tokens: int, output_tokens: int, draft_tokens: int) -> Any:
+        accepted = []
+        while emitted_tokens < output_tokens:
+            accepted.append(self.run_length(index, emitted_tokens, draft_tokens))
+            emitted_tokens += accepted[-1] + 1
+        return np.array(accepted, dtype=np.int8)
+
+
+def build(rows: list, *, prefix: str = "r") -> list[Request]:
+    return [
+        Request(index=i, id=f"{prefix}{i}", arrival_s=at_s, prompt_tokens=prompt, output_tokens=output)
+        for i, (at_s, prompt, output) in enumerate(sorted(rows))
+    ]
+
+
+def outcome(run: SimRun) -> list:
+    return [
+        (r.index, r.scheduled_s, r.first_token_s, r.last_token_s, r.emitted_tokens, r.num_rounds, r.accepted_tokens)
+        for r in run.serving.requests
+    ]
+
+
+options = st.builds(
+    PolicyOptions,
+    workers=st.integers(1, 3),
+    decode_batch=st.integers(1, 4),
+    verify_batch=st.integers(1, 5),
+    batching=st.sampled_from(Batching),
+    kv=st.sampled_from(KvMode),
+    poll_s=st.sampled_from([0.0, 0.1]),
+    spin_s=st.sampled_from([0.0, 0.03]),
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=40, deadline=None)
+@given(rows=asked, options=options, draft_tokens=st.integers(1, 5), kv_blocks=st.integers(12, 40))
+def test_every_request_gets_its_tokens_in_causal_order(
+    policy: str, rows: list, options: PolicyOptions, draft_tokens: int, kv_blocks: int
+) -> None:
+    run = SimRun(policy, build(rows), costs=COSTS, options=options, draft_tokens=draft_tokens, kv_blocks=kv_blocks)
+    serving = run.serving
+    assert serving.num_finished == len(rows)
+    for request in serving.requests:
+        assert request.emitted_tokens == request.output_tokens
+        assert request.arrival_s <= request.scheduled_s < request.first_token_s <= request.last_token_s
+    assert (serving.kv.free_blocks, serving.kv.held.value) == (kv_blocks, 0)
+    assert sum(serving.gaps.counts) >= sum(r.output_tokens > 1 for r in serving.requests)
+    by_stream: dict[str, list] = {}
+    for ticket in run.tickets:
+        assert ticket.submitted_s <= ticket.issue_start_s <= ticket.prepared_s <= ticket.issued_s
+        assert ticket.prepared_s <= ticket.start_s <= ticket.end_s <= ticket.ready_s
+        assert ticket.issued_s <= ticket.end_s
+        by_stream.setdefault(ticket.stream.name, []).append(ticket)
+    for tickets in by_stream.values():
+        tickets.sort(key=lambda ticket: (ticket.start_s, ticket.end_s))
+        for before, after in pairwise(tickets):
+            assert before.end_s <= after.start_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=asked, max_num_seqs=st.integers(1, 6), budget=st.integers(1, 40))
+def test_continuous_without_drafts_is_autoregressive_event_for_event(
+    rows: list, max_num_seqs: int, budget: int
+) -> None:
+    limits = EngineLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    runs = [
+        SimRun(policy, build(rows), costs=COSTS, limits=limits, draft_tokens=0)
+        for policy in ("continuous", "autoregressive")
+    ]
+    assert runs[0].log == runs[1].log
+    assert outcome(runs[0]) == outcome(runs[1])
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    rows=asked,
+    draft_tokens=st.integers(0, 5),
+    max_num_seqs=st.integers(1, 6),
+    spare_tokens=st.integers(0, 30),
+    kv_blocks=st.integers(12, 40),
+    max_concurrency=st.none() | st.integers(1, 4),
+)
+def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
+    rows: list, draft_tokens: int, max_num_seqs: int, spare_tokens: int, kv_blocks: int, max_concurrency: int | None
+) -> None:
+    limits = EngineLimits(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs * (draft_tokens + 1) + spare_tokens
+    )
+    plain, lazy = (
+        SimRun(
+            "continuous",
+            build(rows),
+            costs=COSTS,
+            luck=KeyedLuck(),
+            limits=limits,
+            draft_tokens=draft_tokens,
+            kv_blocks=kv_blocks,
+            max_concurrency=max_concurrency,
+            is_lazy=is_lazy,
+        )
+        for is_lazy in (False, True)
+    )
+    _assert_same_decisions(lazy, plain)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.floats(0.0, 9.0), st.integers(1, 60), st.integers(1, 60)), min_size=2, max_size=10),
+    draft_tokens=st.integers(0, 3),
+    spare_blocks=st.integers(0, 8),
+    num_warmups=st.integers(0, 4),
+)
+def test_lazy_accounting_hands_over_where_memory_runs_out(
+    rows: list, draft_tokens: int, spare_blocks: int, num_warmups: int
+) -> None:
+    slots = 2 * draft_tokens + 1 if draft_tokens else 0
+    kv_blocks = max(-(-(prompt + output + slots) // 16) for _, prompt, output in rows) + spare_blocks
+    plain, lazy = (
+        SimRun(
+            "continuous",
+            build(rows),
+            costs=COSTS,
+            luck=KeyedLuck(),
+            limits=EngineLimits(max_num_seqs=5, max_num_batched_tokens=45),
+            draft_tokens=draft_tokens,
+            kv_blocks=kv_blocks,
+            num_warmups=num_warmups,
+            is_lazy=is_lazy,
+        )
+        for is_lazy in (False, True)
+    )
+    _assert_same_decisions(lazy, plain)
+    assert [r.num_preemptions for r in lazy.serving.requests] == [r.num_preemptions for r in plain.serving.requests]
+    assert lazy.serving.paged.num_held == 0
+
+
+def _assert_same_decisions(lazy: SimRun, plain: SimRun) -> None:
+    for ours, theirs in zip(outcome(lazy), outcome(plain), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9)
+    shapes = [
+        [
+            (t.work.kind, t.work.rows, t.work.row_tokens, t.work.context_tokens, t.work.chunks, t.work.head_rows)
+            for t in r.tickets
+        ]
+        for r in (plain, lazy)
+    ]
+    assert shapes[0] == shapes[1]
+    end_s = plain.host.now_s
+    for gauge in ("queue",):
+        assert getattr(lazy.serving, gauge).mean(end_s) == pytest.approx(getattr(plain.serving, gauge).mean(end_s))
+    assert lazy.serving.kv.held.mean(end_s) == pytest.approx(plain.serving.kv.held.mean(end_s))
+    assert lazy.serving.kv.held.peak == plain.serving.kv.held.peak
+    assert _expanded(lazy) == pytest.approx(_expanded(plain), abs=1e-9)
+
+
+def _expanded(run: SimRun) -> list[float]:
+    gaps = run.serving.gaps
+    return sorted(gap for gap, count in zip(gaps.gaps_s, gaps.counts, strict=True) for _ in range(count))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=20, deadline=None)
+@given(rows=asked)
+def test_labels_change_nothing(policy: str, rows: list) -> None:
+    runs = [SimRun(policy, build(rows, prefix=prefix), costs=COSTS) for prefix in ("a", "zz-")]
+    assert runs[0].log == runs[1].log
+    assert outcome(runs[0]) == outcome(runs[1])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=20, deadline=None)
+@given(rows=asked, max_concurrency=st.integers(1, 3))
+def test_a_closed_loop_never_has_more_in_flight_than_its_limit(policy: str, rows: list, max_concurrency: int) -> None:
+    run = SimRun(policy, build(rows), costs=COSTS, max_concurrency=max_concurrency)
+    events = [(r.arrival_s, 1) for r in run.serving.requests] + [(r.last_token_s, -1) for r in run.serving.requests]
+    in_flight = 0
+    for _, change in sorted(events):
+        in_flight += change
+        assert in_flight <= max_concurrency
+
+
+def test_a_run_that_is_stopped_leaves_its_requests_censored() -> None:
+    run = SimRun("pd", build([(0.0, 5, 20), (0.0, 5, 20)]), stop_s=25.0)
+    assert run.host.now_s == 25.0
+    assert not run.serving.is_all_finished
+    assert any(not request.is_finished for request in run.serving.requests)
+
+
+def test_every_policy_faces_the_same_luck() -> None:
+    rows = [(float(i), 20, 25) for i in range(5)]
+    accepted = {
+        policy: [
+            (r.num_rounds, r.accepted_tokens) for r in SimRun(policy, build(rows), luck=PeriodicLuck()).serving.requests
+        ]
+        for policy in POLICIES
+        if policy != "autoregressive"
+    }
+    assert len({tuple(value) for value in accepted.values()}) == 1

@@ -1,0 +1,68 @@
+"""When the requests of a trace arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from sim.workload.generate import TraceArrivals, Workload, arrival_times, build_requests
+from sim.workload.traces import rescaled
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.6805900,396,109
+2023-11-16 18:15:51.6805900,10,1
+"""
+
+
+Write = Callable[..., str]
+"""Puts a text into a file (name optional) and returns its path."""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def put(text: str, name: str = "trace.csv") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return put
+
+
+def spec(path: str, **changes: Any) -> Workload:
+    return Workload(dataset_name="trace-azure", dataset_path=path, num_prompts=3, **changes)
+
+
+def test_arrivals_are_replayed_rescaled_or_drawn(write: Write) -> None:
+    path = write(AZURE)
+
+    def arrivals(how: str, **changes: Any) -> list[float]:
+        requests = build_requests(spec(path, trace_arrivals=TraceArrivals(how), **changes), 0)
+        assert [request.prompt_tokens for request in requests] == [374, 396, 10]
+        return [request.arrival_s for request in requests]
+
+    assert arrivals("recorded") == pytest.approx([0.0, 4.0, 5.0])
+    assert arrivals("rescaled", request_rate=4.0) == pytest.approx([0.0, 0.4, 0.5])
+    assert arrivals("rescaled", request_rate=inf) == [0.0, 0.0, 0.0]
+    assert arrivals("poisson", request_rate=4.0) == arrival_times(3, 4.0, 1.0, 0).tolist()
+
+
+def test_a_trace_without_a_clock_gets_drawn_arrivals_and_cannot_be_replayed(write: Write) -> None:
+    path = write('[{"prompt_tokens": 5, "output_tokens": 7}]', "s.json")
+    spec = Workload(dataset_name="sharegpt", dataset_path=path, num_prompts=1)
+    assert [request.arrival_s for request in build_requests(spec, 0)] == arrival_times(1, 4.0, 1.0, 0).tolist()
+    recorded = msgspec.structs.replace(spec, trace_arrivals=TraceArrivals.RECORDED)
+    with pytest.raises(ValueError, match="no arrival times to replay"):
+        build_requests(recorded, 0)
+
+
+def test_arrivals_all_at_once_have_no_shape_to_rescale() -> None:
+    with pytest.raises(ValueError, match="all arrive at once"):
+        rescaled(np.zeros(3), 4.0, "trace.csv")
+    assert rescaled(np.zeros(1), 4.0, "trace.csv").tolist() == [0.0]

@@ -1,0 +1,72 @@
+"""Conversations as a trace: lengths given or counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sim.workload.traces import read_trace
+
+Write = Callable[..., str]
+"""Puts a text into a file (name optional) and returns its path."""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def put(text: str, name: str = "trace.csv") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return put
+
+
+def test_sharegpt_lengths_may_stand_in_the_file(write: Write) -> None:
+    entries = [{"id": "a", "prompt_tokens": 5, "output_tokens": 7}, {"prompt_tokens": 6, "output_tokens": 1}]
+    trace = read_trace("sharegpt", write(json.dumps(entries), "s.json"))
+    assert trace.arrival_s is None
+    assert trace.prompt_tokens.tolist() == [5, 6]
+    assert trace.ids == ("a", "1")
+
+
+def test_sharegpt_texts_need_a_tokenizer(write: Write) -> None:
+    entries = [{"conversations": [{"value": "hi"}]}, {"conversations": [{"value": "hi"}, {"value": "ho"}]}]
+    path = write(json.dumps(entries), "s.json")
+    with pytest.raises(ValueError, match="texts without lengths; name a tokenizer"):
+        read_trace("sharegpt", path)
+    with pytest.raises(ValueError, match="must be a local directory"):
+        read_trace("sharegpt", f"{path}#tokenizer=absent")
+
+
+def test_sharegpt_texts_are_counted_by_a_local_tokenizer(write: Write, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"[UNK]": 0}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    pairs = [("a b c d e", "f g h i"), ("short", "f g h i"), ("a b c d", "e f g h i j")]
+    entries = [{"conversations": [{"value": text} for text in pair]} for pair in pairs]
+    trace = read_trace("sharegpt", f"{write(json.dumps(entries), 's.json')}#tokenizer={tmp_path}")
+    assert list(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True)) == [(5, 4), (4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not valid JSON"),
+        ('[{"prompt_tokens": 5, "outp', "not valid JSON (truncated?)"),
+        ("{}", "want a non-empty JSON list"),
+        ("[3]", "entry 1: want an object, got int"),
+        ('[{"prompt_tokens": 5}]', "entry 1: output_tokens=None must be"),
+        ('[{"conversations": 5}]', "entry 1: want prompt_tokens and output_tokens, or a list"),
+        ('[{"conversations": [1, 2]}]', "entry 1: its first two turns must have a text"),
+        ('[{"conversations": []}]', "no conversation of at least two turns"),
+    ],
+)
+def test_a_bad_sharegpt_file_names_the_entry(write: Write, text: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_trace("sharegpt", write(text, "s.json"))
+    assert message in str(caught.value)

@@ -1,0 +1,236 @@
+"""Trace importers: each format, its arrivals, and files with something wrong in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sim.workload.generate import Workload, build_requests
+from sim.workload.traces import read_trace
+
+DATA = Path(__file__).parents[4] / "shared/data/traces"
+needs_traces = pytest.mark.skipif(not DATA.is_dir(), reason="the recorded traces are absent")
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.6805900,396,109
+2023-11-16 18:15:51.6805900,10,1
+"""
+
+
+Write = Callable[..., str]
+"""Puts a text into a file (name optional) and returns its path."""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def put(text: str, name: str = "trace.csv") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return put
+
+
+def test_azure_rows_become_requests(write: Write) -> None:
+    trace = read_trace("trace-azure", write(AZURE))
+    assert trace.arrival_s.tolist() == pytest.approx([0.0, 4.0, 5.0])
+    assert trace.prompt_tokens.tolist() == [374, 396, 10]
+    assert trace.output_tokens.tolist() == [44, 109, 1]
+    assert trace.ids == ("0", "1", "2")
+
+
+def test_windows_line_ends_a_byte_order_mark_and_a_missing_last_newline_are_no_fault(write: Write) -> None:
+    trace = read_trace("trace-azure", write("\ufeff" + AZURE.strip().replace("\n", "\r\n")))
+    assert trace.prompt_tokens.tolist() == [374, 396, 10]
+
+
+def test_num_prompts_takes_the_first_rows_and_looks_at_no_other(write: Write) -> None:
+    trace = read_trace("trace-azure", write(AZURE + "broken\n"), 2)
+    assert trace.output_tokens.tolist() == [44, 109]
+
+
+def test_more_prompts_than_rows_is_an_error(write: Write) -> None:
+    with pytest.raises(ValueError, match="3 requests in it, and num_prompts=4"):
+        read_trace("trace-azure", write(AZURE), 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty; want a header line with TIMESTAMP"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests in it"),
+        ("TIMESTAMP,ContextToken,GeneratedTokens\n", "line 1: no column 'ContextTokens'; did you mean 'ContextToken'?"),
+        (AZURE + "2023-11-16 18:15:52,18\n", "line 5: 2 fields, and the header has 3"),
+        (AZURE + "2023-11-16 18:15:52,ten,4\n", "line 5: ContextTokens='ten' must be a whole number of tokens"),
+        (AZURE + "2023-11-16 18:15:52,0,4\n", "line 5: ContextTokens='0' must be a whole number of tokens, at least 1"),
+        (AZURE + "2023-11-16 18:15:52,5,-4\n", "line 5: GeneratedTokens='-4' must be"),
+        (AZURE + "2023-11-16 18:15:52,5,\n", "line 5: GeneratedTokens='' must be"),
+        (AZURE + "2023-11-16 18:15:50,5,4\n", "line 5: arrival is 1.68059 s before the row above"),
+        (AZURE + "yesterday,5,4\n", "line 5: TIMESTAMP='yesterday' must be an ISO 8601 date and time"),
+        (AZURE + '"2023-11-16,5,4\n', "line 5: not valid CSV"),
+    ],
+)
+def test_a_bad_azure_file_names_file_line_and_field(write: Write, text: str, message: str) -> None:
+    path = write(text)
+    with pytest.raises(ValueError) as caught:
+        read_trace("trace-azure", path)
+    assert message in str(caught.value)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_absent_or_binary_file_is_one_line(tmp_path: Path) -> None:
+    for name in ("trace-azure", "mooncake", "sharegpt", "csv", "jsonl"):
+        with pytest.raises(ValueError, match="No such file"):
+            read_trace(name, str(tmp_path / "absent"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x9f" * 10)
+    for name in ("trace-azure", "mooncake", "sharegpt"):
+        with pytest.raises(ValueError, match=r"cannot be read as text|not valid JSON"):
+            read_trace(name, str(tmp_path / "binary"))
+
+
+def test_mooncake_json_lines_share_the_leading_hashes_seen_before(write: Write) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [1, 2, 3]},
+        {"timestamp": 0, "input_length": 1500, "output_length": 6, "hash_ids": [1, 2, 4]},
+        {"timestamp": 3000, "input_length": 700, "output_length": 7, "hash_ids": [4, 9]},
+        {"timestamp": 3500, "input_length": 700, "output_length": 7, "hash_ids": [4, 9]},
+    ]
+    trace = read_trace("mooncake", write("\n".join(map(json.dumps, rows)), "trace.jsonl"))
+    assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.0, 3.0, 3.5])
+    assert trace.shared_prefix_tokens.tolist() == [0, 1024, 512, 700]
+
+
+def test_mooncake_csv_counts_its_blocks(write: Write) -> None:
+    header = "timestamp_ms,input_length,output_length,n_blocks_512,n_prefix_blocks_seen_before\n"
+    trace = read_trace("mooncake", write(header + "0,6758,500,14,0\n27,7322,490,15,1\n"))
+    assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.027])
+    assert trace.shared_prefix_tokens.tolist() == [0, 512]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"timestamp": 1, "input_length": 5', "line 2: not valid JSON"),
+        ("[1, 2]", "line 2: want an object"),
+        (
+            '{"timestamp": 1, "input_len": 5, "output_length": 5, "hash_ids": []}',
+            "no field 'input_length'; did you mean",
+        ),
+        (
+            '{"timestamp": "x", "input_length": 5, "output_length": 5, "hash_ids": []}',
+            "timestamp='x' must be a number (ms)",
+        ),
+        ('{"timestamp": NaN, "input_length": 5, "output_length": 5, "hash_ids": []}', "timestamp=nan must be"),
+        ('{"timestamp": 1, "input_length": 5.5, "output_length": 5, "hash_ids": []}', "input_length=5.5 must be"),
+        ('{"timestamp": 1, "input_length": true, "output_length": 5, "hash_ids": []}', "input_length=True must be"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ["a"]}', "hash_ids=['a'] must be a list"),
+        (
+            '{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": []}',
+            "line 2: arrival is 0.001 s",
+        ),
+    ],
+)
+def test_a_bad_mooncake_line_is_named(write: Write, line: str, message: str) -> None:
+    good = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": []}\n'
+    with pytest.raises(ValueError) as caught:
+        read_trace("mooncake", write(good + line, "trace.jsonl"))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("unit", "stamps"),
+    [
+        ("s", ["10", "10.5"]),
+        ("ms", ["1", "501"]),
+        ("us", ["0", "500000"]),
+        ("ns", ["7", "500000007"]),
+        ("datetime", ["2024-01-01T00:00:00Z", "2024-01-01T01:00:00.5+01:00"]),
+    ],
+)
+def test_a_generic_csv_reads_every_unit(write: Write, unit: str, stamps: list[str]) -> None:
+    text = "who,when,in,out\n" + "".join(f"r{i},{stamp},{i + 5},{i + 1}\n" for i, stamp in enumerate(stamps))
+    trace = read_trace("csv", write(text) + f"#arrival=when,unit={unit},prompt=in,output=out,id=who")
+    assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.5])
+    assert trace.prompt_tokens.tolist() == [5, 6]
+    assert trace.ids == ("r0", "r1")
+
+
+def test_a_column_that_ends_in_its_unit_needs_no_other_word(write: Write) -> None:
+    trace = read_trace("csv", write("t_ms,i,o\n0,1,1\n250,1,1\n") + "#arrival=t_ms,prompt=i,output=o")
+    assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.25])
+
+
+def test_default_columns_need_no_map(write: Write) -> None:
+    first = '{"arrival_s": 0, "prompt_tokens": 5, "output_tokens": 2}\n'
+    second = '{"arrival_s": 1.5, "prompt_tokens": 6, "output_tokens": 3}\n'
+    trace = read_trace("jsonl", write(first + second, "t.jsonl"))
+    assert trace.arrival_s.tolist() == [0.0, 1.5]
+    assert trace.output_tokens.tolist() == [2, 3]
+
+
+def test_sessions_share_the_conversation_so_far(write: Write) -> None:
+    text = "arrival_s,prompt_tokens,output_tokens,chat\n0,10,5,a\n1,20,5,b\n2,30,5,a\n3,12,5,a\n"
+    trace = read_trace("csv", write(text) + "#session=chat")
+    assert trace.shared_prefix_tokens.tolist() == [0, 0, 15, 12]
+
+
+def test_a_prefix_column_is_taken_at_its_word(write: Write) -> None:
+    text = "arrival_s,prompt_tokens,output_tokens,shared\n0,10,5,0\n1,20,5,8\n"
+    assert read_trace("csv", write(text) + "#prefix=shared").shared_prefix_tokens.tolist() == [0, 8]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("arival=x", "unknown trace option 'arival'; did you mean 'arrival'?"),
+        ("arrival=when", "does not end in its unit; add unit="),
+        ("arrival=when,unit=min", "unknown unit of arrivals 'min'"),
+        ("prompt=", "prompt= must name a column"),
+        ("session=a,prefix=b", "both say what is shared"),
+        ("prompt=inn", "no column 'inn'"),
+    ],
+)
+def test_a_bad_column_map_is_one_line(write: Write, options: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_trace("csv", write("arrival_s,in,output_tokens\n0,1,1\n") + f"#{options}")
+    assert message in str(caught.value)
+
+
+def test_an_unknown_format_gets_a_suggestion() -> None:
+    with pytest.raises(ValueError, match="did you mean 'mooncake'"):
+        read_trace("moonkake", "x")
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    ("name", "file", "count", "means"),
+    [
+        ("trace-azure", "azure2023/AzureLLMInferenceTrace_conv.csv", 19_366, (1154.70, 211.13)),
+        ("trace-azure", "azure2023/AzureLLMInferenceTrace_code.csv", 8_819, (2047.85, 27.88)),
+        ("mooncake", "mooncake/conversation_trace_trimmed.csv", 12_031, (12_035.06, 342.62)),
+    ],
+)
+def test_recorded_traces_are_read_whole(name: str, file: str, count: int, means: tuple[float, float]) -> None:
+    trace = read_trace(name, str(DATA / file))
+    assert len(trace.ids) == count
+    assert (trace.prompt_tokens.mean(), trace.output_tokens.mean()) == pytest.approx(means, abs=0.01)
+    assert (np.diff(trace.arrival_s) >= 0.0).all()
+    assert (trace.shared_prefix_tokens <= trace.prompt_tokens).all()
+
+
+@needs_traces
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["azure-conv", "azure-code"])
+def test_length_tables_have_the_percentiles_of_their_trace(name: str) -> None:
+    """50,000 drawn requests, seed 0: 50th, 90th and 99th percentiles within 7 %."""
+    trace = read_trace("trace-azure", str(DATA / f"azure2023/AzureLLMInferenceTrace_{name[6:]}.csv"))
+    requests = build_requests(Workload(dataset_name=name, num_prompts=50_000), 0)
+    for column, recorded in (("prompt_tokens", trace.prompt_tokens), ("output_tokens", trace.output_tokens)):
+        drawn = [getattr(request, column) for request in requests]
+        assert np.percentile(drawn, (50, 90, 99)) == pytest.approx(np.percentile(recorded, (50, 90, 99)), rel=0.07)
