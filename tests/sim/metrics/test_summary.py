@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sim.engine.gauge import GapSamples, RunRecord, StreamUsage
+from sim.engine.gauge import GapSamples
+from sim.metrics.records import RunRecord, StreamUsage
 from sim.metrics.stats import weighted_percentiles
 from sim.metrics.summary import summarise
 from sim.seam.request import Request
