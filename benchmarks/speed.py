@@ -22,7 +22,7 @@ REPEATS = 3
 
 LANESIM = """
 import json, resource, sys
-from sim.cli import run
+from sim.cli.main import run
 code = run(sys.argv[1:])
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps([code, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]), file=sys.stderr)
@@ -31,10 +31,12 @@ print(json.dumps([code, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]), 
 REFERENCE = """
 import json, resource, sys
 from benchmarks.reference_loop import run_reference
-from sim.acceptance import parse_acceptance
-from sim.costs import build_costs, kv_capacity_tokens, load
-from sim.luck import Luck
-from sim.workload import Workload, build_requests
+from sim.acceptance.forms import parse_acceptance
+from sim.costs.forms.build import build_costs
+from sim.costs.memory import kv_capacity_tokens
+from sim.costs.profile_files import load
+from sim.acceptance.luck import Luck
+from sim.workload.generate import Workload, build_requests
 profile, num_prompts, rate, draft_tokens = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 profile = load(profile)
 requests = build_requests(Workload(dataset_name="azure-conv", num_prompts=num_prompts, request_rate=rate), 0)

@@ -168,8 +168,8 @@ GOLDEN = "[0, 0, 1, 0, 4, 3, 2, 1, 0, 1, 0, 2]"
 
 def test_luck_is_the_same_in_another_process() -> None:
     code = """
-from sim.acceptance import parse_acceptance
-from sim.luck import Luck
+from sim.acceptance.forms import parse_acceptance
+from sim.acceptance.luck import Luck
 luck = Luck(parse_acceptance("iid:0.7", 4), 1)
 print([luck.run_length(7, position, 8) for position in range(1, 13)])
 """

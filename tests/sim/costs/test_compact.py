@@ -198,7 +198,7 @@ def test_captured_sizes_are_those_of_vllm() -> None:
     assert sizes[-1] == 512
 
 
-@pytest.mark.filterwarnings("ignore::sim.costs.OutsideProfileWarning")
+@pytest.mark.filterwarnings("ignore::sim.costs.works.OutsideProfileWarning")
 @settings(max_examples=60, deadline=None)
 @given(rows=st.integers(1, 300), context=st.integers(0, 200_000), more=st.integers(1, 5000))
 def test_more_rows_or_more_context_never_cost_less(rows: int, context: int, more: int) -> None:

@@ -136,7 +136,7 @@ def test_a_draft_of_no_tokens_is_the_draft_models_prefill_alone() -> None:
     assert EAGER.cost(work).device_s == pytest.approx(body_s(50) + 2 * 25.0)
 
 
-@pytest.mark.filterwarnings("ignore::sim.costs.OutsideProfileWarning")
+@pytest.mark.filterwarnings("ignore::sim.costs.works.OutsideProfileWarning")
 def test_the_fast_path_of_rows_agrees_with_the_general_sum_of_a_pass() -> None:
     for costs in (EAGER, VERIFIED, HOLED, TableCosts(table())):
         passes = costs.passes(Model.TARGET)
@@ -146,7 +146,7 @@ def test_the_fast_path_of_rows_agrees_with_the_general_sum_of_a_pass() -> None:
             assert costs.cost(work).device_s == pytest.approx(general_s, rel=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore::sim.costs.OutsideProfileWarning")
+@pytest.mark.filterwarnings("ignore::sim.costs.works.OutsideProfileWarning")
 @settings(max_examples=80, deadline=None)
 @given(rows=st.integers(1, 20), queries=st.integers(1, 7), context=st.integers(0, 600), more=st.integers(1, 300))
 def test_more_rows_queries_or_context_never_cost_less(rows: int, queries: int, context: int, more: int) -> None:
@@ -157,7 +157,7 @@ def test_more_rows_queries_or_context_never_cost_less(rows: int, queries: int, c
         assert costs.cost(rows_of(rows, rows * context, queries + 1)).device_s >= base
 
 
-@pytest.mark.filterwarnings("ignore::sim.costs.OutsideProfileWarning")
+@pytest.mark.filterwarnings("ignore::sim.costs.works.OutsideProfileWarning")
 @settings(max_examples=80, deadline=None)
 @given(tokens=st.integers(1, 300), history=st.integers(0, 300), more=st.integers(1, 200))
 def test_longer_chunks_and_histories_never_cost_less(tokens: int, history: int, more: int) -> None:
