@@ -19,13 +19,13 @@ import msgspec
 from benchmarks.replay_report import write_report
 from calibrate.campaign.steps import measure_pair
 from calibrate.measure.pair import pair_spec
-from realrun.replay.experiment import Experiment
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.run import Replay, replay, result_of, write_replays
 from realrun.replay.testbed import build_kernels, find_device, fingerprint, sizes_for
 from realrun.validate.compare import judge, predict
 from realrun.validate.readback import read_replay, read_summary
 from sim.costs.profile import Profile
+from sim.experiment.assemble import Experiment
 from sim.experiment.scenario import Scenario, resolve
 from sim.metrics.summary import summarise
 from sim.report.results import writing
@@ -111,7 +111,7 @@ def _scenario(seed: int, rate: float | str, concurrency: int | None) -> Scenario
 
 
 def _experiment(scenario: Scenario, policy: str, profile: Profile, slots: int) -> Experiment:
-    return Experiment(scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile, most_requests=slots)
+    return Experiment(scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile, num_slots=slots)
 
 
 def _predicted(scenario: Scenario, policy: str, profile: Profile) -> dict[str, float]:

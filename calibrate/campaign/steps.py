@@ -99,9 +99,9 @@ def measure_pair(
 
 def predictions(out: Path, campaign: Campaign, cell: Cell) -> dict[str, dict[str, float]]:
     """Per policy what the simulator says of `cell`."""
-    from realrun.replay.experiment import Experiment
     from realrun.validate.compare import predict
     from sim.costs.profile_files import load
+    from sim.experiment.assemble import Experiment
     from sim.experiment.scenario import resolve
     from sim.metrics.summary import summarise
 
@@ -110,7 +110,7 @@ def predictions(out: Path, campaign: Campaign, cell: Cell) -> dict[str, dict[str
     found = {}
     for policy in campaign.policies:
         experiment = Experiment(
-            scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile, most_requests=cell.num_prompts
+            scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile, num_slots=cell.num_prompts
         )
         run = summarise(predict(experiment))
         found[policy] = {name: run[name] for name in KEPT}

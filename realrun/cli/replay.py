@@ -11,10 +11,10 @@ import click
 from sim.cli.options import ListOptions, gather, scenario_options
 
 if TYPE_CHECKING:
-    from realrun.replay.experiment import Experiment
     from realrun.replay.genuine import Tied
     from realrun.replay.run import Replay
     from sim.costs.profile import Profile
+    from sim.experiment.assemble import Experiment
     from sim.experiment.scenario import Scenario
 
 REPLAY_EXAMPLE = (
@@ -51,7 +51,7 @@ def replay_command(**flags: Any) -> None:
     (--acceptance-from model), and `validate` simulates what they were seen to accept.
     """
     from sim.costs.profile_files import load
-    from sim.experiment.run import check
+    from sim.experiment.assemble import check
     from sim.experiment.scenario import resolve
     from sim.report.results import check_out, writing
 
@@ -88,7 +88,7 @@ def _pair(
 
 
 def _experiments(scenario: Scenario, profile: Profile, most_requests: int, *, is_dictated: bool) -> list[Experiment]:
-    from realrun.replay.experiment import Experiment
+    from sim.experiment.assemble import Experiment
 
     return [
         Experiment(
@@ -96,7 +96,7 @@ def _experiments(scenario: Scenario, profile: Profile, most_requests: int, *, is
             policy_name=policy,
             seed=scenario.seed + replication,
             profile=profile,
-            most_requests=most_requests,
+            num_slots=most_requests,
             is_dictated=is_dictated,
         )
         for replication in range(scenario.replications)

@@ -16,11 +16,12 @@ from realrun.host.gpuhost import GpuHost
 from realrun.host.quiet import frozen_heap
 from realrun.kernels.options import decoding_shapes
 from realrun.model.memory import device_allocations
-from realrun.replay.experiment import Experiment, busy_seconds
+from realrun.replay.experiment import busy_seconds, usage_of
 from realrun.replay.measured import MeasuredWork, mean, measured_work, real_columns
 from realrun.replay.measured_host import WakeLatency
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.probe import probe
+from sim.experiment.assemble import Accounts, Experiment
 from sim.experiment.compare import RESULT_SCHEMA, paired_differences, profile_errors
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord
@@ -65,7 +66,7 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
 
 
 def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
-    with GpuHost(executor, experiment.dictated_luck()) as host:
+    with GpuHost(executor, experiment.luck() if experiment.is_dictated else None) as host:
         requests = experiment.requests()[:REHEARSAL_REQUESTS]
         for request in requests:
             request.arrival_s = 0.0
@@ -77,25 +78,22 @@ def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
 def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     """Run one policy in real time. An interrupt (Ctrl-C) ends it early and marks it partial.
 
-    Raises RuntimeError if the policy stops with requests unserved.
+    Raises PolicyStalled if the policy stops with requests unserved.
     """
     rehearse(experiment, executor)
     probed_s = [probe(executor.kernels, executor.issuers[0])]
     device = executor.kernels.device
     allocations = device_allocations(device)
     is_partial = False
-    with frozen_heap(), GpuHost(executor, experiment.dictated_luck()) as host:
+    with frozen_heap(), GpuHost(executor, experiment.luck() if experiment.is_dictated else None) as host:
         serving = experiment.start(host, experiment.requests())
         try:
             host.run_until(experiment.scenario.window.stop_s)
         except KeyboardInterrupt:
             is_partial = True
         end_s = host.now_s
-    if not (is_partial or serving.is_all_finished or experiment.scenario.window.stop_s is not None):
-        raise RuntimeError(
-            f"policy {experiment.policy_name!r} stopped with {len(serving.requests) - serving.num_finished} of "
-            f"{len(serving.requests)} requests unfinished"
-        )
+    if not is_partial:
+        experiment.check_served(serving)
     executor.reset()
     num_allocations = device_allocations(device) - allocations
     if not is_partial:
@@ -107,7 +105,16 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     records = [work.record for work in works]
     return Replay(
         experiment=experiment,
-        record=experiment.record(host, serving, records, busy_seconds(records), end_s=end_s),
+        record=experiment.record(
+            serving,
+            Accounts(
+                now_s=end_s,
+                usage=usage_of(records),
+                device_busy_s=busy_seconds(records),
+                num_polls=host.num_polls,
+                works=records,
+            ),
+        ),
         works=works,
         wake=WakeLatency(mean(host.reactions.wake_latencies_s[False]), mean(host.reactions.wake_latencies_s[True])),
         num_allocations=num_allocations,
@@ -157,7 +164,7 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, An
             "partial": is_partial,
             "num_device_allocations": num_allocations,
             "is_disturbed_by_allocations": num_allocations > 0,
-            "slots": replays[0].experiment.most_requests,
+            "slots": replays[0].experiment.num_slots,
             "runs": [
                 {
                     "policy": each.record.policy,

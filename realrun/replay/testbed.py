@@ -18,10 +18,12 @@ from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import CONTEXT_STEP, Attention
 from realrun.model.memory import GIB
 from realrun.model.weights import random_model, tied_pair
-from realrun.replay.experiment import Experiment, most_at_once
+from realrun.replay.experiment import most_at_once
 from realrun.replay.genuine import Tied
+from sim.costs.memory import loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
+from sim.experiment.assemble import Experiment
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """By bytes per weight."""
@@ -60,7 +62,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     longest = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
     max_tokens = ceil(longest / CONTEXT_STEP) * CONTEXT_STEP
     profile = experiments[0].profile
-    models = _models(profile, drafted)
+    models = loaded_models(profile, with_draft=drafted > 0)
     weights = sum(shape.weight_bytes for shape in models)
     per_slot = max_tokens * sum(shape.kv_bytes_per_token for shape in models)
     has = _memory_bytes(device) * experiments[0].scenario.engine.gpu_memory_utilization
@@ -90,7 +92,7 @@ def build_kernels(
 
     Raises ValueError if it does not fit.
     """
-    shapes = _models(profile, sizes.draft_tokens_max)
+    shapes = loaded_models(profile, with_draft=sizes.draft_tokens_max > 0)
     made = shapes if tied is None else shapes[:1]
     target, *drafts = [random_model(shape, dtype=_dtype(shape), device=device, seed=seed) for shape in made]
     if tied is not None and len(shapes) > 1:
@@ -127,10 +129,6 @@ def fingerprint(device: torch.device) -> dict[str, str]:
         found["cuda"] = str(torch.version.cuda)
         found["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
     return found
-
-
-def _models(profile: Profile, draft_tokens_max: int) -> list[ModelShape]:
-    return [shape for shape in (profile.target, profile.draft if draft_tokens_max else None) if shape is not None]
 
 
 def _dtype(shape: ModelShape) -> torch.dtype:

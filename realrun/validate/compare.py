@@ -11,23 +11,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from operator import truediv
 from statistics import fmean
 from typing import Any
 
-from realrun.replay.experiment import Experiment, busy_seconds
 from realrun.replay.genuine import RecordedLuck
 from realrun.replay.measured import MeasuredCosts, MeasuredWork
 from realrun.replay.measured_host import MeasuredHost, WakeLatency
 from realrun.validate.divergence import first_divergence
 from sim.costs.cost import CostModel, Demands
-from sim.costs.forms.build import build_costs
 from sim.costs.profile import HostCosts, Profile
 from sim.devices.contention import Contention, contention_of
+from sim.experiment.assemble import Experiment
+from sim.experiment.run import OnWork, run_recorded
 from sim.hosts.simulated import RunLength, SimHost
-from sim.metrics.records import RunRecord, WorkRecord, work_record
+from sim.metrics.records import RunRecord, WorkRecord
 from sim.metrics.summary import summarise
 from sim.seam.request import Request
 from sim.seam.work import Work
@@ -112,15 +111,19 @@ def judge(observed: Observed) -> Judged:
     """Simulate the run in every way and compare. Raises ValueError where a cut replay lacks a kind of work."""
     experiment = observed.experiment
     profile = experiment.profile
-    costs = build_costs(profile, cuda_graph=experiment.scenario.engine.cuda_graph)
+    costs = experiment.costs()
     together = contention_of(profile.overlap)
     alone = Contention(eta_compute=inf, eta_bandwidth=inf)
     measured = MeasuredCosts(observed.works)
     luck = observed.luck()
-    stop_s = observed.run["duration"] if observed.is_partial else experiment.scenario.window.stop_s
-    mechanism = simulate_on(experiment, stop_s, partial(MeasuredHost, measured, luck, observed.wake))
-    cost = simulate_on(experiment, stop_s, partial(SimHost, StreamsAlone(costs), luck, contention=alone))
-    simulated = simulate_on(experiment, stop_s, partial(SimHost, costs, luck, contention=together))
+    stop_s = observed.run["duration"] if observed.is_partial else None
+
+    def simulated_on(build: Callable[[OnWork], SimHost]) -> RunRecord:
+        return run_recorded(experiment, experiment.requests(), build, stop_s=stop_s)
+
+    mechanism = simulated_on(lambda on_work: MeasuredHost(measured, luck, observed.wake, on_work=on_work))
+    cost = simulated_on(lambda on_work: SimHost(StreamsAlone(costs), luck, contention=alone, on_work=on_work))
+    simulated = simulated_on(lambda on_work: SimHost(costs, luck, contention=together, on_work=on_work))
     parts = {"mechanism": mechanism, "cost": cost, "contention": simulated}
     verdict = {
         "policy": experiment.policy_name,
@@ -136,20 +139,13 @@ def judge(observed: Observed) -> Judged:
 
 
 def predict(experiment: Experiment) -> RunRecord:
-    """What the simulator says of a run that is still to be replayed, its tape given."""
-    profile, scenario = experiment.profile, experiment.scenario
-    costs = build_costs(profile, cuda_graph=scenario.engine.cuda_graph)
-    host = partial(SimHost, costs, experiment.luck(), contention=contention_of(profile.overlap))
-    return simulate_on(experiment, scenario.window.stop_s, host)
-
-
-def simulate_on(experiment: Experiment, stop_s: float | None, build: Callable[..., SimHost]) -> RunRecord:
-    """The experiment on the host that `build` makes, until `stop_s` if that is given."""
-    works: list[WorkRecord] = []
-    host = build(on_work=lambda ticket: works.append(work_record(ticket)))
-    serving = experiment.start(host, experiment.requests())
-    host.run_until(stop_s)
-    return experiment.record(host, serving, works, busy_seconds(works), end_s=host.now_s)
+    """What the simulator says of a run that is still to be replayed, its tape and slots given."""
+    costs, luck, contention = experiment.costs(), experiment.luck(), contention_of(experiment.profile.overlap)
+    return run_recorded(
+        experiment,
+        experiment.requests(),
+        lambda on_work: SimHost(costs, luck, contention=contention, on_work=on_work),
+    )
 
 
 def errors(observed: Observed, simulated: RunRecord) -> Errors:

@@ -11,11 +11,11 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from realrun.replay.experiment import Experiment
 from realrun.replay.measured import MeasuredWork
 from realrun.replay.measured_host import WakeLatency
 from realrun.validate.compare import Observed
 from sim.costs.profile import Profile
+from sim.experiment.assemble import Experiment
 from sim.experiment.compare import RESULT_SCHEMA
 from sim.experiment.scenario import Scenario, resolve
 from sim.experiment.scenario_file import read_scenario
@@ -76,7 +76,7 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
                     policy_name=policy,
                     seed=seed,
                     profile=profile,
-                    most_requests=summary["replay"]["slots"],
+                    num_slots=summary["replay"]["slots"],
                     is_dictated=summary["replay"]["acceptance"] == "tape",
                 ),
                 run=run,

@@ -122,3 +122,27 @@ class PagedPool(KvPool):
     def _free(self, table: list[int]) -> None:
         for block in reversed(table):
             self._freed[block] = None
+
+
+class SlottedPool(PagedPool):
+    """KV memory by blocks, and by slots: at most `most_requests` at once. A slot holds a whole sequence, so a request
+    cannot lose its memory and come back."""
+
+    __slots__ = ("_most_requests",)
+
+    def __init__(self, num_blocks: int, block_size: int, draft_slots: int, most_requests: int) -> None:
+        super().__init__(num_blocks, block_size, draft_slots)
+        self._most_requests = most_requests
+
+    def reserve(self, request: Request) -> bool:
+        return len(self._reserved) < self._most_requests and super().reserve(request)
+
+    def seat(self, request: Request, found: list[int], num_tokens: int, whole_tokens: int) -> bool:
+        has_slot = len(self._tables) < self._most_requests
+        return has_slot and super().seat(request, found, num_tokens, whole_tokens)
+
+    def preempt(self, request: Request, num_tokens: int) -> None:
+        raise ValueError(
+            f"KV memory ran out: request {request.id} would be preempted, which a replay cannot do; raise "
+            "engine.num_gpu_blocks, or lower --max-concurrency"
+        )

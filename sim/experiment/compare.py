@@ -11,7 +11,8 @@ from itertools import combinations
 from typing import Any
 
 from sim.costs.profile import Profile
-from sim.experiment.run import check, simulate
+from sim.experiment.assemble import check
+from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import interval_95

@@ -19,7 +19,8 @@ from realrun.validate.cells.fit import Fitted, fit_constant
 from realrun.validate.cells.table import MEASURED, Cell, CellTable
 from realrun.validate.vllm.compare import Compared, compared
 from sim.costs.profile import Profile
-from sim.experiment.run import check, simulate
+from sim.experiment.assemble import check
+from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve
 from sim.metrics.summary import summarise
 from sim.seam.request import Request

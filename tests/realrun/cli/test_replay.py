@@ -136,12 +136,12 @@ def test_an_interrupt_leaves_a_readable_record_marked_partial(tmp_path: Path, mo
     def interrupted(host: GpuHost, stop_s: float | None = None) -> None:
         runs.append(host)
         if len(runs) == 2:
-            host.at(0.3, lambda _: signal.raise_signal(signal.SIGINT))
+            host.at(0.05, lambda _: signal.raise_signal(signal.SIGINT))
         run_until(host, stop_s)
 
     monkeypatch.setattr(GpuHost, "run_until", interrupted)
     out = tmp_path / "cut"
-    args = ["--policy", "pd", "--policy", "pdv", "--request-rate", "2", "--num-prompts", "30"]
+    args = ["--policy", "pd", "--policy", "pdv", "--request-rate", "inf", "--num-prompts", "30"]
     done = replay_into(out, *args)
     assert done.exit_code == 130
     summary = json.loads((out / "summary.json").read_text())

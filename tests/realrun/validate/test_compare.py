@@ -12,14 +12,16 @@ import pytest
 from realrun.host.clocks import VirtualClock
 from realrun.host.executor import ConstantExecutor
 from realrun.host.gpuhost import GpuHost
-from realrun.replay.experiment import Experiment, busy_seconds, check_replayable, most_at_once
+from realrun.replay.experiment import busy_seconds, check_replayable, most_at_once, usage_of
 from realrun.replay.measured import MeasuredCosts, measured_work
 from realrun.replay.measured_host import WakeLatency
 from realrun.validate.compare import Observed, judge
 from sim.costs.profile_files import load
+from sim.experiment.assemble import Accounts, Experiment
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve
 from sim.metrics.summary import summarise
+from sim.policies.options import Method
 from sim.policies.registry import POLICIES
 from sim.seam.request import Request
 from sim.seam.work import Kind, Work
@@ -34,7 +36,7 @@ def scenario(policy: str, **more: Any) -> Scenario:
 
 def experiment(policy: str, **more: Any) -> Experiment:
     return Experiment(
-        scenario=scenario(policy, **more), policy_name=policy, seed=3, profile=load("cpu/tiny"), most_requests=30
+        scenario=scenario(policy, **more), policy_name=policy, seed=3, profile=load("cpu/tiny"), num_slots=30
     )
 
 
@@ -44,7 +46,14 @@ def observe(run: Experiment, seconds: dict[Kind, float] | None = None) -> Observ
         host.run_until()
     works = [measured_work(ticket) for ticket in host.works]
     records = [work.record for work in works]
-    record = run.record(host, serving, records, busy_seconds(records), end_s=host.now_s)
+    accounts = Accounts(
+        now_s=host.now_s,
+        usage=usage_of(records),
+        device_busy_s=busy_seconds(records),
+        num_polls=host.num_polls,
+        works=records,
+    )
+    record = run.record(serving, accounts)
     return Observed(
         experiment=run,
         run=summarise(record),
@@ -206,7 +215,7 @@ def test_a_scenario_without_kv_cannot_be_replayed() -> None:
 
 
 def test_slots_bound_how_many_are_served_at_once() -> None:
-    run = dataclasses.replace(experiment("pd", workload={"request_rate": "inf"}), most_requests=4)
+    run = dataclasses.replace(experiment("pd", workload={"request_rate": "inf"}), num_slots=4)
     observed = observe(run)
     assert all(request.is_finished for request in observed.requests)
     starts = [(request.scheduled_s, 1) for request in observed.requests]
@@ -216,3 +225,23 @@ def test_slots_bound_how_many_are_served_at_once() -> None:
         active += change
         peak = max(peak, active)
     assert peak == 4
+
+
+def test_a_pair_with_an_eagle_head_is_simulated_as_one_and_refused_as_a_replay() -> None:
+    """One assembly: what the simulator takes for EAGLE-3 cannot be replayed as a draft model of its own."""
+    name = "h100-sxm/llama-3.1-8b+eagle3"
+    eagle = resolve({"profile": name, "policy": "continuous", "workload": {"num_prompts": 3, "output_len": 24}})
+    run = Experiment(scenario=eagle, policy_name="continuous", seed=0, profile=load(name), num_slots=3)
+    assert run.limits.method is Method.EAGLE3
+    with GpuHost(ConstantExecutor(SECONDS), run.luck(), clock=VirtualClock()) as host:
+        run.start(host, run.requests())
+        host.run_until()
+    drafts = [ticket.work for ticket in host.works if ticket.work.kind is Kind.DRAFT]
+    simulated = simulate(eagle, "continuous", 0, load(name), record_works=True)
+    ours = [work for work in simulated.works if work.kind == "draft"]
+    later = [(work.rows, work.row_tokens) for work in drafts if not work.chunks]
+    assert later
+    assert set(later) <= {(rows, 5 * rows) for rows in (1, 2, 3)}
+    assert {(work.rows, work.row_tokens) for work in ours if not work.chunk_tokens} <= set(later)
+    with pytest.raises(ValueError, match="drafts by eagle3, which can be simulated only"):
+        check_replayable(run)

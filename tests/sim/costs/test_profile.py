@@ -215,7 +215,8 @@ def test_memory_utilization_must_be_a_share(utilization: float) -> None:
 
 def test_loading_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from sim.costs.profile_files import load; from sim.costs.forms.build import build_costs; build_costs(load('cpu/tiny'));"
+        "import sys; from sim.costs.profile_files import load; from sim.costs.forms.build import build_costs;"
+        "build_costs(load('cpu/tiny'));"
         "print([m for m in ('numpy', 'scipy', 'pandas', 'torch', 'yaml') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

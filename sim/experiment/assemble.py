@@ -1,0 +1,286 @@
+"""One assembly of a run, simulated or real: a scenario's policy with one seed on a profile becomes requests, luck,
+memory and coroutines on a host, and what they leave behind becomes a record.
+
+Whoever simulates, replays or validates goes through here, so that all mean the same run. Not here: hosts, and the loop
+over policies and seeds (sim.experiment.compare).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from sim.acceptance.forms import AcceptanceSummary, parse_acceptance
+from sim.acceptance.luck import Luck
+from sim.acceptance.models import Acceptance, IidAcceptance
+from sim.costs.forms.build import build_costs
+from sim.costs.forms.compact import CompactCosts
+from sim.costs.forms.table import TableCosts
+from sim.costs.memory import kv_capacity_blocks, loaded_models
+from sim.costs.profile import Profile
+from sim.costs.shapes import ModelShape
+from sim.engine.draft_length import Controller, build_controller
+from sim.engine.kv import KvPool
+from sim.engine.paged import PagedPool, SlottedPool
+from sim.engine.serving import Serving
+from sim.experiment.scenario import Scenario, Speculation
+from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
+from sim.policies import continuous_lazy
+from sim.policies.options import Batching, EngineLimits, KvMode, Method
+from sim.policies.registry import Policy, find_policy
+from sim.seam.host import Host
+from sim.seam.request import Request
+from sim.workload.generate import build_requests
+
+
+class PolicyStalled(RuntimeError):
+    """A policy stopped with requests unserved: a defect of the policy, not of the input."""
+
+
+class BeyondContextWarning(UserWarning):
+    """Requests are longer than the target's context."""
+
+
+class SpawningHost(Host, Protocol):
+    """A host that runs coroutines."""
+
+    def spawn(self, task: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """What a host can tell of a run that is over."""
+
+    now_s: float
+    """When it was over, or cut."""
+    usage: list[StreamUsage]
+    device_busy_s: float
+    num_polls: int
+    works: list[WorkRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A scenario with one policy and one seed."""
+
+    scenario: Scenario
+    policy_name: str
+    seed: int
+    profile: Profile
+    num_slots: int | None = None
+    """Requests that a real host can hold at once; None = as many as memory does."""
+    is_dictated: bool = True
+    """Acceptance comes from the tape of this seed; False: the models of a real run decide."""
+
+    @property
+    def policy(self) -> Policy:
+        return find_policy(self.policy_name)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft length of the scenario; 0 for a policy that never drafts."""
+        return self.scenario.speculation.num_speculative_tokens if self.policy.is_speculative else 0
+
+    @property
+    def draft_tokens_max(self) -> int:
+        return self.controller().draft_tokens_max
+
+    @property
+    def limits(self) -> EngineLimits:
+        return limits_of(self.scenario, self.profile)
+
+    @property
+    def models(self) -> tuple[ModelShape, ...]:
+        """Whose weights and KV are in memory."""
+        has_draft = self.draft_tokens_max > 0 and self.scenario.speculation.method is not Method.NGRAM
+        return loaded_models(self.profile, with_draft=has_draft)
+
+    def controller(self) -> Controller:
+        return build_controller(self.scenario.speculation.controller, self.draft_tokens)
+
+    def costs(self) -> CompactCosts | TableCosts:
+        return build_costs(self.profile, cuda_graph=self.scenario.engine.cuda_graph)
+
+    def requests(self) -> list[Request]:
+        """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
+        requests = build_requests(self.scenario.workload, self.seed)
+        cut_s = self.scenario.window.arrivals_end_s
+        return requests if cut_s is None else [request for request in requests if request.arrival_s <= cut_s]
+
+    def luck(self, requests: Sequence[Request] = ()) -> Luck:
+        """Whose drafts are accepted: the tape of this seed, prepared for `requests` where they are known."""
+        luck = Luck(build_acceptance(self.scenario.speculation, self.draft_tokens), self.seed)
+        if self.draft_tokens and requests:
+            luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], self.draft_tokens)
+        return luck
+
+    def pool(self) -> KvPool:
+        """The KV memory: blocks as given, or as many as fit beside the weights. Raises ValueError where none does."""
+        engine, policy, most = self.scenario.engine, self.policy, self.draft_tokens_max
+        num_blocks = engine.num_gpu_blocks
+        if num_blocks is None:
+            num_blocks = kv_capacity_blocks(
+                self.profile, engine.block_size, engine.gpu_memory_utilization, with_draft=len(self.models) > 1
+            )
+        slots = draft_slots(policy, most, is_async=engine.async_scheduling)
+        if self.num_slots is not None:
+            return SlottedPool(num_blocks, engine.block_size, slots, self.num_slots)
+        if policy.is_continuous:
+            return PagedPool(num_blocks, engine.block_size, slots, is_caching=engine.enable_prefix_caching)
+        return KvPool(num_blocks, engine.block_size, slots)
+
+    def start(
+        self, host: SpawningHost, requests: Sequence[Request], *, luck: Luck | None = None, records_kv: bool = False
+    ) -> Serving:
+        """Start the policy and the arrivals of `requests` on `host`.
+
+        With `luck` the account may be lazy where that changes no result: nobody looks at single rows then. Raises
+        ValueError for a request that never fits.
+        """
+        scenario, policy, limits = self.scenario, self.policy, self.limits
+        pool = self.pool()
+        _check_they_fit(requests, pool, self.profile)
+        if records_kv:
+            pool.held.series = []
+        controller = self.controller()
+        serving = Serving(host, requests, pool, controller, max_concurrency=scenario.workload.max_concurrency)
+        serving.first_measured = scenario.workload.num_warmups
+        is_fixed = controller.draft_tokens_max == controller.draft_tokens
+        is_whole = scenario.window.stop_s is None
+        if policy.is_continuous and luck and is_fixed and is_whole and continuous_lazy.can_be_lazy(serving, limits):
+            tasks = continuous_lazy.coroutines(serving, limits, luck)
+        else:
+            tasks = policy.build(serving, scenario.policy_options, limits)
+        for task in tasks:
+            host.spawn(task)
+        host.spawn(serving.arrivals())
+        return serving
+
+    def record(self, serving: Serving, accounts: Accounts) -> RunRecord:
+        """What the run left behind; it ends with the last token, or where it was cut."""
+        requests = list(serving.requests[: serving.num_arrived])
+        is_drained = serving.is_all_finished and requests
+        kv, now_s = serving.kv, accounts.now_s
+        return RunRecord(
+            policy=self.policy_name,
+            seed=self.seed,
+            requests=requests,
+            gaps=serving.gaps,
+            end_s=max(request.last_token_s for request in requests) if is_drained else now_s,
+            window_s=self.scenario.window.stop_s,
+            usage=accounts.usage,
+            device_busy_s=accounts.device_busy_s,
+            num_polls=accounts.num_polls,
+            queue_mean=serving.queue.mean(now_s),
+            queue_peak=serving.queue.peak,
+            kv_tokens_mean=kv.held.mean(now_s),
+            kv_tokens_peak=kv.held.peak,
+            kv_capacity_tokens=kv.num_blocks * kv.block_size,
+            is_open_loop=self.scenario.workload.max_concurrency is None,
+            works=accounts.works,
+            kv_series=kv.held.series or [],
+            weight_bytes=sum(shape.weight_bytes for shape in self.models),
+            kv_bytes_per_token=sum(shape.kv_bytes_per_token for shape in self.models),
+        )
+
+    def check_served(self, serving: Serving) -> None:
+        """Raise PolicyStalled where a run that nothing cut stopped with requests unserved."""
+        if self.scenario.window.stop_s is None and not serving.is_all_finished:
+            total = len(serving.requests)
+            raise PolicyStalled(
+                f"policy {self.policy_name!r} stopped with {total - serving.num_finished} of {total} "
+                "requests unfinished"
+            )
+
+
+def check(scenario: Scenario, profile: Profile) -> None:
+    """Raise ValueError for what only shows when scenario, policies and profile are seen together."""
+    draft_tokens, method = scenario.speculation.num_speculative_tokens, scenario.speculation.method
+    build_acceptance(scenario.speculation, draft_tokens)
+    for name in scenario.policy:
+        policy = find_policy(name)
+        if policy.needs_draft and draft_tokens == 0:
+            raise ValueError(f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1")
+        if policy.is_speculative and draft_tokens and method is not Method.NGRAM and profile.draft is None:
+            raise ValueError(
+                f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
+                f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
+            )
+        resolved = limits_of(scenario, profile).method
+        is_lane = policy.is_speculative and not policy.is_continuous
+        if draft_tokens and is_lane and resolved is not Method.DRAFT_MODEL:
+            raise ValueError(
+                f"policy {name!r} drafts with a model of its own: speculation.method={resolved} is served by "
+                "continuous only"
+            )
+        if method is Method.EAGLE3 and draft_tokens and not _has_head(profile):
+            raise ValueError(
+                f"speculation.method=eagle3 needs a profile with an EAGLE-3 head (…/target+eagle3); the draft of "
+                f"{profile.name!r} is {profile.draft.name if profile.draft else 'none'}"
+            )
+        options = scenario.policy_options
+        if policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED):
+            raise ValueError(
+                f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
+                f"kv={options.kv} cannot apply to it"
+            )
+
+
+def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
+    """The acceptance model of a scenario, vLLM's keys first. Raises ValueError."""
+    length, rates = speculation.synthetic_acceptance_length, speculation.synthetic_acceptance_rates
+    if draft_tokens and (length is not None or rates is not None):
+        summary = AcceptanceSummary.from_vllm(
+            draft_tokens, synthetic_acceptance_length=length, synthetic_acceptance_rates=rates
+        )
+        return summary.model
+    if not draft_tokens and speculation.acceptance.startswith("length:"):
+        return IidAcceptance(0.0)
+    return parse_acceptance(speculation.acceptance, max(1, draft_tokens))
+
+
+def limits_of(scenario: Scenario, profile: Profile) -> EngineLimits:
+    """What the engine is told; a profile whose draft is a head on the target's features drafts as one."""
+    limits = scenario.limits
+    if limits.method is Method.DRAFT_MODEL and _has_head(profile):
+        return msgspec.structs.replace(limits, method=Method.EAGLE3)
+    return limits
+
+
+def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int:
+    """Slots beyond prompt and output that drafts can take: of the round in flight, and in `continuous` of the next one,
+    which asynchronous scheduling plans a round ahead."""
+    if draft_tokens_max == 0:
+        return 0
+    rounds = 1
+    if policy.is_continuous:
+        rounds = 3 if is_async else 2
+    return rounds * draft_tokens_max + 1
+
+
+def _has_head(profile: Profile) -> bool:
+    return profile.draft is not None and profile.draft.fused_features > 0
+
+
+def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -> None:
+    """Raise ValueError for a request that memory cannot hold; warn of those that the model was not made for."""
+    for request in requests:
+        if kv.blocks_for(request) > kv.num_blocks:
+            raise ValueError(
+                f"request {request.id}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens need "
+                f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.num_blocks} "
+                f"on {profile.name!r}"
+            )
+    context = profile.target.max_context
+    num_beyond = sum(request.prompt_tokens + request.output_tokens > context for request in requests)
+    if num_beyond:
+        warnings.warn(
+            f"{num_beyond} of {len(requests)} requests are longer than {profile.target.name}'s context of {context} "
+            "tokens; they are served all the same",
+            BeyondContextWarning,
+            stacklevel=3,
+        )
