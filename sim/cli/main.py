@@ -89,7 +89,12 @@ def _fail(message: str, code: int) -> int:
 
 
 def main() -> None:
-    """Entry point of the `lanesim` script."""
+    """Entry point of the `lanesim` script.
+
+    Numpy's BLAS would start a thread per core as it is imported, which costs more than a small run; nothing here
+    multiplies matrices. A library must not decide that, so only the command does.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from sim.engine.serving import Serving
 from sim.policies.options import EngineLimits, Method, PolicyOptions
-from sim.seam.host import Stream
+from sim.seam.host import Stream, Ticket
 from sim.seam.request import Request
 from sim.seam.work import Chunk, Kind, Model, Work
 
@@ -51,37 +51,61 @@ class Step(NamedTuple):
         ]
 
 
+class Flight(NamedTuple):
+    """A step under way."""
+
+    step: Step
+    target: Ticket
+    last: Ticket
+    """Of its last work: the draft where one follows the target pass."""
+    draft_tokens: int
+    started_s: float
+    accepted: Sequence[int] | None = None
+    """Accepted drafted tokens of each row where they are known already; None = as the target's ticket tells."""
+
+
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
     return [engine(serving, limits, serving.host.stream("gpu"), [])]
 
 
-async def engine(serving: Serving, limits: EngineLimits, stream: Stream, running: list[Request]) -> None:
-    """Serve from now on; `running` requests are seated already, oldest first."""
-    host, method = serving.host, limits.method
+async def engine(
+    serving: Serving, limits: EngineLimits, stream: Stream, running: list[Request], flight: Flight | None = None
+) -> None:
+    """Serve from now on; `running` requests are seated already, oldest first, and `flight` is under way."""
+    host = serving.host
     planned: Step | None = None
     planned_at_s = 0.0
     while True:
-        if planned is None or planned.is_empty:
-            planned, planned_at_s = plan_step(serving, running, limits, None), host.now_s
-            if planned.is_empty:
-                await host.wait(serving.intake)
+        if flight is None:
+            if planned is None or planned.is_empty:
+                planned, planned_at_s = plan_step(serving, running, limits, None), host.now_s
+                if planned.is_empty:
+                    await host.wait(serving.intake)
+                    continue
+            step, planned = begin_step(serving, planned), None
+            if step.is_empty:
                 continue
-        step, planned = take_off(serving, planned), None
-        if step.is_empty:
-            continue
-        completed = step.completed
-        draft_tokens, started_s = serving.controller.draft_tokens, host.now_s
-        target = ticket = host.run(step_work(step, len(completed), host.now_s - planned_at_s), stream)
-        if draft_tokens:
-            ticket = host.run(draft_work(step, completed, draft_tokens, method), stream)
+            flight = _submit(serving, step, stream, limits.method, host.now_s - planned_at_s)
         if limits.async_scheduling:
-            planned, planned_at_s = plan_step(serving, running, limits, draft_tokens), host.now_s
-        await ticket
-        if draft_tokens and (step.rows or completed):
-            serving.controller.saw_draft(host.now_s - started_s, 0)
-        for request in land(serving, step, (await target).accepted):
+            planned, planned_at_s = plan_step(serving, running, limits, flight.draft_tokens), host.now_s
+        await flight.last
+        step, draft_tokens = flight.step, flight.draft_tokens
+        if draft_tokens and (step.rows or step.completed):
+            serving.controller.saw_draft(host.now_s - flight.started_s, 0)
+        accepted = flight.accepted if flight.accepted is not None else (await flight.target).accepted
+        for request in commit_step(serving, step, accepted):
             serving.open_round(request, draft_tokens)
         running = [request for request in running if not request.is_finished]
+        flight = None
+
+
+def _submit(serving: Serving, step: Step, stream: Stream, method: Method, ahead_s: float) -> Flight:
+    """The target pass of `step`, planned `ahead_s` before now, and the drafts that follow it."""
+    host, draft_tokens, completed = serving.host, serving.controller.draft_tokens, step.completed
+    target = last = host.run(step_work(step, len(completed), ahead_s), stream)
+    if draft_tokens:
+        last = host.run(draft_work(step, completed, draft_tokens, method), stream)
+    return Flight(step, target, last, draft_tokens, host.now_s)
 
 
 def plan_step(serving: Serving, running: list[Request], limits: EngineLimits, drafting: int | None) -> Step:
@@ -138,8 +162,8 @@ def plan_step(serving: Serving, running: list[Request], limits: EngineLimits, dr
     return step._replace(chunks=tuple(chunks))
 
 
-def take_off(serving: Serving, planned: Step) -> Step:
-    """`planned` as it sets off: rows that have finished meanwhile left out, drafts cut to what had room."""
+def begin_step(serving: Serving, planned: Step) -> Step:
+    """`planned` as it is submitted: rows that have finished meanwhile left out, drafts cut to what had room."""
     step = Step([], [], planned.prompts, planned.chunks)
     for request, tokens in zip(planned.rows, planned.row_tokens, strict=True):
         if request.is_finished:
@@ -154,7 +178,7 @@ def take_off(serving: Serving, planned: Step) -> Step:
     return step
 
 
-def land(serving: Serving, step: Step, accepted: Sequence[int]) -> list[Request]:
+def commit_step(serving: Serving, step: Step, accepted: Sequence[int]) -> list[Request]:
     """Commit what `step` brought; returns the requests whose next round opens."""
     for request in (*step.rows, *step.prompts):
         request.in_flight = 0

@@ -2,10 +2,13 @@
 
 A request's luck is known when it joins, so the step in which it leaves and the tokens it adds to the context in every
 step until then are written down at once; each step only adds up totals. Requires that nothing can change a row's fate
-meanwhile: a fixed draft length, a budget that always has room for every row, plans made with all results known, whole
-prompts before the next ones (no threshold), and no look at the rows from outside (no work records, no cut window).
+meanwhile: a fixed draft length, a budget that always has room for every row, whole prompts before the next ones (no
+threshold), and no look at the rows from outside (no work records, no cut window).
+With asynchronous scheduling a step's prompts are chosen while the one before it is under way: rows that may go on count
+against the budget, rows that must end (one token left) do not, and all hold their seats and memory.
 Memory is reserved for whole lives: as long as all reservations fit no block can run out. With the first that does not,
-every row's state is written out and `continuous` goes on from there. A property test holds it to `continuous`.
+every row's state is written out and `continuous` goes on from there, with the step that is under way. A property test
+holds it to `continuous`.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sim.engine.serving import Serving
-from sim.policies.continuous import draft_row_tokens, engine
+from sim.policies.continuous import Flight, Step, draft_row_tokens, engine
 from sim.policies.options import EngineLimits, Method
-from sim.seam.host import Stream
+from sim.seam.host import Stream, Ticket
 from sim.seam.request import Request
 from sim.seam.work import Chunk, Kind, Model, Work
 
@@ -34,8 +37,8 @@ class RoundLuck(Protocol):
 
 
 def can_be_lazy(serving: Serving, limits: EngineLimits) -> bool:
-    """Whether no row can be trimmed or held up by the budget, plans know all results, and prompts complete in order."""
-    if limits.async_scheduling or limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
+    """Whether no row can be trimmed or held up by the budget, and prompts complete in order."""
+    if limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
         return False
     return (serving.controller.draft_tokens_max + 1) * limits.max_num_seqs <= limits.max_num_batched_tokens
 
@@ -51,13 +54,39 @@ class _Member(NamedTuple):
     first_step: int
     accepted: Accepted | None
 
+    def accepted_in(self, step: int) -> int:
+        """Drafted tokens that its round in `step` accepts."""
+        return 0 if self.accepted is None else int(self.accepted[step - self.first_step])
+
+
+class _Partial(NamedTuple):
+    """The one prompt that is admitted and not wholly planned. The budget has room for all seats' rows, so it always
+    gets a chunk in the next plan."""
+
+    request: Request
+    tokens: int
+    """Of the prompt, planned so far."""
+
+
+class _Plan(NamedTuple):
+    """The prompts of a step, oldest first, and one chunk of each."""
+
+    prompts: list[Request]
+    chunks: tuple[Chunk, ...]
+    completed: list[Request]
+    """Those whose last chunk this is: all but perhaps the last one."""
+    partial: _Partial | None
+    """What is left for later plans."""
+    at_s: float
+
 
 class _Rows:
-    """The decoding rows as totals, and when each leaves."""
+    """The decoding rows as totals, and when each leaves. `step` is the one under way, or else the next one."""
 
     __slots__ = (
         "_advance",
         "_draft_tokens",
+        "_ending",
         "_first_measured",
         "_leaving",
         "_luck",
@@ -73,6 +102,8 @@ class _Rows:
         self._first_measured = first_measured
         self._draft_tokens = draft_tokens
         self._leaving: dict[int, list[Request]] = {}
+        self._ending: dict[int, int] = {}
+        """Step -> rows that begin it with one token left, so that they must end with it."""
         self._members: dict[int, _Member] = {}
         self._advance = np.zeros(_GROWTH_STEPS, dtype=np.int64)
         """[steps] context tokens that all rows together gain in a step."""
@@ -85,6 +116,7 @@ class _Rows:
     def join(self, request: Request) -> None:
         """`request` has its first token and decodes from the next step on."""
         accepted = None
+        last = 0
         if self._draft_tokens == 0:
             num_rounds = request.output_tokens - 1
             gained = num_rounds
@@ -92,6 +124,7 @@ class _Rows:
             accepted = self._luck.rounds(request.index, 1, request.output_tokens, self._draft_tokens)
             num_rounds = len(accepted)
             total = int(accepted.sum())
+            last = int(accepted[-1])
             gained = total + num_rounds
             request.num_rounds = num_rounds
             request.drafted_tokens = num_rounds * self._draft_tokens
@@ -104,8 +137,15 @@ class _Rows:
         self.num_rows += 1
         self.num_measured += request.index >= self._first_measured
         self.context_tokens += request.prompt_tokens
-        self._leaving.setdefault(self.step + num_rounds, []).append(request)
+        last_step = self.step + num_rounds
+        self._leaving.setdefault(last_step, []).append(request)
+        if gained - last == request.output_tokens - 1:
+            self._ending[last_step] = self._ending.get(last_step, 0) + 1
         self._members[request.index] = _Member(request, self.step + 1, accepted)
+
+    def num_ending(self) -> int:
+        """Rows that must end with this step, whatever it accepts."""
+        return self._ending.get(self.step, 0)
 
     def advance(self) -> list[Request] | None:
         """Account for the step that just ended; returns the requests that leave with it."""
@@ -114,6 +154,7 @@ class _Rows:
             self.context_tokens += int(self._advance[self.step])
         leaving = self._leaving.pop(self.step, None)
         if leaving is not None:
+            self._ending.pop(self.step, None)
             self.num_rows -= len(leaving)
             for request in leaving:
                 self.context_tokens -= request.kv_tokens
@@ -121,8 +162,8 @@ class _Rows:
                 del self._members[request.index]
         return leaving
 
-    def write_out(self, last_step_s: float) -> list[Request]:
-        """Every row as `continuous` would hold it between two steps, in order of admission."""
+    def write_out(self, last_step_s: float) -> list[_Member]:
+        """Every row as `continuous` would hold it before `step`, in order of admission."""
         drafted = self._draft_tokens
         for request, first_step, accepted in self._members.values():
             num_rounds = self.step - first_step
@@ -137,60 +178,43 @@ class _Rows:
             request.last_token_s = last_step_s
             request.drafted = drafted
             request.kv_tokens = request.context_tokens + drafted + 1
-        return [member.request for member in sorted(self._members.values(), key=lambda m: m.request.index)]
+        return sorted(self._members.values(), key=lambda member: member.request.index)
 
 
 async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, stream: Stream) -> None:
-    host, kv, gaps, inbox = serving.host, serving.kv, serving.gaps, serving.inbox
-    run = host.run
+    host, kv, gaps = serving.host, serving.kv, serving.gaps
     draft_tokens = serving.controller.draft_tokens
     tokens_per_row = draft_tokens + 1
     rows = _Rows(luck, draft_tokens, serving.first_measured)
-    prompts: list[Request] = []
-    """Admitted and not wholly prefilled, oldest first."""
+    plan: _Plan | None = None
+    partial: _Partial | None = None
     last_step_s = 0.0
     while True:
-        num_rows, context_tokens = rows.num_rows, rows.context_tokens
-        row_tokens = num_rows * tokens_per_row
-        chunks: tuple[Chunk, ...] = ()
-        completed: list[Request] = []
-        if prompts or inbox:
-            filled = _fill(serving, prompts, limits, num_rows, limits.max_num_batched_tokens - row_tokens)
-            if filled is None:
-                await engine(serving, limits, stream, _hand_over(serving, rows, prompts, last_step_s))
+        num_rows = rows.num_rows
+        if plan is None or not (num_rows or plan.chunks):
+            plan = _fill(serving, partial, limits, num_rows, limits.max_num_batched_tokens - num_rows * tokens_per_row)
+            if plan is None:
+                await engine(serving, limits, stream, _with_tables(serving, rows, partial, last_step_s))
                 return
-            chunks, completed = filled
-        if num_rows == 0 and not chunks:
-            await host.wait(serving.intake)
-            continue
-        num_completed = len(completed)
-        ticket = run(
-            Work(
-                kind=Kind.STEP,
-                rows=num_rows,
-                row_tokens=row_tokens,
-                context_tokens=context_tokens,
-                chunks=chunks,
-                head_rows=row_tokens + num_completed,
-            ),
-            stream,
-        )
-        if draft_tokens:
-            num_drafted = num_rows + num_completed
-            ticket = run(
-                Work(
-                    kind=Kind.DRAFT,
-                    model=Model.DRAFT,
-                    rows=num_drafted,
-                    row_tokens=draft_row_tokens(limits.method, num_drafted, row_tokens),
-                    context_tokens=context_tokens + sum([request.prompt_tokens for request in completed]),
-                    chunks=chunks,
-                    head_rows=num_drafted,
-                    draft_tokens=draft_tokens if num_drafted else 0,
-                ),
-                stream,
-            )
-        await ticket
+            partial = plan.partial
+            if not (num_rows or plan.chunks):
+                await host.wait(serving.intake)
+                continue
+        step, plan = plan, None
+        chunks, completed = step.chunks, step.completed
+        started_s = host.now_s
+        target, last = _submit(serving, rows, step, stream, limits.method)
+        if limits.async_scheduling:
+            num_going_on = num_rows - rows.num_ending() + sum([request.output_tokens > 1 for request in completed])
+            budget = limits.max_num_batched_tokens - num_going_on * tokens_per_row
+            plan = _fill(serving, partial, limits, num_rows + len(completed), budget)
+            if plan is None:
+                running, under_way = _under_way(serving, rows, step, last_step_s)
+                flight = Flight(under_way.step, target, last, draft_tokens, started_s, under_way.accepted)
+                await engine(serving, limits, stream, running, flight)
+                return
+            partial = plan.partial
+        await last
         now_s = host.now_s
         if num_rows:
             if rows.num_measured:
@@ -203,10 +227,8 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
                     request.kv_tokens = 0
                     serving.release(request)
         if chunks:
-            for request, chunk in zip(prompts, chunks, strict=False):
+            for request, chunk in zip(step.prompts, chunks, strict=True):
                 request.prefilled_tokens += chunk.new_tokens
-        if completed:
-            del prompts[:num_completed]
             for request in completed:
                 request.first_token_s = request.last_token_s = now_s
                 request.emitted_tokens = 1
@@ -215,52 +237,126 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
                 else:
                     rows.join(request)
         held = rows.context_tokens + rows.num_rows * tokens_per_row
-        if prompts:
-            held += sum(request.prefilled_tokens for request in prompts)
+        if step.partial is not None:
+            held += step.partial.request.prefilled_tokens
         kv.held.set(held, now_s)
         rows.step += 1
         last_step_s = now_s
 
 
+def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: Method) -> tuple[Ticket, Ticket]:
+    """The target pass of a step, and the drafts that follow it; their tickets."""
+    host, draft_tokens = serving.host, serving.controller.draft_tokens
+    num_rows, context_tokens, chunks, completed = rows.num_rows, rows.context_tokens, step.chunks, step.completed
+    row_tokens = num_rows * (draft_tokens + 1)
+    target = last = host.run(
+        Work(
+            kind=Kind.STEP,
+            rows=num_rows,
+            row_tokens=row_tokens,
+            context_tokens=context_tokens,
+            chunks=chunks,
+            head_rows=row_tokens + len(completed),
+            ahead_s=host.now_s - step.at_s,
+        ),
+        stream,
+    )
+    if draft_tokens:
+        num_drafted = num_rows + len(completed)
+        last = host.run(
+            Work(
+                kind=Kind.DRAFT,
+                model=Model.DRAFT,
+                rows=num_drafted,
+                row_tokens=draft_row_tokens(method, num_drafted, row_tokens),
+                context_tokens=context_tokens + sum([request.prompt_tokens for request in completed]),
+                chunks=chunks,
+                head_rows=num_drafted,
+                draft_tokens=draft_tokens if num_drafted else 0,
+            ),
+            stream,
+        )
+    return target, last
+
+
 def _fill(
-    serving: Serving, prompts: list[Request], limits: EngineLimits, num_rows: int, budget: int
-) -> tuple[tuple[Chunk, ...], list[Request]] | None:
-    """Chunks for `prompts` in order, new ones admitted at their end; and the prompts that they complete.
+    serving: Serving, partial: _Partial | None, limits: EngineLimits, num_seated: int, budget: int
+) -> _Plan | None:
+    """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats.
 
     None, and nothing is admitted, where somebody waits for memory: then reservations no longer tell who fits.
     """
     serving.take_in()
+    prompts: list[Request] = []
     chunks: list[Chunk] = []
     completed: list[Request] = []
-    num_before = len(prompts)
-    taken = 0
+    num_partial = 0 if partial is None else 1
     while budget > 0:
-        if taken == len(prompts):
-            if not serving.inbox or num_rows + taken >= limits.max_num_seqs:
+        if partial is not None:
+            request, history_tokens = partial
+        else:
+            if not serving.inbox or num_seated + len(prompts) >= limits.max_num_seqs:
                 break
             admitted = serving.admit_now()
             if admitted is None:
-                for request in reversed(prompts[num_before:]):
+                for request in reversed(prompts[num_partial:]):
                     serving.put_back(request)
-                del prompts[num_before:]
                 return None
-            prompts.append(admitted)
-        request = prompts[taken]
-        missing = request.prompt_tokens - request.prefilled_tokens
-        chunk = Chunk(min(missing, budget), request.prefilled_tokens)
+            request, history_tokens = admitted, 0
+        chunk = Chunk(min(request.prompt_tokens - history_tokens, budget), history_tokens)
+        planned_tokens = history_tokens + chunk.new_tokens
+        prompts.append(request)
         chunks.append(chunk)
         budget -= chunk.new_tokens
-        taken += 1
-        if chunk.new_tokens == missing:
+        if planned_tokens == request.prompt_tokens:
+            partial = None
             completed.append(request)
-    return tuple(chunks), completed
+        else:
+            partial = _Partial(request, planned_tokens)
+    return _Plan(prompts, tuple(chunks), completed, partial, serving.host.now_s)
 
 
-def _hand_over(serving: Serving, rows: _Rows, prompts: list[Request], last_step_s: float) -> list[Request]:
-    """Write out everything and turn reservations into tables; returns the running requests, oldest first."""
-    running = rows.write_out(last_step_s) + prompts
-    for request in prompts:
-        request.kv_tokens = request.prefilled_tokens
+# -- where memory runs out: everything as `continuous` holds it
+
+
+def _with_tables(serving: Serving, rows: _Rows, partial: _Partial | None, last_step_s: float) -> list[Request]:
+    """Between two steps: reservations become tables; returns the running requests, oldest first."""
+    running = [member.request for member in rows.write_out(last_step_s)]
     for request in running:
         serving.paged.unreserve(request, request.context_tokens)
+    if partial is not None:
+        request = partial.request
+        request.kv_tokens = request.prefilled_tokens
+        serving.paged.unreserve(request, request.prefilled_tokens)
+        running.append(request)
     return running
+
+
+class _UnderWay(NamedTuple):
+    step: Step
+    accepted: list[int]
+
+
+def _under_way(serving: Serving, rows: _Rows, plan: _Plan, last_step_s: float) -> tuple[list[Request], _UnderWay]:
+    """While `plan`, which was made ahead if there are rows, is under way: tables as they were planned; the running
+    requests, oldest first, and the step with what its rows are going to accept."""
+    lookahead = serving.controller.draft_tokens
+    tokens_per_row = lookahead + 1
+    step = Step([], [], plan.prompts, plan.chunks)
+    accepted = []
+    for member in rows.write_out(last_step_s):
+        request = member.request
+        planned_at = request.context_tokens
+        if member.first_step < rows.step:
+            planned_at += tokens_per_row - (member.accepted_in(rows.step - 1) + 1)
+        serving.paged.unreserve(request, planned_at + tokens_per_row + lookahead)
+        request.in_flight = tokens_per_row
+        step.rows.append(request)
+        step.row_tokens.append(tokens_per_row)
+        accepted.append(member.accepted_in(rows.step))
+    for request, chunk in zip(plan.prompts, plan.chunks, strict=True):
+        request.kv_tokens = request.prefilled_tokens
+        request.in_flight = chunk.new_tokens
+        ahead = lookahead if chunk.history_tokens else 0
+        serving.paged.unreserve(request, chunk.history_tokens + chunk.new_tokens + ahead)
+    return [*step.rows, *plan.prompts], _UnderWay(step, accepted)

@@ -11,6 +11,7 @@ from sim.engine.draft_length import Controller, build_controller
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
+from sim.experiment.assemble import draft_slots
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.policies import continuous_lazy
@@ -63,6 +64,7 @@ class SimRun:
         is_lazy: bool = False,
         is_caching: bool = True,
         num_warmups: int = 0,
+        block_size: int = 16,
         on_work: Callable[[SimTicket], None] | None = None,
         **host_options: Any,
     ) -> None:
@@ -71,9 +73,19 @@ class SimRun:
         self.host = SimHost(
             costs or ConstantCosts(device_s=SECONDS), self.luck, on_work=self.tickets.append, **host_options
         )
-        self.serving = serve(self.host, policy, requests, draft_tokens, kv_blocks, max_concurrency, is_caching)
-        self.serving.first_measured = num_warmups
         limits = limits or EngineLimits()
+        self.serving = serve(
+            self.host,
+            policy,
+            requests,
+            draft_tokens,
+            kv_blocks,
+            max_concurrency,
+            is_caching,
+            is_async=limits.async_scheduling,
+            block_size=block_size,
+        )
+        self.serving.first_measured = num_warmups
         if is_lazy:
             tasks = continuous_lazy.coroutines(self.serving, limits, self.luck)
         else:
@@ -100,15 +112,16 @@ def serve(
     kv_blocks: int = 10_000,
     max_concurrency: int | None = None,
     is_caching: bool = True,
+    is_async: bool = False,
+    block_size: int = 16,
 ) -> Serving:
     controller: Controller = build_controller("fixed", draft_tokens if find_policy(policy).is_speculative else 0)
-    most = controller.draft_tokens_max
-    slots = most + 1 if most else 0
+    slots = draft_slots(find_policy(policy), controller.draft_tokens_max, is_async=is_async)
     pool: KvPool
     if find_policy(policy).is_continuous:
-        pool = PagedPool(kv_blocks, 16, slots + most, is_caching=is_caching)
+        pool = PagedPool(kv_blocks, block_size, slots, is_caching=is_caching)
     else:
-        pool = KvPool(kv_blocks, 16, slots)
+        pool = KvPool(kv_blocks, block_size, slots)
     return Serving(host, requests, pool, controller, max_concurrency=max_concurrency)
 
 
