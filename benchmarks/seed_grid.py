@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from sim.costs.profile_files import load
-from sim.experiment.compare import compare
+from sim.experiment.compare import PolicySummary, compare
 from sim.experiment.scenario import resolve
 from sim.experiment.scenario_file import set_dotted
 from sim.report.figures import draw_throughput_latency
@@ -39,16 +38,16 @@ def main() -> None:
             scenario = resolve(raw)
             result = compare(scenario, load(profile_name))
             results.append(result)
-            print(f"  C={round(rate / 0.05):>3}  " + "  ".join(_cell(row) for row in result["policies"]))
+            print(f"  C={round(rate / 0.05):>3}  " + "  ".join(_cell(row) for row in result.policies))
         draw_throughput_latency(out / f"{profile_name.split('/')[1]}.png", results)
     print(f"figures in {out}")
 
 
-def _cell(row: dict[str, Any]) -> str:
-    mean = row["mean"]
+def _cell(row: PolicySummary) -> str:
+    mean = row.mean
     if mean["throughput_completed_window"] is None:
-        return f"{row['policy']}      – tok/s"
-    return f"{row['policy']} {mean['throughput_completed_window']:6.1f} tok/s ({mean['censored']:.0f} cut)"
+        return f"{row.policy}      – tok/s"
+    return f"{row.policy} {mean['throughput_completed_window']:6.1f} tok/s ({mean['censored']:.0f} cut)"
 
 
 if __name__ == "__main__":

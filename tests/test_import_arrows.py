@@ -1,4 +1,4 @@
-"""Imports run downhill: calibrate -> realrun -> sim; sim never meets torch, and light modules stay light."""
+"""Imports run downhill, between packages and between the rooms inside; no circles; light modules stay light."""
 
 from __future__ import annotations
 
@@ -11,47 +11,164 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ABOVE = {"sim": {"realrun", "calibrate", "torch"}, "realrun": {"calibrate"}, "calibrate": set()}
+PACKAGES = ("sim", "realrun", "calibrate")
+"""Low to high."""
+FLOORS = {
+    "sim": (
+        ("names", "draws"),
+        ("files",),
+        ("seam",),
+        ("acceptance", "workload"),
+        ("costs",),
+        ("costs.forms",),
+        ("devices",),
+        ("hosts",),
+        ("engine",),
+        ("policies",),
+        ("metrics",),
+        ("experiment",),
+        ("report",),
+        ("cli",),
+    ),
+    "realrun": (
+        ("model",),
+        ("kernels",),
+        ("host",),
+        ("replay",),
+        ("validate",),
+        ("validate.vllm",),
+        ("validate.cells",),
+        ("cli",),
+    ),
+    "calibrate": (
+        ("points",),
+        ("hardware",),
+        ("fit",),
+        ("measure",),
+        ("service",),
+        ("importers",),
+        ("check",),
+        ("campaign",),
+        ("cli",),
+    ),
+}
+"""Rooms of each package, low to high. A module imports from its own room and from lower ones; rooms of one floor know
+nothing of each other."""
 ONLY_WHERE_USED = {"transformers", "pandas", "seaborn", "matplotlib", "pyarrow", "ray", "scipy"}
 """Never imported at the top of a module of sim."""
 
 
-def imports(path: Path, *, is_top_level_only: bool) -> Iterator[str]:
-    """First parts of the module names that a file imports; type-checking imports do not count at top level."""
+def files() -> dict[str, Path]:
+    """Every module of the packages by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+FILES = files()
+
+
+def imported(path: Path, *, is_top_level_only: bool = False) -> Iterator[str]:
+    """Dotted names that a file imports, type-checking imports and those inside functions among them."""
     tree = ast.parse(path.read_text())
-    nodes = tree.body if is_top_level_only else list(ast.walk(tree))
-    for node in nodes:
+    for node in tree.body if is_top_level_only else ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module.split(".")[0]
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in FILES else node.module
 
 
-def modules(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
+def place(module: str) -> tuple[int, int, str] | None:
+    """(package, floor, room) of a module; None for a package itself."""
+    package, *rest = module.split(".")
+    for depth in (2, 1):
+        room = ".".join(rest[:depth])
+        for floor, rooms in enumerate(FLOORS[package]):
+            if room in rooms and len(rest) >= depth:
+                return PACKAGES.index(package), floor, room
+    return None
 
 
-@pytest.mark.parametrize("package", ABOVE)
-def test_no_package_imports_what_stands_above_it(package: str) -> None:
-    found = {
-        (str(path.relative_to(ROOT)), name)
-        for path in modules(package)
-        for name in imports(path, is_top_level_only=False)
-    }
-    assert {(path, name) for path, name in found if name in ABOVE[package]} == set()
+def test_every_module_is_in_a_room_that_has_a_floor() -> None:
+    homeless = [name for name, path in FILES.items() if path.name != "__init__.py" and place(name) is None]
+    assert homeless == []
+
+
+def test_imports_run_downhill() -> None:
+    uphill = []
+    for name, path in FILES.items():
+        here = place(name)
+        for other in imported(path):
+            if other.split(".")[0] not in PACKAGES or here is None:
+                continue
+            there = place(other)
+            assert there is not None, f"{name} imports {other}, which is a package: import the module"
+            is_same_room = here == there
+            if there[:2] >= here[:2] and not is_same_room:
+                uphill.append(f"{name} -> {other}")
+    assert uphill == []
+
+
+def test_no_module_is_in_a_circle() -> None:
+    arrows = {name: {other for other in imported(path) if other in FILES} - {name} for name, path in FILES.items()}
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = list(arrows[start])
+        while todo:
+            at = todo.pop()
+            if at not in seen:
+                seen.add(at)
+                todo += arrows[at]
+        return seen
+
+    assert [name for name in arrows if name in reached(name)] == []
+
+
+def test_no_room_is_crowded() -> None:
+    counts: dict[str, int] = {}
+    for name, path in FILES.items():
+        if path.name != "__init__.py":
+            folder = name.rpartition(".")[0]
+            counts[folder] = counts.get(folder, 0) + 1
+    assert {folder: count for folder, count in counts.items() if count > 14} == {}
+
+
+def test_sim_never_meets_torch() -> None:
+    found = [name for name, path in FILES.items() if name.startswith("sim") and "torch" in set(imported(path))]
+    assert found == []
 
 
 def test_sim_imports_heavy_libraries_only_where_they_are_used() -> None:
-    found = {(path.name, name) for path in modules("sim") for name in imports(path, is_top_level_only=True)}
-    assert {(path, name) for path, name in found if name in ONLY_WHERE_USED} == set()
+    found = {
+        (name, other)
+        for name, path in FILES.items()
+        if name.startswith("sim")
+        for other in imported(path, is_top_level_only=True)
+        if other.split(".")[0] in ONLY_WHERE_USED
+    }
+    assert found == set()
 
 
 def test_policies_know_no_clock_no_random_numbers_and_no_simpy() -> None:
-    found = {(path.name, name) for path in modules("sim/policies") for name in imports(path, is_top_level_only=False)}
-    assert {(path, name) for path, name in found if name in {"simpy", "torch", "time", "random"}} == set()
+    found = {
+        (name, other)
+        for name, path in FILES.items()
+        if name.startswith("sim.policies")
+        for other in imported(path)
+        if other.split(".")[0] in {"simpy", "torch", "time", "random"}
+    }
+    assert found == set()
 
 
-@pytest.mark.parametrize("command", [["--help"], ["compare", "--help"]])
+@pytest.mark.parametrize(
+    "command", [["--help"], ["compare", "--help"], ["calibrate", "--help"], ["validate", "--help"]]
+)
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     code = (
         "import sys; from sim.cli.main import run; run(sys.argv[1:]); "

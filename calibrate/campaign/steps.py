@@ -97,13 +97,13 @@ def measure_pair(
     return profile
 
 
-def predictions(out: Path, campaign: Campaign, cell: Cell) -> dict[str, dict[str, float]]:
+def predictions(out: Path, campaign: Campaign, cell: Cell) -> dict[str, dict[str, float | None]]:
     """Per policy what the simulator says of `cell`."""
     from realrun.validate.compare import predict
     from sim.costs.profile_files import load
     from sim.experiment.assemble import Experiment
     from sim.experiment.scenario import resolve
-    from sim.metrics.summary import summarise
+    from sim.metrics.summary import number, summarise
 
     path = profile_path(out, campaign)
     scenario, profile = resolve(campaign.scenario(cell, str(path))), load(path)
@@ -113,7 +113,7 @@ def predictions(out: Path, campaign: Campaign, cell: Cell) -> dict[str, dict[str
             scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile, num_slots=cell.num_prompts
         )
         run = summarise(predict(experiment))
-        found[policy] = {name: run[name] for name in KEPT}
+        found[policy] = {name: number(run, name) for name in KEPT}
     return found
 
 

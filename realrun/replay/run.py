@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from realrun.host.gpuhost import GpuHost
 from realrun.host.quiet import frozen_heap
 from realrun.kernels.options import decoding_shapes
@@ -21,11 +23,13 @@ from realrun.replay.measured import MeasuredWork, mean, measured_work, real_colu
 from realrun.replay.measured_host import WakeLatency
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.probe import probe
+from sim.costs.profile_files import encode
 from sim.experiment.assemble import Accounts, Experiment
-from sim.experiment.compare import RESULT_SCHEMA, paired_differences, profile_errors
+from sim.experiment.compare import RESULT_SCHEMA, cost_source, paired_differences
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
+from sim.report.results import read_columns, write_parquet, write_results
 
 REHEARSAL_REQUESTS = 4
 """Requests served before the measured run, at once: first passes pick algorithms and touch memory."""
@@ -145,20 +149,15 @@ def replay_all(
 def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, Any]) -> dict[str, Any]:
     """What summary.json holds. `about` describes the machine, the models and the sampling."""
     profile = replays[0].experiment.profile
-    bounds_ms = {name: getattr(scenario.goodput, name) for name in ("ttft_ms", "tpot_ms", "e2el_ms")}
-    runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=scenario.workload.num_warmups) for each in replays]
+    bounds_ms, num_warmups = scenario.goodput.bounds_ms, scenario.workload.num_warmups
+    runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=num_warmups) for each in replays]
     is_partial = any(each.is_partial for each in replays) or len(runs) < len(scenario.policy) * scenario.replications
     num_allocations = sum(each.num_allocations for each in replays)
     return {
         "schema": RESULT_SCHEMA,
         "scenario": to_plain(scenario),
         "scenario_hash": scenario.digest,
-        "profile": {
-            "name": profile.name,
-            "source": profile.source,
-            "overlap": profile.overlap.source,
-            "errors": profile_errors(profile),
-        },
+        "profile": msgspec.to_builtins(cost_source(profile)),
         "replay": {
             **about,
             "partial": is_partial,
@@ -179,15 +178,12 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, An
             ],
         },
         "runs": runs,
-        "paired": [] if is_partial else paired_differences(scenario.policy, runs),
+        "paired": [] if is_partial else msgspec.to_builtins(paired_differences(scenario.policy, runs)),
     }
 
 
 def write_replays(directory: Path, scenario: Scenario, result: dict[str, Any], replays: Sequence[Replay]) -> None:
     """The results directory: sim.report.results, the further columns of work.parquet, and the profile."""
-    from sim.costs.profile_files import encode
-    from sim.report.results import read_columns, write_parquet, write_results
-
     write_results(directory, scenario, result, [each.record for each in replays])
     if any(each.works for each in replays):
         columns = read_columns(directory / "work.parquet")

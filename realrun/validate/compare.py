@@ -27,7 +27,7 @@ from sim.experiment.assemble import Experiment
 from sim.experiment.run import OnWork, run_recorded
 from sim.hosts.simulated import RunLength, SimHost
 from sim.metrics.records import RunRecord, WorkRecord
-from sim.metrics.summary import summarise
+from sim.metrics.summary import number, summarise
 from sim.seam.request import Request
 from sim.seam.work import Work
 
@@ -154,11 +154,12 @@ def errors(observed: Observed, simulated: RunRecord) -> Errors:
     ours, theirs = observed.run, summarise(simulated, percentiles=PERCENTILES, num_warmups=num_warmups)
     found: Errors = {
         name: {
-            statistic: _error(ours[key.format(name)], theirs[key.format(name)]) for statistic, key in STATISTICS.items()
+            statistic: _error(ours[key.format(name)], number(theirs, key.format(name)))
+            for statistic, key in STATISTICS.items()
         }
         for name in LATENCIES
     }
-    found["output_throughput"] = _error(ours["output_throughput"], theirs["output_throughput"])
+    found["output_throughput"] = _error(ours["output_throughput"], number(theirs, "output_throughput"))
     return found
 
 

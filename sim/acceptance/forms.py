@@ -6,7 +6,7 @@ Not here: the models' mathematics (sim.acceptance.models), recorded tapes (sim.a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -46,6 +46,25 @@ FORMS = {
 }
 """Name of each model and how it is written."""
 _BISECTIONS = 200
+Build = Callable[[Sequence[float], int], Acceptance]
+"""From the numbers after the colon and the draft length to a model; raises ValueError."""
+_registered: dict[str, tuple[Build, str]] = {}
+
+
+def register_acceptance(name: str, build: Build, form: str) -> None:
+    """Make `NAME:numbers` known as an acceptance in this process; `form` says how it is written, such as `mine:.9,.6`.
+
+    Raises ValueError for the name of a built-in one.
+
+    >>> import lanesim
+    >>> from sim.acceptance.models import IidAcceptance
+    >>> lanesim.register_acceptance("coin", lambda values, draft_tokens: IidAcceptance(values[0]), "coin:.5")
+    >>> lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=2, acceptance="coin:.5").metrics["completed"]
+    2
+    """
+    if name in FORMS:
+        raise ValueError(f"acceptance {name!r} is built in: register under another name")
+    _registered[name] = build, form
 
 
 def parse_acceptance(spec: str, num_speculative_tokens: int) -> Acceptance:
@@ -59,13 +78,16 @@ def parse_acceptance(spec: str, num_speculative_tokens: int) -> Acceptance:
     _check_draft(num_speculative_tokens)
     name, colon, text = spec.partition(":")
     name, text = name.strip().lower(), text.strip()
-    if name not in FORMS:
-        raise ValueError(unknown("acceptance model", name, FORMS))
+    forms = FORMS | {own: form for own, (_, form) in _registered.items()}
+    if name not in forms:
+        raise ValueError(unknown("acceptance model", name, forms))
     if not colon or not text:
-        raise ValueError(f"acceptance {spec!r}: nothing after {name!r}; write {FORMS[name]}")
+        raise ValueError(f"acceptance {spec!r}: nothing after {name!r}; write {forms[name]}")
     if name == "tape":
         return TapeAcceptance(read_tapes(text))
-    values = _numbers(spec, name, text)
+    values = _numbers(spec, forms[name], text)
+    if name in _registered:
+        return _registered[name][0](values, num_speculative_tokens)
     match name, len(values):
         case "iid", 1:
             return IidAcceptance(values[0])
@@ -82,13 +104,13 @@ def parse_acceptance(spec: str, num_speculative_tokens: int) -> Acceptance:
     raise ValueError(f"acceptance {spec!r}: got {len(values)} numbers; write {FORMS[name]}")
 
 
-def _numbers(spec: str, name: str, text: str) -> list[float]:
+def _numbers(spec: str, form: str, text: str) -> list[float]:
     values = []
     for part in text.split(","):
         try:
             values.append(float(part))
         except ValueError:
-            raise ValueError(f"acceptance {spec!r}: {part.strip()!r} is not a number; write {FORMS[name]}") from None
+            raise ValueError(f"acceptance {spec!r}: {part.strip()!r} is not a number; write {form}") from None
     return values
 
 

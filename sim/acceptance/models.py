@@ -67,8 +67,16 @@ class Acceptance(ABC):
         return 1.0 + sum(self.unconditional_rates(num_speculative_tokens))
 
 
-def _runs(accepts: list[Flags], depth: int) -> RunLengths:
-    """Run lengths from `accepts` [1 or depth][positions]: whether the draw of a position accepts at each depth."""
+def run_lengths(accepts: Flags | list[Flags], depth: int) -> RunLengths:
+    """Run lengths from `accepts` [positions], or one such array for each place in the draft: whether the draw of a
+    position accepts there. At most `depth` long.
+
+    >>> import numpy as np
+    >>> run_lengths(np.array([True, True, False, True]), 2).tolist()
+    [2, 1, 0, 1]
+    """
+    if not isinstance(accepts, list):
+        accepts = [accepts]
     num_positions = len(accepts[0])
     lengths = accepts[0].view(np.uint8).copy()
     still = accepts[0].copy()
@@ -93,7 +101,7 @@ class IidAcceptance(Acceptance):
         return tuple(self.alpha**j for j in range(1, num_speculative_tokens + 1))
 
     def run_lengths(self, window: Window, depth: int) -> RunLengths:
-        return _runs([window.draws(_ACCEPT) < thresholds(self.alpha)], depth)
+        return run_lengths([window.draws(_ACCEPT) < thresholds(self.alpha)], depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ class PerPositionAcceptance(Acceptance):
 
     def run_lengths(self, window: Window, depth: int) -> RunLengths:
         draws, limits = window.draws(_ACCEPT), thresholds(np.array(self.rates[:depth]))
-        return _runs([draws < limit for limit in limits], depth)
+        return run_lengths([draws < limit for limit in limits], depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,7 @@ class BetaAcceptance(Acceptance):
 
     def run_lengths(self, window: Window, depth: int) -> RunLengths:
         per_position = np.repeat(thresholds(self.request_rates(window)), window.widths)
-        return _runs([window.draws(_ACCEPT) < per_position], depth)
+        return run_lengths([window.draws(_ACCEPT) < per_position], depth)
 
 
 def _beta_table(a: float, b: float) -> tuple[Floats, Floats, Floats]:
@@ -216,7 +224,7 @@ class MarkovAcceptance(Acceptance):
         draws, states = window.draws(_ACCEPT), self.states(window)
         rates = np.array((self.miss_rate, self.hit_rate))
         num_kinds = 1 if self.fade == 1.0 else depth
-        return _runs([draws < thresholds(rates * self.fade**j)[states] for j in range(num_kinds)], depth)
+        return run_lengths([draws < thresholds(rates * self.fade**j)[states] for j in range(num_kinds)], depth)
 
     def states(self, window: Window) -> RunLengths:
         """[positions] 1 in hit, 0 in miss.

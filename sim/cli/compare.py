@@ -11,6 +11,8 @@ from sim.cli.console import progress, write_text
 from sim.cli.options import ListOptions, gather, scenario_options
 
 if TYPE_CHECKING:
+    from sim.costs.profile import Profile
+    from sim.experiment.compare import Comparison
     from sim.experiment.scenario import Scenario
     from sim.metrics.records import RunRecord
 
@@ -27,7 +29,12 @@ EXAMPLE = (
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
 @click.option("--save-detailed", is_flag=True, help="Add per-request lists to every run of the JSON.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Results directory.")
-@click.option("--works/--no-works", "with_works", default=True, help="Record every work of the first replication.")
+@click.option(
+    "--works/--no-works",
+    "with_works",
+    default=None,
+    help="Record every work of the first replication (work.parquet, trace.json); slower. [default: with --plots]",
+)
 @click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 def compare_command(**flags: Any) -> None:
@@ -48,7 +55,9 @@ def compare_command(**flags: Any) -> None:
         check_writable(Path(json_path))
     profile = load(scenario.profile)
     records: list[RunRecord] = []
-    with_works = out is not None and flags["with_works"]
+    with_works = flags["plots"] if flags["with_works"] is None else flags["with_works"]
+    if with_works and out is None:
+        raise ValueError("--works records into a results directory: add --out DIR")
     if flags["save_detailed"] and json_path is None:
         raise ValueError("--save-detailed adds to the JSON: say where with --json FILE")
     result = _run(
@@ -62,7 +71,7 @@ def compare_command(**flags: Any) -> None:
     if out is not None:
         _write(out, scenario, result, records, with_plots=flags["plots"])
     if json_path is not None:
-        write_text(json_path, to_json(result))
+        write_text(json_path, to_json(result.plain))
     if json_path != "-":
         from rich.console import Console
 
@@ -88,7 +97,7 @@ def _percentiles(text: str | None) -> list[float]:
     return values
 
 
-def _run(scenario: Scenario, profile: Any, records: list[RunRecord] | None, **options: Any) -> dict[str, Any]:
+def _run(scenario: Scenario, profile: Profile, records: list[RunRecord] | None, **options: Any) -> Comparison:
     """Compare with a progress bar; keeps the records where they are wanted."""
     from sim.experiment.compare import compare
 
@@ -107,9 +116,7 @@ def _run(scenario: Scenario, profile: Any, records: list[RunRecord] | None, **op
         return compare(scenario, profile, on_run=on_run, **options)
 
 
-def _write(
-    out: Path, scenario: Scenario, result: dict[str, Any], records: list[RunRecord], *, with_plots: bool
-) -> None:
+def _write(out: Path, scenario: Scenario, result: Comparison, records: list[RunRecord], *, with_plots: bool) -> None:
     from sim.report.results import write_results, writing
 
     with writing(out) as scratch:
@@ -117,4 +124,4 @@ def _write(
             from sim.report.figures import draw_comparison
 
             draw_comparison(scratch, result, records)
-        write_results(scratch, scenario, result, records)
+        write_results(scratch, scenario, result.plain, records)

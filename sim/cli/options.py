@@ -17,25 +17,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
-FLAGS: dict[str, tuple[str, type, str]] = {
-    "profile": ("profile", str, "Cost profile: gpu/target[+draft], or a path."),
-    "request_rate": ("workload.request_rate", float, "Requests per second; inf = all at once."),
-    "burstiness": ("workload.burstiness", float, "Gamma shape of arrivals; 1 = Poisson."),
-    "max_concurrency": ("workload.max_concurrency", int, "At most this many requests in flight."),
-    "num_prompts": ("workload.num_prompts", int, "Requests per run."),
-    "num_warmups": ("workload.num_warmups", int, "First requests left out of the metrics."),
-    "dataset_name": ("workload.dataset_name", str, "fixed, sharegpt-like, azure-conv, azure-code, ..."),
-    "dataset_path": ("workload.dataset_path", str, "File of a trace dataset."),
-    "input_len": ("workload.input_len", int, "Prompt tokens (implies fixed lengths)."),
-    "output_len": ("workload.output_len", int, "Output tokens (implies fixed lengths)."),
-    "num_speculative_tokens": ("speculation.num_speculative_tokens", int, "Draft length; 0 = no speculation."),
-    "acceptance": ("speculation.acceptance", str, "iid:0.7, length:2.5, per-position:.8,.6, beta:13,8, ..."),
-    "controller": ("speculation.controller", str, "Draft-length controller: fixed, feedback."),
-    "max_num_seqs": ("engine.max_num_seqs", int, "Requests in one continuous batch."),
-    "max_num_batched_tokens": ("engine.max_num_batched_tokens", int, "Token budget of one step."),
-    "num_gpu_blocks": ("engine.num_gpu_blocks", int, "KV blocks; default: what fits beside the weights."),
-    "seed": ("seed", int, "Replication r uses seed + r."),
-    "replications": ("replications", int, "Runs per policy; intervals need 2 or more."),
+FLAGS: dict[str, tuple[type, str]] = {
+    "profile": (str, "Cost profile: gpu/target[+draft], or a path."),
+    "request_rate": (float, "Requests per second; inf = all at once."),
+    "burstiness": (float, "Gamma shape of arrivals; 1 = Poisson."),
+    "max_concurrency": (int, "At most this many requests in flight."),
+    "num_prompts": (int, "Requests per run."),
+    "num_warmups": (int, "First requests left out of the metrics."),
+    "dataset_name": (str, "fixed, sharegpt-like, azure-conv, azure-code, ..."),
+    "dataset_path": (str, "File of a trace dataset."),
+    "input_len": (int, "Prompt tokens (implies fixed lengths)."),
+    "output_len": (int, "Output tokens (implies fixed lengths)."),
+    "num_speculative_tokens": (int, "Draft length; 0 = no speculation."),
+    "acceptance": (str, "iid:0.7, length:2.5, per-position:.8,.6, beta:13,8, ..."),
+    "controller": (str, "Draft-length controller: fixed, feedback."),
+    "max_num_seqs": (int, "Requests in one continuous batch."),
+    "max_num_batched_tokens": (int, "Token budget of one step."),
+    "num_gpu_blocks": (int, "KV blocks; default: what fits beside the weights."),
+    "seed": (int, "Replication r uses seed + r."),
+    "replications": (int, "Runs per policy; intervals need 2 or more."),
 }
 
 
@@ -46,7 +46,7 @@ def scenario_options(function: F) -> F:
         click.option("--policy", multiple=True, help="Policy to run; repeat for several."),
         *(
             click.option(f"--{name.replace('_', '-')}", name, type=kind, default=None, help=help_)
-            for name, (_, kind, help_) in FLAGS.items()
+            for name, (kind, help_) in FLAGS.items()
         ),
         click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:200 tpot:50 e2el:5000."),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any scenario key, dotted."),
@@ -58,17 +58,17 @@ def scenario_options(function: F) -> F:
 
 def gather(flags: dict[str, Any]) -> dict[str, Any]:
     """The raw scenario of a command line; removes from `flags` what it used. Raises ValueError."""
-    from sim.experiment.scenario_file import parse_override, read_scenario, set_dotted
+    from sim.experiment.scenario_file import FLAT_NAMES, parse_override, read_scenario, set_dotted
 
     path = flags.pop("scenario")
     raw: dict[str, Any] = read_scenario(path) if path is not None else {}
     policies = flags.pop("policy")
     if policies:
         raw["policy"] = list(policies)
-    for name, (key, _, _) in FLAGS.items():
+    for name in FLAGS:
         value = flags.pop(name)
         if value is not None:
-            set_dotted(raw, key, value)
+            set_dotted(raw, FLAT_NAMES[name], value)
     for name, bound_ms in parse_goodput(flags.pop("goodput")).items():
         set_dotted(raw, f"goodput.{name}_ms", bound_ms)
     for text in flags.pop("overrides"):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sim.costs.profile import SCHEMA, Profile
+from sim.files.write import write_atomically
 
 SHIPPED = Path(__file__).parent.parent / "profiles"
 
@@ -20,7 +21,12 @@ class UnknownProfile(ValueError):
 
 
 def shipped() -> list[str]:
-    """Names of the shipped profiles, `gpu/target[+draft]`, sorted."""
+    """Names of the shipped profiles, `gpu/target[+draft]`, sorted.
+
+    >>> import lanesim
+    >>> "h100-sxm/llama-3.1-8b" in lanesim.profile_names()
+    True
+    """
     return sorted(f"{path.parent.name}/{path.stem}" for path in SHIPPED.glob("*/*.json"))
 
 
@@ -28,6 +34,10 @@ def load(name: str | Path) -> Profile:
     """The shipped profile `name`, or the one in the JSON file at that path.
 
     Raises UnknownProfile, or ValueError where the file is not a valid profile; both say so in one line.
+
+    >>> import lanesim
+    >>> lanesim.load_profile("h100-sxm/llama-3.1-8b").target.layers
+    32
     """
     text = str(name)
     is_path = isinstance(name, Path) or text.endswith(".json")
@@ -69,6 +79,31 @@ def encode(profile: Profile) -> bytes:
     raw: dict[str, Any] = msgspec.to_builtins(profile)
     lines = ",\n".join(f"  {_json(key)}: {_json(value)}" for key, value in raw.items())
     return f"{{\n{lines}\n}}\n".encode()
+
+
+def save_profile(profile: Profile, path: str | Path) -> Path:
+    """Write `profile` to the JSON file at `path`, whole or not at all; returns the path.
+
+    >>> import lanesim, tempfile
+    >>> path = lanesim.save_profile(lanesim.load_profile("cpu/tiny"), tempfile.mkdtemp() + "/tiny.json")
+    >>> lanesim.load_profile(path).name
+    'cpu/tiny'
+    """
+    path = Path(path)
+    if path.suffix != ".json":
+        raise ValueError(f"{str(path)!r} must end with .json: profiles are found by it")
+    write_atomically(path, encode(profile).decode())
+    return path
+
+
+def changed(profile: Profile, **fields: Any) -> Profile:
+    """A copy of `profile` with other values in some of its fields, checked anew.
+
+    >>> import lanesim
+    >>> lanesim.changed(lanesim.load_profile("cpu/tiny"), source="mine").source
+    'mine'
+    """
+    return msgspec.structs.replace(profile, **fields)
 
 
 def _json(value: Any) -> str:

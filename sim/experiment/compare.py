@@ -6,9 +6,11 @@ Replication r uses seed + r for every policy, so differences are taken seed by s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
+
+import msgspec
 
 from sim.costs.profile import Profile
 from sim.experiment.assemble import check
@@ -16,7 +18,7 @@ from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import interval_95
-from sim.metrics.summary import PERCENTILES, detailed, summarise
+from sim.metrics.summary import PERCENTILES, Run, detailed, number, summarise
 
 RESULT_SCHEMA = 1
 PAIRED_METRICS = (
@@ -32,8 +34,62 @@ PAIRED_METRICS = (
     "request_throughput",
     "output_throughput",
 )
+LABELS = ("policy", "seed", "unstable")
+"""Keys of a run that say which run it is and how it went, rather than measure it."""
 
-Run = dict[str, Any]
+Interval = tuple[float, float]
+
+
+class CostSource(msgspec.Struct, frozen=True, kw_only=True):
+    """What a result says of the profile behind it."""
+
+    name: str
+    source: str
+    overlap: str
+    errors: dict[str, float | None]
+    """Mean held-out error per kind, percent; None where it was not validated."""
+
+
+class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy over its replications."""
+
+    policy: str
+    unstable: bool
+    """Some run was overloaded, so no mean has an interval."""
+    mean: dict[str, float | None]
+    """Of every numeric metric, under the run's keys; None where a run has none."""
+    ci95: dict[str, Interval | None]
+
+
+class Paired(msgspec.Struct, frozen=True, kw_only=True):
+    """`a` - `b` of one metric, taken seed by seed."""
+
+    a: str
+    b: str
+    metric: str
+    difference: float | None
+    ci95: Interval | None
+    unstable: bool
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What `compare --json` holds."""
+
+    schema: int = RESULT_SCHEMA
+    scenario: dict[str, Any]
+    """Resolved, as plain data."""
+    scenario_hash: str
+    profile: CostSource
+    policies: list[PolicySummary]
+    runs: list[Run]
+    """One per policy and seed: `policy`, `seed`, and the keys of `vllm bench serve`."""
+    paired: list[Paired]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
 
 
 def compare(
@@ -44,8 +100,8 @@ def compare(
     on_run: Callable[[RunRecord], None] | None = None,
     record_works: bool = False,
     is_detailed: bool = False,
-) -> dict[str, Any]:
-    """Run every policy with every seed; the result is what `compare --json` holds.
+) -> Comparison:
+    """Run every policy with every seed.
 
     `on_run` gets each record as it is done. With `record_works` the first replication of each policy carries its
     works; with `is_detailed` every run carries per-request lists. Raises ValueError for input that cannot run.
@@ -57,89 +113,75 @@ def compare(
         for policy in scenario.policy:
             is_recorded = record_works and replication == 0
             record = simulate(scenario, policy, scenario.seed + replication, profile, record_works=is_recorded)
-            runs.append(
-                summarise(
-                    record,
-                    percentiles=percentiles,
-                    goodput_ms=_goodput_ms(scenario),
-                    num_warmups=scenario.workload.num_warmups,
-                )
+            run = summarise(
+                record,
+                percentiles=percentiles,
+                goodput_ms=scenario.goodput.bounds_ms,
+                num_warmups=scenario.workload.num_warmups,
             )
-            if is_detailed:
-                runs[-1] |= detailed(record)
+            runs.append(run | detailed(record) if is_detailed else run)
             if on_run is not None:
                 on_run(record)
-    runs.sort(key=lambda run: (scenario.policy.index(run["policy"]), run["seed"]))
-    return {
-        "schema": RESULT_SCHEMA,
-        "scenario": to_plain(scenario),
-        "scenario_hash": scenario.digest,
-        "profile": {
-            "name": profile.name,
-            "source": profile.source,
-            "overlap": profile.overlap.source,
-            "errors": profile_errors(profile),
-        },
-        "policies": [_policy_summary(policy, runs) for policy in scenario.policy],
-        "runs": runs,
-        "paired": paired_differences(scenario.policy, runs),
-    }
+    place = {policy: place for place, policy in enumerate(scenario.policy)}
+    runs.sort(key=lambda run: (place[str(run["policy"])], run["seed"]))
+    return Comparison(
+        scenario=to_plain(scenario),
+        scenario_hash=scenario.digest,
+        profile=cost_source(profile),
+        policies=[_policy_summary(policy, runs) for policy in scenario.policy],
+        runs=runs,
+        paired=paired_differences(scenario.policy, runs),
+    )
 
 
-def profile_errors(profile: Profile) -> dict[str, float | None]:
-    """Mean held-out error per kind, percent; None where it was not validated."""
-    return {kind: error.mean_error_pct for kind, error in profile.errors.items()}
-
-
-def _goodput_ms(scenario: Scenario) -> dict[str, float | None]:
-    return {name: getattr(scenario.goodput, name) for name in ("ttft_ms", "tpot_ms", "e2el_ms")}
+def cost_source(profile: Profile) -> CostSource:
+    return CostSource(
+        name=profile.name,
+        source=profile.source,
+        overlap=profile.overlap.source,
+        errors={kind: error.mean_error_pct for kind, error in profile.errors.items()},
+    )
 
 
 def _of_policy(policy: str, runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run["policy"] == policy]
 
 
-def _policy_summary(policy: str, runs: Sequence[Run]) -> dict[str, Any]:
+def _policy_summary(policy: str, runs: Sequence[Run]) -> PolicySummary:
     """Mean over replications of every numeric metric, with its interval where the runs were stable."""
     own = _of_policy(policy, runs)
     is_unstable = any(run["unstable"] for run in own)
     means: dict[str, float | None] = {}
-    intervals: dict[str, list[float] | None] = {}
+    intervals: dict[str, Interval | None] = {}
     for key, value in own[0].items():
-        if key in ("policy", "seed", "unstable") or isinstance(value, dict | list):
+        if key in LABELS or isinstance(value, Mapping | list):
             continue
-        samples = [run[key] for run in own]
-        if any(sample is None for sample in samples):
-            means[key] = intervals[key] = None
-            continue
-        means[key] = sum(samples) / len(samples)
-        interval = None if is_unstable else interval_95(samples)
-        intervals[key] = list(interval) if interval else None
-    return {"policy": policy, "unstable": is_unstable, "mean": means, "ci95": intervals}
+        samples = _numbers(own, key)
+        means[key] = None if samples is None else sum(samples) / len(samples)
+        intervals[key] = None if samples is None or is_unstable else interval_95(samples)
+    return PolicySummary(policy=policy, unstable=is_unstable, mean=means, ci95=intervals)
 
 
-def paired_differences(policies: Sequence[str], runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _numbers(runs: Sequence[Run], key: str) -> list[float] | None:
+    """One number per run; None where some run has none."""
+    samples = [value for run in runs if (value := number(run, key)) is not None]
+    return samples if len(samples) == len(runs) else None
+
+
+def paired_differences(policies: Sequence[str], runs: Sequence[Run]) -> list[Paired]:
     """`a` - `b` seed by seed for every pair of policies, `b` listed before `a`. Unstable pairs get no interval."""
     rows = []
     for first, second in combinations(policies, 2):
-        pairs = list(zip(_of_policy(second, runs), _of_policy(first, runs), strict=True))
-        is_unstable = any(run["unstable"] for pair in pairs for run in pair)
+        theirs, ours = _of_policy(first, runs), _of_policy(second, runs)
+        is_unstable = any(run["unstable"] for run in (*theirs, *ours))
         for metric in PAIRED_METRICS:
-            values = [(a[metric], b[metric]) for a, b in pairs]
-            if any(a is None or b is None for a, b in values):
-                difference, interval = None, None
-            else:
-                differences = [a - b for a, b in values]
+            a, b = _numbers(ours, metric), _numbers(theirs, metric)
+            difference, interval = None, None
+            if a is not None and b is not None:
+                differences = [one - other for one, other in zip(a, b, strict=True)]
                 difference = sum(differences) / len(differences)
                 interval = None if is_unstable else interval_95(differences)
             rows.append(
-                {
-                    "a": second,
-                    "b": first,
-                    "metric": metric,
-                    "difference": difference,
-                    "ci95": list(interval) if interval else None,
-                    "unstable": is_unstable,
-                }
+                Paired(a=second, b=first, metric=metric, difference=difference, ci95=interval, unstable=is_unstable)
             )
     return rows

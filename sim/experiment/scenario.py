@@ -4,15 +4,20 @@ Unknown keys, wrong types and values out of range are one clear line each (Value
 overrides (scenario_file), running it (sim.experiment.run).
 """
 
+from __future__ import annotations
+
+import copy
 import hashlib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from math import inf
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
 
 from sim.engine.draft_length import CONTROLLERS
+from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
 from sim.policies.options import EngineLimits, Method, PolicyOptions
 from sim.workload.generate import TIMED_TRACES, Workload
@@ -121,6 +126,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and not 0.0 < value < inf:
                 raise ValueError(f"goodput.{name}={value!r} must be a finite number of milliseconds above 0, or null")
 
+    @property
+    def bounds_ms(self) -> dict[str, float | None]:
+        """By metric, `ttft_ms` and so on."""
+        return {name: getattr(self, name) for name in self.__struct_fields__}
+
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that determines the result of a command (design, section 9)."""
@@ -146,6 +156,23 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if len(set(self.policy)) < len(self.policy):
             raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
         _at_least("", self, seed=0, replications=1)
+
+    @classmethod
+    def of(cls, source: Mapping[str, Any] | str | Path | None = None, /, **changes: Any) -> Scenario:
+        """A scenario from a file or raw mapping, and `changes` on top: flat names as flags of `lanesim compare` have
+        them, whole blocks, or dotted keys.
+
+        Raises ValueError, one line naming the key.
+
+        >>> Scenario.of(profile="cpu/tiny", policy="pd", request_rate=8, num_prompts=50).workload.request_rate
+        8.0
+        >>> Scenario.of(profile="cpu/tiny", policy="pd", **{"engine.max_num_seqs": 16}).engine.max_num_seqs
+        16
+        """
+        raw = read_scenario(Path(source)) if isinstance(source, str | Path) else copy.deepcopy(dict(source or {}))
+        for name, value in changes.items():
+            set_dotted(raw, FLAT_NAMES.get(name, name), value)
+        return resolve(raw)
 
     @property
     def limits(self) -> EngineLimits:
@@ -179,6 +206,8 @@ def resolve(raw: Mapping[str, Any]) -> Scenario:
     raw = dict(raw)
     if isinstance(raw.get("policy"), str):
         raw["policy"] = [raw["policy"]]
+    elif isinstance(raw.get("policy"), tuple):
+        raw["policy"] = list(raw["policy"])
     for key in ("profile", "policy"):
         if not raw.get(key):
             raise ValueError(f"{key}: none given (--{key} NAME, or `{key}:` in the scenario file)")

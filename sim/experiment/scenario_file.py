@@ -1,12 +1,34 @@
-"""Raw scenarios: a YAML file, and dotted overrides on top of it.
+"""Raw scenarios: a YAML file, and overrides on top of it, dotted or under the flat names of `vllm bench serve`.
 
-Not here: what a scenario may say (scenario).
+Not here: what a scenario may say (sim.experiment.scenario).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+FLAT_NAMES = {
+    "profile": "profile",
+    "request_rate": "workload.request_rate",
+    "burstiness": "workload.burstiness",
+    "max_concurrency": "workload.max_concurrency",
+    "num_prompts": "workload.num_prompts",
+    "num_warmups": "workload.num_warmups",
+    "dataset_name": "workload.dataset_name",
+    "dataset_path": "workload.dataset_path",
+    "input_len": "workload.input_len",
+    "output_len": "workload.output_len",
+    "num_speculative_tokens": "speculation.num_speculative_tokens",
+    "acceptance": "speculation.acceptance",
+    "controller": "speculation.controller",
+    "max_num_seqs": "engine.max_num_seqs",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens",
+    "num_gpu_blocks": "engine.num_gpu_blocks",
+    "seed": "seed",
+    "replications": "replications",
+}
+"""Names of flags, and of keywords in Python, and the dotted keys they stand for."""
 
 
 def read_scenario(path: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ censored: counted, and left out of the latencies. Undefined values are None. Not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,9 @@ from sim.seam.request import Request
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
+Value = str | int | float | None | dict[str, int] | dict[str, float] | dict[str, float | None] | list[float | None]
+Run = dict[str, Value]
+"""A run's metrics as JSON has them, flat, under the keys of `vllm bench serve`."""
 POLL_CPU_S = 1e-6
 """CPU time assumed per poll of an idle worker (a Python loop iteration with a queue check)."""
 
@@ -44,14 +46,14 @@ def summarise(
     percentiles: Sequence[float] = PERCENTILES,
     goodput_ms: dict[str, float | None] | None = None,
     num_warmups: int = 0,
-) -> dict[str, Any]:
+) -> Run:
     """All metrics of a run. `num_warmups` requests that arrived first are left out; every key is always there."""
     measured = [request for request in record.requests if request.index >= num_warmups]
     finished = [request for request in measured if request.is_finished]
     start_s = min((request.arrival_s for request in measured), default=0.0) if num_warmups else 0.0
     duration_s = record.end_s - start_s
     output_tokens = sum(request.emitted_tokens for request in finished)
-    result: dict[str, Any] = {
+    result: Run = {
         "policy": record.policy,
         "seed": record.seed,
         "num_prompts": len(measured),
@@ -80,7 +82,14 @@ def summarise(
     return result | _device(record, duration_s)
 
 
-def detailed(record: RunRecord) -> dict[str, list[float | None]]:
+def number(run: Run, key: str) -> float | None:
+    """The metric `key` of a run; None where it is undefined."""
+    value = run[key]
+    assert value is None or isinstance(value, int | float), key
+    return value
+
+
+def detailed(record: RunRecord) -> Run:
     """Per-request lists under the keys of `vllm bench serve --save-detailed`, in order of arrival, seconds.
 
     None for what an unfinished request, or one of a single token, does not have.
@@ -146,7 +155,7 @@ def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence
     }
 
 
-def _speculation(record: RunRecord, measured: Sequence[Request]) -> dict[str, Any]:
+def _speculation(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:
     """vLLM's spec_decode keys: counted before outputs are cut, the last draft not shortened; rate in percent."""
     drafts = sum(request.num_rounds for request in measured)
     drafted = sum(request.drafted_tokens for request in measured)
@@ -182,7 +191,7 @@ def _rejected_share(record: RunRecord, drafts: int, drafted: int, accepted: int)
     return wasted_s / total_s
 
 
-def _device(record: RunRecord, duration_s: float) -> dict[str, Any]:
+def _device(record: RunRecord, duration_s: float) -> Run:
     by_stream: dict[str, float] = {}
     by_kind: dict[str, float] = {}
     for usage in record.usage:

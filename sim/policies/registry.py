@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim.engine.serving import Serving
 from sim.names import unknown
 from sim.policies import baseline, continuous, pd, pdv, unified
 from sim.policies.options import EngineLimits, PolicyOptions
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]
 
@@ -75,18 +78,50 @@ _BUILT_IN = (
 )
 
 POLICIES = {policy.name: policy for policy in _BUILT_IN}
+"""Those that come with lanesim."""
+_registered: dict[str, Policy] = {}
+
+
+def register(policy: Policy) -> Policy:
+    """Make `policy` known by its name in this process, for scenarios of one's own; a later one of a name replaces it.
+
+    To have it known everywhere, name it in the entry-point group `lanesim.policies` of a package instead. Raises
+    ValueError for the name of a built-in one.
+
+    >>> import lanesim
+    >>> from sim.policies import pd
+    >>> mine = lanesim.register(
+    ...     lanesim.Policy(name="my-pd", summary="prefill and decode lanes", source="example", build=pd.coroutines)
+    ... )
+    >>> lanesim.simulate(profile="cpu/tiny", policy="my-pd", num_prompts=5, request_rate=10).metrics["completed"]
+    5
+    """
+    if policy.name in POLICIES:
+        raise ValueError(f"policy {policy.name!r} is built in: register under another name")
+    _registered[policy.name] = policy
+    return policy
+
+
+def policy_names() -> list[str]:
+    """Every policy that `find_policy` knows: built in, registered, installed."""
+    return [*POLICIES, *_registered, *_installed()]
 
 
 def find_policy(name: str) -> Policy:
-    """The policy called `name`, built in or installed. Raises ValueError naming the nearest one."""
-    if name in POLICIES:
-        return POLICIES[name]
+    """The policy called `name`, built in, registered or installed. Raises ValueError naming the nearest one."""
+    found = POLICIES.get(name) or _registered.get(name)
+    if found is not None:
+        return found
+    installed = _installed()
+    if name not in installed:
+        raise ValueError(unknown("policy", name, policy_names()))
+    policy = installed[name].load()
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy {name!r}: {installed[name].value} is not a lanesim.Policy")
+    return policy
+
+
+def _installed() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
-    installed = {entry.name: entry for entry in entry_points(group="lanesim.policies")}
-    if name in installed:
-        policy = installed[name].load()
-        if not isinstance(policy, Policy):
-            raise ValueError(f"policy {name!r}: {installed[name].value} is not a sim.policies.Policy")
-        return policy
-    raise ValueError(unknown("policy", name, [*POLICIES, *installed]))
+    return {entry.name: entry for entry in entry_points(group="lanesim.policies")}

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.experiment.compare import Comparison, PolicySummary
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import latencies_s
 from sim.report.work_figures import draw_occupancy, draw_phases, draw_timelines
@@ -22,7 +23,7 @@ MARKERS = "os^DvP"
 """Of profiles, in order of appearance."""
 
 
-def draw_comparison(directory: Path, result: dict[str, Any], records: Sequence[RunRecord]) -> None:
+def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRecord]) -> None:
     """latency_cdf.png over all replications; timeline.png, breakdown.png and occupancy.png of the first of each policy.
 
     Raises ValueError without the plotting libraries.
@@ -48,11 +49,11 @@ def set_theme() -> None:
     sns.set_theme(style="whitegrid", context="notebook", font_scale=0.8)
 
 
-def _title(result: dict[str, Any]) -> str:
-    scenario = result["scenario"]
+def _title(result: Comparison) -> str:
+    scenario = result.scenario
     workload, speculation = scenario["workload"], scenario["speculation"]
     return (
-        f"{result['profile']['name']}: {workload['request_rate']} requests/s, {workload['dataset_name']}, "
+        f"{result.profile.name}: {workload['request_rate']} requests/s, {workload['dataset_name']}, "
         f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
     )
 
@@ -97,7 +98,7 @@ def _short(value: float, _: Any) -> str:
     return f"{value / 1000:g}k" if value >= 1000.0 else f"{value:g}"
 
 
-def draw_throughput_latency(path: Path, results: Sequence[dict[str, Any]]) -> None:
+def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
     """Output throughput against mean TTFT and mean E2EL, a line per policy and profile through the loads of `results`.
 
     Hollow points are overloaded runs, whose latencies depend on their length.
@@ -108,23 +109,23 @@ def draw_throughput_latency(path: Path, results: Sequence[dict[str, Any]]) -> No
     from matplotlib.ticker import FuncFormatter
 
     set_theme()
-    points: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    points: dict[tuple[str, str], list[PolicySummary]] = {}
     for result in results:
-        for row in result["policies"]:
-            points.setdefault((row["policy"], result["profile"]["name"]), []).append(row)
+        for row in result.policies:
+            points.setdefault((row.policy, result.profile.name), []).append(row)
     policies, profiles = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
     colours = dict(zip(policies, sns.color_palette("deep", len(policies)), strict=True))
     markers = {profile: MARKERS[number % len(MARKERS)] for number, profile in enumerate(profiles)}
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2))
     for axis, (metric, label) in zip(axes, (("mean_ttft_ms", "TTFT"), ("mean_e2el_ms", "E2EL")), strict=True):
         for (policy, profile), rows in points.items():
-            known = [row for row in rows if row["mean"][metric] is not None]
-            known.sort(key=lambda row: row["mean"]["output_throughput"])
-            xs = [row["mean"]["output_throughput"] for row in known]
-            ys = [row["mean"][metric] for row in known]
+            known = [row for row in rows if row.mean[metric] is not None]
+            known.sort(key=lambda row: row.mean["output_throughput"] or 0.0)
+            xs = [row.mean["output_throughput"] for row in known]
+            ys = [row.mean[metric] for row in known]
             colour = colours[policy]
             axis.plot(xs, ys, color=colour, linewidth=1.4)
-            faces = ["white" if row["unstable"] else colour for row in known]
+            faces = ["white" if row.unstable else colour for row in known]
             axis.scatter(xs, ys, marker=markers[profile], facecolors=faces, edgecolors=[colour], s=28, zorder=3)
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(FuncFormatter(_short))

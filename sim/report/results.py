@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from sim.experiment.compare import RESULT_SCHEMA, Comparison
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord, WorkRecord, request_columns
 from sim.report.perfetto import trace_json
@@ -117,7 +120,7 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
     return columns
 
 
-def read_summary(directory: Path) -> dict[str, Any]:
+def read_summary(directory: Path) -> Comparison:
     """summary.json of a results directory. Raises ValueError naming what is wrong."""
     path = directory / SUMMARY
     try:
@@ -128,7 +131,12 @@ def read_summary(directory: Path) -> dict[str, Any]:
         raise ValueError(f"{str(path)!r} is not valid JSON: {error}") from None
     if not isinstance(result, dict) or "policies" not in result:
         raise ValueError(f"{str(path)!r} is no result of `lanesim compare`")
-    return result
+    if result.get("schema") != RESULT_SCHEMA:
+        raise ValueError(f"{str(path)!r}: schema={result.get('schema')!r} must be {RESULT_SCHEMA}")
+    try:
+        return msgspec.convert(result, Comparison)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{str(path)!r}: {error}") from None
 
 
 def to_json(result: dict[str, Any]) -> str:

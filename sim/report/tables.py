@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from sim.experiment.compare import Comparison, Paired, PolicySummary
 
 HEADLINE = (
     ("mean_ttft_ms", "TTFT", "mean ms"),
@@ -51,9 +52,9 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:+.2f} %"
 
 
-def comparison_tables(console: Console, result: dict[str, Any]) -> None:
+def comparison_tables(console: Console, result: Comparison) -> None:
     """The comparison of `sim.experiment.compare.compare`: one row per policy, then paired differences to the first."""
-    scenario = result["scenario"]
+    scenario = result.scenario
     workload, speculation = scenario["workload"], scenario["speculation"]
     is_recorded = workload["trace_arrivals"] == "recorded"
     pace = "as recorded" if is_recorded else f"at {workload['request_rate']}/s"
@@ -61,18 +62,18 @@ def comparison_tables(console: Console, result: dict[str, Any]) -> None:
     if workload["max_concurrency"]:
         load += f", at most {workload['max_concurrency']} at once"
     console.print(
-        f"[bold]{result['profile']['name']}[/]  {load}, {workload['dataset_name']} lengths, "
+        f"[bold]{result.profile.name}[/]  {load}, {workload['dataset_name']} lengths, "
         f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}, "
         f"{scenario['replications']} replications from seed {scenario['seed']}"
     )
-    console.print(_policies(result["policies"], scenario["replications"]))
-    if len(result["policies"]) > 1:
-        console.print(_paired(result["paired"], result["policies"][0]["policy"]))
+    console.print(_policies(result.policies, scenario["replications"]))
+    if len(result.policies) > 1:
+        console.print(_paired(result.paired, result.policies[0].policy))
     for line in notes(result):
         console.print(line, style="dim")
 
 
-def _policies(policies: Sequence[dict[str, Any]], replications: int) -> Table:
+def _policies(policies: Sequence[PolicySummary], replications: int) -> Table:
     table = Table(
         caption="mean, ± half of its 95 % interval over replications" if replications > 1 else None,
         box=SIMPLE_HEAD,
@@ -82,13 +83,13 @@ def _policies(policies: Sequence[dict[str, Any]], replications: int) -> Table:
     for _, title, unit in HEADLINE:
         table.add_column(f"{title}\n{unit}", justify="right")
     for row in policies:
-        cells = [_cell(key, row["mean"][key], row["ci95"][key]) for key, _, _ in HEADLINE]
-        name = row["policy"]
-        if row["unstable"]:
+        cells = [_cell(key, row.mean[key], row.ci95[key]) for key, _, _ in HEADLINE]
+        name = row.policy
+        if row.unstable:
             name += "\n  overloaded"
-        if row["mean"]["censored"]:
-            name += f"\n  {row['mean']['censored']:.0f} censored"
-        table.add_row(name, *cells, style="dim" if row["unstable"] else None)
+        if row.mean["censored"]:
+            name += f"\n  {row.mean['censored']:.0f} censored"
+        table.add_row(name, *cells, style="dim" if row.unstable else None)
     return table
 
 
@@ -102,7 +103,7 @@ def _cell(key: str, mean: float | None, interval: Sequence[float] | None) -> str
     return text
 
 
-def _paired(rows: Sequence[dict[str, Any]], first: str) -> Table:
+def _paired(rows: Sequence[Paired], first: str) -> Table:
     table = Table(
         title=f"difference to {first} on the same draws [95 % interval]",
         title_justify="left",
@@ -112,37 +113,37 @@ def _paired(rows: Sequence[dict[str, Any]], first: str) -> Table:
     table.add_column("policy", no_wrap=True)
     for metric in PAIRED_SHOWN:
         table.add_column(NAMES[metric], justify="right")
-    by_policy: dict[str, dict[str, dict[str, Any]]] = {}
+    by_policy: dict[str, dict[str, Paired]] = {}
     for row in rows:
-        if row["b"] == first:
-            by_policy.setdefault(row["a"], {})[row["metric"]] = row
+        if row.b == first:
+            by_policy.setdefault(row.a, {})[row.metric] = row
     for policy, metrics in by_policy.items():
         table.add_row(policy, *(_difference(metrics[metric]) for metric in PAIRED_SHOWN))
     return table
 
 
-def _difference(row: dict[str, Any]) -> str:
-    if row["difference"] is None:
+def _difference(row: Paired) -> str:
+    if row.difference is None:
         return number(None)
-    sign = "+" if row["difference"] > 0 else ""
-    text = f"{sign}{number(row['difference'])}"
-    if row["unstable"]:
+    sign = "+" if row.difference > 0 else ""
+    text = f"{sign}{number(row.difference)}"
+    if row.unstable:
         return f"{text}\noverloaded"
-    if row["ci95"]:
-        low, high = row["ci95"]
+    if row.ci95:
+        low, high = row.ci95
         text += f"\n[{number(low)}, {number(high)}]"
     return text
 
 
-def notes(result: dict[str, Any]) -> list[str]:
+def notes(result: Comparison) -> list[str]:
     """What a reader must know before believing the table."""
-    errors = result["profile"]["errors"]
+    errors = result.profile.errors
     known = ", ".join(f"{kind} {value:.1f} %" for kind, value in errors.items() if value is not None)
     lines = [f"costs: mean error on held-out points: {known or 'none stated'}"]
     lengths = {
-        row["policy"]: row["mean"]["spec_decode_acceptance_length"]
-        for row in result["policies"]
-        if row["mean"]["spec_decode_acceptance_length"] is not None
+        row.policy: length
+        for row in result.policies
+        if (length := row.mean["spec_decode_acceptance_length"]) is not None
     }
     if lengths:
         low, high = min(lengths.values()), max(lengths.values())
@@ -151,9 +152,9 @@ def notes(result: dict[str, Any]) -> list[str]:
     unknown = [kind for kind, value in errors.items() if value is None]
     if unknown:
         lines[0] += f"; not validated: {', '.join(unknown)}"
-    lines.append(f"overlap of streams: {result['profile']['overlap']}")
-    if any(row["unstable"] for row in result["policies"]):
+    lines.append(f"overlap of streams: {result.profile.overlap}")
+    if any(row.unstable for row in result.policies):
         lines.append("overloaded: requests arrive faster than they are served; latencies grow with the run's length")
-    if result["scenario"]["replications"] < 2:
+    if result.scenario["replications"] < 2:
         lines.append("no intervals: they need --replications 2 or more")
     return lines

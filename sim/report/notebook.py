@@ -1,0 +1,177 @@
+"""Results as a notebook wants them: a comparison that shows itself, and tidy pandas frames with units in column names.
+
+Imports pandas and rich inside functions. Not here: what the numbers mean (sim.metrics), figures (sim.report.figures).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load as load_profile
+from sim.experiment import compare as experiment
+from sim.experiment.assemble import check
+from sim.experiment.run import simulate as run_once
+from sim.experiment.scenario import Scenario, to_plain
+from sim.metrics.records import RunRecord, request_columns
+from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
+from sim.report.results import read_columns, read_summary
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+UNITS = {
+    "duration": "duration_s",
+    "request_throughput": "request_throughput_per_s",
+    "output_throughput": "output_throughput_tokens_per_s",
+    "total_token_throughput": "total_token_throughput_tokens_per_s",
+    "request_goodput": "request_goodput_per_s",
+    "throughput_completed_window": "throughput_completed_window_tokens_per_s",
+    "throughput_emitted_window": "throughput_emitted_window_tokens_per_s",
+    "spec_decode_acceptance_length": "acceptance_length_tokens",
+    "spec_decode_acceptance_rate": "acceptance_rate_pct",
+}
+"""Columns of frames for vLLM's keys that do not name their unit."""
+
+
+class Comparison(experiment.Comparison, frozen=True, kw_only=True):
+    """Policies side by side (what `lanesim compare --json` holds); in a notebook it shows its tables.
+
+    `runs` is a row of metrics per policy and seed, `policies` their means with 95 % intervals, `paired` the differences
+    seed by seed.
+    """
+
+    def frame(self) -> pd.DataFrame:
+        """One row per policy and seed, a column per metric, units in the names; per-stream blocks left out."""
+        return runs_frame(self.runs)
+
+    def paired_frame(self) -> pd.DataFrame:
+        """One row per pair of policies and metric: `a`, `b`, `metric`, `difference`, `ci95_low`, `ci95_high`."""
+        import pandas as pd
+
+        rows = []
+        for pair in self.paired:
+            low, high = pair.ci95 if pair.ci95 is not None else (None, None)
+            rows.append(
+                {
+                    "a": pair.a,
+                    "b": pair.b,
+                    "metric": UNITS.get(pair.metric, pair.metric),
+                    "difference": pair.difference,
+                    "ci95_low": low,
+                    "ci95_high": high,
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        from rich.console import Console
+
+        from sim.report.tables import comparison_tables
+
+        console = Console(record=True, file=StringIO(), width=120)
+        comparison_tables(console, self)
+        return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from sim.report.tables import comparison_tables
+
+        text = StringIO()
+        comparison_tables(Console(file=text, width=120), self)
+        return text.getvalue()
+
+
+Source = Scenario | Mapping[str, Any] | str | Path | None
+
+
+def compare(source: Source = None, /, *, percentiles: Sequence[float] = PERCENTILES, **changes: Any) -> Comparison:
+    """Run every policy of a scenario with every seed, on the same draws.
+
+    `source` is a Scenario, a scenario file or a raw mapping; `changes` as in `Scenario.of`, where `profile` may be a
+    loaded one, too. Raises ValueError for input that cannot run.
+
+    >>> import lanesim
+    >>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=20, request_rate=10)
+    >>> [run["policy"] for run in result.runs]
+    ['continuous', 'pd']
+    """
+    scenario, profile = _scenario(source, changes)
+    found = experiment.compare(scenario, profile, percentiles=percentiles)
+    return Comparison(**msgspec.structs.asdict(found))
+
+
+class Simulation(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy with one seed: `metrics` under vLLM's keys, and the record behind them."""
+
+    metrics: Run
+    record: RunRecord
+
+    def requests_frame(self) -> pd.DataFrame:
+        """One row per request: lengths in tokens, times in seconds."""
+        import pandas as pd
+
+        return pd.DataFrame(request_columns(self.record))
+
+
+def simulate(source: Source = None, /, **changes: Any) -> Simulation:
+    """Run the only or first policy of a scenario once, with its first seed; arguments as `compare`.
+
+    >>> import lanesim
+    >>> one = lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=10)
+    >>> one.metrics["completed"]
+    5
+    """
+    scenario, profile = _scenario(source, changes)
+    check(scenario, profile)
+    record = run_once(scenario, scenario.policy[0], scenario.seed, profile)
+    metrics = summarise(record, goodput_ms=scenario.goodput.bounds_ms, num_warmups=scenario.workload.num_warmups)
+    return Simulation(metrics=metrics | detailed(record), record=record)
+
+
+def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profile]:
+    """The scenario and its profile, which `changes` may hold ready made."""
+    profile = changes.get("profile")
+    if isinstance(profile, Profile):
+        changes = changes | {"profile": profile.name}
+    if isinstance(source, Scenario):
+        source = to_plain(source)
+    scenario = Scenario.of(source, **changes)
+    return scenario, profile if isinstance(profile, Profile) else load_profile(scenario.profile)
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """A results directory as tidy frames: `runs`, a row per policy and seed, and `requests`, a row per request."""
+
+    comparison: Comparison
+    runs: Any
+    requests: Any
+
+
+def load(path: str | Path) -> Results:
+    """What `lanesim compare --out` wrote at `path`. Raises ValueError naming what is wrong with it.
+
+    `runs` and `requests` are pandas frames, times and units in their columns' names.
+    """
+    import pandas as pd
+
+    directory = Path(path)
+    held = read_summary(directory)
+    requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
+    return Results(comparison=Comparison(**msgspec.structs.asdict(held)), runs=runs_frame(held.runs), requests=requests)
+
+
+def runs_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """`runs` as rows: every metric that is one number or label, under a name with its unit."""
+    import pandas as pd
+
+    rows = [
+        {UNITS.get(key, key): value for key, value in run.items() if not isinstance(value, dict | list)} for run in runs
+    ]
+    return pd.DataFrame(rows)

@@ -1,0 +1,67 @@
+"""`import lanesim`: light, documented by examples that run, and enough for what docs/extending.md and the README do."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import lanesim
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = [name for name in lanesim.__all__ if not isinstance(getattr(lanesim, name), ModuleType)]
+BLOCKS = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page in ("README.md", "docs/extending.md")
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example_that_runs(name: str) -> None:
+    found = getattr(lanesim, name)
+    examples = doctest.DocTestFinder(recurse=False).find(found, name, globs={})
+    assert sum(len(example.examples) for example in examples) > 0, f"{name} has no example in its docstring"
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    module = sys.modules[found.__module__]
+    for example in examples:
+        example.globs = dict(vars(module))
+        assert runner.run(example).failed == 0
+
+
+def test_the_modules_own_example_runs() -> None:
+    assert doctest.testmod(lanesim).failed == 0
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    for name in lanesim.__all__:
+        assert (inspect.getdoc(getattr(lanesim, name)) or "").strip(), name
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_pages_examples_run(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", module)
+    exec(compile(block, "example", "exec"), vars(module))
+
+
+def test_importing_it_imports_nothing_heavy_and_sets_nothing() -> None:
+    code = (
+        "import os, sys; before = dict(os.environ); import lanesim; assert dict(os.environ) == before; "
+        "print(sorted({'torch', 'pandas', 'seaborn', 'scipy', 'pyarrow', 'matplotlib', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_name_of_a_built_in_policy_or_acceptance_cannot_be_taken() -> None:
+    with pytest.raises(ValueError, match="'pd' is built in"):
+        lanesim.register(lanesim.Policy(name="pd", summary="", source="", build=lambda *_: []))
+    with pytest.raises(ValueError, match="'iid' is built in"):
+        lanesim.register_acceptance("iid", lambda values, draft_tokens: None, "iid:.5")
