@@ -22,7 +22,7 @@ from realrun.replay.measured_host import MeasuredHost, WakeLatency
 from realrun.validate.divergence import first_divergence
 from sim.costs.cost import CostModel, Demands
 from sim.costs.profile import HostCosts, Profile
-from sim.devices.contention import Contention, contention_of
+from sim.devices.contention import Contention
 from sim.experiment.assemble import Experiment
 from sim.experiment.run import OnWork, run_recorded
 from sim.hosts.simulated import RunLength, SimHost
@@ -112,7 +112,7 @@ def judge(observed: Observed) -> Judged:
     experiment = observed.experiment
     profile = experiment.profile
     costs = experiment.costs()
-    together = contention_of(profile.overlap)
+    together = experiment.contention()
     alone = Contention(eta_compute=inf, eta_bandwidth=inf)
     measured = MeasuredCosts(observed.works)
     luck = observed.luck()
@@ -140,7 +140,7 @@ def judge(observed: Observed) -> Judged:
 
 def predict(experiment: Experiment) -> RunRecord:
     """What the simulator says of a run that is still to be replayed, its tape and slots given."""
-    costs, luck, contention = experiment.costs(), experiment.luck(), contention_of(experiment.profile.overlap)
+    costs, luck, contention = experiment.costs(), experiment.luck(), experiment.contention()
     return run_recorded(
         experiment,
         experiment.requests(),

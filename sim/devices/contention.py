@@ -1,32 +1,61 @@
-"""Max-min fair rates of works that run on one device at the same time (design, section 4).
+"""Rates of works that run on one device at the same time (design, section 4).
 
-Not here: the event loop that applies them (`shared`).
+Plain streams: nobody has measured what the streams of an engine do to each other on a GPU, so there are three regimes,
+least to most overlap, and a result that depends on which one holds says so:
+- SERIAL: the kernels of all streams are in one FIFO. Works advance kernel by kernel, in proportion to the length of
+  their kernels, so long grids (a prefill) starve short ones (a decode).
+- SHARED: works share the device's time. Rates sum to 1, nobody starves, nothing is gained.
+- ROOFS: max-min filling under the compute and the bandwidth roof, the most that overlap could give; with measured
+  roofs and delays per kernel it is also the form of a profile whose overlap was measured.
+Priority is a weight with a floor, and only streams that ask for one have it. Not here: the event loop that applies
+rates (`shared`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from math import inf
 
 import msgspec
 
 from sim.costs.profile import Overlap
 
+PRIORITY_STEP = 4.0
+"""A stream weighs this many times one of the next lower priority. Assumed: no public measurement tells."""
+PRIORITY_FLOOR = 1.0 / 16.0
+"""But never less than this share of the weightiest: the hardware starves nobody for long."""
+
+
+class Regime(StrEnum):
+    """What the works of plain streams do to each other."""
+
+    SERIAL = "serial"
+    SHARED = "shared"
+    ROOFS = "roofs"
+
+
+BRACKET = (Regime.SERIAL, Regime.SHARED, Regime.ROOFS)
+"""What overlap may be where it was not measured."""
+
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):
     """How works of several streams share a device: roofs as shares of what a lone work achieves, delay per kernel."""
 
+    regime: Regime = Regime.ROOFS
     eta_compute: float = 1.0
     eta_bandwidth: float = 1.0
     tau_s: float = 0.0
     takes_turns: bool = False
     """Works take turns, tau per kernel; False: a kernel waits tau once, whatever the others are and how many."""
     has_priorities: bool = True
-    """Works of higher priority are served first; False: all alike."""
+    """Works of streams with a higher priority get more; False: all alike, as threads on a CPU are."""
 
 
-def contention_of(overlap: Overlap) -> Contention:
-    """What a profile says of works that share its device."""
+def contention_of(overlap: Overlap, regime: Regime | None = None) -> Contention:
+    """What a profile says of works that share its device; where it was not measured, what `regime` says, or SHARED."""
+    if not overlap.measured:
+        return Contention(regime=regime or Regime.SHARED, has_priorities=overlap.has_priorities)
     return Contention(
         eta_compute=overlap.eta_compute,
         eta_bandwidth=overlap.eta_bandwidth,
@@ -51,68 +80,64 @@ def kernel_waits_s(kernels_per_s: Sequence[float], contention: Contention) -> li
     return [tau_s * (total - share) for share in shares]
 
 
+def priority_weights(priorities: Sequence[int]) -> list[float]:
+    """[works] 1 for the highest priority, less for lower ones, down to the floor."""
+    top = max(priorities)
+    return [max(PRIORITY_FLOOR, PRIORITY_STEP ** (priority - top)) for priority in priorities]
+
+
+def share_time(caps: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Rates [works] that sum to 1 at most, in proportion to `weights`; what a work cannot use, by its cap, goes to the
+    others."""
+    rates = [0.0] * len(caps)
+    open_works = list(range(len(caps)))
+    left = 1.0
+    while open_works:
+        total = sum(weights[i] for i in open_works)
+        capped = [i for i in open_works if weights[i] * left >= caps[i] * total]
+        if not capped:
+            for i in open_works:
+                rates[i] = left * weights[i] / total
+            break
+        for i in capped:
+            rates[i] = caps[i]
+            left -= caps[i]
+        left = max(0.0, left)
+        open_works = [i for i in open_works if i not in capped]
+    return rates
+
+
 def fill_rates(
     caps: Sequence[float],
+    weights: Sequence[float],
     demands: Sequence[tuple[float, float]],
-    priorities: Sequence[int],
     contention: Contention,
 ) -> list[float]:
-    """Rates [works], works of higher priority first, max-min fair among equals.
+    """Rates [works], weighted max-min fair: all rise together until each meets its cap or a full roof.
 
     `caps` are the most each work can run at; `demands` the shares of both roofs (compute, bandwidth) that it uses at
-    rate 1. `priorities` must not increase.
+    rate 1.
     """
     rates = [0.0] * len(caps)
     compute_left = contention.eta_compute
     bandwidth_left = contention.eta_bandwidth
-    start = 0
-    while start < len(caps):
-        end = start + 1
-        while end < len(caps) and priorities[end] == priorities[start]:
-            end += 1
-        if end == start + 1:
-            compute, bandwidth = demands[start]
-            rate = caps[start]
-            if rate * compute > compute_left:
-                rate = compute_left / compute
-            if rate * bandwidth > bandwidth_left:
-                rate = bandwidth_left / bandwidth
-            rates[start] = rate
-            compute_left = max(0.0, compute_left - rate * compute)
-            bandwidth_left = max(0.0, bandwidth_left - rate * bandwidth)
-        else:
-            compute_left, bandwidth_left = _fill_equals(
-                rates, caps, demands, list(range(start, end)), compute_left, bandwidth_left
-            )
-        start = end
-    return rates
-
-
-def _fill_equals(
-    rates: list[float],
-    caps: Sequence[float],
-    demands: Sequence[tuple[float, float]],
-    open_works: list[int],
-    compute_left: float,
-    bandwidth_left: float,
-) -> tuple[float, float]:
-    """Raise `open_works` together until each meets its cap or a full roof; returns what is left of the roofs."""
+    open_works = list(range(len(caps)))
     while open_works:
-        compute_sum = sum(demands[i][0] for i in open_works)
-        bandwidth_sum = sum(demands[i][1] for i in open_works)
+        compute_sum = sum(weights[i] * demands[i][0] for i in open_works)
+        bandwidth_sum = sum(weights[i] * demands[i][1] for i in open_works)
         by_compute = compute_left / compute_sum if compute_sum > 0.0 else inf
         by_bandwidth = bandwidth_left / bandwidth_sum if bandwidth_sum > 0.0 else inf
-        by_cap = min(caps[i] - rates[i] for i in open_works)
+        by_cap = min((caps[i] - rates[i]) / weights[i] for i in open_works)
         raise_by = min(by_compute, by_bandwidth, by_cap)
         for i in open_works:
-            rates[i] += raise_by
+            rates[i] += raise_by * weights[i]
         compute_left = max(0.0, compute_left - raise_by * compute_sum)
         bandwidth_left = max(0.0, bandwidth_left - raise_by * bandwidth_sum)
         if raise_by == by_cap:
-            tightest = min(caps[i] - rates[i] for i in open_works)
-            open_works = [i for i in open_works if caps[i] - rates[i] > tightest]
+            tightest = min((caps[i] - rates[i]) / weights[i] for i in open_works)
+            open_works = [i for i in open_works if (caps[i] - rates[i]) / weights[i] > tightest]
         elif raise_by == by_compute:
             open_works = [i for i in open_works if demands[i][0] == 0.0]
         else:
             open_works = [i for i in open_works if demands[i][1] == 0.0]
-    return compute_left, bandwidth_left
+    return rates

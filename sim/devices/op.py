@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from math import inf
 
 from sim.costs.cost import CostModel
-from sim.devices.contention import Contention, fill_rates, kernel_waits_s
+from sim.devices.contention import (
+    Contention,
+    Regime,
+    fill_rates,
+    kernel_waits_s,
+    priority_weights,
+    share_time,
+)
 from sim.devices.ticket import SimTicket
 from sim.seam.host import Stream
 
@@ -61,7 +68,8 @@ class Op:
         self.since_s = 0.0
         self.finish_s = inf
         self.demands: tuple[float, float] | None = None
-        self.kernels_per_s = 0.0
+        device_s = ticket.cost.device_s
+        self.kernels_per_s = ticket.cost.num_kernels / device_s if device_s else 0.0
         """At rate 1; beside others each kernel waits (contention.kernel_waits_s)."""
 
     def set_slowdown(self, slowdown: float, now_s: float) -> None:
@@ -110,23 +118,23 @@ class Op:
 def rates_together(
     running: Sequence[Op], launch_caps: Sequence[float], costs: CostModel, contention: Contention
 ) -> list[float]:
-    """Rates [running] of works side by side, by falling priority: their kernels wait, and all share the roofs."""
-    demands, rates_per_s, priorities = [], [], []
+    """Rates [running] of works side by side: their kernels wait, and all share the device as the regime has it."""
+    weights = priority_weights([op.priority for op in running])
+    kernels_per_s = [op.kernels_per_s for op in running]
+    if contention.regime is Regime.SERIAL:
+        weights = [weight / rate if rate else 0.0 for weight, rate in zip(weights, kernels_per_s, strict=True)]
+    if contention.regime is not Regime.ROOFS:
+        return share_time(launch_caps, weights)
     for op in running:
         if op.demands is None:
             op.demands = costs.demands(op.ticket.work)
-            _, _, device_s, num_kernels = op.ticket.cost
-            op.kernels_per_s = num_kernels / device_s if device_s else 0.0
-        demands.append(op.demands)
-        rates_per_s.append(op.kernels_per_s)
-        priorities.append(op.priority)
     caps = []
-    for launch_cap, kernels_per_s, wait_s in zip(
-        launch_caps, rates_per_s, kernel_waits_s(rates_per_s, contention), strict=True
+    for launch_cap, rate, wait_s in zip(
+        launch_caps, kernels_per_s, kernel_waits_s(kernels_per_s, contention), strict=True
     ):
-        kernel_cap = 1.0 / (1.0 + kernels_per_s * wait_s)
+        kernel_cap = 1.0 / (1.0 + rate * wait_s)
         caps.append(launch_cap if launch_cap < kernel_cap else kernel_cap)
-    return fill_rates(caps, demands, priorities, contention)
+    return fill_rates(caps, weights, [op.demands or (0.0, 0.0) for op in running], contention)
 
 
 class Queue:

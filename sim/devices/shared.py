@@ -169,7 +169,7 @@ class SharedDevice:
                 if queue.running is None and queue.to_run and self._can_start(queue.to_run[0], now_s):
                     op = queue.running = queue.to_run.popleft()
                     op.ticket.start_s = op.since_s = now_s
-                    self._insert(op)
+                    self._running.append(op)
                     has_changed = True
                     if op.left_s == 0.0:
                         op.finish_s = now_s
@@ -177,13 +177,6 @@ class SharedDevice:
         if has_changed:
             self._set_rates(now_s)
         self._arm_timer()
-
-    def _insert(self, op: Op) -> None:
-        """Keep the running works by falling priority."""
-        index = len(self._running)
-        while index and self._running[index - 1].priority < op.priority:
-            index -= 1
-        self._running.insert(index, op)
 
     def _begin_issue(self, op: Op, now_s: float) -> None:
         op.ticket.issue_start_s = now_s

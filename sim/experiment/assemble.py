@@ -23,6 +23,7 @@ from sim.costs.forms.table import TableCosts
 from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
+from sim.devices.contention import Contention, Regime, contention_of
 from sim.engine.draft_length import Controller, build_controller
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool, SlottedPool
@@ -102,8 +103,20 @@ class Experiment:
     def controller(self) -> Controller:
         return build_controller(self.scenario.speculation.controller, self.draft_tokens)
 
+    @property
+    def regime(self) -> Regime | None:
+        """What works of several streams do to each other; None where the profile's measurement says it."""
+        return None if self.profile.overlap.measured else self.scenario.devices.overlap or Regime.SHARED
+
+    def contention(self) -> Contention:
+        return contention_of(self.profile.overlap, self.regime)
+
     def costs(self) -> CompactCosts | TableCosts:
-        return build_costs(self.profile, cuda_graph=self.scenario.engine.cuda_graph)
+        profile = self.profile
+        if self.regime is Regime.ROOFS:
+            overlap = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
+            profile = msgspec.structs.replace(profile, overlap=overlap)
+        return build_costs(profile, cuda_graph=self.scenario.engine.cuda_graph)
 
     def requests(self) -> list[Request]:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.costs.profile import Profile
-from sim.devices.contention import contention_of
 from sim.devices.ticket import SimTicket
 from sim.experiment.assemble import Accounts, Experiment
 from sim.experiment.scenario import Scenario
@@ -37,7 +36,7 @@ def simulate(
     """
     experiment = Experiment(scenario=scenario, policy_name=policy_name, seed=seed, profile=profile)
     requests = list(requests) if requests is not None else experiment.requests()
-    luck, costs, contention = experiment.luck(requests), experiment.costs(), contention_of(profile.overlap)
+    luck, costs, contention = experiment.luck(requests), experiment.costs(), experiment.contention()
     if record_works:
         return run_recorded(
             experiment, requests, lambda on_work: SimHost(costs, luck, contention=contention, on_work=on_work)

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from sim.devices.contention import Regime
 from sim.engine.draft_length import CONTROLLERS
 from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
@@ -93,6 +94,9 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     routing: str = "round-robin"
     link: str | None = None
+    overlap: Regime | None = None
+    """What works of several streams do to each other where the profile has no measurement: serial, shared or roofs;
+    null = shared, and what the other two say beside it."""
 
     def __post_init__(self) -> None:
         if self.count != 1 or self.link is not None:

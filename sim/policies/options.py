@@ -42,6 +42,14 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     verify_lead: int = 2
     """pdv: verify goes first when its queue exceeds decode's by more than this."""
 
+    stream_priorities: bool = False
+    """Ask for stream priorities, decode before verify before prefill, where streams contend. The engines behind the
+    seeds made plain streams."""
+
+    def priority(self, priority: int) -> int:
+        """`priority` of a stream where priorities are asked for; else all are alike."""
+        return priority if self.stream_priorities else 0
+
     def __post_init__(self) -> None:
         for name in ("workers", "decode_batch", "verify_batch"):
             if getattr(self, name) < 1:

@@ -18,8 +18,8 @@ from sim.seam.lane import Lane
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
     decode = Lane("decode")
     return [
-        decode_lane(serving, options, decode, serving.host.stream("decode", priority=1)),
-        prefill_lane(serving, options, decode, serving.host.stream("prefill", priority=0)),
+        decode_lane(serving, options, decode, serving.host.stream("decode", priority=options.priority(1))),
+        prefill_lane(serving, options, decode, serving.host.stream("prefill")),
     ]
 
 

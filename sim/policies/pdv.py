@@ -20,9 +20,9 @@ from sim.seam.lane import Lane
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
     decode, verify = Lane("decode"), Lane("verify")
-    decode_stream = serving.host.stream("decode", priority=2)
-    verify_stream = serving.host.stream("verify", priority=1)
-    prefill_stream = serving.host.stream("prefill", priority=0)
+    decode_stream = serving.host.stream("decode", priority=options.priority(2))
+    verify_stream = serving.host.stream("verify", priority=options.priority(1))
+    prefill_stream = serving.host.stream("prefill")
     return [
         _decode_lane(serving, options, decode, verify, decode_stream, verify_stream),
         _verify_lane(serving, options, decode, verify, verify_stream),

@@ -21,9 +21,9 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 async def _worker(serving: Serving, options: PolicyOptions) -> None:
     """Keep one prefill and one round in flight; whichever ends first is committed and followed up."""
     host = serving.host
-    draft_stream = host.stream("draft", priority=2)
-    verify_stream = host.stream("verify", priority=1)
-    prefill_stream = host.stream("prefill", priority=0)
+    draft_stream = host.stream("draft", priority=options.priority(2))
+    verify_stream = host.stream("verify", priority=options.priority(1))
+    prefill_stream = host.stream("prefill")
     at_most = options.rows_per_work(options.decode_batch)
     decode = Lane("decode")
     prompt: tuple[Request, Ticket] | None = None

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.costs.cost import ConstantCosts, Cost, Demands, Link
-from sim.devices.contention import Contention, fill_rates
+from sim.devices.contention import Contention, Regime, fill_rates, priority_weights, share_time
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.seam.work import Kind, Model, Work
@@ -44,12 +44,59 @@ def test_two_works_that_each_need_the_whole_device_take_turns() -> None:
     assert times(*tickets) == [(0.0, 7.0), (0.0, 4.0)]
 
 
-def test_the_stream_of_higher_priority_is_served_first() -> None:
+def test_a_stream_of_higher_priority_weighs_four_times_the_next_and_starves_nobody() -> None:
+    """A draft of 2 s at 4/5 of the device ends at 2.5 s; the verify beside it has had 0.5 of its 5 s."""
     machine = host()
     a, b = machine.stream("a"), machine.stream("b", priority=1)
     tickets = [machine.run(VERIFY, a), machine.run(DRAFT, b)]
     machine.run_until()
-    assert times(*tickets) == [(0.0, 7.0), (0.0, 2.0)]
+    assert times(*tickets) == [(0.0, 7.0), (0.0, 2.5)]
+    assert priority_weights([0, 1, 9]) == [1 / 16, 1 / 16, 1.0]
+
+
+def test_priorities_mean_nothing_where_all_are_alike() -> None:
+    machine = host(contention=Contention(has_priorities=False))
+    a, b = machine.stream("a"), machine.stream("b", priority=1)
+    tickets = [machine.run(VERIFY, a), machine.run(DRAFT, b)]
+    machine.run_until()
+    assert times(*tickets) == [(0.0, 7.0), (0.0, 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("regime", "ends_s"),
+    [
+        # Half each: the draft ends at 4 s, the verify has 3 s left then.
+        (Regime.SHARED, [7.0, 4.0]),
+        # Kernels of 1 s and of 0.1 s take turns: the verify has 10 parts of 11 until it ends at 5.5 s.
+        (Regime.SERIAL, [5.5, 7.0]),
+        # Demands of a half leave room for both.
+        (Regime.ROOFS, [5.0, 2.0]),
+    ],
+)
+def test_what_streams_do_to_each_other_depends_on_the_regime(regime: Regime, ends_s: list[float]) -> None:
+    class Kernels(ConstantCosts):
+        def cost(self, work: Work) -> Cost:
+            return super().cost(work)._replace(num_kernels=5 if work.kind is Kind.VERIFY else 20)
+
+    costs = Kernels(device_s=SECONDS, demand=Demands(0.5, 0.5))
+    machine = host(costs, contention=Contention(regime=regime))
+    a, b = machine.stream("a"), machine.stream("b")
+    tickets = [machine.run(VERIFY, a), machine.run(DRAFT, b)]
+    machine.run_until()
+    assert [ticket.end_s for ticket in tickets] == pytest.approx(ends_s)
+
+
+@given(
+    works=st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.05, 20.0)), min_size=1, max_size=5),
+)
+def test_shares_of_time_sum_to_one_unless_all_are_capped(works: list[tuple[float, float]]) -> None:
+    caps, weights = [cap for cap, _ in works], [weight for _, weight in works]
+    rates = share_time(caps, weights)
+    assert sum(rates) == pytest.approx(min(1.0, sum(caps)))
+    level = max(rate / weight for rate, weight in zip(rates, weights, strict=True))
+    for rate, cap, weight in zip(rates, caps, weights, strict=True):
+        assert rate <= cap + 1e-12
+        assert rate == pytest.approx(cap) or rate / weight == pytest.approx(level)
 
 
 def test_works_with_complementary_demands_overlap_freely() -> None:
@@ -247,10 +294,10 @@ share = st.integers(0, 20).map(lambda value: value / 20)
 def test_rates_respect_both_roofs_and_waste_nothing(
     works: list[tuple[float, float, float, int]], eta_compute: float, eta_bandwidth: float
 ) -> None:
-    works.sort(key=lambda work: -work[3])
     caps, compute, bandwidth, priorities = (list(column) for column in zip(*works, strict=True))
     contention = Contention(eta_compute=eta_compute, eta_bandwidth=eta_bandwidth)
-    rates = fill_rates(caps, list(zip(compute, bandwidth, strict=True)), priorities, contention)
+    weights = priority_weights(priorities)
+    rates = fill_rates(caps, weights, list(zip(compute, bandwidth, strict=True)), contention)
     used_compute = sum(rate * demand for rate, demand in zip(rates, compute, strict=True))
     used_bandwidth = sum(rate * demand for rate, demand in zip(rates, bandwidth, strict=True))
     assert used_compute <= eta_compute + 1e-9
@@ -265,4 +312,4 @@ def test_rates_respect_both_roofs_and_waste_nothing(
 
 
 def test_equal_works_share_a_roof_equally() -> None:
-    assert fill_rates([1.0] * 3, [(1.0, 0.1)] * 3, [0] * 3, Contention()) == pytest.approx([1 / 3] * 3)
+    assert fill_rates([1.0] * 3, [1.0] * 3, [(1.0, 0.1)] * 3, Contention()) == pytest.approx([1 / 3] * 3)

@@ -1,7 +1,7 @@
 """Event logs that can be summed by hand: prefill 10 s, draft 2 s, verify and step 5 s, every draft accepted.
 
 Request 0 arrives at 0 s and wants 6 tokens (prefill 1, one round of 5), request 1 at 1 s and wants 4. Streams share the
-device's time, higher priority first.
+device's time: from 20 s on draft and verify of request 0 run at half their rate beside the prefill of request 1.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ STEPS = [
 LANES = [
     (0.0, 10.0, "prefill", "prefill", (0,)),
     (10.0, 20.0, "prefill", "prefill", (0,)),
-    (20.0, 22.0, "decode", "draft", (0,)),
-    (22.0, 27.0, "verify", "verify", (0,)),
+    (20.0, 24.0, "decode", "draft", (0,)),
+    (24.0, 34.0, "verify", "verify", (0,)),
     (20.0, 37.0, "prefill", "prefill", (1,)),
     (37.0, 47.0, "prefill", "prefill", (1,)),
     (47.0, 49.0, "decode", "draft", (1,)),
@@ -62,15 +62,15 @@ GOLDEN = {
             (start, end, "decode" if stream == "verify" else stream, kind, rows)
             for start, end, stream, kind, rows in LANES
         ],
-        [(10.0, 27.0), (37.0, 54.0)],
+        [(10.0, 34.0), (37.0, 54.0)],
     ),
-    "pdv": (LANES, [(10.0, 27.0), (37.0, 54.0)]),
+    "pdv": (LANES, [(10.0, 34.0), (37.0, 54.0)]),
     "unified": (
         [
             (start, end, "draft" if stream == "decode" else stream, kind, rows)
             for start, end, stream, kind, rows in LANES
         ],
-        [(10.0, 27.0), (37.0, 54.0)],
+        [(10.0, 34.0), (37.0, 54.0)],
     ),
 }
 
