@@ -44,6 +44,13 @@ def thresholds(chances: Floats | float) -> Draws:
     return np.asarray(np.rint(np.asarray(chances) * DRAW_RANGE), dtype=np.uint32)
 
 
+def child_seed(seed: int, *key: int) -> int:
+    """A seed of its own for one replication or purpose: children of different seeds or keys share nothing."""
+    if seed < 0:
+        raise ValueError(f"seed={seed!r} must be at least 0")
+    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
+
+
 class Window(NamedTuple):
     """Positions `first`, `first` + 1, ... of each of `indexes`; arrays over it are flat, request after request."""
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sim.experiment.assemble import Experiment
     from sim.experiment.scenario import Scenario
 
+NUM_PROMPTS = 200
+"""Requests of a replay that is not told how many: it runs in real time."""
 REPLAY_EXAMPLE = (
     "Example: lanesim replay --policy pd --policy pdv --profile cpu/tiny --num-prompts 24 --request-rate 10 "
     "--input-len 64 --output-len 32 --device cpu --out results/replay"
@@ -55,7 +57,9 @@ def replay_command(**flags: Any) -> None:
     from sim.experiment.scenario import resolve
     from sim.report.results import check_out, writing
 
-    scenario = resolve(gather(flags))
+    raw = gather(flags)
+    raw.setdefault("workload", {}).setdefault("num_prompts", NUM_PROMPTS)
+    scenario = resolve(raw)
     out: Path = flags["out"]
     check_out(out, scenario.digest, overwrite=flags["overwrite"])
     profile = load(scenario.profile)
@@ -88,13 +92,14 @@ def _pair(
 
 
 def _experiments(scenario: Scenario, profile: Profile, most_requests: int, *, is_dictated: bool) -> list[Experiment]:
+    from sim.draws import child_seed
     from sim.experiment.assemble import Experiment
 
     return [
         Experiment(
             scenario=scenario,
             policy_name=policy,
-            seed=scenario.seed + replication,
+            seed=child_seed(scenario.seed, replication),
             profile=profile,
             num_slots=most_requests,
             is_dictated=is_dictated,

@@ -23,10 +23,13 @@ from realrun.replay.measured import MeasuredWork, mean, measured_work, real_colu
 from realrun.replay.measured_host import WakeLatency
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.probe import probe
+from sim.costs.profile import Profile
 from sim.costs.profile_files import encode
 from sim.experiment.assemble import Accounts, Experiment
 from sim.experiment.compare import RESULT_SCHEMA, cost_source, paired_differences
 from sim.experiment.scenario import Scenario, to_plain
+from sim.experiment.steady import load_of
+from sim.metrics.load import Load, Verdict, needs_capacity
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
 from sim.report.results import read_columns, write_parquet, write_results
@@ -151,6 +154,10 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, An
     profile = replays[0].experiment.profile
     bounds_ms, num_warmups = scenario.goodput.bounds_ms, scenario.workload.num_warmups
     runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=num_warmups) for each in replays]
+    loads = _loads(scenario, profile, replays)
+    for run in runs:
+        load = loads[str(run["policy"])]
+        run |= {"load": load.verdict.value, "unstable": load.verdict is Verdict.OVERLOADED}
     is_partial = any(each.is_partial for each in replays) or len(runs) < len(scenario.policy) * scenario.replications
     num_allocations = sum(each.num_allocations for each in replays)
     return {
@@ -178,7 +185,24 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, An
             ],
         },
         "runs": runs,
-        "paired": [] if is_partial else msgspec.to_builtins(paired_differences(scenario.policy, runs)),
+        "paired": [] if is_partial else msgspec.to_builtins(paired_differences(scenario.policy, runs, loads, {})),
+    }
+
+
+def _loads(scenario: Scenario, profile: Profile, replays: Sequence[Replay]) -> dict[str, Load]:
+    """By policy, as its simulated capacity says."""
+    records: dict[str, list[RunRecord]] = {}
+    for each in replays:
+        records.setdefault(each.record.policy, []).append(each.record)
+    return {
+        policy: load_of(
+            scenario,
+            profile,
+            policy,
+            is_in_doubt=any(needs_capacity(record) for record in own),
+            arrivals_s=[request.arrival_s for request in own[0].requests],
+        )
+        for policy, own in records.items()
     }
 
 

@@ -36,6 +36,8 @@ EXAMPLE = (
     help="Record every work of the first replication (work.parquet, trace.json); slower. [default: with --plots]",
 )
 @click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
+@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@click.option("--max-cpu-s", type=float, default=60.0, show_default=True, help="CPU budget of `num_prompts: auto`.")
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
@@ -67,6 +69,8 @@ def compare_command(**flags: Any) -> None:
         percentiles=percentiles,
         record_works=with_works,
         is_detailed=flags["save_detailed"],
+        workers=flags["workers"],
+        most_cpu_s=flags["max_cpu_s"],
     )
     if out is not None:
         _write(out, scenario, result, records, with_plots=flags["plots"])
@@ -101,19 +105,9 @@ def _run(scenario: Scenario, profile: Profile, records: list[RunRecord] | None, 
     """Compare with a progress bar; keeps the records where they are wanted."""
     from sim.experiment.compare import compare
 
-    total = scenario.replications * len(scenario.policy)
+    on_run = None if records is None else records.append
     with progress() as on_step:
-        on_step("simulating", 0, total)
-        num_done = 0
-
-        def on_run(record: RunRecord) -> None:
-            nonlocal num_done
-            num_done += 1
-            on_step("simulating", num_done, total)
-            if records is not None:
-                records.append(record)
-
-        return compare(scenario, profile, on_run=on_run, **options)
+        return compare(scenario, profile, on_run=on_run, on_done=on_step, **options)
 
 
 def _write(out: Path, scenario: Scenario, result: Comparison, records: list[RunRecord], *, with_plots: bool) -> None:

@@ -22,7 +22,7 @@ FLAGS: dict[str, tuple[type, str]] = {
     "request_rate": (float, "Requests per second; inf = all at once."),
     "burstiness": (float, "Gamma shape of arrivals; 1 = Poisson."),
     "max_concurrency": (int, "At most this many requests in flight."),
-    "num_prompts": (int, "Requests per run."),
+    "num_prompts": (str, "Requests per run; auto = as many as steady means take."),
     "num_warmups": (int, "First requests left out of the metrics."),
     "dataset_name": (str, "fixed, sharegpt-like, azure-conv, azure-code, ..."),
     "dataset_path": (str, "File of a trace dataset."),
@@ -34,7 +34,7 @@ FLAGS: dict[str, tuple[type, str]] = {
     "max_num_seqs": (int, "Requests in one continuous batch."),
     "max_num_batched_tokens": (int, "Token budget of one step."),
     "num_gpu_blocks": (int, "KV blocks; default: what fits beside the weights."),
-    "seed": (int, "Replication r uses seed + r."),
+    "seed": (int, "Replication r draws from child r of it."),
     "replications": (int, "Runs per policy; intervals need 2 or more."),
 }
 

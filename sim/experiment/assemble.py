@@ -95,6 +95,12 @@ class Experiment:
         return limits_of(self.scenario, self.profile)
 
     @property
+    def most_seated(self) -> int:
+        """Requests that the policy admits at once, memory apart."""
+        most = self.limits.max_num_seqs
+        return min(most, self.scenario.policy_options.workers) if self.policy.has_workers else most
+
+    @property
     def models(self) -> tuple[ModelShape, ...]:
         """Whose weights and KV are in memory."""
         has_draft = self.draft_tokens_max > 0 and self.scenario.speculation.method is not Method.NGRAM
@@ -289,11 +295,9 @@ def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -
                 f"on {profile.name!r}"
             )
     context = profile.target.max_context
-    num_beyond = sum(request.prompt_tokens + request.output_tokens > context for request in requests)
-    if num_beyond:
+    if any(request.prompt_tokens + request.output_tokens > context for request in requests):
         warnings.warn(
-            f"{num_beyond} of {len(requests)} requests are longer than {profile.target.name}'s context of {context} "
-            "tokens; they are served all the same",
+            f"requests longer than {profile.target.name}'s context of {context} tokens are served all the same",
             BeyondContextWarning,
             stacklevel=3,
         )

@@ -21,7 +21,7 @@ from sim.engine.draft_length import CONTROLLERS
 from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
 from sim.policies.options import EngineLimits, Method, PolicyOptions
-from sim.workload.generate import TIMED_TRACES, Workload
+from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
 TINY, TINY_INPUT_LEN, TINY_OUTPUT_LEN = "cpu/tiny", 64, 32
@@ -227,12 +227,22 @@ def resolve(raw: Mapping[str, Any]) -> Scenario:
             workload.setdefault("output_len", TINY_OUTPUT_LEN)
         if workload.get("input_len") is not None or workload.get("output_len") is not None:
             workload.setdefault("dataset_name", "fixed")
+        count = workload.get("num_prompts")
+        if isinstance(count, str) and count != AUTO:
+            workload["num_prompts"] = _count(count)
         if workload.get("dataset_name") in TIMED_TRACES and "request_rate" not in workload:
             workload.setdefault("trace_arrivals", "recorded")
     try:
         return msgspec.convert(raw, Scenario, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(_explain(str(error))) from None
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"workload.num_prompts={text!r} must be a whole number, or auto") from None
 
 
 def _explain(message: str) -> str:

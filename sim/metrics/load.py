@@ -1,68 +1,117 @@
-"""Whether requests arrive faster than they are served: the test for an overloaded run, from its latencies.
+"""Whether requests arrive faster than they can be served: the nominal rate beside the measured saturated throughput.
 
-Not here: latencies themselves (sim.metrics.summary).
+Trends of latencies cannot tell it: near capacity they grow for hours, and a short run of an overloaded server looks
+fine. Not here: making the saturated run (sim.experiment.capacity), latencies (sim.metrics.summary).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
+from math import inf, sqrt
 
+import msgspec
 import numpy as np
 
 from sim.metrics.records import RunRecord
-from sim.metrics.stats import Floats
+from sim.metrics.stats import interval_95
 from sim.seam.request import Request
 
-TREND_PER_S = 0.1
-"""Growth of latency per second of arrivals above which a run counts as overloaded: 10 % too little capacity."""
-GROWTH = 2.0
-"""And the last quarter of arrivals must wait this many times longer than the second."""
-BACKLOG_SHARE = 0.2
-"""Or: the requests in the system grow by this share of the second half's arrivals, by half, and drain slowly."""
-FEWEST_FOR_TREND = 40
+BUSY_SHARE = 0.6
+"""Where the device is busy for less of the time and the queue did not grow, no saturated run is needed: stable."""
+GROWTH, LEAST_GROWTH = 1.5, 5
+"""A queue grew if requests in the system at the last arrival exceed those at half time by this factor and number."""
+BATCHES = 5
+"""Stretches of a saturated run whose throughputs give its interval."""
 
 
-def is_overloaded(arrival_s: Floats, latency_s: Floats, *, is_cut: bool = False) -> bool:
-    """Whether latencies [requests, in order of arrival] keep growing while requests arrive.
+class Verdict(StrEnum):
+    """How a run's load stands to capacity. Only stable runs have means that a longer run would repeat."""
 
-    With arrivals above capacity latency grows by (arrival rate / capacity - 1) seconds per second. A run is
-    overloaded if the least-squares trend over the last three quarters of the arrivals exceeds TREND_PER_S and the
-    mean of the last quarter is more than GROWTH times that of the second; or if the backlog grows (`_backlog_grows`),
-    which a policy that shares the device among all requests shows instead. Too few requests are never judged.
-    With `is_cut` some latencies are those until the end of the run, and how long it takes to drain is not known.
+    STABLE = "stable"
+    OVERLOADED = "overloaded"
+    UNDECIDED = "undecided"
+    """The rate lies within the interval of the capacity."""
+    CLOSED = "closed"
+    """A closed loop: requests wait for others to finish, so the rate follows the server."""
+    BURST = "burst"
+    """All at once, and nobody waits to send."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict and what it rests on; nulls where no saturated run was needed."""
+
+    verdict: Verdict
+    rate_per_s: float | None
+    """Nominal requests per second, or a trace's number over its span."""
+    capacity_per_s: float | None = None
+    """Requests per second of the same policy, engine, caps and lengths with a queue that never empties."""
+    ci95: tuple[float, float] | None = None
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether means have intervals."""
+        return self.verdict in (Verdict.STABLE, Verdict.CLOSED)
+
+
+def judge(rate_per_s: float, rate_error_per_s: float, capacity_per_s: float, ci95: tuple[float, float]) -> Load:
+    """The verdict of an open loop; `rate_error_per_s` is half of the rate's own 95 % interval, 0 where it is given."""
+    low, high = ci95
+    if rate_per_s + rate_error_per_s < low:
+        verdict = Verdict.STABLE
+    elif rate_per_s - rate_error_per_s > high:
+        verdict = Verdict.OVERLOADED
+    else:
+        verdict = Verdict.UNDECIDED
+    return Load(verdict=verdict, rate_per_s=rate_per_s, capacity_per_s=capacity_per_s, ci95=ci95)
+
+
+def trace_rate(arrivals_s: Sequence[float]) -> tuple[float, float]:
+    """Requests per second of recorded arrivals, and half of its 95 % interval by the spread of their gaps."""
+    gaps = np.diff(np.asarray(arrivals_s))
+    if len(gaps) == 0 or gaps.sum() <= 0.0:
+        return inf, 0.0
+    rate = 1.0 / float(gaps.mean())
+    variation = float(gaps.std()) / float(gaps.mean())
+    return rate, 1.96 * variation * rate / sqrt(len(gaps))
+
+
+def needs_capacity(record: RunRecord) -> bool:
+    """Whether the run was busy enough, or its queue grew enough, that only a saturated run can tell how it stands."""
+    requests = record.requests
+    if not requests or record.end_s <= 0.0:
+        return False
+    if record.device_busy_s > BUSY_SHARE * record.end_s:
+        return True
+    half, last = _in_system(record, requests[len(requests) // 2].arrival_s), _in_system(record, requests[-1].arrival_s)
+    return last > GROWTH * half + LEAST_GROWTH
+
+
+def _in_system(record: RunRecord, time_s: float) -> int:
+    """Requests that have arrived by `time_s` and are not finished then."""
+    return sum(
+        request.arrival_s <= time_s and not (request.is_finished and request.last_token_s <= time_s)
+        for request in record.requests
+    )
+
+
+def saturated_throughput(requests: Sequence[Request], in_flight: int) -> tuple[float, tuple[float, float]]:
+    """Requests per second while the queue never empties, with its 95 % interval.
+
+    `requests` all arrived at once and are finished. A request counts evenly over its time in service, since completions
+    come in waves. Left out are the first `in_flight` completions, while the batch fills, and what comes after the last
+    one was let in, while it drains. The interval is over BATCHES stretches of equal length.
     """
-    count = len(arrival_s)
-    if count < FEWEST_FOR_TREND:
-        return False
-    quarter = count // 4
-    arrivals = arrival_s[quarter:]
-    latencies = latency_s[quarter:]
-    centred = arrivals - arrivals.mean()
-    variance = float(np.dot(centred, centred))
-    if variance == 0.0:
-        return False
-    trend = float(np.dot(centred, latencies)) / variance
-    second = float(latency_s[quarter : 2 * quarter].mean())
-    last = float(latency_s[-quarter:].mean())
-    return (trend > TREND_PER_S and last > GROWTH * second) or _backlog_grows(arrival_s, latency_s, is_cut)
-
-
-def _backlog_grows(arrival_s: Floats, latency_s: Floats, is_cut: bool) -> bool:
-    """Whether requests in the system at the last arrival exceed those at half time by half and by BACKLOG_SHARE of
-    the arrivals since, and need more than half of the arrivals' span to drain."""
-    half_s, last_s = arrival_s[len(arrival_s) // 2], arrival_s[-1]
-    end_s = arrival_s + latency_s
-    backlog = [int(np.sum(arrival_s <= time_s) - np.sum(end_s <= time_s)) for time_s in (half_s, last_s)]
-    growth = backlog[1] - backlog[0]
-    drain_s = float(end_s.max() - last_s)
-    is_slow = is_cut or drain_s > 0.5 * float(last_s - arrival_s[0])
-    return is_slow and growth > BACKLOG_SHARE * len(arrival_s) / 2 and backlog[1] > 1.5 * backlog[0]
-
-
-def is_unstable(record: RunRecord, measured: Sequence[Request]) -> bool:
-    """Arrivals above capacity; a request that the end cut has waited at least until then."""
-    if not record.is_open_loop or not measured:
-        return False
-    arrivals = np.array([request.arrival_s for request in measured])
-    ends = np.array([request.last_token_s if request.is_finished else record.end_s for request in measured])
-    return is_overloaded(arrivals, ends - arrivals, is_cut=not all(request.is_finished for request in measured))
+    begins = np.array([request.scheduled_s for request in requests])
+    ends = np.array([request.last_token_s for request in requests])
+    first = np.sort(ends)[min(in_flight, len(ends)) - 1]
+    last = float(begins.max())
+    if last <= first:
+        return len(ends) / float(ends.max()), (0.0, inf)
+    cuts = np.linspace(first, last, BATCHES + 1)
+    served = np.clip((cuts[:, None] - begins) / (ends - begins), 0.0, 1.0).sum(axis=1)
+    rates = np.diff(served) / np.diff(cuts)
+    interval = interval_95(rates.tolist())
+    assert interval is not None
+    rate, half = float(rates.mean()), (interval[1] - interval[0]) / 2.0
+    return rate, (max(0.0, rate - half), rate + half)

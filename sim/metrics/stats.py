@@ -56,3 +56,21 @@ def weighted_percentiles(values: Floats, counts: Floats, percents: Sequence[floa
     below = ordered[np.searchsorted(last_index, low)]
     above = ordered[np.searchsorted(last_index, np.minimum(low + 1, total))]
     return [float(value) for value in below + (above - below) * (ranks - low)]
+
+
+def mser_5(values: Floats) -> int:
+    """How many of the first `values` [samples, in order] to leave out: the truncation of batches of 5 that makes the
+    marginal standard error of the rest smallest, at most half of them.
+
+    Source: White 1997 (Simulation 69), White, Cobb and Spratt 2000: MSER-5.
+    """
+    size = 5
+    count = len(values) // size
+    if count < 4:
+        return 0
+    batches = values[: count * size].reshape(count, size).mean(axis=1)
+    rest = np.arange(count, 0, -1)
+    sums = np.cumsum(batches[::-1])[::-1]
+    squares = np.cumsum(batches[::-1] ** 2)[::-1]
+    error = (squares - sums**2 / rest) / rest**2
+    return size * int(np.argmin(error[: count // 2 + 1]))

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim.metrics.breakdown import PHASES, mean_phases_s
-from sim.metrics.load import is_unstable
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, weighted_percentiles
 from sim.seam.request import Request
@@ -59,7 +58,6 @@ def summarise(
         "num_prompts": len(measured),
         "completed": len(finished),
         "censored": len(measured) - len(finished),
-        "unstable": is_unstable(record, measured),
         "preemptions": sum(request.num_preemptions for request in measured),
         "duration": duration_s,
         "total_input_tokens": sum(request.prompt_tokens for request in finished),

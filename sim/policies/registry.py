@@ -32,6 +32,8 @@ class Policy:
     """Makes no sense with a draft length of 0."""
     is_speculative: bool = True
     """False: drafts nothing whatever the draft length is."""
+    has_workers: bool = False
+    """Serves as many requests at once as it has workers."""
     is_continuous: bool = False
     """Continuous batching: keeps its KV and batches, so `batching` and `kv` cannot be otherwise."""
 
@@ -57,6 +59,7 @@ _BUILT_IN = (
         summary="workers that take one request end to end, one stream",
         source="seeds 000, 004",
         build=baseline.coroutines,
+        has_workers=True,
     ),
     Policy(
         name="pd", summary="prefill lane and decode lane, two streams", source="seeds 002, 004", build=pd.coroutines

@@ -8,7 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sim.experiment.compare import Comparison, Paired, PolicySummary
+from sim.experiment.compare import Comparison, Order, Paired, PolicySummary
+from sim.metrics.load import Verdict
 
 HEADLINE = (
     ("mean_ttft_ms", "TTFT", "mean ms"),
@@ -58,7 +59,7 @@ def comparison_tables(console: Console, result: Comparison) -> None:
     workload, speculation = scenario["workload"], scenario["speculation"]
     is_recorded = workload["trace_arrivals"] == "recorded"
     pace = "as recorded" if is_recorded else f"at {workload['request_rate']}/s"
-    load = f"{workload['num_prompts']} requests {pace}"
+    load = f"{result.length.num_prompts} requests {pace}"
     if workload["max_concurrency"]:
         load += f", at most {workload['max_concurrency']} at once"
     console.print(
@@ -85,8 +86,8 @@ def _policies(policies: Sequence[PolicySummary], replications: int) -> Table:
     for row in policies:
         cells = [_cell(key, row.mean[key], row.ci95[key]) for key, _, _ in HEADLINE]
         name = row.policy
-        if row.unstable:
-            name += "\n  overloaded"
+        if row.load.verdict is not Verdict.STABLE:
+            name += f"\n  {row.load.verdict}"
         if row.mean["censored"]:
             name += f"\n  {row.mean['censored']:.0f} censored"
         table.add_row(name, *cells, style="dim" if row.unstable else None)
@@ -127,8 +128,8 @@ def _difference(row: Paired) -> str:
         return number(None)
     sign = "+" if row.difference > 0 else ""
     text = f"{sign}{number(row.difference)}"
-    if row.unstable:
-        return f"{text}\noverloaded"
+    if row.order is Order.OVERLAP:
+        return f"{text}\ndepends on overlap"
     if row.ci95:
         low, high = row.ci95
         text += f"\n[{number(low)}, {number(high)}]"
@@ -140,6 +141,9 @@ def notes(result: Comparison) -> list[str]:
     errors = result.profile.errors
     known = ", ".join(f"{kind} {value:.1f} %" for kind, value in errors.items() if value is not None)
     lines = [f"costs: mean error on held-out points: {known or 'none stated'}"]
+    unknown = [kind for kind, value in errors.items() if value is None]
+    if unknown:
+        lines[0] += f"; not validated: {', '.join(unknown)}"
     lengths = {
         row.policy: length
         for row in result.policies
@@ -149,12 +153,47 @@ def notes(result: Comparison) -> list[str]:
         low, high = min(lengths.values()), max(lengths.values())
         span = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
         lines.append(f"acceptance length (tokens per verify): {span}")
-    unknown = [kind for kind, value in errors.items() if value is None]
-    if unknown:
-        lines[0] += f"; not validated: {', '.join(unknown)}"
-    lines.append(f"overlap of streams: {result.profile.overlap}")
-    if any(row.unstable for row in result.policies):
-        lines.append("overloaded: requests arrive faster than they are served; latencies grow with the run's length")
+    lines += _overlap_lines(result)
+    lines += _load_lines(result)
+    warmups = result.length.num_warmups
+    if warmups:
+        lines.append(f"the first {warmups} requests of each run are left out" + " (MSER-5)" * result.length.is_auto)
     if result.scenario["replications"] < 2:
         lines.append("no intervals: they need --replications 2 or more")
+    return [*lines, *result.notes]
+
+
+def _overlap_lines(result: Comparison) -> list[str]:
+    """Where overlap was not measured: what each policy with several streams gives from least to most of it."""
+    if result.profile.is_overlap_measured:
+        return [f"overlap of streams: {result.profile.overlap}"]
+    given = result.scenario["devices"]["overlap"]
+    if given is not None:
+        return [f"overlap of streams: not measured; {given}, as asked for"]
+    lines = []
+    for row in result.policies:
+        if row.by_overlap:
+            spans = [
+                f"{NAMES[metric]} " + ", ".join(number(means[metric]) for means in row.by_overlap.values())
+                for metric in ("mean_e2el_ms", "output_throughput")
+            ]
+            lines.append(f"{row.policy}, {' / '.join(row.by_overlap)}: {'; '.join(spans)}")
+    if lines:
+        lines.insert(
+            0, "overlap of streams: not measured; the table shares the device's time. From least to most of it:"
+        )
+    return lines
+
+
+def _load_lines(result: Comparison) -> list[str]:
+    lines = []
+    for row in result.policies:
+        load = row.load
+        if load.capacity_per_s is None or load.ci95 is None or load.verdict is Verdict.STABLE:
+            continue
+        low, high = load.ci95
+        lines.append(
+            f"{row.policy} is {load.verdict}: {number(load.rate_per_s)} requests/s arrive, it serves "
+            f"{number(load.capacity_per_s)} [{number(low)}, {number(high)}]; its means depend on the run's length"
+        )
     return lines

@@ -6,7 +6,10 @@ are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded tr
 """
 
 from enum import StrEnum
+from functools import lru_cache
 from math import inf, isfinite
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -26,6 +29,9 @@ LEAST_RATE = 1e-9
 """Requests per second: one in 32 years."""
 MOST_PROMPTS = 10_000_000
 """About what 16 GB of memory hold."""
+AUTO = "auto"
+LEAST_AUTO_PROMPTS = 1000
+"""Requests of a run whose length is left to lanesim, before it is known how many it needs."""
 _ARRIVALS, _PROMPTS, _OUTPUTS = range(3)
 """Streams of the seed."""
 
@@ -45,7 +51,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     dataset_name: str = "sharegpt-like"
     """`fixed`, a length table, or a trace format with its file in dataset_path."""
     dataset_path: str | None = None
-    num_prompts: int = 200
+    num_prompts: int | Literal["auto"] = "auto"
+    """Requests per run; auto = as many as steady means take (sim.experiment.steady), all that a trace holds."""
     request_rate: float = 4.0
     """Requests per second; inf = all at once."""
     burstiness: float = 1.0
@@ -63,11 +70,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("num_prompts", "max_concurrency", "input_len", "output_len"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"workload.{name}={value!r} must be at least 1")
-        if self.num_prompts > MOST_PROMPTS:
+        most = self.num_prompts if isinstance(self.num_prompts, int) else MOST_PROMPTS
+        if most > MOST_PROMPTS:
             raise ValueError(f"workload.num_prompts={self.num_prompts} must be at most {MOST_PROMPTS}")
-        if not 0 <= self.num_warmups < self.num_prompts:
+        if not 0 <= self.num_warmups < most:
             raise ValueError(
                 f"workload.num_warmups={self.num_warmups!r} must be at least 0 and below num_prompts={self.num_prompts}"
             )
@@ -96,9 +104,9 @@ def build_requests(workload: Workload, seed: int) -> list[Request]:
 
     A trace without arrival times gets drawn ones. Raises ValueError for a trace that cannot be served.
     """
-    count = workload.num_prompts
-    if workload.dataset_name in TRACE_NAMES:
-        trace = read_trace(workload.dataset_name, workload.dataset_path or "", count)
+    count = num_requests(workload)
+    if is_trace(workload):
+        trace = _trace(workload, count)
         arrivals = _trace_arrivals(trace, workload, seed)
         prompts, outputs, ids = trace.prompt_tokens, trace.output_tokens, list(trace.ids)
     else:
@@ -111,6 +119,38 @@ def build_requests(workload: Workload, seed: int) -> list[Request]:
         outputs = np.full(count, workload.output_len)
     columns = zip(range(count), ids, arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
     return [Request(*row) for row in columns]
+
+
+def is_trace(workload: Workload) -> bool:
+    return workload.dataset_name in TRACE_NAMES
+
+
+def trace_length(workload: Workload) -> int:
+    """Requests that the workload's trace holds. Raises ValueError for one that cannot be read."""
+    return len(_trace(workload, None).ids)
+
+
+def num_requests(workload: Workload) -> int:
+    """Requests of a run; where that is left open, a whole trace, or the least of a run that is long enough."""
+    if isinstance(workload.num_prompts, int):
+        return workload.num_prompts
+    return trace_length(workload) if is_trace(workload) else LEAST_AUTO_PROMPTS
+
+
+def _trace(workload: Workload, count: int | None) -> Trace:
+    source = workload.dataset_path or ""
+    path = Path(source.rpartition("#")[0] or source)
+    try:
+        stamp = path.stat()
+    except OSError:
+        return read_trace(workload.dataset_name, source, count)
+    return _read_trace(workload.dataset_name, source, count, stamp.st_mtime_ns, stamp.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read_trace(name: str, source: str, count: int | None, mtime_ns: int, size: int) -> Trace:
+    """A file is read once as long as it stays as it is."""
+    return read_trace(name, source, count)
 
 
 def arrival_times(count: int, request_rate: float, burstiness: float, seed: int) -> Floats:

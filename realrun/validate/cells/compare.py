@@ -24,6 +24,7 @@ from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve
 from sim.metrics.summary import summarise
 from sim.seam.request import Request
+from sim.workload.generate import num_requests
 
 CELLS_SCHEMA = 1
 WAVES = 10
@@ -85,7 +86,7 @@ def simulate_cell(cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
     """The metrics of the simulated cell (sim.metrics.summary). Raises ValueError for what cannot run."""
     scenario = scenario_of(cell, profile, setup)
     check(scenario, profile)
-    requests = varied_requests(cell, scenario.workload.num_prompts, scenario.seed) if cell.output_len_std else None
+    requests = varied_requests(cell, num_requests(scenario.workload), scenario.seed) if cell.output_len_std else None
     record = simulate(scenario, scenario.policy[0], scenario.seed, profile, requests=requests)
     return summarise(record, num_warmups=scenario.workload.num_warmups)
 

@@ -1,0 +1,88 @@
+"""How many requests a second a policy can serve when its queue never empties: one saturated run, made once and kept.
+
+Not here: what such a run says of a load (sim.metrics.load).
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+
+from sim.costs.profile import Profile
+from sim.draws import child_seed
+from sim.experiment.assemble import Experiment
+from sim.experiment.run import simulate
+from sim.experiment.scenario import Scenario, Window
+from sim.metrics.load import saturated_throughput
+from sim.seam.request import Request
+from sim.workload.generate import TraceArrivals, build_requests, is_trace, trace_length
+
+GENERATIONS = 6
+"""A saturated run serves this many times what can be in flight: one generation fills the batch, one drains it."""
+FEWEST, MOST = 120, 12_000
+SAMPLE = 200
+"""Requests whose mean length tells how many fit in memory."""
+CAPACITY_KEY = 1_000_003
+"""Child of the scenario's seed that saturated runs draw from: they share nothing with the runs they judge."""
+
+Capacity = tuple[float, tuple[float, float]]
+"""Requests per second and its 95 % interval."""
+_known: dict[tuple[str, str, int], Capacity] = {}
+
+
+def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
+    """Saturated throughput of `policy` with the scenario's lengths, engine, caps and overlap; kept for the process."""
+    saturated = _saturated(scenario, policy, profile)
+    key = saturated.digest, policy, id(profile)
+    if key not in _known:
+        record = simulate(saturated, policy, child_seed(scenario.seed, CAPACITY_KEY), profile)
+        _known[key] = saturated_throughput(record.requests, peak_in_flight(record.requests))
+    return _known[key]
+
+
+def _saturated(scenario: Scenario, policy: str, profile: Profile) -> Scenario:
+    """All requests at once, as many as it takes."""
+    experiment = Experiment(scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile)
+    sample = build_requests(
+        msgspec.structs.replace(
+            scenario.workload, num_prompts=_at_most(scenario, SAMPLE), num_warmups=0, request_rate=inf
+        ),
+        child_seed(scenario.seed, CAPACITY_KEY),
+    )
+    pool = experiment.pool()
+    blocks = sum(pool.blocks_for(request) for request in sample) / len(sample)
+    in_flight = min(experiment.most_seated, max(1, int(pool.num_blocks / blocks)))
+    num_prompts = _at_most(scenario, min(MOST, max(FEWEST, GENERATIONS * in_flight)))
+    workload = msgspec.structs.replace(
+        scenario.workload,
+        num_prompts=num_prompts,
+        num_warmups=0,
+        request_rate=inf,
+        max_concurrency=None,
+        trace_arrivals=_at_once(scenario.workload.trace_arrivals),
+    )
+    return msgspec.structs.replace(
+        scenario, workload=workload, window=Window(), policy=(policy,), replications=1, goodput=type(scenario.goodput)()
+    )
+
+
+def _at_most(scenario: Scenario, count: int) -> int:
+    """No more requests than a trace has."""
+    workload = scenario.workload
+    return min(count, trace_length(workload)) if is_trace(workload) else count
+
+
+def peak_in_flight(requests: list[Request]) -> int:
+    """The most requests that were admitted and unfinished at once."""
+    events = [(request.scheduled_s, 1) for request in requests] + [(request.last_token_s, -1) for request in requests]
+    now = peak = 0
+    for _, change in sorted(events):
+        now += change
+        peak = max(peak, now)
+    return peak
+
+
+def _at_once(arrivals: TraceArrivals) -> TraceArrivals:
+    """Recorded times have no regard to the rate; rescaled ones of an infinite rate are all 0."""
+    return TraceArrivals.RESCALED if arrivals is TraceArrivals.RECORDED else arrivals

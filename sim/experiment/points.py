@@ -1,0 +1,111 @@
+"""Many runs over several processes: points in, outcomes out, in whatever order they are done.
+
+A point is everything that determines one run, so it does not matter where it is run. Workers are forked where the
+system can, so that policies and acceptances registered in this process are known there. Not here: which points there
+are (sim.experiment.compare, sweeps).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+
+import msgspec
+
+from sim.costs.profile import Profile
+from sim.devices.contention import Regime
+from sim.experiment.run import simulate
+from sim.experiment.scenario import Scenario
+from sim.metrics.load import needs_capacity
+from sim.metrics.records import RunRecord
+from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
+from sim.workload.generate import is_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run: a policy of a scenario, whose length is settled, with one seed."""
+
+    scenario: Scenario
+    policy: str
+    seed: int
+    profile: Profile
+    regime: Regime | None = None
+    """Stands in for the scenario's `devices.overlap`."""
+    percentiles: tuple[float, ...] = PERCENTILES
+    is_detailed: bool = False
+    record_works: bool = False
+    keeps_record: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a point gave."""
+
+    run: Run
+    num_streams: int
+    """Streams of the GPU that the policy used."""
+    needs_capacity: bool
+    arrivals_s: list[float]
+    """Of a trace's requests; empty for drawn ones, whose rate is known."""
+    record: RunRecord | None
+
+
+def run_point(point: Point) -> Outcome:
+    """Simulate one point in this process."""
+    scenario = point.scenario
+    if point.regime is not None:
+        devices = msgspec.structs.replace(scenario.devices, overlap=point.regime)
+        scenario = msgspec.structs.replace(scenario, devices=devices)
+    record = simulate(scenario, point.policy, point.seed, point.profile, record_works=point.record_works)
+    run = summarise(
+        record,
+        percentiles=point.percentiles,
+        goodput_ms=scenario.goodput.bounds_ms,
+        num_warmups=scenario.workload.num_warmups,
+    )
+    if point.is_detailed:
+        run |= detailed(record)
+    return Outcome(
+        run=run,
+        num_streams=len({usage.stream for usage in record.usage if usage.kind != "host"}),
+        needs_capacity=needs_capacity(record),
+        arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
+        record=record if point.keeps_record else None,
+    )
+
+
+def run_points(
+    points: Sequence[Point], *, workers: int | None = None, on_done: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, Outcome]]:
+    """(index of the point, outcome) as each is done; `on_done` hears how many are.
+
+    `workers` processes, by default as many as there are cores; 1 stays in this one. An exception of a run is raised
+    here, and the runs that have not begun are dropped then, as they are on an interrupt.
+    """
+    count = min(len(points), default_workers() if workers is None else workers)
+    if count <= 1:
+        for index, point in enumerate(points):
+            yield index, run_point(point)
+            if on_done is not None:
+                on_done(index + 1)
+        return
+    method = "fork" if sys.platform == "linux" else "spawn"
+    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context(method))
+    try:
+        futures = {pool.submit(run_point, point): index for index, point in enumerate(points)}
+        for number, future in enumerate(as_completed(futures), start=1):
+            yield futures[future], future.result()
+            if on_done is not None:
+                on_done(number)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def default_workers() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
