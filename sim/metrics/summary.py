@@ -18,7 +18,7 @@ from sim.seam.request import Request
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
-Value = str | int | float | None | dict[str, int] | dict[str, float] | dict[str, float | None] | list[float | None]
+Value = bool | str | int | float | None | dict[str, int | float | None] | list[float | None]
 Run = dict[str, Value]
 """A run's metrics as JSON has them, flat, under the keys of `vllm bench serve`."""
 POLL_CPU_S = 1e-6
@@ -200,7 +200,7 @@ def _device(record: RunRecord, duration_s: float) -> Run:
     for usage in record.usage:
         num_works[usage.kind] = num_works.get(usage.kind, 0) + usage.num_works
     return {
-        "num_works": num_works,
+        "num_works": dict(num_works),
         "device_utilization": _ratio(record.device_busy_s, end_s),
         "device_idle_share": 1.0 - record.device_busy_s / end_s if end_s > 0.0 else None,
         "stream_utilization": {name: _ratio(busy_s, end_s) for name, busy_s in by_stream.items()},

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sim.cli.main import run
+from sim.draws import child_seed
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 SMALL = ["--num-prompts", "12", "--input-len", "64", "--output-len", "16", "--request-rate", "4"]
@@ -36,7 +37,8 @@ def test_compare_prints_only_json_and_repeats_bit_for_bit(capsys: pytest.Capture
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1]
     result = json.loads(outputs[0])
-    assert [(r["policy"], r["seed"]) for r in result["runs"]] == [("pd", 0), ("pd", 1), ("pdv", 0), ("pdv", 1)]
+    assert [(r["policy"], r["replication"]) for r in result["runs"]] == [("pd", 0), ("pd", 1), ("pdv", 0), ("pdv", 1)]
+    assert [r["seed"] for r in result["runs"]] == 2 * [child_seed(0, 0), child_seed(0, 1)]
     pair = next(row for row in result["paired"] if row["metric"] == "mean_e2el_ms")
     assert (pair["a"], pair["b"]) == ("pdv", "pd")
     assert pair["ci95"][0] <= pair["difference"] <= pair["ci95"][1]

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.load import is_overloaded
 from sim.metrics.stats import interval_95, t_975, weighted_percentiles
 
 
@@ -41,11 +40,3 @@ def test_intervals_cover_the_true_mean_at_their_rate() -> None:
         low, high = interval_95(list(generator.normal(10.0, 2.0, 5))) or (0.0, 0.0)
         hits += low <= 10.0 <= high
     assert hits / 2000 == pytest.approx(0.95, abs=0.015)
-
-
-def test_a_queue_that_grows_with_time_is_overloaded_and_a_steady_one_is_not() -> None:
-    arrivals = np.arange(200) / 4.0
-    noise = np.random.default_rng(0).exponential(0.5, 200)
-    assert is_overloaded(arrivals, noise + 0.4 * arrivals)
-    assert not is_overloaded(arrivals, noise + 5.0)
-    assert not is_overloaded(arrivals[:20], 0.4 * arrivals[:20])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.seam.request import Request
-from sim.workload.generate import Workload, arrival_times, build_requests
+from sim.workload.generate import LEAST_AUTO_PROMPTS, Workload, arrival_times, build_requests
 from sim.workload.lengths import LENGTH_TABLES
 
 seeds = st.integers(0, 2**40)
@@ -71,7 +71,7 @@ def test_seeds_differ_in_lengths_and_arrivals() -> None:
 
 def test_an_infinite_rate_puts_all_at_zero_and_concurrency_changes_nothing() -> None:
     requests = build_requests(Workload(request_rate=inf, max_concurrency=8), 0)
-    assert arrivals(requests) == [0.0] * 200
+    assert arrivals(requests) == [0.0] * LEAST_AUTO_PROMPTS
     assert lengths(requests) == lengths(build_requests(Workload(), 0))
 
 
@@ -126,7 +126,7 @@ def test_length_tables_rise() -> None:
         ({"input_len": 0}, "input_len=0 must be at least 1"),
         ({"output_len": -3}, "output_len=-3 must be at least 1"),
         ({"max_concurrency": 0}, "max_concurrency=0 must be at least 1"),
-        ({"num_warmups": 200}, "num_warmups=200 must be at least 0 and below num_prompts=200"),
+        ({"num_prompts": 200, "num_warmups": 200}, "num_warmups=200 must be at least 0 and below num_prompts=200"),
         ({"num_warmups": -1}, "num_warmups=-1 must be at least 0"),
         ({"request_rate": 0.0}, "request_rate=0.0 must be at least 1e-09"),
         ({"request_rate": -1.0}, "request_rate=-1.0 must be at least 1e-09"),

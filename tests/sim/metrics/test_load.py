@@ -1,0 +1,106 @@
+"""The load verdict: the nominal rate beside the saturated throughput, and when a saturated run is needed at all."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+
+from sim.engine.gauge import GapSamples
+from sim.metrics.load import Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
+from sim.metrics.records import RunRecord
+from sim.seam.request import Request
+
+
+def served(index: int, arrival_s: float, scheduled_s: float, last_s: float) -> Request:
+    return Request(
+        index=index,
+        id=str(index),
+        arrival_s=arrival_s,
+        prompt_tokens=1,
+        output_tokens=1,
+        emitted_tokens=1,
+        scheduled_s=scheduled_s,
+        first_token_s=last_s,
+        last_token_s=last_s,
+    )
+
+
+def record(requests: list[Request], *, busy_s: float, end_s: float) -> RunRecord:
+    return RunRecord(
+        policy="pd",
+        seed=0,
+        requests=requests,
+        gaps=GapSamples(),
+        end_s=end_s,
+        window_s=None,
+        usage=[],
+        device_busy_s=busy_s,
+        num_polls=0,
+        queue_mean=0.0,
+        queue_peak=0,
+        kv_tokens_mean=0.0,
+        kv_tokens_peak=0,
+        kv_capacity_tokens=1,
+        is_open_loop=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "error", "verdict"),
+    [
+        (8.9, 0.0, Verdict.STABLE),
+        (9.0, 0.0, Verdict.UNDECIDED),
+        (11.0, 0.0, Verdict.UNDECIDED),
+        (11.1, 0.0, Verdict.OVERLOADED),
+        (8.5, 0.6, Verdict.UNDECIDED),
+        (11.5, 0.6, Verdict.UNDECIDED),
+    ],
+)
+def test_only_a_rate_outside_the_interval_of_capacity_is_judged(rate: float, error: float, verdict: Verdict) -> None:
+    load = judge(rate, error, 10.0, (9.0, 11.0))
+    assert (load.verdict, load.rate_per_s, load.capacity_per_s, load.ci95) == (verdict, rate, 10.0, (9.0, 11.0))
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_means_have_intervals_where_a_longer_run_would_repeat_them(verdict: Verdict) -> None:
+    assert Load(verdict=verdict, rate_per_s=1.0).is_steady == (verdict in (Verdict.STABLE, Verdict.CLOSED))
+
+
+def test_a_trace_arrives_at_its_number_over_its_span_give_or_take_its_spread() -> None:
+    assert trace_rate([0.0, 0.5, 1.0, 1.5, 2.0]) == (2.0, 0.0)
+    rate, error = trace_rate(np.cumsum(np.random.default_rng(0).exponential(0.1, 10_000)).tolist())
+    assert rate == pytest.approx(10.0, rel=0.03)
+    assert error == pytest.approx(1.96 * rate / 100.0, rel=0.05)
+    assert trace_rate([3.0, 3.0]) == (inf, 0.0)
+
+
+def test_a_server_of_one_second_serves_one_request_a_second() -> None:
+    """Two at once, each in service for 2 s, in two phases: 1 request/s in every stretch."""
+    requests = [served(i, 0.0, i * 1.0, i * 1.0 + 2.0) for i in range(40)]
+    rate, (low, high) = saturated_throughput(requests, in_flight=2)
+    assert rate == pytest.approx(1.0)
+    assert (low, high) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_waves_of_completions_do_not_widen_the_interval() -> None:
+    """Ten at once for 5 s, again and again: 2 requests/s, whatever part of a wave a stretch ends in."""
+    requests = [served(i, 0.0, i // 10 * 5.0, i // 10 * 5.0 + 5.0) for i in range(60)]
+    rate, (low, high) = saturated_throughput(requests, in_flight=10)
+    assert rate == pytest.approx(2.0)
+    assert high - low < 1e-9
+
+
+def test_a_run_that_never_saturates_gives_no_upper_bound() -> None:
+    requests = [served(i, 0.0, 0.0, 5.0) for i in range(3)]
+    assert saturated_throughput(requests, in_flight=3) == (3 / 5.0, (0.0, inf))
+
+
+def test_a_busy_device_or_a_growing_queue_puts_stability_in_doubt() -> None:
+    calm = [served(i, i * 1.0, i * 1.0, i + 0.5) for i in range(40)]
+    growing = [served(i, i * 1.0, i * 2.0, i * 2.0 + 2.0) for i in range(80)]
+    assert not needs_capacity(record(calm, busy_s=24.0, end_s=40.0))
+    assert needs_capacity(record(calm, busy_s=24.1, end_s=40.0))
+    assert needs_capacity(record(growing, busy_s=10.0, end_s=160.0))
+    assert not needs_capacity(record([], busy_s=0.0, end_s=0.0))
