@@ -48,6 +48,7 @@ def compare_command(**flags: Any) -> None:
 
     scenario = resolve(gather(flags))
     percentiles = _percentiles(flags["metric_percentiles"])
+    asked = percentiles if flags["metric_percentiles"] else []
     out, json_path = flags["out"], flags["json_path"]
     if flags["plots"] and out is None:
         raise ValueError("--plots draws into a results directory: add --out DIR")
@@ -81,7 +82,7 @@ def compare_command(**flags: Any) -> None:
 
         from sim.report.tables import comparison_tables
 
-        comparison_tables(Console(), result)
+        comparison_tables(Console(), result, asked)
         if out is not None:
             print(f"results in {out}")
 

@@ -24,8 +24,14 @@ FLAGS: dict[str, tuple[type, str]] = {
     "max_concurrency": (int, "At most this many requests in flight."),
     "num_prompts": (str, "Requests per run; auto = as many as steady means take."),
     "num_warmups": (int, "First requests left out of the metrics."),
-    "dataset_name": (str, "fixed, sharegpt-like, azure-conv, azure-code, ..."),
-    "dataset_path": (str, "File of a trace dataset."),
+    "dataset_name": (
+        str,
+        "fixed, sharegpt-long, azure-conv, azure-code, or a trace: trace-azure, mooncake, sharegpt, csv, jsonl.",
+    ),
+    "dataset_path": (
+        str,
+        "File of a trace; csv, jsonl: columns arrival_s|arrival_time, prompt_tokens|input_len, output_tokens|output_len.",
+    ),
     "input_len": (int, "Prompt tokens (implies fixed lengths)."),
     "output_len": (int, "Output tokens (implies fixed lengths)."),
     "num_speculative_tokens": (int, "Draft length; 0 = no speculation."),

@@ -10,7 +10,8 @@ from typing import Protocol
 
 WINDOW_ROUNDS = 100
 """Rounds and drafts that `feedback` looks back on (seed 000: a window of 100)."""
-REQUESTS_PER_DECISION = 10
+ROUNDS_PER_DECISION = 10
+"""Updates between two decisions: one per request and verify round."""
 MIN_DRAFT_TOKENS = 2
 MAX_DRAFT_TOKENS = 8
 SHRINK_QUEUE = 10
@@ -30,7 +31,6 @@ class Controller(Protocol):
     def draft_tokens_max(self) -> int: ...
     def saw_round(self, drafted: int, accepted: int) -> None: ...
     def saw_draft(self, latency_s: float, verify_queue: int) -> None: ...
-    def saw_finish(self) -> None: ...
 
 
 class Fixed:
@@ -46,12 +46,10 @@ class Fixed:
     def saw_draft(self, latency_s: float, verify_queue: int) -> None:
         pass
 
-    def saw_finish(self) -> None:
-        pass
-
 
 class Feedback:
-    """The seeds' acceptance-aware controller: +-1 after every 10 requests, within 2..8.
+    """The seeds' acceptance-aware controller: +-1 after every 10 updates, within 2..8; an update is one
+    request's verify round.
 
     Shrinks if the verify queue exceeds 10, the p95 of draft latency exceeds 50 ms, or acceptance is below 0.4; grows if
     the queue is at most 1, p95 below 45 ms and acceptance above 0.7. Source: design, section 5.
@@ -63,20 +61,18 @@ class Feedback:
         self._rounds: deque[tuple[int, int]] = deque(maxlen=WINDOW_ROUNDS)
         self._latencies_s: deque[float] = deque(maxlen=WINDOW_ROUNDS)
         self._verify_queue = 0
-        self._finished = 0
+        self._updates = 0
 
     def saw_round(self, drafted: int, accepted: int) -> None:
         self._rounds.append((drafted, accepted))
+        self._updates += 1
+        if self._updates % ROUNDS_PER_DECISION == 0:
+            change = choose_change(self._acceptance(), self._verify_queue, self._p95_s())
+            self.draft_tokens = min(max(self.draft_tokens + change, MIN_DRAFT_TOKENS), MAX_DRAFT_TOKENS)
 
     def saw_draft(self, latency_s: float, verify_queue: int) -> None:
         self._latencies_s.append(latency_s)
         self._verify_queue = verify_queue
-
-    def saw_finish(self) -> None:
-        self._finished += 1
-        if self._finished % REQUESTS_PER_DECISION == 0 and self._rounds:
-            change = choose_change(self._acceptance(), self._verify_queue, self._p95_s())
-            self.draft_tokens = min(max(self.draft_tokens + change, MIN_DRAFT_TOKENS), MAX_DRAFT_TOKENS)
 
     def _acceptance(self) -> float:
         """Accepted share of the drafted tokens in the window."""

@@ -223,7 +223,6 @@ class Serving:
             self._forget_waiting(request)
         self.kv.release(request)
         self.num_finished += 1
-        self.controller.saw_finish()
         self.host.notify(self.finished)
         if self.inbox:
             self.host.notify(self.intake)

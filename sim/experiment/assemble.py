@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 import msgspec
@@ -35,7 +36,7 @@ from sim.policies.options import Batching, EngineLimits, KvMode, Method
 from sim.policies.registry import Policy, find_policy
 from sim.seam.host import Host
 from sim.seam.request import Request
-from sim.workload.generate import build_requests
+from sim.workload.generate import build_requests, is_trace
 
 
 class PolicyStalled(RuntimeError):
@@ -44,6 +45,10 @@ class PolicyStalled(RuntimeError):
 
 class BeyondContextWarning(UserWarning):
     """Requests are longer than the target's context."""
+
+
+class WindowWarning(UserWarning):
+    """The requests do not fill the window of arrivals."""
 
 
 class SpawningHost(Host, Protocol):
@@ -126,9 +131,18 @@ class Experiment:
 
     def requests(self) -> list[Request]:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
-        requests = build_requests(self.scenario.workload, self.seed)
-        cut_s = self.scenario.window.arrivals_end_s
-        return requests if cut_s is None else [request for request in requests if request.arrival_s <= cut_s]
+        workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
+        requests = build_requests(workload, self.seed)
+        if cut_s is None:
+            return requests
+        if requests[-1].arrival_s <= cut_s and workload.request_rate < inf and not is_trace(workload):
+            warnings.warn(
+                f"{len(requests)} requests end before window.arrivals_end_s={cut_s:g}; raise workload.num_prompts to "
+                "fill it",
+                WindowWarning,
+                stacklevel=2,
+            )
+        return [request for request in requests if request.arrival_s <= cut_s]
 
     def luck(self, requests: Sequence[Request] = ()) -> Luck:
         """Whose drafts are accepted: the tape of this seed, prepared for `requests` where they are known."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from math import inf
@@ -24,6 +25,8 @@ from sim.policies.options import EngineLimits, Method, PolicyOptions
 from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
+RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
+"""Old name and new one."""
 TINY, TINY_INPUT_LEN, TINY_OUTPUT_LEN = "cpu/tiny", 64, 32
 """The profile small enough to replay anywhere, and its own default lengths."""
 
@@ -227,6 +230,11 @@ def resolve(raw: Mapping[str, Any]) -> Scenario:
             workload.setdefault("output_len", TINY_OUTPUT_LEN)
         if workload.get("input_len") is not None or workload.get("output_len") is not None:
             workload.setdefault("dataset_name", "fixed")
+        if workload.get("dataset_name") == RENAMED_DATASET[0]:
+            warnings.warn(
+                f"dataset {RENAMED_DATASET[0]} is called {RENAMED_DATASET[1]} now: its answers are long", stacklevel=2
+            )
+            workload["dataset_name"] = RENAMED_DATASET[1]
         count = workload.get("num_prompts")
         if isinstance(count, str) and count != AUTO:
             workload["num_prompts"] = _count(count)

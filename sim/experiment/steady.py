@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from math import ceil, inf
+from math import ceil, inf, sqrt
 
 import msgspec
 import numpy as np
@@ -50,6 +50,12 @@ def settle(scenario: Scenario, profile: Profile, *, most_cpu_s: float = inf) -> 
     workload = scenario.workload
     if isinstance(workload.num_prompts, int):
         return scenario, Length(num_prompts=workload.num_prompts, num_warmups=workload.num_warmups, is_auto=False)
+    if scenario.window.arrivals_end_s is not None:
+        # The window says how many arrive; so many more than that that it is never the number which ends them.
+        count = _filling(scenario)
+        return _with(scenario, count, workload.num_warmups), Length(
+            num_prompts=count, num_warmups=workload.num_warmups, is_auto=True
+        )
     if is_trace(workload):
         count = trace_length(workload)
         return _with(scenario, count, workload.num_warmups), Length(
@@ -111,6 +117,17 @@ def load_of(
         return Load(verdict=Verdict.STABLE, rate_per_s=rate)
     measured, ci95 = capacity(scenario, policy, profile)
     return judge(rate, error_per_s, measured, ci95)
+
+
+def _filling(scenario: Scenario) -> int:
+    """Requests that surely outlast the window of arrivals: its mean number and ten standard deviations more."""
+    workload, cut_s = scenario.workload, scenario.window.arrivals_end_s
+    if is_trace(workload):
+        return trace_length(workload)
+    if workload.request_rate == inf or cut_s is None:
+        return LEAST_AUTO_PROMPTS
+    mean = workload.request_rate * cut_s
+    return ceil(mean + 10.0 * sqrt(max(1.0, mean / min(1.0, workload.burstiness)))) + 10
 
 
 def _pilot(scenario: Scenario, policy: str, profile: Profile) -> RunRecord:

@@ -71,7 +71,10 @@ def summarise(
     samples = latencies_s(finished)
     phases = mean_phases_s(record) if record.works else dict.fromkeys(PHASES)
     result["phases_ms"] = {name: None if mean_s is None else mean_s * 1e3 for name, mean_s in phases.items()}
-    result["request_goodput"] = _goodput(finished, goodput_ms or {}, duration_s)
+    shares = _slo_shares(finished, goodput_ms or {})
+    result["slo_attainment"] = shares
+    good = shares.get("all")
+    result["request_goodput"] = None if good is None else _ratio(good * len(finished), duration_s)
     for name in ("ttft", "tpot", "e2el"):
         result |= _spread(name, samples[name], np.ones(len(samples[name])), percentiles)
     result |= _spread("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
@@ -127,20 +130,26 @@ def _spread(name: str, values_s: Floats, counts: Floats, percentiles: Sequence[f
     return result | {key: value * 1e3 for key, value in zip(keys, values, strict=True)}
 
 
-def _goodput(finished: Sequence[Request], slo_ms: dict[str, float | None], duration_s: float) -> float | None:
-    """Requests per second that meet every SLO given; None if none is. A single token has no TPOT to miss."""
+def _slo_shares(finished: Sequence[Request], slo_ms: dict[str, float | None]) -> dict[str, int | float | None]:
+    """Share of the finished requests that meet each SLO given, and `all` of them; empty if none is given.
+
+    A single token has no TPOT to miss.
+    """
     bounds = {name: bound for name, bound in slo_ms.items() if bound is not None}
     if not bounds:
-        return None
-    num_good = 0
+        return {}
+    met = dict.fromkeys((*bounds, "all"), 0)
     for request in finished:
         values_ms = {
             "ttft_ms": (request.first_token_s - request.arrival_s) * 1e3,
             "tpot_ms": (request.last_token_s - request.first_token_s) * 1e3 / max(1, request.emitted_tokens - 1),
             "e2el_ms": (request.last_token_s - request.arrival_s) * 1e3,
         }
-        num_good += all(values_ms[name] <= bound for name, bound in bounds.items())
-    return _ratio(num_good, duration_s)
+        is_met = {name: values_ms[name] <= bound for name, bound in bounds.items()}
+        for name, yes in is_met.items():
+            met[name] += yes
+        met["all"] += all(is_met.values())
+    return {name: count / len(finished) if finished else None for name, count in met.items()}
 
 
 def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence[Request]) -> dict[str, float | None]:
@@ -164,20 +173,21 @@ def _speculation(record: RunRecord, measured: Sequence[Request]) -> dict[str, fl
         "spec_decode_accepted_tokens": accepted,
         "spec_decode_acceptance_length": 1.0 + accepted / drafts if drafts else None,
         "spec_decode_acceptance_rate": 100.0 * accepted / drafted if drafted else None,
-        "rejected_token_share": _rejected_share(record, drafts, drafted, accepted),
+        "rejected_token_share": _rejected_share(record),
     }
 
 
-def _rejected_share(record: RunRecord, drafts: int, drafted: int, accepted: int) -> float | None:
-    """Share of the device time spent on tokens that verify rejected.
+def _rejected_share(record: RunRecord) -> float | None:
+    """Share of the whole run's device time spent on tokens that verify rejected, warm-up included in both.
 
     Draft time counts by the rejected share of drafted tokens, verify and step time by rejected tokens among all
     token positions computed in such works.
     """
+    drafted = sum(request.drafted_tokens for request in record.requests)
+    rejected = drafted - sum(request.accepted_tokens for request in record.requests)
     total_s = sum(usage.device_s for usage in record.usage)
     if not drafted or total_s <= 0.0:
         return None
-    rejected = drafted - accepted
     wasted_s = 0.0
     for usage in record.usage:
         if usage.kind == "draft":

@@ -73,7 +73,8 @@ def run_events(pid: int, name: str, works: Sequence[WorkRecord], spans: Iterable
                 "cat": work.kind,
                 "ph": "X",
                 "ts": _us(work.start_s),
-                "dur": _us(work.end_s - work.start_s),
+                # Of rounded ends, so that neighbours never overlap: such slices would be dropped.
+                "dur": round(_us(work.end_s) - _us(work.start_s), 3),
                 "pid": pid,
                 "tid": streams[work.stream],
                 "args": {

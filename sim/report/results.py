@@ -44,10 +44,7 @@ def check_out(out: Path, digest: str, *, overwrite: bool) -> None:
         raise ValueError(f"--out {str(out)!r} is a file; want a directory")
     summary = out / SUMMARY
     if summary.exists():
-        try:
-            held = json.loads(summary.read_text()).get("scenario_hash")
-        except (OSError, ValueError, AttributeError):
-            held = None
+        held = _held_hash(out)
         if held != digest:
             raise ValueError(
                 f"--out {str(out)!r} holds results of another scenario ({held or 'unreadable'}, now {digest}); "
@@ -57,16 +54,30 @@ def check_out(out: Path, digest: str, *, overwrite: bool) -> None:
         raise ValueError(f"--out {str(out)!r} is not empty and holds no results; choose another or add --overwrite")
 
 
+def _held_hash(directory: Path) -> str | None:
+    """Hash of the scenario whose results are there; None where there are none that can be read."""
+    try:
+        held = json.loads((directory / SUMMARY).read_text()).get("scenario_hash")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return held if isinstance(held, str) else None
+
+
 @contextmanager
 def writing(out: Path) -> Iterator[Path]:
-    """A scratch directory whose files are moved into `out` if the block succeeds, and dropped if not."""
+    """A scratch directory whose files are moved into `out` if the block succeeds, and dropped if not.
+
+    What an earlier run left there goes; pictures of the same scenario stay where no new ones are drawn.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         yield scratch
         out.mkdir(exist_ok=True)
+        is_rerun = _held_hash(out) == _held_hash(scratch) is not None
         for name in (SUMMARY, *RESULT_FILES):
-            (out / name).unlink(missing_ok=True)
+            if not (is_rerun and name.endswith(".png")):
+                (out / name).unlink(missing_ok=True)
         names = sorted(path.name for path in scratch.iterdir())
         for name in sorted(names, key=lambda name: name == SUMMARY):
             os.replace(scratch / name, out / name)

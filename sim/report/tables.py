@@ -15,11 +15,15 @@ HEADLINE = (
     ("mean_ttft_ms", "TTFT", "mean ms"),
     ("p99_ttft_ms", "TTFT", "p99 ms"),
     ("mean_tpot_ms", "TPOT", "mean ms"),
+    ("p99_tpot_ms", "TPOT", "p99 ms"),
     ("p99_itl_ms", "ITL", "p99 ms"),
     ("mean_e2el_ms", "E2EL", "mean ms"),
     ("output_throughput", "output", "tok/s"),
     ("device_utilization", "GPU", "busy %"),
 )
+COLUMN_WIDTH = 11
+"""Of a number with its interval below; where they do not fit side by side, policies stand side by side instead."""
+SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
 PAIRED_SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
 NAMES = {
     "mean_ttft_ms": "TTFT mean (ms)",
@@ -53,8 +57,24 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:+.2f} %"
 
 
-def comparison_tables(console: Console, result: Comparison) -> None:
-    """The comparison of `sim.experiment.compare.compare`: one row per policy, then paired differences to the first."""
+def comparison_tables(console: Console, result: Comparison, percentiles: Sequence[float] = ()) -> None:
+    """The comparison of `sim.experiment.compare.compare`: a row per policy, then paired differences to the first.
+
+    `percentiles` that were asked for get columns of their own.
+    """
+    for line in _head(result):
+        console.print(line)
+    columns = _columns(result, percentiles)
+    for table in _policies(result, columns, console.width):
+        console.print(table)
+    if len(result.policies) > 1:
+        console.print(_paired(result.paired, result.policies[0].policy))
+    for line in notes(result):
+        console.print(line, style="dim", highlight=False)
+
+
+def _head(result: Comparison) -> list[str]:
+    """What was simulated, and under which caps."""
     scenario = result.scenario
     workload, speculation = scenario["workload"], scenario["speculation"]
     is_recorded = workload["trace_arrivals"] == "recorded"
@@ -62,39 +82,93 @@ def comparison_tables(console: Console, result: Comparison) -> None:
     load = f"{result.length.num_prompts} requests {pace}"
     if workload["max_concurrency"]:
         load += f", at most {workload['max_concurrency']} at once"
-    console.print(
-        f"[bold]{result.profile.name}[/]  {load}, {workload['dataset_name']} lengths, "
-        f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}, "
+    engine = result.runs[0].get("engine")
+    lines = [
+        f"[bold]{result.profile.name}[/]  {f'engine {engine}, ' if engine else ''}{load}, "
+        f"{workload['dataset_name']} lengths, k={speculation['num_speculative_tokens']}, {speculation['acceptance']}, "
         f"{scenario['replications']} replications from seed {scenario['seed']}"
-    )
-    console.print(_policies(result.policies, scenario["replications"]))
-    if len(result.policies) > 1:
-        console.print(_paired(result.paired, result.policies[0].policy))
-    for line in notes(result):
-        console.print(line, style="dim")
+    ]
+    return lines + _caps_lines(result)
 
 
-def _policies(policies: Sequence[PolicySummary], replications: int) -> Table:
-    table = Table(
-        caption="mean, ± half of its 95 % interval over replications" if replications > 1 else None,
-        box=SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-    )
-    table.add_column("policy", no_wrap=True)
-    for _, title, unit in HEADLINE:
-        table.add_column(f"{title}\n{unit}", justify="right")
-    for row in policies:
-        cells = [_cell(key, row.mean[key], row.ci95[key]) for key, _, _ in HEADLINE]
-        name = row.policy
-        if row.load.verdict is not Verdict.STABLE:
-            name += f"\n  {row.load.verdict}"
-        if row.mean["censored"]:
-            name += f"\n  {row.mean['censored']:.0f} censored"
-        table.add_row(name, *cells, style="dim" if row.unstable else None)
-    return table
+def _caps_lines(result: Comparison) -> list[str]:
+    """The caps that all policies share, and those in which they differ."""
+    caps: dict[str, dict[str, object]] = {}
+    for run in result.runs:
+        own = run.get("caps")
+        if isinstance(own, dict):
+            for name, value in own.items():
+                caps.setdefault(name, {})[str(run["policy"])] = value
+    shared, differing = [], []
+    for name, by_policy in caps.items():
+        known = {policy: value for policy, value in by_policy.items() if value is not None}
+        if len(set(known.values())) == 1:
+            shared.append(f"{name} {next(iter(known.values()))}")
+        elif known:
+            differing.append(f"{name} " + ", ".join(f"{value} ({policy})" for policy, value in known.items()))
+    lines = [f"caps: {', '.join(shared)}"] if shared else []
+    return lines + ([f"[bold]caps that differ[/]: {'; '.join(differing)}"] if differing else [])
 
 
-def _cell(key: str, mean: float | None, interval: Sequence[float] | None) -> str:
+def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str, str, str]]:
+    """(key, title, unit) of each column; SLOs that were given have theirs."""
+    columns = list(HEADLINE)
+    for percent in percentiles:
+        for name in ("ttft", "tpot", "itl", "e2el"):
+            key = f"p{percent:g}_{name}_ms"
+            if all(key != known for known, *_ in columns):
+                columns.append((key, name.upper(), f"p{percent:g} ms"))
+    if any(bound is not None for bound in result.scenario["goodput"].values()):
+        columns.append(("request_goodput", "goodput", "req/s"))
+        columns.append(("slo_attainment", "meet SLO", "% of requests"))
+    return columns
+
+
+def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], width: int) -> list[Table]:
+    """One table with a row per policy where that fits, else tables with a column per policy, so that nothing is cut."""
+    rows = [(_name(row), [_cell(result, row, key) for key, _, _ in columns], row.unstable) for row in result.policies]
+    caption = None
+    if result.scenario["replications"] > 1:
+        caption = "mean, ± half of its 95 % interval over replications"
+    if width >= 16 + COLUMN_WIDTH * len(columns):
+        table = _table(caption)
+        table.add_column("policy", no_wrap=True)
+        for _, title, unit in columns:
+            table.add_column(f"{title}\n{unit}", justify="right")
+        for name, cells, is_dim in rows:
+            table.add_row(name, *cells, style="dim" if is_dim else None)
+        return [table]
+    at_once = max(1, (width - 18) // (COLUMN_WIDTH + 4))
+    tables = []
+    for start in range(0, len(rows), at_once):
+        shown = rows[start : start + at_once]
+        table = _table(caption if start + at_once >= len(rows) else None)
+        table.add_column("")
+        for name, _, _ in shown:
+            table.add_column(name, justify="right")
+        for place, (_, title, unit) in enumerate(columns):
+            table.add_row(f"{title} {unit}", *(cells[place] for _, cells, _ in shown))
+        tables.append(table)
+    return tables
+
+
+def _table(caption: str | None) -> Table:
+    return Table(caption=caption, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+
+
+def _name(row: PolicySummary) -> str:
+    name = row.policy
+    if row.load.verdict is not Verdict.STABLE:
+        name += f"\n  {row.load.verdict}"
+    if row.mean["censored"]:
+        name += f"\n  {row.mean['censored']:.0f} censored"
+    return name
+
+
+def _cell(result: Comparison, row: PolicySummary, key: str) -> str:
+    if key == "slo_attainment":
+        return _slo_cell(result, row.policy)
+    mean, interval = row.mean[key], row.ci95[key]
     scale = 100.0 if key == "device_utilization" else 1.0
     if mean is None:
         return number(None)
@@ -102,6 +176,19 @@ def _cell(key: str, mean: float | None, interval: Sequence[float] | None) -> str
     if interval is not None:
         text += f"\n±{number((interval[1] - interval[0]) / 2 * scale)}"
     return text
+
+
+def _slo_cell(result: Comparison, policy: str) -> str:
+    """Share of requests that meet all SLOs, and each of them, over all replications."""
+    shares: dict[str, list[float]] = {}
+    for run in result.runs:
+        own = run["slo_attainment"]
+        if run["policy"] == policy and isinstance(own, dict):
+            for name, share in own.items():
+                shares.setdefault(name, []).append(share or 0.0)
+    means = {name: 100.0 * sum(values) / len(values) for name, values in shares.items()}
+    parts = [f"{SLO_NAMES[name]} {value:.0f}" for name, value in means.items() if name != "all"]
+    return "\n".join([f"{means.get('all', 0.0):.1f}", *(parts if len(parts) > 1 else [])])
 
 
 def _paired(rows: Sequence[Paired], first: str) -> Table:

@@ -48,8 +48,9 @@ class TraceArrivals(StrEnum):
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A workload's description, under the names of `vllm bench serve`. Raises ValueError, one line, when made wrong."""
 
-    dataset_name: str = "sharegpt-like"
-    """`fixed`, a length table, or a trace format with its file in dataset_path."""
+    dataset_name: str = "sharegpt-long"
+    """`fixed`, a length table, or a trace format with its file in dataset_path. sharegpt-long: conversations whose
+    answers have 512 tokens and more."""
     dataset_path: str | None = None
     num_prompts: int | Literal["auto"] = "auto"
     """Requests per run; auto = as many as steady means take (sim.experiment.steady), all that a trace holds."""
@@ -88,6 +89,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         if self.dataset_name not in DATASET_NAMES:
             raise ValueError(unknown("workload.dataset_name", self.dataset_name, DATASET_NAMES))
         is_trace = self.dataset_name in TRACE_NAMES
+        for name in ("input_len", "output_len"):
+            if is_trace and getattr(self, name) is not None:
+                raise ValueError(
+                    f"workload.{name}={getattr(self, name)}: dataset_name={self.dataset_name!r} says how long every "
+                    "request is; leave it out"
+                )
         if is_trace and not self.dataset_path:
             raise ValueError(
                 f"workload.dataset_name={self.dataset_name!r} reads a file: name it with workload.dataset_path"

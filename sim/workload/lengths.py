@@ -84,7 +84,7 @@ LENGTH_TABLES = {
             (6, 6, 6, 7, 8, 10, 11, 13, 16, 20, 29, 54, 98, 152, 360, 922),
         ),
     ),
-    "sharegpt-like": LengthTable(
+    "sharegpt-long": LengthTable(
         source="ShareGPT sample of LLMServingSim (MIT), llama-3.1-8b tokens, 300 requests with outputs from 512 on",
         recorded_means=(857.46, 652.51),
         prompt_tokens=(

@@ -67,6 +67,22 @@ def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
     raise ValueError(f"{where}: {field}={cell!r:.40} must be {wanted}")
 
 
+def column_names(path: str, kind: str) -> list[str]:
+    """Columns of a CSV file (`csv`), or fields of the first object of JSON lines; none where it cannot be read."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            line = next((line for line in file if line.strip()), "")
+    except (OSError, UnicodeDecodeError):
+        return []
+    if kind == "csv":
+        return [name.strip() for name in next(csv.reader([line]), [])]
+    try:
+        first = json.loads(line)
+    except ValueError:
+        return []
+    return list(first) if isinstance(first, dict) else []
+
+
 def csv_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> list[TraceRow]:
     """The first `most` rows of a CSV file with a header that has at least the columns `names`."""
     try:

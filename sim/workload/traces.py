@@ -7,7 +7,9 @@ format has something to say about it:
     mooncake      JSON lines with timestamp (ms), input_length, output_length, hash_ids; or a CSV of the same with
                   timestamp_ms and n_prefix_blocks_seen_before
     sharegpt      a JSON list of conversations, lengths given or counted: FILE#tokenizer=DIRECTORY
-    csv, jsonl    FILE#arrival=ts_ms,prompt=in,output=out[,unit=ms][,id=..][,session=..][,prefix=..]
+    csv, jsonl    FILE, with columns such as arrival_s or arrival_time (s), prompt_tokens or input_len, output_tokens or
+                  output_len (ALIASES); or FILE#arrival=ts_ms,prompt=in,output=out[,unit=ms][,id=..][,session=..]
+                  [,prefix=..]
 
 Files are checked row by row: errors are one line with file, line and field. Not here: reading rows
 (sim.workload.trace_files), conversations (sim.workload.sharegpt), and drawn arrivals (sim.workload.generate).
@@ -16,7 +18,7 @@ Files are checked row by row: errors are one line with file, line and field. Not
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 from typing import NamedTuple
 
@@ -25,7 +27,17 @@ import numpy as np
 from sim.draws import Floats, Integers
 from sim.names import unknown
 from sim.workload.sharegpt import sharegpt_rows
-from sim.workload.trace_files import UNITS_S, Cell, TraceRow, csv_rows, json_rows, number_of, seconds_of, tokens_of
+from sim.workload.trace_files import (
+    UNITS_S,
+    Cell,
+    TraceRow,
+    column_names,
+    csv_rows,
+    json_rows,
+    number_of,
+    seconds_of,
+    tokens_of,
+)
 
 TRACE_NAMES = ("trace-azure", "mooncake", "sharegpt", "csv", "jsonl")
 MOONCAKE_BLOCK_TOKENS = 512
@@ -43,6 +55,24 @@ class Trace(NamedTuple):
     ids: tuple[str, ...]
     shared_prefix_tokens: Integers
     """[requests] leading prompt tokens that an earlier request of the trace had as well."""
+
+
+ALIASES = {
+    "arrival": ("arrival_s", "arrival_time", "arrived_at", "timestamp_s", "timestamp_ms"),
+    "prompt": (
+        "prompt_tokens",
+        "input_len",
+        "input_tokens",
+        "input_length",
+        "input_toks",
+        "prompt_len",
+        "prompt_length",
+    ),
+    "output": ("output_tokens", "output_len", "output_length", "output_toks", "num_output_tokens"),
+}
+"""Columns that csv and jsonl files are searched for, in this order, where none is named. Times without a unit in their
+name are seconds."""
+SECONDS = ("arrival_time", "arrived_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +131,7 @@ def read_trace(name: str, source: str, num_prompts: int | None = None) -> Trace:
     elif name == "sharegpt":
         rows = sharegpt_rows(path, _options(text, ["tokenizer"]).get("tokenizer"), num_prompts)
     elif name in ("csv", "jsonl"):
-        columns = ColumnMap.parse(text)
+        columns = _with_aliases(ColumnMap.parse(text), text, path, name)
         wanted = [columns.arrival, columns.prompt, columns.output, columns.id, columns.session, columns.prefix]
         read = csv_rows if name == "csv" else json_rows
         rows = read(path, tuple(filter(None, wanted)), _mapped_row(columns), num_prompts)
@@ -110,6 +140,21 @@ def read_trace(name: str, source: str, num_prompts: int | None = None) -> Trace:
     if num_prompts is not None and len(rows) < num_prompts:
         raise ValueError(f"{path}: {len(rows)} requests in it, and num_prompts={num_prompts}; lower num_prompts")
     return _to_trace(path, rows)
+
+
+def _with_aliases(columns: ColumnMap, text: str, path: str, name: str) -> ColumnMap:
+    """`columns` with the names that the file has, for those that nobody named."""
+    named = _options(text, [field.name for field in fields(ColumnMap)])
+    present = column_names(path, name)
+    found = {
+        role: next((alias for alias in aliases if alias in present), None)
+        for role, aliases in ALIASES.items()
+        if role not in named
+    }
+    chosen = {role: alias for role, alias in found.items() if alias is not None}
+    if chosen.get("arrival") in SECONDS and "unit" not in named:
+        chosen["unit"] = "s"
+    return replace(columns, **chosen)
 
 
 def rescaled(arrival_s: Floats, request_rate: float, source: str) -> Floats:

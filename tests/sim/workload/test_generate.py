@@ -136,7 +136,7 @@ def test_length_tables_rise() -> None:
         ({"burstiness": inf}, "burstiness=inf must be a finite number above 0"),
         ({"dataset_name": "azure-cone"}, "unknown workload.dataset_name 'azure-cone'; did you mean 'azure-conv'?"),
         ({"dataset_name": "mooncake"}, "dataset_name='mooncake' reads a file: name it with workload.dataset_path"),
-        ({"dataset_path": "x.csv"}, "dataset_name='sharegpt-like' reads no file"),
+        ({"dataset_path": "x.csv"}, "dataset_name='sharegpt-long' reads no file"),
     ],
 )
 def test_a_bad_description_is_one_clear_line(changes: dict[str, Any], message: str) -> None:
