@@ -30,7 +30,7 @@ FLAGS: dict[str, tuple[type, str]] = {
     ),
     "dataset_path": (
         str,
-        "File of a trace; csv, jsonl: columns arrival_s|arrival_time, prompt_tokens|input_len, output_tokens|output_len.",
+        "File of a trace; columns of csv, jsonl: arrival_time, input_len, output_len and the like.",
     ),
     "input_len": (int, "Prompt tokens (implies fixed lengths)."),
     "output_len": (int, "Output tokens (implies fixed lengths)."),

@@ -104,6 +104,12 @@ def test_recording_works_does_not_change_the_result(tmp_path: Path, capsys: pyte
             assert plain[key] == pytest.approx(value, rel=1e-9), key
 
 
+def test_a_trace_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--policy", "pd", "--dataset-name", "mooncake", "--dataset-path", "absent.jsonl"]
+    assert run(["compare", "--profile", PAIR, *flags]) == 2
+    assert "absent.jsonl" in capsys.readouterr().err
+
+
 BAD = {
     "unknown policy": (["--policy", "pvd"], "pdv"),
     "unknown profile": (["--policy", "pd", "--profile", "h100-sxm/llama-2-7b+tinylama-1.1b"], PAIR),
@@ -126,9 +132,9 @@ BAD = {
     "unknown dataset": (["--policy", "pd", "--dataset-name", "azure-con"], "azure-conv"),
     "no policy": ([], "policy"),
     "missing scenario": (["absent.yaml", "--policy", "pd"], "absent.yaml"),
-    "missing trace": (
+    "lengths beside a trace": (
         ["--policy", "pd", "--dataset-name", "mooncake", "--dataset-path", "absent.jsonl"],
-        "absent.jsonl",
+        "input_len=64: dataset_name='mooncake' says how long every request is",
     ),
     "pair needed": (["--policy", "pd", "--profile", "h100-sxm/llama-2-7b"], "draft model"),
     "kv mode of continuous": (["--policy", "continuous", "--set", "policy_options.kv=none"], "kv=none"),

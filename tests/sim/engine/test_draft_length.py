@@ -28,13 +28,12 @@ def test_change_follows_the_seeds_thresholds(
     assert choose_change(acceptance, verify_queue, draft_p95_s) == change
 
 
-def test_it_decides_after_every_tenth_request_and_stays_in_range() -> None:
+def test_it_decides_after_every_tenth_round_and_stays_in_range() -> None:
     controller = Feedback(4)
     lengths = []
     for _ in range(80):
-        controller.saw_round(4, 4)
         controller.saw_draft(0.001, 0)
-        controller.saw_finish()
+        controller.saw_round(4, 4)
         lengths.append(controller.draft_tokens)
     assert lengths[8:11] == [4, 5, 5]
     assert lengths[-1] == 8
@@ -44,10 +43,11 @@ def test_it_forgets_what_lies_behind_its_window() -> None:
     controller = Feedback(4)
     for _ in range(100):
         controller.saw_round(4, 0)
-    for _ in range(100):
+    for _ in range(70):
         controller.saw_round(4, 4)
-    for _ in range(10):
-        controller.saw_finish()
+    assert controller.draft_tokens == 2
+    for _ in range(30):
+        controller.saw_round(4, 4)
     assert controller.draft_tokens == 5
 
 
