@@ -41,6 +41,11 @@ def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
     return _known[key]
 
 
+def forget() -> None:
+    """Drop what is kept."""
+    _known.clear()
+
+
 def _saturated(scenario: Scenario, policy: str, profile: Profile) -> Scenario:
     """All requests at once, as many as it takes."""
     experiment = Experiment(scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile)

@@ -42,6 +42,7 @@ PAIRED_METRICS = (
     "p99_e2el_ms",
     "request_throughput",
     "output_throughput",
+    "steady_output_throughput",
 )
 LABELS = ("policy", "seed", "replication", "load", "unstable")
 """Keys of a run that say which run it is and how it went, rather than measure it."""

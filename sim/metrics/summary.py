@@ -78,6 +78,7 @@ def summarise(
     for name in ("ttft", "tpot", "e2el"):
         result |= _spread(name, samples[name], np.ones(len(samples[name])), percentiles)
     result |= _spread("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
+    result["steady_output_throughput"] = _steady_throughput(record, measured)
     result |= _windowed(record, measured, finished)
     result |= _speculation(record, measured)
     return result | _device(record, duration_s)
@@ -150,6 +151,23 @@ def _slo_shares(finished: Sequence[Request], slo_ms: dict[str, float | None]) ->
             met[name] += yes
         met["all"] += all(is_met.values())
     return {name: count / len(finished) if finished else None for name, count in met.items()}
+
+
+def _steady_throughput(record: RunRecord, measured: Sequence[Request]) -> float | None:
+    """Output tokens per second of requests that end between the first measured arrival and the last one.
+
+    `output_throughput`, as vLLM defines it, counts the time until all have drained as well, and so is lower than what
+    a longer run shows. None where all arrive at once.
+    """
+    if len(measured) < 2:
+        return None
+    start_s, end_s = measured[0].arrival_s, min(measured[-1].arrival_s, record.end_s)
+    tokens = sum(
+        request.emitted_tokens
+        for request in record.requests
+        if request.is_finished and start_s < request.last_token_s <= end_s
+    )
+    return _ratio(tokens, end_s - start_s)
 
 
 def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence[Request]) -> dict[str, float | None]:

@@ -18,18 +18,18 @@ HEADLINE = (
     ("p99_tpot_ms", "TPOT", "p99 ms"),
     ("p99_itl_ms", "ITL", "p99 ms"),
     ("mean_e2el_ms", "E2EL", "mean ms"),
-    ("output_throughput", "output", "tok/s"),
+    ("steady_output_throughput", "output", "tok/s"),
     ("device_utilization", "GPU", "busy %"),
 )
 COLUMN_WIDTH = 11
 """Of a number with its interval below; where they do not fit side by side, policies stand side by side instead."""
 SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
-PAIRED_SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
+PAIRED_SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "steady_output_throughput")
 NAMES = {
     "mean_ttft_ms": "TTFT mean (ms)",
     "mean_tpot_ms": "TPOT mean (ms)",
     "mean_e2el_ms": "E2EL mean (ms)",
-    "output_throughput": "output (tok/s)",
+    "steady_output_throughput": "output (tok/s)",
 }
 
 
@@ -242,6 +242,9 @@ def notes(result: Comparison) -> list[str]:
         lines.append(f"acceptance length (tokens per verify): {span}")
     lines += _overlap_lines(result)
     lines += _load_lines(result)
+    lines.append(
+        "output: tokens of requests that end before the last arrival; with the drain, as vLLM counts, in the JSON"
+    )
     warmups = result.length.num_warmups
     if warmups:
         lines.append(f"the first {warmups} requests of each run are left out" + " (MSER-5)" * result.length.is_auto)
@@ -262,7 +265,7 @@ def _overlap_lines(result: Comparison) -> list[str]:
         if row.by_overlap:
             spans = [
                 f"{NAMES[metric]} " + ", ".join(number(means[metric]) for means in row.by_overlap.values())
-                for metric in ("mean_e2el_ms", "output_throughput")
+                for metric in ("mean_e2el_ms", "steady_output_throughput")
             ]
             lines.append(f"{row.policy}, {' / '.join(row.by_overlap)}: {'; '.join(spans)}")
     if lines:

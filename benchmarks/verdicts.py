@@ -1,0 +1,161 @@
+"""How often lanesim's verdicts hold: load verdicts of queues whose capacity is known, coverage of its intervals.
+
+    python -m benchmarks.verdicts load [--groups 100]
+    python -m benchmarks.verdicts coverage [--groups 200] [--workers 2]
+
+`load`: an M/D/1 queue (one request at a time, one length), `continuous` and `pd`, at 0.5 to 1.2 of their capacity; the
+share of runs per verdict, and the CPU that capacity took beside the runs. `coverage`: the share of 95 % intervals, four
+replications, that hold the mean of a long run, at 30, 60 and 85 % of capacity on two GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load as load_profile
+from sim.draws import child_seed
+from sim.experiment import capacity as capacities
+from sim.experiment.capacity import capacity
+from sim.experiment.compare import FEWEST_FOR_P99
+from sim.experiment.points import Point, run_points
+from sim.experiment.run import simulate
+from sim.experiment.scenario import Scenario
+from sim.experiment.steady import load_of, settle
+from sim.metrics.load import needs_capacity
+from sim.metrics.stats import interval_95
+from sim.metrics.summary import number
+
+PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")
+SHARES = (0.3, 0.6, 0.85)
+METRICS = ("mean_e2el_ms", "p99_e2el_ms", "steady_output_throughput")
+REPLICATIONS = 4
+LONG_RUN = 60
+"""Replications of the long run, whose mean is taken for the truth."""
+TRUTH_SEED = 77
+
+
+def queue(**changes: object) -> tuple[Scenario, Profile]:
+    """M/D/1: one request at a time, a single pass over a prompt of one length."""
+    scenario = Scenario.of(
+        profile="h100-sxm/llama-2-7b",
+        policy="autoregressive",
+        input_len=512,
+        output_len=1,
+        max_num_seqs=1,
+        num_speculative_tokens=0,
+        **changes,
+    )
+    return scenario, load_profile(scenario.profile)
+
+
+def engine(policy: str) -> tuple[Scenario, Profile]:
+    scenario = Scenario.of(profile=PAIRS[0], policy=policy, dataset_name="azure-conv")
+    return scenario, load_profile(scenario.profile)
+
+
+def load_verdicts(groups: int) -> None:
+    for name, (scenario, profile) in {
+        "M/D/1": queue(),
+        "continuous": engine("continuous"),
+        "pd": engine("pd"),
+    }.items():
+        policy = scenario.policy[0]
+        started_s = time.process_time()
+        rate, interval = capacity(scenario, policy, profile)
+        capacity_s = time.process_time() - started_s
+        print(f"{name}: capacity {rate:.3f} requests/s [{interval[0]:.3f}, {interval[1]:.3f}], {capacity_s:.2f} CPU-s")
+        for share in (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2):
+            found: Counter[str] = Counter()
+            runs_s = 0.0
+            for group in range(groups if name == "M/D/1" else max(10, groups // 10)):
+                workload = msgspec.structs.replace(scenario.workload, num_prompts=1000, request_rate=share * rate)
+                fresh = msgspec.structs.replace(scenario, workload=workload, seed=group)
+                started_s = time.process_time()
+                record = simulate(fresh, policy, child_seed(group, 0), profile)
+                runs_s += time.process_time() - started_s
+                if name == "M/D/1":
+                    capacities.forget()
+                load = load_of(fresh, profile, policy, is_in_doubt=needs_capacity(record))
+                found[load.verdict.value] += 1
+            total = sum(found.values())
+            shares = ", ".join(f"{verdict} {100.0 * count / total:.0f} %" for verdict, count in found.most_common())
+            print(f"  {share:4.2f}: {shares}; {runs_s / total:.2f} CPU-s a run")
+
+
+def settings() -> Iterator[tuple[str, float, Scenario, Profile]]:
+    for name in PAIRS:
+        profile = load_profile(name)
+        scenario = Scenario.of(profile=name, policy="continuous", dataset_name="azure-conv", replications=REPLICATIONS)
+        rate, _ = capacity(scenario, "continuous", profile)
+        for share in SHARES:
+            workload = msgspec.structs.replace(scenario.workload, request_rate=share * rate)
+            yield name, share, msgspec.structs.replace(scenario, workload=workload), profile
+
+
+def coverage(groups: int, workers: int) -> None:
+    for name, share, scenario, profile in settings():
+        settled, length = settle(scenario, profile)
+        long_workload = msgspec.structs.replace(settled.workload, num_prompts=20_000, num_warmups=1000)
+        long = msgspec.structs.replace(settled, workload=long_workload)
+        truth = _means(long, profile, TRUTH_SEED, LONG_RUN, workers)
+        counts: Counter[str] = Counter()
+        widths: dict[str, list[float]] = {metric: [] for metric in METRICS}
+        lengths = dict.fromkeys(METRICS, settled)
+        tail = max(length.num_prompts, -(-FEWEST_FOR_P99 // REPLICATIONS) + length.num_warmups)
+        lengths["p99_e2el_ms"] = msgspec.structs.replace(
+            settled, workload=msgspec.structs.replace(settled.workload, num_prompts=tail)
+        )
+        for used in {id(scenario): scenario for scenario in lengths.values()}.values():
+            metrics = [metric for metric in METRICS if lengths[metric] is used]
+            points = [
+                Point(scenario=used, policy="continuous", seed=child_seed(1000 + group, replication), profile=profile)
+                for group in range(groups)
+                for replication in range(REPLICATIONS)
+            ]
+            runs = {index: outcome.run for index, outcome in run_points(points, workers=workers)}
+            for group in range(groups):
+                own = [runs[group * REPLICATIONS + replication] for replication in range(REPLICATIONS)]
+                for metric in metrics:
+                    interval = interval_95([number(run, metric) or 0.0 for run in own])
+                    assert interval is not None
+                    counts[metric] += interval[0] <= truth[metric] <= interval[1]
+                    widths[metric].append((interval[1] - interval[0]) / 2.0 / truth[metric])
+        told = "  ".join(
+            f"{metric} {100.0 * counts[metric] / groups:5.1f} % (±{100.0 * float(np.median(widths[metric])):.1f} %)"
+            for metric in METRICS
+        )
+        print(f"{name} {share:.0%}: {length.num_prompts} requests, {length.num_warmups} left out: {told}", flush=True)
+
+
+def _means(scenario: Scenario, profile: Profile, seed: int, replications: int, workers: int) -> dict[str, float]:
+    points = [
+        Point(scenario=scenario, policy="continuous", seed=child_seed(seed, replication), profile=profile)
+        for replication in range(replications)
+    ]
+    runs = [outcome.run for _, outcome in run_points(points, workers=workers)]
+    return {metric: float(np.mean([number(run, metric) or 0.0 for run in runs])) for metric in METRICS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["load", "coverage"])
+    parser.add_argument("--groups", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if given.what == "load":
+        load_verdicts(given.groups)
+    else:
+        coverage(given.groups, given.workers)
+
+
+if __name__ == "__main__":
+    main()
