@@ -21,9 +21,8 @@ from sim.experiment.scenario import Scenario
 PAGE = Path(__file__).parent.parent / "docs" / "scenario.md"
 HEAD = """# The scenario file
 
-    parts = getattr(hint, "__args__", (hint,))
-    kinds = [part for part in parts if isinstance(part, type) and issubclass(part, StrEnum)]
-flags of `lanesim compare` set those that `vllm bench serve` has under its names; the last one wins. In Python,
+YAML, strict: an unknown key is an error with the nearest known one. `--set a.b=c` sets any key by its dotted name, and
+the flags of `lanesim compare` set those that `vllm bench serve` has under its names; the last one wins. In Python,
 `lanesim.Scenario.of("scenario.yaml", request_rate=8, **{"engine.max_num_seqs": 64})`.
 
 This page is generated from the schema (`python -m benchmarks.scenario_docs`).
