@@ -34,7 +34,7 @@ from sim.costs.kernels import (
     PrefillAttention,
     VerifyAttention,
 )
-from sim.costs.passes import LOGIT_BYTES
+from sim.costs.passes import LOGIT_BYTES, layer_kv_bytes
 from sim.costs.profile import Gpu, KindError
 from sim.costs.profile_files import round_constant
 from sim.costs.shapes import ModelShape
@@ -60,8 +60,7 @@ def fit_compact(
     body = Body(gemms, tokens[held_out].tolist(), gemm_s[held_out])
     how = f"one fifth of {shape.name}'s own points, not in the fit"
     errors = {"body": kind_error(relative_error(body_s(gemm, gpu, body), body.seconds), f"{how}; GEMMs of a layer")}
-    kv_heads = max(1, shape.kv_heads // parts)
-    kv_bytes = 2.0 * kv_heads * shape.head_dim * shape.dtype_bytes
+    kv_heads, kv_bytes = max(1, shape.kv_heads // parts), layer_kv_bytes(shape, parts)
     decode, errors["decode_attention"] = _fit_decode(files.attention.decode(), kv_heads, kv_bytes, gpu, how)
     head_size = shape.heads * shape.head_dim / parts
     prefill, errors["prefill_attention"] = _fit_prefill(files.attention.prefill(), head_size, kv_bytes, shape, gpu, how)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from calibrate.fit.errors import Array
 from calibrate.hardware.datasheets import Datasheet, datasheet_of_device
 from calibrate.importers.columns import CsvTable
+from sim.costs.passes import layer_kv_bytes
 from sim.costs.shapes import ModelShape
 
 REPOSITORY, LICENCE = "casys-kaist/LLMServingSim", "MIT"
@@ -222,8 +223,7 @@ def _check_plausible(files: LayerFiles, sheet: Datasheet, shape: ModelShape) -> 
     compute = 2.0 * weights * tokens[-1] / (seconds[-1] * gpu.peak_flops)
     bandwidth = weights * shape.dtype_bytes / (seconds[0] * gpu.bandwidth_bytes_per_s)
     decode = files.attention.decode()
-    read = 2.0 * max(1, shape.kv_heads // tensor_parallel) * shape.head_dim * shape.dtype_bytes
-    read_bytes = read * decode.rows * decode.context
+    read_bytes = layer_kv_bytes(shape, tensor_parallel) * decode.rows * decode.context
     attended = 0.0
     if len(read_bytes):
         longest = int(np.argmax(read_bytes))
