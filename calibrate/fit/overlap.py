@@ -32,7 +32,7 @@ TAUS_S = (1e-8, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
 ETA = (0.05, 4.0)
 TAU_S = (1e-9, 1e-2)
 TURNS_S = tuple(1e-6 * 1.1**step for step in range(60))
-"""1 us to 0.3 ms: what a turn at the interpreter may last."""
+"""1 us to 0.3 ms in steps of 10 %: what a turn at the interpreter may last, the tau of a CPU."""
 STEP = 0.3
 """First step of the refinement, in logs."""
 LAUNCH_BOUND = 0.9
@@ -112,7 +112,7 @@ def fit_overlap(
         return profile
     used, held_out = runs[::2], runs[1::2]
     costs = Costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
-    contention = _turns(costs, used, cores) if cores is not None else _minimise(costs, used)
+    contention = _best_turn(costs, used, cores) if cores is not None else _grid_then_simplex(costs, used)
     error = kind_error(np.concatenate([_errors(costs, contention, run) for run in held_out]), HELD_OUT)
     overlap = Overlap(
         eta_compute=contention.eta_compute,
@@ -163,7 +163,7 @@ def _loss(costs: Costs, runs: Sequence[Together], contention: Contention) -> flo
     return float(np.mean(np.abs(np.log1p(errors))))
 
 
-def _turns(costs: Costs, runs: Sequence[Together], cores: float) -> Contention:
+def _best_turn(costs: Costs, runs: Sequence[Together], cores: float) -> Contention:
     """Works that take turns on a CPU of so many cores: the tau of least loss."""
     candidates = [
         Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
@@ -172,7 +172,7 @@ def _turns(costs: Costs, runs: Sequence[Together], cores: float) -> Contention:
     return min(candidates, key=partial(_loss, costs, runs))
 
 
-def _minimise(costs: Costs, runs: Sequence[Together]) -> Contention:
+def _grid_then_simplex(costs: Costs, runs: Sequence[Together]) -> Contention:
     """The constants of least loss: the best of a grid, refined."""
     from scipy.optimize import minimize
 

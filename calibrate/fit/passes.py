@@ -74,7 +74,7 @@ def fit_passes(start: Profile, points: Sequence[MeasuredPoint]) -> Profile:
         raise ValueError("no points to fit: the budget was too small for a single pass; raise --budget")
     free = _free(start)
     start = msgspec.structs.replace(start, kernels=msgspec.structs.replace(start.compact, measured=_measured(points)))
-    kernels = _minimise(start, used, free)
+    kernels = _least_squares_of_logs(start, used, free)
     fitted = msgspec.structs.replace(start, kernels=_unmeasured_heads(start, kernels), points=tuple(points))
     return msgspec.structs.replace(fitted, errors=held_out_errors(fitted))
 
@@ -133,7 +133,7 @@ def _with_values(kernels: CompactKernels, free: Sequence[Free], values: Sequence
     return msgspec.structs.replace(kernels, **groups)
 
 
-def _minimise(start: Profile, used: Sequence[MeasuredPoint], free: Sequence[Free]) -> CompactKernels:
+def _least_squares_of_logs(start: Profile, used: Sequence[MeasuredPoint], free: Sequence[Free]) -> CompactKernels:
     """Least squares on log errors, each in units of the point's own uncertainty; logs of the constants are free."""
     from scipy.optimize import least_squares
 

@@ -15,6 +15,7 @@ from statistics import fmean, median
 
 import msgspec
 
+from calibrate.fit.overlap import TURNS_S
 from calibrate.service.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
 from calibrate.service.pauses import idle_ramp
 from realrun.host.quiet import frozen_heap
@@ -34,8 +35,6 @@ POLLERS = 2
 REPEATS = 5
 PAUSES_S = (0.01, 0.04, 0.16)
 """Of the device before every other request, to see what the first works after one lose."""
-TAUS_S = tuple(1e-6 * 1.1**step for step in range(60))
-"""1 us to 0.3 ms per kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +197,7 @@ def best_tau(profile: Profile, runs: Sequence[tuple[Served, Served]]) -> float:
         candidate = msgspec.structs.replace(profile, overlap=overlap)
         return sum(_misfit(pair, (alone[pair[0].setting], simulate(candidate, pair[1].setting))) for pair in runs)
 
-    return min(TAUS_S, key=loss)
+    return min(TURNS_S, key=loss)
 
 
 def _misfit(runs: tuple[Served, Served], simulated: tuple[Served, Served]) -> float:
