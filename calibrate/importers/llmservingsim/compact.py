@@ -19,6 +19,7 @@ from calibrate.fit.kernels import (
     decode_rows_s,
     fit_decode_attention,
     fit_gemm,
+    fit_line,
     fit_prefill_attention,
     prefill_rows_s,
 )
@@ -146,7 +147,6 @@ def _head(files: LayerFiles, shape: ModelShape, gpu: Gpu) -> Head:
 
 
 def _line(x: Array, y: Array) -> tuple[float, float]:
-    """Intercept and slope of least relative squares, neither below a ten-thousandth of its share."""
-    weights = 1.0 / y
-    (intercept, slope), *_ = np.linalg.lstsq(np.stack([weights, x * weights], axis=1), np.ones_like(y), rcond=None)
-    return max(float(intercept), 1e-4 * float(y.min())), max(float(slope), 1e-4 * float((y / x).min()))
+    """`fit_line`, neither intercept nor slope below a ten-thousandth of its share."""
+    intercept, slope = fit_line(x, y)
+    return max(intercept, 1e-4 * float(y.min())), max(slope, 1e-4 * float((y / x).min()))
