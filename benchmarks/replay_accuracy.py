@@ -19,9 +19,10 @@ import msgspec
 from benchmarks.replay_report import write_report
 from calibrate.campaign.steps import measure_pair
 from calibrate.measure.pair import pair_spec
+from realrun.host.machine import fingerprint
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.run import Replay, replay, result_of, write_replays
-from realrun.replay.testbed import build_kernels, find_device, fingerprint, sizes_for
+from realrun.replay.testbed import build_kernels, find_device, sizes_for
 from realrun.validate.compare import judge, predict
 from realrun.validate.readback import read_replay, read_summary
 from sim.costs.profile import Profile
@@ -135,7 +136,7 @@ class _Load:
             "device": "cpu",
             "implementation": self._kernels.implementation,
             "weights": "random",
-            "fingerprint": fingerprint(device),
+            "fingerprint": fingerprint("cpu"),
         }
 
     def replay(self, number: int) -> list[dict[str, Any]]:
@@ -185,7 +186,7 @@ class _Business:
 
 def _machine_class() -> str:
     """The fingerprint's class, without anything that names a host."""
-    found = fingerprint(find_device("cpu"))
+    found = fingerprint("cpu")
     return f"{found['cores']}-core CPU ({found['processor']}), torch {found['torch']}, Python {found['python']}"
 
 
