@@ -18,9 +18,9 @@ from calibrate.fit.errors import Array, kind_error
 from calibrate.points.work import Place, work_of
 from sim.costs.cost import Cost, Demands
 from sim.costs.forms.build import build_costs
-from sim.costs.profile import KindError, Overlap, Profile
+from sim.costs.profile import Overlap, Profile
 from sim.costs.profile_files import round_constant
-from sim.devices.contention import Contention, contention_of
+from sim.devices.contention import Contention
 from sim.hosts.simulated import SimHost
 from sim.seam.work import Work
 
@@ -128,13 +128,6 @@ def fit_overlap(
         found = [_errors(costs, contention, _three(entry)) for entry in three_way]
         errors["overlap_three"] = kind_error(np.concatenate(found), THREE)
     return msgspec.structs.replace(profile, overlap=overlap, errors=errors)
-
-
-def overlap_error(profile: Profile, entries: Sequence[dict[str, Any]]) -> KindError:
-    """Error of the profile's own overlap constants on all `entries`."""
-    costs, contention = Costs(profile), contention_of(profile.overlap)
-    errors = [_errors(costs, contention, _together(entry)) for entry in entries]
-    return kind_error(np.concatenate(errors) if errors else np.array([]), "all pairs of the points file")
 
 
 def predict_s(costs: Costs, contention: Contention, run: Together) -> tuple[float, ...]:

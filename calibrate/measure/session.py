@@ -106,10 +106,10 @@ class Session:
         # Fewer visits where all of them would leave places of the coarsest grid unmeasured.
         for visits in range(VISITS[self.spec.device], 0, -1):
             repeats = visits * (BLOCK + _least(visits))
-            planned = grid.plan(allowed, grid.LEVELS - 1, budget_s, estimate_s, repeats)
-            if len(planned.places) >= len(grid.grid(allowed, 0)):
+            planned = grid.plan(allowed, budget_s, estimate_s, repeats)
+            if len(planned) >= len(grid.grid(allowed, 0)):
                 break
-        points_file.create(self.path, self._fingerprint, self.spec.as_options(), planned.places, visits)
+        points_file.create(self.path, self._fingerprint, self.spec.as_options(), planned, visits)
 
     def _points(self) -> None:
         held = points_file.read(self.path)
