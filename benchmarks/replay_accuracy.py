@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from benchmarks.replay_report import write_report
 from calibrate.campaign.steps import measure_pair
@@ -70,8 +71,6 @@ def main() -> int:
 
 def run_draw(draw: Path, budget_s: float, seed: int) -> dict[str, Any]:
     """Measure, predict, replay, judge. Seeds differ from draw to draw."""
-    import torch
-
     torch.set_num_threads(1)
     spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, None, None, None, 0)
     profile = measure_pair(spec, draw, budget_s, form="table")

@@ -17,6 +17,9 @@ from pathlib import Path
 from time import monotonic
 
 from calibrate.campaign.plan import CAMPAIGNS
+from calibrate.campaign.report import ship
+from calibrate.check.profile import check
+from sim.costs.profile_files import load
 
 LIMIT_S = 510.0
 """Eight and a half minutes: a call on a lent machine is cut at nine or ten, start and packing included."""
@@ -37,8 +40,6 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=Path(), help="repository to ship into")
     given = parser.parse_args(args)
     if given.ship:
-        from calibrate.campaign.report import ship
-
         return ship(given.out, given.root, CAMPAIGNS[given.device])
     given.out.mkdir(parents=True, exist_ok=True)
     ends_s = monotonic() + given.limit
@@ -69,9 +70,6 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def left_out(files: Sequence[Path]) -> list[str]:
     """One line per profile and other profile: mean errors of the one's constants on the other's models."""
-    from calibrate.check.profile import check
-    from sim.costs.profile_files import load
-
     lines = []
     for file, other in permutations(files, 2):
         what = f"constants of {file.stem} on {other.stem}, left out of their fit"

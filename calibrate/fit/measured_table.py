@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from calibrate.fit.corrections import Corrections, Key
 from calibrate.fit.errors import Array
@@ -215,8 +216,6 @@ def _parts(passes: TablePasses, work: Work) -> dict[Key, float]:
 def rising(seconds: Array, weights: Array) -> Array:
     """`seconds` [...] as near as their logs allow, in weighted squares along one axis after the other, to falling
     along none; what does not fall stays as it is. `weights` have the same shape."""
-    from scipy.optimize import isotonic_regression
-
     logs = np.log(seconds)
     for _ in range(MOST_SWEEPS):
         before = logs.copy()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from scipy.optimize import minimize
 
 from calibrate.fit.errors import Array, kind_error
 from calibrate.points.work import Place, work_of
@@ -167,7 +168,6 @@ def _best_turn(costs: Costs, runs: Sequence[Together], cores: float) -> Contenti
 
 def _grid_then_simplex(costs: Costs, runs: Sequence[Together]) -> Contention:
     """The constants of least loss: the best of a grid, refined."""
-    from scipy.optimize import minimize
 
     def contention(logs: Array) -> Contention:
         eta_compute, eta_bandwidth = (float(np.clip(np.exp(value), *ETA)) for value in logs[:2])

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from scipy.optimize import least_squares
 
 from calibrate.fit.errors import Array, compare_points, summary
 from calibrate.points.work import place_of, work_of
@@ -135,8 +136,6 @@ def _with_values(kernels: CompactKernels, free: Sequence[Free], values: Sequence
 
 def _least_squares_of_logs(start: Profile, used: Sequence[MeasuredPoint], free: Sequence[Free]) -> CompactKernels:
     """Least squares on log errors, each in units of the point's own uncertainty; logs of the constants are free."""
-    from scipy.optimize import least_squares
-
     first = np.array([getattr(getattr(start.compact, one.group), one.field) for one in free])
     low = np.log(np.array([one.low for one in free]) / first)
     high = np.log(np.array([one.high for one in free]) / first)

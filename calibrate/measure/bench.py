@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from calibrate.measure.repeats import Sample
 from calibrate.points.work import Place
@@ -180,7 +181,6 @@ class Bench:
 
 def count_kernels(bench: Bench, place: Place, issuer: Issuer) -> int:
     """Operations that an eager pass of `place` launches: what torch dispatches, views left out."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counter(TorchDispatchMode):  # type: ignore[misc]
         num_kernels = 0
