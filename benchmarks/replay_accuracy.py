@@ -2,7 +2,7 @@
 
 Each draw measures the tiny pair, writes down what the simulator predicts, replays every policy open and closed loop
 and compares. All draws go into the report, none is chosen. Timings are reported here, never asserted in tests.
-Not here: the report (replay_report.py), measuring (calibrate), replaying and comparing (realrun).
+Not here: the report (benchmarks.replay_report), measuring (calibrate), replaying and comparing (realrun).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Each call ends after `--limit` seconds or when all is done, and says which; run it again until it exits with 0. Then
 `python -m calibrate.campaign OUT --ship` writes profiles, raw points and the report from what is in OUT, measuring
 nothing. Needs torch, transformers and the analysis extra, no installation of lanesim itself.
-Not here: which steps (campaign_plan), what one does (campaign_steps), the report (campaign_report).
+Not here: which steps (calibrate.campaign.plan), what one does (calibrate.campaign.steps), the report
+(calibrate.campaign.report).
 """
 
 from __future__ import annotations

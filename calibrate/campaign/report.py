@@ -1,6 +1,6 @@
 """What a campaign ships: profiles, raw points as one Parquet file, and a report of predicted against measured.
 
-Everything comes from the campaign's directory; nothing is measured or fitted here.
+Everything comes from the campaign's directory. Not here: measuring (calibrate.campaign.steps), any fit (calibrate.fit).
 """
 
 from __future__ import annotations

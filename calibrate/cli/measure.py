@@ -1,6 +1,6 @@
 """`lanesim calibrate measure`: flags, defaults by device, progress, and what an interruption leaves.
 
-Not here: measuring (measure). Importing this module imports click alone.
+Not here: measuring (calibrate.measure). Importing this module imports click alone.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Gaussian process over its places (Rasmussen and Williams 2006, eq. 2.23 to 2.26,
 ratio the mean of its parts' corrections by their shares, and noise. How large corrections are beside the noise and how
 far they reach is chosen by leaving each point out once (eq. 5.12): on a noisy machine they nearly vanish, on a quiet
 one the corrected passes go through the points.
-Not here: what the parts are (measured_table).
+Not here: what the parts are (calibrate.fit.measured_table).
 """
 
 from __future__ import annotations

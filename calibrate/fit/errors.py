@@ -1,6 +1,7 @@
 """How wrong a profile is, point by point and by kind: measured beside predicted, summarised as a profile states it.
 
-Not here: which points a fit leaves out (held_out, table_form, passes), what is checked against what (calibrate.check).
+Not here: which points a fit leaves out (calibrate.fit.held_out, calibrate.fit.table_form, calibrate.fit.passes), what
+is checked against what (calibrate.check).
 """
 
 from __future__ import annotations

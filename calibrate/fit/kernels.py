@@ -2,7 +2,7 @@
 
 Each fit minimises log errors with a loss that forgives outliers: kernels are chosen by heuristics and some points are
 10 % off whatever the form. The formulas are the simulator's own (sim.costs.kernels), evaluated on arrays.
-Not here: where tables come from (importers), composing them into models (calibrate.fit.tables).
+Not here: where tables come from (calibrate.importers), composing them into models (calibrate.fit.tables).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The table form of passes measured on this machine: the compact fit's times, corrected by what the points say.
 
-Passes are timed whole. The compact fit splits them into body, LM head and attention, and a point's ratio of measured
-to predicted time is shared out over its parts and over the grid points near it (corrections). Times that then fall
-along an axis are restored by least squares in their logs, each weighing by how well it is known: never by raising.
+Passes are timed whole. The compact fit splits them into body, LM head and attention, and a point's ratio of measured to
+predicted time is shared out over its parts and over the grid points near it (calibrate.fit.corrections). Times that
+then fall along an axis are restored by least squares in their logs, each weighing by how well it is known: never by
+raising.
 Held-out points have no part in it: their grid points hold the compact fit's time, corrected as their neighbours are.
-Not here: the compact fit and errors (pass_fit), tables of single kernels (table_form).
+Not here: the compact fit and errors (calibrate.fit.passes), tables of single kernels (calibrate.fit.table_form).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fits eta and tau of sim.devices.contention to pairs of passes that ran together, and states the error on the rest.
 
 The simulated device does the predicting, with the measured solo times as costs, so that the error is that of the
-contention model alone. Not here: timing pairs (overlap).
+contention model alone. Not here: timing pairs (calibrate.measure.overlap).
 """
 
 from __future__ import annotations

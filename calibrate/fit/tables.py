@@ -3,7 +3,7 @@
 A GEMM table is a full grid of (tokens, columns, depth). Models whose matrices lie between grid points are interpolated
 linearly in columns and depth, in which latency is close to linear (leaving a grid point out costs 6-9 %); tokens are
 never interpolated, because there the latency is a staircase: fits and errors use measured token counts only.
-Not here: reading files (importers), fitting (fit).
+Not here: reading files (calibrate.importers), fitting (calibrate.fit.kernels).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ captured.
 Between repetitions the slots are set back, outside the timed window, so that every repetition does the same work.
 On CUDA a delay kernel holds the stream while the pass is issued: the events around it then see device time alone,
 and the wall clock the host's. On a CPU issuing is executing, so both are the duration of the pass.
-Not here: which passes (grid), how often (repeats).
+Not here: which passes (calibrate.measure.grid), how often (calibrate.measure.repeats).
 """
 
 from __future__ import annotations

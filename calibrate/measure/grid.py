@@ -1,7 +1,8 @@
 """Which passes are timed: a grid of shapes in levels of fineness, and the finest level that a budget pays for.
 
 Pure: the plan follows from the limits and from a few pilot times, and is then fixed (it heads the points file), so that
-a measurement that was killed ends with the points it began with. Not here: timing (bench, measure).
+a measurement that was killed ends with the points it began with. Not here: timing (calibrate.measure.bench,
+calibrate.measure.session).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Measures a pair on this machine: plan, points, points under load, host times, overlap; each kept as soon as known.
 
 Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
-killed and one that was not give the same kind of result. Not here: the fit (pass_fit), the command (commands).
+killed and one that was not give the same kind of result. Not here: the fit (calibrate.fit.measured_profile), the
+command (calibrate.cli.measure).
 """
 
 from __future__ import annotations

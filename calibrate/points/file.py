@@ -2,7 +2,7 @@
 
 JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point` (one per
 visit to a place), `sustained` (a place timed again under load), `host`, `overlap`, `three_way` and `clocks` lines.
-Not here: measuring (measure), the profile made of it (sim.costs.profile).
+Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Measured points as works: what the cost model is asked for, so that measured and fitted are the same thing.
 
-Not here: measuring them (bench), choosing them (grid), the fit (pass_fit).
+Not here: measuring them (calibrate.measure.bench), choosing them (calibrate.measure.grid), the fit
+(calibrate.fit.passes).
 """
 
 from __future__ import annotations

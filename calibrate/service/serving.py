@@ -3,7 +3,7 @@
 `calibrate measure` times passes one after the other in a loop. A policy's works take longer: they wait for threads to
 wake up, and share interpreter and cores with whatever else the host does. A few requests served by bare lanes
 (calibrate.service.lanes), one to three of them at once, beside workers that poll, and with pauses, say how much.
-Not here: a profile's other constants (calibrate), replaying a scenario (realrun.replay.run).
+Not here: a profile's other constants (calibrate.fit), replaying a scenario (realrun.replay.run).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The compact form from LLMServingSim's points: constants fitted on four fifths of them, errors on the rest.
 
-Not here: reading files (layer_files), the fits themselves (calibrate.fit.kernels), the table form (layer_table).
+Not here: reading files (calibrate.importers.llmservingsim.files), the fits themselves (calibrate.fit.kernels), the
+table form (calibrate.importers.llmservingsim.table).
 """
 
 from __future__ import annotations

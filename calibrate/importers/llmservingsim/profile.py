@@ -5,8 +5,8 @@ attention.csv, and skew.csv and ../meta.yaml where present. They hold kernel tim
 dimensions otherwise, so layers and dimensions come from our table; all-reduces and host constants, which they do not
 have, from calibrate.hardware.engines.
 Two forms: "table" keeps the points, "compact" fits constants to four fifths of them.
-Not here: reading (layer_files), either form (layer_table, layer_compact), the verify rule (layer_rule), a draft's
-points (layer_draft).
+Not here, but beside this: reading (files), either form (table, compact), errors (errors), the verify rule
+(verify_rule), a draft's points (draft).
 """
 
 from __future__ import annotations

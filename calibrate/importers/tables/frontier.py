@@ -3,7 +3,8 @@
 PATH is one attention*.csv or a folder below which they lie. Rows measured as KERNEL_ONLY are kernel times; CUDA_EVENT
 rows contain 5 to 30 us of launch gaps per operation and are used only where there are no others, and the errors say so.
 What the tables lack (GEMMs, element-wise kernels, sampler, host) is the shipped profile's of that GPU.
-Not here: reading the tables (frontier_points), the fits (calibrate.fit.kernels), what is shipped (shipped_rest).
+Not here: reading the tables (calibrate.importers.tables.frontier_files), the fits (calibrate.fit.kernels), what is
+shipped (calibrate.importers.tables.shipped_rest).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rows count only where they have the target's heads on one device. KERNEL_ONLY rows are taken alone where there are any;
 files older than that column are kernel times if their reshapes, which launch no kernel, take none.
-Not here: columns and numbers (time_stats), the fits (frontier).
+Not here: columns and numbers (calibrate.importers.tables.time_stats), the fits (calibrate.importers.tables.frontier).
 """
 
 from __future__ import annotations

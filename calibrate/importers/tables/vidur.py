@@ -3,7 +3,8 @@
 PATH is the file, or a folder below which one mlp.csv has the target's dimensions; other models' files there, if any,
 give the error of constants that never saw the target. Times are medians of kernels alone, in steps of 1 us.
 What the file lacks (attention, sampler, all-reduce, host) is the shipped profile's of that GPU, and the errors say so.
-Not here: reading and checking the file (time_stats), the fit (calibrate.fit.kernels), what is shipped (shipped_rest).
+Not here: reading and checking the file (calibrate.importers.tables.time_stats), the fit (calibrate.fit.kernels), what
+is shipped (calibrate.importers.tables.shipped_rest).
 """
 
 from __future__ import annotations
