@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from calibrate.service.lanes import Served, Setting, simulate
 from calibrate.service.pauses import idle_ramp
-from calibrate.service.serving import best_tau, look_s, served, with_handover
+from calibrate.service.serving import best_tau, look_s, served, with_serving_costs
 from realrun.host.quiet import frozen_heap
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
@@ -77,7 +77,7 @@ def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on()
     assert profile.draft is not None
     models = [random_model(shape, dtype=torch.float32) for shape in (profile.target, profile.draft)]
     options = PairOptions(slots=4, max_tokens=128, attention=Attention.FLASH_CPU)
-    completed = with_handover(profile, PairKernels(*models, options), repeats=1)
+    completed = with_serving_costs(profile, PairKernels(*models, options), repeats=1)
     assert decode(encode(completed), "completed") == completed
     assert completed.host.is_synchronous
     assert not completed.overlap.has_priorities
