@@ -144,6 +144,7 @@ def _completed(profile: Profile, found: ServingCosts, how: str = "") -> Profile:
         overlap = msgspec.structs.replace(
             overlap,
             tau_s=round_constant(found.tau_s),
+            measured=True,
             source=f"{overlap.source}; tau_s: {LANES[1]} and more lanes of the threaded host at once",
         )
     return msgspec.structs.replace(profile, host=host, overlap=overlap)
@@ -197,7 +198,7 @@ def best_tau(profile: Profile, runs: Sequence[tuple[Served, Served]]) -> float:
     alone = {setting: simulate(profile, setting) for setting in {one.setting for one, _ in runs}}
 
     def loss(tau_s: float) -> float:
-        overlap = msgspec.structs.replace(profile.overlap, tau_s=tau_s)
+        overlap = msgspec.structs.replace(profile.overlap, tau_s=tau_s, measured=True)
         candidate = msgspec.structs.replace(profile, overlap=overlap)
         return sum(_misfit(pair, (alone[pair[0].setting], simulate(candidate, pair[1].setting))) for pair in runs)
 
