@@ -3,8 +3,8 @@
     python -m benchmarks.accuracy DATA_FOLDER [--out docs/accuracy.md] [--only runs|h100|a100|acceptance]
 
 DATA_FOLDER holds the public data that the report names; none of it is part of this repository. A part that cannot be
-run is reported as such, and the command exits with 1. Not here: the parts themselves (accuracy_runs, accuracy_cells,
-accuracy_acceptance).
+run is reported as such, and the command exits with 1. Not here: the parts themselves (benchmarks.accuracy_runs,
+benchmarks.accuracy_cells, benchmarks.accuracy_acceptance).
 """
 
 from __future__ import annotations

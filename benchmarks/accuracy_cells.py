@@ -1,6 +1,6 @@
 """Closed-loop cells: TensorRT-LLM on an H100, and vLLM with and without EAGLE-3 on an A100.
 
-Not here: runs with timestamps (accuracy_runs), the words of the report (accuracy_report).
+Not here: runs with timestamps (benchmarks.accuracy_runs), the words of the report (benchmarks.accuracy_report).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Real vLLM runs with per-request timestamps: LLMServingSim's, on an RTX 4090 and an RTX PRO 6000.
 
 Their tables are of the same GPUs, and so is an independent one of aiconfigurator. Not here: closed loops
-(accuracy_cells), the words of the report (accuracy_report).
+(benchmarks.accuracy_cells), the words of the report (benchmarks.accuracy_report).
 """
 
 from __future__ import annotations

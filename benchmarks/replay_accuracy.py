@@ -2,7 +2,7 @@
 
 Each draw measures the tiny pair, writes down what the simulator predicts, replays every policy open and closed loop
 and compares. All draws go into the report, none is chosen. Timings are reported here, never asserted in tests.
-Not here: the report (replay_report.py), measuring (calibrate), replaying and comparing (realrun).
+Not here: the report (benchmarks.replay_report), measuring (calibrate), replaying and comparing (realrun).
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from benchmarks.replay_report import write_report
 from calibrate.campaign.steps import measure_pair
 from calibrate.measure.pair import pair_spec
+from realrun.host.machine import fingerprint
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.run import Replay, replay, result_of, write_replays
-from realrun.replay.testbed import build_kernels, find_device, fingerprint, sizes_for
+from realrun.replay.testbed import build_kernels, find_device, sizes_for
 from realrun.validate.compare import judge, predict
 from realrun.validate.readback import read_replay, read_summary
 from sim.costs.profile import Profile
@@ -69,8 +71,6 @@ def main() -> int:
 
 def run_draw(draw: Path, budget_s: float, seed: int) -> dict[str, Any]:
     """Measure, predict, replay, judge. Seeds differ from draw to draw."""
-    import torch
-
     torch.set_num_threads(1)
     spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, None, None, None, 0)
     profile = measure_pair(spec, draw, budget_s, form="table")
@@ -135,7 +135,7 @@ class _Load:
             "device": "cpu",
             "implementation": self._kernels.implementation,
             "weights": "random",
-            "fingerprint": fingerprint(device),
+            "fingerprint": fingerprint("cpu"),
         }
 
     def replay(self, number: int) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ class _Business:
 
 def _machine_class() -> str:
     """The fingerprint's class, without anything that names a host."""
-    found = fingerprint(find_device("cpu"))
+    found = fingerprint("cpu")
     return f"{found['cores']}-core CPU ({found['processor']}), torch {found['torch']}, Python {found['python']}"
 
 

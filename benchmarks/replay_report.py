@@ -1,6 +1,6 @@
 """The report of replay_accuracy.py: Markdown tables of every draw, and one figure.
 
-Not here: any measuring, one cell's numbers (replay_rows).
+Not here: any measuring, one cell's numbers (benchmarks.replay_rows).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One cell of the accuracy report: a policy under a load, replayed several times, beside its one prediction.
 
-Not here: the report (replay_report).
+Not here: the report (benchmarks.replay_report).
 """
 
 from __future__ import annotations

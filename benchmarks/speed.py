@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.speed
 
 Every row is a fresh process, the least of REPEATS. Compare ratios of one run, not seconds of two machines. The bare
-loop (reference_loop) takes the same steps, which is asserted; nothing else is.
+loop (benchmarks.reference_loop) takes the same steps, which is asserted; nothing else is.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Each call ends after `--limit` seconds or when all is done, and says which; run it again until it exits with 0. Then
 `python -m calibrate.campaign OUT --ship` writes profiles, raw points and the report from what is in OUT, measuring
 nothing. Needs torch, transformers and the analysis extra, no installation of lanesim itself.
-Not here: which steps (campaign_plan), what one does (campaign_steps), the report (campaign_report).
+Not here: which steps (calibrate.campaign.plan), what one does (calibrate.campaign.steps), the report
+(calibrate.campaign.report).
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pathlib import Path
 from time import monotonic
 
 from calibrate.campaign.plan import CAMPAIGNS
+from calibrate.campaign.report import ship
+from calibrate.check.profile import check
+from sim.costs.profile_files import load
 
 LIMIT_S = 510.0
 """Eight and a half minutes: a call on a lent machine is cut at nine or ten, start and packing included."""
@@ -37,8 +41,6 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=Path(), help="repository to ship into")
     given = parser.parse_args(args)
     if given.ship:
-        from calibrate.campaign.report import ship
-
         return ship(given.out, given.root, CAMPAIGNS[given.device])
     given.out.mkdir(parents=True, exist_ok=True)
     ends_s = monotonic() + given.limit
@@ -69,9 +71,6 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def left_out(files: Sequence[Path]) -> list[str]:
     """One line per profile and other profile: mean errors of the one's constants on the other's models."""
-    from calibrate.check.profile import check
-    from sim.costs.profile_files import load
-
     lines = []
     for file, other in permutations(files, 2):
         what = f"constants of {file.stem} on {other.stem}, left out of their fit"

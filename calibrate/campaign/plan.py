@@ -1,7 +1,8 @@
 """What a campaign does, in order of worth: ceilings, solo grids with overlap of the pairs, predictions, replays, one
 lossless check, then what can wait: other cells, single models.
 
-Not here: doing it (campaign_steps), calling the steps one by one (campaign), the report (campaign_report).
+Not here: doing it (calibrate.campaign.steps), calling the steps one by one (calibrate.campaign.__main__), the report
+(calibrate.campaign.report).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a campaign ships: profiles, raw points as one Parquet file, and a report of predicted against measured.
 
-Everything comes from the campaign's directory; nothing is measured or fitted here.
+Everything comes from the campaign's directory. Not here: measuring (calibrate.campaign.steps), any fit (calibrate.fit).
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from calibrate.campaign.plan import Campaign
 from calibrate.campaign.steps import PREDICTIONS
 from calibrate.points import file as points_file
 from calibrate.points.work import place_of
 from sim.costs.profile import MeasuredPoint, Profile
 from sim.costs.profile_files import encode, load
+from sim.report.results import write_parquet
 
 MOST_BYTES = 5_000_000
 """Of the raw points in the repository."""
@@ -56,15 +59,11 @@ def ship(out: Path, root: Path, campaign: Campaign) -> int:
 
 
 def without_points(profile: Profile) -> Profile:
-    import msgspec
-
     return msgspec.structs.replace(profile, points=())
 
 
 def write_points(path: Path, sources: Sequence[Path]) -> int:
     """Every measured pass and every pair that ran together, as one table; its size in bytes."""
-    from sim.report.results import write_parquet
-
     fields = [field for field in MeasuredPoint.__struct_fields__ if field != "sustained_s"]
     columns: dict[str, list[Any]] = {name: [] for name in ("pair", *fields, "sustained_s", "together")}
     for source in sources:

@@ -1,6 +1,7 @@
 """Figure of a check: measured against fitted per kind, under both roofs of the datasheet.
 
-Imports matplotlib and seaborn; only called where a figure was asked for. Not here: the numbers (check).
+Imports matplotlib and seaborn; only called where a figure was asked for. Not here: the numbers
+(calibrate.check.profile).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Against a points file or a measured profile, of these models or of others, every pass there is compared; against
 published kernel tables, GEMMs, attention and the passes composed of them.
-Not here: drawing (figures), fitting (fit, pass_fit).
+Not here: drawing (calibrate.check.figure), fitting (calibrate.fit).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A profile's constants against published kernel tables of its GPU. Not here: reading them (importers)."""
+"""A profile's constants against published kernel tables of its GPU.
+
+Not here: reading them (calibrate.importers.aiconfigurator).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`lanesim calibrate measure`: flags, defaults by device, progress, and what an interruption leaves.
 
-Not here: measuring (measure). Importing this module imports click alone.
+Not here: measuring (calibrate.measure). Importing this module imports click alone.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def _fitted(session: Session, form: Literal["compact", "table"], *, is_asked_for
 
 def _with_serving(profile: Profile, session: Session) -> Profile:
     """`profile` completed on the threaded host, or as it is where the measured slots are too short for its requests."""
-    from calibrate.service.serving import with_handover
+    from calibrate.service.serving import with_serving_costs
 
     try:
-        return with_handover(profile, session.bench.kernels)
+        return with_serving_costs(profile, session.bench.kernels)
     except ValueError as error:
         print(f"what serving adds was not measured: {error}", file=sys.stderr)
         return profile

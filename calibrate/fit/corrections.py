@@ -5,7 +5,7 @@ Gaussian process over its places (Rasmussen and Williams 2006, eq. 2.23 to 2.26,
 ratio the mean of its parts' corrections by their shares, and noise. How large corrections are beside the noise and how
 far they reach is chosen by leaving each point out once (eq. 5.12): on a noisy machine they nearly vanish, on a quiet
 one the corrected passes go through the points.
-Not here: what the parts are (measured_table).
+Not here: what the parts are (calibrate.fit.measured_table).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+from scipy.spatial.distance import cdist
 
 from calibrate.fit.errors import Array
 
@@ -61,11 +63,10 @@ class Corrections:
                 for spread in SPREADS
             ]
             _, self.spread, self.reach = min(tried)
-            inverse = np.linalg.inv(self.spread**2 * by_reach[self.reach] + np.diag(noise**2))
-            self._inverse, self._solved = inverse, inverse @ self._ratios
-            misses = self._solved / np.diag(inverse)
-            known = np.maximum(0.0, 1.0 / np.diag(inverse) - noise**2)
-            far = np.abs(misses) / np.sqrt(known + deviations**2)
+            self._factor = cho_factor(self.spread**2 * by_reach[self.reach] + np.diag(noise**2))
+            self._solved, precisions = _solve(self._factor, self._ratios)
+            known = np.maximum(0.0, 1.0 / precisions - noise**2)
+            far = np.abs(self._solved / precisions) / np.sqrt(known + deviations**2)
             usual = float(np.median(far)) / NORMAL_MEDIAN
             noise = deviations * np.maximum(1.0, far / (OUTLIER * usual)) if usual > 0.0 else deviations
 
@@ -76,7 +77,7 @@ class Corrections:
         if kind is None:
             return np.zeros(len(keys)), np.full(len(keys), self.spread)
         covariance = self.spread**2 * _alike(places, kind.places, self.reach) @ kind.shares.T
-        explained = np.einsum("ij,jk,ik->i", covariance, self._inverse, covariance, optimize=True)
+        explained = np.sum(covariance * cho_solve(self._factor, covariance.T).T, axis=1)
         return covariance @ self._solved, np.sqrt(np.maximum(0.0, self.spread**2 - explained))
 
 
@@ -96,9 +97,7 @@ def _kinds(parts: Sequence[Mapping[Key, float]], predicted_s: Array) -> dict[str
 
 def _alike(places: Array, others: Array, reach: float) -> Array:
     """Correlation of corrections [places, others]."""
-    distances = np.sqrt(((places[:, None, :] - others[None, :, :]) ** 2).sum(axis=-1))
-    alike: Array = np.exp(-distances / reach)
-    return alike
+    return np.asarray(np.exp(-cdist(places, others) / reach))
 
 
 def _covariance(kinds: Mapping[str, Kind], reach: float) -> Array:
@@ -112,5 +111,11 @@ def _covariance(kinds: Mapping[str, Kind], reach: float) -> Array:
 def _mean_miss(covariance: Array, noise: Array, ratios: Array, deviations: Array) -> float:
     """Mean distance of a ratio from what the others make of it, in its own standard deviations; a mean of distances
     forgives outliers."""
-    inverse = np.linalg.inv(covariance + np.diag(noise**2))
-    return float(np.mean(np.abs(inverse @ ratios / np.diag(inverse)) / deviations))
+    solved, precisions = _solve(cho_factor(covariance + np.diag(noise**2)), ratios)
+    return float(np.mean(np.abs(solved / precisions) / deviations))
+
+
+def _solve(factor: tuple[Array, bool], ratios: Array) -> tuple[Array, Array]:
+    """Of the factored covariance K of the points: K^-1 `ratios`, and the diagonal of K^-1, the precision with which the
+    others predict each point."""
+    return cho_solve(factor, ratios), np.diag(cho_solve(factor, np.eye(len(ratios))))

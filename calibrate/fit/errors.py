@@ -1,6 +1,7 @@
 """How wrong a profile is, point by point and by kind: measured beside predicted, summarised as a profile states it.
 
-Not here: which points a fit leaves out (held_out, table_form, passes), what is checked against what (calibrate.check).
+Not here: which points a fit leaves out (calibrate.fit.held_out, calibrate.fit.table_form, calibrate.fit.passes), what
+is checked against what (calibrate.check).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from calibrate.points.work import error_kind, place_of, work_of
 from sim.costs.forms.build import build_costs
+from sim.costs.passes import PassUse, pass_use
 from sim.costs.profile import KindError, MeasuredPoint, Profile
 from sim.costs.shapes import ModelShape
 from sim.seam.work import Work
@@ -66,27 +68,16 @@ def compare_points(profile: Profile, points: Sequence[MeasuredPoint]) -> list[Co
     return compared
 
 
-def use_of(shape: ModelShape, work: Work) -> tuple[float, float]:
-    """Useful FLOPs and least bytes of `work`, all passes of a draft together: weights and KV read once per pass."""
+def use_of(shape: ModelShape, work: Work) -> PassUse:
+    """Useful FLOPs and least bytes of `work` on one device, all passes of a draft together at its first one's context:
+    weights and KV read once per pass."""
+    use = pass_use(shape, 1, work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
     num_passes = max(1, work.draft_tokens)
-    weights, head_weights = shape.layers * shape.layer_weights, shape.vocab * shape.hidden
-    tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
-    pairs = work.row_tokens * (work.context_tokens + work.row_tokens) / max(1, work.rows)
-    kv_tokens = work.context_tokens + work.row_tokens if work.rows else 0
-    for new, history in work.chunks:
-        pairs += new * (history + 0.5 * new)
-        kv_tokens += new + history
-    flops = 2.0 * tokens * weights + 2.0 * work.head_rows * head_weights
-    flops += 4.0 * shape.layers * shape.heads * shape.head_dim * pairs
-    num_bytes = shape.dtype_bytes * (weights + (head_weights if work.head_rows else 0))
-    num_bytes += shape.kv_bytes_per_token * kv_tokens + tokens * shape.layers * shape.elementwise_bytes_per_token
-    return num_passes * flops, float(num_passes * num_bytes)
+    return PassUse(num_passes * use.flops, num_passes * use.num_bytes)
 
 
 def summary(comparisons: Sequence[Comparison], held_out: str) -> dict[str, KindError]:
     """Errors per kind, in order of first appearance."""
-    from calibrate.fit.errors import kind_error
-
     by_kind: dict[str, list[float]] = {}
     for comparison in comparisons:
         by_kind.setdefault(comparison.kind, []).append(comparison.relative_error)

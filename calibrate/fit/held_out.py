@@ -2,7 +2,7 @@
 
 "Held out" means: the model's layer shapes are not among the bodies fitted, and its head layout is not among the
 attention points fitted (other models' and every other layout in the table are). The LM head is in no fit at all.
-Not here: reading tables (importers), the formulas (sim.costs.kernels).
+Not here: reading tables (calibrate.importers), the formulas (sim.costs.kernels).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each fit minimises log errors with a loss that forgives outliers: kernels are chosen by heuristics and some points are
 10 % off whatever the form. The formulas are the simulator's own (sim.costs.kernels), evaluated on arrays.
-Not here: where tables come from (importers), composing them into models (calibrate.fit.tables).
+Not here: where tables come from (calibrate.importers), composing them into models (calibrate.fit.tables).
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def fit_gemm(bodies: Sequence[Body], gpu: Gpu, multiprocessors: int) -> Gemm:
             ]
         )
 
-    return _minimise(start, bounds, residuals)
+    return _least_squares(start, bounds, residuals)
 
 
 def body_s(constants: Gemm, gpu: Gpu, body: Body) -> Array:
@@ -156,7 +156,7 @@ def fit_decode_attention(rows: DecodeRows, gpu: Gpu) -> DecodeAttention:
         "sharpness": (1.0, 8.0),
     }
     weights = _balance(rows.kv_bytes > np.median(rows.kv_bytes))
-    return _minimise(start, bounds, lambda c: np.log(decode_rows_s(c, gpu, rows) / rows.seconds) * weights)
+    return _least_squares(start, bounds, lambda c: np.log(decode_rows_s(c, gpu, rows) / rows.seconds) * weights)
 
 
 def decode_rows_s(constants: DecodeAttention, gpu: Gpu, rows: DecodeRows) -> Array:
@@ -189,7 +189,7 @@ def fit_prefill_attention(rows: PrefillRows, gpu: Gpu) -> PrefillAttention:
     if not np.any(rows.is_small_head):
         start = msgspec.structs.replace(start, small_head_change=0.0)
         del bounds["small_head_change"]
-    return _minimise(start, bounds, lambda c: np.log(prefill_rows_s(c, gpu, rows) / rows.seconds))
+    return _least_squares(start, bounds, lambda c: np.log(prefill_rows_s(c, gpu, rows) / rows.seconds))
 
 
 def prefill_rows_s(constants: PrefillAttention, gpu: Gpu, rows: PrefillRows, history: History = NO_HISTORY) -> Array:
@@ -212,7 +212,15 @@ def fit_all_reduce(message_bytes: Array, seconds: Array) -> AllReduce:
         predicted = constants.fixed_s + message_bytes / constants.bytes_per_s
         return np.asarray(np.log(predicted / seconds))
 
-    return _minimise(start, bounds, residuals)
+    return _least_squares(start, bounds, residuals)
+
+
+def fit_line(x: Array, y: Array) -> tuple[float, float]:
+    """Intercept and slope of least relative squares."""
+    weights = 1.0 / y
+    terms = np.stack([weights, x * weights], axis=1)
+    (intercept, slope), *_ = np.linalg.lstsq(terms, np.ones_like(weights), rcond=None)
+    return float(intercept), float(slope)
 
 
 def _balance(is_large: NDArray[np.bool_]) -> Array:
@@ -221,10 +229,10 @@ def _balance(is_large: NDArray[np.bool_]) -> Array:
     return np.asarray(np.where(is_large, (2.0 * share) ** -0.5, (2.0 - 2.0 * share) ** -0.5))
 
 
-def _minimise(
+def _least_squares(
     start: Constants, bounds: Mapping[str, tuple[float, float]], residuals: Callable[[Constants], Array]
 ) -> Constants:
-    """`start` with the fields named in `bounds` fitted; each is scaled by its start value."""
+    """`start` with the fields named in `bounds` fitted, each scaled by its start value, which draws none of them."""
     from scipy.optimize import least_squares
 
     names = list(bounds)

@@ -1,6 +1,7 @@
 """The profile of a points file: starting constants of the device, then the fits. Imports no torch.
 
-Not here: measuring (measure), the fits themselves (pass_fit, overlap_fit).
+Not here: measuring (calibrate.measure), the fits themselves (calibrate.fit.passes, calibrate.fit.measured_table,
+calibrate.fit.overlap).
 """
 
 from __future__ import annotations

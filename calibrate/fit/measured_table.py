@@ -1,10 +1,11 @@
 """The table form of passes measured on this machine: the compact fit's times, corrected by what the points say.
 
-Passes are timed whole. The compact fit splits them into body, LM head and attention, and a point's ratio of measured
-to predicted time is shared out over its parts and over the grid points near it (corrections). Times that then fall
-along an axis are restored by least squares in their logs, each weighing by how well it is known: never by raising.
+Passes are timed whole. The compact fit splits them into body, LM head and attention, and a point's ratio of measured to
+predicted time is shared out over its parts and over the grid points near it (calibrate.fit.corrections). Times that
+then fall along an axis are restored by least squares in their logs, each weighing by how well it is known: never by
+raising.
 Held-out points have no part in it: their grid points hold the compact fit's time, corrected as their neighbours are.
-Not here: the compact fit and errors (pass_fit), tables of single kernels (table_form).
+Not here: the compact fit and errors (calibrate.fit.passes), tables of single kernels (calibrate.fit.table_form).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from calibrate.fit.corrections import Corrections, Key
 from calibrate.fit.errors import Array
@@ -215,8 +217,6 @@ def _parts(passes: TablePasses, work: Work) -> dict[Key, float]:
 def rising(seconds: Array, weights: Array) -> Array:
     """`seconds` [...] as near as their logs allow, in weighted squares along one axis after the other, to falling
     along none; what does not fall stays as it is. `weights` have the same shape."""
-    from scipy.optimize import isotonic_regression
-
     logs = np.log(seconds)
     for _ in range(MOST_SWEEPS):
         before = logs.copy()

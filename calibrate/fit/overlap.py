@@ -1,7 +1,7 @@
 """Fits eta and tau of sim.devices.contention to pairs of passes that ran together, and states the error on the rest.
 
 The simulated device does the predicting, with the measured solo times as costs, so that the error is that of the
-contention model alone. Not here: timing pairs (overlap).
+contention model alone. Not here: timing pairs (calibrate.measure.overlap).
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from scipy.optimize import minimize
 
 from calibrate.fit.errors import Array, kind_error
 from calibrate.points.work import Place, work_of
 from sim.costs.cost import Cost, Demands
 from sim.costs.forms.build import build_costs
-from sim.costs.profile import KindError, Overlap, Profile
+from sim.costs.profile import Overlap, Profile
 from sim.costs.profile_files import round_constant
-from sim.devices.contention import Contention, contention_of
+from sim.devices.contention import Contention
 from sim.hosts.simulated import SimHost
 from sim.seam.work import Work
 
@@ -32,7 +33,7 @@ TAUS_S = (1e-8, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
 ETA = (0.05, 4.0)
 TAU_S = (1e-9, 1e-2)
 TURNS_S = tuple(1e-6 * 1.1**step for step in range(60))
-"""1 us to 0.3 ms: what a turn at the interpreter may last."""
+"""1 us to 0.3 ms in steps of 10 %: what a turn at the interpreter may last, the tau of a CPU."""
 STEP = 0.3
 """First step of the refinement, in logs."""
 LAUNCH_BOUND = 0.9
@@ -112,7 +113,7 @@ def fit_overlap(
         return profile
     used, held_out = runs[::2], runs[1::2]
     costs = Costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
-    contention = _turns(costs, used, cores) if cores is not None else _minimise(costs, used)
+    contention = _best_turn(costs, used, cores) if cores is not None else _grid_then_simplex(costs, used)
     error = kind_error(np.concatenate([_errors(costs, contention, run) for run in held_out]), HELD_OUT)
     overlap = Overlap(
         eta_compute=contention.eta_compute,
@@ -128,13 +129,6 @@ def fit_overlap(
         found = [_errors(costs, contention, _three(entry)) for entry in three_way]
         errors["overlap_three"] = kind_error(np.concatenate(found), THREE)
     return msgspec.structs.replace(profile, overlap=overlap, errors=errors)
-
-
-def overlap_error(profile: Profile, entries: Sequence[dict[str, Any]]) -> KindError:
-    """Error of the profile's own overlap constants on all `entries`."""
-    costs, contention = Costs(profile), contention_of(profile.overlap)
-    errors = [_errors(costs, contention, _together(entry)) for entry in entries]
-    return kind_error(np.concatenate(errors) if errors else np.array([]), "all pairs of the points file")
 
 
 def predict_s(costs: Costs, contention: Contention, run: Together) -> tuple[float, ...]:
@@ -163,7 +157,7 @@ def _loss(costs: Costs, runs: Sequence[Together], contention: Contention) -> flo
     return float(np.mean(np.abs(np.log1p(errors))))
 
 
-def _turns(costs: Costs, runs: Sequence[Together], cores: float) -> Contention:
+def _best_turn(costs: Costs, runs: Sequence[Together], cores: float) -> Contention:
     """Works that take turns on a CPU of so many cores: the tau of least loss."""
     candidates = [
         Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
@@ -172,9 +166,8 @@ def _turns(costs: Costs, runs: Sequence[Together], cores: float) -> Contention:
     return min(candidates, key=partial(_loss, costs, runs))
 
 
-def _minimise(costs: Costs, runs: Sequence[Together]) -> Contention:
+def _grid_then_simplex(costs: Costs, runs: Sequence[Together]) -> Contention:
     """The constants of least loss: the best of a grid, refined."""
-    from scipy.optimize import minimize
 
     def contention(logs: Array) -> Contention:
         eta_compute, eta_bandwidth = (float(np.clip(np.exp(value), *ETA)) for value in logs[:2])

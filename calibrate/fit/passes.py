@@ -1,8 +1,9 @@
 """Fits the compact form to measured passes, with the simulator's own cost model doing the predicting.
 
 Passes are timed whole, so that several fixed times (of a GEMM, of attention, of elementwise kernels) can only be told
-apart by how they scale; each constant is drawn weakly to its start value, which settles what the points do not.
-Noisy points weigh less; held-out ones not at all. Not here: measuring (measure), single kernels (fit).
+apart by how they scale; each constant is drawn weakly to its start value, which settles what the points do not. Noisy
+points weigh less; held-out ones not at all. Not here: measuring (calibrate.measure), single kernels
+(calibrate.fit.kernels).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from scipy.optimize import least_squares
 
 from calibrate.fit.errors import Array, compare_points, summary
 from calibrate.points.work import place_of, work_of
@@ -74,7 +76,7 @@ def fit_passes(start: Profile, points: Sequence[MeasuredPoint]) -> Profile:
         raise ValueError("no points to fit: the budget was too small for a single pass; raise --budget")
     free = _free(start)
     start = msgspec.structs.replace(start, kernels=msgspec.structs.replace(start.compact, measured=_measured(points)))
-    kernels = _minimise(start, used, free)
+    kernels = _least_squares_of_logs(start, used, free)
     fitted = msgspec.structs.replace(start, kernels=_unmeasured_heads(start, kernels), points=tuple(points))
     return msgspec.structs.replace(fitted, errors=held_out_errors(fitted))
 
@@ -133,10 +135,8 @@ def _with_values(kernels: CompactKernels, free: Sequence[Free], values: Sequence
     return msgspec.structs.replace(kernels, **groups)
 
 
-def _minimise(start: Profile, used: Sequence[MeasuredPoint], free: Sequence[Free]) -> CompactKernels:
+def _least_squares_of_logs(start: Profile, used: Sequence[MeasuredPoint], free: Sequence[Free]) -> CompactKernels:
     """Least squares on log errors, each in units of the point's own uncertainty; logs of the constants are free."""
-    from scipy.optimize import least_squares
-
     first = np.array([getattr(getattr(start.compact, one.group), one.field) for one in free])
     low = np.log(np.array([one.low for one in free]) / first)
     high = np.log(np.array([one.high for one in free]) / first)

@@ -5,7 +5,7 @@ sampler) comes from the compact form's assumed constants. Times are smoothed unt
 Held out: every second point of each axis, the ends kept, so that gaps are twice as wide as in the profile. Mean errors
 there over the five shipped models on A100 and H100 decided how each axis is interpolated: GEMMs of a layer 3.8 % linear
 and 4.0 % between logs, LM head 5.2 % and 5.3 %, prefill attention 6.8 % and 5.2 %.
-Not here: reading tables (importers), interpolation itself (sim.costs.forms.interpolation).
+Not here: reading tables (calibrate.importers), interpolation itself (sim.costs.forms.interpolation).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A GEMM table is a full grid of (tokens, columns, depth). Models whose matrices lie between grid points are interpolated
 linearly in columns and depth, in which latency is close to linear (leaving a grid point out costs 6-9 %); tokens are
 never interpolated, because there the latency is a staircase: fits and errors use measured token counts only.
-Not here: reading files (importers), fitting (fit).
+Not here: reading files (calibrate.importers), fitting (calibrate.fit.kernels).
 """
 
 from __future__ import annotations
@@ -39,18 +39,21 @@ class GemmTable(NamedTuple):
     seconds: Array
 
     def at(self, columns: int, depth: int) -> Array:
-        """Seconds [tokens] of a [depth, columns] matrix; more columns than the grid has cost in proportion."""
+        """Seconds [tokens] of a [depth, columns] matrix, nan where a point that counts was not measured; more columns
+        than the grid has cost in proportion."""
+        from scipy.interpolate import RegularGridInterpolator
+
         most = int(self.columns[-1])
         if columns > most:
             return self.at(most, depth) * (columns / most)
-        column, column_weight = _bracket(self.columns, columns)
-        row, row_weight = _bracket(self.depths, depth)
-        total = np.zeros(len(self.tokens))
-        for i, i_weight in ((column, 1.0 - column_weight), (column + 1, column_weight)):
-            for j, j_weight in ((row, 1.0 - row_weight), (row + 1, row_weight)):
-                if i_weight * j_weight != 0.0:
-                    total += i_weight * j_weight * self.seconds[:, i, j]
-        return total
+        # Holes apart from times: at a neighbour of weight 0 nan would count, as 0 times nan is nan.
+        is_hole = np.isnan(self.seconds)
+        values = np.stack([np.where(is_hole, 0.0, self.seconds), is_hole], axis=-1)
+        grid = RegularGridInterpolator(
+            (self.columns, self.depths), np.moveaxis(values, 0, -1), bounds_error=False, fill_value=None
+        )
+        seconds, holes = grid((columns, depth))
+        return np.asarray(np.where(holes != 0.0, np.nan, seconds))
 
     def body(self, shape: ModelShape, tensor_parallel: int) -> Body:
         """GEMM time of one layer of `shape` on one device, at measured token counts up to MAX_TOKENS."""
@@ -58,12 +61,6 @@ class GemmTable(NamedTuple):
         total = np.sum([self.at(columns, depth) for columns, depth in gemms], axis=0)
         use = (self.tokens <= MAX_TOKENS) & (total > 0.0)
         return Body(gemms, [int(tokens) for tokens in self.tokens[use]], total[use])
-
-
-def _bracket(axis: NDArray[np.int64], value: float) -> tuple[int, float]:
-    """Index of the interval for `value` and the weight of its upper end."""
-    i = int(np.clip(np.searchsorted(axis, value, side="right") - 1, 0, len(axis) - 2))
-    return i, float(value - axis[i]) / float(axis[i + 1] - axis[i])
 
 
 class AttentionTable(NamedTuple):

@@ -11,7 +11,8 @@ Not here: what the rule means (sim.costs.kernels.VerifyAttention).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +23,8 @@ from sim.costs.kernels import VerifyAttention
 
 ROWS_SHARE = 0.3
 """Only mixed passes are used in which the same rows alone take at least this share of the attention."""
-SLOWDOWNS = np.round(np.arange(1.0, 3.001, 0.02), 2)
-TILE_SHARES = np.round(np.arange(0.2, 1.001, 0.01), 2)
+SLOWDOWNS, TILE_SHARES = slice(1.0, 3.001, 0.02), slice(0.2, 1.001, 0.01)
+"""First, end and step of what is tried; every value has two digits."""
 TILE_MARGIN = 1.1
 """A padded tile is kept unless a slowdown alone fits better by more than this factor."""
 QUERY_TILES = {"ampere": 128, "ada": 64, "blackwell": 64, "hopper": 1}
@@ -86,20 +87,24 @@ def fit_verify_rule(points: MixedPoints, added_s: RowsAdded, query_tile: int) ->
         added = np.array([added_s(rule, int(rows), int(rows * context)) for rows, context in shapes.T])
         return float(np.abs((points.chunk_s + added[place]) / points.seconds - 1.0).mean())
 
-    untiled, untiled_error = _best(error, [VerifyAttention(kv_slowdown=float(value)) for value in SLOWDOWNS])
+    untiled, untiled_error = _best(error, lambda slowdown: VerifyAttention(kv_slowdown=slowdown), SLOWDOWNS)
     rule, mean_error = untiled, untiled_error
     if query_tile > 1:
-        tiled = [
-            VerifyAttention(kv_slowdown=1.0, query_tile=query_tile, tile_compute_share=float(share))
-            for share in TILE_SHARES
-        ]
-        found, error_tiled = _best(error, tiled)
+        tiled = partial(VerifyAttention, kv_slowdown=1.0, query_tile=query_tile)
+        found, error_tiled = _best(error, lambda share: tiled(tile_compute_share=share), TILE_SHARES)
         if error_tiled <= TILE_MARGIN * untiled_error:
             rule, mean_error = found, error_tiled
     return VerifyFit(rule, mean_error, untiled, untiled_error, len(points.rows))
 
 
-def _best(error: Callable[[VerifyAttention], float], rules: Sequence[VerifyAttention]) -> tuple[VerifyAttention, float]:
-    errors = [error(rule) for rule in rules]
-    least = int(np.argmin(errors))
-    return rules[least], errors[least]
+def _best(
+    error: Callable[[VerifyAttention], float], rule: Callable[[float], VerifyAttention], values: slice
+) -> tuple[VerifyAttention, float]:
+    """The rule of least error, the first of equals, and that error."""
+    from scipy.optimize import brute
+
+    def error_at(value: Array) -> float:
+        return error(rule(round(float(value[0]), 2)))
+
+    value, least, *_ = brute(error_at, (values,), finish=None, full_output=True)
+    return rule(round(float(value), 2)), float(least)

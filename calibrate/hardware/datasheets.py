@@ -1,7 +1,7 @@
 """Datasheets of GPUs: memory, dense bf16 FLOP/s, bandwidth, multiprocessors, and which are of one family.
 
 Values are NVIDIA's published data sheets and architecture papers; FLOP/s are dense, with fp32 accumulation.
-Not here: how fast anything really runs (profiles).
+Not here: how fast anything really runs (calibrate.measure, sim/profiles).
 """
 
 from __future__ import annotations

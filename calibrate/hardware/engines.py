@@ -1,7 +1,7 @@
 """Constants of serving engines by GPU and version, which no kernel table has: host costs, all-reduces, device gaps.
 
 Fitted here from published measurements, never per run; the tables themselves are no part of the project.
-Not here: kernels (importers), what the constants mean (sim.costs.profile, sim.costs.kernels).
+Not here: kernels (calibrate.importers), what the constants mean (sim.costs.profile, sim.costs.kernels).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CSV tables of measured times, checked: columns, numbers, signs, units. Every defect is a ValueError with its file.
 
-Not here: what the tables mean (the importers).
+Not here: what the tables mean (calibrate.importers.llmservingsim).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Whether times can be true of a GPU: none is shorter than its datasheet allows, nor are they far too long.
 
-That is how other units and swapped columns show. Not here: reading tables (time_stats, kernel_files).
+That is how other units and swapped columns show. Not here: reading tables (calibrate.importers.tables.time_stats,
+calibrate.importers.aiconfigurator.files).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ captured.
 Between repetitions the slots are set back, outside the timed window, so that every repetition does the same work.
 On CUDA a delay kernel holds the stream while the pass is issued: the events around it then see device time alone,
 and the wall clock the host's. On a CPU issuing is executing, so both are the duration of the pass.
-Not here: which passes (grid), how often (repeats).
+Not here: which passes (calibrate.measure.grid), how often (calibrate.measure.repeats).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from calibrate.measure.repeats import Sample
 from calibrate.points.work import Place
@@ -180,7 +181,6 @@ class Bench:
 
 def count_kernels(bench: Bench, place: Place, issuer: Issuer) -> int:
     """Operations that an eager pass of `place` launches: what torch dispatches, views left out."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counter(TorchDispatchMode):  # type: ignore[misc]
         num_kernels = 0

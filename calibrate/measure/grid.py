@@ -1,7 +1,8 @@
 """Which passes are timed: a grid of shapes in levels of fineness, and the finest level that a budget pays for.
 
 Pure: the plan follows from the limits and from a few pilot times, and is then fixed (it heads the points file), so that
-a measurement that was killed ends with the points it began with. Not here: timing (bench, measure).
+a measurement that was killed ends with the points it began with. Not here: timing (calibrate.measure.bench,
+calibrate.measure.session).
 """
 
 from __future__ import annotations
@@ -89,24 +90,15 @@ def spread(low: int, high: int, number: int) -> list[int]:
     return sorted({round(low * ratio**i) for i in range(number - 1)} | {high})
 
 
-class Plan(NamedTuple):
-    places: list[Place]
-    level: int
-    estimated_s: float
-    """One repetition of every place."""
-
-
-def plan(limits: Limits, level_max: int, budget_s: float, estimate_s: Callable[[Place], float], repeats: int) -> Plan:
-    """The finest grid up to `level_max` of which `repeats` repetitions fit `budget_s`; the coarsest if none does, and
-    of that the places that each fit their share."""
-    for level in range(min(level_max, LEVELS - 1), -1, -1):
+def plan(limits: Limits, budget_s: float, estimate_s: Callable[[Place], float], repeats: int) -> list[Place]:
+    """The finest grid of which `repeats` repetitions fit `budget_s`; if none does, of the coarsest the places that each
+    fit their share."""
+    for level in reversed(range(LEVELS)):
         places = grid(limits, level)
-        total_s = sum(estimate_s(place) for place in places)
-        if repeats * total_s <= budget_s:
-            return Plan(places, level, total_s)
+        if repeats * sum(estimate_s(place) for place in places) <= budget_s:
+            return places
     share_s = budget_s / len(places)
-    affordable = [place for place in places if repeats * estimate_s(place) <= 2.0 * share_s]
-    return Plan(affordable, 0, sum(estimate_s(place) for place in affordable))
+    return [place for place in places if repeats * estimate_s(place) <= 2.0 * share_s]
 
 
 def is_held_out(place: Place, places: Sequence[Place]) -> bool:

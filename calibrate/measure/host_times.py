@@ -1,5 +1,5 @@
 """Host times of a measured profile: preparing a work, launching kernels, a result's way back, threads in each other's
-way. Not here: device times (bench), the constants made of these (host_costs).
+way. Not here: device times (calibrate.measure.bench), the constants made of these (calibrate.fit.measured_profile).
 """
 
 from __future__ import annotations

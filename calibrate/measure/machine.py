@@ -1,19 +1,21 @@
-"""The machine that is measured: its fingerprint, its clocks, its roofs. Imports torch inside functions.
+"""The machine that is measured: its fingerprint, its clocks, its roofs.
 
-Not here: passes (bench).
+Not here: what it is called and what runs on it (realrun.host.machine), passes (calibrate.measure.bench).
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import subprocess
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from calibrate.hardware.datasheets import datasheet_of_device
+from realrun.host.machine import device_name as device_name
+from realrun.host.machine import processor, usable_cores, versions
+from realrun.model.memory import available_bytes
 from sim.costs.profile import Gpu
 
 CLOCK_FIELDS = ("clocks.sm", "power.draw")
@@ -25,24 +27,15 @@ COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
 """Bytes read by the copy that stands for the bandwidth roof: far beyond any cache."""
 
 
-def num_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def fingerprint(device: str, dtype: str) -> dict[str, str]:
-    """What times depend on beside shapes, as text; `clock_` entries may change between runs of one machine."""
-    import torch
-    import transformers
-
+    """What times depend on beside shapes, as text, as a points file has it; `clock_` entries may change between runs of
+    one machine."""
     found = {
         "device": device_name(device),
-        "cpu": cpu_model(),
-        "cpu_cores": str(num_cores()),
+        "cpu": processor(),
+        "cpu_cores": str(usable_cores()),
         "threads": str(torch.get_num_threads()),
-        "torch": str(torch.__version__),
-        "transformers": str(transformers.__version__),
-        "python": platform.python_version(),
+        **versions(),
         "cuda": str(torch.version.cuda or "none"),
         "driver": nvidia_smi("driver_version") or "none",
         "dtype": dtype,
@@ -51,25 +44,6 @@ def fingerprint(device: str, dtype: str) -> dict[str, str]:
     for name, value in clocks.items():
         found[f"clock_{name}"] = "not readable" if value is None else f"{value:g}"
     return found
-
-
-def device_name(device: str) -> str:
-    """What the driver calls the GPU; "cpu" for the CPU."""
-    if device == "cpu":
-        return "cpu"
-    import torch
-
-    return str(torch.cuda.get_device_name())
-
-
-def cpu_model() -> str:
-    """Model name of the CPU, as far as the system tells."""
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def read_clocks(device: str) -> dict[str, float | None]:
@@ -101,34 +75,35 @@ def _number(text: str) -> float | None:
 
 
 def roofs(device: str, dtype: str) -> Gpu:
-    """The datasheet's roofs where the device has one here, else measured: the best of a few products and copies."""
+    """The datasheet's roofs where the device has one here, else what is `achieved`."""
     name = device_name(device)
     sheet = datasheet_of_device(name) if device == "cuda" else None
     if sheet is not None and dtype in ("bfloat16", "float16"):
         return sheet.gpu
-    import torch
+    flops_per_s, bytes_per_s = achieved(device, dtype)
+    return Gpu(
+        name="cpu" if device == "cpu" else name.lower().replace(" ", "-"),
+        memory_bytes=_memory_bytes(device),
+        peak_flops=flops_per_s,
+        bandwidth_bytes_per_s=bytes_per_s,
+    )
 
-    dtype_ = getattr(torch, dtype)
+
+def achieved(device: str, dtype: str) -> tuple[float, float]:
+    """FLOP/s of a large matrix product and bytes/s, read and written, of a long copy: medians of a few."""
     side = MATRIX[device]
-    matrix = torch.randn(side, side, device=device).to(dtype_)
+    matrix = torch.randn(side, side, device=device).to(getattr(torch, dtype))
     product_s = _typical_s(device, lambda: matrix @ matrix)
     source = torch.zeros(COPY_BYTES[device] // 4, dtype=torch.float32, device=device).normal_()
     target = torch.empty_like(source)
     copy_s = _typical_s(device, lambda: target.copy_(source))
-    return Gpu(
-        name="cpu" if device == "cpu" else name.lower().replace(" ", "-"),
-        memory_bytes=_memory_bytes(device),
-        peak_flops=2.0 * side**3 / product_s,
-        bandwidth_bytes_per_s=2.0 * COPY_BYTES[device] / copy_s,
-    )
+    return 2.0 * side**3 / product_s, 2.0 * COPY_BYTES[device] / copy_s
 
 
 def multiprocessors(device: str) -> int:
     """Multiprocessors of the GPU; 1 on a CPU, which has no waves of tiles."""
     if device == "cpu":
         return 1
-    import torch
-
     return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
@@ -136,23 +111,17 @@ def l2_bytes(device: str) -> int | None:
     """L2 cache of the GPU; None where it cannot be read, as on a CPU."""
     if device == "cpu":
         return None
-    import torch
-
     found = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0)
     return int(found) or None
 
 
 def _memory_bytes(device: str) -> int:
     if device == "cpu":
-        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    import torch
-
+        return available_bytes(torch.device(device))
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
 def _typical_s(device: str, run: Any) -> float:
-    import torch
-
     times = []
     for _ in range(ROOF_REPETITIONS + 1):
         if device == "cuda":

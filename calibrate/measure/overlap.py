@@ -1,7 +1,7 @@
 """Times two or three passes at once, each on its own stream and thread: how much each slows the others down.
 
 On a CPU streams have no priorities, so only equal ones are timed there. Solo times are taken right beside, with the
-same threads, so that a drift of the machine hits both. Not here: what follows from it (overlap_fit).
+same threads, so that a drift of the machine hits both. Not here: what follows from it (calibrate.fit.overlap).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pair that is measured: its sizes, its models with random or real weights, its kernels.
 
-Not here: what a user may name a model (shapes), timing (bench).
+Not here: what a user may name a model (calibrate.hardware.models), timing (calibrate.measure.bench).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How often a pass is timed: until it is warm, then until its median is known tightly, or it is marked noisy.
 
-Pure but for the clock and the pass, both arguments. Not here: what is timed (bench).
+Pure but for the clock and the pass, both arguments. Not here: what is timed (calibrate.measure.bench).
 
 Warm means: the newest block of repetitions is not faster than the one before it by more than WARM_SHARE. Tight means:
 half of the median's 95 % interval, by order statistics, is at most TIGHT_SHARE of it.

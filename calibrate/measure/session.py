@@ -1,7 +1,8 @@
 """Measures a pair on this machine: plan, points, points under load, host times, overlap; each kept as soon as known.
 
 Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
-killed and one that was not give the same kind of result. Not here: the fit (pass_fit), the command (commands).
+killed and one that was not give the same kind of result. Not here: the fit (calibrate.fit.measured_profile), the
+command (calibrate.cli.measure).
 """
 
 from __future__ import annotations
@@ -106,10 +107,10 @@ class Session:
         # Fewer visits where all of them would leave places of the coarsest grid unmeasured.
         for visits in range(VISITS[self.spec.device], 0, -1):
             repeats = visits * (BLOCK + _least(visits))
-            planned = grid.plan(allowed, grid.LEVELS - 1, budget_s, estimate_s, repeats)
-            if len(planned.places) >= len(grid.grid(allowed, 0)):
+            planned = grid.plan(allowed, budget_s, estimate_s, repeats)
+            if len(planned) >= len(grid.grid(allowed, 0)):
                 break
-        points_file.create(self.path, self._fingerprint, self.spec.as_options(), planned.places, visits)
+        points_file.create(self.path, self._fingerprint, self.spec.as_options(), planned, visits)
 
     def _points(self) -> None:
         held = points_file.read(self.path)

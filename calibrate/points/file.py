@@ -2,7 +2,7 @@
 
 JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point` (one per
 visit to a place), `sustained` (a place timed again under load), `host`, `overlap`, `three_way` and `clocks` lines.
-Not here: measuring (measure), the profile made of it (sim.costs.profile).
+Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from calibrate.points.work import Place, merged, place_of
 from sim.costs.profile import MeasuredPoint
+from sim.files.write import write_atomically
 
 SCHEMA = 1
 LONGEST_S = 1000.0
@@ -60,24 +62,19 @@ class Points(NamedTuple):
 def alone(path: Path) -> Iterator[None]:
     """Keep other processes from measuring into `path` meanwhile. Raises ValueError if one does already.
 
-    The lock is the operating system's, so a process that was killed leaves none behind.
+    The lock is the operating system's, so a process that was killed leaves none behind. Its file stays: whoever
+    removed it would let a second one be made beside that of a process which has opened the first.
     """
-    import fcntl
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(f".{path.name}.lock")
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"points file {str(path)!r} is being written by another measurement; wait for it, or choose another "
-                "--out"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        held = lock.acquire(timeout=0.0)
+    except Timeout:
+        raise ValueError(
+            f"points file {str(path)!r} is being written by another measurement; wait for it, or choose another --out"
+        ) from None
+    with held:
+        yield
 
 
 def create(
@@ -91,10 +88,7 @@ def create(
         "visits": visits,
         "places": [list(place) for place in places],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.part")
-    scratch.write_text(json.dumps(header) + "\n")
-    os.replace(scratch, path)
+    write_atomically(path, json.dumps(header) + "\n")
 
 
 def append(path: Path, kind: str, content: Any) -> None:

@@ -1,6 +1,7 @@
 """Measured points as works: what the cost model is asked for, so that measured and fitted are the same thing.
 
-Not here: measuring them (bench), choosing them (grid), the fit (pass_fit).
+Not here: measuring them (calibrate.measure.bench), choosing them (calibrate.measure.grid), the fit
+(calibrate.fit.passes).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from sim.costs.profile import MeasuredPoint
 from sim.costs.shapes import ModelShape
 from sim.seam.work import Chunk, Kind, Model, Work
 
-KINDS = ("prefill", "decode", "draft", "verify")
 L2State = Literal["cold", "warm", "unknown"]
 L2_STATES: tuple[L2State, ...] = ("cold", "warm", "unknown")
 VISITS = {"cpu": 5, "cuda": 2}
@@ -45,11 +45,6 @@ class Place(NamedTuple):
     def total_tokens(self) -> int:
         """Tokens through the body, all passes of a draft together."""
         return self.rows * self.tokens
-
-    @property
-    def reach_tokens(self) -> int:
-        """Tokens per row in KV when the pass is over, one more emitted."""
-        return self.context_tokens + self.tokens + 1
 
 
 def place_of(point: MeasuredPoint) -> Place:
@@ -112,12 +107,6 @@ def l2_state(place: Place, shape: ModelShape, l2_bytes: int | None) -> L2State:
     kv_tokens = place.rows * (place.context_tokens + place.tokens)
     num_bytes = weights * shape.dtype_bytes + kv_tokens * shape.kv_bytes_per_token
     return "cold" if num_bytes >= COLD * l2_bytes else "warm" if num_bytes <= l2_bytes else "unknown"
-
-
-def kinds_present(points: Sequence[MeasuredPoint]) -> list[str]:
-    """Kinds of error that `points` can give, in a fixed order: target passes by kind, and the draft model's."""
-    found = {error_kind(place_of(point)) for point in points}
-    return [kind for kind in (*KINDS, "draft_prefill") if kind in found]
 
 
 def error_kind(place: Place) -> str:

@@ -1,9 +1,9 @@
-"""What serving adds to the passes: threads handing over, and several issuers at once, measured on the threaded host.
+"""What serving adds to the passes: threads that wake up, and several issuers at once, measured on the threaded host.
 
 `calibrate measure` times passes one after the other in a loop. A policy's works take longer: they wait for threads to
 wake up, and share interpreter and cores with whatever else the host does. A few requests served by bare lanes
 (calibrate.service.lanes), one to three of them at once, beside workers that poll, and with pauses, say how much.
-Not here: a profile's other constants (calibrate), replaying a scenario (realrun.replay.run).
+Not here: a profile's other constants (calibrate.fit), replaying a scenario (realrun.replay.run).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from statistics import fmean, median
 
 import msgspec
 
+from calibrate.fit.overlap import TURNS_S
 from calibrate.service.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
 from calibrate.service.pauses import idle_ramp
 from realrun.host.quiet import frozen_heap
@@ -34,12 +35,10 @@ POLLERS = 2
 REPEATS = 5
 PAUSES_S = (0.01, 0.04, 0.16)
 """Of the device before every other request, to see what the first works after one lose."""
-TAUS_S = tuple(1e-6 * 1.1**step for step in range(60))
-"""1 us to 0.3 ms per kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandOver:
+class ServingCosts:
     """Seconds that serving adds."""
 
     prepare_s: float
@@ -57,7 +56,7 @@ class HandOver:
     """As realrun.replay.probe gives it, between the runs."""
 
 
-def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPEATS) -> Profile:
+def with_serving_costs(profile: Profile, kernels: PairKernels, *, repeats: int = REPEATS) -> Profile:
     """`profile` with what serving adds measured on `kernels`, the pair that it was measured on.
 
     On a CPU, where issuing a pass is executing it, also the delay of concurrent passes, which have no priorities there,
@@ -89,7 +88,7 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
     by_setting = {setting: [each[setting] for each in rounds] for setting in settings}
     of_busy = [by_setting[setting] for setting in dict.fromkeys(busy)]
     of_all = [by_setting[setting] for setting in dict.fromkeys((*busy, *plain))]
-    found = HandOver(
+    found = ServingCosts(
         prepare_s=_typical_s(of_busy, lambda work: work.record.issue_start_s - work.eligible_s),
         result_s=_typical_s(of_busy, lambda work: work.reacted_s - work.record.end_s),
         served=served(start, of_all) if is_cpu else {},
@@ -103,6 +102,10 @@ def with_handover(profile: Profile, kernels: PairKernels, *, repeats: int = REPE
         found = replace(found, tau_s=best_tau(_completed(start, found), pairs))
     spread = max(run.length_s / median(each.length_s for each in runs) for runs in by_setting.values() for run in runs)
     return _completed(start, found, f"medians of {repeats} runs each, the slowest took {spread:.2f} times as long")
+
+
+with_handover = with_serving_costs
+"""As calibrate.campaign.steps still calls it."""
 
 
 def _typical(pairs: Sequence[tuple[Served, Served]]) -> tuple[Served, Served]:
@@ -123,7 +126,7 @@ def _eager_chunks(profile: Profile) -> Profile:
     return msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, captures_chunks=False))
 
 
-def _completed(profile: Profile, found: HandOver, how: str = "") -> Profile:
+def _completed(profile: Profile, found: ServingCosts, how: str = "") -> Profile:
     host = msgspec.structs.replace(
         profile.host,
         step_s=round_constant(profile.host.step_s + found.prepare_s),
@@ -141,6 +144,7 @@ def _completed(profile: Profile, found: HandOver, how: str = "") -> Profile:
         overlap = msgspec.structs.replace(
             overlap,
             tau_s=round_constant(found.tau_s),
+            measured=True,
             source=f"{overlap.source}; tau_s: {LANES[1]} and more lanes of the threaded host at once",
         )
     return msgspec.structs.replace(profile, host=host, overlap=overlap)
@@ -194,11 +198,11 @@ def best_tau(profile: Profile, runs: Sequence[tuple[Served, Served]]) -> float:
     alone = {setting: simulate(profile, setting) for setting in {one.setting for one, _ in runs}}
 
     def loss(tau_s: float) -> float:
-        overlap = msgspec.structs.replace(profile.overlap, tau_s=tau_s)
+        overlap = msgspec.structs.replace(profile.overlap, tau_s=tau_s, measured=True)
         candidate = msgspec.structs.replace(profile, overlap=overlap)
         return sum(_misfit(pair, (alone[pair[0].setting], simulate(candidate, pair[1].setting))) for pair in runs)
 
-    return min(TAUS_S, key=loss)
+    return min(TURNS_S, key=loss)
 
 
 def _misfit(runs: tuple[Served, Served], simulated: tuple[Served, Served]) -> float:

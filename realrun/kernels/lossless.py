@@ -2,7 +2,7 @@
 
 In low precision the two may differ where the target's two best logits all but agree: passes of other shapes round
 otherwise. Such places are counted with their gap, never hidden.
-Not here: the pair (realrun.model.weights), policies (tests/realrun/test_pair_policies.py).
+Not here: the pair (realrun.model.weights), policies (tests/realrun/replay/test_policies.py).
 """
 
 from __future__ import annotations

@@ -125,12 +125,6 @@ class PairKernels:
         assert slot.index not in self._free, f"slot {slot.index} released twice"
         self._free.append(slot.index)
 
-    def pretend(self, slot: Slot) -> None:
-        """Take the slot's prompt for known and in KV, all but its last token, without computing it (for timing)."""
-        slot.prefilled_target = slot.prefilled_draft = slot.prompt_tokens
-        slot.draft_lag = 1
-        self._set_kv(slot.index, slot.prompt_tokens - 1)
-
     def prefill(self, chunks: Sequence[PromptChunk], issuer: Issuer, *, model: Model = Model.TARGET) -> Submitted:
         """The next piece of each chunk's prompt; the target emits the first token of prompts that end with it."""
         if model is Model.DRAFT:

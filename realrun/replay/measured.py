@@ -35,7 +35,7 @@ class MeasuredWork:
 
     record: WorkRecord
     eligible_s: float
-    """From when on nothing but the threads' own hand-over kept it from being issued."""
+    """From when on nothing but the waking of threads kept it from being issued."""
     reacted_s: float
     """When the coroutine that awaited it had acted on its result; nan if none did."""
     padded_tokens: int

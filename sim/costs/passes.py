@@ -49,7 +49,7 @@ class ModelPasses(ABC):
         self._tensor_parallel = profile.tensor_parallel
         self._head_size = shape.heads * shape.head_dim / profile.tensor_parallel
         self._kv_heads = max(1, shape.kv_heads // profile.tensor_parallel)
-        self.kv_bytes = 2.0 * self._kv_heads * shape.head_dim * shape.dtype_bytes
+        self.kv_bytes = layer_kv_bytes(shape, profile.tensor_parallel)
         """Bytes of KV of one token in one layer on one device."""
         self.layers = shape.layers
         self.reads_features = shape.fused_features > 0
@@ -123,21 +123,39 @@ class ModelPasses(ABC):
         return self.body_s(self.padded_tokens(total_tokens)) + self.layers * attention_s + self.head_s(head_rows)
 
     def use(self, rows: int, row_tokens: int, context_tokens: int, chunks: Sequence[Chunk], head_rows: int) -> PassUse:
-        """Useful FLOPs and least bytes of the pass: padding left out, weights and KV read once."""
-        shape, share = self._shape, 1.0 / self._tensor_parallel
-        tokens, kv_tokens = row_tokens, context_tokens + row_tokens
-        pairs = row_tokens * (kv_tokens / rows) if rows else 0.0
-        for new, history in chunks:
-            tokens += new
-            kv_tokens += new + history
-            pairs += new * (history + 0.5 * new)
-        weights = shape.layers * shape.layer_weights * share
-        head_weights = shape.vocab * shape.hidden * share
-        flops = 2.0 * tokens * weights + 2.0 * head_rows * head_weights
-        flops += 4.0 * shape.layers * self._head_size * pairs
-        moved = (weights if tokens else 0.0) + (head_weights if head_rows else 0.0)
-        num_bytes = moved * shape.dtype_bytes + shape.layers * self.kv_bytes * kv_tokens
-        return PassUse(flops, num_bytes + tokens * shape.layers * shape.elementwise_bytes_per_token * share)
+        """As `pass_use`, of this model."""
+        return pass_use(self._shape, self._tensor_parallel, rows, row_tokens, context_tokens, chunks, head_rows)
+
+
+def pass_use(
+    shape: ModelShape,
+    tensor_parallel: int,
+    rows: int,
+    row_tokens: int,
+    context_tokens: int,
+    chunks: Sequence[Chunk],
+    head_rows: int,
+) -> PassUse:
+    """Useful FLOPs and least bytes of a pass: padding left out, weights and KV read once."""
+    share, head_size = 1.0 / tensor_parallel, shape.heads * shape.head_dim / tensor_parallel
+    tokens, kv_tokens = row_tokens, context_tokens + row_tokens
+    pairs = row_tokens * (kv_tokens / rows) if rows else 0.0
+    for new, history in chunks:
+        tokens += new
+        kv_tokens += new + history
+        pairs += new * (history + 0.5 * new)
+    weights = shape.layers * shape.layer_weights * share
+    head_weights = shape.vocab * shape.hidden * share
+    flops = 2.0 * tokens * weights + 2.0 * head_rows * head_weights
+    flops += 4.0 * shape.layers * head_size * pairs
+    moved = (weights if tokens else 0.0) + (head_weights if head_rows else 0.0)
+    num_bytes = moved * shape.dtype_bytes + shape.layers * layer_kv_bytes(shape, tensor_parallel) * kv_tokens
+    return PassUse(flops, num_bytes + tokens * shape.layers * shape.elementwise_bytes_per_token * share)
+
+
+def layer_kv_bytes(shape: ModelShape, tensor_parallel: int) -> float:
+    """KV of one token in one layer on one device; a device has at least one KV head."""
+    return 2.0 * max(1, shape.kv_heads // tensor_parallel) * shape.head_dim * shape.dtype_bytes
 
 
 def sizes(work: Work) -> tuple[int, int, int, int]:

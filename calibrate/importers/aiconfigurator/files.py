@@ -1,7 +1,7 @@
 """Reads aiconfigurator's parquet tables of one GPU into memory, checked: columns, units, missing and negative numbers.
 
 Every defect is a ValueError naming the file. Latencies are milliseconds in the files and seconds here.
-Not here: what is made of them (aiconfigurator).
+Not here: what is made of them (calibrate.importers.aiconfigurator.profile).
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class KernelFiles:
 
 def _check_grid(gpu: str, axes: list[Any], seconds: Any) -> None:
     """Every (n, k) is measured at every m, save the huge ones; the token counts of a model that these lack are left
-    out (tables.GemmTable)."""
+    out (calibrate.fit.tables.GemmTable)."""
     holes = np.isnan(seconds).any(axis=0) & (axes[1][:, None] * axes[2][None, :] < HUGE)
     if holes.any():
         column, depth = np.argwhere(holes)[0]

@@ -3,7 +3,8 @@
 PATH holds GPU folders of parquet tables and a YAML of each GPU's datasheet, as `systems/` there does; a table is found
 by its path `gemm/vllm/0.14.0/gemm_perf.parquet`, or by that path with `__` for every `/`.
 Two forms: "compact" fits constants, "table" keeps the models' own points (10 to 15 kB of JSON; none is shipped).
-Not here: reading the tables (kernel_files), fits and their errors (calibrate.fit.held_out), the points (table_form).
+Not here: reading the tables (calibrate.importers.aiconfigurator.files), fits and their errors (calibrate.fit.held_out),
+the points (calibrate.fit.table_form).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the shipped profiles: `python -m calibrate.importers.aiconfigurator.shipping PATH REVISION` with
 aiconfigurator's tables at PATH.
 
-Not here: the import itself (importers.aiconfigurator).
+Not here: the import itself (calibrate.importers.aiconfigurator.profile).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The compact form from LLMServingSim's points: constants fitted on four fifths of them, errors on the rest.
 
-Not here: reading files (layer_files), the fits themselves (calibrate.fit.kernels), the table form (layer_table).
+Not here: reading files (calibrate.importers.llmservingsim.files), the fits themselves (calibrate.fit.kernels), the
+table form (calibrate.importers.llmservingsim.table).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from calibrate.fit.kernels import (
     decode_rows_s,
     fit_decode_attention,
     fit_gemm,
+    fit_line,
     fit_prefill_attention,
     prefill_rows_s,
 )
@@ -34,7 +36,7 @@ from sim.costs.kernels import (
     PrefillAttention,
     VerifyAttention,
 )
-from sim.costs.passes import LOGIT_BYTES
+from sim.costs.passes import LOGIT_BYTES, layer_kv_bytes
 from sim.costs.profile import Gpu, KindError
 from sim.costs.profile_files import round_constant
 from sim.costs.shapes import ModelShape
@@ -60,8 +62,7 @@ def fit_compact(
     body = Body(gemms, tokens[held_out].tolist(), gemm_s[held_out])
     how = f"one fifth of {shape.name}'s own points, not in the fit"
     errors = {"body": kind_error(relative_error(body_s(gemm, gpu, body), body.seconds), f"{how}; GEMMs of a layer")}
-    kv_heads = max(1, shape.kv_heads // parts)
-    kv_bytes = 2.0 * kv_heads * shape.head_dim * shape.dtype_bytes
+    kv_heads, kv_bytes = max(1, shape.kv_heads // parts), layer_kv_bytes(shape, parts)
     decode, errors["decode_attention"] = _fit_decode(files.attention.decode(), kv_heads, kv_bytes, gpu, how)
     head_size = shape.heads * shape.head_dim / parts
     prefill, errors["prefill_attention"] = _fit_prefill(files.attention.prefill(), head_size, kv_bytes, shape, gpu, how)
@@ -147,7 +148,6 @@ def _head(files: LayerFiles, shape: ModelShape, gpu: Gpu) -> Head:
 
 
 def _line(x: Array, y: Array) -> tuple[float, float]:
-    """Intercept and slope of least relative squares, neither below a ten-thousandth of its share."""
-    weights = 1.0 / y
-    (intercept, slope), *_ = np.linalg.lstsq(np.stack([weights, x * weights], axis=1), np.ones_like(y), rcond=None)
-    return max(float(intercept), 1e-4 * float(y.min())), max(float(slope), 1e-4 * float((y / x).min()))
+    """`fit_line`, neither intercept nor slope below a ten-thousandth of its share."""
+    intercept, slope = fit_line(x, y)
+    return max(intercept, 1e-4 * float(y.min())), max(slope, 1e-4 * float((y / x).min()))

@@ -1,6 +1,6 @@
 """A draft's points beside LLMServingSim's target: from the draft's own folder, or composed from the target's points.
 
-Not here: what points are made of (layer_table).
+Not here: what points are made of (calibrate.importers.llmservingsim.table).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every defect is a ValueError that names its place. Times are microseconds in the
 The profiler (casys-kaist/LLMServingSim, profiler/core/hooks/batch.py) gives vLLM requests of so many new tokens after
 a history: a decode row of kv_decode reads kv_decode + 1 tokens of KV, its own included, and RTX 4090's jump to split
 kernels at kv_decode 128 rather than 129 confirms it. A chunk of prefill_chunk follows a history of kv_prefill.
-Not here: what is made of them (layer_table, layer_compact).
+Not here: what is made of them (calibrate.importers.llmservingsim.table and .compact).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from calibrate.fit.errors import Array
 from calibrate.hardware.datasheets import Datasheet, datasheet_of_device
 from calibrate.importers.columns import CsvTable
+from sim.costs.passes import layer_kv_bytes
 from sim.costs.shapes import ModelShape
 
 REPOSITORY, LICENCE = "casys-kaist/LLMServingSim", "MIT"
@@ -222,8 +223,7 @@ def _check_plausible(files: LayerFiles, sheet: Datasheet, shape: ModelShape) -> 
     compute = 2.0 * weights * tokens[-1] / (seconds[-1] * gpu.peak_flops)
     bandwidth = weights * shape.dtype_bytes / (seconds[0] * gpu.bandwidth_bytes_per_s)
     decode = files.attention.decode()
-    read = 2.0 * max(1, shape.kv_heads // tensor_parallel) * shape.head_dim * shape.dtype_bytes
-    read_bytes = read * decode.rows * decode.context
+    read_bytes = layer_kv_bytes(shape, tensor_parallel) * decode.rows * decode.context
     attended = 0.0
     if len(read_bytes):
         longest = int(np.argmax(read_bytes))

@@ -5,8 +5,8 @@ attention.csv, and skew.csv and ../meta.yaml where present. They hold kernel tim
 dimensions otherwise, so layers and dimensions come from our table; all-reduces and host constants, which they do not
 have, from calibrate.hardware.engines.
 Two forms: "table" keeps the points, "compact" fits constants to four fifths of them.
-Not here: reading (layer_files), either form (layer_table, layer_compact), the verify rule (layer_rule), a draft's
-points (layer_draft).
+Not here, but beside this: reading (files), either form (table, compact), errors (errors), the verify rule
+(verify_rule), a draft's points (draft).
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from calibrate.importers.aiconfigurator.profile import check_divides
 from calibrate.importers.llmservingsim.compact import UNFITTED_RULE, fit_compact
 from calibrate.importers.llmservingsim.draft import Draft, read_draft
 from calibrate.importers.llmservingsim.errors import layer_errors, skew_errors
-from calibrate.importers.llmservingsim.files import GEMMS, LICENCE, REPOSITORY, LayerFiles, read_layer_files
+from calibrate.importers.llmservingsim.files import LICENCE, REPOSITORY, LayerFiles, read_layer_files
 from calibrate.importers.llmservingsim.table import LayerPoints, layer_points, table_of
 from calibrate.importers.llmservingsim.verify_rule import fit_rule, with_rule
 from sim.costs.kernels import AllReduce, CompactKernels
 from sim.costs.points import TableKernels
 from sim.costs.profile import SCHEMA, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
-
-__all__ = ["GEMMS", "import_llmservingsim"]
 
 NO_RULE = "no mixed passes there, so the rule of verify rows is not fitted: nothing slows them down"
 TABLE_SOURCE = (

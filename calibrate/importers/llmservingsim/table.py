@@ -4,7 +4,7 @@ Body: a layer's dense kernels by tokens, with its share of what runs once per pa
 the embedding) and two all-reduces where devices share the model. Head: LM head, sampler, and the gathering of the
 logits' parts. Attention is separable, as an RTX 4090's run of real requests says it may be (TPOT within 0.3 %): rows
 alone, one chunk after its history, and what rows add beside a chunk, the median over all chunks and histories.
-Not here: reading files (layer_files), errors (layer_errors).
+Not here: reading files (calibrate.importers.llmservingsim.files), errors (calibrate.importers.llmservingsim.errors).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 PATH is one attention*.csv or a folder below which they lie. Rows measured as KERNEL_ONLY are kernel times; CUDA_EVENT
 rows contain 5 to 30 us of launch gaps per operation and are used only where there are no others, and the errors say so.
 What the tables lack (GEMMs, element-wise kernels, sampler, host) is the shipped profile's of that GPU.
-Not here: reading the tables (frontier_points), the fits (calibrate.fit.kernels), what is shipped (shipped_rest).
+Not here: reading the tables (calibrate.importers.tables.frontier_files), the fits (calibrate.fit.kernels), what is
+shipped (calibrate.importers.tables.shipped_rest).
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from calibrate.fit.kernels import (
 from calibrate.fit.tables import KV_WINDOW
 from calibrate.hardware.datasheets import check_fits, datasheet
 from calibrate.importers.aiconfigurator.profile import DEVICES
-from calibrate.importers.tables.frontier_files import AttentionPoints, ChunkPoints, DecodePoints, kv_bytes, read_points
+from calibrate.importers.tables.frontier_files import AttentionPoints, ChunkPoints, DecodePoints, read_points
 from calibrate.importers.tables.shipped_rest import error_of, no_error, rest_of
 from sim.costs.forms.build import build_costs
 from sim.costs.kernels import DecodeAttention, PrefillAttention
+from sim.costs.passes import layer_kv_bytes
 from sim.costs.profile import SCHEMA, Gpu, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
 from sim.seam.work import Chunk, Model
@@ -98,7 +100,7 @@ def import_frontier(path: str | Path, gpu: str, shape: ModelShape, *, revision: 
 def check_enough(points: AttentionPoints, shape: ModelShape, l2_bytes: float) -> None:
     """Raises ValueError for a grid too small to tell fixed times from bandwidth and compute."""
     decode, chunks = points.decode, points.chunks
-    most_bytes = float(np.max(decode.rows * decode.context_tokens, initial=0.0)) * kv_bytes(shape)
+    most_bytes = float(np.max(decode.rows * decode.context_tokens, initial=0.0)) * layer_kv_bytes(shape, 1)
     least_bytes = KV_WINDOW[1] * l2_bytes
     prompts = chunks.tokens[chunks.history_tokens == 0]
     longest = int(np.max(prompts, initial=0.0))
@@ -115,7 +117,7 @@ def check_enough(points: AttentionPoints, shape: ModelShape, l2_bytes: float) ->
 def _fit_decode(
     points: DecodePoints, gpu: Gpu, shape: ModelShape, l2_bytes: float, notes: str
 ) -> tuple[DecodeAttention, KindError]:
-    read = points.rows * points.context_tokens * kv_bytes(shape)
+    read = points.rows * points.context_tokens * layer_kv_bytes(shape, 1)
     rows = DecodeRows(points.rows * shape.kv_heads, read, points.seconds)
     use = (read < KV_WINDOW[0] * l2_bytes) | (read > KV_WINDOW[1] * l2_bytes)
     use &= np.isin(points.context_tokens, _spread(points.context_tokens))
@@ -131,14 +133,14 @@ def _fit_prefill(
 ) -> tuple[PrefillAttention, dict[str, KindError]]:
     """Fitted on prompts without history: with one, FlashInfer runs another kernel, whose jumps the form does not have.
     A history's KV is read as decode rows read theirs and its query-key pairs computed; so the simulator charges it."""
-    token_s = kv_bytes(shape) / (decode.bandwidth_share * gpu.bandwidth_bytes_per_s)
+    token_s = layer_kv_bytes(shape, 1) / (decode.bandwidth_share * gpu.bandwidth_bytes_per_s)
     ones = np.ones_like(points.tokens)
     rows = PrefillRows(
         points.sequences,
         points.tokens,
         ones * float(shape.heads * shape.head_dim),
         ones * float(shape.head_dim < 128),
-        points.sequences * points.tokens * kv_bytes(shape),
+        points.sequences * points.tokens * layer_kv_bytes(shape, 1),
         points.seconds,
     )
 

@@ -2,7 +2,7 @@
 
 Rows count only where they have the target's heads on one device. KERNEL_ONLY rows are taken alone where there are any;
 files older than that column are kernel times if their reshapes, which launch no kernel, take none.
-Not here: columns and numbers (time_stats), the fits (frontier).
+Not here: columns and numbers (calibrate.importers.tables.time_stats), the fits (calibrate.importers.tables.frontier).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from calibrate.fit.errors import Array
 from calibrate.importers.roofs import check_each
 from calibrate.importers.tables.time_stats import TimeStats, check_positive, files_of, read_time_stats
+from sim.costs.passes import layer_kv_bytes
 from sim.costs.profile import Gpu
 from sim.costs.shapes import ModelShape
 
@@ -107,11 +108,6 @@ def read_points(path: Path, gpu: Gpu, shape: ModelShape) -> AttentionPoints:
     )
 
 
-def kv_bytes(shape: ModelShape) -> float:
-    """Of one token in one layer."""
-    return 2.0 * shape.kv_heads * shape.head_dim * shape.dtype_bytes
-
-
 def _own_rows(file: Path, shape: ModelShape) -> TimeStats:
     texts = ("is_prefill", "attention_backend")
     table = read_time_stats(file, OPERATIONS, COUNTS, texts, ("measurement_type", "mode", *LISTS))
@@ -136,7 +132,7 @@ def _decode(table: TimeStats, gpu: Gpu, shape: ModelShape) -> DecodePoints:
     rows, context = table.counts["batch_size"], table.counts["kv_cache_size"]
     check_positive(table, ("attn_decode",))
     _check_sizes(table, ("batch_size", "kv_cache_size"))
-    read = rows * context * kv_bytes(shape)
+    read = rows * context * layer_kv_bytes(shape, 1)
     check_each(table.place, "attn_decode", table.seconds["attn_decode"], 0.0 * read, read, gpu)
     return DecodePoints(rows, context, table.seconds["attn_decode"] + table.seconds["attn_kv_cache_save"])
 
@@ -148,9 +144,9 @@ def _chunks(table: TimeStats, gpu: Gpu, shape: ModelShape) -> tuple[ChunkPoints,
     check_positive(table, ("attn_prefill",))
     _check_sizes(table, ("batch_size", "prefill_chunk_size"))
     flops = 4.0 * shape.heads * shape.head_dim * sequences * tokens * (history + 0.5 * tokens)
-    read = sequences * (history + tokens) * kv_bytes(shape)
+    read = sequences * (history + tokens) * layer_kv_bytes(shape, 1)
     check_each(table.place, "attn_prefill", seconds, flops, read, gpu)
-    write_s = sequences * tokens * kv_bytes(shape) / gpu.bandwidth_bytes_per_s
+    write_s = sequences * tokens * layer_kv_bytes(shape, 1) / gpu.bandwidth_bytes_per_s
     is_slow = bool((table.seconds["attn_kv_cache_save"] > WRITE_SLOWNESS * write_s + WRITE_LAUNCH_S).any())
     if not is_slow:
         seconds = seconds + table.seconds["attn_kv_cache_save"]

@@ -1,6 +1,6 @@
 """What a table lacks, from the shipped profile of the same GPU: constants, and what may be said of their errors.
 
-Not here: tables (the importers), the shipped profiles themselves (sim.profiles).
+Not here: tables (calibrate.importers.tables.vidur and .frontier), the shipped profiles themselves (sim.profiles).
 """
 
 from __future__ import annotations

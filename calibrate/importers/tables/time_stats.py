@@ -1,8 +1,8 @@
 """CSV tables with columns `time_stats.OPERATION.median` in milliseconds, as Vidur and Frontier write them, checked.
 
 Every defect is a ValueError that names the file and the line. Milliseconds in the files are seconds here.
-Not here: what the tables mean (vidur, frontier); whether a time can be true (roofs); tables of one column `time_us`
-(csv_tables).
+Not here: what the tables mean (calibrate.importers.tables.vidur, calibrate.importers.tables.frontier); whether a time
+can be true (calibrate.importers.roofs); tables of one column `time_us` (calibrate.importers.columns).
 """
 
 from __future__ import annotations

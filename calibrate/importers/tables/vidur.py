@@ -3,7 +3,8 @@
 PATH is the file, or a folder below which one mlp.csv has the target's dimensions; other models' files there, if any,
 give the error of constants that never saw the target. Times are medians of kernels alone, in steps of 1 us.
 What the file lacks (attention, sampler, all-reduce, host) is the shipped profile's of that GPU, and the errors say so.
-Not here: reading and checking the file (time_stats), the fit (calibrate.fit.kernels), what is shipped (shipped_rest).
+Not here: reading and checking the file (calibrate.importers.tables.time_stats), the fit (calibrate.fit.kernels), what
+is shipped (calibrate.importers.tables.shipped_rest).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from calibrate.fit.errors import Array, kind_error, relative_error
 from calibrate.fit.held_out import VERIFY_TOKENS
-from calibrate.fit.kernels import Body, body_s, fit_gemm
+from calibrate.fit.kernels import Body, body_s, fit_gemm, fit_line
 from calibrate.fit.tables import MAX_TOKENS
 from calibrate.hardware.datasheets import Datasheet, check_fits, datasheet
 from calibrate.importers.roofs import check_each
@@ -195,15 +196,13 @@ def _medians(tokens: Array, counts: Array, seconds: Array) -> Array:
 def _fit_elementwise(used: Mlp, gpu: Gpu, shape: ModelShape, tensor_parallel: int) -> Elementwise:
     """A line by tokens, of least relative squares."""
     number = sum(ELEMENTWISE.values())
-    weights, tokens = 1.0 / used.elementwise_s, np.array(used.body.tokens, dtype=float)
-    terms = np.stack([weights, tokens * weights], axis=1)
-    (fixed_s, token_s), *_ = np.linalg.lstsq(terms, np.ones_like(weights), rcond=None)
+    fixed_s, token_s = fit_line(np.array(used.body.tokens, dtype=float), used.elementwise_s)
     if fixed_s <= 0.0 or token_s <= 0.0:
         raise ValueError(f"{FILE}: element-wise kernels must take longer for more tokens; are columns swapped?")
     moved = shape.elementwise_bytes_per_token / tensor_parallel
     return Elementwise(
-        bandwidth_share=round_constant(float(moved / (token_s * gpu.bandwidth_bytes_per_s))),
-        kernel_s=round_constant(float(fixed_s) / number),
+        bandwidth_share=round_constant(moved / (token_s * gpu.bandwidth_bytes_per_s)),
+        kernel_s=round_constant(fixed_s / number),
         kernels_per_layer=number,
     )
 

@@ -51,7 +51,6 @@ class JudgedCell:
     is_fit: bool
     """The constant was fitted on it, so that it judges nothing."""
     metrics: Mapping[str, Compared]
-    simulated_throughput: float | None
 
 
 def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
@@ -121,7 +120,7 @@ def judge_cells(
     for cell, fitted_on in zip(table.cells, is_fit, strict=True):
         found = _simulated(table, cell, profile, setup)
         metrics = {name: compared(real, found[MEASURED[name]]) for name, real in cell.measured.items()}
-        judged.append(JudgedCell(cell=cell, is_fit=fitted_on, metrics=metrics, simulated_throughput=found[THROUGHPUT]))
+        judged.append(JudgedCell(cell=cell, is_fit=fitted_on, metrics=metrics))
         on_cell(len(judged), len(table.cells))
     return judged
 

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from calibrate.campaign import __main__ as campaign
-from calibrate.campaign.__main__ import NOT_DONE, done_file, main
+from calibrate.campaign.__main__ import NOT_DONE, done_file, left_out, main
 from calibrate.campaign.plan import CAMPAIGNS, Campaign, Cell, Job
 from calibrate.campaign.report import MOST_BYTES, ship
 from calibrate.campaign.steps import run
+from calibrate.fit.measured_profile import profile_of
 from sim.costs.profile_files import encode, load
 from sim.costs.shapes import model
+from tests.calibrate.check.test_profile import of_another_model
+from tests.calibrate.fit.test_passes import NOISE, law, measured
 
 SMALL = Campaign(
     jobs=(Job("tiny-target", "tiny-draft", 5.0, 4, 256),),
@@ -117,3 +120,14 @@ def test_a_whole_campaign_ships_profile_points_and_report(tmp_path: Path) -> Non
     for heading in ("Held-out points", "Several issuers", "predicted before they were run", "Lossless"):
         assert heading in text
     assert "| c2 | pd |" in text
+
+
+def test_a_finished_campaign_tells_the_error_on_the_models_left_out(tmp_path: Path) -> None:
+    profile = law()
+    fitted = profile_of(measured(NOISE), profile.gpu, 1, profile.target, profile.draft)
+    wide, own = of_another_model(tmp_path), tmp_path / "tiny.json"
+    own.write_bytes(encode(fitted))
+    lines = left_out([own, wide])
+    assert [line.partition(",")[0] for line in lines] == ["constants of tiny on wide", "constants of wide on tiny"]
+    assert "verify" in lines[0]
+    assert "%" in lines[0]

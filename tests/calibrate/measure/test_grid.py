@@ -33,7 +33,7 @@ def test_every_place_fits_its_slots_and_is_there_once(level: int) -> None:
     places = grid(LIMITS, level)
     assert len(places) == len(set(places))
     for place in places:
-        assert place.reach_tokens <= LIMITS.slot_tokens, place
+        assert place.context_tokens + place.tokens + 1 <= LIMITS.slot_tokens, place
         assert 1 <= place.rows <= LIMITS.rows
     assert {(place.kind, place.model) for place in places} == {
         ("prefill", "target"),
@@ -68,11 +68,10 @@ def test_a_smaller_budget_gives_a_coarser_plan_and_a_tiny_one_leaves_out_what_is
     def second(place: Place) -> float:
         return 1.0
 
-    rich = plan(LIMITS, LEVELS - 1, 1e9, second, 10)
-    poor = plan(LIMITS, LEVELS - 1, 10.0 * len(grid(LIMITS, 1)), second, 10)
-    assert (rich.level, poor.level) == (LEVELS - 1, 1)
-    tiny = plan(LIMITS, LEVELS - 1, 1.0, lambda place: 1e-3 * place.total_tokens, 10)
-    assert 0 < len(tiny.places) < len(grid(LIMITS, 0))
+    assert plan(LIMITS, 1e9, second, 10) == grid(LIMITS, LEVELS - 1)
+    assert plan(LIMITS, 10.0 * len(grid(LIMITS, 1)), second, 10) == grid(LIMITS, 1)
+    tiny = plan(LIMITS, 1.0, lambda place: 1e-3 * place.total_tokens, 10)
+    assert 0 < len(tiny) < len(grid(LIMITS, 0))
 
 
 def test_estimates_run_from_the_smallest_pilot_to_the_largest() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from calibrate.service.lanes import Served, Setting, simulate
 from calibrate.service.pauses import idle_ramp
-from calibrate.service.serving import best_tau, look_s, served, with_handover
+from calibrate.service.serving import best_tau, look_s, served, with_serving_costs
 from realrun.host.quiet import frozen_heap
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
@@ -77,7 +77,7 @@ def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on()
     assert profile.draft is not None
     models = [random_model(shape, dtype=torch.float32) for shape in (profile.target, profile.draft)]
     options = PairOptions(slots=4, max_tokens=128, attention=Attention.FLASH_CPU)
-    completed = with_handover(profile, PairKernels(*models, options), repeats=1)
+    completed = with_serving_costs(profile, PairKernels(*models, options), repeats=1)
     assert decode(encode(completed), "completed") == completed
     assert completed.host.is_synchronous
     assert not completed.overlap.has_priorities
@@ -85,6 +85,7 @@ def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on()
     assert len(completed.host.probed_s) == len(PROBED_TOKENS)
     assert "threaded host" in completed.host.source
     assert completed.overlap.takes_turns
+    assert completed.overlap.measured
     assert set(completed.host.served) == {"prefill", "draft_prefill", "draft", "verify", "decode"}
     lanes = [simulate(completed, Setting(number, 4)) for number in (1, 3)]
     assert lanes[1].span_s > lanes[0].span_s > 0.0
@@ -161,7 +162,9 @@ def stretched(run: Served, pace: float) -> Served:
 
 
 def synchronous(profile: Profile, tau_s: float = 1e-5) -> Profile:
-    overlap = msgspec.structs.replace(profile.overlap, tau_s=tau_s, takes_turns=True, has_priorities=False)
+    overlap = msgspec.structs.replace(
+        profile.overlap, tau_s=tau_s, takes_turns=True, has_priorities=False, measured=True
+    )
     host = msgspec.structs.replace(profile.host, is_synchronous=True)
     return msgspec.structs.replace(profile, host=host, overlap=overlap)
 

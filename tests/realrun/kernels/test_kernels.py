@@ -183,19 +183,6 @@ def test_issuers_on_two_threads_give_what_one_gives() -> None:
     assert run(together=True) == run(together=False)
 
 
-def test_a_pretended_context_decodes_at_full_length_without_a_prefill() -> None:
-    kernels = tiny_kernels()
-    issuer = kernels.issuer("all")
-    slots = admitted(kernels, (40, 25))
-    for slot in slots:
-        kernels.pretend(slot)
-    kernels.draft(slots, 3, issuer)
-    verify = kernels.verify(slots, issuer)
-    assert verify.plan.shape.context == 48
-    assert all(row.tokens for row in verify.result())
-    assert [slot.known_tokens - len(slot.output) for slot in slots] == [40, 25]
-
-
 def test_the_implementation_names_what_times_depend_on() -> None:
     kernels = tiny_kernels(kv_layout=KvLayout.TOKEN_MAJOR)
     assert kernels.implementation == (

@@ -1,0 +1,65 @@
+"""What machine this is: its device, processor and cores, and the versions that run on it. Torch inside the functions.
+
+Not here: a device's clocks and roofs (calibrate.measure.machine), its memory (realrun.model.memory).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def fingerprint(device: str) -> dict[str, str]:
+    """What the numbers of a replay depend on beside its scenario, as its summary.json has it. `cores` are the
+    machine's, of which the process may use fewer (`usable_cores`)."""
+    found = {
+        "device": device_name(device),
+        "processor": processor(),
+        "cores": str(os.cpu_count()),
+        "system": platform.platform(terse=True),
+        **versions(),
+    }
+    if device == "cuda":
+        import torch
+
+        found["cuda"] = str(torch.version.cuda)
+        found["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability()))
+    return found
+
+
+def device_name(device: str) -> str:
+    """What the driver calls the GPU; "cpu" for the CPU."""
+    if device == "cpu":
+        return "cpu"
+    import torch
+
+    return str(torch.cuda.get_device_name())
+
+
+def processor() -> str:
+    """Model name of the CPU, as far as the system tells."""
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """That this process may use: a container or a batch system may give it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions() -> dict[str, str]:
+    """Of what real passes run on."""
+    import torch
+    import transformers
+
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": str(transformers.__version__),
+    }
