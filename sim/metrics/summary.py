@@ -7,7 +7,7 @@ censored: counted, and left out of the latencies. Undefined values are None. Not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from sim.seam.request import Request
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
-Value = str | int | float | None | dict[str, int] | dict[str, float] | dict[str, float | None] | list[float | None]
+Value = str | bool | int | float | None | Mapping[str, int | float | None] | list[float | None]
 Run = dict[str, Value]
 """A run's metrics as JSON has them, flat, under the keys of `vllm bench serve`."""
 POLL_CPU_S = 1e-6

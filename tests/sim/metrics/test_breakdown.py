@@ -66,7 +66,7 @@ def test_trace_and_plot_commands_work_on_a_results_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, figure = tmp_path / "r", tmp_path / "tl.png"
-    flags = ["--num-prompts", "10", "--input-len", "64", "--output-len", "8"]
+    flags = ["--num-prompts", "10", "--input-len", "64", "--output-len", "8", "--works"]
     assert run(["compare", "--policy", "pd", "--policy", "pdv", "--profile", PAIR, *flags, "--out", str(out)]) == 0
     first = (out / "trace.json").read_text()
     assert run(["trace", str(out)]) == 0
