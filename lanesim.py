@@ -27,10 +27,11 @@ from sim.report.notebook import Comparison, Results, Simulation, compare, load, 
 from sim.seam.host import Host
 from sim.seam.lane import Lane
 from sim.seam.request import Request
-from sim.seam.work import Kind, Model, Work
+from sim.seam.work import Chunk, Kind, Model, Work
 
 __all__ = [
     "Acceptance",
+    "Chunk",
     "Comparison",
     "Curve",
     "DecodeGrid",

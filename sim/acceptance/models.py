@@ -43,7 +43,17 @@ def to_conditional(unconditional_rates: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class Acceptance(ABC):
-    """What every model offers. Rates are over the rounds of a long run at a fixed draft length k."""
+    """What every model offers. Rates are over the rounds of a long run at a fixed draft length k.
+
+    >>> import lanesim
+    >>> class Coin(lanesim.Acceptance):
+    ...     def unconditional_rates(self, num_speculative_tokens):
+    ...         return tuple(0.5**j for j in range(1, num_speculative_tokens + 1))
+    ...     def run_lengths(self, window, depth):
+    ...         return lanesim.run_lengths(window.draws(0) < lanesim.thresholds(0.5), depth)
+    >>> Coin().conditional_rates(3), Coin().expected_length(3)
+    ((0.5, 0.5, 0.5), 1.875)
+    """
 
     __slots__ = ()
 

@@ -24,7 +24,13 @@ class Points(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Curve(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`seconds` at each of `tokens`, the first of which is 1."""
+    """`seconds` at each of `tokens`, the first of which is 1.
+
+    >>> import lanesim
+    >>> lanesim.Curve(tokens=(1, 64), seconds=(2e-4, 1e-4))
+    Traceback (most recent call last):
+    ValueError: seconds must not fall along tokens, as it does to 0.0001 s; smooth it first
+    """
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -36,7 +42,13 @@ class Curve(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class DecodeGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attention of `rows` rows with one query each, every one of which reads `context_tokens` tokens of KV, its own
-    included: `seconds` [rows][context_tokens]. The first count of rows is 1."""
+    included: `seconds` [rows][context_tokens]. The first count of rows is 1.
+
+    >>> import lanesim
+    >>> grid = lanesim.DecodeGrid(rows=(1, 8), context_tokens=(128, 4096), seconds=((2e-5, 4e-5), (3e-5, 2e-4)))
+    >>> grid.seconds[1][0]  # eight rows that read 128 tokens each
+    3e-05
+    """
 
     rows: tuple[int, ...]
     context_tokens: tuple[int, ...]
@@ -50,7 +62,12 @@ class DecodeGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class PrefillGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Causal attention of one chunk of `chunk_tokens` after `history_tokens`: `seconds` [chunk_tokens][history_tokens].
-    The first history is 0; where it is the only one, TablePasses has a rule for the others."""
+    The first history is 0; where it is the only one, TablePasses has a rule for the others.
+
+    >>> import lanesim
+    >>> lanesim.PrefillGrid(chunk_tokens=(64, 2048), history_tokens=(0, 1024), seconds=((2e-5, 3e-5), (7e-4, None)))
+    PrefillGrid(chunk_tokens=(64, 2048), history_tokens=(0, 1024), seconds=((2e-05, 3e-05), (0.0007, None)))
+    """
 
     chunk_tokens: tuple[int, ...]
     history_tokens: tuple[int, ...]
@@ -67,7 +84,13 @@ class PrefillGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 class VerifyGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attention of `rows` rows with `queries` queries each (2 or more), every row reading `context_tokens` tokens of
-    KV, its own included: `seconds` [queries][rows][context_tokens]."""
+    KV, its own included: `seconds` [queries][rows][context_tokens].
+
+    >>> import lanesim
+    >>> grid = lanesim.VerifyGrid(queries=(5,), rows=(1, 8), context_tokens=(128,), seconds=(((2e-5,), (6e-5,)),))
+    >>> grid.seconds[0][1][0]  # eight rows of five queries
+    6e-05
+    """
 
     queries: tuple[int, ...]
     rows: tuple[int, ...]
@@ -89,7 +112,13 @@ class VerifyGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelTable(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything measured of one model."""
+    """Everything measured of one model.
+
+    >>> import lanesim
+    >>> target = lanesim.load_profile("a100-sxm/llama-3.1-8b").table.target
+    >>> isinstance(target, lanesim.ModelTable), len(target.body.tokens) == len(target.body.seconds)
+    (True, True)
+    """
 
     body: Curve
     """One layer without attention, by tokens of the pass: GEMMs, elementwise kernels, all-reduces."""
@@ -117,7 +146,12 @@ class TableKernels(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="table"
 ):
     """All measured points of one GPU, engine, attention implementation and pair of models. The measured ranges are the
-    ends of the axes."""
+    ends of the axes.
+
+    >>> import lanesim
+    >>> isinstance(lanesim.load_profile("a100-sxm/llama-3.1-8b").kernels, lanesim.TableKernels)
+    True
+    """
 
     target: ModelTable
     draft: ModelTable | None

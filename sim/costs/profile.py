@@ -196,7 +196,13 @@ class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a cost model is made from."""
+    """Everything that a cost model is made from.
+
+    >>> import lanesim
+    >>> pair = lanesim.load_profile("h100-sxm/llama-2-7b+tinyllama-1.1b")
+    >>> pair.target.name, pair.draft.name, pair.gpu.memory_bytes > pair.weight_bytes
+    ('llama-2-7b', 'tinyllama-1.1b', True)
+    """
 
     schema: int
     name: str

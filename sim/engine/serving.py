@@ -21,7 +21,25 @@ from sim.seam.work import Chunk
 
 
 class Serving:
-    """Requests between arrival and last token. `requests` in order of arrival; indices need not start at 0."""
+    """Requests between arrival and last token. `requests` in order of arrival; indices need not start at 0.
+
+    What a policy sees of it (output of one token, so that prefill is all):
+
+    >>> import lanesim
+    >>> async def fill(serving, stream):
+    ...     while True:
+    ...         request = await serving.admit()
+    ...         assert request not in serving.inbox and serving.num_active == 1
+    ...         await lanesim.rounds.submit_prefill(serving, request, stream)
+    ...         serving.commit_prefill(request)
+    ...         assert serving.num_active == 0
+    >>> def build(serving, options, limits):
+    ...     return [fill(serving, serving.host.stream("gpu"))]
+    >>> mine = lanesim.register(lanesim.Policy(name="fill", summary="prefills", source="example", build=build))
+    >>> one = lanesim.simulate(profile="cpu/tiny", policy="fill", num_prompts=5, request_rate=10, output_len=1)
+    >>> one.metrics["completed"]
+    5
+    """
 
     def __init__(
         self,

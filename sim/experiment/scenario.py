@@ -140,7 +140,13 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that determines the result of a command (design, section 9)."""
+    """Everything that determines the result of a command (design, section 9).
+
+    >>> import lanesim
+    >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy=("pd", "pdv"), request_rate=8, num_prompts=30)
+    >>> [run["policy"] for run in lanesim.compare(scenario, num_prompts=10).runs]
+    ['pd', 'pdv']
+    """
 
     schema: int = SCENARIO_SCHEMA
     profile: str

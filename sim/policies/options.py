@@ -25,7 +25,13 @@ class KvMode(StrEnum):
 
 
 class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the lane policies (design, section 5). Checked at construction."""
+    """Options of the lane policies (design, section 5). Checked at construction.
+
+    >>> import lanesim
+    >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="pd", **{"policy_options.batching": "per_request"})
+    >>> scenario.policy_options.rows_per_work(6)
+    1
+    """
 
     workers: int = 4
     """baseline: workers, each with one request."""
@@ -74,7 +80,13 @@ class Method(StrEnum):
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a continuous-batching engine is told, under vLLM's names."""
+    """What a continuous-batching engine is told, under vLLM's names.
+
+    >>> import lanesim
+    >>> limits = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", max_num_seqs=16).limits
+    >>> isinstance(limits, lanesim.EngineLimits), limits.max_num_seqs, limits.max_num_batched_tokens
+    (True, 16, 2048)
+    """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048

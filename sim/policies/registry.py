@@ -22,7 +22,22 @@ Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A scheduler: `build` makes its streams and returns its coroutines, in the order in which they start."""
+    """A scheduler: `build` makes its streams and returns its coroutines, in the order in which they start.
+
+    >>> import lanesim
+    >>> async def one_by_one(serving, options, stream):
+    ...     while True:
+    ...         request = await serving.admit()
+    ...         await lanesim.rounds.submit_prefill(serving, request, stream)
+    ...         serving.commit_prefill(request)
+    ...         while not request.is_finished:
+    ...             await lanesim.rounds.run_round(serving, [request], options, stream, stream)
+    >>> def build(serving, options, limits):
+    ...     return [one_by_one(serving, options, serving.host.stream("gpu"))]
+    >>> mine = lanesim.register(lanesim.Policy(name="one-by-one", summary="no batch", source="example", build=build))
+    >>> lanesim.simulate(profile="cpu/tiny", policy="one-by-one", num_prompts=5, request_rate=10).metrics["completed"]
+    5
+    """
 
     name: str
     summary: str
@@ -106,7 +121,12 @@ def register(policy: Policy) -> Policy:
 
 
 def policy_names() -> list[str]:
-    """Every policy that `find_policy` knows: built in, registered, installed."""
+    """Every policy that `find_policy` knows: built in, registered, installed.
+
+    >>> import lanesim
+    >>> lanesim.policy_names()[:4]
+    ['autoregressive', 'continuous', 'baseline', 'pd']
+    """
     return [*POLICIES, *_registered, *_installed()]
 
 

@@ -44,6 +44,11 @@ class Comparison(experiment.Comparison, frozen=True, kw_only=True):
 
     `runs` is a row of metrics per policy and seed, `policies` their means with 95 % intervals, `paired` the differences
     seed by seed.
+
+    >>> import lanesim
+    >>> result = lanesim.compare(profile="cpu/tiny", policy=("baseline", "pd"), num_prompts=20, request_rate=5)
+    >>> result.paired_frame().loc[0, ["a", "b", "metric"]].tolist()
+    ['pd', 'baseline', 'mean_ttft_ms']
     """
 
     def frame(self) -> pd.DataFrame:
@@ -108,7 +113,13 @@ def compare(source: Source = None, /, *, percentiles: Sequence[float] = PERCENTI
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy with one seed: `metrics` under vLLM's keys, and the record behind them."""
+    """One policy with one seed: `metrics` under vLLM's keys, and the record behind them.
+
+    >>> import lanesim
+    >>> one = lanesim.simulate(profile="cpu/tiny", policy="continuous", num_prompts=5, request_rate=10)
+    >>> one.requests_frame()["output_tokens"].tolist() == [32] * 5
+    True
+    """
 
     metrics: Run
     record: RunRecord
@@ -147,7 +158,15 @@ def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profil
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """A results directory as tidy frames: `runs`, a row per policy and seed, and `requests`, a row per request."""
+    """A results directory as tidy frames: `runs`, a row per policy and seed, and `requests`, a row per request.
+
+    `load` makes it of a directory; of a comparison in memory there is the first frame alone:
+
+    >>> import lanesim
+    >>> result = lanesim.compare(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=10)
+    >>> lanesim.Results(comparison=result, runs=result.frame(), requests=None).runs["completed"].tolist()
+    [5]
+    """
 
     comparison: Comparison
     runs: Any
@@ -158,6 +177,14 @@ def load(path: str | Path) -> Results:
     """What `lanesim compare --out` wrote at `path`. Raises ValueError naming what is wrong with it.
 
     `runs` and `requests` are pandas frames, times and units in their columns' names.
+
+    >>> import contextlib, io, lanesim, tempfile
+    >>> from sim.cli.main import run
+    >>> with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+    ...     code = run(["compare", "--policy=pd", "--profile=cpu/tiny", "--num-prompts=5", f"--out={folder}"])
+    ...     results = lanesim.load(folder)
+    >>> len(results.runs), len(results.requests)
+    (1, 5)
     """
     import pandas as pd
 

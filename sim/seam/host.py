@@ -55,7 +55,25 @@ class Stream:
 
 @runtime_checkable
 class Host(Protocol):
-    """What a policy may do."""
+    """What a policy may do.
+
+    A policy that lets every request wait for half a second, and runs its own kind of work (output of one token):
+
+    >>> import lanesim
+    >>> async def late(serving, host, stream):
+    ...     while True:
+    ...         request = await serving.admit()
+    ...         await host.sleep(0.5)
+    ...         chunk = lanesim.Chunk(request.prompt_tokens, 0)
+    ...         await host.run(lanesim.Work(kind=lanesim.Kind.PREFILL, chunks=(chunk,), head_rows=1), stream)
+    ...         serving.commit_prefill(request)
+    >>> def build(serving, options, limits):
+    ...     return [late(serving, serving.host, serving.host.stream("gpu"))]
+    >>> mine = lanesim.register(lanesim.Policy(name="late", summary="sleeps", source="example", build=build))
+    >>> one = lanesim.simulate(profile="cpu/tiny", policy="late", num_prompts=3, request_rate=1, output_len=1)
+    >>> one.metrics["mean_ttft_ms"] > 500
+    True
+    """
 
     @property
     def now_s(self) -> float: ...

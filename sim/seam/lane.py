@@ -14,7 +14,27 @@ from sim.seam.wait import Signal
 
 
 class Lane:
-    """Requests in order of arrival. `put` waits while `capacity` is reached; `take` waits while it is empty."""
+    """Requests in order of arrival. `put` waits while `capacity` is reached; `take` waits while it is empty.
+
+    One coroutine admits, another one serves (output of one token, so that prefill is all):
+
+    >>> import lanesim
+    >>> async def admits(serving, lane):
+    ...     while True:
+    ...         await lane.put(serving.host, await serving.admit())
+    >>> async def serves(serving, lane, stream):
+    ...     while True:
+    ...         for request in await lane.take(serving.host, at_most=4):
+    ...             await lanesim.rounds.submit_prefill(serving, request, stream)
+    ...             serving.commit_prefill(request)
+    >>> def build(serving, options, limits):
+    ...     lane, stream = lanesim.Lane("prefill", capacity=8), serving.host.stream("gpu")
+    ...     return [admits(serving, lane), serves(serving, lane, stream)]
+    >>> mine = lanesim.register(lanesim.Policy(name="one-lane", summary="a lane", source="example", build=build))
+    >>> one = lanesim.simulate(profile="cpu/tiny", policy="one-lane", num_prompts=9, request_rate=10, output_len=1)
+    >>> one.metrics["completed"]
+    9
+    """
 
     __slots__ = ("capacity", "changed", "items", "name")
 

@@ -17,6 +17,13 @@ class Request:
     """A request and its state. Times are host seconds; nan until they happen.
 
     `index` is the arrival index and keys the request's luck; `id` is only a label.
+
+    >>> import lanesim
+    >>> lanesim.Request(0, "r0", arrival_s=0.0, prompt_tokens=64, output_tokens=32).is_finished
+    False
+    >>> one = lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=3, request_rate=10)
+    >>> [request.emitted_tokens for request in one.record.requests]
+    [32, 32, 32]
     """
 
     index: int

@@ -15,7 +15,12 @@ from sim.seam.request import Request
 
 
 class Kind(StrEnum):
-    """What a work does. STEP mixes verify rows and prefill chunks in one target pass."""
+    """What a work does. STEP mixes verify rows and prefill chunks in one target pass.
+
+    >>> import lanesim
+    >>> [kind.value for kind in lanesim.Kind]
+    ['prefill', 'draft', 'verify', 'step', 'copy', 'host']
+    """
 
     PREFILL = "prefill"
     DRAFT = "draft"
@@ -26,14 +31,25 @@ class Kind(StrEnum):
 
 
 class Model(StrEnum):
-    """Which of the pair a pass runs through."""
+    """Which of the pair a pass runs through.
+
+    >>> import lanesim
+    >>> [model.value for model in lanesim.Model]
+    ['target', 'draft']
+    """
 
     TARGET = "target"
     DRAFT = "draft"
 
 
 class Chunk(NamedTuple):
-    """A piece of one prompt: `new_tokens` to compute on top of `history_tokens` already in KV."""
+    """A piece of one prompt: `new_tokens` to compute on top of `history_tokens` already in KV.
+
+    >>> import lanesim
+    >>> prompt = [lanesim.Chunk(2048, 0), lanesim.Chunk(952, 2048)]
+    >>> sum(chunk.new_tokens for chunk in prompt)
+    3000
+    """
 
     new_tokens: int
     history_tokens: int
@@ -46,6 +62,13 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `chunks`; either part may be empty. A DRAFT work is `draft_tokens` passes of the draft model in sequence: the first
     carries `row_tokens` (catch-up tokens included) and `chunks` (the draft's own prefill), each later one a single
     token per row; with draft_tokens=0 only the first pass runs (draft prefill alone).
+
+    Two requests with 100 and 140 tokens in KV, and 3 drafted tokens each to verify:
+
+    >>> import lanesim
+    >>> verify = lanesim.Work(kind=lanesim.Kind.VERIFY, rows=2, row_tokens=8, context_tokens=240, head_rows=8)
+    >>> verify.model, verify.row_tokens - verify.rows
+    (<Model.TARGET: 'target'>, 6)
     """
 
     kind: Kind

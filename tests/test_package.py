@@ -1,0 +1,106 @@
+"""The wheel stands alone: installed away from the repository it has all modules and data, and its commands run.
+
+Built from a copy of the tree without network; the dependencies are those of the environment that runs the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("sim", "calibrate", "realrun")
+FILES = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "lanesim.py")
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+NUM_PROMPTS = 5
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that neither old build folders nor the working tree take part."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in FILES:
+        shutil.copy(ROOT / name, source)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    build = ("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(out), str(source))
+    subprocess.run([*PIP, *build], check=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the wheel is installed into."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([*PIP, "install", "--no-deps", "--no-index", "--target", str(folder), str(wheel)], check=True)
+    return folder
+
+
+def command(installed: Path, elsewhere: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`lanesim` of the installed wheel, run in the folder `elsewhere`."""
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    script = [sys.executable, str(installed / "bin" / "lanesim"), *arguments]
+    return subprocess.run(script, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(wheel: Path) -> None:
+    wanted = {"lanesim.py"}
+    for package in PACKAGES:
+        files = (path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        wanted |= {path.relative_to(ROOT).as_posix() for path in files}
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == wanted
+    assert sum(name.startswith("sim/profiles/") for name in held) > 20
+
+
+def test_the_wheel_carries_its_licence_and_notice(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        texts = {Path(name).name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name}
+    assert "Apache License" in texts["LICENSE"]
+    assert "aiconfigurator" in texts["NOTICE"]
+    assert {"License-Expression: Apache-2.0", "License-File: NOTICE"} <= set(texts["METADATA"].splitlines())
+
+
+def test_what_is_imported_is_what_was_installed(installed: Path, tmp_path: Path) -> None:
+    code = f"import lanesim, {', '.join(PACKAGES)}; print(*(m.__file__ for m in (lanesim, {', '.join(PACKAGES)})))"
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert all(Path(file).is_relative_to(installed) for file in done.stdout.split())
+
+
+def test_the_demo_runs_from_another_directory(installed: Path, tmp_path: Path) -> None:
+    scenario = installed / "sim" / "scenarios" / "demo.yaml"
+    flags = ("--num-prompts", str(NUM_PROMPTS), "--replications", "1", "--out", "results", "--json", "-")
+    done = command(installed, tmp_path, "compare", str(scenario), *flags)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [run["completed"] for run in result["runs"]] == [NUM_PROMPTS] * 6
+    assert (tmp_path / "results" / "summary.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+def test_every_shipped_profile_is_listed(installed: Path, tmp_path: Path) -> None:
+    done = command(installed, tmp_path, "profiles")
+    assert done.returncode == 0, done.stderr
+    names = {f"{path.parent.name}/{path.stem}" for path in (ROOT / "sim" / "profiles").glob("*/*.json")}
+    assert {name for name in names if name in done.stdout.split()} == names
+
+
+@pytest.mark.parametrize("name", ["calibrate", "replay", "validate"])
+def test_commands_of_the_other_packages_are_found(installed: Path, tmp_path: Path, name: str) -> None:
+    done = command(installed, tmp_path, name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: lanesim {name}")
