@@ -1,24 +1,21 @@
-"""How many drafted tokens are accepted: the text forms of the models, and the four ways people quote a rate.
+"""How many drafted tokens are accepted: the text forms of the models.
 
-Not here: the models' mathematics (sim.acceptance.models), recorded tapes (sim.acceptance.tape), a request's luck
-(sim.acceptance.luck), and fits to recordings (sim.acceptance.fit).
+Not here: the four ways people quote a rate (sim.acceptance.conversions), the models' mathematics (models), recorded
+tapes (tape), a request's luck (luck), and fits to recordings (fit).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import isfinite
 
+from sim.acceptance.conversions import AcceptanceSummary, check_draft, iid_rate_for_length
 from sim.acceptance.models import (
-    MOST_DRAFT_TOKENS,
     Acceptance,
     BetaAcceptance,
     IidAcceptance,
     MarkovAcceptance,
     PerPositionAcceptance,
     check_rate,
-    to_conditional,
 )
 from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.names import unknown
@@ -45,7 +42,6 @@ FORMS = {
     "tape": "tape:FILE or tape:FILE#FIELD",
 }
 """Name of each model and how it is written."""
-_BISECTIONS = 200
 Build = Callable[[Sequence[float], int], Acceptance]
 """From the numbers after the colon and the draft length to a model; raises ValueError."""
 _registered: dict[str, tuple[Build, str]] = {}
@@ -75,7 +71,7 @@ def parse_acceptance(spec: str, num_speculative_tokens: int) -> Acceptance:
     after a missed one, and after an accepted one; `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden
     states; `tape:FILE` recorded. Raises ValueError, one line.
     """
-    _check_draft(num_speculative_tokens)
+    check_draft(num_speculative_tokens)
     name, colon, text = spec.partition(":")
     name, text = name.strip().lower(), text.strip()
     forms = FORMS | {own: form for own, (_, form) in _registered.items()}
@@ -114,21 +110,6 @@ def _numbers(spec: str, form: str, text: str) -> list[float]:
     return values
 
 
-def _check_draft(num_speculative_tokens: int) -> None:
-    if not 1 <= num_speculative_tokens <= MOST_DRAFT_TOKENS:
-        raise ValueError(f"num_speculative_tokens={num_speculative_tokens!r} must be in 1..{MOST_DRAFT_TOKENS}")
-
-
-def _check_length(acceptance_length: float, num_speculative_tokens: int) -> None:
-    _check_draft(num_speculative_tokens)
-    most = num_speculative_tokens + 1
-    if not (isfinite(acceptance_length) and 1.0 <= acceptance_length <= most):
-        raise ValueError(
-            f"acceptance length {acceptance_length!r} must be from 1 to {most} "
-            f"(num_speculative_tokens={num_speculative_tokens}, and the target's own token)"
-        )
-
-
 def markov_from_rates(first: float, after: float) -> MarkovAcceptance:
     """The chain whose state is the acceptance itself: `first` after a missed token, `after` after an accepted one.
 
@@ -139,122 +120,3 @@ def markov_from_rates(first: float, after: float) -> MarkovAcceptance:
     if not first <= after or (first, after) == (0.0, 1.0):
         raise ValueError(f"acceptance: markov:{first!r},{after!r} wants FIRST <= AFTER, and not 0,1: n-gram hits cling")
     return MarkovAcceptance(1.0, 0.0, first, 1.0 - after)
-
-
-def iid_rate_for_length(acceptance_length: float, num_speculative_tokens: int) -> float:
-    """The rate a with (1 - a^(k+1)) / (1 - a) = acceptance_length (Leviathan et al. 2023, eq. 1), by bisection.
-
-    Raises ValueError outside 1..k+1.
-    """
-    _check_length(acceptance_length, num_speculative_tokens)
-    most = num_speculative_tokens + 1
-    low, high = 0.0, 1.0
-    if acceptance_length in (1.0, most):
-        return low if acceptance_length == 1.0 else high
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        if middle in (low, high):
-            break
-        if sum(middle**j for j in range(most)) < acceptance_length:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptanceSummary:
-    """One acceptance at one draft length, in every form it is quoted in. Stored as vLLM's unconditional rates."""
-
-    unconditional_rates: tuple[float, ...]
-    """[k] share of rounds that accept at least j + 1 tokens; never rising."""
-
-    def __post_init__(self) -> None:
-        _check_draft(len(self.unconditional_rates))
-        before = 1.0
-        for place, rate in enumerate(self.unconditional_rates, start=1):
-            check_rate(f"unconditional rate {place}", rate)
-            if rate > before:
-                raise ValueError(
-                    f"acceptance: unconditional rate {place}={rate!r} must not be above the one before, {before!r}; "
-                    "are these conditional rates (per-position:)?"
-                )
-            before = rate
-
-    @property
-    def num_speculative_tokens(self) -> int:
-        return len(self.unconditional_rates)
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens per verify round, bonus included."""
-        return 1.0 + sum(self.unconditional_rates)
-
-    @property
-    def accepted_rate(self) -> float:
-        """Accepted / drafted tokens."""
-        return sum(self.unconditional_rates) / len(self.unconditional_rates)
-
-    @property
-    def conditional_rates(self) -> tuple[float, ...]:
-        """[k] chance of token j given that all before it were accepted; 0 where that never happens."""
-        return to_conditional(self.unconditional_rates)
-
-    @property
-    def model(self) -> PerPositionAcceptance:
-        """The per-position model with these rates."""
-        return PerPositionAcceptance(self.conditional_rates)
-
-    @classmethod
-    def of(cls, acceptance: Acceptance, num_speculative_tokens: int) -> AcceptanceSummary:
-        return cls(unconditional_rates=acceptance.unconditional_rates(num_speculative_tokens))
-
-    @classmethod
-    def from_conditional(cls, rates: Sequence[float]) -> AcceptanceSummary:
-        return cls.of(PerPositionAcceptance(tuple(rates)), len(rates))
-
-    @classmethod
-    def from_length(cls, acceptance_length: float, num_speculative_tokens: int) -> AcceptanceSummary:
-        """The iid acceptance of this length."""
-        return cls.of(
-            IidAcceptance(iid_rate_for_length(acceptance_length, num_speculative_tokens)), num_speculative_tokens
-        )
-
-    @classmethod
-    def from_accepted_rate(cls, accepted_rate: float, num_speculative_tokens: int) -> AcceptanceSummary:
-        """The iid acceptance with this accepted / drafted rate."""
-        check_rate("accepted rate", accepted_rate)
-        return cls.from_length(1.0 + accepted_rate * num_speculative_tokens, num_speculative_tokens)
-
-    @classmethod
-    def from_vllm(
-        cls,
-        num_speculative_tokens: int,
-        synthetic_acceptance_length: float | None = None,
-        synthetic_acceptance_rates: Sequence[float] | None = None,
-    ) -> AcceptanceSummary:
-        """From vLLM's speculative config: one of the two, the rates being unconditional, one per drafted token.
-
-        Like vLLM's synthetic sampler a length is spent on the earliest tokens (2.6 is rates 1, 0.6, 0), which is not
-        the iid acceptance of that length: for that, `from_length`.
-        """
-        if (synthetic_acceptance_length is None) == (synthetic_acceptance_rates is None):
-            raise ValueError("give one of synthetic_acceptance_length and synthetic_acceptance_rates")
-        if synthetic_acceptance_length is not None:
-            _check_length(synthetic_acceptance_length, num_speculative_tokens)
-            left = synthetic_acceptance_length - 1.0
-            return cls(unconditional_rates=tuple(min(1.0, max(0.0, left - j)) for j in range(num_speculative_tokens)))
-        rates = tuple(synthetic_acceptance_rates or ())
-        if len(rates) != num_speculative_tokens:
-            raise ValueError(
-                f"synthetic_acceptance_rates has {len(rates)} rates and must have "
-                f"num_speculative_tokens={num_speculative_tokens}"
-            )
-        return cls(unconditional_rates=rates)
-
-    def to_vllm(self) -> dict[str, float | list[float]]:
-        """Both of vLLM's keys."""
-        return {
-            "synthetic_acceptance_length": self.acceptance_length,
-            "synthetic_acceptance_rates": list(self.unconditional_rates),
-        }
