@@ -1,21 +1,32 @@
-"""How many drafted tokens are accepted: the text forms of the models.
+"""The text forms of acceptance: what people write becomes something quoted, or a model at one draft length.
 
-Not here: the four ways people quote a rate (sim.acceptance.conversions), the models' mathematics (models), recorded
-tapes (tape), a request's luck (luck), and fits to recordings (fit).
+Not here: what a quote means at other draft lengths (sim.acceptance.quoted), the conversions at one (conversions), the
+models' mathematics (models), recorded tapes (tape), a request's luck (luck), and fits to recordings (fit).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
-from sim.acceptance.conversions import AcceptanceSummary, check_draft, iid_rate_for_length
+from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
 from sim.acceptance.models import (
+    MOST_DRAFT_TOKENS,
     Acceptance,
     BetaAcceptance,
     IidAcceptance,
     MarkovAcceptance,
     PerPositionAcceptance,
     check_rate,
+)
+from sim.acceptance.quoted import (
+    LengthInUse,
+    MeasuredLength,
+    MeasuredRates,
+    Quoted,
+    QuotedForm,
+    QuotedModel,
+    QuotedTape,
 )
 from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.names import unknown
@@ -31,17 +42,19 @@ __all__ = [
     "TapeAcceptance",
     "iid_rate_for_length",
     "parse_acceptance",
+    "parse_quoted",
 ]
 
 FORMS = {
     "iid": "iid:0.7",
-    "length": "length:2.5",
-    "per-position": "per-position:.8,.6,.5",
+    "length": "length:2.6@3 (acceptance length, bonus included, at draft length 3)",
+    "vllm": "vllm:.74,.49,.37 (unconditional rates, as vLLM logs them)",
+    "per-position": "per-position:.74,.66,.76 (conditional rates)",
     "beta": "beta:13,8",
     "markov": "markov:.13,.82 or markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]",
     "tape": "tape:FILE or tape:FILE#FIELD",
 }
-"""Name of each model and how it is written."""
+"""Name of each form and how it is written."""
 Build = Callable[[Sequence[float], int], Acceptance]
 """From the numbers after the colon and the draft length to a model; raises ValueError."""
 _registered: dict[str, tuple[Build, str]] = {}
@@ -64,49 +77,108 @@ def register_acceptance(name: str, build: Build, form: str) -> None:
 
 
 def parse_acceptance(spec: str, num_speculative_tokens: int) -> Acceptance:
-    """The model that `spec` names, for drafts of `num_speculative_tokens` (only `length:` depends on it).
+    """The model that `spec` means for drafts of `num_speculative_tokens`. Raises ValueError, one line."""
+    return parse_quoted(spec).model(num_speculative_tokens)
 
-    `iid:A` one rate; `length:L` the iid rate with acceptance length L, bonus included; `per-position:R1,R2,..`
-    conditional rates, the last repeating; `beta:A,B` a rate per request; `markov:FIRST,AFTER` the chance of a token
-    after a missed one, and after an accepted one; `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden
-    states; `tape:FILE` recorded. Raises ValueError, one line.
+
+def parse_quoted(text: str) -> Quoted:
+    """What `text` quotes, to be had at any draft length.
+
+    `iid:A` one rate; `length:L@K` acceptance length, bonus included, measured with drafts of K tokens, and `length:L`
+    at whatever draft length is in use; `vllm:U1,U2,..` unconditional rates by place, measured with drafts of as many
+    tokens; `per-position:R1,R2,..` conditional ones, the last repeating; `beta:A,B` a rate per request;
+    `markov:FIRST,AFTER` the chance of a token after a missed one, and after an accepted one;
+    `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `tape:FILE` recorded. Raises ValueError, one
+    line.
+
+    >>> import lanesim
+    >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")
+    >>> [round(rate, 2) for rate in quoted.model(3).conditional_rates(3)]
+    [0.74, 0.66, 0.76]
+    >>> round(quoted.model(3).expected_length(3), 2), quoted.measured_k
+    (2.6, 3)
     """
-    check_draft(num_speculative_tokens)
-    name, colon, text = spec.partition(":")
-    name, text = name.strip().lower(), text.strip()
+    name, colon, rest = text.partition(":")
+    name, rest = name.strip().lower(), rest.strip()
     forms = FORMS | {own: form for own, (_, form) in _registered.items()}
     if name not in forms:
         raise ValueError(unknown("acceptance model", name, forms))
-    if not colon or not text:
-        raise ValueError(f"acceptance {spec!r}: nothing after {name!r}; write {forms[name]}")
+    if not colon or not rest:
+        raise ValueError(f"acceptance {text!r}: nothing after {name!r}; write {forms[name]}")
     if name == "tape":
-        return TapeAcceptance(read_tapes(text))
-    values = _numbers(spec, forms[name], text)
+        return QuotedTape(TapeAcceptance(read_tapes(rest)))
+    if name == "length":
+        return _length(text, rest)
+    values = _numbers(text, forms[name], rest)
     if name in _registered:
-        return _registered[name][0](values, num_speculative_tokens)
+        return QuotedForm(_registered[name][0], tuple(values))
+    try:
+        return _built_in(text, name, values)
+    except ValueError as error:
+        raise ValueError(f"{error}; write {_nearest(name, values)}") from None
+
+
+def _built_in(text: str, name: str, values: list[float]) -> Quoted:
     match name, len(values):
         case "iid", 1:
-            return IidAcceptance(values[0])
-        case "length", 1:
-            return IidAcceptance(iid_rate_for_length(values[0], num_speculative_tokens))
+            return QuotedModel(IidAcceptance(values[0]))
+        case "vllm", _:
+            return MeasuredRates(tuple(values))
         case "per-position", _:
-            return PerPositionAcceptance(tuple(values))
+            return QuotedModel(PerPositionAcceptance(tuple(values)), _remarks_on_conditional(values))
         case "beta", 2:
-            return BetaAcceptance(*values)
+            return QuotedModel(BetaAcceptance(*values))
         case "markov", 2:
-            return markov_from_rates(*values)
+            return QuotedModel(markov_from_rates(*values))
         case "markov", 4 | 5:
-            return MarkovAcceptance(*values)
-    raise ValueError(f"acceptance {spec!r}: got {len(values)} numbers; write {FORMS[name]}")
+            return QuotedModel(MarkovAcceptance(*values))
+    raise ValueError(f"acceptance {text!r}: got {len(values)} numbers")
 
 
-def _numbers(spec: str, form: str, text: str) -> list[float]:
+def _length(text: str, rest: str) -> Quoted:
+    """`length:L` or `length:L@K`."""
+    number, at, measured = rest.partition("@")
+    (length,) = _numbers(text, FORMS["length"], number, most=1)
+    if not at:
+        return LengthInUse(length)
+    if not measured.strip().isdecimal() or not 1 <= int(measured) <= MOST_DRAFT_TOKENS:
+        raise ValueError(
+            f"acceptance {text!r}: {measured.strip()!r} after @ must be the draft length that was measured, a whole "
+            f"number in 1..{MOST_DRAFT_TOKENS}; write {FORMS['length']}"
+        )
+    try:
+        return MeasuredLength(length, int(measured))
+    except ValueError as error:
+        raise ValueError(f"{error}; write {FORMS['length']}") from None
+
+
+def _nearest(name: str, values: list[float]) -> str:
+    """How what was probably meant is written."""
+    numbers = ",".join(f"{value:g}" for value in values)
+    if name == "iid" and len(values) == 1 and values[0] > 1.0:
+        return f"length:{numbers}@K if this is an acceptance length at draft length K"
+    if name == "vllm" and all(0.0 <= value <= 1.0 for value in values):
+        return f"per-position:{numbers} if these are conditional rates"
+    return FORMS[name]
+
+
+def _remarks_on_conditional(rates: list[float]) -> tuple[str, ...]:
+    """Rates that fall at every place are as vLLM logs them, more often than not."""
+    if len(rates) < 2 or any(rate >= before for before, rate in pairwise(rates)):
+        return ()
+    numbers = ",".join(f"{rate:g}" for rate in rates)
+    return (f"per-position:{numbers} is read as conditional rates; if vLLM logged them, write vllm:{numbers}",)
+
+
+def _numbers(spec: str, form: str, text: str, *, most: int | None = None) -> list[float]:
     values = []
     for part in text.split(","):
         try:
             values.append(float(part))
         except ValueError:
             raise ValueError(f"acceptance {spec!r}: {part.strip()!r} is not a number; write {form}") from None
+    if most is not None and len(values) > most:
+        raise ValueError(f"acceptance {spec!r}: got {len(values)} numbers; write {form}")
     return values
 
 
