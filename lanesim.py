@@ -10,8 +10,9 @@ acceptance model or a cost table of one's own: docs/extending.md.
 [['continuous', 30], ['pd', 30]]
 """
 
-from sim.acceptance.forms import register_acceptance
+from sim.acceptance.forms import parse_quoted, register_acceptance
 from sim.acceptance.models import Acceptance, run_lengths
+from sim.acceptance.quoted import CarriedLength, Quoted, lengths_by_k
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, save_profile
@@ -31,6 +32,7 @@ from sim.seam.work import Chunk, Kind, Model, Work
 
 __all__ = [
     "Acceptance",
+    "CarriedLength",
     "Chunk",
     "Comparison",
     "Curve",
@@ -45,6 +47,7 @@ __all__ = [
     "PolicyOptions",
     "PrefillGrid",
     "Profile",
+    "Quoted",
     "Request",
     "Results",
     "Scenario",
@@ -55,8 +58,10 @@ __all__ = [
     "Work",
     "changed",
     "compare",
+    "lengths_by_k",
     "load",
     "load_profile",
+    "parse_quoted",
     "policy_names",
     "profile_names",
     "register",

@@ -35,7 +35,11 @@ FLAGS: dict[str, tuple[type, str]] = {
     "input_len": (int, "Prompt tokens (implies fixed lengths)."),
     "output_len": (int, "Output tokens (implies fixed lengths)."),
     "num_speculative_tokens": (int, "Draft length; 0 = no speculation."),
-    "acceptance": (str, "iid:0.7, length:2.5, per-position:.8,.6, beta:13,8, ..."),
+    "acceptance": (
+        str,
+        "iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (unconditional rates, as vLLM logs "
+        "them), per-position:.74,.66,.76 (conditional rates), beta:13,8, markov:.13,.82, tape:FILE.",
+    ),
     "controller": (str, "Draft-length controller: fixed, feedback."),
     "max_num_seqs": (int, "Requests in one continuous batch."),
     "max_num_batched_tokens": (int, "Token budget of one step."),

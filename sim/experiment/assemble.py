@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sim.acceptance.forms import AcceptanceSummary, parse_acceptance
+from sim.acceptance.forms import AcceptanceSummary, parse_quoted
 from sim.acceptance.luck import Luck
 from sim.acceptance.models import Acceptance, IidAcceptance
 from sim.costs.forms.build import build_costs
@@ -271,9 +271,8 @@ def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
             draft_tokens, synthetic_acceptance_length=length, synthetic_acceptance_rates=rates
         )
         return summary.model
-    if not draft_tokens and speculation.acceptance.startswith("length:"):
-        return IidAcceptance(0.0)
-    return parse_acceptance(speculation.acceptance, max(1, draft_tokens))
+    quoted = parse_quoted(speculation.acceptance)
+    return quoted.model(draft_tokens) if draft_tokens else IidAcceptance(0.0)
 
 
 def limits_of(scenario: Scenario, profile: Profile) -> EngineLimits:

@@ -1,0 +1,307 @@
+"""Acceptance as people quote it: measured at some draft length, carried to others, and how far it can then be trusted.
+
+A quoted thing gives its model at any draft length k, and draws other ones that the quote allows just as well. What is
+measured at K is exact at K; beyond that a length or a list of rates says little by itself, so drafts that were measured
+at several k decide how wide the draws are (docs/adr/013-quoted-acceptance.md).
+Not here: the text forms (sim.acceptance.forms), conversions at one draft length (sim.acceptance.conversions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+
+from sim.acceptance.conversions import (
+    AcceptanceSummary,
+    check_draft,
+    drifting_rates,
+    first_rate_for_length,
+    iid_rate_for_length,
+)
+from sim.acceptance.models import MOST_DRAFT_TOKENS, Acceptance, IidAcceptance, PerPositionAcceptance
+from sim.acceptance.tape import TapeAcceptance
+
+DRIFT_FALLING, DRIFT_RISING = 0.11, 0.03
+"""Scales of the drift: how much the logarithm of the conditional rate changes from one place of a draft to the next.
+
+Falling: root mean square of the drifts that fit 19 measured drafts' lengths at k = 1..7 best; all of them fall. Rising
+is a choice: it leaves the iid rate within 5 to 95 % of the draws, at 79 %. Sources: docs/adr/013-quoted-acceptance.md.
+"""
+LIFT_LESS, LIFT_MORE = 0.03, 0.22
+"""Scales of the lift: how much more of what drafts of K accept in their first k places drafts of k accept there, per
+share of the accepted tokens that lies beyond k. Measured 0.04 to 0.39, root mean square 0.22, on five recordings of
+EAGLE-3 and DSpark drafts (ADR 013); less than none is not seen, and allowed for as the rising drift is.
+"""
+_MOST_LIFT = 0.99
+"""Below 1 a longer draft never yields less than a shorter one."""
+_NUM_QUANTILES = 40
+_LEAST_CHANCE = 1e-12
+_LOWEST_PERCENT, _HIGHEST_PERCENT = 5.0, 95.0
+
+
+class Quoted(Protocol):
+    """Acceptance as somebody quotes it.
+
+    >>> import lanesim
+    >>> quoted: Quoted = lanesim.parse_quoted("length:2.6@3")
+    >>> quoted.measured_k, [round(quoted.model(k).expected_length(k), 2) for k in (1, 3, 7)]
+    (3, [1.72, 2.6, 3.29])
+    """
+
+    @property
+    def measured_k(self) -> int | None:
+        """Draft length that it was measured at; None where it holds for all."""
+
+    def model(self, k: int) -> Acceptance:
+        """What a run with drafts of `k` tokens meets. Raises ValueError where the quote cannot mean that."""
+
+    def draw(self, rng: np.random.Generator) -> Quoted:
+        """Another quote that fits what was measured as well; itself where nothing is uncertain."""
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        """What to say once, one line each, beside results at draft lengths `ks`."""
+
+
+def split_normal(chance: float, below: float, above: float) -> float:
+    """The value that a share `chance` of draws stays below: half-normals of two scales, joined at their mode 0."""
+    share = below / (below + above)
+    half = 0.5 * chance / share if chance < share else 0.5 + 0.5 * (chance - share) / (1.0 - share)
+    scale = below if chance < share else above
+    return scale * NormalDist().inv_cdf(min(max(half, _LEAST_CHANCE), 1.0 - _LEAST_CHANCE))
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedModel:
+    """A model that holds at every draft length: iid, per-position, beta, markov."""
+
+    acceptance: Acceptance
+    remarks: tuple[str, ...] = ()
+    measured_k: None = field(default=None, init=False)
+
+    def model(self, k: int) -> Acceptance:
+        check_draft(k)
+        return self.acceptance
+
+    def draw(self, rng: np.random.Generator) -> QuotedModel:
+        return self
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        return self.remarks
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedTape:
+    """Recorded requests; drawn again from themselves (bootstrap), since as many others could have been recorded."""
+
+    tape: TapeAcceptance
+    measured_k: None = field(default=None, init=False)
+
+    def model(self, k: int) -> Acceptance:
+        check_draft(k)
+        return self.tape
+
+    def draw(self, rng: np.random.Generator) -> QuotedTape:
+        tapes = self.tape.tapes
+        return QuotedTape(TapeAcceptance(tuple(tapes[i] for i in rng.integers(len(tapes), size=len(tapes)))))
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedForm:
+    """A form that somebody registered: its own function makes the model of each draft length."""
+
+    build: Callable[[Sequence[float], int], Acceptance]
+    values: tuple[float, ...]
+    measured_k: None = field(default=None, init=False)
+
+    def model(self, k: int) -> Acceptance:
+        check_draft(k)
+        return self.build(self.values, k)
+
+    def draw(self, rng: np.random.Generator) -> QuotedForm:
+        return self
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class LengthInUse:
+    """An acceptance length that names no draft length: it is that of every draft length, each with an iid rate."""
+
+    length: float
+    measured_k: None = field(default=None, init=False)
+
+    def model(self, k: int) -> Acceptance:
+        check_draft(k)
+        try:
+            return IidAcceptance(iid_rate_for_length(self.length, k))
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; write length:{self.length:g}@K with the draft length K it was measured at"
+            ) from None
+
+    def draw(self, rng: np.random.Generator) -> LengthInUse:
+        return self
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        if len(set(ks)) < 2:
+            return ()
+        return (
+            f"length:{self.length:g} is taken as the acceptance length at every draft length, so the shortest looks "
+            f"best; write length:{self.length:g}@K with the draft length K it was measured at",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLength:
+    """An acceptance length measured with drafts of `measured_k` tokens.
+
+    At other draft lengths it is that of the iid rate with this length; draws are conditional rates that drift from
+    place to place and have this length, too. Heterogeneous requests, Beta(13, 8), are within 0.8 % of iid from 3 to 7,
+    so the drift is what matters. Longer drafts of one draw never yield less.
+    """
+
+    length: float
+    measured_k: int
+    drift: float = 0.0
+    _model: Acceptance = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        first = first_rate_for_length(self.length, self.measured_k, self.drift)
+        rates = drifting_rates(first, self.drift, MOST_DRAFT_TOKENS) if self.drift else ()
+        object.__setattr__(self, "_model", PerPositionAcceptance(rates) if rates else IidAcceptance(first))
+
+    def model(self, k: int) -> Acceptance:
+        """The same model at every k."""
+        check_draft(k)
+        return self._model
+
+    def draw(self, rng: np.random.Generator) -> MeasuredLength:
+        return replace(self, drift=split_normal(rng.random(), DRIFT_FALLING, DRIFT_RISING))
+
+    def standard_error(self, k: int) -> float:
+        """Root mean square of the relative differences of the draws' length at `k` from this one's.
+
+        0 at k = measured_k; 2.6 at 3 has 0.023 at k/K = 1/3, 0.020 at 2/3, 0.051 at 5/3 and 0.092 at 7/3. The spread
+        is that of measured drafts (DRIFT_FALLING); docs/acceptance.md has the table.
+        """
+        here = self.model(k).expected_length(k)
+        chances = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
+        drawn = [
+            replace(self, drift=split_normal(chance, DRIFT_FALLING, DRIFT_RISING)).model(k).expected_length(k)
+            for chance in chances.tolist()
+        ]
+        return float(np.mean(np.square(np.array(drawn) / here - 1.0)) ** 0.5)
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        errors = [f"{100.0 * self.standard_error(k):.0f} % at k={k}" for k in sorted(set(ks)) if k != self.measured_k]
+        if not errors:
+            return ()
+        return (
+            f"length:{self.length:g}@{self.measured_k} is carried to other draft lengths by its iid rate; "
+            f"standard error of the length: {', '.join(errors)}. Measured drafts yield more than that at shorter k "
+            "and less at longer",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRates:
+    """Unconditional rates by place in the draft, as vLLM logs them, measured with drafts of as many tokens.
+
+    Longer drafts repeat the last conditional rate, and draws let it drift from there. Shorter ones have the first of
+    the rates, and draws a little more of them: rounds of shorter drafts start at lucky places more often.
+    """
+
+    rates: tuple[float, ...]
+    drift: float = 0.0
+    lift: float = 0.0
+    _conditional: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_conditional", AcceptanceSummary(unconditional_rates=self.rates).conditional_rates)
+
+    @property
+    def measured_k(self) -> int:
+        return len(self.rates)
+
+    def model(self, k: int) -> Acceptance:
+        check_draft(k)
+        first, *others = self._conditional
+        if k < self.measured_k and first:
+            share_beyond = 1.0 - sum(self.rates[:k]) / sum(self.rates)
+            first = min(1.0, first * (1.0 + self.lift * share_beyond))
+        num_beyond = MOST_DRAFT_TOKENS - self.measured_k if self.drift else 0
+        beyond = drifting_rates(self._conditional[-1] * exp(self.drift), self.drift, num_beyond)
+        return PerPositionAcceptance((first, *others, *beyond))
+
+    def draw(self, rng: np.random.Generator) -> MeasuredRates:
+        drift = split_normal(rng.random(), DRIFT_FALLING, DRIFT_RISING)
+        return replace(self, drift=drift, lift=min(_MOST_LIFT, split_normal(rng.random(), LIFT_LESS, LIFT_MORE)))
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        ordered = sorted(set(ks))
+        notes = []
+        if ordered and ordered[-1] > self.measured_k:
+            notes.append(
+                f"vllm: has {self.measured_k} rates; drafts of up to {ordered[-1]} tokens repeat the last conditional "
+                f"one, {self._conditional[-1]:.2g}"
+            )
+        if ordered and ordered[0] < self.measured_k:
+            notes.append(
+                f"vllm: has {self.measured_k} rates; shorter drafts take the first of them, and recordings show "
+                "acceptance lengths 1 to 6 % above that"
+            )
+        return tuple(notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedLength:
+    """The acceptance length of a quote at one draft length.
+
+    >>> import numpy as np
+    >>> import lanesim
+    >>> lanesim.lengths_by_k(lanesim.parse_quoted("iid:0.5"), [2], 10, np.random.default_rng(0))
+    [CarriedLength(k=2, model=1.75, mean=1.75, low=1.75, high=1.75)]
+    """
+
+    k: int
+    model: float
+    """Of the quote's own model: what a run without draws meets."""
+    mean: float
+    """Over the draws."""
+    low: float
+    high: float
+    """5 and 95 % of the draws."""
+
+
+def lengths_by_k(quoted: Quoted, ks: Iterable[int], draws: int, rng: np.random.Generator) -> list[CarriedLength]:
+    """The acceptance length at each of `ks`, with the range of `draws` draws, the same ones at every k.
+
+    Raises ValueError for no draws, and where the quote cannot mean one of `ks`.
+
+    >>> import numpy as np
+    >>> import lanesim
+    >>> for at in lanesim.lengths_by_k(lanesim.parse_quoted("length:2.6@3"), (1, 3, 5), 1000, np.random.default_rng(0)):
+    ...     print(f"k={at.k}: {at.model:.2f}; draws {at.mean:.2f}, from {at.low:.2f} to {at.high:.2f}")
+    k=1: 1.72; draws 1.74, from 1.70 to 1.80
+    k=3: 2.60; draws 2.60, from 2.60 to 2.60
+    k=5: 3.05; draws 2.95, from 2.77 to 3.14
+    """
+    if draws < 1:
+        raise ValueError(f"draws={draws!r} must be at least 1")
+    drawn = [quoted.draw(rng) for _ in range(draws)]
+    carried = []
+    for k in ks:
+        lengths = [one.model(k).expected_length(k) for one in drawn]
+        low, high = np.percentile(lengths, [_LOWEST_PERCENT, _HIGHEST_PERCENT]).tolist()
+        mean = float(np.mean(lengths))
+        carried.append(CarriedLength(k=k, model=quoted.model(k).expected_length(k), mean=mean, low=low, high=high))
+    return carried

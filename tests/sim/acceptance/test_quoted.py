@@ -1,0 +1,358 @@
+"""What people quote: exact where it was measured, carried to other draft lengths, never less for a longer draft."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lanesim
+from sim.acceptance import forms
+from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
+from sim.acceptance.forms import IidAcceptance, PerPositionAcceptance, parse_acceptance, parse_quoted
+from sim.acceptance.models import MOST_DRAFT_TOKENS
+from sim.acceptance.quoted import (
+    DRIFT_FALLING,
+    DRIFT_RISING,
+    MeasuredLength,
+    MeasuredRates,
+    Quoted,
+    QuotedTape,
+    lengths_by_k,
+    split_normal,
+)
+from sim.cli.options import FLAGS
+
+PAGE = Path(__file__).parents[3] / "docs" / "acceptance.md"
+SEVEN = range(1, 8)
+PUBLISHED = {
+    "GLM 5.2, MTP": (1.84, 2.50, 2.99, 3.33, 3.61, 3.78, 3.91),
+    "Kimi K2.5, EAGLE-3": (1.83, 2.43, 2.88, 3.24, 3.46, 3.62, 3.71),
+    "MiniMax M3, EAGLE-3": (1.78, 2.38, 2.83, 3.11, 3.35, 3.45, 3.53),
+    "Qwen 3.5, MTP": (1.93, 2.73, 3.39, 3.97, 4.41, 4.80, 5.04),
+}
+"""Acceptance lengths at k = 1..7, thinking on: InferenceX's golden values, SPEED-Bench coding (ADR 013)."""
+
+
+@st.composite
+def measured_lengths(draw: st.DrawFn) -> MeasuredLength:
+    measured = draw(st.integers(1, 12))
+    return MeasuredLength(1.0 + draw(st.floats(0.0, 1.0)) * measured, measured)
+
+
+@st.composite
+def measured_rates(draw: st.DrawFn) -> MeasuredRates:
+    conditional = draw(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8))
+    return MeasuredRates(PerPositionAcceptance(tuple(conditional)).unconditional_rates(len(conditional)))
+
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def length_at(quoted: Quoted, k: int) -> float:
+    return quoted.model(k).expected_length(k)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["iid:.7", "length:1.9", "length:2.6@3", "vllm:.74,.49,.37", "per-position:.8,.6", "beta:13,8", "markov:.13,.82"],
+)
+@pytest.mark.parametrize("k", [1, 2, 3, 7, MOST_DRAFT_TOKENS])
+def test_a_model_at_one_draft_length_is_that_of_the_quote(text: str, k: int) -> None:
+    assert parse_acceptance(text, k) == parse_quoted(text).model(k)
+    with pytest.raises(ValueError, match="num_speculative_tokens=0 must be in"):
+        parse_quoted(text).model(0)
+
+
+def test_what_knows_its_draft_length_says_so() -> None:
+    texts = ("length:2.6@3", "vllm:.74,.49", "length:2.6", "iid:.7", "per-position:.8,.6", "beta:13,8", "markov:.1,.8")
+    assert [parse_quoted(text).measured_k for text in texts] == [3, 2, None, None, None, None, None]
+
+
+def test_a_length_is_carried_by_its_iid_rate_and_a_draft_of_one_is_not_refused() -> None:
+    """1 + a + a^2 + a^3 = 2.6."""
+    rate = 0.7170777533
+    assert 1.0 + rate + rate**2 + rate**3 == pytest.approx(2.6, abs=1e-9)
+    quoted = parse_quoted("length:2.6@3")
+    for k in SEVEN:
+        model = quoted.model(k)
+        assert isinstance(model, IidAcceptance)
+        assert model.alpha == pytest.approx(rate, abs=1e-9)
+    assert length_at(quoted, 1) == pytest.approx(1.0 + rate, abs=1e-9)
+
+
+@given(measured_lengths(), seeds)
+def test_every_draw_of_a_length_is_exact_where_it_was_measured(quoted: MeasuredLength, seed: int) -> None:
+    drawn = quoted.draw(np.random.default_rng(seed))
+    assert length_at(drawn, quoted.measured_k) == pytest.approx(quoted.length, rel=1e-9)
+
+
+@given(measured_rates(), seeds)
+def test_every_draw_of_rates_is_exact_where_they_were_measured(quoted: MeasuredRates, seed: int) -> None:
+    drawn = quoted.draw(np.random.default_rng(seed))
+    rates = drawn.model(quoted.measured_k).unconditional_rates(quoted.measured_k)
+    assert rates == pytest.approx(quoted.rates, abs=1e-12)
+
+
+@given(st.one_of(measured_lengths(), measured_rates()), seeds)
+def test_a_longer_draft_never_yields_less(quoted: MeasuredLength | MeasuredRates, seed: int) -> None:
+    for each in (quoted, quoted.draw(np.random.default_rng(seed))):
+        lengths = [length_at(each, k) for k in range(1, 16)]
+        for k, (shorter, longer) in enumerate(pairwise(lengths), start=1):
+            assert shorter <= longer + 1e-12
+            assert 1.0 <= shorter <= k + 1
+
+
+def test_logged_rates_are_taken_as_they_are_and_the_last_conditional_one_repeats() -> None:
+    quoted = parse_quoted("vllm:.74,.49,.37")
+    assert quoted.model(3).unconditional_rates(3) == pytest.approx((0.74, 0.49, 0.37))
+    assert quoted.model(2).unconditional_rates(2) == pytest.approx((0.74, 0.49))
+    assert length_at(quoted, 1) == pytest.approx(1.74)
+    assert length_at(quoted, 5) == pytest.approx(2.6 + 0.37 * (0.37 / 0.49) + 0.37 * (0.37 / 0.49) ** 2)
+
+
+def test_logged_rates_and_the_conditional_ones_of_the_same_log_are_one_acceptance() -> None:
+    logged, conditional = parse_quoted("vllm:.8,.4,.1"), parse_quoted("per-position:.8,.5,.25")
+    for k in SEVEN:
+        assert logged.model(k).unconditional_rates(k) == pytest.approx(conditional.model(k).unconditional_rates(k))
+
+
+def test_all_or_nothing_stays_so() -> None:
+    rng = np.random.default_rng(0)
+    for text, length in (("length:1@3", 1.0), ("vllm:0,0", 1.0), ("length:4@3", 4.0), ("vllm:1,1,1", 4.0)):
+        for each in (parse_quoted(text), parse_quoted(text).draw(rng)):
+            assert length_at(each, 3) == pytest.approx(length)
+
+
+def test_a_lift_raises_what_shorter_drafts_accept_by_the_share_that_lies_beyond() -> None:
+    """Of 1.0 accepted tokens the first place has 0.5, so half lies beyond a draft of one; two places have 0.8."""
+    quoted = MeasuredRates((0.5, 0.3, 0.2), lift=0.2)
+    assert length_at(quoted, 1) == pytest.approx(1.0 + 0.5 * 1.1)
+    assert length_at(quoted, 2) == pytest.approx(1.0 + 0.8 * 1.04)
+    assert length_at(quoted, 3) == pytest.approx(2.0)
+
+
+def test_a_drift_changes_each_conditional_rate_by_the_same_factor() -> None:
+    falling = MeasuredLength(2.6, 3, drift=-0.1).model(5).conditional_rates(5)
+    assert np.diff(np.log(falling)) == pytest.approx([-0.1] * 4)
+    beyond = MeasuredRates((0.5, 0.25), drift=-0.1).model(4).conditional_rates(4)
+    assert beyond == pytest.approx((0.5, 0.5, 0.5 * np.exp(-0.1), 0.5 * np.exp(-0.2)))
+
+
+@pytest.mark.parametrize("measured", [1, 3, 5, 7])
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_published_lengths_at_other_draft_lengths_lie_within_the_draws(name: str, measured: int) -> None:
+    """500 draws, seed 0; 5 to 95 %."""
+    lengths = PUBLISHED[name]
+    quoted = MeasuredLength(lengths[measured - 1], measured)
+    for at, length in zip(lengths_by_k(quoted, SEVEN, 500, np.random.default_rng(0)), lengths, strict=True):
+        assert at.low - 1e-9 <= length <= at.high + 1e-9, (name, at)
+        assert at.low - 1e-9 <= at.model <= at.high + 1e-9
+
+
+def test_the_error_of_a_carried_length_is_that_of_its_draws_and_grows_with_the_distance() -> None:
+    """4,000 draws, seed 0; the root mean square within 4 %."""
+    quoted = MeasuredLength(2.6, 3)
+    errors = [quoted.standard_error(k) for k in SEVEN]
+    assert errors[2] == pytest.approx(0.0, abs=1e-9)
+    assert errors[2:] == sorted(errors[2:])
+    rng = np.random.default_rng(0)
+    drawn = np.array([length_at(quoted.draw(rng), 7) for _ in range(4_000)])
+    assert errors[6] == pytest.approx(np.mean((drawn / length_at(quoted, 7) - 1.0) ** 2) ** 0.5, rel=0.04)
+
+
+def test_rates_beyond_the_last_one_are_the_less_certain_the_farther() -> None:
+    found = lengths_by_k(parse_quoted("vllm:.74,.49,.37"), range(3, 9), 300, np.random.default_rng(0))
+    widths = [at.high - at.low for at in found]
+    assert widths[0] == pytest.approx(0.0, abs=1e-12)
+    assert widths == sorted(widths)
+
+
+def test_shorter_drafts_may_yield_more_than_the_first_of_the_logged_rates_say() -> None:
+    """Recordings: 1 to 6 % more (ADR 013)."""
+    one, two, three = lengths_by_k(parse_quoted("vllm:.6,.376,.258"), (1, 2, 3), 500, np.random.default_rng(0))
+    assert one.low < one.model == pytest.approx(1.6)
+    assert 1.03 < one.high / one.model < 1.12
+    assert 1.0 < two.high / two.model < one.high / one.model
+    assert three.high == pytest.approx(three.low)
+
+
+def test_a_split_normal_has_its_mode_at_zero_and_a_scale_on_each_side() -> None:
+    """Shares below 0 as the scales; on either side the quantiles of a half-normal: one scale holds 68.27 %."""
+    share = DRIFT_FALLING / (DRIFT_FALLING + DRIFT_RISING)
+    assert split_normal(share, DRIFT_FALLING, DRIFT_RISING) == pytest.approx(0.0, abs=1e-9)
+    assert split_normal(share * (1.0 - 0.6827), DRIFT_FALLING, DRIFT_RISING) == pytest.approx(-DRIFT_FALLING, rel=1e-3)
+    assert split_normal(share + (1 - share) * 0.6827, DRIFT_FALLING, DRIFT_RISING) == pytest.approx(0.03, rel=1e-3)
+    assert np.isfinite([split_normal(chance, 0.11, 0.03) for chance in (0.0, 1.0 - 2.0**-53)]).all()
+
+
+@given(st.one_of(measured_lengths(), measured_rates()), seeds)
+@settings(max_examples=20, deadline=None)
+def test_the_range_by_draft_length_rises_with_it(quoted: MeasuredLength | MeasuredRates, seed: int) -> None:
+    found = lengths_by_k(quoted, SEVEN, 21, np.random.default_rng(seed))
+    assert [at.k for at in found] == list(SEVEN)
+    for name in ("model", "mean", "low", "high"):
+        values = [getattr(at, name) for at in found]
+        assert all(value <= after + 1e-9 for value, after in pairwise(values)), name
+    assert all(at.low - 1e-12 <= at.mean <= at.high + 1e-12 for at in found if at.k == quoted.measured_k)
+
+
+def test_draws_are_the_same_at_every_draft_length_whichever_are_asked() -> None:
+    quoted = parse_quoted("length:2.6@3")
+    alone = lengths_by_k(quoted, [5], 30, np.random.default_rng(7))
+    among = lengths_by_k(quoted, [1, 3, 5], 30, np.random.default_rng(7))
+    assert alone == among[2:]
+
+
+@pytest.mark.parametrize("text", ["iid:.7", "length:1.9", "per-position:.8,.6", "beta:13,8", "markov:.13,.82"])
+def test_where_nothing_is_uncertain_a_draw_is_the_quote_itself(text: str) -> None:
+    quoted = parse_quoted(text)
+    assert quoted.draw(np.random.default_rng(0)) is quoted
+    (at,) = lengths_by_k(quoted, [3], 5, np.random.default_rng(0))
+    assert at.low == at.high == pytest.approx(at.model)
+
+
+def test_no_draws_are_refused() -> None:
+    with pytest.raises(ValueError, match="draws=0 must be at least 1"):
+        lengths_by_k(parse_quoted("iid:.7"), [1], 0, np.random.default_rng(0))
+
+
+def test_a_bare_length_is_that_of_each_draft_length_and_says_so_once_there_are_two() -> None:
+    quoted = parse_quoted("length:1.9")
+    for k in SEVEN:
+        assert quoted.model(k) == IidAcceptance(iid_rate_for_length(1.9, k))
+    assert quoted.notes([3, 3]) == ()
+    (note,) = quoted.notes([1, 2])
+    assert "write length:1.9@K" in note
+    with pytest.raises(ValueError, match=r"must be from 1 to 2 .*; write length:2\.6@K"):
+        parse_quoted("length:2.6").model(1)
+
+
+def test_notes_name_what_was_carried_and_are_silent_where_nothing_was() -> None:
+    assert parse_quoted("length:2.6@3").notes([3]) == ()
+    (note,) = parse_quoted("length:2.6@3").notes([1, 3, 7])
+    assert "2 % at k=1, 9 % at k=7" in note
+    rates = parse_quoted("vllm:.74,.49,.37")
+    assert rates.notes([3]) == ()
+    beyond, within = rates.notes([1, 5])
+    assert "up to 5 tokens repeat the last conditional one, 0.76" in beyond
+    assert "shorter drafts take the first" in within
+
+
+def test_conditional_rates_that_fall_like_logged_ones_are_remarked_on() -> None:
+    (note,) = parse_quoted("per-position:.74,.49,.37").notes([3])
+    assert note.endswith("write vllm:0.74,0.49,0.37")
+    assert parse_quoted("per-position:.74,.66,.76").notes([3]) == ()
+    assert parse_quoted("per-position:.74").notes([3]) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("length:5@3", "length 5.0 must be from 1 to 4 (num_speculative_tokens=3, and the target's own token); write "),
+        ("length:.99@3", "0.99 must be from 1 to 4"),
+        ("length:.6@3", "if 0.6 is accepted / drafted tokens, that is a length of 2.8"),
+        ("length:nan@3", "acceptance length nan must be from 1 to 4"),
+        ("length:2.6@", "'' after @ must be the draft length that was measured"),
+        ("length:2.6@0", "'0' after @ must be the draft length that was measured, a whole number in 1..126; write"),
+        ("length:2.6@127", "'127' after @ must be"),
+        ("length:2.6@2.5", "'2.5' after @ must be"),
+        ("length:2.6@-3", "'-3' after @ must be"),
+        ("length:@3", "'' is not a number; write length:2.6@3"),
+        ("length:2,3@3", "got 2 numbers; write length:2.6@3"),
+        (
+            "vllm:.49,.74",
+            "rate 2=0.74 must not be above the one before, 0.49; write per-position:0.49,0.74 if these are",
+        ),
+        ("vllm:.74,1.2", "unconditional rate 2=1.2 must be a number from 0 to 1; write vllm:.74,.49,.37"),
+        ("vllm:", "nothing after 'vllm'; write vllm:.74,.49,.37"),
+        ("vlm:.7", "did you mean 'vllm'?"),
+        ("per-position:1.2", "must be a number from 0 to 1; write per-position:.74,.66,.76 (conditional rates)"),
+        ("iid:2.6", "must be a number from 0 to 1; write length:2.6@K if this is an acceptance length"),
+        ("iid:.7@3", "'.7@3' is not a number; write iid:0.7"),
+    ],
+)
+def test_a_bad_quote_is_one_line_with_the_nearest_form(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_quoted(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tape_draws_its_own_requests_again(tmp_path: Path) -> None:
+    tape = tmp_path / "tape.jsonl"
+    tape.write_text("".join(f"[1, {tokens}, {tokens}]\n" for tokens in range(1, 9)))
+    quoted = parse_quoted(f"tape:{tape}")
+    assert isinstance(quoted, QuotedTape)
+    drawn = quoted.draw(np.random.default_rng(0))
+    assert len(drawn.tape.tapes) == 8
+    kept = {tokens.tobytes() for tokens in quoted.tape.tapes}
+    found = {tokens.tobytes() for tokens in drawn.tape.tapes}
+    assert found < kept
+    (at,) = lengths_by_k(quoted, [4], 200, np.random.default_rng(0))
+    assert at.low < at.model < at.high
+
+
+def test_a_registered_form_is_quoted_and_meets_the_draft_length_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "_registered", {})
+    lanesim.register_acceptance("halves", lambda values, k: IidAcceptance(values[0] / k), "halves:.5")
+    quoted = lanesim.parse_quoted("halves:.5")
+    assert quoted.measured_k is None
+    assert [quoted.model(k) for k in (1, 2)] == [IidAcceptance(0.5), IidAcceptance(0.25)]
+    assert parse_acceptance("halves:.5", 2) == IidAcceptance(0.25)
+    assert quoted.draw(np.random.default_rng(0)) is quoted
+    with pytest.raises(ValueError, match=r"'x' is not a number; write halves:\.5"):
+        parse_quoted("halves:x")
+
+
+def run(acceptance: str, k: int) -> float:
+    """Acceptance length of a small run."""
+    metrics = lanesim.simulate(
+        profile="cpu/tiny", policy="continuous", num_prompts=60, output_len=200, acceptance=acceptance,
+        num_speculative_tokens=k,
+    ).metrics  # fmt: skip
+    return float(metrics["spec_decode_acceptance_length"])
+
+
+@pytest.mark.parametrize("acceptance", ["length:2.6@3", "vllm:.74,.49,.37"])
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_a_run_meets_the_length_that_the_quote_says(acceptance: str, k: int) -> None:
+    """Some 5,000 rounds; within 2 %."""
+    assert run(acceptance, k) == pytest.approx(length_at(parse_quoted(acceptance), k), rel=0.02)
+
+
+@pytest.mark.parametrize("acceptance", ["length:2.6", "length:2.6@3", "vllm:.74,.49", "iid:.7", "beta:13,8"])
+def test_a_run_without_speculation_takes_any_quote(acceptance: str) -> None:
+    done = lanesim.simulate(
+        profile="cpu/tiny", policy="continuous", num_prompts=2, acceptance=acceptance, num_speculative_tokens=0
+    )
+    assert done.metrics["completed"] == 2
+
+
+def test_help_says_whose_rates_are_conditional() -> None:
+    text = FLAGS["acceptance"][1]
+    assert "vllm:.74,.49,.37 (unconditional" in text
+    assert "per-position:.74,.66,.76 (conditional" in text
+
+
+def test_the_page_says_what_the_code_does() -> None:
+    """The worked example, and every row of the table by draft length: 2,000 draws, seed 0."""
+    text = PAGE.read_text()
+    summary = AcceptanceSummary.from_vllm(3, synthetic_acceptance_rates=(0.74, 0.49, 0.37))
+    assert f"Mean acceptance length: {summary.acceptance_length:.2f}" in text
+    assert f"Avg Draft acceptance rate: {100 * summary.accepted_rate:.1f}%" in text
+    assert f"per-position:{','.join(f'{rate:.2f}'[1:] for rate in summary.conditional_rates)}" in text
+    quoted = MeasuredLength(2.6, 3)
+    rows = [
+        f"| {at.k} | {at.k / 3:.2f} | {at.model:.2f} | {100 * quoted.standard_error(at.k):.1f} % | {at.mean:.2f} "
+        f"| {at.low:.2f} to {at.high:.2f} |"
+        for at in lengths_by_k(quoted, SEVEN, 2000, np.random.default_rng(0))
+    ]
+    assert re.findall(r"^\| \d \|.*$", text, flags=re.MULTILINE) == rows
+    for form in re.findall(r"`([a-z-]+:[\d.][^` ]*)`", text):
+        parse_quoted(form.replace("@K", "@3").replace("L", "2"))
