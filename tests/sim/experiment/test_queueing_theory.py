@@ -120,7 +120,7 @@ async def _priority_server(classes: list[Serving], stream: Stream) -> None:
         for serving in classes:
             request = serving.admit_now()
             if request is not None:
-                await host.run(works.prefill((request,), Model.TARGET), stream)
+                await host.run(works.prefill(request, Model.TARGET)[0], stream)
                 serving.commit_prefill(request)
                 break
         else:
