@@ -56,7 +56,9 @@ H100 = CellRun(
     source="ai-dynamo/aiconfigurator@095f58a51c4c (Apache-2.0), silicon_sample.csv: TensorRT-LLM 1.0.0rc3; TTFT there "
     "carries the admission of the load generator (it falls with concurrency) and is not judged",
     profile="h100-sxm/llama-3.1-8b",
-    setup=Setup(engine=engine_block({"max_num_seqs": 512, "max_num_batched_tokens": 8192})),
+    setup=Setup(
+        engine=engine_block({"engine_name": "trtllm-1.0", "max_num_seqs": 512, "max_num_batched_tokens": 8192})
+    ),
     fits=(Fit("step_s", "tpot_ms", ("concurrency=8",)),),
 )
 A100 = CellRun(
@@ -66,7 +68,10 @@ A100 = CellRun(
     + ", ".join(f"{name} {tokens}" for name, tokens in PROMPT_TOKENS.items())
     + "; outputs of humaneval end by themselves, of recorded mean, their spread inferred from E2EL at concurrency 1",
     profile="a100-sxm/llama-3.1-8b+eagle3",
-    setup=Setup(engine=engine_block({"max_num_seqs": 256, "max_num_batched_tokens": 2048}, is_vllm=True), method=None),
+    setup=Setup(
+        engine=engine_block({"engine_name": "vllm-0.24", "max_num_seqs": 256, "max_num_batched_tokens": 2048}),
+        method=None,
+    ),
     fits=(
         Fit("gap_s", "output_throughput", ("label=gsm8k,arm=none,concurrency=1,8",)),
         Fit("draft_pass_s", "output_throughput", ("label=gsm8k,arm=eagle3,concurrency=1",)),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.accuracy_report import Line, Section, profile_text
 from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
 from calibrate.importers.llmservingsim.profile import import_llmservingsim
@@ -19,6 +21,7 @@ from realrun.cli.engine_flags import engine_block
 from realrun.validate.cells.fit import fit_constant
 from realrun.validate.vllm.compare import VllmVerdict, judge_run, scenario_of
 from realrun.validate.vllm.requests import RealRun, read_requests
+from sim.costs.engine import load_engine, with_engine
 from sim.costs.profile import Profile
 from sim.costs.shapes import MODELS
 
@@ -27,6 +30,7 @@ RUNS = "llmservingsim/bench/examples"
 TABLES = "llmservingsim/profiler/perf"
 LLMSERVINGSIM = "casys-kaist/LLMServingSim@5daddb21a545"
 AICONFIGURATOR_REVISION = "095f58a51c4c"
+ENGINE = "vllm-0.19"
 FITTED_CONSTANT = "gap_s"
 """Of profile.host, on the TPOT mean of the RTX PRO 6000 run."""
 STATISTICS = ("mean", "p50", "p95", "p99")
@@ -77,9 +81,10 @@ def llmservingsim_profile(data: Path, folder: str, gpu: str) -> Profile:
 
 def aiconfigurator_profile(data: Path, gpu: str) -> Profile:
     """Llama-3.1-8B from aiconfigurator's tables of that GPU, without the gap fitted on the run itself."""
-    return import_aiconfigurator(
-        data / "aiconfigurator", gpu, SHAPE, None, 1, revision=AICONFIGURATOR_REVISION, form="table", gap_s=0.0
+    profile = import_aiconfigurator(
+        data / "aiconfigurator", gpu, SHAPE, None, 1, revision=AICONFIGURATOR_REVISION, form="table"
     )
+    return with_engine(profile, msgspec.structs.replace(load_engine(ENGINE, gpu), gap_s=0.0, source="no device gap"))
 
 
 def sections(data: Path) -> list[Section]:
@@ -121,7 +126,7 @@ def judged(real: RealRun, run: Run, profile: Profile) -> VllmVerdict:
         len(real.requests),
         profile.name,
         "continuous",
-        engine_block(dict(run.flags), is_vllm=True),
+        engine_block(dict(run.flags)),
         {},
         0,
     )
@@ -145,7 +150,11 @@ def _real(data: Path, run: Run) -> RealRun:
 
 
 def _about(run: Run, profile: Profile, fit: str, verdict: VllmVerdict) -> list[str]:
-    settings = ", ".join(f"{name} {value}" for name, value in verdict.result["scenario"]["engine"].items())
+    told = {
+        **verdict.result["scenario"]["engine"],
+        **{name: verdict.result[name] for name in ("engine", "async_scheduling")},
+    }
+    settings = ", ".join(f"{name} {value}" for name, value in told.items() if name != "name")
     notes = [note for note in verdict.result["notes"] if "ITL" not in note]
     return [
         f"real run and committed figures: {LLMSERVINGSIM} (MIT), {RUNS.partition('/')[2]}/{run.folder}; "

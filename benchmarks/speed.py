@@ -40,6 +40,7 @@ REFERENCE = """
 import json, resource, sys
 from benchmarks.reference_loop import run_reference
 from sim.acceptance.forms import parse_acceptance
+from sim.costs.engine import engine_of
 from sim.costs.forms.build import build_costs
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
@@ -52,7 +53,7 @@ luck = Luck(parse_acceptance("iid:0.7", max(1, draft_tokens)), seed)
 if draft_tokens:
     luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
 num_blocks = kv_capacity_tokens(profile, 0.9, with_draft=draft_tokens > 0) // 16
-steps, end_s = run_reference(requests, build_costs(profile), luck, draft_tokens, 256, 2048, num_blocks)
+steps, end_s = run_reference(requests, build_costs(profile, engine_of(None, profile)), luck, draft_tokens, 256, 2048, num_blocks)
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps([steps, end_s, used.ru_utime + used.ru_stime]), file=sys.stderr)
 """
@@ -71,7 +72,8 @@ def compare(policy: str, num_prompts: int, rate: float, draft_tokens: int, *more
     arguments = [
         "compare", "--policy", policy, "--profile", PAIR, "--dataset-name", "azure-conv",
         "--num-prompts", str(num_prompts), "--request-rate", str(rate), "--acceptance", "iid:0.7",
-        "--num-speculative-tokens", str(draft_tokens), "--seed", "0", "--save-detailed", "--json", "-", *more,
+        "--num-speculative-tokens", str(draft_tokens), "--seed", "0", "--save-detailed", "--json", "-", "--max-num-seqs", "256",
+        "--max-num-batched-tokens", "2048", "--set", "engine.async_scheduling=false", *more,
     ]  # fmt: skip
     runs = [child(LANESIM, *arguments) for _ in range(1 + REPEATS)][1:]
     assert all(code == 0 for (code, _, _), _ in runs)

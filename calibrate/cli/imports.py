@@ -20,7 +20,7 @@ GAP_OPTION = click.option(
     "--gap-ms",
     type=float,
     default=None,
-    help="Device time of every target pass beyond its kernels; default: the engine's, 0 where it was not measured.",
+    help="Device time of every target pass beyond its kernels, instead of the engine's.",
 )
 
 

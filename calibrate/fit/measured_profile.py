@@ -20,6 +20,7 @@ from calibrate.fit.overlap import fit_overlap
 from calibrate.fit.passes import fit_passes
 from calibrate.points.file import Points
 from calibrate.points.work import L2_STATES, Place, place_of, work_of
+from sim.costs.engine import MEASURED_HERE
 from sim.costs.kernels import (
     CompactKernels,
     DecodeAttention,
@@ -197,6 +198,7 @@ def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers
         graph_small_sizes=(1,),
         graph_size_step=1,
         result_s=0.0 if is_cpu else round_constant(measured["result_s"]),
+        engine=MEASURED_HERE,
         step_s=round_constant(measured["step_s"]),
         row_s=round_constant(measured["row_s"]),
         inflation_eager=eager_factors,

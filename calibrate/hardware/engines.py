@@ -1,7 +1,8 @@
-"""Constants of serving engines by GPU and version, which no kernel table has: host costs, all-reduces, device gaps.
+"""Host costs of imported profiles, and all-reduces by GPU and version, which no kernel table has.
 
-Fitted here from published measurements, never per run; the tables themselves are no part of the project.
-Not here: kernels (calibrate.importers), what the constants mean (sim.costs.profile, sim.costs.kernels).
+What an engine adds to the GPU's time is data of its own (sim/engines): a profile has it only where it was fitted
+together with the kernels. Fitted here from published measurements, never per run; the tables themselves are no part of
+the project. Not here: kernels (calibrate.importers), what the constants mean (sim.costs.profile, sim.costs.kernels).
 """
 
 from __future__ import annotations
@@ -12,44 +13,38 @@ from typing import NamedTuple
 
 import msgspec
 
+from sim.costs.engine import ADDED_BY_AN_ENGINE, DEFAULT_ENGINE, EngineCosts, engine_names, host_with, load_engine
 from sim.costs.kernels import AllReduce
 from sim.costs.profile import HostCosts
 
-STEP_SOURCE = (
-    "step_s, the same for every policy's works, is the 1.207 ms step overhead that SpecDecode-Bench (arXiv 2601.11580) "
-    "measured in vLLM on H100 (hidden wherever works are submitted ahead); "
-)
 ASSUMED_HOST = HostCosts(
     eager_kernel_s=5e-6,
     graph_launch_s=3e-5,
     kernels_per_layer=10,
     result_s=3e-5,
-    step_s=1.2e-3,
-    row_s=3e-6,
+    step_s=0.0,
+    row_s=0.0,
     inflation_eager=(1.0, 1.9, 2.8),
     inflation_graphed=(1.0, 1.1, 1.2),
     source="assumed, not measured, round values: 5 us to launch a kernel, 30 us to replay a graph, 30 us for a result "
-    f"to reach the host; {STEP_SOURCE}issuing threads are assumed to share one interpreter almost entirely when eager "
-    "and hardly when graphed",
+    "to reach the host; issuing threads are assumed to share one interpreter almost entirely when eager and hardly "
+    f"when graphed; {ADDED_BY_AN_ENGINE}",
 )
 
 REDUCE_SOURCE = "ai-dynamo/aiconfigurator (Apache-2.0) custom_allreduce_perf, CUDA graph, 4 KiB..64 MiB"
 """All-reduces under CUDA graphs, which vLLM captures up to 512 tokens. Launched eagerly they take 2 us longer on RTX
 PRO 6000, 15 to 40 us elsewhere: that is the launch, which the host costs already count."""
+UNRECORDED = "of an unrecorded version"
 
 
 class Engine(NamedTuple):
-    """vLLM of one version on one GPU. `gap_s` and `step_s` None were not measured."""
+    """The all-reduces of vLLM of one version on one GPU."""
 
     gpu: str
     version: str
     """Major and minor; what is known of 0.19.0 holds for 0.19.1."""
-    gap_s: float | None = None
-    gap_source: str = ""
     all_reduces: Mapping[int, AllReduce] = MappingProxyType({})
     """By degree of tensor parallelism."""
-    step_s: float | None = None
-    step_source: str = ""
 
 
 def _reduces(**by_degree: tuple[float, float]) -> Mapping[int, AllReduce]:
@@ -57,49 +52,11 @@ def _reduces(**by_degree: tuple[float, float]) -> Mapping[int, AllReduce]:
     return {int(name[2:]): AllReduce(fixed_s=fixed, bytes_per_s=rate) for name, (fixed, rate) in by_degree.items()}
 
 
-HIDDEN = "hidden by asynchronous scheduling, which vLLM 0.19 does by default; what is not hidden is in gap_s"
-A100_REDUCES = _reduces(tp2=(5.049e-6, 1.739e11), tp4=(5.842e-6, 1.019e11), tp8=(7.764e-6, 9.33e10))
-"""Of the 0.14 table, the newest there is."""
-
 ENGINES = (
-    Engine("a100-sxm", "0.14", all_reduces=A100_REDUCES),
-    Engine(
-        "a100-sxm",
-        "0.24",
-        all_reduces=A100_REDUCES,
-        step_s=0.0,
-        step_source="at its bound in a fit on the goodput of three closed loops of Llama-3.1-8B (no speculation at "
-        "concurrency 1 and 8, EAGLE-3 at 1) on an A100-SXM4-80GB: asynchronous scheduling hides it "
-        "(manojarulmurugan/SpecDecoding-Study-vLLM-SGLang)",
-    ),
-    Engine(
-        "h100-sxm",
-        "0.24",
-        None,
-        "",
-        _reduces(tp2=(4.239e-6, 2.225e11), tp4=(4.825e-6, 1.723e11), tp8=(6.02e-6, 1.885e11)),
-    ),
-    Engine(
-        "l40s", "0.14", None, "", _reduces(tp2=(5.356e-6, 1.896e10), tp4=(1.123e-5, 2.529e9), tp8=(1.996e-5, 1.124e9))
-    ),
-    Engine(
-        "rtx-4090",
-        "0.19",
-        0.0,
-        "0, not fitted: the one public run on this GPU judges the profile",
-        step_s=0.0,
-        step_source=HIDDEN,
-    ),
-    Engine(
-        "rtx-pro-6000-server",
-        "0.19",
-        1.354e-3,
-        "fitted on the mean TPOT of one vLLM 0.19 run with asynchronous scheduling (casys-kaist/LLMServingSim, MIT: "
-        "Llama-3.1-8B, 300 ShareGPT requests)",
-        _reduces(tp2=(1.902e-5, 1.52e10)),
-        step_s=0.0,
-        step_source=HIDDEN,
-    ),
+    Engine("a100-sxm", "0.14", _reduces(tp2=(5.049e-6, 1.739e11), tp4=(5.842e-6, 1.019e11), tp8=(7.764e-6, 9.33e10))),
+    Engine("h100-sxm", "0.24", _reduces(tp2=(4.239e-6, 2.225e11), tp4=(4.825e-6, 1.723e11), tp8=(6.02e-6, 1.885e11))),
+    Engine("l40s", "0.14", _reduces(tp2=(5.356e-6, 1.896e10), tp4=(1.123e-5, 2.529e9), tp8=(1.996e-5, 1.124e9))),
+    Engine("rtx-pro-6000-server", "0.19", _reduces(tp2=(1.902e-5, 1.52e10))),
 )
 """Mean errors of the all-reduces over their tables: A100 8 %, 11 %, 20 % with 2, 4, 8 GPUs, H100 4 %, 7 %, 12 %, L40S
 3 %, 3 %, 13 %, RTX PRO 6000 2 %."""
@@ -112,27 +69,24 @@ def engine_of(gpu: str, version: str | None) -> Engine:
     if version is None and known:
         return max(known, key=lambda engine: _parts(engine.version))
     wanted = _parts(version or "")[:2]
-    return next((engine for engine in known if _parts(engine.version) == wanted), Engine(gpu, version or "unknown"))
+    return next((engine for engine in known if _parts(engine.version) == wanted), Engine(gpu, version or UNRECORDED))
 
 
-def host_costs(engine: Engine, gap_s: float | None = None) -> HostCosts:
-    """Assumed host costs with what is known of the engine; `gap_s` where the caller knows its device gap."""
-    known: dict[str, float] = {}
-    sources = []
-    if engine.step_s is not None:
-        known["step_s"] = engine.step_s
-        sources.append(f"step_s {engine.step_s:g} of vLLM {engine.version}: {engine.step_source}")
-    if gap_s is not None:
-        known["gap_s"] = gap_s
-        sources.append(f"gap_s {gap_s:g} as given")
-    elif engine.gap_s is not None:
-        known["gap_s"] = engine.gap_s
-        sources.append(f"gap_s of vLLM {engine.version}: {engine.gap_source}")
-    if not known:
+def vllm_of(gpu: str, version: str | None) -> EngineCosts | None:
+    """What vLLM of `version` adds on `gpu`; None where sim/engines has no such version, or none is given."""
+    name = "vllm-" + ".".join(map(str, _parts(version or "")[:2]))
+    return load_engine(name, gpu) if name in engine_names() else None
+
+
+def host_costs(gpu: str, engine: EngineCosts | None = None, gap_s: float | None = None) -> HostCosts:
+    """Assumed host costs; with the constants of `engine` where the kernels were measured inside it, and `gap_s` where
+    the caller knows its device gap (without `engine`: of the default one)."""
+    if engine is None and gap_s is None:
         return ASSUMED_HOST
-    rest = ASSUMED_HOST.source if engine.step_s is None else ASSUMED_HOST.source.replace(STEP_SOURCE, "")
-    source = "; ".join([*sources, f"the rest {rest}"])
-    return msgspec.structs.replace(ASSUMED_HOST, **known, source=source)
+    engine = engine or load_engine(DEFAULT_ENGINE, gpu)
+    if gap_s is not None:
+        engine = msgspec.structs.replace(engine, gap_s=gap_s, source=f"{engine.source}; gap_s {gap_s:g} as given")
+    return host_with(ASSUMED_HOST, engine)
 
 
 def all_reduce_of(engine: Engine, tensor_parallel: int) -> AllReduce | None:

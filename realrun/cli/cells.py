@@ -50,7 +50,7 @@ EXAMPLE = (
     metavar="OUT.json",
     help="Write the profile with the fitted constant.",
 )
-@click.option("--max-num-seqs", type=int, default=None, help="Where the table has no such column [256].")
+@click.option("--max-num-seqs", type=int, default=None, help="Where the table has no such column [the engine's].")
 @click.option("--max-num-batched-tokens", type=int, default=None, help="Likewise [2048].")
 @engine_options
 @click.option(
@@ -153,10 +153,10 @@ def _fit(
     from realrun.validate.cells.compare import fit_on_cells
     from realrun.validate.cells.fit import with_constant
 
-    _, fitted = fit_on_cells(table, is_fit, profile, setup, constant, metric)
+    fitted_profile, fitted = fit_on_cells(table, is_fit, profile, setup, constant, metric)
     cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
     source = fit_source(fitted, metric, Path(table.path).name, len(cells))
-    return with_constant(profile, constant, fitted.value_s, source), {
+    return with_constant(fitted_profile, constant, fitted.value_s, source), {
         "constant": f"host.{constant}",
         "value_s": fitted.value_s,
         "metric": metric,

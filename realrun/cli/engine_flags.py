@@ -14,10 +14,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 POLICIES = ("continuous", "autoregressive")
 """The engines that are vLLM's; `autoregressive` drafts nothing."""
-DEFAULTS_OF_VLLM = {"async_scheduling": True}
-"""What vLLM does untold, from version 0.14 on, and a scenario does not."""
-
-
 SETTINGS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -31,12 +27,13 @@ SETTINGS = (
 def engine_options(function: F) -> F:
     """Add the flags that both commands share."""
     decorators = [
+        click.option("--engine", "engine_name", default=None, help="Engine and version that it was, such as vllm-0.12 "
+                     "(`lanesim compare --help` has them); default: the profile's own, else vllm-0.24."),
         click.option("--num-gpu-blocks", type=int, default=None, help="KV blocks as vLLM logs them; one is its null "
                      "block, never used, so N - 1 are simulated. Default: what fits beside the weights."),
         click.option("--block-size", type=int, default=None, help="Tokens of a KV block [16]."),
         click.option("--async-scheduling/--no-async-scheduling", "async_scheduling", default=None,
-                     help="Schedule the next step before this one's tokens are out [validate vllm: on, as vLLM >= 0.14 "
-                     "does; validate cells: off, as compare does]."),
+                     help="Schedule the next step before this one's tokens are out [as the engine does untold]."),
         click.option("--prefix-caching/--no-prefix-caching", "enable_prefix_caching", default=None,
                      help="Find blocks of preempted requests again [on, as in vLLM]."),
         click.option("--long-prefill-token-threshold", type=int, default=None, help="Longest chunk of one prompt."),
@@ -47,12 +44,11 @@ def engine_options(function: F) -> F:
     return function
 
 
-def engine_block(flags: dict[str, Any], *, is_vllm: bool = False) -> dict[str, Any]:
-    """The scenario's `engine` block; `is_vllm` brings vLLM's own defaults.
-
-    Raises ValueError where no usable KV block is left.
-    """
-    block: dict[str, Any] = dict(DEFAULTS_OF_VLLM) if is_vllm else {}
+def engine_block(flags: dict[str, Any]) -> dict[str, Any]:
+    """The scenario's `engine` block. Raises ValueError where no usable KV block is left."""
+    block: dict[str, Any] = {}
+    if flags.get("engine_name") is not None:
+        block["name"] = flags["engine_name"]
     for name in SETTINGS:
         if flags.get(name) is not None:
             block[name] = flags[name]

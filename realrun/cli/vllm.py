@@ -45,7 +45,7 @@ def vllm_command(path: Path, profile: str, policy: str, seed: int, **flags: Any)
 
     check_outputs(flags)
     speculation = _speculation(flags, policy)
-    engine = engine_block(flags, is_vllm=True)
+    engine = engine_block(flags)
     loaded = load(profile)
     real = read_requests(path)
     scenario = scenario_of(path, len(real.requests), loaded.name, policy, engine, speculation, seed)

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from math import inf
 
 from sim.acceptance.tape import TapeAcceptance
-from sim.experiment.assemble import Experiment, build_acceptance
+from sim.experiment.assemble import Experiment, build_acceptance, engine_for
 from sim.metrics.records import StreamUsage, WorkRecord
 from sim.policies.options import KvMode, Method
 
 
 def check_replayable(experiment: Experiment) -> None:
-    """Raise ValueError for a scenario that simulates but cannot be replayed: no KV at all, or too short a tape."""
+    """Raise ValueError for a scenario that simulates but cannot be replayed: another engine, no KV at all, or too short
+    a tape."""
     scenario = experiment.scenario
+    engine_for(scenario, experiment.profile, is_real=True)
     if not experiment.requests():
         raise ValueError(
             f"window.arrivals_end_s={scenario.window.arrivals_end_s!r}: no request arrives by then "
@@ -56,11 +58,8 @@ def check_replayable(experiment: Experiment) -> None:
 
 def most_at_once(experiment: Experiment) -> int:
     """Requests that the policy can ever have in KV together."""
-    scenario = experiment.scenario
-    limits: list[float] = [len(experiment.requests()), scenario.workload.max_concurrency or inf]
-    if experiment.policy.is_continuous:
-        limits.append(scenario.engine.max_num_seqs)
-    return int(min(limits))
+    most_in_flight = experiment.scenario.workload.max_concurrency or inf
+    return int(min(len(experiment.requests()), most_in_flight, experiment.limits.max_num_seqs))
 
 
 def usage_of(works: Sequence[WorkRecord]) -> list[StreamUsage]:

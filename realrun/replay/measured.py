@@ -8,6 +8,7 @@ No torch.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log1p
@@ -105,17 +106,18 @@ class MeasuredCosts:
     def __init__(self, works: Sequence[MeasuredWork]) -> None:
         self.num_hits = self.num_misses = 0
         self._mean_reaction_s = mean([work.reacted_s - work.record.end_s for work in works])
-        self._exact: dict[Key, Lasted] = {}
+        self._exact: dict[Key, deque[Lasted]] = {}
+        """In the order of issue: equal chunks of one prompt have one key."""
         self._groups: dict[tuple[str, str], _Group] = {}
         self.now_s = 0.0
         """Time of the run that asks."""
         self.newest_reaction_s = 0.0
         """Of the work that was priced last."""
-        for work in works:
+        for work in sorted(works, key=lambda work: work.record.issue_start_s):
             if work.record.is_cancelled or work.record.kind == Kind.HOST:
                 continue
             lasted = Lasted(work.cost, work.reacted_s - work.record.end_s)
-            self._exact.setdefault(work.key, lasted)
+            self._exact.setdefault(work.key, deque()).append(lasted)
             group = self._groups.setdefault((work.record.kind, work.record.model), _Group([], [], []))
             group.shapes.append(_shape(work.record))
             group.submitted_s.append(work.record.submitted_s)
@@ -128,12 +130,13 @@ class MeasuredCosts:
         chunk_tokens = sum(chunk.new_tokens for chunk in work.chunks)
         indices = [request.index for request in work.requests]
         emitted = [request.emitted_tokens for request in work.requests]
-        lasted = self._exact.get(_key(work.kind.value, work.model.value, indices, emitted, chunk_tokens))
-        if lasted is None:
+        same = self._exact.get(_key(work.kind.value, work.model.value, indices, emitted, chunk_tokens))
+        if same is None:
             self.num_misses += 1
             lasted = self._nearest(work, chunk_tokens)
         else:
             self.num_hits += 1
+            lasted = same.popleft() if len(same) > 1 else same[0]
         known = lasted.reaction_s == lasted.reaction_s
         self.newest_reaction_s = lasted.reaction_s if known else self._mean_reaction_s
         return lasted.cost

@@ -17,6 +17,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
+ENGINE_NAMES = ("vllm-0.24", "vllm-0.19", "vllm-0.12", "vllm-0.9", "sglang-0.5", "trtllm-1.0", "ideal")
+"""For --help, which must not look at files; the first one is the default. A test holds them to sim/engines."""
+
 FLAGS: dict[str, tuple[type, str]] = {
     "profile": (str, "Cost profile: gpu/target[+draft], or a path."),
     "request_rate": (float, "Requests per second; inf = all at once."),
@@ -41,8 +44,9 @@ FLAGS: dict[str, tuple[type, str]] = {
         "them), per-position:.74,.66,.76 (conditional rates), beta:13,8, markov:.13,.82, tape:FILE.",
     ),
     "controller": (str, "Draft-length controller: fixed, feedback."),
-    "max_num_seqs": (int, "Requests in one continuous batch."),
-    "max_num_batched_tokens": (int, "Token budget of one step."),
+    "engine": (str, f"Engine: {', '.join(ENGINE_NAMES)}; default: the profile's own, else {ENGINE_NAMES[0]}."),
+    "max_num_seqs": (int, "Requests admitted and unfinished, in every policy; default: the engine's on that GPU."),
+    "max_num_batched_tokens": (int, "Tokens of one target pass, in every policy; default: likewise."),
     "num_gpu_blocks": (int, "KV blocks; default: what fits beside the weights."),
     "seed": (int, "Replication r draws from child r of it."),
     "replications": (int, "Runs per policy; intervals need 2 or more."),

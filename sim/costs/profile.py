@@ -77,8 +77,11 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Captured token counts: `graph_small_sizes`, then multiples of `graph_size_step` up to `max_graph_tokens`."""
     result_s: float
     """From the end of a work on the device to its result on the host: copy and wake-up."""
+    engine: str | None = None
+    """Whose step_s, row_s, gap_s and draft_pass_s these are: an engine of sim/engines that was fitted together with the
+    kernels, or "measured here". None: nobody's, they are 0, and the engine of a scenario adds its own."""
     step_s: float
-    """Scheduling, input preparation and output processing before each work, whatever the engine."""
+    """Scheduling, input preparation and output processing before each work."""
     row_s: float
     """The same, per sequence in the work."""
     gap_s: float = 0.0

@@ -49,12 +49,18 @@ class Serving:
         controller: Controller,
         *,
         max_concurrency: int | None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
     ) -> None:
         self.host = host
         self.requests = requests
         self.kv = kv
         self.controller = controller
         self.max_concurrency = max_concurrency
+        self.max_num_seqs = max_num_seqs
+        """Requests admitted and unfinished at most; None = as memory allows."""
+        self.max_num_batched_tokens = max_num_batched_tokens
+        """Of one prefill pass at most; None = whole prompts."""
         self.inbox: deque[Request] = deque()
         """Arrived, not admitted."""
         self.intake = Signal()
@@ -106,7 +112,9 @@ class Serving:
             host.notify(self.intake)
 
     def admit_now(self) -> Request | None:
-        """The oldest waiting request if KV has room for it. First come, first served: none overtakes."""
+        """The oldest waiting request if a seat is free and KV has room. First come, first served: none overtakes."""
+        if self.max_num_seqs is not None and self.num_active >= self.max_num_seqs:
+            return None
         if self.inbox and self.kv.reserve(self.inbox[0]):
             return self._take_first()
         return None

@@ -18,6 +18,7 @@ import msgspec
 from sim.acceptance.forms import AcceptanceSummary, parse_quoted
 from sim.acceptance.luck import Luck
 from sim.acceptance.models import Acceptance, IidAcceptance
+from sim.costs.engine import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.compact import CompactCosts
 from sim.costs.forms.table import TableCosts
@@ -29,11 +30,11 @@ from sim.engine.draft_length import Controller, build_controller
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool, SlottedPool
 from sim.engine.serving import Serving
-from sim.experiment.scenario import Scenario, Speculation
+from sim.experiment.scenario import Engine, Scenario, Speculation
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.policies import continuous_lazy
-from sim.policies.options import Batching, EngineLimits, KvMode, Method
-from sim.policies.registry import Policy, find_policy
+from sim.policies.options import Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
+from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
 from sim.seam.host import Host
 from sim.seam.request import Request
 from sim.workload.generate import build_requests, is_trace
@@ -49,6 +50,21 @@ class BeyondContextWarning(UserWarning):
 
 class WindowWarning(UserWarning):
     """The requests do not fill the window of arrivals."""
+
+
+class IgnoredKeyWarning(UserWarning):
+    """A key of the scenario means nothing to a policy that it is given for."""
+
+
+class Caps(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits that a policy serves under, all resolved; None where it has no such thing."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    decode_batch: int | None
+    """Most requests of one draft, or of one round where draft and verify are atomic."""
+    verify_batch: int | None
+    workers: int | None
 
 
 class SpawningHost(Host, Protocol):
@@ -78,7 +94,7 @@ class Experiment:
     seed: int
     profile: Profile
     num_slots: int | None = None
-    """Requests that a real host can hold at once; None = as many as memory does."""
+    """Requests that a real host can hold at once; None = as many as memory does, on no real host."""
     is_dictated: bool = True
     """Acceptance comes from the tape of this seed; False: the models of a real run decide."""
 
@@ -96,8 +112,13 @@ class Experiment:
         return self.controller().draft_tokens_max
 
     @property
+    def engine(self) -> EngineCosts:
+        """What is added to the GPU's time. Raises ValueError for an engine that is not known."""
+        return engine_for(self.scenario, self.profile, is_real=self.num_slots is not None)
+
+    @property
     def limits(self) -> EngineLimits:
-        return limits_of(self.scenario, self.profile)
+        return limits_of(self.scenario, self.profile, is_real=self.num_slots is not None)
 
     @property
     def most_seated(self) -> int:
@@ -127,7 +148,7 @@ class Experiment:
         if self.regime is Regime.ROOFS:
             overlap = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
             profile = msgspec.structs.replace(profile, overlap=overlap)
-        return build_costs(profile, cuda_graph=self.scenario.engine.cuda_graph)
+        return build_costs(profile, self.engine, cuda_graph=self.scenario.engine.cuda_graph)
 
     def requests(self) -> list[Request]:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
@@ -159,7 +180,7 @@ class Experiment:
             num_blocks = kv_capacity_blocks(
                 self.profile, engine.block_size, engine.gpu_memory_utilization, with_draft=len(self.models) > 1
             )
-        slots = draft_slots(policy, most, is_async=engine.async_scheduling)
+        slots = draft_slots(policy, most, is_async=self.limits.async_scheduling)
         if self.num_slots is not None:
             return SlottedPool(num_blocks, engine.block_size, slots, self.num_slots)
         if policy.is_continuous:
@@ -180,7 +201,15 @@ class Experiment:
         if records_kv:
             pool.held.series = []
         controller = self.controller()
-        serving = Serving(host, requests, pool, controller, max_concurrency=scenario.workload.max_concurrency)
+        serving = Serving(
+            host,
+            requests,
+            pool,
+            controller,
+            max_concurrency=scenario.workload.max_concurrency,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+        )
         serving.first_measured = scenario.workload.num_warmups
         is_fixed = controller.draft_tokens_max == controller.draft_tokens
         is_whole = scenario.window.stop_s is None
@@ -214,6 +243,9 @@ class Experiment:
             kv_tokens_peak=kv.held.peak,
             kv_capacity_tokens=kv.num_blocks * kv.block_size,
             is_open_loop=self.scenario.workload.max_concurrency is None,
+            engine=self.engine.name,
+            is_async=self.limits.async_scheduling if self.policy.is_continuous else None,
+            caps=msgspec.structs.asdict(caps_of(self)),
             works=accounts.works,
             kv_series=kv.held.series or [],
             weight_bytes=sum(shape.weight_bytes for shape in self.models),
@@ -231,9 +263,11 @@ class Experiment:
 
 
 def check(scenario: Scenario, profile: Profile) -> None:
-    """Raise ValueError for what only shows when scenario, policies and profile are seen together."""
+    """Raise ValueError for what only shows when scenario, policies and profile are seen together; warn of keys that a
+    policy ignores."""
     draft_tokens, method = scenario.speculation.num_speculative_tokens, scenario.speculation.method
     build_acceptance(scenario.speculation, draft_tokens)
+    limits = limits_of(scenario, profile)
     for name in scenario.policy:
         policy = find_policy(name)
         if policy.needs_draft and draft_tokens == 0:
@@ -243,11 +277,10 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
                 f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
             )
-        resolved = limits_of(scenario, profile).method
         is_lane = policy.is_speculative and not policy.is_continuous
-        if draft_tokens and is_lane and resolved is not Method.DRAFT_MODEL:
+        if draft_tokens and is_lane and limits.method is not Method.DRAFT_MODEL:
             raise ValueError(
-                f"policy {name!r} drafts with a model of its own: speculation.method={resolved} is served by "
+                f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
                 "continuous only"
             )
         if method is Method.EAGLE3 and draft_tokens and not _has_head(profile):
@@ -261,6 +294,34 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
                 f"kv={options.kv} cannot apply to it"
             )
+        longest = build_controller(scenario.speculation.controller, draft_tokens).draft_tokens_max
+        if is_lane and longest + 1 > limits.max_num_batched_tokens:
+            raise ValueError(
+                f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens} has no room to verify "
+                f"{longest} drafted tokens of one request; want at least {longest + 1}, or a shorter draft"
+            )
+    for line in ignored_keys(scenario):
+        warnings.warn(line, IgnoredKeyWarning, stacklevel=2)
+
+
+def ignored_keys(scenario: Scenario) -> list[str]:
+    """One line per key that is not at its default and means nothing to some policy of the scenario."""
+    policies = [find_policy(name) for name in scenario.policy]
+    lines = []
+
+    def ignored(block: str, key: str, value: object, by: list[str]) -> None:
+        if by:
+            lines.append(f"{block}.{key}={value} means nothing to {', '.join(by)}")
+
+    for key, default in msgspec.structs.asdict(PolicyOptions()).items():
+        if (value := getattr(scenario.policy_options, key)) != default:
+            by = [policy.name for policy in policies if not policy.takes_option(key)]
+            ignored("policy_options", key, value, by)
+    for key in CONTINUOUS_SETTINGS:
+        if (value := getattr(scenario.engine, key)) != getattr(Engine(), key):
+            by = [policy.name for policy in policies if policy.takes is not None and not policy.is_continuous]
+            ignored("engine", key, value, by)
+    return lines
 
 
 def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
@@ -275,12 +336,60 @@ def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
     return quoted.model(draft_tokens) if draft_tokens else IidAcceptance(0.0)
 
 
-def limits_of(scenario: Scenario, profile: Profile) -> EngineLimits:
-    """What the engine is told; a profile whose draft is a head on the target's features drafts as one."""
-    limits = scenario.limits
-    if limits.method is Method.DRAFT_MODEL and _has_head(profile):
-        return msgspec.structs.replace(limits, method=Method.EAGLE3)
-    return limits
+def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -> EngineCosts:
+    """The engine of the scenario on that profile. A real host (`is_real`) is no engine's: the profile that was measured
+    with it has its constants.
+
+    Raises ValueError for an engine that is not known, or that a real host is not.
+    """
+    name = scenario.engine.name
+    if not is_real:
+        return engine_of(name, profile)
+    own = own_engine(profile) or without_engine(profile)
+    if name not in (None, own.name):
+        raise ValueError(
+            f"engine.name={name!r} can be simulated only: a replay is driven by lanesim's own loop, whose times are in "
+            f"its profile ({own.name}); leave engine.name out"
+        )
+    return own
+
+
+def limits_of(scenario: Scenario, profile: Profile, *, is_real: bool = False) -> EngineLimits:
+    """What every policy keeps to: as given, else what the engine sets itself on that GPU.
+
+    A profile whose draft is a head on the target's features drafts as one. Asynchronous scheduling follows the engine
+    and what the scenario drafts with, so that all policies of a comparison have the same; a real host has none.
+    """
+    given, method = scenario.engine, scenario.speculation.method
+    engine = engine_for(scenario, profile, is_real=is_real)
+    if method is Method.DRAFT_MODEL and _has_head(profile):
+        method = Method.EAGLE3
+    drafting = method.value if scenario.speculation.num_speculative_tokens else NO_SPECULATION
+    is_async = not is_real and engine.plans_ahead(drafting)
+    caps = engine.cap_rule(profile.gpu)
+    return EngineLimits(
+        max_num_seqs=given.max_num_seqs or caps.max_num_seqs,
+        max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
+        long_prefill_token_threshold=given.long_prefill_token_threshold,
+        async_scheduling=is_async if given.async_scheduling is None else given.async_scheduling,
+        method=method,
+    )
+
+
+def caps_of(experiment: Experiment) -> Caps:
+    """The limits of one policy as they act: a lane never takes more than max_num_seqs, nor than a pass has room for."""
+    limits, options, policy = experiment.limits, experiment.scenario.policy_options, experiment.policy
+
+    def batch(key: str, told: int | None) -> int | None:
+        return rows_per_work(options, limits, told, experiment.draft_tokens_max) if policy.takes_option(key) else None
+
+    return Caps(
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        decode_batch=batch("decode_batch", options.decode_batch),
+        verify_batch=batch("verify_batch", options.verify_batch),
+        workers=min(options.workers, limits.max_num_seqs) if policy.takes_option("workers") else None,
+    )
 
 
 def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int:

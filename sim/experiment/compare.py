@@ -44,7 +44,7 @@ PAIRED_METRICS = (
     "output_throughput",
     "steady_output_throughput",
 )
-LABELS = ("policy", "seed", "replication", "load", "unstable")
+LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_scheduling")
 """Keys of a run that say which run it is and how it went, rather than measure it."""
 FEWEST_FOR_P99 = 10_000
 """Measured requests over all replications that an interval of a 99th percentile needs."""

@@ -21,7 +21,7 @@ from sim.devices.contention import Regime
 from sim.engine.draft_length import CONTROLLERS
 from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
-from sim.policies.options import EngineLimits, Method, PolicyOptions
+from sim.policies.options import Method, PolicyOptions
 from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
@@ -45,27 +45,32 @@ def _one_of(name: str, value: str, known: Iterable[str]) -> None:
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits and memory of the engine, under vLLM's names."""
+    """Which engine serves, its limits and its memory, under vLLM's names."""
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    name: str | None = None
+    """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.24."""
+    max_num_seqs: int | None = None
+    """Requests admitted and unfinished, in every policy; null = what the engine sets itself on that GPU."""
+    max_num_batched_tokens: int | None = None
+    """Tokens of one target pass, in every policy; null likewise."""
     block_size: int = 16
     num_gpu_blocks: int | None = None
     """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
     gpu_memory_utilization: float = 0.9
     cuda_graph: bool = True
-    async_scheduling: bool = False
-    """continuous: plan a step while the one before it is under way."""
+    async_scheduling: bool | None = None
+    """autoregressive, continuous: plan a step while the one before it is under way; null = as the engine does when it
+    drafts as this scenario says, the same for both."""
     enable_prefix_caching: bool = True
-    """continuous: a preempted request finds again what is still intact of its blocks."""
+    """autoregressive, continuous: a preempted request finds again what is still intact of its blocks."""
     long_prefill_token_threshold: int = 0
-    """continuous: longest chunk of one prompt in a step; 0 = the budget."""
+    """autoregressive, continuous: longest chunk of one prompt in a step; 0 = the budget."""
 
     def __post_init__(self) -> None:
-        _at_least("engine", self, max_num_seqs=1, max_num_batched_tokens=1, block_size=1)
-        _at_least("engine", self, long_prefill_token_threshold=0)
-        if self.num_gpu_blocks is not None:
-            _at_least("engine", self, num_gpu_blocks=1)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks"):
+            if getattr(self, name) is not None:
+                _at_least("engine", self, **{name: 1})
+        _at_least("engine", self, block_size=1, long_prefill_token_threshold=0)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError(
                 f"engine.gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1"
@@ -186,18 +191,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in changes.items():
             set_dotted(raw, FLAT_NAMES.get(name, name), value)
         return resolve(raw)
-
-    @property
-    def limits(self) -> EngineLimits:
-        """What a continuous-batching engine is told."""
-        engine = self.engine
-        return EngineLimits(
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            long_prefill_token_threshold=engine.long_prefill_token_threshold,
-            async_scheduling=engine.async_scheduling,
-            method=self.speculation.method,
-        )
 
     @property
     def digest(self) -> str:

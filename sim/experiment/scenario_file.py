@@ -22,6 +22,7 @@ FLAT_NAMES = {
     "num_speculative_tokens": "speculation.num_speculative_tokens",
     "acceptance": "speculation.acceptance",
     "controller": "speculation.controller",
+    "engine": "engine.name",
     "max_num_seqs": "engine.max_num_seqs",
     "max_num_batched_tokens": "engine.max_num_batched_tokens",
     "num_gpu_blocks": "engine.num_gpu_blocks",

@@ -117,6 +117,12 @@ class RunRecord:
     """Arrivals at a rate, so that the run can be overloaded."""
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
+    engine: str = ""
+    """What was added to the GPU's time (sim.costs.engine)."""
+    is_async: bool | None = None
+    """Steps were planned while the ones before them ran; None where the policy has no steps."""
+    caps: dict[str, int | None] = field(default_factory=dict)
+    """The limits that it was served under (sim.experiment.assemble.Caps)."""
     works: list[WorkRecord] = field(default_factory=list)
     """Empty unless recording was asked for, and so is the next."""
     kv_series: list[tuple[float, int]] = field(default_factory=list)

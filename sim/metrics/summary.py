@@ -55,6 +55,9 @@ def summarise(
     result: Run = {
         "policy": record.policy,
         "seed": record.seed,
+        "engine": record.engine,
+        "async_scheduling": record.is_async,
+        "caps": dict(record.caps),
         "num_prompts": len(measured),
         "completed": len(finished),
         "censored": len(measured) - len(finished),

@@ -40,7 +40,8 @@ def can_be_lazy(serving: Serving, limits: EngineLimits) -> bool:
     """Whether no row can be trimmed or held up by the budget, and prompts complete in order."""
     if limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
         return False
-    return (serving.controller.draft_tokens_max + 1) * limits.max_num_seqs <= limits.max_num_batched_tokens
+    most_rows = min(limits.max_num_seqs, len(serving.requests), serving.max_concurrency or limits.max_num_seqs)
+    return (serving.controller.draft_tokens_max + 1) * most_rows <= limits.max_num_batched_tokens
 
 
 def coroutines(serving: Serving, limits: EngineLimits, luck: RoundLuck) -> list[Coroutine[Any, None, None]]:

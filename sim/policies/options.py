@@ -35,8 +35,10 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     workers: int = 4
     """baseline: workers, each with one request."""
-    decode_batch: int = 6
-    verify_batch: int = 12
+    decode_batch: int | None = None
+    """Most requests of one draft, or of one round where draft and verify are atomic; null = max_num_seqs."""
+    verify_batch: int | None = None
+    """pdv: most requests of one verify; null likewise."""
     batching: Batching = Batching.BATCHED
     kv: KvMode = KvMode.ROLLBACK
     poll_s: float = 0.001
@@ -58,17 +60,14 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         for name in ("workers", "decode_batch", "verify_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"policy_options.{name}={value!r} must be at least 1")
         for name in ("poll_s", "spin_s", "queue_factor"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be a finite number >= 0")
         if self.verify_lead < 0:
             raise ValueError(f"policy_options.verify_lead={self.verify_lead!r} must be at least 0")
-
-    def rows_per_work(self, batch: int) -> int:
-        """How many requests one work carries in a lane of `batch`."""
-        return 1 if self.batching is Batching.PER_REQUEST else batch
 
 
 class Method(StrEnum):
@@ -80,18 +79,31 @@ class Method(StrEnum):
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a continuous-batching engine is told, under vLLM's names.
+    """What a policy must keep to, under vLLM's names.
 
     >>> import lanesim
-    >>> limits = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", max_num_seqs=16).limits
-    >>> isinstance(limits, lanesim.EngineLimits), limits.max_num_seqs, limits.max_num_batched_tokens
-    (True, 16, 2048)
+    >>> limits = lanesim.EngineLimits(max_num_seqs=256, max_num_batched_tokens=1000)
+    >>> limits.lane_batch(None, draft_tokens=4), limits.lane_batch(6, draft_tokens=4)
+    (200, 6)
     """
 
     max_num_seqs: int = 256
+    """Requests admitted and unfinished."""
     max_num_batched_tokens: int = 2048
+    """Tokens of one target pass: prompt chunks, and drafted tokens plus one per row."""
     long_prefill_token_threshold: int = 0
     """Longest chunk of one prompt in a step; 0 = the budget."""
     async_scheduling: bool = False
     """Plan a step while the one before it is under way."""
     method: Method = Method.DRAFT_MODEL
+
+    def lane_batch(self, batch: int | None, draft_tokens: int) -> int:
+        """Requests that a lane told `batch` takes at once (None: max_num_seqs), as many as a pass that verifies
+        `draft_tokens` + 1 of each has room for; at least 1."""
+        wanted = self.max_num_seqs if batch is None else min(batch, self.max_num_seqs)
+        return max(1, min(wanted, self.max_num_batched_tokens // (draft_tokens + 1)))
+
+
+def rows_per_work(options: PolicyOptions, limits: EngineLimits, batch: int | None, draft_tokens: int) -> int:
+    """Requests in one work of a lane told `batch`, with drafts of at most `draft_tokens`."""
+    return 1 if options.batching is Batching.PER_REQUEST else limits.lane_batch(batch, draft_tokens)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sim.engine.serving import Serving
 from sim.policies import rounds
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.seam.host import Stream
 from sim.seam.lane import Lane
 
@@ -18,7 +18,7 @@ from sim.seam.lane import Lane
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
     decode = Lane("decode")
     return [
-        decode_lane(serving, options, decode, serving.host.stream("decode", priority=options.priority(1))),
+        decode_lane(serving, options, limits, decode, serving.host.stream("decode", priority=options.priority(1))),
         prefill_lane(serving, options, decode, serving.host.stream("prefill")),
     ]
 
@@ -33,9 +33,11 @@ async def prefill_lane(serving: Serving, options: PolicyOptions, decode: Lane, s
             await decode.put(serving.host, request)
 
 
-async def decode_lane(serving: Serving, options: PolicyOptions, decode: Lane, stream: Stream) -> None:
+async def decode_lane(
+    serving: Serving, options: PolicyOptions, limits: EngineLimits, decode: Lane, stream: Stream
+) -> None:
     """The oldest requests of the lane, one round each, back to its end."""
-    at_most = options.rows_per_work(options.decode_batch)
+    at_most = rows_per_work(options, limits, options.decode_batch, serving.controller.draft_tokens_max)
     while True:
         batch = await decode.take(serving.host, at_most=at_most, poll_s=options.poll_s)
         going_on = await rounds.run_round(serving, batch, options, stream, stream)

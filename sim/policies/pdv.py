@@ -12,7 +12,7 @@ from typing import Any
 from sim.engine.serving import Serving
 from sim.policies import rounds
 from sim.policies.choices import is_atomic, verify_goes_first
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.policies.pd import prefill_lane
 from sim.seam.host import Stream
 from sim.seam.lane import Lane
@@ -24,17 +24,23 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
     verify_stream = serving.host.stream("verify", priority=options.priority(1))
     prefill_stream = serving.host.stream("prefill")
     return [
-        _decode_lane(serving, options, decode, verify, decode_stream, verify_stream),
-        _verify_lane(serving, options, decode, verify, verify_stream),
+        _decode_lane(serving, options, limits, decode, verify, decode_stream, verify_stream),
+        _verify_lane(serving, options, limits, decode, verify, verify_stream),
         prefill_lane(serving, options, decode, prefill_stream),
     ]
 
 
 async def _decode_lane(
-    serving: Serving, options: PolicyOptions, decode: Lane, verify: Lane, stream: Stream, verify_stream: Stream
+    serving: Serving,
+    options: PolicyOptions,
+    limits: EngineLimits,
+    decode: Lane,
+    verify: Lane,
+    stream: Stream,
+    verify_stream: Stream,
 ) -> None:
     host, controller = serving.host, serving.controller
-    at_most = options.rows_per_work(options.decode_batch)
+    at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
     while True:
         batch = await decode.take(host, at_most=at_most, poll_s=options.poll_s)
         if is_atomic(serving.num_active):
@@ -48,8 +54,10 @@ async def _decode_lane(
         await verify.put_all(host, batch)
 
 
-async def _verify_lane(serving: Serving, options: PolicyOptions, decode: Lane, verify: Lane, stream: Stream) -> None:
-    at_most = options.rows_per_work(options.verify_batch)
+async def _verify_lane(
+    serving: Serving, options: PolicyOptions, limits: EngineLimits, decode: Lane, verify: Lane, stream: Stream
+) -> None:
+    at_most = rows_per_work(options, limits, options.verify_batch, serving.controller.draft_tokens_max)
     while True:
         batch = await verify.take(serving.host, at_most=at_most, poll_s=options.poll_s)
         ticket = rounds.submit_verify(serving, batch, options, stream)

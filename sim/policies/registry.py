@@ -17,6 +17,9 @@ from sim.policies.options import EngineLimits, PolicyOptions
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+LANE_OPTIONS = ("batching", "kv", "stream_priorities")
+CONTINUOUS_SETTINGS = ("async_scheduling", "enable_prefix_caching", "long_prefill_token_threshold")
+"""Keys of the engine that continuous batching alone obeys."""
 Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]
 
 
@@ -51,6 +54,11 @@ class Policy:
     """Serves as many requests at once as it has workers."""
     is_continuous: bool = False
     """Continuous batching: keeps its KV and batches, so `batching` and `kv` cannot be otherwise."""
+    takes: tuple[str, ...] | None = None
+    """Keys of `policy_options` that mean something to it; None: it does not say."""
+
+    def takes_option(self, key: str) -> bool:
+        return self.takes is None or key in self.takes
 
 
 _BUILT_IN = (
@@ -61,6 +69,7 @@ _BUILT_IN = (
         build=continuous.coroutines,
         is_speculative=False,
         is_continuous=True,
+        takes=(),
     ),
     Policy(
         name="continuous",
@@ -68,6 +77,7 @@ _BUILT_IN = (
         source="vLLM v1",
         build=continuous.coroutines,
         is_continuous=True,
+        takes=(),
     ),
     Policy(
         name="baseline",
@@ -75,9 +85,14 @@ _BUILT_IN = (
         source="seeds 000, 004",
         build=baseline.coroutines,
         has_workers=True,
+        takes=("workers", "batching", "kv"),
     ),
     Policy(
-        name="pd", summary="prefill lane and decode lane, two streams", source="seeds 002, 004", build=pd.coroutines
+        name="pd",
+        summary="prefill lane and decode lane, two streams",
+        source="seeds 002, 004",
+        build=pd.coroutines,
+        takes=("decode_batch", "poll_s", *LANE_OPTIONS),
     ),
     Policy(
         name="pdv",
@@ -85,6 +100,7 @@ _BUILT_IN = (
         source="seeds 000, 004",
         build=pdv.coroutines,
         needs_draft=True,
+        takes=("decode_batch", "verify_batch", "verify_lead", "poll_s", *LANE_OPTIONS),
     ),
     Policy(
         name="unified",
@@ -92,6 +108,7 @@ _BUILT_IN = (
         source="seed 002",
         build=unified.coroutines,
         needs_draft=True,
+        takes=("decode_batch", "queue_factor", "spin_s", *LANE_OPTIONS),
     ),
 )
 

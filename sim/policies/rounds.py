@@ -16,14 +16,20 @@ from sim.seam.work import Model
 
 
 def submit_prefill(serving: Serving, request: Request, stream: Stream) -> Ticket:
-    """Prefill `request` in the target and, where one drafts, in the draft model; the ticket is the target's.
+    """Prefill `request` in the target and, where one drafts, in the draft model; the ticket is the target's last.
 
-    The target goes first, for the first token's sake; the first draft comes after the draft model's own prefill.
+    Prompts beyond the engine's token budget go in several works. The target goes first, for the first token's sake;
+    the first draft comes after the draft model's own prefill.
     """
-    ticket = serving.host.run(works.prefill((request,), Model.TARGET), stream)
+    ticket = _submit_chunks(serving, request, Model.TARGET, stream)
     if serving.controller.draft_tokens_max:
-        request.draft_prefill = serving.host.run(works.prefill((request,), Model.DRAFT), stream)
+        request.draft_prefill = _submit_chunks(serving, request, Model.DRAFT, stream)
     return ticket
+
+
+def _submit_chunks(serving: Serving, request: Request, model: Model, stream: Stream) -> Ticket:
+    chunks = works.prefill(request, model, serving.max_num_batched_tokens)
+    return [serving.host.run(work, stream) for work in chunks][-1]
 
 
 def submit_draft(

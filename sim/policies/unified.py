@@ -8,30 +8,32 @@ from typing import Any
 from sim.engine.serving import Serving
 from sim.policies import rounds
 from sim.policies.choices import may_prefill
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.seam.host import Ticket
 from sim.seam.lane import Lane
 from sim.seam.request import Request
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
-    return [_worker(serving, options)]
+    return [_worker(serving, options, limits)]
 
 
-async def _worker(serving: Serving, options: PolicyOptions) -> None:
+async def _worker(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> None:
     """Keep one prefill and one round in flight; whichever ends first is committed and followed up."""
     host = serving.host
     draft_stream = host.stream("draft", priority=options.priority(2))
     verify_stream = host.stream("verify", priority=options.priority(1))
     prefill_stream = host.stream("prefill")
-    at_most = options.rows_per_work(options.decode_batch)
+    draft_tokens_max = serving.controller.draft_tokens_max
+    at_most = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
+    decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
     decode = Lane("decode")
     prompt: tuple[Request, Ticket] | None = None
     round_: tuple[list[Request], Ticket, float] | None = None
     while True:
         if (
             prompt is None
-            and may_prefill(len(decode), options.decode_batch, options.queue_factor)
+            and may_prefill(len(decode), decode_batch, options.queue_factor)
             and (request := serving.admit_now()) is not None
         ):
             prompt = request, rounds.submit_prefill(serving, request, prefill_stream)

@@ -11,15 +11,23 @@ from sim.seam.request import Request
 from sim.seam.work import Chunk, Kind, Model, Work
 
 
-def prefill(requests: Sequence[Request], model: Model) -> Work:
-    """The whole prompts in one pass; the target samples the first token of each."""
-    return Work(
-        kind=Kind.PREFILL,
-        model=model,
-        requests=requests,
-        chunks=tuple(Chunk(request.prompt_tokens, 0) for request in requests),
-        head_rows=len(requests) if model is Model.TARGET else 0,
-    )
+def prefill(request: Request, model: Model, most_tokens: int | None = None) -> list[Work]:
+    """The whole prompt, in passes of at most `most_tokens`; the last one of the target samples the first token."""
+    most_tokens = most_tokens or request.prompt_tokens
+    works = []
+    for done in range(0, request.prompt_tokens, most_tokens):
+        new_tokens = min(most_tokens, request.prompt_tokens - done)
+        is_last = done + new_tokens == request.prompt_tokens
+        works.append(
+            Work(
+                kind=Kind.PREFILL,
+                model=model,
+                requests=(request,),
+                chunks=(Chunk(new_tokens, done),),
+                head_rows=int(is_last and model is Model.TARGET),
+            )
+        )
+    return works
 
 
 def draft(requests: Sequence[Request], draft_tokens: int) -> Work:

@@ -82,7 +82,7 @@ class SimRun:
             kv_blocks,
             max_concurrency,
             is_caching,
-            is_async=limits.async_scheduling,
+            limits=limits,
             block_size=block_size,
         )
         self.serving.first_measured = num_warmups
@@ -112,17 +112,26 @@ def serve(
     kv_blocks: int = 10_000,
     max_concurrency: int | None = None,
     is_caching: bool = True,
-    is_async: bool = False,
+    limits: EngineLimits | None = None,
     block_size: int = 16,
 ) -> Serving:
+    limits = limits or EngineLimits()
     controller: Controller = build_controller("fixed", draft_tokens if find_policy(policy).is_speculative else 0)
-    slots = draft_slots(find_policy(policy), controller.draft_tokens_max, is_async=is_async)
+    slots = draft_slots(find_policy(policy), controller.draft_tokens_max, is_async=limits.async_scheduling)
     pool: KvPool
     if find_policy(policy).is_continuous:
         pool = PagedPool(kv_blocks, block_size, slots, is_caching=is_caching)
     else:
         pool = KvPool(kv_blocks, block_size, slots)
-    return Serving(host, requests, pool, controller, max_concurrency=max_concurrency)
+    return Serving(
+        host,
+        requests,
+        pool,
+        controller,
+        max_concurrency=max_concurrency,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+    )
 
 
 def run_on_script(

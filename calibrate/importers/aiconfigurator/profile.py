@@ -18,7 +18,7 @@ import msgspec
 from calibrate.fit.held_out import Fitted, Tables, fit, held_out_errors
 from calibrate.fit.table_form import Rest, measured_points, model_table, table_errors
 from calibrate.hardware.datasheets import check_fits, gpu_name
-from calibrate.hardware.engines import engine_of, host_costs
+from calibrate.hardware.engines import host_costs
 from calibrate.importers.aiconfigurator.files import KernelFiles
 from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
 from sim.costs.points import ModelTable, TableKernels
@@ -80,7 +80,8 @@ def import_aiconfigurator(
     gap_s: float | None = None,
 ) -> Profile:
     """A profile of `target` (and `draft`) on `gpu`, with held-out errors: of a fit without the model ("compact"), or of
-    interpolation without every second point ("table"). `gap_s` replaces the engine's own.
+    interpolation without every second point ("table"). With `gap_s` the profile carries the default engine's constants
+    and this gap; else an engine adds them.
 
     Raises ValueError naming the table and what is wrong with it.
     """
@@ -112,7 +113,7 @@ def import_aiconfigurator(
         draft=draft_shape,
         tensor_parallel=tensor_parallel,
         kernels=kernels,
-        host=host_costs(engine_of(gpu, None), gap_s),
+        host=host_costs(gpu, None, gap_s),
         overlap=Overlap(),
         errors={},
         source=f"{REPOSITORY}@{revision} ({LICENCE}), bf16 kernel tables: {', '.join(sorted(set(files.used)))}; "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
+from sim.costs.engine import MEASURED_HERE
 from sim.costs.kernels import (
     CompactKernels,
     DecodeAttention,
@@ -94,6 +95,7 @@ def tiny_cpu() -> Profile:
             kernels_per_layer=12,
             max_graph_tokens=0,
             result_s=2e-5,
+            engine=MEASURED_HERE,
             step_s=2e-4,
             row_s=3e-6,
             inflation_eager=(1.0, 1.9, 2.8),

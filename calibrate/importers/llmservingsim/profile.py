@@ -19,7 +19,7 @@ import msgspec
 
 from calibrate.fit.verify import ATTENTION, QUERY_TILES
 from calibrate.hardware.datasheets import Datasheet, check_fits, datasheet
-from calibrate.hardware.engines import REDUCE_SOURCE, Engine, all_reduce_of, engine_of, host_costs
+from calibrate.hardware.engines import REDUCE_SOURCE, Engine, all_reduce_of, engine_of, host_costs, vllm_of
 from calibrate.importers.aiconfigurator.profile import check_divides
 from calibrate.importers.llmservingsim.compact import UNFITTED_RULE, fit_compact
 from calibrate.importers.llmservingsim.draft import Draft, read_draft
@@ -77,7 +77,8 @@ def import_llmservingsim(
     names = " and ".join(shape.name for shape in shapes)
     check_fits(names, sum(shape.weight_bytes for shape in shapes), sheet.gpu, tensor_parallel)
     files = read_layer_files(Path(path), sheet, target, tensor_parallel)
-    engine = engine_of(sheet.gpu.name, engine_version or files.engine_version)
+    version = engine_version or files.engine_version
+    engine = engine_of(sheet.gpu.name, version)
     known = _Known(sheet, files, engine, all_reduce_of(engine, tensor_parallel))
     points = layer_points(files, target, known.reduce)
     drafted = None
@@ -95,7 +96,7 @@ def import_llmservingsim(
         draft=draft,
         tensor_parallel=tensor_parallel,
         kernels=kernels,
-        host=host_costs(engine, gap_s),
+        host=host_costs(sheet.gpu.name, vllm_of(sheet.gpu.name, version), gap_s),
         overlap=Overlap(),
         errors={},
         source=_source(known, revision, form, drafted),

@@ -18,6 +18,7 @@ import numpy as np
 from realrun.validate.cells.fit import Fitted, fit_constant
 from realrun.validate.cells.table import MEASURED, Cell, CellTable
 from realrun.validate.vllm.compare import Compared, compared
+from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import Profile
 from sim.experiment.assemble import check
 from sim.experiment.run import simulate
@@ -128,10 +129,11 @@ def judge_cells(
 def fit_on_cells(
     table: CellTable, is_fit: Sequence[bool], profile: Profile, setup: Setup, constant: str, metric: str
 ) -> tuple[Profile, Fitted]:
-    """The profile with one host constant fitted on the marked cells: mean signed error of `metric` 0.
+    """The profile with one constant of the engine fitted on the marked cells: mean signed error of `metric` 0.
 
-    Raises ValueError where a marked cell lacks the metric.
+    It carries the others of that engine from then on. Raises ValueError where a marked cell lacks the metric.
     """
+    profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
     cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
     for cell in cells:
         if metric not in cell.measured:
@@ -241,7 +243,7 @@ def result_of(
     return {
         "schema": CELLS_SCHEMA,
         "profile": {"name": profile.name, "source": profile.source},
-        "engine": dict(setup.engine),
+        "engine": {**setup.engine, "name": engine_of(setup.engine.get("name"), profile).name},
         "waves": setup.waves,
         "warmup_waves": setup.warmup_waves,
         "seed": setup.seed,

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from sim.costs.engine import EngineCosts, with_engine
 from sim.costs.forms.compact import CompactCosts
 from sim.costs.forms.table import TableCosts
 from sim.costs.points import TableKernels
 from sim.costs.profile import Profile
 
 
-def build_costs(profile: Profile, *, cuda_graph: bool = True, strict: bool = False) -> CompactCosts | TableCosts:
-    """The cost model of the form that `profile` has."""
+def build_costs(
+    profile: Profile, engine: EngineCosts | None = None, *, cuda_graph: bool = True, strict: bool = False
+) -> CompactCosts | TableCosts:
+    """The cost model of the form that `profile` has, with what `engine` adds.
+
+    None adds nothing to what is in the profile: the engine that it was measured with, if any.
+    """
+    if engine is not None:
+        profile = with_engine(profile, engine)
     form = TableCosts if isinstance(profile.kernels, TableKernels) else CompactCosts
     return form(profile, cuda_graph=cuda_graph, strict=strict)

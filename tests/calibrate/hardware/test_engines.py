@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from calibrate.hardware.datasheets import DATASHEETS, datasheet, gpu_name
-from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, all_reduce_of, engine_of, host_costs
+from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, all_reduce_of, engine_of, host_costs, vllm_of
+from sim.costs.engine import DEFAULT_ENGINE, load_engine
 
 
 def test_every_engine_is_of_a_known_gpu() -> None:
@@ -13,34 +14,38 @@ def test_every_engine_is_of_a_known_gpu() -> None:
 
 
 def test_a_patch_release_is_its_minor_version() -> None:
-    assert (
-        engine_of("rtx-pro-6000-server", "0.19.1").gap_s == engine_of("rtx-pro-6000-server", "0.19").gap_s == 1.354e-3
-    )
+    gpu = "rtx-pro-6000-server"
+    assert vllm_of(gpu, "0.19.1") == vllm_of(gpu, "0.19") == load_engine("vllm-0.19", gpu)
+    assert engine_of(gpu, "0.19.1") is engine_of(gpu, "0.19")
 
 
-def test_no_version_is_the_newest_that_is_known() -> None:
+def test_no_version_is_the_newest_whose_all_reduces_are_known() -> None:
     assert engine_of("rtx-pro-6000-server", None).version == "0.19"
 
 
-def test_an_unknown_engine_has_no_gap_and_says_that_it_was_not_measured() -> None:
-    for gpu, version in (("l4", None), ("rtx-pro-6000-server", "0.24.0")):
-        host = host_costs(engine_of(gpu, version))
-        assert host.gap_s == 0.0
-        assert "not measured" in host.source
+@pytest.mark.parametrize("version", [None, "", "0.5.0", "main"])
+def test_a_version_of_which_nothing_is_known_adds_nothing(version: str | None) -> None:
+    assert vllm_of("h100-sxm", version) is None
+    assert host_costs("h100-sxm", vllm_of("h100-sxm", version)) is ASSUMED_HOST
+    assert ASSUMED_HOST.engine is None
+    assert "an engine adds them" in ASSUMED_HOST.source
 
 
-def test_a_known_gap_comes_with_its_source() -> None:
-    host = host_costs(engine_of("rtx-pro-6000-server", "0.19.0"))
-    assert host.gap_s == 1.354e-3
+def test_kernels_measured_inside_an_engine_come_with_its_constants_and_its_source() -> None:
+    gpu = "rtx-pro-6000-server"
+    engine = load_engine("vllm-0.19", gpu)
+    host = host_costs(gpu, engine)
+    assert (host.engine, host.gap_s, host.step_s, host.row_s) == ("vllm-0.19", 1.354e-3, engine.step_s, engine.row_s)
     assert "fitted on the mean TPOT" in host.source
-    assert (host.step_s, host.row_s) == (0.0, ASSUMED_HOST.row_s)
-    assert "hidden by asynchronous scheduling" in host.source
+    assert "an engine adds them" not in host.source
 
 
 def test_a_given_gap_replaces_the_engines() -> None:
-    host = host_costs(engine_of("rtx-pro-6000-server", "0.19.0"), 2e-3)
-    assert host.gap_s == 2e-3
+    gpu = "rtx-pro-6000-server"
+    host = host_costs(gpu, load_engine("vllm-0.19", gpu), 2e-3)
+    assert (host.engine, host.gap_s) == ("vllm-0.19", 2e-3)
     assert "gap_s 0.002 as given" in host.source
+    assert host_costs(gpu, None, 2e-3).engine == DEFAULT_ENGINE
 
 
 def test_a_single_gpu_needs_no_all_reduce() -> None:

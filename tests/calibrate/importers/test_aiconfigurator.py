@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from calibrate.hardware.engines import ENGINES, Engine, engine_of, host_costs
+from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, Engine
 from calibrate.importers.aiconfigurator.files import KernelFiles
 from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
+from sim.costs.engine import load_engine, own_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode
@@ -70,24 +71,28 @@ def test_messages_that_no_pass_sends_do_not_count_in_the_all_reduce(tmp_path: Pa
     assert reduce.fixed_s == pytest.approx(1e-5, rel=0.01)
 
 
-def test_the_gap_of_a_pass_is_the_engines_or_as_given(tmp_path: Path) -> None:
+def test_an_engine_adds_the_gap_of_a_pass_unless_it_is_given(tmp_path: Path) -> None:
     path = write_tables(tmp_path)
-    host = import_aiconfigurator(path, "a100-sxm", "llama-3.1-8b").host
-    assert host == host_costs(engine_of("a100-sxm", "0.24"))
-    assert (host.step_s, host.gap_s) == (0.0, 0.0)
-    assert import_aiconfigurator(path, "a100-sxm", "llama-3.1-8b", gap_s=1e-3).host.gap_s == 1e-3
+    profile = import_aiconfigurator(path, "a100-sxm", "llama-3.1-8b")
+    assert profile.host == ASSUMED_HOST
+    assert own_engine(profile) is None
+    given = import_aiconfigurator(path, "a100-sxm", "llama-3.1-8b", gap_s=1e-3)
+    engine = own_engine(given)
+    assert engine is not None
+    assert (engine.name, engine.gap_s) == ("vllm-0.24", 1e-3)
+    assert engine.step_s == load_engine("vllm-0.24", "a100-sxm").step_s
 
 
-def test_published_tables_of_a_gpu_with_a_known_gap_bring_it() -> None:
+def test_published_tables_hold_kernels_and_no_engine() -> None:
     path = published("aiconfigurator")
     profile = import_aiconfigurator(path, "rtx-pro-6000", "llama-3.1-8b")
     assert profile.name == "rtx-pro-6000-server/llama-3.1-8b"
-    assert profile.host == host_costs(engine_of("rtx-pro-6000-server", "0.19"))
+    assert profile.host == ASSUMED_HOST
 
 
 @pytest.mark.parametrize(
     "engine",
-    [engine for engine in ENGINES if engine.all_reduces and engine.step_s is None],
+    ENGINES,
     ids=lambda engine: engine.gpu,
 )
 def test_shipped_all_reduces_are_those_of_the_published_tables(engine: Engine) -> None:

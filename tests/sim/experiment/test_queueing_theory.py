@@ -12,7 +12,7 @@ from sim.engine.serving import Serving
 from sim.hosts.simulated import SimHost
 from sim.metrics.stats import interval_95
 from sim.policies import works
-from sim.policies.options import PolicyOptions
+from sim.policies.options import EngineLimits, PolicyOptions
 from sim.seam.host import Stream
 from sim.seam.request import Request
 from sim.seam.work import Model, Work
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 TOKEN_S = 1e-6
 """Service time per prompt token: prompts stand for service demands."""
 NUM_REQUESTS = 20_000
+WHOLE_PROMPTS = EngineLimits(max_num_batched_tokens=10**9)
 
 
 class ServiceByPrompt(ConstantCosts):
@@ -62,6 +63,7 @@ def test_one_worker_is_an_mm1_queue(load: float) -> None:
             requests(load, service_s, seed),
             costs=ServiceByPrompt(device_s={}),
             options=PolicyOptions(workers=1),
+            limits=WHOLE_PROMPTS,
             draft_tokens=0,
             kv_blocks=10**12,
         )
@@ -81,7 +83,7 @@ class FixedDemand(ServiceByPrompt):
 async def _server(serving: Serving, stream: Stream) -> None:
     while True:
         request = await serving.admit()
-        await serving.host.run(works.prefill((request,), Model.TARGET), stream)
+        await serving.host.run(works.prefill(request, Model.TARGET)[0], stream)
         serving.commit_prefill(request)
 
 
@@ -118,7 +120,7 @@ async def _priority_server(classes: list[Serving], stream: Stream) -> None:
         for serving in classes:
             request = serving.admit_now()
             if request is not None:
-                await host.run(works.prefill((request,), Model.TARGET), stream)
+                await host.run(works.prefill(request, Model.TARGET)[0], stream)
                 serving.commit_prefill(request)
                 break
         else:

@@ -1,0 +1,221 @@
+"""Engines: what a serving engine of one version adds to the GPU's time, and the limits that it sets itself untold.
+
+A profile says what the GPU takes; an engine adds four constants, as they were measured on that GPU or, for a pair that
+never was, pooled over what was, with the spread. Data in sim/engines, one JSON per engine and version. A profile that
+was measured together with an engine keeps those constants of its own in `host` and names the engine there.
+Not here: what the four constants do to a work (sim.costs.works), how they are fitted (calibrate, realrun.validate).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+
+import msgspec
+
+from sim.costs.profile import Gpu, HostCosts, Profile
+from sim.names import unknown
+
+ENGINES = Path(__file__).parent.parent / "engines"
+DEFAULT_ENGINE = "vllm-0.24"
+"""Of profiles that were measured without one."""
+MEASURED_HERE = "measured here"
+"""What a profile's `host.engine` says where its own machine's loop was timed, and no public engine."""
+UNNAMED = "the profile's own"
+"""Of profiles from before they named their engine."""
+ADDED_BY_AN_ENGINE = "step_s, row_s, gap_s and draft_pass_s are 0 here: an engine adds them"
+"""What the source of a profile's host says where that is so."""
+CONSTANTS = ("step_s", "row_s", "draft_pass_s", "gap_s")
+NO_SPECULATION = "none"
+ENGINE_SCHEMA = 1
+GIB = 2.0**30
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what an engine's file holds."""
+
+
+class CapRule(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The limits that an engine sets itself on GPUs of at least this memory; the first rule that fits holds."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    min_memory_gib: float = 0.0
+    not_on: tuple[str, ...] = ()
+    """Beginnings of names of GPUs that it leaves out."""
+
+    def __post_init__(self) -> None:
+        for field in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)!r} must be at least 1")
+
+    def holds_on(self, gpu: Gpu) -> bool:
+        return gpu.memory_bytes >= self.min_memory_gib * GIB and not gpu.name.startswith(self.not_on)
+
+
+class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one engine adds on one GPU, seconds. The meaning of each constant: sim.costs.profile.HostCosts."""
+
+    name: str
+    step_s: float
+    row_s: float
+    draft_pass_s: float
+    gap_s: float
+    is_async: bool
+    """It plans a step while the one before it runs, where nothing is drafted and nobody says otherwise."""
+    source: str
+    error_pct: float | None
+    """Half the range of the measurements that `step_s` was pooled from, percent of it; None where there was one."""
+    async_methods: tuple[str, ...] = ()
+    """What it drafts with and still plans ahead, untold: `none` or values of speculation.method."""
+    measured_on: str = ""
+    """GPU of the measurements."""
+    is_pooled: bool = False
+    """Some constant was never measured with this engine on this GPU."""
+    caps: tuple[CapRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in CONSTANTS:
+            value = getattr(self, field)
+            if not isfinite(value) or value < 0.0:
+                raise ValueError(f"engine {self.name!r}: {field}={value!r} must be finite and not negative")
+        if self.is_async != (NO_SPECULATION in self.async_methods):
+            raise ValueError(f"engine {self.name!r}: is_async says whether async_methods holds {NO_SPECULATION!r}")
+
+    def plans_ahead(self, method: str) -> bool:
+        """Whether it schedules asynchronously by default when drafting with `method`; `none` drafts nothing."""
+        return method in self.async_methods
+
+    def cap_rule(self, gpu: Gpu) -> CapRule:
+        """The limits that hold on `gpu` untold."""
+        return next(rule for rule in self.caps if rule.holds_on(gpu))
+
+
+class _Measured(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The constants on some GPUs."""
+
+    gpus: tuple[str, ...]
+    """None of them: all that no other entry names."""
+    step_s: float
+    row_s: float
+    draft_pass_s: float
+    gap_s: float
+    error_pct: float | None
+    is_pooled: bool
+    measured_on: str
+    source: str
+
+
+class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """sim/engines/NAME.json."""
+
+    schema: int
+    name: str
+    async_methods: tuple[str, ...]
+    async_source: str
+    caps: tuple[CapRule, ...]
+    caps_source: str
+    constants: tuple[_Measured, ...]
+
+    def __post_init__(self) -> None:
+        if self.schema != ENGINE_SCHEMA:
+            raise ValueError(f"schema={self.schema!r} must be {ENGINE_SCHEMA}")
+        if not self.constants or self.constants[-1].gpus or not all(entry.gpus for entry in self.constants[:-1]):
+            raise ValueError("the last of `constants`, and no other, is for all other GPUs: gpus = []")
+        last = self.caps[-1] if self.caps else None
+        if last is None or last.min_memory_gib or last.not_on:
+            raise ValueError("the last of `caps` must hold on every GPU")
+
+
+def engine_names() -> list[str]:
+    """Engines that come with lanesim, sorted."""
+    return sorted(path.stem for path in ENGINES.glob("*.json"))
+
+
+def load_engine(name: str, gpu: str) -> EngineCosts:
+    """The engine called `name`, or the one in the JSON file of that path, on the GPU called `gpu`.
+
+    Raises ValueError with the nearest name, or with what is wrong in the file.
+
+    >>> load_engine("vllm-0.12", "h100-sxm").step_s
+    0.00219
+    """
+    is_path = name.endswith(".json")
+    if not is_path and name not in engine_names():
+        raise ValueError(unknown("engine", name, engine_names()))
+    held = _read(Path(name) if is_path else ENGINES / f"{name}.json")
+    entry = next(entry for entry in held.constants if gpu in entry.gpus or not entry.gpus)
+    return EngineCosts(
+        name=held.name,
+        step_s=entry.step_s,
+        row_s=entry.row_s,
+        draft_pass_s=entry.draft_pass_s,
+        gap_s=entry.gap_s,
+        is_async=NO_SPECULATION in held.async_methods,
+        source=f"{'pooled: ' if entry.is_pooled else ''}{entry.source}",
+        error_pct=entry.error_pct,
+        async_methods=held.async_methods,
+        measured_on=entry.measured_on,
+        is_pooled=entry.is_pooled,
+        caps=held.caps,
+    )
+
+
+@lru_cache(maxsize=32)
+def _read(path: Path) -> _EngineFile:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_EngineFile)
+    except OSError as error:
+        raise ValueError(f"engine file {str(path)!r} cannot be read: {error.strerror or error}") from error
+    except msgspec.DecodeError as error:
+        raise ValueError(f"engine file {str(path)!r}: {error}") from error
+
+
+def own_engine(profile: Profile) -> EngineCosts | None:
+    """The engine that `profile` was measured with: its own constants, with the limits and the scheduling of the engine
+    of that name; None for a profile that says only what the GPU takes."""
+    host = profile.host
+    if host.engine is None and not any(getattr(host, name) for name in CONSTANTS):
+        return None
+    name = host.engine or UNNAMED
+    is_public = name in engine_names()
+    like = load_engine(name if is_public else DEFAULT_ENGINE, profile.gpu.name)
+    return msgspec.structs.replace(
+        like,
+        name=name,
+        **{constant: getattr(host, constant) for constant in CONSTANTS},
+        is_async=is_public and like.is_async,
+        async_methods=like.async_methods if is_public else (),
+        source=host.source,
+        error_pct=None,
+        measured_on=profile.gpu.name,
+        is_pooled=False,
+    )
+
+
+def engine_of(name: str | None, profile: Profile) -> EngineCosts:
+    """The engine called `name` on the profile's GPU. None, or the name of the profile's own, is that one; where it has
+    none, None is DEFAULT_ENGINE. Raises ValueError."""
+    own = own_engine(profile)
+    if own is not None and name in (None, own.name):
+        return own
+    return load_engine(name or DEFAULT_ENGINE, profile.gpu.name)
+
+
+def without_engine(profile: Profile) -> EngineCosts:
+    """Nothing added to `profile`, and nothing planned ahead: passes that an engine's own loop never drove."""
+    ideal = load_engine("ideal", profile.gpu.name)
+    return msgspec.structs.replace(ideal, name=NO_SPECULATION, is_async=False, async_methods=(), source="no engine")
+
+
+def with_engine(profile: Profile, engine: EngineCosts) -> Profile:
+    """`profile` with the constants of `engine` in place of its own, as if it had been measured with it."""
+    return msgspec.structs.replace(profile, host=host_with(profile.host, engine))
+
+
+def host_with(host: HostCosts, engine: EngineCosts) -> HostCosts:
+    """`host` with the constants, the name and the source of `engine`."""
+    constants = {constant: getattr(engine, constant) for constant in CONSTANTS}
+    source = host.source.replace(ADDED_BY_AN_ENGINE, f"{engine.name}: {engine.source}")
+    return msgspec.structs.replace(host, engine=engine.name, source=source, **constants)
