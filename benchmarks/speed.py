@@ -53,7 +53,8 @@ luck = Luck(parse_acceptance("iid:0.7", max(1, draft_tokens)), seed)
 if draft_tokens:
     luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
 num_blocks = kv_capacity_tokens(profile, 0.9, with_draft=draft_tokens > 0) // 16
-steps, end_s = run_reference(requests, build_costs(profile, engine_of(None, profile)), luck, draft_tokens, 256, 2048, num_blocks)
+costs = build_costs(profile, engine_of(None, profile))
+steps, end_s = run_reference(requests, costs, luck, draft_tokens, 256, 2048, num_blocks)
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps([steps, end_s, used.ru_utime + used.ru_stime]), file=sys.stderr)
 """
@@ -72,8 +73,8 @@ def compare(policy: str, num_prompts: int, rate: float, draft_tokens: int, *more
     arguments = [
         "compare", "--policy", policy, "--profile", PAIR, "--dataset-name", "azure-conv",
         "--num-prompts", str(num_prompts), "--request-rate", str(rate), "--acceptance", "iid:0.7",
-        "--num-speculative-tokens", str(draft_tokens), "--seed", "0", "--save-detailed", "--json", "-", "--max-num-seqs", "256",
-        "--max-num-batched-tokens", "2048", "--set", "engine.async_scheduling=false", *more,
+        "--num-speculative-tokens", str(draft_tokens), "--seed", "0", "--save-detailed", "--json", "-",
+        "--max-num-seqs", "256", "--max-num-batched-tokens", "2048", "--set", "engine.async_scheduling=false", *more,
     ]  # fmt: skip
     runs = [child(LANESIM, *arguments) for _ in range(1 + REPEATS)][1:]
     assert all(code == 0 for (code, _, _), _ in runs)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from sim.acceptance.forms import parse_quoted
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
@@ -198,7 +199,7 @@ def compare(
         policies=summaries,
         runs=runs,
         paired=paired_differences(scenario.policy, runs, loads, regimes),
-        notes=[*length.notes, *_transients(settled, length, summaries)],
+        notes=[*length.notes, *_transients(settled, length, summaries), *_acceptance_notes(scenario)],
     )
 
 
@@ -273,6 +274,15 @@ def _transients(scenario: Scenario, length: Length, summaries: Sequence[PolicySu
     known = [value / 1e3 for value in slowest if value is not None]
     note = transient_note(scenario, length, max(known, default=None))
     return [] if note is None else [note]
+
+
+def _acceptance_notes(scenario: Scenario) -> tuple[str, ...]:
+    """What the quoted acceptance leaves open at the draft length in use."""
+    speculation = scenario.speculation
+    has_keys = speculation.synthetic_acceptance_length or speculation.synthetic_acceptance_rates
+    if has_keys or not speculation.num_speculative_tokens:
+        return ()
+    return parse_quoted(speculation.acceptance).notes([speculation.num_speculative_tokens])
 
 
 def _of_policy(policy: str, runs: Sequence[Run]) -> list[Run]:
