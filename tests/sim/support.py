@@ -39,6 +39,11 @@ class AlwaysAccept:
         return most
 
 
+class NeverAccept:
+    def run_length(self, index: int, position: int, most: int) -> int:
+        return 0
+
+
 class NotedController:
     """A draft length that only its owner changes, and a note of all that it is told."""
 

@@ -151,11 +151,12 @@ def test_a_draft_has_the_controllers_present_length(num_requests: int) -> None:
 
 
 def test_accepted_tokens_are_run_again_on_the_verify_stream() -> None:
-    """Twice 0.5 s after each verify, atomic (request 1, alone at last) or not."""
-    run = run_pdv(2, kv=KvMode.REFORWARD)
+    """0.5 s after each verify; one request alone is served atomically, two are not."""
     again = [(8.0, 8.5, "verify", "prefill", (0,)), (13.5, 14.0, "verify", "prefill", (1,))]
-    lanes = [draft(1.0, 0), draft(3.0, 1), verify(3.0, 0), verify(8.5, 1)]
-    assert sorted(run.works) == sorted([*prompts(2), *lanes, *again])
+    alone = [*prompts(1), draft(1.0, 0), verify(3.0, 0), again[0]]
+    assert sorted(run_pdv(1, kv=KvMode.REFORWARD).works) == sorted(alone)
+    together = [*prompts(2), draft(1.0, 0), draft(3.0, 1), verify(3.0, 0), verify(8.5, 1), *again]
+    assert sorted(run_pdv(2, kv=KvMode.REFORWARD).works) == sorted(together)
 
 
 def test_lanes_that_contend_share_the_device_and_verify_together_what_piled_up() -> None:
