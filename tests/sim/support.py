@@ -54,16 +54,12 @@ class NotedController:
         """(drafted, accepted)."""
         self.drafts: list[tuple[float, int]] = []
         """(latency, verify queue)."""
-        self.num_finished = 0
 
     def saw_round(self, drafted: int, accepted: int) -> None:
         self.rounds.append((drafted, accepted))
 
     def saw_draft(self, latency_s: float, verify_queue: int) -> None:
         self.drafts.append((latency_s, verify_queue))
-
-    def saw_finish(self) -> None:
-        self.num_finished += 1
 
 
 def request(index: int, *, arrival_s: float = 0.0, prompt: int = 10, output: int = 6) -> Request:

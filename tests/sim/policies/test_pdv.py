@@ -56,9 +56,15 @@ def verify(start_s: float, *indices: int) -> tuple[float, float, str, str, tuple
     return start_s, start_s + 5.0, "verify", "verify", indices
 
 
-def test_decode_comes_before_verify_and_verify_before_prefill() -> None:
-    priority = {ticket.stream.name: ticket.stream.priority for ticket in run_pdv(1).tickets}
-    assert sorted(priority) == ["decode", "prefill", "verify"]
+def test_streams_are_plain_unless_priorities_are_asked_for() -> None:
+    streams = [ticket.stream for ticket in run_pdv(1).tickets]
+    assert {stream.name for stream in streams} == {"decode", "prefill", "verify"}
+    assert {stream.priority for stream in streams} == {0}
+
+
+def test_where_priorities_are_asked_for_decode_comes_before_verify_and_verify_before_prefill() -> None:
+    tickets = run_pdv(1, stream_priorities=True).tickets
+    priority = {ticket.stream.name: ticket.stream.priority for ticket in tickets}
     assert priority["decode"] > priority["verify"] > priority["prefill"]
 
 
