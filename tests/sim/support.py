@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sim.costs.cost import ConstantCosts
+from sim.costs.cost import ConstantCosts, Demands
 from sim.devices.ticket import SimTicket
 from sim.engine.draft_length import Controller, build_controller
 from sim.engine.kv import KvPool
@@ -21,7 +21,10 @@ from sim.seam.request import Request
 from sim.seam.work import Kind, Result, Work
 
 SECONDS = {Kind.PREFILL: 10.0, Kind.DRAFT: 2.0, Kind.VERIFY: 5.0, Kind.STEP: 5.0}
+UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))
+"""Works that ask nothing of the device never slow each other, as on ScriptHost."""
 Log = list[tuple[float, str, str, str, tuple[int, ...]]]
+WorkLog = list[tuple[float, float, str, str, tuple[int, ...]]]
 
 
 class PeriodicLuck:
@@ -34,6 +37,29 @@ class PeriodicLuck:
 class AlwaysAccept:
     def run_length(self, index: int, position: int, most: int) -> int:
         return most
+
+
+class NeverAccept:
+    def run_length(self, index: int, position: int, most: int) -> int:
+        return 0
+
+
+class NotedController:
+    """A draft length that only its owner changes, and a note of all that it is told."""
+
+    def __init__(self, draft_tokens: int, draft_tokens_max: int) -> None:
+        self.draft_tokens = draft_tokens
+        self.draft_tokens_max = draft_tokens_max
+        self.rounds: list[tuple[int, int]] = []
+        """(drafted, accepted)."""
+        self.drafts: list[tuple[float, int]] = []
+        """(latency, verify queue)."""
+
+    def saw_round(self, drafted: int, accepted: int) -> None:
+        self.rounds.append((drafted, accepted))
+
+    def saw_draft(self, latency_s: float, verify_queue: int) -> None:
+        self.drafts.append((latency_s, verify_queue))
 
 
 def request(index: int, *, arrival_s: float = 0.0, prompt: int = 10, output: int = 6) -> Request:
@@ -65,6 +91,7 @@ class SimRun:
         is_caching: bool = True,
         num_warmups: int = 0,
         block_size: int = 16,
+        controller: Controller | None = None,
         on_work: Callable[[SimTicket], None] | None = None,
         **host_options: Any,
     ) -> None:
@@ -84,6 +111,7 @@ class SimRun:
             is_caching,
             limits=limits,
             block_size=block_size,
+            controller=controller,
         )
         self.serving.first_measured = num_warmups
         if is_lazy:
@@ -103,6 +131,14 @@ class SimRun:
                 events.append((time_s, event, ticket.stream.name, ticket.work.kind.value, indices))
         return events
 
+    @property
+    def works(self) -> WorkLog:
+        """(start, end, stream, kind, arrival indices) of every work, in the order in which they ended."""
+        return [
+            (t.start_s, t.end_s, t.stream.name, t.work.kind.value, tuple(r.index for r in t.work.requests))
+            for t in self.tickets
+        ]
+
 
 def serve(
     host: Any,
@@ -114,9 +150,10 @@ def serve(
     is_caching: bool = True,
     limits: EngineLimits | None = None,
     block_size: int = 16,
+    controller: Controller | None = None,
 ) -> Serving:
     limits = limits or EngineLimits()
-    controller: Controller = build_controller("fixed", draft_tokens if find_policy(policy).is_speculative else 0)
+    controller = controller or build_controller("fixed", draft_tokens if find_policy(policy).is_speculative else 0)
     slots = draft_slots(find_policy(policy), controller.draft_tokens_max, is_async=limits.async_scheduling)
     pool: KvPool
     if find_policy(policy).is_continuous:

@@ -9,14 +9,9 @@ from hypothesis import strategies as st
 from sim.policies.options import EngineLimits, Method
 from sim.seam.request import Request
 from sim.seam.work import Kind
-from tests.sim.support import AlwaysAccept, PeriodicLuck, SimRun, request
+from tests.sim.support import AlwaysAccept, NeverAccept, PeriodicLuck, SimRun, request
 
 Shape = tuple[float, int, int, tuple[tuple[int, int], ...]]
-
-
-class NeverAccept:
-    def run_length(self, index: int, position: int, most: int) -> int:
-        return 0
 
 
 def steps(run: SimRun) -> list[Shape]:

@@ -79,18 +79,11 @@ def two_requests() -> list:
     return [request(0, output=6), request(1, arrival_s=1.0, output=4)]
 
 
-def works_of(run: SimRun) -> list:
-    return [
-        (t.start_s, t.end_s, t.stream.name, t.work.kind.value, tuple(r.index for r in t.work.requests))
-        for t in run.tickets
-    ]
-
-
 @pytest.mark.parametrize("policy", GOLDEN)
 def test_two_requests_take_the_times_summed_by_hand(policy: str) -> None:
     works, tokens = GOLDEN[policy]
     run = SimRun(policy, two_requests(), luck=AlwaysAccept())
-    assert works_of(run) == works
+    assert run.works == works
     assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == tokens
 
 
@@ -100,7 +93,7 @@ def test_pdv_verifies_together_what_was_drafted_meanwhile() -> None:
     requests = [request(i, output=6) for i in range(3)]
     options = PolicyOptions(poll_s=0.0, decode_batch=1)
     run = SimRun("pdv", requests, luck=AlwaysAccept(), options=options, costs=costs)
-    assert [work for work in works_of(run) if work[3] == "verify"] == [
+    assert [work for work in run.works if work[3] == "verify"] == [
         (3.0, 8.0, "verify", "verify", (0,)),
         (8.0, 13.0, "verify", "verify", (1, 2)),
     ]
@@ -143,7 +136,7 @@ def test_a_draft_is_cut_where_the_budget_ends() -> None:
 
 def test_an_engine_that_reforwards_runs_the_target_twice_per_round() -> None:
     run = SimRun("pd", [request(0)], luck=AlwaysAccept(), options=PolicyOptions(poll_s=0.0, kv=KvMode.REFORWARD))
-    assert [work[3] for work in works_of(run)] == ["prefill", "prefill", "draft", "verify", "prefill"]
+    assert [work[3] for work in run.works] == ["prefill", "prefill", "draft", "verify", "prefill"]
     assert run.tickets[-1].work.row_tokens == 5
 
 
@@ -157,6 +150,6 @@ def test_an_engine_without_kv_recomputes_the_whole_sequence() -> None:
 def test_an_idle_worker_wakes_on_its_own_polling_grid() -> None:
     """Polls every 4 s from 0: one of 1 s is seen at 4 s, its prefill of 14 s at 16 s (draft prefill until 24 s)."""
     run = SimRun("pd", [request(0, arrival_s=1.0)], luck=AlwaysAccept(), options=PolicyOptions(poll_s=4.0))
-    starts = [work[0] for work in works_of(run)]
+    starts = [work[0] for work in run.works]
     assert starts == [4.0, 14.0, 24.0, 26.0]
     assert run.host.num_polls == 1 + 4

@@ -1,0 +1,214 @@
+"""Blocks of 16 tokens: what is free, who gets a block and which one, and what a preempted request finds again."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.engine.gauge import GapSamples, Gauge
+from sim.engine.paged import PagedPool
+from sim.engine.serving import Serving
+from sim.hosts.scripted import ScriptHost
+from sim.seam.request import Request
+from sim.seam.work import Chunk
+from tests.sim.support import NotedController, request
+
+
+class Engine:
+    """Requests with prompts of `prompts` tokens, seated one after the other as told."""
+
+    def __init__(self, *prompts: int, num_blocks: int, is_caching: bool = True) -> None:
+        self.requests = [request(index, prompt=prompt, output=99) for index, prompt in enumerate(prompts)]
+        self.pool = PagedPool(num_blocks, 16, 5, is_caching=is_caching)
+        host = ScriptHost(lambda work: 0.0)
+        self.serving = Serving(host, self.requests, self.pool, NotedController(0, 0), max_concurrency=None)
+        host.spawn(self.serving.arrivals())
+        host.run_until()
+
+    def seat(self, most_tokens: int = 1000) -> Chunk | None:
+        """The first chunk of who waits first, or None where there is no room."""
+        seated = self.serving.seat_now(most_tokens)
+        return seated[1] if seated else None
+
+    def prefill(self) -> Request:
+        """Seat and prefill who waits first."""
+        first = self.serving.inbox[0]
+        chunk = self.seat()
+        assert chunk is not None
+        self.serving.commit_chunk(first, chunk.new_tokens)
+        return first
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """(free, held)."""
+        return self.pool.num_free, self.pool.num_held
+
+
+def test_a_seat_takes_blocks_for_its_chunk_the_last_of_them_in_part() -> None:
+    engine = Engine(100, num_blocks=10)
+    assert engine.seat(20) == Chunk(20, 0)
+    assert engine.blocks == (8, 2)
+
+
+@pytest.mark.parametrize(("prompt", "fits"), [(48, True), (49, False)])
+def test_a_request_is_seated_where_all_its_tokens_fit_to_the_last_block(prompt: int, fits: bool) -> None:
+    engine = Engine(prompt, num_blocks=3)
+    assert (engine.seat(16) is not None) is fits
+    assert engine.blocks == ((2, 1) if fits else (3, 0))
+
+
+def test_a_table_grows_by_what_it_lacks_or_not_at_all() -> None:
+    engine = Engine(20, num_blocks=5)
+    first = engine.prefill()
+    assert engine.pool.grow(first, 32)
+    assert engine.blocks == (3, 2)
+    assert engine.pool.grow(first, 33)
+    assert engine.blocks == (2, 3)
+    assert not engine.pool.grow(first, 81)
+    assert engine.blocks == (2, 3)
+    assert engine.pool.grow(first, 80)
+    assert engine.blocks == (0, 5)
+
+
+def test_a_finished_request_gives_its_blocks_back() -> None:
+    engine = Engine(40, num_blocks=5)
+    engine.serving.emit(engine.prefill(), 99)
+    assert engine.blocks == (5, 0)
+
+
+def test_blocks_that_were_found_are_held_and_not_free() -> None:
+    """Two of the three blocks are whole: they come back with the first chunk."""
+    engine = Engine(40, num_blocks=5)
+    engine.serving.preempt(engine.prefill())
+    assert engine.blocks == (5, 0)
+    assert engine.seat() == Chunk(9, 32)
+    assert engine.blocks == (2, 3)
+
+
+def test_who_comes_back_must_fit_with_the_blocks_that_it_finds() -> None:
+    """Of five blocks three are the other's. 40 + 1 tokens need three: the two that still hold the prefix are the only
+    ones free."""
+    engine = Engine(40, 20, num_blocks=5)
+    first, second = engine.prefill(), engine.prefill()
+    engine.serving.preempt(first)
+    engine.pool.grow(second, 48)
+    assert engine.seat() is None
+    assert engine.blocks == (2, 3)
+
+
+def test_without_caching_nothing_is_found() -> None:
+    engine = Engine(40, num_blocks=5, is_caching=False)
+    engine.serving.preempt(engine.prefill())
+    assert engine.seat() == Chunk(41, 0)
+
+
+def test_a_request_finds_nothing_of_anothers() -> None:
+    engine = Engine(48, 48, num_blocks=9)
+    first = engine.prefill()
+    engine.serving.preempt(first)
+    engine.serving.inbox.rotate(-1)
+    assert engine.seat() == Chunk(48, 0)
+
+
+def test_blocks_that_were_never_used_are_taken_first() -> None:
+    """Request 1 takes three more of the seven: all that request 0 had is intact."""
+    engine = Engine(48, 16, num_blocks=7)
+    first, second = engine.prefill(), engine.prefill()
+    engine.serving.preempt(first)
+    engine.pool.grow(second, 64)
+    engine.serving.emit(second, 99)
+    assert engine.seat() == Chunk(1, 48)
+
+
+def test_a_request_gives_its_last_block_back_first() -> None:
+    """Request 1 takes one block of the three: the first two are intact."""
+    engine = Engine(48, 16, num_blocks=4)
+    first, second = engine.prefill(), engine.prefill()
+    engine.serving.preempt(first)
+    engine.pool.grow(second, 32)
+    engine.serving.emit(second, 99)
+    assert engine.seat() == Chunk(17, 32)
+
+
+def test_the_block_that_was_free_longest_is_taken_first() -> None:
+    """Request 2 is done after request 0 was preempted: request 1 takes a block of request 0."""
+    engine = Engine(32, 16, 16, num_blocks=4)
+    first, second, third = engine.prefill(), engine.prefill(), engine.prefill()
+    engine.serving.preempt(first)
+    engine.serving.emit(third, 99)
+    engine.pool.grow(second, 32)
+    assert engine.seat() is None
+    engine.serving.emit(second, 99)
+    assert engine.seat() == Chunk(17, 16)
+
+
+def test_the_last_token_is_computed_again_though_its_block_is_intact() -> None:
+    """Two whole blocks, the chunk that fills them under way, and no output yet: the logits are still to come."""
+    engine = Engine(32, num_blocks=5)
+    engine.seat()
+    first = engine.requests[0]
+    first.in_flight = 32
+    engine.serving.preempt(first)
+    assert engine.seat() == Chunk(16, 16)
+
+
+def test_of_two_blocks_with_the_same_content_the_newer_is_found() -> None:
+    """As above: the second block is computed again into the third of five. The old copy goes to request 1, which leaves
+    the new one, and request 2's block, for request 0."""
+    engine = Engine(32, 16, 16, num_blocks=5)
+    engine.seat()
+    first = engine.requests[0]
+    first.in_flight = 32
+    engine.serving.preempt(first)
+    first.in_flight = 0
+    assert engine.seat() == Chunk(16, 16)
+    engine.serving.commit_chunk(first, 16)
+    second, third = engine.prefill(), engine.prefill()
+    assert engine.blocks == (1, 4)
+    engine.serving.preempt(first)
+    engine.pool.grow(second, 32)
+    engine.serving.emit(third, 99)
+    assert engine.seat() == Chunk(1, 32)
+    assert engine.blocks == (0, 5)
+
+
+def test_a_reservation_is_for_a_whole_life_and_comes_back_whole() -> None:
+    """40 + 99 + 5 tokens are nine blocks, to the last."""
+    engine = Engine(40, num_blocks=9)
+    first = engine.serving.admit_now()
+    assert first is not None
+    assert engine.pool.free_blocks == 0
+    engine.serving.put_back(first)
+    assert engine.pool.free_blocks == 9
+
+
+def test_a_reservation_that_becomes_a_table_keeps_what_is_in_use() -> None:
+    engine = Engine(40, num_blocks=9)
+    first = engine.serving.admit_now()
+    assert first is not None
+    engine.pool.unreserve(first, 33)
+    assert (engine.pool.free_blocks, *engine.blocks) == (9, 6, 3)
+    engine.pool.release(first)
+    assert (engine.pool.free_blocks, *engine.blocks) == (9, 9, 0)
+
+
+def test_a_gauge_counts_a_value_as_long_as_it_lasts() -> None:
+    """3 for 2 s, 5 for 3 s, 1 for 5 s; a value of an instant leaves no trace."""
+    gauge = Gauge()
+    gauge.series = []
+    for time_s, change in ((0.0, 3), (2.0, 9), (2.0, -7), (5.0, -4)):
+        gauge.add(change, time_s)
+    assert gauge.mean(10.0) == pytest.approx((6 + 15 + 5) / 10)
+    assert (gauge.value, gauge.peak, gauge.series) == (1, 5, [(0.0, 3), (2.0, 5)])
+
+
+def test_a_gauge_of_a_short_run_has_a_mean_and_of_none_at_all_is_zero() -> None:
+    gauge = Gauge()
+    gauge.set(4, 0.0)
+    assert (gauge.mean(0.5), gauge.mean(0.0)) == (4.0, 0.0)
+
+
+def test_equal_gaps_in_a_row_are_one_sample_with_their_number() -> None:
+    gaps = GapSamples()
+    for gap_s, count in ((0.5, 2), (0.5, 3), (1.0, 4), (0.5, 1)):
+        gaps.add(gap_s, count)
+    assert (list(gaps.gaps_s), list(gaps.counts)) == ([0.5, 1.0, 0.5], [5, 4, 1])

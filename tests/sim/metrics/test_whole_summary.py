@@ -1,0 +1,370 @@
+"""One hand-made record, and every figure that is computed from it, summed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import nan
+from typing import Any
+
+import pytest
+
+from sim.engine.gauge import GapSamples
+from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
+from sim.metrics.summary import detailed, summarise
+from sim.seam.request import Request
+
+
+def asked(index: int, times_s: tuple[float, float, float, float], tokens: tuple[int, int], **counts: int) -> Request:
+    """A request with `times_s` of arrival, admission, first and last token, and prompt and output `tokens`, all of
+    them emitted unless `emitted_tokens` says otherwise."""
+    arrival_s, scheduled_s, first_s, last_s = times_s
+    prompt, output = tokens
+    return Request(
+        index=index,
+        id=f"r{index}",
+        arrival_s=arrival_s,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        scheduled_s=scheduled_s,
+        first_token_s=first_s,
+        last_token_s=last_s,
+        **{"emitted_tokens": output, **counts},
+    )
+
+
+def requests() -> list[Request]:
+    """Two that warm up, four that are done (TTFT 2, 3, 4, 7 s; TPOT 2, none, 1, 3 s; E2EL 10, 3, 5, 34 s), one that is
+    not."""
+    return [
+        asked(0, (0, 0, 1, 4), (1000, 7), num_rounds=2, drafted_tokens=8, accepted_tokens=5, num_preemptions=1),
+        asked(1, (1, 1, 2, 3), (50, 5), num_rounds=1, drafted_tokens=4, accepted_tokens=0, emitted_tokens=2),
+        asked(2, (10, 11, 12, 20), (100, 5), num_rounds=2, drafted_tokens=8, accepted_tokens=2, num_preemptions=2),
+        asked(3, (11, 12, 14, 14), (200, 1)),
+        asked(4, (12, 15, 16, 17), (300, 2), num_rounds=1, drafted_tokens=4, accepted_tokens=1),
+        asked(5, (13, 16, 20, 47), (400, 10), num_rounds=5, drafted_tokens=20, accepted_tokens=5),
+        asked(
+            6,
+            (14, 20, 30, 48),
+            (500, 9),
+            num_rounds=2,
+            drafted_tokens=8,
+            accepted_tokens=1,
+            num_preemptions=1,
+            emitted_tokens=3,
+        ),
+    ]
+
+
+def usage(stream: str, kind: str, num_works: int, device_s: float, tokens: int) -> StreamUsage:
+    return StreamUsage(stream=stream, kind=kind, num_works=num_works, device_s=device_s, tokens=tokens)
+
+
+USAGE = [
+    usage("prefill", "prefill", 4, 6.0, 1000),
+    usage("decode", "draft", 5, 4.0, 40),
+    usage("decode", "verify", 3, 5.0, 30),
+    usage("verify", "verify", 2, 5.0, 20),
+    usage("spare", "draft", 2, 1.0, 8),
+    usage("gpu", "step", 1, 4.0, 30),
+]
+"""25 s: 5 of drafts, 14 of verifies and steps that compute 80 tokens."""
+
+
+def record(**changes: Any) -> RunRecord:
+    gaps = GapSamples()
+    for gap_s in (0.5, 0.5, 0.5, 2.0, 1.0):
+        gaps.add(gap_s)
+    whole = RunRecord(
+        policy="pdv",
+        seed=7,
+        requests=requests(),
+        gaps=gaps,
+        end_s=50.0,
+        window_s=25.0,
+        usage=USAGE,
+        device_busy_s=20.0,
+        num_polls=5_000_000,
+        queue_mean=1.5,
+        queue_peak=6,
+        kv_tokens_mean=250.0,
+        kv_tokens_peak=750,
+        kv_capacity_tokens=1000,
+        is_open_loop=True,
+        weight_bytes=15_000_000_000,
+        kv_bytes_per_token=2_000_000,
+    )
+    return replace(whole, **changes)
+
+
+NO_PHASES = dict.fromkeys(("queue", "prefill", "draft", "verify", "transfer", "waiting"))
+
+
+def flat(result: dict[str, Any]) -> dict[str, Any]:
+    """Dictionaries within `result` told as key.key."""
+    parts = [
+        {f"{key}.{inner}": figure for inner, figure in value.items()} if isinstance(value, dict) else {key: value}
+        for key, value in result.items()
+    ]
+    return {key: figure for part in parts for key, figure in part.items()}
+
+
+def test_every_key_of_a_summary() -> None:
+    """Measured from the arrival of request 2 at 10 s to 50 s; of 40 drafted tokens 9 are accepted, of 52 in the whole
+    run 14. Requests 2 and 3 meet the bound on TTFT, 3 and 4 that on TPOT."""
+    rejected_share = (5.0 * 38 / 52 + 14.0 * 38 / 80) / 25.0
+    bounds_ms = {"ttft_ms": 3000.0, "tpot_ms": 1000.0, "e2el_ms": None}
+    assert flat(summarise(record(), num_warmups=2, goodput_ms=bounds_ms)) == pytest.approx(
+        {
+            "policy": "pdv",
+            "seed": 7,
+            "num_prompts": 5,
+            "completed": 4,
+            "censored": 1,
+            "preemptions": 3,
+            "duration": 40.0,
+            "total_input_tokens": 1000,
+            "total_output_tokens": 18,
+            "request_throughput": 4 / 40,
+            "output_throughput": 18 / 40,
+            "total_token_throughput": 1018 / 40,
+            **{f"phases_ms.{phase}": None for phase in NO_PHASES},
+            "slo_attainment.ttft_ms": 2 / 4,
+            "slo_attainment.tpot_ms": 2 / 4,
+            "slo_attainment.all": 1 / 4,
+            "request_goodput": 1 / 40,
+            "mean_ttft_ms": 4000.0,
+            "median_ttft_ms": 3500.0,
+            "std_ttft_ms": ((4 + 1 + 0 + 9) / 4) ** 0.5 * 1000,
+            "p50_ttft_ms": 3500.0,
+            "p90_ttft_ms": 4000 + 0.7 * 3000,
+            "p95_ttft_ms": 4000 + 0.85 * 3000,
+            "p99_ttft_ms": 4000 + 0.97 * 3000,
+            "mean_tpot_ms": 2000.0,
+            "median_tpot_ms": 2000.0,
+            "std_tpot_ms": ((1 + 0 + 1) / 3) ** 0.5 * 1000,
+            "p50_tpot_ms": 2000.0,
+            "p90_tpot_ms": 2800.0,
+            "p95_tpot_ms": 2900.0,
+            "p99_tpot_ms": 2980.0,
+            "mean_e2el_ms": 13000.0,
+            "median_e2el_ms": 7500.0,
+            "std_e2el_ms": ((9 + 100 + 64 + 441) / 4) ** 0.5 * 1000,
+            "p50_e2el_ms": 7500.0,
+            "p90_e2el_ms": 10000 + 0.7 * 24000,
+            "p95_e2el_ms": 10000 + 0.85 * 24000,
+            "p99_e2el_ms": 10000 + 0.97 * 24000,
+            "mean_itl_ms": 4500 / 5,
+            "median_itl_ms": 500.0,
+            "std_itl_ms": ((3 * 0.16 + 0.01 + 1.21) / 5) ** 0.5 * 1000,
+            "p50_itl_ms": 500.0,
+            "p90_itl_ms": 1600.0,
+            "p95_itl_ms": 1800.0,
+            "p99_itl_ms": 1960.0,
+            "throughput_completed_window": 18 / 25,
+            "throughput_emitted_window": 21 / 25,
+            "spec_decode_num_drafts": 10,
+            "spec_decode_draft_tokens": 40,
+            "spec_decode_accepted_tokens": 9,
+            "spec_decode_acceptance_length": 1.9,
+            "spec_decode_acceptance_rate": 22.5,
+            "rejected_token_share": rejected_share,
+            "num_works.prefill": 4,
+            "num_works.draft": 7,
+            "num_works.verify": 5,
+            "num_works.step": 1,
+            "device_utilization": 20 / 50,
+            "device_idle_share": 30 / 50,
+            "stream_utilization.prefill": 6 / 50,
+            "stream_utilization.decode": 9 / 50,
+            "stream_utilization.verify": 5 / 50,
+            "stream_utilization.spare": 1 / 50,
+            "stream_utilization.gpu": 4 / 50,
+            "kind_utilization.prefill": 6 / 50,
+            "kind_utilization.draft": 5 / 50,
+            "kind_utilization.verify": 10 / 50,
+            "kind_utilization.step": 4 / 50,
+            "poll_cpu_share": 5.0 / 50,
+            "mean_queue_depth": 1.5,
+            "max_queue_depth": 6,
+            "mean_kv_usage": 0.25,
+            "max_kv_usage": 0.75,
+            "weight_gb": 15.0,
+            "max_kv_gb": 1.5,
+        }
+    )
+
+
+def test_every_key_of_a_run_in_which_nothing_happened() -> None:
+    latencies = (
+        f"{statistic}_{name}_ms"
+        for name in ("ttft", "tpot", "itl", "e2el")
+        for statistic in ("mean", "median", "std", "p25", "p99.9")
+    )
+    nothing = record(
+        requests=[],
+        gaps=GapSamples(),
+        end_s=0.0,
+        window_s=None,
+        usage=[],
+        device_busy_s=0.0,
+        num_polls=0,
+        queue_mean=0.0,
+        queue_peak=0,
+        kv_tokens_mean=0.0,
+        kv_tokens_peak=0,
+        kv_capacity_tokens=0,
+    )
+    assert summarise(nothing, percentiles=(25.0, 99.9), goodput_ms={"ttft_ms": 1.0}, num_warmups=1) == {
+        "policy": "pdv",
+        "seed": 7,
+        "num_prompts": 0,
+        "completed": 0,
+        "censored": 0,
+        "preemptions": 0,
+        "duration": 0.0,
+        "total_input_tokens": 0,
+        "total_output_tokens": 0,
+        "request_throughput": None,
+        "output_throughput": None,
+        "total_token_throughput": None,
+        "phases_ms": NO_PHASES,
+        "slo_attainment": {"ttft_ms": None, "all": None},
+        "request_goodput": None,
+        **dict.fromkeys(latencies),
+        "throughput_completed_window": None,
+        "throughput_emitted_window": None,
+        "spec_decode_num_drafts": 0,
+        "spec_decode_draft_tokens": 0,
+        "spec_decode_accepted_tokens": 0,
+        "spec_decode_acceptance_length": None,
+        "spec_decode_acceptance_rate": None,
+        "rejected_token_share": None,
+        "num_works": {},
+        "device_utilization": None,
+        "device_idle_share": None,
+        "stream_utilization": {},
+        "kind_utilization": {},
+        "poll_cpu_share": None,
+        "mean_queue_depth": 0.0,
+        "max_queue_depth": 0,
+        "mean_kv_usage": None,
+        "max_kv_usage": None,
+        "weight_gb": 15.0,
+        "max_kv_gb": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("bounds_ms", "num_good"),
+    [
+        ({"ttft_ms": 4000.0}, 3),
+        ({"ttft_ms": 3999.0}, 2),
+        ({"ttft_ms": 20_000.0}, 4),
+        ({"tpot_ms": 2700.0}, 3),
+        ({"tpot_ms": 2000.0}, 3),
+        ({"tpot_ms": 1999.0}, 2),
+        ({"tpot_ms": 999.0}, 1),
+        ({"tpot_ms": 0.0}, 1),
+        ({"e2el_ms": 10_000.0}, 3),
+        ({"e2el_ms": 9999.0}, 2),
+        ({"ttft_ms": 2000.0, "tpot_ms": 1000.0}, 0),
+        ({"ttft_ms": 3000.0, "tpot_ms": 1000.0, "e2el_ms": 3000.0}, 1),
+    ],
+)
+def test_goodput_counts_what_meets_each_bound_exactly_or_better(bounds_ms: dict[str, float], num_good: int) -> None:
+    """Of TTFT 2, 3, 4, 7 s, TPOT 2, none, 1, 3 s and E2EL 10, 3, 5, 34 s; what is unfinished is never good."""
+    result = summarise(record(), num_warmups=2, goodput_ms=bounds_ms)
+    assert result["request_goodput"] == pytest.approx(num_good / 40)
+    assert result["slo_attainment"]["all"] == num_good / 4
+
+
+def test_without_bounds_there_is_no_goodput() -> None:
+    for bounds_ms in (None, {}, {"ttft_ms": None}):
+        result = summarise(record(), goodput_ms=bounds_ms)
+        assert (result["request_goodput"], result["slo_attainment"]) == (None, {})
+
+
+def test_without_warm_ups_the_run_counts_from_its_start() -> None:
+    result = summarise(record())
+    assert (result["num_prompts"], result["completed"], result["censored"]) == (7, 5, 2)
+    assert (result["duration"], result["preemptions"]) == (50.0, 4)
+    assert result["spec_decode_draft_tokens"] == 52
+
+
+def test_nothing_is_rejected_where_nothing_was_drafted_or_computed() -> None:
+    undrafted = [asked(0, (0, 0, 1, 4), (10, 4))]
+    assert summarise(record(requests=undrafted))["rejected_token_share"] is None
+    assert summarise(record(usage=[]))["rejected_token_share"] is None
+
+
+def test_rejected_tokens_waste_no_more_than_the_whole_verify() -> None:
+    """38 tokens were rejected, more than verify computed after the drafts were cut."""
+    result = summarise(record(usage=[usage("a", "prefill", 1, 5.0, 9), usage("a", "verify", 1, 5.0, 10)]))
+    assert result["rejected_token_share"] == pytest.approx(5.0 / 10.0)
+
+
+def test_the_details_of_every_request() -> None:
+    assert detailed(record()) == {
+        "start_times": [0, 1, 10, 11, 12, 13, 14],
+        "input_lens": [1000, 50, 100, 200, 300, 400, 500],
+        "output_lens": [7, 2, 5, 1, 2, 10, 3],
+        "ttfts": [1, None, 2, 3, 4, 7, None],
+        "tpots": [0.5, None, 2, None, 1, 3, None],
+        "e2els": [4, None, 10, 3, 5, 34, None],
+    }
+
+
+def work(kind: str, submitted_s: float, ready_s: float, *indices: int) -> WorkRecord:
+    return WorkRecord(
+        kind=kind,
+        model="target",
+        stream="gpu",
+        device="0",
+        submitted_s=submitted_s,
+        issue_start_s=nan,
+        issued_s=nan,
+        start_s=submitted_s,
+        end_s=nan,
+        ready_s=ready_s,
+        rows=1,
+        row_tokens=1,
+        context_tokens=0,
+        chunk_tokens=0,
+        draft_tokens=0,
+        is_cancelled=False,
+        requests=indices,
+    )
+
+
+def test_the_phases_of_two_requests_in_lanes() -> None:
+    """Request 0 waits 1 s, is prefilled for 3, sent for 2, drafted for 1, waits 1, verified for 2. Request 1 waits 3 s,
+    is prefilled for 4, waits 2, verified for 3, of which the last second comes after its last token."""
+    done = [asked(0, (0, 1, 4, 10), (10, 2)), asked(1, (1, 4, 8, 12), (10, 2)), asked(2, (2, 5, 6, 7), (10, 9))]
+    done[2].emitted_tokens = 3
+    works = [
+        work("verify", 10, 13, 1),
+        work("prefill", 1, 4, 0),
+        work("prefill", 4, 8, 1, 1),
+        work("copy", 4, 6, 0),
+        work("draft", 5, 7, 0),
+        work("verify", 8, 10, 0, 2),
+    ]
+    phases_ms = summarise(record(requests=done, works=works))["phases_ms"]
+    assert phases_ms == pytest.approx(
+        {
+            "queue": (1 + 3) / 2 * 1000,
+            "prefill": (3 + 4) / 2 * 1000,
+            "draft": 1 / 2 * 1000,
+            "verify": (2 + 2) / 2 * 1000,
+            "transfer": 2 / 2 * 1000,
+            "waiting": (1 + 2) / 2 * 1000,
+        }
+    )
+
+
+def test_a_step_is_prefill_until_the_first_token_and_verify_after_it() -> None:
+    """A step of 2 s, one of 3 s that brings the first token, and one of 4 s."""
+    done = [asked(0, (0, 0, 5, 9), (10, 2))]
+    works = [work("step", 0, 2, 0), work("step", 2, 5, 0), work("step", 5, 9, 0)]
+    phases_ms = summarise(record(requests=done, works=works))["phases_ms"]
+    assert (phases_ms["prefill"], phases_ms["verify"], phases_ms["waiting"]) == (5000.0, 4000.0, 0.0)

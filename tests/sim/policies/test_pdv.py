@@ -1,0 +1,184 @@
+"""PDV rule by rule, as whole logs that can be summed by hand: draft 2 s, verify 5 s, every draft accepted.
+
+A prompt takes 0.5 s in the target and 0.5 s in the draft model, so that lanes fill up. Works never slow each other,
+but where a test says so.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.costs.cost import ConstantCosts, Demands
+from sim.devices.contention import Contention
+from sim.policies.options import Batching, KvMode, PolicyOptions
+from sim.seam.work import Kind
+from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, WorkLog, request
+
+ROUND = 6
+"""Output of one prefill and one round."""
+
+
+def run_pdv(
+    num_requests: int,
+    *,
+    output: int = ROUND,
+    pass_s: float = 0.5,
+    contention: Contention | None = None,
+    drafts: NotedController | None = None,
+    **options: object,
+) -> SimRun:
+    """Requests that all arrive at 0 s, whose prompts take `pass_s` in each model; drafts of 4."""
+    demand = Demands(0.0, 0.0) if contention is None else Demands(1.0, 1.0)
+    return SimRun(
+        "pdv",
+        [request(index, output=output) for index in range(num_requests)],
+        luck=AlwaysAccept(),
+        costs=ConstantCosts(device_s={**SECONDS, Kind.PREFILL: pass_s}, demand=demand),
+        options=PolicyOptions(**{"poll_s": 0.0, "decode_batch": 1, "verify_batch": 1, **options}),  # type: ignore[arg-type]
+        contention=contention,
+        controller=drafts or NotedController(4, 4),
+    )
+
+
+def prompts(num_requests: int, start_s: float = 0.0, pass_s: float = 0.5) -> WorkLog:
+    """One prompt after the other, each through target and draft model."""
+    return [
+        (start_s + pass_s * number, start_s + pass_s * (number + 1), "prefill", "prefill", (number // 2,))
+        for number in range(2 * num_requests)
+    ]
+
+
+def draft(start_s: float, *indices: int) -> tuple[float, float, str, str, tuple[int, ...]]:
+    return start_s, start_s + 2.0, "decode", "draft", indices
+
+
+def verify(start_s: float, *indices: int) -> tuple[float, float, str, str, tuple[int, ...]]:
+    return start_s, start_s + 5.0, "verify", "verify", indices
+
+
+def test_streams_are_plain_unless_priorities_are_asked_for() -> None:
+    streams = [ticket.stream for ticket in run_pdv(1).tickets]
+    assert {stream.name for stream in streams} == {"decode", "prefill", "verify"}
+    assert {stream.priority for stream in streams} == {0}
+
+
+def test_where_priorities_are_asked_for_decode_comes_before_verify_and_verify_before_prefill() -> None:
+    tickets = run_pdv(1, stream_priorities=True).tickets
+    priority = {ticket.stream.name: ticket.stream.priority for ticket in tickets}
+    assert priority["decode"] > priority["verify"] > priority["prefill"]
+
+
+def test_each_lane_takes_its_own_batch() -> None:
+    """Decode takes two of the four that are prefilled at 2.5 s, verify three of the four that are drafted at 7.5 s."""
+    run = run_pdv(7, pass_s=0.25, decode_batch=2, verify_batch=3)
+    lanes = [draft(0.5, 0), draft(2.5, 1, 2), draft(4.5, 3, 4), draft(6.5, 5, 6)]
+    lanes += [verify(2.5, 0), verify(7.5, 1, 2, 3), verify(12.5, 4, 5, 6)]
+    assert sorted(run.works) == sorted([*prompts(7, pass_s=0.25), *lanes])
+
+
+def test_an_engine_that_loops_over_requests_carries_one_in_every_work() -> None:
+    run = run_pdv(4, decode_batch=2, verify_batch=3, batching=Batching.PER_REQUEST)
+    lanes = [draft(1.0, 0), draft(3.0, 1), draft(5.0, 2), draft(7.0, 3)]
+    lanes += [verify(3.0, 0), verify(8.0, 1), verify(13.0, 2), verify(18.0, 3)]
+    assert sorted(run.works) == sorted([*prompts(4), *lanes])
+
+
+def test_two_active_requests_go_through_lanes_that_poll() -> None:
+    """Polls every 4 s. Decode sees request 0, prefilled at 4.5 s, at 8 s; verify its draft of 10 s at 12 s. Request 1
+    follows at 10 s, is drafted at 12 s and verified at 17 s without a look, for the lane is not idle."""
+    run = run_pdv(2, poll_s=4.0)
+    lanes = [draft(8.0, 0), draft(10.0, 1), verify(12.0, 0), verify(17.0, 1)]
+    assert sorted(run.works) == sorted([*prompts(2, 4.0), *lanes])
+
+
+def test_a_lone_request_is_drafted_and_verified_as_one() -> None:
+    """As above, but nothing waits for the verify lane's look: 8-10, 10-15 s, and the next round at once."""
+    run = run_pdv(1, output=11, poll_s=4.0)
+    lanes = [draft(8.0, 0), verify(10.0, 0), draft(15.0, 0), verify(17.0, 0)]
+    assert sorted(run.works) == sorted([*prompts(1, 4.0), *lanes])
+
+
+def test_what_is_left_alone_becomes_atomic_again() -> None:
+    """Request 0 has one round and is done at 17 s. Request 1 has three, the last two of them atomic though it came as
+    the second: the third follows the second at 31 s, where the decode lane would have looked at 34 s."""
+    asked = [request(0), request(1, output=16)]
+    run = SimRun(
+        "pdv",
+        asked,
+        luck=AlwaysAccept(),
+        costs=ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 0.5}, demand=Demands(0.0, 0.0)),
+        options=PolicyOptions(poll_s=4.0, decode_batch=1, verify_batch=1),
+    )
+    lanes = [draft(8.0, 0), draft(10.0, 1), verify(12.0, 0), verify(17.0, 1)]
+    lanes += [draft(24.0, 1), verify(26.0, 1), draft(31.0, 1), verify(33.0, 1)]
+    assert sorted(run.works) == sorted([*prompts(2, 4.0), *lanes])
+
+
+@pytest.mark.parametrize(("verify_lead", "draft_s"), [(2, 11.0), (1, 13.0), (0, 18.0)])
+def test_a_draft_waits_while_the_verify_queue_leads_by_more_than_it_may(verify_lead: int, draft_s: float) -> None:
+    """At 11 s request 5 is the last to draft and three wait for verify: a lead of 2. Verify takes one at 13 s, which
+    leaves a lead of 1, and one at 18 s, which leaves none."""
+    run = run_pdv(6, verify_lead=verify_lead)
+    drafts = [draft(1.0, 0), draft(3.0, 1), draft(5.0, 2), draft(7.0, 3), draft(9.0, 4), draft(draft_s, 5)]
+    verifies = [verify(3.0 + 5.0 * index, index) for index in range(6)]
+    assert sorted(run.works) == sorted([*prompts(6), *drafts, *verifies])
+
+
+def test_a_draft_that_waits_for_verify_wakes_without_a_poll() -> None:
+    """Polls every 4 s, lead 0. At 16 s request 4 is in hand and 5 behind it, and three wait for verify; verify takes
+    one at 17 s, between two polls. At 19 s there are three against one, at 22 s two, at 27 s one."""
+    run = run_pdv(6, poll_s=4.0, verify_lead=0)
+    drafts = [draft(8.0, 0), draft(10.0, 1), draft(12.0, 2), draft(14.0, 3), draft(17.0, 4), draft(27.0, 5)]
+    verifies = [verify(12.0 + 5.0 * index, index) for index in range(6)]
+    assert sorted(run.works) == sorted([*prompts(6, 4.0), *drafts, *verifies])
+
+
+def test_the_controller_hears_how_long_a_draft_took_and_who_waits_for_verify() -> None:
+    """Request 0 waits for its draft prefill from 0.5 to 1 s; request 5 for its turn from 11 to 18 s, which is no part
+    of its draft. When they end one is with verify, and 0, 0, 1, 1, 2 and 1 others wait."""
+    drafts = NotedController(4, 4)
+    run_pdv(6, verify_lead=0, drafts=drafts)
+    assert drafts.drafts == [(2.5, 0), (2.0, 0), (2.0, 1), (2.0, 1), (2.0, 2), (2.0, 1)]
+
+
+def test_the_controller_hears_the_whole_of_an_atomic_round() -> None:
+    """The first with the draft prefill's last 0.5 s before it."""
+    drafts = NotedController(4, 4)
+    run_pdv(1, output=11, drafts=drafts)
+    assert drafts.drafts == [(7.5, 0), (7.0, 0)]
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_a_draft_has_the_controllers_present_length(num_requests: int) -> None:
+    drafts = NotedController(2, 4)
+    run = run_pdv(num_requests, drafts=drafts)
+    assert {ticket.work.draft_tokens for ticket in run.tickets if ticket.work.kind is Kind.DRAFT} == {2}
+    assert set(drafts.rounds) == {(2, 2)}
+
+
+def test_accepted_tokens_are_run_again_on_the_verify_stream() -> None:
+    """0.5 s after each verify; one request alone is served atomically, two are not."""
+    again = [(8.0, 8.5, "verify", "prefill", (0,)), (13.5, 14.0, "verify", "prefill", (1,))]
+    alone = [*prompts(1), draft(1.0, 0), verify(3.0, 0), again[0]]
+    assert sorted(run_pdv(1, kv=KvMode.REFORWARD).works) == sorted(alone)
+    together = [*prompts(2), draft(1.0, 0), draft(3.0, 1), verify(3.0, 0), verify(8.5, 1), *again]
+    assert sorted(run_pdv(2, kv=KvMode.REFORWARD).works) == sorted(together)
+
+
+def test_lanes_that_contend_share_the_device_and_verify_together_what_piled_up() -> None:
+    """Two works at once go half as fast. Beside request 0's draft, 1-5 s, the prompts of 1 and 2 take 1 s a pass; then
+    draft (1, 2) takes 5-9 s, and verify (0) has done 2 of its 5 s when it is alone again."""
+    run = run_pdv(3, decode_batch=2, verify_batch=2, contention=Contention(has_priorities=False))
+    assert sorted(run.works) == [
+        (0.0, 0.5, "prefill", "prefill", (0,)),
+        (0.5, 1.0, "prefill", "prefill", (0,)),
+        (1.0, 2.0, "prefill", "prefill", (1,)),
+        (1.0, 5.0, "decode", "draft", (0,)),
+        (2.0, 3.0, "prefill", "prefill", (1,)),
+        (3.0, 4.0, "prefill", "prefill", (2,)),
+        (4.0, 5.0, "prefill", "prefill", (2,)),
+        (5.0, 9.0, "decode", "draft", (1, 2)),
+        (5.0, 12.0, "verify", "verify", (0,)),
+        (12.0, 17.0, "verify", "verify", (1, 2)),
+    ]
+    assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == [(0.5, 12.0), (2.0, 17.0), (4.0, 17.0)]

@@ -1,0 +1,192 @@
+"""What the rounds of the lane policies compute, and in what order: prefill 10 s, draft 2 s, verify 5 s, uncontended."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.policies.options import KvMode, PolicyOptions
+from sim.seam.work import Kind, Work
+from tests.sim.support import UNCONTENDED, AlwaysAccept, NeverAccept, NotedController, SimRun, request
+
+Shape = tuple[str, str, int, int, int, tuple[tuple[int, int], ...], int, int]
+
+
+def shape(work: Work) -> Shape:
+    """(kind, model, rows, row tokens, context tokens, chunks as (new, history), head rows, draft tokens)."""
+    return (
+        work.kind.value,
+        work.model.value,
+        work.rows,
+        work.row_tokens,
+        work.context_tokens,
+        tuple((chunk.new_tokens, chunk.history_tokens) for chunk in work.chunks),
+        work.head_rows,
+        work.draft_tokens,
+    )
+
+
+def shapes(run: SimRun) -> list[Shape]:
+    return [shape(ticket.work) for ticket in run.tickets]
+
+
+PROMPT = [
+    ("prefill", "target", 0, 0, 0, ((10, 0),), 1, 0),
+    ("prefill", "draft", 0, 0, 0, ((10, 0),), 0, 0),
+]
+
+
+def lone(policy: str = "pd", *, kv: KvMode = KvMode.ROLLBACK, luck: object = None, **settings: object) -> SimRun:
+    """One prompt of 10, two rounds where drafts of 4 are accepted."""
+    return SimRun(
+        policy,
+        [request(0, output=9)],
+        luck=luck or AlwaysAccept(),
+        costs=UNCONTENDED,
+        options=PolicyOptions(poll_s=0.0, spin_s=0.0, decode_batch=2, kv=kv),
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def test_a_round_drafts_from_the_newest_token_and_verifies_the_draft_behind_it() -> None:
+    """Of 10 + 1 tokens the newest is not in KV. All 4 and the target's own are accepted: 15 in KV, and the draft model
+    lacks the last of its own."""
+    assert shapes(lone()) == [
+        *PROMPT,
+        ("draft", "draft", 1, 1, 10, (), 1, 4),
+        ("verify", "target", 1, 5, 10, (), 5, 0),
+        ("draft", "draft", 1, 2, 15, (), 1, 4),
+        ("verify", "target", 1, 5, 15, (), 5, 0),
+    ]
+
+
+def test_a_rejected_draft_leaves_one_token_and_nothing_to_catch_up() -> None:
+    assert shapes(lone(luck=NeverAccept()))[:8] == [
+        *PROMPT,
+        ("draft", "draft", 1, 1, 10, (), 1, 4),
+        ("verify", "target", 1, 5, 10, (), 5, 0),
+        ("draft", "draft", 1, 1, 11, (), 1, 4),
+        ("verify", "target", 1, 5, 11, (), 5, 0),
+        ("draft", "draft", 1, 1, 12, (), 1, 4),
+        ("verify", "target", 1, 5, 12, (), 5, 0),
+    ]
+
+
+def test_a_batch_carries_the_sums_of_its_rows() -> None:
+    """Two workers that look every 64 s: prompts of 10 and 30 are drafted together, then with 5 tokens more each."""
+    asked = [request(0, prompt=10, output=9), request(1, prompt=30, output=9)]
+    options = PolicyOptions(poll_s=64.0, decode_batch=2)
+    run = SimRun("pd", asked, luck=AlwaysAccept(), costs=UNCONTENDED, options=options)
+    assert shapes(run)[4:] == [
+        ("draft", "draft", 2, 2, 40, (), 2, 4),
+        ("verify", "target", 2, 10, 40, (), 10, 0),
+        ("draft", "draft", 2, 4, 50, (), 2, 4),
+        ("verify", "target", 2, 10, 50, (), 10, 0),
+    ]
+
+
+@pytest.mark.parametrize("policy", ["baseline", "pd", "unified"])
+def test_without_speculation_a_round_is_a_plain_decode_and_the_draft_model_sees_no_prompt(policy: str) -> None:
+    run = lone(policy, draft_tokens=0)
+    decodes = [("verify", "target", 1, 1, 10 + done, (), 1, 0) for done in range(8)]
+    assert shapes(run) == [PROMPT[0], *decodes]
+    assert [ticket.start_s for ticket in run.tickets] == [0.0, *(10.0 + 5.0 * done for done in range(8))]
+    assert run.serving.kv.held.peak == 10 + 8
+
+
+def test_without_speculation_nothing_runs_on_the_draft_stream() -> None:
+    assert {ticket.stream.name for ticket in lone("unified", draft_tokens=0).tickets} == {"prefill", "verify"}
+
+
+def test_a_draft_of_one_token_needs_the_draft_models_prefill() -> None:
+    assert shapes(lone(draft_tokens=1))[:4] == [
+        *PROMPT,
+        ("draft", "draft", 1, 1, 10, (), 1, 1),
+        ("verify", "target", 1, 2, 10, (), 2, 0),
+    ]
+
+
+@pytest.mark.parametrize("policy", ["pd", "unified"])
+def test_a_round_has_the_controllers_present_length(policy: str) -> None:
+    """2 of at most 4: outputs of 1 + 3 + 3 + 2."""
+    controller = NotedController(2, 4)
+    run = lone(policy, controller=controller)
+    assert [ticket.work.draft_tokens for ticket in run.tickets if ticket.work.kind is Kind.DRAFT] == [2, 2, 2]
+    assert [ticket.work.row_tokens for ticket in run.tickets if ticket.work.kind is Kind.VERIFY] == [3, 3, 3]
+    assert controller.rounds == [(2, 2)] * 3
+
+
+def test_while_a_round_is_in_flight_all_its_slots_are_held() -> None:
+    """10 of the prompt and 5 in the first round, 15 and 5 in the second, of which 4 are kept each time."""
+    assert lone(luck=AlwaysAccept()).serving.kv.held.peak == 20
+    assert lone(luck=NeverAccept()).serving.kv.held.peak == 10 + 7 + 5
+
+
+def test_the_controller_hears_how_long_an_atomic_round_took() -> None:
+    """Prefilled at 10 s; the draft comes after the draft model's prefill at 20 s, and verify ends at 27 and 34 s."""
+    controller = NotedController(4, 4)
+    lone(controller=controller)
+    assert controller.drafts == [(17.0, 0), (7.0, 0)]
+
+
+def test_a_draft_comes_after_the_draft_prefill_of_every_row() -> None:
+    """Looks every 32 s. From 32 s the prompts take 10 s a pass; at 64 s both wait for decode, and request 1's draft
+    prefill ends at 72 s."""
+    asked = [request(0, output=11), request(1, output=11)]
+    options = PolicyOptions(poll_s=32.0, decode_batch=2)
+    run = SimRun("pd", asked, luck=AlwaysAccept(), costs=UNCONTENDED, options=options)
+    assert run.works == [
+        (32.0, 42.0, "prefill", "prefill", (0,)),
+        (42.0, 52.0, "prefill", "prefill", (0,)),
+        (52.0, 62.0, "prefill", "prefill", (1,)),
+        (62.0, 72.0, "prefill", "prefill", (1,)),
+        (72.0, 74.0, "decode", "draft", (0, 1)),
+        (74.0, 79.0, "decode", "verify", (0, 1)),
+        (79.0, 81.0, "decode", "draft", (0, 1)),
+        (81.0, 86.0, "decode", "verify", (0, 1)),
+    ]
+
+
+def test_without_kv_every_pass_runs_the_whole_sequence_and_verify_comes_after_the_last() -> None:
+    """Sequences of 11 to 14 tokens drafted, of 15 verified, then of 16 to 19 and 20."""
+    run = lone("unified", kv=KvMode.NONE)
+    drafts = [[("draft", "draft", 0, 0, 0, ((first + i, 0),), 1, 0) for i in range(4)] for first in (11, 16)]
+    assert shapes(run) == [
+        *PROMPT,
+        *drafts[0],
+        ("verify", "target", 0, 0, 0, ((15, 0),), 5, 0),
+        *drafts[1],
+        ("verify", "target", 0, 0, 0, ((20, 0),), 5, 0),
+    ]
+    assert run.works[2:] == [
+        *[(20.0 + 2.0 * i, 22.0 + 2.0 * i, "draft", "draft", (0,)) for i in range(4)],
+        (28.0, 33.0, "verify", "verify", (0,)),
+        *[(33.0 + 2.0 * i, 35.0 + 2.0 * i, "draft", "draft", (0,)) for i in range(4)],
+        (41.0, 46.0, "verify", "verify", (0,)),
+    ]
+
+
+def test_accepted_tokens_run_again_on_verifys_stream_before_they_are_emitted() -> None:
+    run = lone("unified", kv=KvMode.REFORWARD)
+    assert shapes(run) == [
+        *PROMPT,
+        ("draft", "draft", 1, 1, 10, (), 1, 4),
+        ("verify", "target", 1, 5, 10, (), 5, 0),
+        ("prefill", "target", 1, 5, 10, (), 0, 0),
+        ("draft", "draft", 1, 2, 15, (), 1, 4),
+        ("verify", "target", 1, 5, 15, (), 5, 0),
+        ("prefill", "target", 1, 5, 15, (), 0, 0),
+    ]
+    assert run.works[2:] == [
+        (20.0, 22.0, "draft", "draft", (0,)),
+        (22.0, 27.0, "verify", "verify", (0,)),
+        (27.0, 37.0, "verify", "prefill", (0,)),
+        (37.0, 39.0, "draft", "draft", (0,)),
+        (39.0, 44.0, "verify", "verify", (0,)),
+        (44.0, 54.0, "verify", "prefill", (0,)),
+    ]
+    assert run.serving.requests[0].last_token_s == 54.0
+
+
+def test_a_rejected_draft_runs_only_the_targets_own_token_again() -> None:
+    again = [work for work in shapes(lone(kv=KvMode.REFORWARD, luck=NeverAccept())) if work[0] == "prefill"][2:]
+    assert again == [("prefill", "target", 1, 1, 10 + done, (), 0, 0) for done in range(8)]
