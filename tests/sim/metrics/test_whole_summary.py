@@ -109,14 +109,19 @@ def flat(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_key_of_a_summary() -> None:
-    """Measured from the arrival of request 2 at 10 s to 50 s; of 40 drafted tokens 9 are accepted, of 52 in the whole
-    run 14. Requests 2 and 3 meet the bound on TTFT, 3 and 4 that on TPOT."""
+    """Measured from the arrival of request 2 at 10 s to 50 s; until the last one arrives at 14 s a single token is out.
+    Of 40 drafted tokens 9 are accepted, of 52 in the whole run 14. Requests 2 and 3 meet the bound on TTFT, 3 and 4 that on TPOT."""
     rejected_share = (5.0 * 38 / 52 + 14.0 * 38 / 80) / 25.0
+    told = record(engine="vllm-0.24", is_async=False, caps={"max_num_seqs": 256, "verify_batch": None})
     bounds_ms = {"ttft_ms": 3000.0, "tpot_ms": 1000.0, "e2el_ms": None}
-    assert flat(summarise(record(), num_warmups=2, goodput_ms=bounds_ms)) == pytest.approx(
+    assert flat(summarise(told, num_warmups=2, goodput_ms=bounds_ms)) == pytest.approx(
         {
             "policy": "pdv",
             "seed": 7,
+            "engine": "vllm-0.24",
+            "async_scheduling": False,
+            "caps.max_num_seqs": 256,
+            "caps.verify_batch": None,
             "num_prompts": 5,
             "completed": 4,
             "censored": 1,
@@ -160,6 +165,7 @@ def test_every_key_of_a_summary() -> None:
             "p90_itl_ms": 1600.0,
             "p95_itl_ms": 1800.0,
             "p99_itl_ms": 1960.0,
+            "steady_output_throughput": 1 / 4,
             "throughput_completed_window": 18 / 25,
             "throughput_emitted_window": 21 / 25,
             "spec_decode_num_drafts": 10,
@@ -217,6 +223,9 @@ def test_every_key_of_a_run_in_which_nothing_happened() -> None:
     assert summarise(nothing, percentiles=(25.0, 99.9), goodput_ms={"ttft_ms": 1.0}, num_warmups=1) == {
         "policy": "pdv",
         "seed": 7,
+        "engine": "",
+        "async_scheduling": None,
+        "caps": {},
         "num_prompts": 0,
         "completed": 0,
         "censored": 0,
@@ -231,6 +240,7 @@ def test_every_key_of_a_run_in_which_nothing_happened() -> None:
         "slo_attainment": {"ttft_ms": None, "all": None},
         "request_goodput": None,
         **dict.fromkeys(latencies),
+        "steady_output_throughput": None,
         "throughput_completed_window": None,
         "throughput_emitted_window": None,
         "spec_decode_num_drafts": 0,
