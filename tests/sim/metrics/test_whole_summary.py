@@ -109,8 +109,9 @@ def flat(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_key_of_a_summary() -> None:
-    """Measured from the arrival of request 2 at 10 s to 50 s; until the last one arrives at 14 s a single token is out.
-    Of 40 drafted tokens 9 are accepted, of 52 in the whole run 14. Requests 2 and 3 meet the bound on TTFT, 3 and 4 that on TPOT."""
+    """Measured from the arrival of request 2 at 10 s to 50 s; by the last arrival at 14 s a single token is out. Of 40
+    drafted tokens 9 are accepted, of 52 in the whole run 14. Requests 2 and 3 meet the bound on TTFT, 3 and 4 that on
+    TPOT."""
     rejected_share = (5.0 * 38 / 52 + 14.0 * 38 / 80) / 25.0
     told = record(engine="vllm-0.24", is_async=False, caps={"max_num_seqs": 256, "verify_batch": None})
     bounds_ms = {"ttft_ms": 3000.0, "tpot_ms": 1000.0, "e2el_ms": None}
