@@ -98,7 +98,7 @@ def errors_of(
     body_errors = relative_error(body_s(fitted.gemm, tables.gpu, body), body.seconds)
     tokens = np.array(body.tokens)
     in_verify = (tokens >= VERIFY_TOKENS[0]) & (tokens <= VERIFY_TOKENS[1])
-    head = _head(tables.gemm, shape, tensor_parallel)
+    head = tables.gemm.head(shape, tensor_parallel, MAX_ROWS)
     head_errors = relative_error(body_s(fitted.gemm, tables.gpu, head), head.seconds)
     errors = {
         "body": kind_error(body_errors, f"{how}; layer GEMMs at {len(tokens)} token counts, 1..{tokens.max()}"),
@@ -112,13 +112,6 @@ def errors_of(
         errors[f"{kind}_attention"] = kind_error(attention, f"{how}; its head layout, measured points")
         errors[kind] = kind_error(whole, f"{how}; whole passes: GEMMs, attention and LM head")
     return errors
-
-
-def _head(table: GemmTable, shape: ModelShape, tensor_parallel: int) -> Body:
-    columns, depth = shape.vocab // tensor_parallel, shape.hidden
-    seconds = table.at(columns, depth)
-    use = (table.tokens <= MAX_ROWS) & (seconds > 0.0)
-    return Body([(columns, depth)], [int(tokens) for tokens in table.tokens[use]], seconds[use])
 
 
 def _attention_and_pass(
@@ -139,7 +132,7 @@ def _attention_and_pass(
     else:
         predicted = prefill_rows_s(fitted.prefill, tables.gpu, points.prefill_rows())
         total = points.sequences * points.tokens
-    head = _head(tables.gemm, shape, tensor_parallel)
+    head = tables.gemm.head(shape, tensor_parallel, MAX_ROWS)
     measured_body = _pick(body, body.seconds, total)
     predicted_body = _pick(body, body_s(fitted.gemm, tables.gpu, body), total)
     measured_head = _pick(head, head.seconds, points.sequences)

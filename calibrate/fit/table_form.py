@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrate.fit.errors import Array, kind_error, relative_error
 from calibrate.fit.held_out import MIN_PROMPT_TOKENS, VERIFY_TOKENS, Tables
 from calibrate.fit.kernels import Body
-from calibrate.fit.tables import MAX_ROWS, MAX_TOKENS, AttentionTable, GemmTable, outside_l2
+from calibrate.fit.tables import MAX_ROWS, MAX_TOKENS, AttentionTable, outside_l2
 from sim.costs.forms.table import TablePasses
 from sim.costs.kernels import AllReduce, Elementwise, Head
 from sim.costs.passes import layer_rest_s, sampler_s
@@ -60,17 +61,9 @@ def measured_points(tables: Tables, shape: ModelShape, tensor_parallel: int) -> 
                 f"({shape.name}) in the tables of {tables.gpu.name!r}; import it in the compact form"
             )
     body = tables.gemm.body(shape, tensor_parallel)
-    return Measured(
-        body, _head(tables.gemm, shape, tensor_parallel), decode.where(use_decode), prefill.where(use_prefill)
-    )
-
-
-def _head(table: GemmTable, shape: ModelShape, tensor_parallel: int) -> Body:
-    """The LM head at as many positions as a pass may have tokens: every token of a verify pass samples."""
-    columns, depth = shape.vocab // tensor_parallel, shape.hidden
-    seconds = table.at(columns, depth)
-    use = (table.tokens <= MAX_TOKENS) & (seconds > 0.0)
-    return Body([(columns, depth)], [int(tokens) for tokens in table.tokens[use]], seconds[use])
+    # Every token of a verify pass samples, so the head is measured at as many positions as a pass may have tokens.
+    head = tables.gemm.head(shape, tensor_parallel, MAX_TOKENS)
+    return Measured(body, head, decode.where(use_decode), prefill.where(use_prefill))
 
 
 def model_table(points: Measured, gpu: Gpu, shape: ModelShape, tensor_parallel: int, rest: Rest | None) -> ModelTable:
@@ -84,11 +77,11 @@ def model_table(points: Measured, gpu: Gpu, shape: ModelShape, tensor_parallel: 
     order = np.argsort(points.prefill.tokens)
     prefill_s = smooth(points.prefill.seconds[order])
     return ModelTable(
-        body=Curve(tokens=_counts(points.body.tokens), seconds=tuple(map(rounded, body_s))),
-        head=Curve(tokens=_counts(points.head.tokens), seconds=tuple(map(rounded, head_s))),
+        body=Curve(tokens=counts(points.body.tokens), seconds=tuple(map(rounded, body_s))),
+        head=Curve(tokens=counts(points.head.tokens), seconds=tuple(map(rounded, head_s))),
         decode_attention=_decode_grid(points.decode),
         prefill_attention=PrefillGrid(
-            chunk_tokens=_counts(points.prefill.tokens[order]),
+            chunk_tokens=counts(points.prefill.tokens[order]),
             history_tokens=(0,),
             seconds=tuple((rounded(value),) for value in prefill_s),
         ),
@@ -100,8 +93,8 @@ def _decode_grid(points: AttentionTable) -> DecodeGrid:
     grid = np.full((len(rows), len(contexts)), np.nan)
     grid[np.searchsorted(rows, points.sequences), np.searchsorted(contexts, points.tokens)] = points.seconds
     return DecodeGrid(
-        rows=_counts(rows),
-        context_tokens=_counts(contexts),
+        rows=counts(rows),
+        context_tokens=counts(contexts),
         seconds=tuple(tuple(None if np.isnan(value) else rounded(value) for value in line) for line in smooth(grid)),
     )
 
@@ -194,7 +187,8 @@ def every_second(points: int) -> list[int]:
     return sorted({*range(0, points, 2), points - 1})
 
 
-def _counts(values: Sequence[int] | Array) -> tuple[int, ...]:
+def counts(values: Sequence[int] | Array | NDArray[np.int64]) -> tuple[int, ...]:
+    """An axis as a profile stores it."""
     return tuple(int(value) for value in values)
 
 

@@ -62,6 +62,13 @@ class GemmTable(NamedTuple):
         use = (self.tokens <= MAX_TOKENS) & (total > 0.0)
         return Body(gemms, [int(tokens) for tokens in self.tokens[use]], total[use])
 
+    def head(self, shape: ModelShape, tensor_parallel: int, most_tokens: int) -> Body:
+        """The LM head of `shape` on one device, at measured counts of positions up to `most_tokens`."""
+        columns, depth = shape.vocab // tensor_parallel, shape.hidden
+        seconds = self.at(columns, depth)
+        use = (self.tokens <= most_tokens) & (seconds > 0.0)
+        return Body([(columns, depth)], [int(tokens) for tokens in self.tokens[use]], seconds[use])
+
 
 class AttentionTable(NamedTuple):
     """Attention latencies, one entry per measured point; `tokens` per sequence: the prompt, or the context read."""

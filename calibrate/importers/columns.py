@@ -72,12 +72,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, str]], str]:
 def _number(where: str, index: int, name: str, text: str | None) -> float:
     """A time or a count, line by line: the header is line 1."""
     line = f"{where}, line {index + 2}"
-    try:
-        value = float(text or "")
-    except ValueError:
-        raise ValueError(f"{line}: {name}={text!r} must be a number") from None
-    if not np.isfinite(value):
-        raise ValueError(f"{line}: {name}={text!r} must be finite")
+    value = finite_number(line, name, text)
     if name.endswith("_us"):
         if value <= 0.0:
             raise ValueError(f"{line}: {name}={value:g} must be positive")
@@ -87,4 +82,15 @@ def _number(where: str, index: int, name: str, text: str | None) -> float:
             )
     elif value < 0.0 or value != int(value):
         raise ValueError(f"{line}: {name}={value:g} must be a whole number of at least 0; are columns swapped?")
+    return value
+
+
+def finite_number(where: str, name: str, text: str | None) -> float:
+    """Raises ValueError that begins with `where`, the file and its line."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        raise ValueError(f"{where}: {name}={text!r} must be a number") from None
+    if not np.isfinite(value):
+        raise ValueError(f"{where}: {name}={text!r} must be finite")
     return value

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fit.errors import Array
-from calibrate.fit.table_form import every_second, rounded, smooth
+from calibrate.fit.table_form import counts, every_second, rounded, smooth
 from calibrate.importers.llmservingsim.files import ELEMENTWISE, GEMMS, ONCE, Attention, LayerFiles
 from sim.costs.kernels import AllReduce
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid
@@ -165,7 +165,7 @@ def table_of(points: LayerPoints) -> ModelTable:
         head=_curve(points.head),
         decode_attention=_decode_grid(points.decode),
         prefill_attention=PrefillGrid(
-            chunk_tokens=_counts(prefill.first), history_tokens=_counts(prefill.second), seconds=_grid(prefill)
+            chunk_tokens=counts(prefill.first), history_tokens=counts(prefill.second), seconds=_grid(prefill)
         ),
         rows_beside_chunks=None if points.beside is None else _decode_grid(points.beside),
     )
@@ -179,16 +179,12 @@ def smoothing(points: LayerPoints) -> Array:
 
 
 def _curve(raw: RawCurve) -> Curve:
-    return Curve(tokens=_counts(raw.counts), seconds=tuple(map(rounded, smooth(raw.seconds))))
+    return Curve(tokens=counts(raw.counts), seconds=tuple(map(rounded, smooth(raw.seconds))))
 
 
 def _decode_grid(raw: RawGrid) -> DecodeGrid:
-    return DecodeGrid(rows=_counts(raw.first), context_tokens=_counts(raw.second), seconds=_grid(raw))
+    return DecodeGrid(rows=counts(raw.first), context_tokens=counts(raw.second), seconds=_grid(raw))
 
 
 def _grid(raw: RawGrid) -> tuple[tuple[float | None, ...], ...]:
     return tuple(tuple(None if np.isnan(value) else rounded(value) for value in line) for line in smooth(raw.seconds))
-
-
-def _counts(axis: NDArray[np.int64]) -> tuple[int, ...]:
-    return tuple(int(value) for value in axis)

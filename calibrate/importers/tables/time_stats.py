@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calibrate.fit.errors import Array
 from calibrate.hardware.datasheets import DATASHEETS
-from calibrate.importers.columns import read_rows
+from calibrate.importers.columns import finite_number, read_rows
 
 LONGEST_MS = 1e4
 """No kernel of one layer takes ten seconds."""
@@ -125,7 +125,7 @@ def _other_gpu(path: Path, gpu: str) -> str:
 
 
 def _seconds(where: str, index: int, name: str, text: str | None) -> float:
-    value = _number(where, index, name, text)
+    value = finite_number(f"{where}, line {index + 2}", name, text)
     if value < 0.0:
         raise ValueError(f"{where}, line {index + 2}: {name}={value:g} must not be negative")
     if value > LONGEST_MS:
@@ -137,19 +137,9 @@ def _seconds(where: str, index: int, name: str, text: str | None) -> float:
 
 
 def _count(where: str, index: int, name: str, text: str | None) -> float:
-    value = _number(where, index, name, text)
+    value = finite_number(f"{where}, line {index + 2}", name, text)
     if value < 0.0 or value != int(value):
         raise ValueError(
             f"{where}, line {index + 2}: {name}={value:g} must be a whole number of at least 0; are columns swapped?"
         )
-    return value
-
-
-def _number(where: str, index: int, name: str, text: str | None) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        raise ValueError(f"{where}, line {index + 2}: {name}={text!r} must be a number") from None
-    if not np.isfinite(value):
-        raise ValueError(f"{where}, line {index + 2}: {name}={text!r} must be finite")
     return value
