@@ -99,12 +99,13 @@ def saturated_throughput(requests: Sequence[Request], in_flight: int) -> tuple[f
     """Requests per second while the queue never empties, with its 95 % interval.
 
     `requests` all arrived at once and are finished. A request counts evenly over its time in service, since completions
-    come in waves. Left out are the first `in_flight` completions, while the batch fills, and what comes after the last
+    come in waves. Left out are the first `in_flight` completions, while the batch fills (a third of all at most: where
+    requests are admitted on less memory than they come to need, more are in flight than can go on), and what comes after the last
     one was let in, while it drains. The interval is over BATCHES stretches of equal length.
     """
     begins = np.array([request.scheduled_s for request in requests])
     ends = np.array([request.last_token_s for request in requests])
-    first = np.sort(ends)[min(in_flight, len(ends)) - 1]
+    first = np.sort(ends)[max(1, min(in_flight, len(ends) // 3)) - 1]
     last = float(begins.max())
     if last <= first:
         return len(ends) / float(ends.max()), (0.0, inf)

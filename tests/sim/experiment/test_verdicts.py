@@ -90,14 +90,14 @@ def test_replications_of_neighbouring_seeds_share_nothing() -> None:
 
 def test_a_length_left_open_spans_twenty_latencies_and_is_the_same_for_all() -> None:
     scenario = Scenario.of(
-        profile=LARGE, policy=["autoregressive", "continuous"], input_len=256, output_len=1200, request_rate=10
+        profile=LARGE, policy=["autoregressive", "continuous"], input_len=64, output_len=600, request_rate=16
     )
     settled, length = settle(scenario, load(LARGE))
     found = compare(scenario, load(LARGE), workers=1)
     slowest_s = max(row.mean["mean_e2el_ms"] or 0.0 for row in found.policies) / 1e3
     assert length.is_auto
     assert length.num_prompts > 1000
-    assert length.num_prompts / 10 > 0.9 * 20 * slowest_s
+    assert length.num_prompts / 16 > 0.9 * 20 * slowest_s
     assert length.num_warmups <= 0.1 * length.num_prompts
     assert settled.workload.num_prompts == length.num_prompts
     assert {run["num_prompts"] for run in found.runs} == {length.num_prompts - length.num_warmups}
@@ -119,7 +119,7 @@ def test_a_given_length_is_obeyed_and_called_a_transient_where_it_is_one() -> No
 
 
 def test_a_cpu_budget_cuts_the_length_and_says_so() -> None:
-    scenario = Scenario.of(profile=LARGE, policy="continuous", input_len=256, output_len=1200, request_rate=10)
+    scenario = Scenario.of(profile=LARGE, policy="continuous", input_len=64, output_len=600, request_rate=16)
     _, free = settle(scenario, load(LARGE))
     _, cut = settle(scenario, load(LARGE), most_cpu_s=1e-6)
     assert free.num_prompts > cut.num_prompts == 1000
