@@ -100,8 +100,8 @@ def saturated_throughput(requests: Sequence[Request], in_flight: int) -> tuple[f
 
     `requests` all arrived at once and are finished. A request counts evenly over its time in service, since completions
     come in waves. Left out are the first `in_flight` completions, while the batch fills (a third of all at most: where
-    requests are admitted on less memory than they come to need, more are in flight than can go on), and what comes after the last
-    one was let in, while it drains. The interval is over BATCHES stretches of equal length.
+    requests are admitted on less memory than they come to need, more are in flight than can go on), and what comes
+    after the last one was let in, while it drains. The interval is over BATCHES stretches of equal length.
     """
     begins = np.array([request.scheduled_s for request in requests])
     ends = np.array([request.last_token_s for request in requests])
