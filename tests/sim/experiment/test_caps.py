@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sim.costs.profile_files import load
@@ -15,7 +16,8 @@ from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve
 from sim.experiment.scenario_file import read_scenario
 from sim.metrics.records import RunRecord
-from sim.policies.registry import POLICIES
+from sim.policies.options import PolicyOptions
+from sim.policies.registry import POLICIES, Policy
 from sim.report.tables import comparison_tables
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -153,6 +155,17 @@ def test_a_key_that_a_policy_ignores_is_a_note() -> None:
         check(given, load(PAIR))
 
 
+def test_every_option_means_something_to_some_policy() -> None:
+    """A key that none takes would be called ignored whatever runs."""
+    for key in msgspec.structs.asdict(PolicyOptions()):
+        assert any(policy.takes_option(key) for policy in POLICIES.values()), key
+
+
+def test_a_policy_of_ones_own_that_does_not_say_ignores_nothing() -> None:
+    policy = Policy(name="mine", summary="", source="", build=POLICIES["pd"].build)
+    assert all(policy.takes_option(key) for key in ("workers", "decode_batch"))
+
+
 def test_a_scenario_at_its_defaults_is_quiet() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -172,6 +185,12 @@ def test_every_run_and_the_head_of_the_table_name_the_engine(capsys: pytest.Capt
         assert f"engine {name or 'vllm-0.24'}" in capsys.readouterr().out.splitlines()[0]
     tiny = compare(Scenario.of(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=5), load("cpu/tiny"))
     assert tiny.runs[0]["engine"] == "measured here"
+
+
+def test_an_engine_is_a_name_or_a_block() -> None:
+    block = scenario("pd", engine={"name": "vllm-0.12", "max_num_seqs": 9}).engine
+    assert (block.name, block.max_num_seqs) == ("vllm-0.12", 9)
+    assert scenario("pd", engine="vllm-0.12", max_num_seqs=9).engine == block
 
 
 def test_an_unknown_engine_is_refused_before_anything_runs() -> None:
