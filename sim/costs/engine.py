@@ -28,6 +28,8 @@ ADDED_BY_AN_ENGINE = "step_s, row_s, gap_s and draft_pass_s are 0 here: an engin
 """What the source of a profile's host says where that is so."""
 CONSTANTS = ("step_s", "row_s", "draft_pass_s", "gap_s")
 NO_SPECULATION = "none"
+NO_ENGINE = "no engine"
+"""Name of what a real host adds that no engine and no measurement knows."""
 ENGINE_SCHEMA = 1
 GIB = 2.0**30
 
@@ -206,7 +208,7 @@ def engine_of(name: str | None, profile: Profile) -> EngineCosts:
 def without_engine(profile: Profile) -> EngineCosts:
     """Nothing added to `profile`, and nothing planned ahead: passes that an engine's own loop never drove."""
     ideal = load_engine("ideal", profile.gpu.name)
-    return msgspec.structs.replace(ideal, name=NO_SPECULATION, is_async=False, async_methods=(), source="no engine")
+    return msgspec.structs.replace(ideal, name=NO_ENGINE, is_async=False, async_methods=(), source=NO_ENGINE)
 
 
 def with_engine(profile: Profile, engine: EngineCosts) -> Profile:

@@ -189,7 +189,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         """
         raw = read_scenario(Path(source)) if isinstance(source, str | Path) else copy.deepcopy(dict(source or {}))
         for name, value in changes.items():
-            set_dotted(raw, FLAT_NAMES.get(name, name), value)
+            is_block = isinstance(value, Mapping)
+            set_dotted(raw, name if is_block else FLAT_NAMES.get(name, name), value)
         return resolve(raw)
 
     @property

@@ -29,8 +29,8 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     >>> import lanesim
     >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="pd", **{"policy_options.batching": "per_request"})
-    >>> scenario.policy_options.rows_per_work(6)
-    1
+    >>> scenario.policy_options.batching.value, scenario.policy_options.workers
+    ('per_request', 4)
     """
 
     workers: int = 4

@@ -48,9 +48,14 @@ def refusal(command: click.Command, *args: str) -> str:
 def served(policy: str = "continuous", profile: Profile | None = None, **workload: Any) -> Sequence[Request]:
     """Requests of a simulated run, finished."""
     profile = profile or load(PROFILE)
-    scenario = resolve(
-        {"profile": PROFILE, "policy": policy, "speculation": {"num_speculative_tokens": 0}, "workload": workload}
-    )
+    raw = {
+        "profile": PROFILE,
+        "policy": policy,
+        "engine": {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "async_scheduling": False},
+        "speculation": {"num_speculative_tokens": 0},
+        "workload": workload,
+    }
+    scenario = resolve(raw)
     return simulate(scenario, policy, 0, profile).requests
 
 

@@ -38,7 +38,7 @@ def run(
     policy: str, executor: PairExecutor, options: PolicyOptions, luck: PeriodicLuck | None, limits: EngineLimits
 ) -> list[GpuTicket]:
     with GpuHost(executor, luck) as host:
-        serving = serve(host, policy, requests(), draft_tokens=3)
+        serving = serve(host, policy, requests(), draft_tokens=3, limits=limits)
         for task in [*find_policy(policy).build(serving, options, limits), serving.arrivals()]:
             host.spawn(task)
         host.run_until()

@@ -16,6 +16,7 @@ from realrun.cli.engine_flags import engine_block
 from realrun.validate.cells.compare import Setup, simulate_cell, varied_requests
 from realrun.validate.cells.fit import fit_constant, parse_mark, with_constant
 from realrun.validate.cells.table import MEASURED, read_cells
+from sim.costs.engine import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode, load
 from tests.realrun.recorded_runs import invoke, refusal, result_of
@@ -30,8 +31,9 @@ Row = dict[str, Any]
 
 
 def quick() -> Profile:
-    """The pair with no other host time per step than what a test plants."""
-    return with_constant(load(PAIR), "step_s", 0.0)
+    """The pair with no other constant of an engine than what a test plants."""
+    profile = load(PAIR)
+    return with_engine(profile, without_engine(profile))
 
 
 def write_profile(path: Path, profile: Profile) -> str:
@@ -117,6 +119,25 @@ def test_a_second_constant_can_be_fitted_on_other_cells(tmp_path: Path) -> None:
                        "--fit", "arm=eagle3,concurrency=1", "--fit-constant", "draft_pass_s")  # fmt: skip
     assert result["fit"]["value_s"] == pytest.approx(4e-4, abs=1e-7)
     assert result["fit"]["lines"] == [5]
+
+
+def test_a_fit_starts_from_the_named_engine_and_the_fitted_profile_is_its_own(tmp_path: Path) -> None:
+    """Planted: vLLM 0.12 on H100 with 0.5 ms more per target pass. The engine's other constants stay as they are."""
+    engine = load_engine("vllm-0.12", "h100-sxm")
+    planted = with_engine(load(PAIR), msgspec.structs.replace(engine, gap_s=5e-4))
+    table, out = measured(tmp_path, planted), tmp_path / "fitted.json"
+    result = result_of(cells_command, str(table), "--profile", PAIR, "--engine", "vllm-0.12", "--fit", "concurrency=1",
+                       "--fitted-profile", str(out))  # fmt: skip
+    assert result["engine"]["name"] == "vllm-0.12"
+    assert result["fit"]["value_s"] == pytest.approx(5e-4, abs=1e-7)
+    own = own_engine(load(out))
+    assert own is not None
+    assert (own.name, own.step_s, own.row_s) == ("vllm-0.12", engine.step_s, engine.row_s)
+    assert own.gap_s == pytest.approx(5e-4, abs=1e-7)
+    again = result_of(cells_command, str(table), "--profile", str(out), "--engine", "vllm-0.12")
+    assert again["judged"]["tpot_ms"]["max_absolute_error_pct"] == pytest.approx(0.0, abs=0.01)
+    other = result_of(cells_command, str(table), "--profile", str(out), "--engine", "ideal")
+    assert other["judged"]["tpot_ms"]["mean_error_pct"] < -10.0
 
 
 def test_marks_join_conditions_by_commas_and_add_up_when_repeated(tmp_path: Path) -> None:

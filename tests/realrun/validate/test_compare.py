@@ -21,10 +21,11 @@ from sim.experiment.assemble import Accounts, Experiment
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve
 from sim.metrics.summary import summarise
+from sim.policies import works as works_of
 from sim.policies.options import Method
 from sim.policies.registry import POLICIES
 from sim.seam.request import Request
-from sim.seam.work import Kind, Work
+from sim.seam.work import Kind, Model, Work
 
 SECONDS = {Kind.PREFILL: 0.010, Kind.DRAFT: 0.002, Kind.VERIFY: 0.005, Kind.STEP: 0.006}
 
@@ -206,7 +207,42 @@ def test_a_tape_must_last_as_long_as_the_run(tmp_path: Any) -> None:
 def test_slots_are_counted_by_who_can_be_in_flight_together() -> None:
     assert most_at_once(experiment("pd")) == 30
     assert most_at_once(experiment("pd", workload={"max_concurrency": 7})) == 7
-    assert most_at_once(experiment("continuous", engine={"max_num_seqs": 9})) == 9
+    for policy in ("continuous", "pd", "baseline"):
+        assert most_at_once(experiment(policy, engine={"max_num_seqs": 9})) == 9
+
+
+def test_a_replay_is_of_no_other_engine_and_plans_nothing_ahead() -> None:
+    """The profile's own constants and name; on a GPU's profile, which has none, nothing is added."""
+    own = dataclasses.replace(experiment("continuous"), num_slots=3)
+    assert own.engine.name == "measured here"
+    assert own.costs().host.step_s == own.profile.host.step_s > 0.0
+    bare = dataclasses.replace(own, profile=load("h100-sxm/llama-3.1-8b"))
+    assert bare.engine.name == "no engine"
+    assert bare.costs().host.step_s == 0.0
+    assert not bare.limits.async_scheduling
+    check_replayable(dataclasses.replace(experiment("pd", engine={"name": "measured here"}), num_slots=3))
+    with pytest.raises(ValueError, match=r"'vllm-0.12' can be simulated only: .*\(measured here\)"):
+        check_replayable(experiment("pd", engine={"name": "vllm-0.12"}))
+
+
+def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
+    """A prompt of 30 in chunks of 10, each with more history than the one before: 1, 2 and 3 s of each model."""
+    run = experiment("pd", workload={"num_prompts": 1, "input_len": 30}, engine={"max_num_batched_tokens": 10})
+    works = observe(run).works
+    chunks = [work for work in works if work.record.kind == "prefill"]
+    assert [(work.record.model, work.record.chunk_tokens) for work in chunks] == [("target", 10)] * 3 + [
+        ("draft", 10)
+    ] * 3
+    timed = [
+        dataclasses.replace(work, record=dataclasses.replace(work.record, end_s=work.record.start_s + 1.0 + number % 3))
+        for number, work in enumerate(chunks)
+    ]
+    costs = MeasuredCosts(timed)
+    (request,) = run.requests()
+    for model in Model:
+        planned = works_of.prefill(request, model, 10)
+        assert [costs.cost(work).device_s for work in planned] == pytest.approx([1.0, 2.0, 3.0])
+    assert (costs.num_hits, costs.num_misses) == (6, 0)
 
 
 def test_a_scenario_without_kv_cannot_be_replayed() -> None:
