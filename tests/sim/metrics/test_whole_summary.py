@@ -36,15 +36,15 @@ def requests() -> list[Request]:
     """Two that warm up, four that are done (TTFT 2, 3, 4, 7 s; TPOT 2, none, 1, 3 s; E2EL 10, 3, 5, 34 s), one that is
     not."""
     return [
-        asked(0, (0, 0, 1, 4), (1000, 7), num_rounds=2, drafted_tokens=8, accepted_tokens=5, num_preemptions=1),
-        asked(1, (1, 1, 2, 3), (50, 5), num_rounds=1, drafted_tokens=4, accepted_tokens=0, emitted_tokens=2),
+        asked(0, (0, 0, 6, 12), (1000, 7), num_rounds=2, drafted_tokens=8, accepted_tokens=5, num_preemptions=1),
+        asked(1, (1, 1, 2, 15), (50, 5), num_rounds=1, drafted_tokens=4, accepted_tokens=0, emitted_tokens=2),
         asked(2, (10, 11, 12, 20), (100, 5), num_rounds=2, drafted_tokens=8, accepted_tokens=2, num_preemptions=2),
         asked(3, (11, 12, 14, 14), (200, 1)),
         asked(4, (12, 15, 16, 17), (300, 2), num_rounds=1, drafted_tokens=4, accepted_tokens=1),
         asked(5, (13, 16, 20, 47), (400, 10), num_rounds=5, drafted_tokens=20, accepted_tokens=5),
         asked(
             6,
-            (14, 20, 30, 48),
+            (20, 22, 30, 48),
             (500, 9),
             num_rounds=2,
             drafted_tokens=8,
@@ -92,6 +92,9 @@ def record(**changes: Any) -> RunRecord:
         is_open_loop=True,
         weight_bytes=15_000_000_000,
         kv_bytes_per_token=2_000_000,
+        engine="vllm-0.24",
+        is_async=True,
+        caps={"max_num_seqs": 256, "verify_batch": None},
     )
     return replace(whole, **changes)
 
@@ -109,18 +112,17 @@ def flat(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_key_of_a_summary() -> None:
-    """Measured from the arrival of request 2 at 10 s to 50 s; by the last arrival at 14 s a single token is out. Of 40
-    drafted tokens 9 are accepted, of 52 in the whole run 14. Requests 2 and 3 meet the bound on TTFT, 3 and 4 that on
-    TPOT."""
+    """Measured from the arrival of request 2 at 10 s to 50 s; from there to the last arrival, at 20 s, requests 0, 2, 3
+    and 4 end. Of 40 drafted tokens 9 are accepted, of 52 in the whole run 14. Requests 2 and 3 meet the bound on TTFT,
+    3 and 4 that on TPOT."""
     rejected_share = (5.0 * 38 / 52 + 14.0 * 38 / 80) / 25.0
-    told = record(engine="vllm-0.24", is_async=False, caps={"max_num_seqs": 256, "verify_batch": None})
     bounds_ms = {"ttft_ms": 3000.0, "tpot_ms": 1000.0, "e2el_ms": None}
-    assert flat(summarise(told, num_warmups=2, goodput_ms=bounds_ms)) == pytest.approx(
+    assert flat(summarise(record(), num_warmups=2, goodput_ms=bounds_ms)) == pytest.approx(
         {
             "policy": "pdv",
             "seed": 7,
             "engine": "vllm-0.24",
-            "async_scheduling": False,
+            "async_scheduling": True,
             "caps.max_num_seqs": 256,
             "caps.verify_batch": None,
             "num_prompts": 5,
@@ -166,7 +168,7 @@ def test_every_key_of_a_summary() -> None:
             "p90_itl_ms": 1600.0,
             "p95_itl_ms": 1800.0,
             "p99_itl_ms": 1960.0,
-            "steady_output_throughput": 1 / 4,
+            "steady_output_throughput": (7 + 5 + 1 + 2) / 10,
             "throughput_completed_window": 18 / 25,
             "throughput_emitted_window": 21 / 25,
             "spec_decode_num_drafts": 10,
@@ -224,9 +226,9 @@ def test_every_key_of_a_run_in_which_nothing_happened() -> None:
     assert summarise(nothing, percentiles=(25.0, 99.9), goodput_ms={"ttft_ms": 1.0}, num_warmups=1) == {
         "policy": "pdv",
         "seed": 7,
-        "engine": "",
-        "async_scheduling": None,
-        "caps": {},
+        "engine": "vllm-0.24",
+        "async_scheduling": True,
+        "caps": {"max_num_seqs": 256, "verify_batch": None},
         "num_prompts": 0,
         "completed": 0,
         "censored": 0,
@@ -302,6 +304,18 @@ def test_without_warm_ups_the_run_counts_from_its_start() -> None:
     assert result["spec_decode_draft_tokens"] == 52
 
 
+def test_a_run_whose_requests_arrive_at_once_has_no_steady_part() -> None:
+    at_once = [asked(index, (3, 3, 4, 5 + index), (10, 4)) for index in range(2)]
+    assert summarise(record(requests=at_once))["steady_output_throughput"] is None
+    assert summarise(record(requests=at_once[:1]))["steady_output_throughput"] is None
+
+
+def test_the_steady_part_ends_with_the_run() -> None:
+    """Requests of 4 tokens that end at 5 and 8 s; the last arrival of 12 s comes after the end of the run, at 7 s."""
+    cut = [asked(0, (3, 3, 4, 5), (10, 4)), asked(1, (4, 4, 6, 8), (10, 4)), asked(2, (12, 12, 13, 14), (10, 4))]
+    assert summarise(record(requests=cut, end_s=7.0))["steady_output_throughput"] == pytest.approx(4 / 4)
+
+
 def test_nothing_is_rejected_where_nothing_was_drafted_or_computed() -> None:
     undrafted = [asked(0, (0, 0, 1, 4), (10, 4))]
     assert summarise(record(requests=undrafted))["rejected_token_share"] is None
@@ -316,12 +330,12 @@ def test_rejected_tokens_waste_no_more_than_the_whole_verify() -> None:
 
 def test_the_details_of_every_request() -> None:
     assert detailed(record()) == {
-        "start_times": [0, 1, 10, 11, 12, 13, 14],
+        "start_times": [0, 1, 10, 11, 12, 13, 20],
         "input_lens": [1000, 50, 100, 200, 300, 400, 500],
         "output_lens": [7, 2, 5, 1, 2, 10, 3],
-        "ttfts": [1, None, 2, 3, 4, 7, None],
-        "tpots": [0.5, None, 2, None, 1, 3, None],
-        "e2els": [4, None, 10, 3, 5, 34, None],
+        "ttfts": [6, None, 2, 3, 4, 7, None],
+        "tpots": [1, None, 2, None, 1, 3, None],
+        "e2els": [12, None, 10, 3, 5, 34, None],
     }
 
 
