@@ -24,6 +24,7 @@ from realrun.cli.validate import validate_command
 from realrun.host.gpuhost import GpuHost
 from realrun.replay.probe import probe
 from sim.costs.profile_files import load
+from sim.experiment.compare import RESULT_SCHEMA
 from sim.policies.registry import POLICIES
 from sim.report.results import read_columns
 
@@ -213,7 +214,7 @@ def test_a_directory_without_a_replay_is_refused(tmp_path: Path, replayed: Path)
         raise _error(invoke(validate_command, str(copied)))
     summary = json.loads((copied / "summary.json").read_text())
     (copied / "summary.json").write_text(json.dumps({**summary, "schema": 99}))
-    with pytest.raises(ValueError, match="schema=99 must be 1"):
+    with pytest.raises(ValueError, match=f"schema=99 must be {RESULT_SCHEMA}"):
         raise _error(invoke(validate_command, str(copied)))
 
 
