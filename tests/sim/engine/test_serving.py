@@ -19,12 +19,19 @@ class Served:
     """A Serving on a host without works; `at` calls something at its time."""
 
     def __init__(
-        self, requests: list[Request], pool: KvPool | None = None, *, max_concurrency: int | None = None
+        self,
+        requests: list[Request],
+        pool: KvPool | None = None,
+        *,
+        max_concurrency: int | None = None,
+        max_num_seqs: int | None = None,
     ) -> None:
         self.host = ScriptHost(lambda work: 0.0)
         self.drafts = NotedController(4, 4)
         pool = pool or KvPool(100, 16, 5)
-        self.serving = Serving(self.host, requests, pool, self.drafts, max_concurrency=max_concurrency)
+        self.serving = Serving(
+            self.host, requests, pool, self.drafts, max_concurrency=max_concurrency, max_num_seqs=max_num_seqs
+        )
 
     def at(self, time_s: float, act: Callable[[], object]) -> None:
         self.host.at(time_s, lambda _: act())
@@ -140,6 +147,14 @@ def test_a_request_that_does_not_fit_holds_back_those_behind_it() -> None:
     serving = arrived([request(0, prompt=48), request(1, prompt=10)], KvPool(3, 16, 5))
     assert serving.admit_now() is None
     assert serving.num_active == 0
+
+
+def test_no_more_requests_are_admitted_than_there_are_seats() -> None:
+    asked = [request(index) for index in range(3)]
+    serving = Served(asked, max_num_seqs=2).run()
+    assert [serving.admit_now() for _ in range(3)] == [asked[0], asked[1], None]
+    finish(serving, asked[0])
+    assert serving.admit_now() is asked[2]
 
 
 def test_a_request_is_scheduled_when_it_is_admitted_for_the_first_time() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sim.costs.cost import ConstantCosts, Demands
 from sim.devices.contention import Contention
-from sim.policies.options import Batching, KvMode, PolicyOptions
+from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.seam.work import Kind
 from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, WorkLog, request
 
@@ -25,6 +25,7 @@ def run_pdv(
     pass_s: float = 0.5,
     contention: Contention | None = None,
     drafts: NotedController | None = None,
+    limits: EngineLimits | None = None,
     **options: object,
 ) -> SimRun:
     """Requests that all arrive at 0 s, whose prompts take `pass_s` in each model; drafts of 4."""
@@ -35,6 +36,7 @@ def run_pdv(
         luck=AlwaysAccept(),
         costs=ConstantCosts(device_s={**SECONDS, Kind.PREFILL: pass_s}, demand=demand),
         options=PolicyOptions(**{"poll_s": 0.0, "decode_batch": 1, "verify_batch": 1, **options}),  # type: ignore[arg-type]
+        limits=limits,
         contention=contention,
         controller=drafts or NotedController(4, 4),
     )
@@ -73,6 +75,16 @@ def test_each_lane_takes_its_own_batch() -> None:
     run = run_pdv(7, pass_s=0.25, decode_batch=2, verify_batch=3)
     lanes = [draft(0.5, 0), draft(2.5, 1, 2), draft(4.5, 3, 4), draft(6.5, 5, 6)]
     lanes += [verify(2.5, 0), verify(7.5, 1, 2, 3), verify(12.5, 4, 5, 6)]
+    assert sorted(run.works) == sorted([*prompts(7, pass_s=0.25), *lanes])
+
+
+def test_no_lane_takes_more_than_its_longest_drafts_leave_room_for() -> None:
+    """Ten tokens are two drafts of 4 and the newest token of each, though the present drafts are of 2."""
+    limits = EngineLimits(max_num_batched_tokens=10)
+    drafts = NotedController(2, 4)
+    run = run_pdv(7, output=4, pass_s=0.25, limits=limits, drafts=drafts, decode_batch=None, verify_batch=None)
+    lanes = [draft(0.5, 0), draft(2.5, 1, 2), draft(4.5, 3, 4), draft(6.5, 5, 6)]
+    lanes += [verify(2.5, 0), verify(7.5, 1, 2), verify(12.5, 3, 4), verify(17.5, 5, 6)]
     assert sorted(run.works) == sorted([*prompts(7, pass_s=0.25), *lanes])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.policies.options import KvMode, PolicyOptions
+from sim.policies.options import EngineLimits, KvMode, PolicyOptions
 from sim.seam.work import Kind, Work
 from tests.sim.support import UNCONTENDED, AlwaysAccept, NeverAccept, NotedController, SimRun, request
 
@@ -82,6 +82,39 @@ def test_a_batch_carries_the_sums_of_its_rows() -> None:
         ("draft", "draft", 2, 4, 50, (), 2, 4),
         ("verify", "target", 2, 10, 50, (), 10, 0),
     ]
+
+
+def test_a_prompt_beyond_the_token_budget_is_prefilled_in_pieces_in_both_models() -> None:
+    """The first token comes with the third piece at 30 s, the draft after the draft model's third, at 60 s."""
+    run = lone(limits=EngineLimits(max_num_batched_tokens=4))
+    pieces = ((4, 0), (4, 4), (2, 8))
+    assert shapes(run)[:7] == [
+        *[("prefill", "target", 0, 0, 0, (piece,), int(piece == (2, 8)), 0) for piece in pieces],
+        *[("prefill", "draft", 0, 0, 0, (piece,), 0, 0) for piece in pieces],
+        ("draft", "draft", 1, 1, 10, (), 1, 4),
+    ]
+    assert run.serving.requests[0].first_token_s == 30.0
+    assert run.tickets[6].start_s == 60.0
+
+
+def test_a_prompt_of_whole_pieces_has_no_empty_one() -> None:
+    run = lone(limits=EngineLimits(max_num_batched_tokens=5), draft_tokens=0)
+    assert shapes(run)[:3] == [
+        ("prefill", "target", 0, 0, 0, ((5, 0),), 0, 0),
+        ("prefill", "target", 0, 0, 0, ((5, 5),), 1, 0),
+        ("verify", "target", 1, 1, 10, (), 1, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "draft_tokens", "num_rows"),
+    [(None, 0, 8), (None, 1, 8), (None, 2, 6), (None, 19, 1), (None, 20, 1), (3, 0, 3), (30, 0, 8), (30, 4, 4)],
+)
+def test_a_lane_takes_what_it_is_told_and_the_engine_has_seats_and_tokens_for(
+    batch: int | None, draft_tokens: int, num_rows: int
+) -> None:
+    """8 seats; 20 tokens for the draft and one more of every row; at least one row, whatever its draft is."""
+    assert EngineLimits(max_num_seqs=8, max_num_batched_tokens=20).lane_batch(batch, draft_tokens) == num_rows
 
 
 @pytest.mark.parametrize("policy", ["baseline", "pd", "unified"])
