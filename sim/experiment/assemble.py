@@ -136,8 +136,16 @@ class Experiment:
         return build_controller(self.scenario.speculation.controller, self.draft_tokens)
 
     @property
+    def is_partitioned(self) -> bool:
+        """Lanes of the policy run on shares of the multiprocessors."""
+        return bool(self.scenario.policy_options.partition and self.policy.lanes)
+
+    @property
     def regime(self) -> Regime | None:
-        """What works of several streams do to each other; None where the profile's measurement says it."""
+        """What works of several plain streams do to each other; None where the profile's measurement says it, or where
+        streams are not plain, but have shares of the multiprocessors."""
+        if self.is_partitioned:
+            return None
         return None if self.profile.overlap.measured else self.scenario.devices.overlap or Regime.SHARED
 
     def contention(self) -> Contention:
@@ -145,7 +153,7 @@ class Experiment:
 
     def costs(self) -> CompactCosts | TableCosts:
         profile = self.profile
-        if self.regime is Regime.ROOFS:
+        if self.regime is Regime.ROOFS or self.is_partitioned:
             overlap = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
             profile = msgspec.structs.replace(profile, overlap=overlap)
         return build_costs(profile, self.engine, cuda_graph=self.scenario.engine.cuda_graph)

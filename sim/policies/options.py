@@ -1,6 +1,7 @@
 """What the policies of a comparison can be told; one block for all, each takes what concerns it."""
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -53,6 +54,14 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stream_priorities: bool = False
     """Ask for stream priorities, decode before verify before prefill, where streams contend. The engines behind the
     seeds made plain streams."""
+
+    partition: dict[str, float] | Literal["auto"] | None = None
+    """pd, pdv, unified: shares of the GPU's multiprocessors by lane, or auto; lanes without one divide what is left."""
+
+    def share(self, lane: str) -> float | None:
+        """Of the multiprocessors, reserved for `lane`; None where it has none of its own."""
+        assert self.partition != "auto", "whoever runs a policy chooses the shares first"
+        return self.partition.get(lane) if self.partition else None
 
     def priority(self, priority: int) -> int:
         """`priority` of a stream where priorities are asked for; else all are alike."""
