@@ -36,6 +36,10 @@ def check_replayable(experiment: Experiment) -> None:
         )
     if scenario.policy_options.kv is KvMode.NONE and not experiment.policy.is_continuous:
         raise ValueError("policy_options.kv=none can be simulated only; a replay keeps KV: use rollback or reforward")
+    if experiment.is_partitioned:
+        raise ValueError(
+            "policy_options.partition can be simulated only: a replay's streams share all multiprocessors; leave it out"
+        )
     if not experiment.is_dictated or not experiment.draft_tokens:
         return
     acceptance = build_acceptance(scenario.speculation, experiment.draft_tokens)

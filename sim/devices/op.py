@@ -18,6 +18,7 @@ from sim.devices.contention import (
     priority_weights,
     share_time,
 )
+from sim.devices.partition import Partition, rates_on_shares
 from sim.devices.ticket import SimTicket
 from sim.seam.host import Stream
 
@@ -98,6 +99,12 @@ class Op:
         left_s = self.left_at(now_s)
         return left_s / launch_s if left_s < launch_s else 1.0
 
+    def demands_of(self, costs: CostModel) -> tuple[float, float]:
+        """What the work asks of the device's roofs, priced once."""
+        if self.demands is None:
+            self.demands = costs.demands(self.ticket.work)
+        return self.demands
+
     def set_rate(self, rate: float, cap: float, now_s: float) -> None:
         """Run at `rate` from now on. At a `cap` below 1 the work ends with its launch."""
         if not self.is_issued and cap < 1.0 and rate >= cap * (1.0 - SLACK):
@@ -116,25 +123,32 @@ class Op:
 
 
 def rates_together(
-    running: Sequence[Op], launch_caps: Sequence[float], costs: CostModel, contention: Contention
+    running: Sequence[Op],
+    launch_caps: Sequence[float],
+    costs: CostModel,
+    contention: Contention,
+    partition: Partition | None = None,
 ) -> list[float]:
-    """Rates [running] of works side by side: their kernels wait, and all share the device as the regime has it."""
+    """Rates [running] of works side by side: each on its share of the device where there is a partition, else their
+    kernels wait, and all share the device as the regime has it."""
     weights = priority_weights([op.priority for op in running])
+    if partition is not None:
+        places = [partition.places[op.queue.stream.name] for op in running]
+        demands = [op.demands_of(costs) for op in running]
+        return rates_on_shares(places, launch_caps, weights, demands, partition.curve, contention.eta_bandwidth)
     kernels_per_s = [op.kernels_per_s for op in running]
     if contention.regime is Regime.SERIAL:
         weights = [weight / rate if rate else 0.0 for weight, rate in zip(weights, kernels_per_s, strict=True)]
     if contention.regime is not Regime.ROOFS:
         return share_time(launch_caps, weights)
-    for op in running:
-        if op.demands is None:
-            op.demands = costs.demands(op.ticket.work)
+    demands = [op.demands_of(costs) for op in running]
     caps = []
     for launch_cap, rate, wait_s in zip(
         launch_caps, kernels_per_s, kernel_waits_s(kernels_per_s, contention), strict=True
     ):
         kernel_cap = 1.0 / (1.0 + rate * wait_s)
         caps.append(launch_cap if launch_cap < kernel_cap else kernel_cap)
-    return fill_rates(caps, weights, [op.demands or (0.0, 0.0) for op in running], contention)
+    return fill_rates(caps, weights, demands, contention)
 
 
 class Queue:

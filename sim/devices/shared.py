@@ -6,7 +6,7 @@ Rules (design, section 4; docs/adr/003):
 - A work starts when it is prepared, the work before it on its stream has ended, and those it comes `after` have.
 - While its launch goes on a work cannot outrun it: its rate is at most device time left / launch time left, and it
   ends no earlier than its launch.
-- A lone work runs at rate 1, several at `rates_together`.
+- A lone work runs at rate 1, several at `rates_together`; on a share of the device a lone one does, too.
 A rate that a change leaves as it was keeps its finish time bit for bit, so that sums by hand come out exact.
 The clock is only asked for instants at which something else depends on what happens then.
 """
@@ -20,6 +20,7 @@ from typing import Any
 from sim.costs.cost import CostModel
 from sim.devices.contention import Contention
 from sim.devices.op import Op, Queue, rates_together
+from sim.devices.partition import Partition
 from sim.devices.ticket import Clock, SimTicket, checkpoint_at
 from sim.seam.host import Stream
 from sim.seam.wait import HostWait
@@ -36,13 +37,16 @@ class SharedDevice:
         streams: Sequence[Stream],
         contention: Contention,
         *,
+        partition: Partition | None = None,
         is_one_queue: bool = False,
     ) -> None:
-        """`is_one_queue` puts all streams in one FIFO, as a link does."""
+        """With a `partition` streams have shares of the multiprocessors; `is_one_queue` puts all in one FIFO, as a link
+        does."""
         self.clock = clock
         self._costs = costs
         self._result_s = costs.result_s
         self._contention = contention
+        self._partition = partition
         if is_one_queue:
             self._order = [Queue(streams[0])]
             self._queues = {stream.name: self._order[0] for stream in streams}
@@ -220,13 +224,13 @@ class SharedDevice:
             return
         if self._busy_since_s < 0.0:
             self._busy_since_s = now_s
-        if len(running) == 1:
+        if len(running) == 1 and self._partition is None:
             op = running[0]
             cap = op.launch_cap(now_s)
             op.set_rate(cap, cap, now_s)
             return
         launch_caps = [op.launch_cap(now_s) for op in running]
-        rates = rates_together(running, launch_caps, self._costs, self._contention)
+        rates = rates_together(running, launch_caps, self._costs, self._contention, self._partition)
         for op, cap, rate in zip(running, launch_caps, rates, strict=True):
             op.set_rate(rate, cap, now_s)
 

@@ -30,6 +30,8 @@ from sim.engine.draft_length import Controller, build_controller
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool, SlottedPool
 from sim.engine.serving import Serving
+from sim.experiment.forecast import MeanLoad
+from sim.experiment.partition import Shares, best_shares, check_partition
 from sim.experiment.scenario import Engine, Scenario, Speculation
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.policies import continuous_lazy
@@ -37,7 +39,8 @@ from sim.policies.options import Batching, EngineLimits, KvMode, Method, PolicyO
 from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
 from sim.seam.host import Host
 from sim.seam.request import Request
-from sim.workload.generate import build_requests, is_trace
+from sim.seam.work import Kind
+from sim.workload.generate import Workload, build_requests, is_trace, trace_length
 
 
 class PolicyStalled(RuntimeError):
@@ -65,6 +68,12 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
     """Most requests of one draft, or of one round where draft and verify are atomic."""
     verify_batch: int | None
     workers: int | None
+
+
+LOAD_SAMPLE = 200
+"""Requests whose means tell of a workload."""
+_known_shares: dict[tuple[str, str, int], Shares] = {}
+"""Chosen ones by scenario, policy and profile."""
 
 
 class SpawningHost(Host, Protocol):
@@ -136,16 +145,66 @@ class Experiment:
         return build_controller(self.scenario.speculation.controller, self.draft_tokens)
 
     @property
+    def is_partitioned(self) -> bool:
+        """Lanes of the policy run on shares of the multiprocessors."""
+        return bool(self.scenario.policy_options.partition and self.policy.lanes)
+
+    @property
     def regime(self) -> Regime | None:
-        """What works of several streams do to each other; None where the profile's measurement says it."""
+        """What works of several plain streams do to each other; None where the profile's measurement says it, or where
+        streams are not plain, but have shares of the multiprocessors."""
+        if self.is_partitioned:
+            return None
         return None if self.profile.overlap.measured else self.scenario.devices.overlap or Regime.SHARED
+
+    @property
+    def shares(self) -> Shares | None:
+        """Of the multiprocessors, by lane; where the scenario leaves them open, those that suit its load. None where
+        streams share all of them."""
+        partition = self.scenario.policy_options.partition
+        if partition is None or not self.policy.lanes:
+            return None
+        if isinstance(partition, dict):
+            return {lane: partition[lane] for lane in self.policy.lane_names if lane in partition}
+        key = self.scenario.digest, self.policy_name, id(self.profile)
+        if key not in _known_shares:
+            _known_shares[key] = best_shares(self.policy.lanes, self.costs(), self.mean_load())
+        return _known_shares[key]
+
+    def mean_load(self) -> MeanLoad:
+        """The scenario in means, the same for all its seeds."""
+        scenario, draft_tokens = self.scenario, self.controller().draft_tokens
+        sample = build_requests(_sampled(scenario.workload), scenario.seed)
+        count = len(sample)
+        prompt = sum(request.prompt_tokens for request in sample) / count
+        output = sum(request.output_tokens for request in sample) / count
+        per_round = 1.0
+        if draft_tokens:
+            per_round = build_acceptance(scenario.speculation, draft_tokens).expected_length(draft_tokens)
+        pool, caps = self.pool(), caps_of(self)
+        blocks = sum(pool.blocks_for(request) for request in sample) / count
+        rate, span_s = scenario.workload.request_rate, sample[-1].arrival_s - sample[0].arrival_s
+        if is_trace(scenario.workload):
+            rate = (count - 1) / span_s if span_s else inf
+        most_drafted = caps.decode_batch or self.most_seated
+        return MeanLoad(
+            prompt_tokens=max(1, round(prompt)),
+            prompt_variation=sum(request.prompt_tokens**2 for request in sample) / count / prompt**2 - 1.0,
+            context_tokens=prompt + output / 2.0,
+            num_rounds=max(1.0, (output - 1.0) / per_round),
+            draft_tokens=draft_tokens,
+            most_at_once=max(1, min(self.most_seated, int(pool.num_blocks / blocks))),
+            most_rows={Kind.DRAFT: most_drafted, Kind.VERIFY: caps.verify_batch or most_drafted},
+            rate_per_s=rate,
+            max_concurrency=scenario.workload.max_concurrency,
+        )
 
     def contention(self) -> Contention:
         return contention_of(self.profile.overlap, self.regime)
 
     def costs(self) -> CompactCosts | TableCosts:
         profile = self.profile
-        if self.regime is Regime.ROOFS:
+        if self.regime is Regime.ROOFS or self.is_partitioned:
             overlap = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
             profile = msgspec.structs.replace(profile, overlap=overlap)
         return build_costs(profile, self.engine, cuda_graph=self.scenario.engine.cuda_graph)
@@ -216,7 +275,8 @@ class Experiment:
         if policy.is_continuous and luck and is_fixed and is_whole and continuous_lazy.can_be_lazy(serving, limits):
             tasks = continuous_lazy.coroutines(serving, limits, luck)
         else:
-            tasks = policy.build(serving, scenario.policy_options, limits)
+            options = msgspec.structs.replace(scenario.policy_options, partition=self.shares)
+            tasks = policy.build(serving, options, limits)
         for task in tasks:
             host.spawn(task)
         host.spawn(serving.arrivals())
@@ -246,6 +306,7 @@ class Experiment:
             engine=self.engine.name,
             is_async=self.limits.async_scheduling if self.policy.is_continuous else None,
             caps=msgspec.structs.asdict(caps_of(self)),
+            partition=self.shares,
             works=accounts.works,
             kv_series=kv.held.series or [],
             weight_bytes=sum(shape.weight_bytes for shape in self.models),
@@ -268,6 +329,11 @@ def check(scenario: Scenario, profile: Profile) -> None:
     draft_tokens, method = scenario.speculation.num_speculative_tokens, scenario.speculation.method
     build_acceptance(scenario.speculation, draft_tokens)
     limits = limits_of(scenario, profile)
+    check_partition(scenario.policy_options, [find_policy(name) for name in scenario.policy])
+    if scenario.policy_options.partition is not None and profile.gpu.name == "cpu":
+        raise ValueError(
+            f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
+        )
     for name in scenario.policy:
         policy = find_policy(name)
         if policy.needs_draft and draft_tokens == 0:
@@ -401,6 +467,12 @@ def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int
     if policy.is_continuous:
         rounds = 3 if is_async else 2
     return rounds * draft_tokens_max + 1
+
+
+def _sampled(workload: Workload) -> Workload:
+    """The first requests of a workload; of a trace no more than it has."""
+    count = min(LOAD_SAMPLE, trace_length(workload)) if is_trace(workload) else LOAD_SAMPLE
+    return msgspec.structs.replace(workload, num_prompts=count, num_warmups=0)
 
 
 def _has_head(profile: Profile) -> bool:

@@ -68,7 +68,14 @@ def _saturated(scenario: Scenario, policy: str, profile: Profile) -> Scenario:
         trace_arrivals=_at_once(scenario.workload.trace_arrivals),
     )
     return msgspec.structs.replace(
-        scenario, workload=workload, window=Window(), policy=(policy,), replications=1, goodput=type(scenario.goodput)()
+        scenario,
+        workload=workload,
+        # Shares that suit the load stay as they are, whatever would suit a saturated run.
+        policy_options=msgspec.structs.replace(scenario.policy_options, partition=experiment.shares),
+        window=Window(),
+        policy=(policy,),
+        replications=1,
+        goodput=type(scenario.goodput)(),
     )
 
 

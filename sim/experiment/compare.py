@@ -45,7 +45,7 @@ PAIRED_METRICS = (
     "output_throughput",
     "steady_output_throughput",
 )
-LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_scheduling")
+LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_scheduling", "partition")
 """Keys of a run that say which run it is and how it went, rather than measure it."""
 FEWEST_FOR_P99 = 10_000
 """Measured requests over all replications that an interval of a 99th percentile needs."""
@@ -226,10 +226,15 @@ def _regimes(
     workers: int | None,
     on_done: Callable[[str, int, int], None],
 ) -> dict[str, dict[Regime, list[Run]]]:
-    """Runs under every regime of overlap, for the policies to which it matters; none where it was measured or given."""
+    """Runs under every regime of overlap, for the policies to which it matters: those with several plain streams, where
+    it was neither measured nor given."""
     if profile.overlap.measured or scenario.devices.overlap is not None:
         return {}
-    lanes = [policy for policy, own in by_policy.items() if any(outcome.num_streams > 1 for outcome in own)]
+    lanes = [
+        policy
+        for policy, own in by_policy.items()
+        if own[0].run["partition"] is None and any(outcome.num_streams > 1 for outcome in own)
+    ]
     others = [regime for regime in BRACKET if regime is not Regime.SHARED]
     more = [
         Point(

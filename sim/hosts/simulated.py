@@ -16,6 +16,7 @@ from simpy.events import NORMAL
 from sim.costs.cost import CostModel, Link
 from sim.costs.history import UNPRICED, HistoryCosts, with_history
 from sim.devices.contention import Contention
+from sim.devices.partition import MEASURED, ShareCurve, check_shares, partition_of
 from sim.devices.shared import SharedDevice
 from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Device, SimTicket
@@ -66,7 +67,8 @@ class Usage:
 
 
 class SimHost(TaskHost):
-    """A host in virtual time. `costs` prices works on every GPU; `links` are devices by name."""
+    """A host in virtual time. `costs` prices works on every GPU; `links` are devices by name; `curve` says what a work
+    makes of a share of the multiprocessors."""
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class SimHost(TaskHost):
         luck: RunLength,
         *,
         contention: Contention | None = None,
+        curve: ShareCurve = MEASURED,
         links: Mapping[str, Link] | None = None,
         on_work: Callable[[SimTicket], None] | None = None,
     ) -> None:
@@ -82,6 +85,7 @@ class SimHost(TaskHost):
         self._costs = with_history(costs, self)
         self._luck = luck
         self._contention = contention or Contention()
+        self._curve = curve
         self._links = dict(links or {})
         self._on_work = on_work
         self._streams: dict[str, Stream] = {}
@@ -120,7 +124,12 @@ class SimHost(TaskHost):
         if isinstance(device, str) and device not in self._links:
             raise ValueError(f"stream {name!r}: no link named {device!r}; known: {sorted(self._links)}")
         if sm_share is not None:
-            raise ValueError(f"stream {name!r}: sm_share={sm_share!r} needs a measured solo curve; no profile has one")
+            if isinstance(device, str):
+                raise ValueError(f"stream {name!r}: sm_share={sm_share!r} on link {device!r}, which is no GPU")
+            others = [other for other in self._streams.values() if other.device == device]
+            check_shares(
+                {other.name: other.sm_share for other in others if other.sm_share is not None} | {name: sm_share}
+            )
         stream = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
         self._streams[name] = stream
         return stream
@@ -154,12 +163,13 @@ class SimHost(TaskHost):
         for stream in self._streams.values():
             by_device.setdefault(stream.device, []).append(stream)
         for name, streams in by_device.items():
+            partition = partition_of(streams, self._curve)
             if isinstance(name, str):
                 self._devices[name] = SharedDevice(self, self._links[name], streams, Contention(), is_one_queue=True)
-            elif len(self._streams) == 1:
+            elif len(self._streams) == 1 and partition is None:
                 self._devices[name] = SoloDevice(self, self._costs)
             else:
-                self._devices[name] = SharedDevice(self, self._costs, streams, self._contention)
+                self._devices[name] = SharedDevice(self, self._costs, streams, self._contention, partition=partition)
 
     # -- accounts
 

@@ -123,6 +123,8 @@ class RunRecord:
     """Steps were planned while the ones before them ran; None where the policy has no steps."""
     caps: dict[str, int | None] = field(default_factory=dict)
     """The limits that it was served under (sim.experiment.assemble.Caps)."""
+    partition: dict[str, float] | None = None
+    """Shares of the GPU's multiprocessors by lane; None where streams shared them all."""
     works: list[WorkRecord] = field(default_factory=list)
     """Empty unless recording was asked for, and so is the next."""
     kv_series: list[tuple[float, int]] = field(default_factory=list)

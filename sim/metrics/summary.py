@@ -58,6 +58,7 @@ def summarise(
         "engine": record.engine,
         "async_scheduling": record.is_async,
         "caps": dict(record.caps),
+        "partition": None if record.partition is None else {**record.partition},
         "num_prompts": len(measured),
         "completed": len(finished),
         "censored": len(measured) - len(finished),

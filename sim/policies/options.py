@@ -4,6 +4,11 @@ from enum import StrEnum
 
 import msgspec
 
+from sim.devices.partition import check_shares
+
+AUTO = "auto"
+"""A partition that suits the load."""
+
 
 class Batching(StrEnum):
     """BATCHED: one work carries the whole batch. PER_REQUEST: one work per request, as the seeds' engines looped."""
@@ -54,6 +59,15 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Ask for stream priorities, decode before verify before prefill, where streams contend. The engines behind the
     seeds made plain streams."""
 
+    partition: dict[str, float] | str | None = None
+    """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}; auto suits
+    them to the load; lanes without one divide what is left."""
+
+    def share(self, lane: str) -> float | None:
+        """Of the multiprocessors, reserved for `lane`; None where it has none of its own."""
+        assert not isinstance(self.partition, str), "whoever runs a policy chooses the shares first"
+        return None if self.partition is None else self.partition.get(lane)
+
     def priority(self, priority: int) -> int:
         """`priority` of a stream where priorities are asked for; else all are alike."""
         return priority if self.stream_priorities else 0
@@ -68,6 +82,13 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be a finite number >= 0")
         if self.verify_lead < 0:
             raise ValueError(f"policy_options.verify_lead={self.verify_lead!r} must be at least 0")
+        if self.partition is not None and self.partition != AUTO:
+            if isinstance(self.partition, str) or not self.partition:
+                raise ValueError(f"policy_options.partition={self.partition!r}: want a share by lane, {AUTO}, or null")
+            try:
+                check_shares(self.partition)
+            except ValueError as error:
+                raise ValueError(f"policy_options.partition: {error}") from None
 
 
 class Method(StrEnum):

@@ -17,9 +17,11 @@ from sim.seam.lane import Lane
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
     decode = Lane("decode")
+    decode_stream = serving.host.stream("decode", priority=options.priority(1), sm_share=options.share("decode"))
+    prefill_stream = serving.host.stream("prefill", sm_share=options.share("prefill"))
     return [
-        decode_lane(serving, options, limits, decode, serving.host.stream("decode", priority=options.priority(1))),
-        prefill_lane(serving, options, decode, serving.host.stream("prefill")),
+        decode_lane(serving, options, limits, decode, decode_stream),
+        prefill_lane(serving, options, decode, prefill_stream),
     ]
 
 

@@ -20,9 +20,9 @@ from sim.seam.lane import Lane
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
     decode, verify = Lane("decode"), Lane("verify")
-    decode_stream = serving.host.stream("decode", priority=options.priority(2))
-    verify_stream = serving.host.stream("verify", priority=options.priority(1))
-    prefill_stream = serving.host.stream("prefill")
+    decode_stream = serving.host.stream("decode", priority=options.priority(2), sm_share=options.share("decode"))
+    verify_stream = serving.host.stream("verify", priority=options.priority(1), sm_share=options.share("verify"))
+    prefill_stream = serving.host.stream("prefill", sm_share=options.share("prefill"))
     return [
         _decode_lane(serving, options, limits, decode, verify, decode_stream, verify_stream),
         _verify_lane(serving, options, limits, decode, verify, verify_stream),

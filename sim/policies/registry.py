@@ -17,7 +17,7 @@ from sim.policies.options import EngineLimits, PolicyOptions
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-LANE_OPTIONS = ("batching", "kv", "stream_priorities")
+LANE_OPTIONS = ("batching", "kv", "stream_priorities", "partition")
 CONTINUOUS_SETTINGS = ("async_scheduling", "enable_prefix_caching", "long_prefill_token_threshold")
 """Keys of the engine that continuous batching alone obeys."""
 Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]
@@ -54,8 +54,15 @@ class Policy:
     """Serves as many requests at once as it has workers."""
     is_continuous: bool = False
     """Continuous batching: keeps its KV and batches, so `batching` and `kv` cannot be otherwise."""
+    lanes: tuple[tuple[str, ...], ...] = ()
+    """Its streams that can be given shares of the multiprocessors (`policy_options.partition`); those that take turns
+    stand together."""
     takes: tuple[str, ...] | None = None
     """Keys of `policy_options` that mean something to it; None: it does not say."""
+
+    @property
+    def lane_names(self) -> list[str]:
+        return [name for lanes in self.lanes for name in lanes]
 
     def takes_option(self, key: str) -> bool:
         return self.takes is None or key in self.takes
@@ -93,6 +100,7 @@ _BUILT_IN = (
         source="seeds 002, 004",
         build=pd.coroutines,
         takes=("decode_batch", "poll_s", *LANE_OPTIONS),
+        lanes=(("prefill",), ("decode",)),
     ),
     Policy(
         name="pdv",
@@ -101,6 +109,7 @@ _BUILT_IN = (
         build=pdv.coroutines,
         needs_draft=True,
         takes=("decode_batch", "verify_batch", "verify_lead", "poll_s", *LANE_OPTIONS),
+        lanes=(("prefill",), ("decode",), ("verify",)),
     ),
     Policy(
         name="unified",
@@ -109,6 +118,7 @@ _BUILT_IN = (
         build=unified.coroutines,
         needs_draft=True,
         takes=("decode_batch", "queue_factor", "spin_s", *LANE_OPTIONS),
+        lanes=(("prefill",), ("draft", "verify")),
     ),
 )
 

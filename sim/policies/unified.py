@@ -21,9 +21,9 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 async def _worker(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> None:
     """Keep one prefill and one round in flight; whichever ends first is committed and followed up."""
     host = serving.host
-    draft_stream = host.stream("draft", priority=options.priority(2))
-    verify_stream = host.stream("verify", priority=options.priority(1))
-    prefill_stream = host.stream("prefill")
+    draft_stream = host.stream("draft", priority=options.priority(2), sm_share=options.share("draft"))
+    verify_stream = host.stream("verify", priority=options.priority(1), sm_share=options.share("verify"))
+    prefill_stream = host.stream("prefill", sm_share=options.share("prefill"))
     draft_tokens_max = serving.controller.draft_tokens_max
     at_most = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
     decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)

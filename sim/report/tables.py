@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sim.devices.partition import MEASURED
 from sim.experiment.compare import Comparison, Order, Paired, PolicySummary
 from sim.metrics.load import Verdict
 
@@ -240,7 +241,7 @@ def notes(result: Comparison) -> list[str]:
         low, high = min(lengths.values()), max(lengths.values())
         span = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
         lines.append(f"acceptance length (tokens per verify): {span}")
-    lines += _overlap_lines(result)
+    lines += _overlap_lines(result) + _partition_lines(result)
     lines += _load_lines(result)
     lines.append(
         "output: tokens of requests that end before the last arrival; with the drain, as vLLM counts, in the JSON"
@@ -272,6 +273,19 @@ def _overlap_lines(result: Comparison) -> list[str]:
         lines.insert(
             0, "overlap of streams: not measured; the table shares the device's time. From least to most of it:"
         )
+    return lines
+
+
+def _partition_lines(result: Comparison) -> list[str]:
+    """What lanes were given of the multiprocessors, and how well it is known what they make of it."""
+    lines = []
+    for row in result.policies:
+        shares = next(run["partition"] for run in result.runs if run["policy"] == row.policy)
+        if isinstance(shares, dict):
+            lines.append(f"{row.policy}: {', '.join(f'{lane} {share:g}' for lane, share in shares.items())}")
+    if lines:
+        alone = ", ".join(f"{name} {error:g} %" for name, error in MEASURED.errors_pct.items())
+        lines.insert(0, f"shares of the multiprocessors (mean errors of their curves: {alone}):")
     return lines
 
 

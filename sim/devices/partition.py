@@ -1,0 +1,185 @@
+"""Works on shares of a device's multiprocessors, as MPS or green contexts cut them (docs/adr/014).
+
+A work alone on a share runs at its solo curve, told by what it asks of the whole device, so no model has constants of
+its own:
+- compute slows like 1 / share, a little less at small ones, since the fewer multiprocessors compute, the higher the
+  clock that the device's power allows;
+- bandwidth saturates: most of its time is memory's, whatever the share;
+- latency, the part of a small work that is neither, keeps its pace.
+Beside others, all compute counts for the clock, the compute part of a work is slowed by what others read, through the
+queue of the L2 cache, and bandwidth is shared max-min under the roof. A share that is idle helps nobody.
+Not here: streams that share the whole device (contention), the event loop that applies rates (shared).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from sim.devices.contention import share_time
+from sim.seam.host import Stream
+
+ROUNDING = 1e-9
+"""By which a sum of shares may exceed 1."""
+
+
+class Mix(NamedTuple):
+    """What a work's time at the whole device is made of; sums to 1."""
+
+    compute: float
+    bandwidth: float
+    latency: float
+
+
+class ShareCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants of all solo curves and of what neighbours do to each other."""
+
+    sharpness: float
+    """The parts of a work are in proportion to its demands to this power: the larger one decides."""
+    latency_demand: float
+    """What latency counts for beside demands of compute and bandwidth, which are 1 at their roofs."""
+    boosted: float
+    """Time of compute at the highest clock, relative to that at the clock which the whole device can hold."""
+    boosted_below: float
+    """Share of the multiprocessors that may compute at the highest clock; from there to all of them it falls."""
+    parallel_bandwidth: float
+    """Part of a bandwidth-bound work's time that goes like 1 / share; the rest is memory's pace."""
+    queue_slowdown: float
+    queue_power: float
+    """A reader of the whole memory bandwidth on a share x slows compute beside it by
+    1 + queue_slowdown * x ** queue_power."""
+    source: str
+    errors_pct: dict[str, float]
+    """Mean size of the error by what was predicted."""
+
+    def mix(self, compute: float, bandwidth: float) -> Mix:
+        """The parts of a work with these demands, shares of the roofs that it reaches on the whole device."""
+        parts = compute**self.sharpness, bandwidth**self.sharpness, self.latency_demand**self.sharpness
+        total = sum(parts)
+        return Mix(*(part / total for part in parts)) if total else Mix(0.0, 0.0, 1.0)
+
+    def slowdown(self, mix: Mix, share: float, *, computing: float = 0.0, reading: float = 0.0) -> float:
+        """Time on `share` relative to the whole device. Beside others, `computing` is what of the multiprocessors they
+        compute on, `reading` what they read on, both 0..1."""
+        clock_s = self._clock_s(min(1.0, share + computing)) / share
+        queue: float = 1.0 + self.queue_slowdown * reading**self.queue_power
+        memory_s = 1.0 - self.parallel_bandwidth + self.parallel_bandwidth / share
+        return mix.compute * clock_s * queue + mix.bandwidth * memory_s + mix.latency
+
+    def _clock_s(self, computing: float) -> float:
+        """Time of compute per multiprocessor where `computing` of them compute, relative to all of them."""
+        if computing <= self.boosted_below:
+            return self.boosted
+        return self.boosted + (1.0 - self.boosted) * (computing - self.boosted_below) / (1.0 - self.boosted_below)
+
+
+MEASURED = ShareCurve(
+    sharpness=2.0,
+    latency_demand=0.10,
+    boosted=0.86,
+    boosted_below=0.64,
+    parallel_bandwidth=0.165,
+    queue_slowdown=4.15,
+    queue_power=1.86,
+    source=(
+        "fitted on step times of LLaMA 7B by MPS share on an A100 (MuxServe) and on attention by green context on a "
+        "GH200, alone and beside a reader (MonoServe): benchmarks/partition.py"
+    ),
+    errors_pct={
+        "llama-13b": 5.0,
+        "llama-30b on two GPUs": 7.2,
+        "llama-7b (fitted)": 4.0,
+        "attention (fitted)": 4.5,
+        "prefill beside a reader (fitted)": 1.4,
+    },
+)
+"""Errors are mean sizes over shares of 0.3 to 0.9, of attention 0.06 to 0.73."""
+
+
+class Place(NamedTuple):
+    """Where a stream's works run."""
+
+    share: float
+    """Of the multiprocessors."""
+    is_reserved: bool
+    """For this stream; False: streams without a share divide the time of what the others leave."""
+
+
+class Partition(NamedTuple):
+    """Who runs where on one device."""
+
+    places: dict[str, Place]
+    """By stream."""
+    curve: ShareCurve
+
+
+def partition_of(streams: Sequence[Stream], curve: ShareCurve) -> Partition | None:
+    """The places of a device's streams; None where none has a share. Raises ValueError for shares that do not fit."""
+    reserved = {stream.name: stream.sm_share for stream in streams if stream.sm_share is not None}
+    if not reserved:
+        return None
+    check_shares(reserved)
+    left = 1.0 - sum(reserved.values())
+    without = [stream.name for stream in streams if stream.sm_share is None]
+    if without and left <= ROUNDING:
+        raise ValueError(
+            f"stream {without[0]!r} has no sm_share, and the others leave nothing: {_listed(reserved)}; give it one"
+        )
+    places = {name: Place(share, True) for name, share in reserved.items()}
+    return Partition({**places, **{name: Place(left, False) for name in without}}, curve)
+
+
+def check_shares(shares: dict[str, float]) -> None:
+    """Raise ValueError unless each of `shares`, by name, is above 0, and all of them are at most 1 together."""
+    for name, share in shares.items():
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"share of {name!r}: {share!r} must be above 0 and at most 1")
+    if sum(shares.values()) > 1.0 + ROUNDING:
+        raise ValueError(f"shares sum to {sum(shares.values()):g}, want at most 1: {_listed(shares)}")
+
+
+def _listed(shares: dict[str, float]) -> str:
+    return ", ".join(f"{name} {share:g}" for name, share in shares.items())
+
+
+def rates_on_shares(
+    places: Sequence[Place],
+    caps: Sequence[float],
+    weights: Sequence[float],
+    demands: Sequence[tuple[float, float]],
+    curve: ShareCurve,
+    eta_bandwidth: float,
+) -> list[float]:
+    """Rates [works] of works side by side, at most `caps`; 1 is a work alone on the whole device.
+
+    `weights` divide the time of what is not reserved; `demands` are (compute, bandwidth) of each work.
+    """
+    mixes = [curve.mix(*demand) for demand in demands]
+    alone = [curve.slowdown(mix, place.share) for mix, place in zip(mixes, places, strict=True)]
+    busy = [min(1.0, cap * slowdown) for cap, slowdown in zip(caps, alone, strict=True)]
+    time = [1.0] * len(places)
+    """Of its place that a work may have; one that is still being launched may be busy for less."""
+    dividing = [i for i, place in enumerate(places) if not place.is_reserved]
+    for i, share in zip(dividing, share_time([busy[i] for i in dividing], [weights[i] for i in dividing]), strict=True):
+        time[i] = busy[i] = share
+    rates = []
+    for i, place in enumerate(places):
+        computing = reading = 0.0
+        for j, other in enumerate(places):
+            if j != i and (place.is_reserved or other.is_reserved):
+                computing += other.share * busy[j] * mixes[j].compute
+                reading += other.share * busy[j] * demands[j][1]
+        slowdown = curve.slowdown(mixes[i], place.share, computing=computing, reading=reading)
+        rates.append(min(caps[i], time[i] / slowdown))
+    return _under_roof(rates, [bandwidth for _, bandwidth in demands], eta_bandwidth) if len(rates) > 1 else rates
+
+
+def _under_roof(rates: Sequence[float], bandwidth: Sequence[float], eta_bandwidth: float) -> list[float]:
+    """`rates` brought under the roof, max-min in what each reads: those that ask for little get it."""
+    wanted = [rate * demand / eta_bandwidth for rate, demand in zip(rates, bandwidth, strict=True)]
+    if sum(wanted) <= 1.0:
+        return list(rates)
+    granted = share_time(wanted, [1.0] * len(wanted))
+    return [rate * (grant / want) if want else rate for rate, want, grant in zip(rates, wanted, granted, strict=True)]
