@@ -250,6 +250,13 @@ def test_a_scenario_without_kv_cannot_be_replayed() -> None:
         check_replayable(experiment("pd", policy_options={"kv": "none"}))
 
 
+def test_lanes_on_shares_cannot_be_replayed() -> None:
+    with pytest.raises(ValueError, match=r"policy_options\.partition can be simulated only"):
+        check_replayable(experiment("pd", policy_options={"partition": {"prefill": 0.4, "decode": 0.6}}))
+    with pytest.raises(ValueError, match=r"policy_options\.partition can be simulated only"):
+        check_replayable(experiment("pdv", policy_options={"partition": "auto"}))
+
+
 def test_slots_bound_how_many_are_served_at_once() -> None:
     run = dataclasses.replace(experiment("pd", workload={"request_rate": "inf"}), num_slots=4)
     observed = observe(run)

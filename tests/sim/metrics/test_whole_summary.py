@@ -95,6 +95,7 @@ def record(**changes: Any) -> RunRecord:
         engine="vllm-0.24",
         is_async=True,
         caps={"max_num_seqs": 256, "verify_batch": None},
+        partition={"prefill": 0.4, "decode": 0.6},
     )
     return replace(whole, **changes)
 
@@ -125,6 +126,8 @@ def test_every_key_of_a_summary() -> None:
             "async_scheduling": True,
             "caps.max_num_seqs": 256,
             "caps.verify_batch": None,
+            "partition.prefill": 0.4,
+            "partition.decode": 0.6,
             "num_prompts": 5,
             "completed": 4,
             "censored": 1,
@@ -229,6 +232,7 @@ def test_every_key_of_a_run_in_which_nothing_happened() -> None:
         "engine": "vllm-0.24",
         "async_scheduling": True,
         "caps": {"max_num_seqs": 256, "verify_batch": None},
+        "partition": {"prefill": 0.4, "decode": 0.6},
         "num_prompts": 0,
         "completed": 0,
         "censored": 0,

@@ -11,6 +11,7 @@ import pytest
 from sim.costs.cost import ConstantCosts, Demands
 from sim.policies.options import EngineLimits, KvMode, PolicyOptions
 from sim.seam.work import Kind
+from tests.sim.devices.test_partition import LINEAR
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
 
 STEPS = [
@@ -85,6 +86,49 @@ def test_two_requests_take_the_times_summed_by_hand(policy: str) -> None:
     run = SimRun(policy, two_requests(), luck=AlwaysAccept())
     assert run.works == works
     assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == tokens
+
+
+@pytest.mark.parametrize(
+    ("policy", "partition", "streams", "round_s"),
+    [
+        ("pd", {"prefill": 0.5, "decode": 0.5}, ("decode", "decode"), (4.0, 10.0)),
+        ("pdv", {"prefill": 0.5, "decode": 0.25, "verify": 0.25}, ("decode", "verify"), (8.0, 20.0)),
+        ("unified", {"prefill": 0.5, "draft": 0.125, "verify": 0.25}, ("draft", "verify"), (16.0, 20.0)),
+        # Draft and verify take turns, so each has all that is left while it runs.
+        ("unified", {"prefill": 0.5}, ("draft", "verify"), (4.0, 10.0)),
+    ],
+)
+def test_lanes_on_shares_neither_help_nor_disturb_each_other(
+    policy: str, partition: dict[str, float], streams: tuple[str, str], round_s: tuple[float, float]
+) -> None:
+    """Works that only compute take 1 / share as long: prefills 20 s on half a device, of target and draft in turn."""
+    draft, verify = streams
+    draft_s, verify_s = round_s
+    run = SimRun(
+        policy,
+        two_requests(),
+        luck=AlwaysAccept(),
+        options=PolicyOptions(poll_s=0.0, spin_s=0.0, partition=partition),
+        costs=ConstantCosts(device_s=SECONDS, demand=Demands(1.0, 0.0)),
+        curve=LINEAR,
+    )
+    assert run.works == sorted(
+        [
+            (0.0, 20.0, "prefill", "prefill", (0,)),
+            (20.0, 40.0, "prefill", "prefill", (0,)),
+            (40.0, 60.0, "prefill", "prefill", (1,)),
+            (60.0, 80.0, "prefill", "prefill", (1,)),
+            (40.0, 40.0 + draft_s, draft, "draft", (0,)),
+            (40.0 + draft_s, 40.0 + draft_s + verify_s, verify, "verify", (0,)),
+            (80.0, 80.0 + draft_s, draft, "draft", (1,)),
+            (80.0 + draft_s, 80.0 + draft_s + verify_s, verify, "verify", (1,)),
+        ],
+        key=lambda work: work[1],
+    )
+    assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == [
+        (20.0, 40.0 + sum(round_s)),
+        (60.0, 80.0 + sum(round_s)),
+    ]
 
 
 def test_pdv_verifies_together_what_was_drafted_meanwhile() -> None:
