@@ -1,7 +1,7 @@
 """Mean latency and capacity of lanes on shares of the multiprocessors, forecast from means without a run.
 
 Prompts wait in a queue of one server; as many requests go round the other lanes as Little's law says; a lane's works
-take what solo curves and neighbours make of them, as often as those are busy (docs/adr/014). Good enough to choose
+take what solo curves and neighbours make of them, as often as those are busy (docs/adr/016). Good enough to choose
 shares by, not to be shown: latencies come from runs. Not here: which shares there are (partition).
 """
 
