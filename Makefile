@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PAIR := llama-2-7b+tinyllama-1.1b
 
-.PHONY: demo test test-real gpu gpu-report accuracy check format clean
+.PHONY: demo test test-real mutation gpu gpu-report accuracy check format clean
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile a100-sxm/$(PAIR) --out results/demo-a100 --plots --overwrite
@@ -15,6 +15,9 @@ test: .venv/.dev                 ## the whole suite
 
 test-real: .venv/.real           ## the real-hardware backend's tests; installs torch (pinned) first
 	$(BIN)/python -m pytest tests/realrun tests/calibrate
+
+mutation: .venv/.dev             ## how many of the committed mutants the tests kill, into docs/testing.md
+	$(BIN)/python -m tests.mutants
 
 gpu:                             ## the measuring campaign on a CUDA machine; call again until it says done
 	$(PYTHON) -m calibrate.campaign results/campaign --device cuda

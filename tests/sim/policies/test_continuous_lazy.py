@@ -1,0 +1,99 @@
+"""Lazy accounting where random cases seldom look: when it may stand in, what a plan made ahead counts on, growth.
+
+That it decides as the plain loop does is a property (test_properties).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.policies import continuous_lazy
+from sim.policies.continuous_lazy import can_be_lazy
+from sim.policies.options import EngineLimits, Method
+from sim.seam.work import Chunk, Kind
+from tests.sim.support import SimRun, request, serve
+
+
+class NeverAccept:
+    """No drafted token is accepted, told round by round or all at once."""
+
+    def run_length(self, index: int, position: int, most: int) -> int:
+        return 0
+
+    def rounds(self, index: int, emitted_tokens: int, output_tokens: int, draft_tokens: int) -> Any:
+        return np.zeros(output_tokens - emitted_tokens, dtype=np.int8)
+
+
+def is_lazy(num_requests: int = 9, *, draft_tokens: int = 3, max_concurrency: int | None = None, **limits: Any) -> bool:
+    told = EngineLimits(**({"max_num_seqs": 4, "max_num_batched_tokens": 16} | limits))
+    requests = [request(index) for index in range(num_requests)]
+    serving = serve(None, "continuous", requests, draft_tokens, max_concurrency=max_concurrency, limits=told)
+    return can_be_lazy(serving, told)
+
+
+def lazily(rows: list[tuple[int, int]], **more: Any) -> SimRun:
+    """Requests of these prompt and output tokens, all at 0 s."""
+    requests = [request(index, prompt=prompt, output=output) for index, (prompt, output) in enumerate(rows)]
+    return SimRun("continuous", requests, luck=NeverAccept(), is_lazy=True, **more)
+
+
+def test_the_budget_must_have_room_for_every_seat_with_its_draft() -> None:
+    assert is_lazy(max_num_batched_tokens=16)
+    assert not is_lazy(max_num_batched_tokens=15)
+    assert is_lazy(max_num_batched_tokens=4, draft_tokens=0)
+    assert not is_lazy(max_num_batched_tokens=3, draft_tokens=0)
+
+
+def test_seats_that_nobody_can_take_need_no_room() -> None:
+    assert is_lazy(2, max_num_batched_tokens=8)
+    assert not is_lazy(2, max_num_batched_tokens=7)
+    assert is_lazy(max_concurrency=1, max_num_batched_tokens=4)
+    assert not is_lazy(max_concurrency=1, max_num_batched_tokens=3)
+
+
+def test_limited_chunks_and_n_grams_take_the_plain_loop() -> None:
+    assert is_lazy(async_scheduling=True, method=Method.EAGLE3)
+    assert not is_lazy(long_prefill_token_threshold=2048)
+    assert not is_lazy(method=Method.NGRAM)
+
+
+def test_a_row_that_must_end_keeps_its_seat_while_the_next_step_is_planned() -> None:
+    limits = EngineLimits(max_num_seqs=1, max_num_batched_tokens=100, async_scheduling=True)
+    run = lazily([(10, 2), (10, 3)], limits=limits, draft_tokens=0)
+    assert [work.work.ahead_s for work in run.tickets] == [0.0, 5.0, 0.0, 5.0, 5.0]
+    assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == [(5.0, 10.0), (15.0, 25.0)]
+
+
+def test_a_prompt_of_one_output_token_takes_no_budget_of_the_step_after_it() -> None:
+    limits = EngineLimits(max_num_seqs=2, max_num_batched_tokens=2, async_scheduling=True)
+    run = lazily([(1, 1), (3, 1)], limits=limits, draft_tokens=0)
+    assert [work.work.chunks for work in run.tickets] == [(Chunk(1, 0), Chunk(1, 0)), (Chunk(2, 1),)]
+
+
+@pytest.mark.parametrize("first_steps", [2, 3, 4096])
+def test_the_account_grows_with_the_run(first_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuous_lazy, "_GROWTH_STEPS", first_steps)
+    run = lazily([(10, 9), (10, 30)], draft_tokens=1)
+    works = [work.work for work in run.tickets if work.work.kind is Kind.STEP]
+    assert len(works) == 30
+    assert [work.context_tokens for work in works[1:10]] == [20, 22, 24, 26, 28, 30, 32, 34, 18]
+    assert [r.last_token_s for r in run.serving.requests] == [63.0, 210.0]
+
+
+def test_requests_are_queued_at_the_next_step_boundary() -> None:
+    requests = [request(index, arrival_s=arrival_s, output=3) for index, arrival_s in enumerate((0.0, 2.0, 7.0))]
+    run = SimRun("continuous", requests, luck=NeverAccept(), is_lazy=True, draft_tokens=0)
+    assert [r.queued_s for r in run.serving.requests] == [0.0, 5.0, 10.0]
+
+
+def test_full_seats_do_not_end_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain_loop(*_: Any) -> None:
+        raise AssertionError("memory has not run out")
+
+    monkeypatch.setattr(continuous_lazy, "engine", plain_loop)
+    limits = EngineLimits(max_num_seqs=2, max_num_batched_tokens=100)
+    run = lazily([(10, 4)] * 5, limits=limits, draft_tokens=0)
+    assert run.serving.is_all_finished
