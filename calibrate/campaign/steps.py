@@ -1,7 +1,8 @@
 """One step of a campaign in one process: python -m calibrate.campaign.steps DEVICE OUT STEP
 
 Every step leaves JSON, Parquet or a profile in OUT. Predictions are written before the first replay, and a replay
-refuses to begin without them. Not here: which steps there are (campaign_plan), the report (campaign_report).
+refuses to begin without them. Not here: which steps there are (calibrate.campaign.plan), the
+report (calibrate.campaign.report).
 """
 
 from __future__ import annotations
@@ -47,20 +48,17 @@ def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
 
 def ceilings(device: str) -> dict[str, Any]:
     """Copy bandwidth and a large matrix product, as measured here, beside what the machine is called."""
-    import torch
-
-    from calibrate.measure.machine import COPY_BYTES, MATRIX, _typical_s, device_name, fingerprint
+    from calibrate.measure.machine import achieved, fingerprint
 
     dtype = "bfloat16" if device == "cuda" else "float32"
-    matrix = torch.randn(MATRIX[device], MATRIX[device], device=device).to(getattr(torch, dtype))
-    source = torch.zeros(COPY_BYTES[device] // 4, dtype=torch.float32, device=device).normal_()
-    target = torch.empty_like(source)
+    found = fingerprint(device, dtype)
+    flops_per_s, copy_bytes_per_s = achieved(device, dtype)
     return {
-        "device": device_name(device),
+        "device": found["device"],
         "dtype": dtype,
-        "flops_per_s": 2.0 * MATRIX[device] ** 3 / _typical_s(device, lambda: matrix @ matrix),
-        "copy_bytes_per_s": 2.0 * COPY_BYTES[device] / _typical_s(device, lambda: target.copy_(source)),
-        "fingerprint": fingerprint(device, dtype),
+        "flops_per_s": flops_per_s,
+        "copy_bytes_per_s": copy_bytes_per_s,
+        "fingerprint": found,
     }
 
 
@@ -85,14 +83,14 @@ def measure_pair(
     """
     from calibrate.measure.session import Session
     from calibrate.points import file as points_file
-    from calibrate.service.serving import with_handover
+    from calibrate.service.serving import with_serving_costs
     from sim.costs.profile_files import encode
 
     name = spec.target.shape.name + (f"+{spec.draft.shape.name}" if spec.draft is not None else "")
     points_path = directory / f"{name}.points.jsonl"
     with points_file.alone(points_path):
         session = Session(spec, points_path, budget_s, lambda stage, done, total: None)
-        profile = with_handover(session.run(form), session.bench.kernels, repeats=repeats)
+        profile = with_serving_costs(session.run(form), session.bench.kernels, repeats=repeats)
     (directory / f"{name}.json").write_bytes(encode(profile))
     return profile
 

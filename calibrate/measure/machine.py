@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from calibrate.hardware.datasheets import datasheet_of_device
-from realrun.host.machine import device_name as device_name
-from realrun.host.machine import processor, usable_cores, versions
+from realrun.host.machine import device_name, processor, usable_cores, versions
 from realrun.model.memory import available_bytes
 from sim.costs.profile import Gpu
 

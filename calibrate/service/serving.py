@@ -104,10 +104,6 @@ def with_serving_costs(profile: Profile, kernels: PairKernels, *, repeats: int =
     return _completed(start, found, f"medians of {repeats} runs each, the slowest took {spread:.2f} times as long")
 
 
-with_handover = with_serving_costs
-"""As calibrate.campaign.steps still calls it."""
-
-
 def _typical(pairs: Sequence[tuple[Served, Served]]) -> tuple[Served, Served]:
     """Of pairs of one round each, that in which the second took the middling number of times as long."""
     return sorted(pairs, key=lambda pair: pair[1].span_s / pair[0].span_s)[len(pairs) // 2]

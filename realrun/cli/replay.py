@@ -122,10 +122,11 @@ def _run(
             f"replay runs real models and writes parquet, and {error.name!r} is not installed: "
             "pip install 'lanesim[gpu,analysis]'"
         ) from None
+    from realrun.host.machine import fingerprint
     from realrun.replay.experiment import check_replayable
     from realrun.replay.pair_executor import PairExecutor
     from realrun.replay.run import replay_all
-    from realrun.replay.testbed import build_kernels, find_device, fingerprint, sizes_for
+    from realrun.replay.testbed import build_kernels, find_device, sizes_for
 
     torch.set_num_threads(1)
     device = find_device(device_name)
@@ -153,7 +154,7 @@ def _run(
         "device": device_name,
         "implementation": kernels.implementation,
         "weights": "random" if tied is None else "random, the target's later layers scaled down",
-        "fingerprint": fingerprint(device),
+        "fingerprint": fingerprint(device.type),
     }
 
 

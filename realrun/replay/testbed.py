@@ -1,12 +1,10 @@
 """A profile's pair on a device of this machine: exact dimensions, random weights, slots for a scenario's requests.
 
-Not here: what runs on it (realrun.replay.run).
+Not here: what runs on it (realrun.replay.run), what the machine is (realrun.host.machine).
 """
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -16,7 +14,7 @@ import torch
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import CONTEXT_STEP, Attention
-from realrun.model.memory import GIB
+from realrun.model.memory import GIB, available_bytes
 from realrun.model.weights import random_model, tied_pair
 from realrun.replay.experiment import most_at_once
 from realrun.replay.genuine import Tied
@@ -65,7 +63,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     models = loaded_models(profile, with_draft=drafted > 0)
     weights = sum(shape.weight_bytes for shape in models)
     per_slot = max_tokens * sum(shape.kv_bytes_per_token for shape in models)
-    has = _memory_bytes(device) * experiments[0].scenario.engine.gpu_memory_utilization
+    has = available_bytes(device) * experiments[0].scenario.engine.gpu_memory_utilization
     fitting = int((has - weights) // per_slot) - SPARE_SLOTS - 1
     if fitting < 1:
         raise ValueError(
@@ -112,45 +110,10 @@ def build_kernels(
     return PairKernels(target, drafts[0] if drafts else None, options)
 
 
-def fingerprint(device: torch.device) -> dict[str, str]:
-    """What a measurement's numbers depend on, besides the scenario."""
-    import transformers
-
-    found = {
-        "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "processor": _processor(),
-        "cores": str(os.cpu_count()),
-        "python": platform.python_version(),
-        "system": platform.platform(terse=True),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    if device.type == "cuda":
-        found["cuda"] = str(torch.version.cuda)
-        found["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    return found
-
-
 def _dtype(shape: ModelShape) -> torch.dtype:
     if shape.dtype_bytes not in DTYPES:
         raise ValueError(f"{shape.name}: weights of {shape.dtype_bytes} bytes cannot be replayed; want 2, 4 or 8")
     return DTYPES[shape.dtype_bytes]
-
-
-def _memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _processor() -> str:
-    """The processor's name where Linux tells it."""
-    try:
-        with open("/proc/cpuinfo") as lines:
-            named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        named = []
-    return named[0] if named else platform.machine()
 
 
 def _doubling(most: int) -> tuple[int, ...]:
