@@ -1,7 +1,7 @@
 """One step of a campaign in one process: python -m calibrate.campaign.steps DEVICE OUT STEP
 
 Every step leaves JSON, Parquet or a profile in OUT. Predictions are written before the first replay, and a replay
-refuses to begin without them. Not here: which steps there are (campaign_plan), the report (campaign_report).
+refuses to begin without them. Not here: which steps there are (plan), the report (report).
 """
 
 from __future__ import annotations
