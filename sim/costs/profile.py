@@ -1,8 +1,8 @@
 """The profile: its strict, versioned schema.
 
 A profile is JSON: one GPU and engine, one target with or without a draft, constants with their source and their error
-on held-out points. Not here: files (profile_files), the meaning of kernel constants and points (kernels,
-table_kernels), what a work costs (compact, table).
+on held-out points. Not here: files (profile_files), the meaning of kernel constants and points (kernels, points), what
+a work costs (forms).
 """
 
 from __future__ import annotations

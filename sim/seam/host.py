@@ -1,8 +1,8 @@
 """The seam: what a policy may ask of the machine it runs on, and the rules every host keeps.
 
 A policy is a set of coroutines. Whatever takes time is awaited on the host; everything between two awaits is
-instantaneous and undisturbed, so policies hold no locks. Hosts: SimHost (SimPy clock), ScriptHost (tests), and later
-GpuHost (threads and CUDA streams). Not here: any implementation.
+instantaneous and undisturbed, so policies hold no locks. Hosts: SimHost (SimPy clock), GpuHost (threads and CUDA
+streams; also a plain CPU), ScriptHost (tests). Not here: any implementation.
 
 Rules, pinned so that simulation and reality agree:
 1. Wake-ups of one instant happen in the order in which their waits were posted (awaited), and only after everything
