@@ -19,7 +19,7 @@ from tests.calibrate.check.test_profile import of_another_model
 from tests.calibrate.fit.test_passes import NOISE, law, measured
 
 SMALL = Campaign(
-    jobs=(Job("tiny-target", "tiny-draft", 5.0, 4, 256),),
+    jobs=(Job("tiny-target", "tiny-draft", 15.0, 4, 256),),
     cells=(Cell("c2", 2, 3),),
     policies=("autoregressive", "pd"),
     input_tokens=24,
