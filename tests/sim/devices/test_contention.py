@@ -1,0 +1,126 @@
+"""Rates of works side by side, summed by hand: shares of time, roofs, weights, waits of kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.costs.profile import Overlap
+from sim.devices.contention import (
+    BRACKET,
+    Contention,
+    Regime,
+    contention_of,
+    fill_rates,
+    kernel_waits_s,
+    priority_weights,
+    share_time,
+)
+
+ROOFLESS = Contention()
+
+
+def test_overlap_that_was_measured_is_taken_as_measured() -> None:
+    overlap = Overlap(
+        eta_compute=0.8, eta_bandwidth=0.9, tau_s=3e-6, takes_turns=True, has_priorities=False, measured=True
+    )
+    assert contention_of(overlap, Regime.SERIAL) == Contention(
+        regime=Regime.ROOFS, eta_compute=0.8, eta_bandwidth=0.9, tau_s=3e-6, takes_turns=True, has_priorities=False
+    )
+
+
+@pytest.mark.parametrize("regime", Regime)
+def test_overlap_that_was_not_measured_is_what_one_assumes_and_nothing_more(regime: Regime) -> None:
+    overlap = Overlap(eta_compute=0.8, eta_bandwidth=0.9, tau_s=3e-6, has_priorities=False)
+    assert contention_of(overlap, regime) == Contention(
+        regime=regime, eta_compute=1.0, eta_bandwidth=1.0, tau_s=0.0, takes_turns=False, has_priorities=False
+    )
+
+
+def test_overlap_that_was_not_measured_shares_time_unless_one_assumes_otherwise() -> None:
+    assert contention_of(Overlap()) == Contention(
+        regime=Regime.SHARED, eta_compute=1.0, eta_bandwidth=1.0, tau_s=0.0, takes_turns=False, has_priorities=True
+    )
+
+
+def test_the_bracket_holds_every_regime_from_least_to_most_overlap() -> None:
+    assert BRACKET == (Regime.SERIAL, Regime.SHARED, Regime.ROOFS)
+
+
+def test_a_kernel_beside_others_waits_once_however_many_they_are() -> None:
+    assert kernel_waits_s([1.0, 50.0, 100.0], Contention(tau_s=0.01)) == [0.01] * 3
+
+
+def test_a_kernel_that_takes_turns_waits_for_each_other_work_by_its_share_of_time() -> None:
+    """0.1 s per kernel: works of 2 and 5 kernels a second have it for 0.2 and 0.5 of the time, one of 20 for all of
+    it and no more."""
+    waits_s = kernel_waits_s([2.0, 5.0, 20.0], Contention(tau_s=0.1, takes_turns=True))
+    assert waits_s == pytest.approx([0.1 * 1.5, 0.1 * 1.2, 0.1 * 0.7])
+
+
+def test_a_priority_weighs_four_times_the_next_down_to_a_sixteenth() -> None:
+    assert priority_weights([5, 4, 3, 2, -9]) == [1.0, 1 / 4, 1 / 16, 1 / 16, 1 / 16]
+
+
+@pytest.mark.parametrize(
+    ("caps", "weights", "rates"),
+    [
+        ([1.0, 1.0], [1.0, 1.0], [0.5, 0.5]),
+        ([1.0, 1.0, 1.0], [1.0, 0.25, 0.75], [0.5, 0.125, 0.375]),
+        # One can use a tenth only: the others share nine tenths.
+        ([0.1, 1.0, 1.0], [1.0, 1.0, 1.0], [0.1, 0.45, 0.45]),
+        ([0.1, 1.0, 1.0], [2.0, 1.0, 3.0], [0.1, 0.225, 0.675]),
+        # What the first leaves lifts the second to its cap, and the rest is the third's.
+        ([0.1, 0.4, 1.0], [1.0, 1.0, 1.0], [0.1, 0.4, 0.5]),
+        # A small weight keeps the second below a cap that an equal share would exceed.
+        ([1.0, 0.3], [1.0, 0.25], [0.8, 0.2]),
+        ([0.2, 0.3], [1.0, 1.0], [0.2, 0.3]),
+        ([1.0], [0.25], [1.0]),
+    ],
+)
+def test_time_is_shared_by_weight_and_what_one_cannot_use_goes_to_the_others(
+    caps: list[float], weights: list[float], rates: list[float]
+) -> None:
+    assert share_time(caps, weights) == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
+    ("caps", "weights", "demands", "rates"),
+    [
+        # The compute roof: 0.5 and 1 for each unit of rate.
+        ([1.0, 1.0], [1.0, 1.0], [(0.5, 0.0), (1.0, 0.0)], [2 / 3, 2 / 3]),
+        # The bandwidth roof, though compute has room.
+        ([1.0, 1.0], [1.0, 1.0], [(0.2, 0.5), (0.3, 1.0)], [2 / 3, 2 / 3]),
+        # Weights: three of four parts.
+        ([1.0, 1.0], [0.75, 0.25], [(1.0, 0.1), (1.0, 0.1)], [0.75, 0.25]),
+        ([1.0, 1.0], [0.75, 0.25], [(0.1, 1.0), (0.1, 1.0)], [0.75, 0.25]),
+        # One is at its cap of 0.2; the other takes the 0.8 that are left of the roof.
+        ([0.2, 1.0], [1.0, 1.0], [(1.0, 0.0), (1.0, 0.0)], [0.2, 0.8]),
+        ([0.2, 1.0], [1.0, 1.0], [(0.0, 1.0), (0.0, 1.0)], [0.2, 0.8]),
+        # Weights again: the first meets its cap when it has risen by half as much as it may weigh.
+        ([0.4, 1.0], [0.8, 0.2], [(0.5, 0.0), (0.5, 0.0)], [0.4, 1.0]),
+        ([0.4, 0.6, 1.0], [0.8, 0.2, 0.2], [(0.5, 0.0), (0.5, 0.0), (1.0, 0.0)], [0.4, 0.8 / 1.5, 0.8 / 1.5]),
+        # Compute is full at 1/2 each; who needs bandwidth alone goes on, to what is left of it.
+        ([1.0, 1.0, 1.0], [1.0] * 3, [(1.0, 0.2), (1.0, 0.2), (0.0, 1.0)], [0.5, 0.5, 0.8]),
+        # And the other way round.
+        ([1.0, 1.0, 1.0], [1.0] * 3, [(0.2, 1.0), (0.2, 1.0), (1.0, 0.0)], [0.5, 0.5, 0.8]),
+        # Nothing is asked of either roof.
+        ([1.0, 0.5], [1.0, 1.0], [(0.0, 0.0), (0.0, 0.0)], [1.0, 0.5]),
+        ([1.0], [0.25], [(1.0, 1.0)], [1.0]),
+    ],
+)
+def test_works_rise_together_until_each_meets_its_cap_or_a_full_roof(
+    caps: list[float], weights: list[float], demands: list[tuple[float, float]], rates: list[float]
+) -> None:
+    assert fill_rates(caps, weights, demands, ROOFLESS) == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
+    ("contention", "rates"),
+    [
+        (Contention(eta_compute=0.8), [0.4, 0.4]),
+        (Contention(eta_bandwidth=0.6), [0.5, 0.5]),
+        (Contention(eta_compute=0.8, eta_bandwidth=0.36), [0.3, 0.3]),
+    ],
+)
+def test_roofs_are_what_works_reach_together(contention: Contention, rates: list[float]) -> None:
+    assert fill_rates([1.0] * 2, [1.0] * 2, [(1.0, 0.6)] * 2, contention) == pytest.approx(rates)

@@ -13,13 +13,14 @@ from sim.experiment.scenario import resolve
 @pytest.mark.parametrize(
     ("acceptance", "verify_queue", "draft_p95_s", "change"),
     [
-        (0.8, 1, 0.040, 1),
+        (0.701, 1, 0.0449, 1),
         (0.8, 2, 0.040, 0),
-        (0.8, 1, 0.046, 0),
+        (0.8, 1, 0.045, 0),
         (0.7, 1, 0.040, 0),
-        (0.39, 0, 0.010, -1),
+        (0.4, 10, 0.050, 0),
+        (0.399, 0, 0.010, -1),
         (0.9, 11, 0.010, -1),
-        (0.9, 0, 0.051, -1),
+        (0.9, 0, 0.0501, -1),
     ],
 )
 def test_change_follows_the_seeds_thresholds(
@@ -49,6 +50,75 @@ def test_it_forgets_what_lies_behind_its_window() -> None:
     for _ in range(30):
         controller.saw_round(4, 4)
     assert controller.draft_tokens == 5
+
+
+def decided(controller: Feedback, *rounds: tuple[int, int]) -> int:
+    """The draft length after `rounds` of (drafted, accepted)."""
+    for drafted, accepted in rounds:
+        controller.saw_round(drafted, accepted)
+    return controller.draft_tokens
+
+
+def test_a_window_holds_a_hundred_rounds() -> None:
+    """The 11th round drafts 170 tokens in vain: with 99 rounds of 4 of 4 beside it 69.96 % are accepted. It is the
+    oldest of the window at the decision of the 110th round and out of it at the next."""
+    controller = Feedback(4)
+    lengths = [decided(controller, *[(4, 4)] * 10), decided(controller, (170, 0), *[(4, 4)] * 9)]
+    lengths += [decided(controller, *[(4, 4)] * 10) for _ in range(10)]
+    assert lengths == [5, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 5]
+
+
+def test_acceptance_is_of_tokens_and_not_of_rounds() -> None:
+    """Nine rounds accept their only token, one none of 8: 9 of 17, and 90 % of the rounds."""
+    assert decided(Feedback(4), *[(1, 1)] * 9, (8, 0)) == 4
+
+
+@pytest.mark.parametrize(
+    ("latencies_s", "length"),
+    [
+        ([0.1] * 5 + [0.01] * 95, 5),
+        ([0.1] * 6 + [0.01] * 94, 3),
+        ([0.01] * 94 + [0.1] * 6, 3),
+        ([0.1] * 100 + [0.01] * 95, 5),
+        ([0.1] * 100 + [0.01] * 94, 3),
+        ([0.1], 3),
+        ([], 5),
+    ],
+)
+def test_the_draft_latency_is_the_95th_of_the_last_hundred(latencies_s: list[float], length: int) -> None:
+    controller = Feedback(4)
+    for latency_s in latencies_s:
+        controller.saw_draft(latency_s, 0)
+    assert decided(controller, *[(4, 4)] * 10) == length
+
+
+def test_the_queue_is_the_one_at_the_last_draft() -> None:
+    controller = Feedback(4)
+    controller.saw_draft(0.01, 0)
+    controller.saw_draft(0.01, 11)
+    assert decided(controller, *[(4, 4)] * 10) == 3
+
+
+def test_it_shrinks_to_two_and_grows_to_eight_from_a_start_within() -> None:
+    assert decided(Feedback(4), *[(4, 0)] * 50) == 2
+    assert decided(Feedback(4), *[(4, 4)] * 80) == 8
+    assert [(Feedback(start).draft_tokens, Feedback(start).draft_tokens_max) for start in (1, 5, 12)] == [
+        (2, 8),
+        (5, 8),
+        (8, 8),
+    ]
+
+
+def test_a_fixed_length_stays_whatever_it_is_told() -> None:
+    controller = build_controller("fixed", 4)
+    controller.saw_draft(9.0, 99)
+    controller.saw_round(4, 0)
+    assert (controller.draft_tokens, controller.draft_tokens_max) == (4, 4)
+
+
+def test_feedback_has_nothing_to_choose_where_nothing_is_drafted() -> None:
+    controller = build_controller("feedback", 0)
+    assert (controller.draft_tokens, controller.draft_tokens_max) == (0, 0)
 
 
 def test_an_unknown_controller_is_refused() -> None:

@@ -1,0 +1,171 @@
+"""What the simulated host accounts for, and what it tells of a verify: totals by stream and kind, busy GPUs, luck."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.costs.cost import ConstantCosts, Demands, Link
+from sim.devices.ticket import SimTicket
+from sim.hosts.simulated import SimHost
+from sim.seam.request import Request
+from sim.seam.work import Chunk, Kind, Model, Work
+from tests.sim.support import SECONDS, AlwaysAccept, request
+
+FREE = Demands(0.0, 0.0)
+
+
+class AskedLuck:
+    """Notes every question; accepts as many tokens as the request's index."""
+
+    def __init__(self) -> None:
+        self.questions: list[tuple[int, int, int]] = []
+
+    def run_length(self, index: int, position: int, most: int) -> int:
+        self.questions.append((index, position, most))
+        return min(index, most)
+
+
+def host(**options: object) -> SimHost:
+    return SimHost(ConstantCosts(device_s=SECONDS, demand=FREE), AlwaysAccept(), **options)  # type: ignore[arg-type]
+
+
+def drafted(index: int, emitted_tokens: int, draft_tokens: int) -> Request:
+    asked = request(index, output=99)
+    asked.emitted_tokens, asked.drafted = emitted_tokens, draft_tokens
+    return asked
+
+
+# -- totals
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_works_are_totalled_by_stream_and_kind(num_streams: int) -> None:
+    """Two steps of 8 query tokens and chunks of 5 and 7; two drafts of 4 for 3 rows, the first with 2 tokens to catch
+    up: 5 + 9 and 3 + 9 tokens. What the host does for itself takes no time of the device."""
+    machine = host()
+    stream, *_ = [machine.stream(name) for name in "ab"[:num_streams]]
+    chunks = (Chunk(5, 20), Chunk(7, 0))
+    for _ in range(2):
+        machine.run(Work(kind=Kind.STEP, rows=2, row_tokens=8, chunks=chunks), stream)
+    for row_tokens in (5, 3):
+        draft = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=3, row_tokens=row_tokens, draft_tokens=4)
+        machine.run(draft, stream)
+    machine.run(Work(kind=Kind.HOST, host_s=3.0, rows=9), stream)
+    machine.run_until(50.0)
+    totals = {
+        key: (usage.num_works, usage.device_s, usage.tokens, usage.cancelled_s) for key, usage in machine.usage.items()
+    }
+    assert totals == {
+        ("a", Kind.STEP): (2, 10.0, 2 * (8 + 5 + 7), 0.0),
+        ("a", Kind.DRAFT): (2, 4.0, 5 + 9 + 3 + 9, 0.0),
+        ("a", Kind.HOST): (1, 0.0, 0, 0.0),
+    }
+
+
+def test_a_draft_of_no_tokens_computes_its_chunks_alone() -> None:
+    machine = host()
+    machine.run(Work(kind=Kind.DRAFT, model=Model.DRAFT, chunks=(Chunk(5, 0),)), machine.stream("a"))
+    machine.run_until(50.0)
+    assert machine.usage[("a", Kind.DRAFT)].tokens == 5
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_time_of_cancelled_works_is_waste(num_streams: int) -> None:
+    """Drafts of 2 s, four tokens each: the first is cut at its second token, at 1 s, the second at its first, at 1.5 s.
+    The third runs to its end."""
+    machine = host()
+    stream, *_ = [machine.stream(name) for name in "ab"[:num_streams]]
+    drafts = [machine.run(Work(kind=Kind.DRAFT, draft_tokens=4), stream) for _ in range(3)]
+    for time_s, cut in ((0.7, drafts[0]), (1.2, drafts[1])):
+        machine.at(time_s, lambda _, cut=cut: cut.cancel())
+    machine.run_until(50.0)
+    usage = machine.usage[("a", Kind.DRAFT)]
+    assert (usage.num_works, usage.device_s, usage.cancelled_s) == (3, 3.5, 1.5)
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_what_has_ended_by_the_stop_is_reported_and_nothing_else(num_streams: int) -> None:
+    reported: list[SimTicket] = []
+    machine = host(on_work=reported.append)
+    stream, *_ = [machine.stream(name) for name in "ab"[:num_streams]]
+    tickets = [machine.run(Work(kind=kind), stream) for kind in (Kind.DRAFT, Kind.VERIFY, Kind.PREFILL)]
+    machine.run_until(7.0)
+    machine.run_until(8.0)
+    assert reported == tickets[:2]
+    assert machine.usage[("a", Kind.VERIFY)].num_works == 1
+    assert ("a", Kind.PREFILL) not in machine.usage
+
+
+def test_busy_time_is_the_mean_of_the_gpus_and_links_are_none() -> None:
+    """5 s of one GPU and 2 s of the other; the link is busy for 9 s."""
+    machine = host(links={"link": Link(latency_s=9.0, bytes_per_s=1.0)})
+    streams = [machine.stream("a", device=0), machine.stream("b", device=1), machine.stream("l", device="link")]
+    for kind, stream in zip((Kind.VERIFY, Kind.DRAFT, Kind.COPY), streams, strict=True):
+        machine.run(Work(kind=kind), stream)
+    machine.run_until()
+    assert machine.now_s == 9.0
+    assert machine.device_busy_s == 3.5
+
+
+def test_a_host_without_works_was_never_busy() -> None:
+    machine = host()
+    machine.stream("a")
+    machine.run_until(3.0)
+    assert (machine.device_busy_s, machine.usage) == (0.0, {})
+
+
+def test_two_gpus_do_not_slow_each_other() -> None:
+    machine = SimHost(ConstantCosts(device_s=SECONDS), AlwaysAccept())
+    streams = [machine.stream("a", device=0), machine.stream("b", device=1)]
+    tickets = [machine.run(Work(kind=Kind.VERIFY), stream) for stream in streams]
+    machine.run_until()
+    assert [ticket.end_s for ticket in tickets] == [5.0, 5.0]
+
+
+# -- streams
+
+
+def test_streams_have_names_of_their_own() -> None:
+    machine = host()
+    machine.stream("a")
+    with pytest.raises(ValueError, match="'a' exists already"):
+        machine.stream("a")
+
+
+def test_a_stream_on_a_link_names_one_that_there_is() -> None:
+    machine = host(links={"nvlink": Link(latency_s=0.0, bytes_per_s=1.0)})
+    with pytest.raises(ValueError, match=r"no link named 'nvlnk'; known: \['nvlink'\]"):
+        machine.stream("a", device="nvlnk")
+
+
+# -- luck
+
+
+def test_a_verify_asks_for_every_row_that_drafted_from_where_its_output_stands() -> None:
+    luck = AskedLuck()
+    machine = SimHost(ConstantCosts(device_s=SECONDS), luck)
+    rows = (drafted(3, 7, 4), drafted(5, 9, 0), drafted(6, 2, 4))
+    with_kv = Work(kind=Kind.VERIFY, requests=rows, rows=3, row_tokens=11)
+    without_kv = Work(kind=Kind.VERIFY, requests=rows, chunks=tuple(Chunk(9, 0) for _ in rows))
+    stream = machine.stream("a")
+    tickets = [machine.run(work, stream) for work in (with_kv, without_kv)]
+    assert [list(ticket.result.accepted) for ticket in tickets] == [[3, 0, 4]] * 2
+    assert luck.questions == [(3, 7, 4), (6, 2, 4)] * 2
+
+
+def test_a_step_asks_for_its_rows_and_not_for_its_prompts() -> None:
+    luck = AskedLuck()
+    machine = SimHost(ConstantCosts(device_s=SECONDS), luck)
+    rows = (drafted(3, 7, 4), drafted(1, 2, 4), drafted(6, 0, 4))
+    work = Work(kind=Kind.STEP, requests=rows, rows=2, row_tokens=10, chunks=(Chunk(9, 0),))
+    ticket = machine.run(work, machine.stream("a"))
+    assert list(ticket.result.accepted) == [3, 1]
+    assert luck.questions == [(3, 7, 4), (1, 2, 4)]
+
+
+@pytest.mark.parametrize("kind", [Kind.PREFILL, Kind.DRAFT, Kind.STEP])
+def test_nothing_is_asked_where_nothing_is_verified(kind: Kind) -> None:
+    luck = AskedLuck()
+    machine = SimHost(ConstantCosts(device_s=SECONDS), luck)
+    ticket = machine.run(Work(kind=kind, requests=(drafted(3, 7, 4),), chunks=(Chunk(9, 0),)), machine.stream("a"))
+    assert (list(ticket.result.accepted), luck.questions) == ([], [])
