@@ -52,6 +52,7 @@ def notify_at(host: Any, signal: Signal, *times_s: float) -> None:
     ("start_s", "notified_s", "woken_s"),
     [
         (1.0, 1.5, 3.0),  # Its own grid: 3, 5 ...
+        (1.0, 2.5, 3.0),
         (1.0, 3.5, 5.0),
         (0.0, 2.01, 4.0),  # Just missed.
     ],
