@@ -7,11 +7,9 @@ are (sim.experiment.compare, sweeps).
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import msgspec
@@ -94,6 +92,10 @@ def run_points(
             if on_done is not None:
                 on_done(index + 1)
         return
+    # Here, since they take longer to import than a small run does.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+
     method = "fork" if sys.platform == "linux" else "spawn"
     pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context(method))
     try:
