@@ -17,7 +17,7 @@ from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, Window
 from sim.metrics.load import saturated_throughput
 from sim.seam.request import Request
-from sim.workload.generate import TraceArrivals, build_requests, is_trace, trace_length
+from sim.workload.generate import TraceArrivals, build_requests, is_trace, mean_tokens, trace_length
 
 GENERATIONS = 6
 """A saturated run serves this many times what can be in flight: one generation fills the batch, one drains it."""
@@ -44,7 +44,7 @@ def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
     key = saturated.digest, policy, id(profile)
     if key not in _known:
         record = simulate(saturated, policy, child_seed(scenario.seed, CAPACITY_KEY), profile)
-        _known[key] = saturated_throughput(record.requests, peak_in_flight(record.requests))
+        _known[key] = saturated_throughput(record.requests, peak_in_flight(record.requests), _mean_tokens(saturated))
     return _known[key]
 
 
@@ -55,7 +55,7 @@ def capacity_floor(scenario: Scenario, policy: str, profile: Profile) -> float:
     in flight at all: there the loop is the saturated run.
     """
     saturated, in_flight = _saturated(scenario, policy, profile)
-    few = min(FEW_PROMPTS, saturated.workload.num_prompts)
+    few = _at_most(scenario, FEW_PROMPTS)
     if in_flight < 2 * FEW_IN_FLIGHT or few < FEW_PROMPTS:
         return 0.0
     loop = msgspec.structs.replace(saturated.workload, num_prompts=few, max_concurrency=FEW_IN_FLIGHT)
@@ -63,7 +63,7 @@ def capacity_floor(scenario: Scenario, policy: str, profile: Profile) -> float:
     key = scenario.digest, policy, id(profile)
     if key not in _floors:
         record = simulate(scenario, policy, child_seed(scenario.seed, CAPACITY_KEY), profile)
-        _floors[key] = FLOOR_SHARE * saturated_throughput(record.requests, FEW_IN_FLIGHT)[0]
+        _floors[key] = FLOOR_SHARE * saturated_throughput(record.requests, FEW_IN_FLIGHT, _mean_tokens(saturated))[0]
     return _floors[key]
 
 
@@ -105,6 +105,10 @@ def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scena
         goodput=type(scenario.goodput)(),
     )
     return at_once, in_flight
+
+
+def _mean_tokens(scenario: Scenario) -> tuple[float, float]:
+    return mean_tokens(scenario.workload, child_seed(scenario.seed, CAPACITY_KEY))
 
 
 def _at_most(scenario: Scenario, count: int) -> int:
