@@ -1,0 +1,1 @@
+"""Questions asked of many runs: grids and stores of points, capacity, tuning, uncertainty. One run: `sim.experiment`."""
