@@ -1,9 +1,9 @@
 """Many tasks over several processes: fed as they are worked off, so that memory does not grow with their number.
 
 Workers start once and are given once what many tasks share (`given`). They are forked where that is safe, which is
-where this process has one thread. Elsewhere they start afresh and are told the policies and acceptances registered here;
-one that was written in a script or notebook cannot be imported there, and then the tasks run in this process, with a
-note. Not here: what a task is (sim.experiment.points, sim.studies.rows).
+where this process has one thread. Elsewhere they start afresh and are told the policies and acceptances registered
+here; one that was written in a script or notebook cannot be imported there, and then the tasks run in this process,
+with a note. Not here: what a task is (sim.experiment.points, sim.studies.rows).
 """
 
 from __future__ import annotations
@@ -101,8 +101,11 @@ def _fed(
     try:
         while True:
             for task in waiting:
-                with _without_main():
-                    under_way[executor.submit(function, task)] = task
+                try:
+                    with _without_main():
+                        under_way[executor.submit(function, task)] = task
+                except BrokenProcessPool:
+                    raise WorkerDied([*under_way.values(), task]) from None
                 if len(under_way) >= AHEAD * workers:
                     break
             if not under_way:
