@@ -117,7 +117,7 @@ _BUILT_IN = (
         source="seed 002",
         build=unified.coroutines,
         needs_draft=True,
-        takes=("decode_batch", "queue_factor", "spin_s", *LANE_OPTIONS),
+        takes=("decode_batch", "queue_factor", "spin_s", "pipelined", *LANE_OPTIONS),
         lanes=(("prefill",), ("draft", "verify")),
     ),
 )
