@@ -172,7 +172,7 @@ def _refuse_faults(text: str, where: str, line: int | None) -> None:
             content = json.loads(token, strict=False)
             bad = CONTROL.search(content)
             if bad:
-                problem = f"holds the control character {ascii(bad[0])}; remove it"
+                problem = f"holds the control character {bad[0]!a}; remove it"
             elif is_key and (inside, content) in seen:
                 problem = "stands twice"
             elif is_key:

@@ -29,10 +29,9 @@ def destinations(
     `inputs` are files that it reads, `own_names` what it puts into a folder itself. Raises ValueError, one line, where
     a destination cannot be written, is an input or another destination, or is held by another process.
 
-    >>> with destinations(files={"--json": "scenario.yaml"}, inputs=["scenario.yaml"]):
-    ...     pass
-    Traceback (most recent call last):
-    ValueError: --json 'scenario.yaml' is read, too, and would be written over; choose another
+    >>> with destinations(files={"--json": "/dev/null", "--log": "-"}, inputs=["scenario.yaml"]):
+    ...     print("work")
+    work
     """
     read = [Path(path) for path in inputs if path is not None]
     wanted = [(flag, path, True) for flag, path in folders.items() if path is not None]
@@ -86,6 +85,12 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
             # Whoever opened this file before has to look again: the lock of a file that is gone counts for nothing.
             with suppress(OSError):
                 file.unlink()
+
+
+def check_writable(path: Path) -> None:
+    """Raise ValueError if nothing can be written at `path`."""
+    with destinations(files={"": path}):
+        pass
 
 
 def _resolved(flag: str, path: Path) -> Path:

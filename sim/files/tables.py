@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.files.read import CONTROL, MOST_TABLE_BYTES, lines_of
 
@@ -40,11 +40,11 @@ def read_csv(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTES)
 def _lines(path: str | Path, what: str, most_bytes: int) -> Iterator[str]:
     for number, line in lines_of(path, what, most_bytes=most_bytes):
         if bad := CONTROL.search(line):
-            raise ValueError(f"{what} {str(path)!r} line {number}: control character {ascii(bad[0])}; is it no text?")
+            raise ValueError(f"{what} {str(path)!r} line {number}: control character {bad[0]!a}; is it no text?")
         yield line
 
 
-def _rows(reader: "csv._reader", where: str, width: int) -> Iterator[tuple[int, list[str]]]:
+def _rows(reader: Any, where: str, width: int) -> Iterator[tuple[int, list[str]]]:
     while (cells := _next(reader, where)) is not None:
         if len(cells) == width:
             yield reader.line_num, cells
@@ -52,7 +52,7 @@ def _rows(reader: "csv._reader", where: str, width: int) -> Iterator[tuple[int, 
             raise ValueError(f"{where} line {reader.line_num}: {len(cells)} fields, and the header has {width}")
 
 
-def _next(reader: "csv._reader", where: str) -> list[str] | None:
+def _next(reader: Any, where: str) -> list[str] | None:
     try:
         return next(reader, None)
     except csv.Error as error:

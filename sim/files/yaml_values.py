@@ -1,8 +1,8 @@
 """YAML as plain values, by the core schema of YAML 1.2, or one line that says where it is wrong.
 
-PyYAML parses; what its events mean is decided here, since its own rules are those of YAML 1.1: there `1:30` is 90, `010`
-is 8, `yes` is true and a date is no text. Refused: tags, keys that are no text or stand twice, nesting without end,
-several documents, aliases that unfold into more than a file can say, control characters.
+PyYAML parses; what its events mean is decided here, since its own rules are those of YAML 1.1: there `1:30` is 90,
+`010` is 8, `yes` is true and a date is no text. Refused: tags, keys that are no text or stand twice, nesting without
+end, several documents, aliases that unfold into more than a file can say, control characters.
 Not here: opening files (sim.files.read), what the keys mean.
 """
 

@@ -204,8 +204,9 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ],
 )
 def test_yaml_that_is_wrong_names_its_line(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match="^note line ") as caught:
+    with pytest.raises(ValueError) as caught:
         parse_yaml(text, "note")
+    assert str(caught.value).startswith("note line ")
     assert problem in str(caught.value)
 
 

