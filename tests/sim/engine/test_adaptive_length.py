@@ -235,7 +235,7 @@ def test_a_replay_refuses_a_controller_that_may_not_draft() -> None:
 
 
 def test_what_a_controller_does_not_read_is_refused() -> None:
-    with pytest.raises(ValueError, match="read by speculation.controller=by_batch only"):
+    with pytest.raises(ValueError, match="by_batch only, not by goodput"):
         scenario("goodput", num_speculative_tokens_per_batch_size=[[1, 8, 2]])
     with pytest.raises(ValueError, match="by_batch needs"):
         scenario("by_batch")
