@@ -164,7 +164,7 @@ def test_several_processes_give_what_one_gives() -> None:
     assert heard == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("policy", ["continuous", "baseline", "pd", "pdv", "unified"])
+@pytest.mark.parametrize("policy", ["continuous", "pd", "pdv", "unified"])
 def test_what_few_requests_in_flight_get_through_is_less_than_capacity(policy: str) -> None:
     given = Scenario.of(profile=PAIR, policy=policy, input_len=256, output_len=64)
     assert 0.0 < capacity_floor(given, policy, load(PAIR)) < capacity(given, policy, load(PAIR))[0]
