@@ -19,7 +19,9 @@ import msgspec
 
 from sim.costs.works import GRAPHED_DRAFT
 from sim.devices.contention import Regime
-from sim.engine.draft_length import CONTROLLERS
+from sim.engine.adaptive_length import Band, bands_by_start
+from sim.engine.controllers import CONTROLLERS
+from sim.engine.draft_length import BatchTable, check_table
 from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
 from sim.policies.options import Method, PolicyOptions
@@ -92,12 +94,32 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     synthetic_acceptance_rates: tuple[float, ...] | None = None
     """vLLM's key, likewise: unconditional rate of each drafted token."""
     controller: str = "fixed"
+    """Chooses the draft length: fixed, feedback, by_batch, goodput, sglang_adaptive."""
+    num_speculative_tokens_per_batch_size: BatchTable | None = None
+    """by_batch: vLLM's key, [first batch size, last one, draft length] each, no length above num_speculative_tokens."""
+    speculative_adaptive_config: dict[str, Band] | None = None
+    """sglang_adaptive: SGLang's file of that name, bands by their least batch size; null = SGLang's own."""
 
     def __post_init__(self) -> None:
         _at_least("speculation", self, num_speculative_tokens=0)
         if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
         _one_of("speculation.controller", self.controller, CONTROLLERS)
+        table, bands = self.num_speculative_tokens_per_batch_size, self.speculative_adaptive_config
+        for key, value, reader in (
+            ("num_speculative_tokens_per_batch_size", table, "by_batch"),
+            ("speculative_adaptive_config", bands, "sglang_adaptive"),
+        ):
+            if value is not None and self.controller != reader:
+                raise ValueError(
+                    f"speculation.{key} is read by speculation.controller={reader} only, not by {self.controller}"
+                )
+        if self.controller == "by_batch" and table is None:
+            raise ValueError("speculation.controller=by_batch needs num_speculative_tokens_per_batch_size")
+        if table is not None:
+            check_table(table, self.num_speculative_tokens)
+        if bands is not None:
+            bands_by_start(bands)
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):

@@ -156,6 +156,11 @@ def register(policy: Policy) -> Policy:
     return policy
 
 
+def registered() -> list[Policy]:
+    """What `register` made known in this process."""
+    return list(_registered.values())
+
+
 def policy_names() -> list[str]:
     """Every policy that `find_policy` knows: built in, registered, installed.
 

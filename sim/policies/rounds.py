@@ -37,7 +37,7 @@ def _submit_chunks(serving: Serving, request: Request, model: Model, stream: Str
 def submit_draft(
     serving: Serving, requests: Sequence[Request], options: PolicyOptions, stream: Stream, draft_tokens: int
 ) -> Ticket:
-    """Draft for every row; opens their rounds. `draft_tokens` >= 1."""
+    """Draft for every row; opens their rounds. A draft of 0 tokens only brings the draft model's KV up to date."""
     host = serving.host
     after = [request.draft_prefill for request in requests if request.draft_prefill is not None]
     if options.kv is KvMode.NONE:
@@ -62,8 +62,9 @@ def submit_round(
     serving: Serving, requests: Sequence[Request], options: PolicyOptions, draft_stream: Stream, verify_stream: Stream
 ) -> Ticket:
     """Draft, then verify, nothing awaited between; without speculation a plain decode."""
-    draft_tokens = serving.controller.draft_tokens
-    if draft_tokens == 0:
+    controller = serving.controller
+    draft_tokens = controller.draft_tokens_for(len(requests), len(serving.inbox))
+    if controller.draft_tokens_max == 0:
         for request in requests:
             serving.open_round(request, 0)
         return submit_verify(serving, requests, options, verify_stream)
