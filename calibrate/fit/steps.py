@@ -245,7 +245,9 @@ def _fit_law(start: Profile, curve: Sequence[Step]) -> tuple[Profile, dict[str, 
     tokens, seconds = [step.tokens for step in curve], np.array([step.seconds for step in curve])
 
     def residuals(values: Array) -> Array:
-        return np.log(np.array(steps_s(_with(start, values[:-1], float(np.exp(values[-1]))), tokens)) / seconds)
+        *shares, log_launch_s = values.tolist()
+        law_s = steps_s(_with(start, shares, float(np.exp(log_launch_s))), tokens)
+        return np.asarray(np.log(np.asarray(law_s) / seconds))
 
     found = least_squares(
         residuals, np.clip(first, low, high), bounds=(low, high), loss="soft_l1", f_scale=OUTLIER, x_scale="jac"

@@ -8,7 +8,7 @@ a work costs (forms).
 from __future__ import annotations
 
 from math import inf, isfinite
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -18,7 +18,9 @@ from sim.costs.shapes import ModelShape, kv_bytes_per_token
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""
-UNLOADED, SERVED, IN_A_LOOP = "kernel tables, unloaded", "served", "passes in a loop"
+UNLOADED: Final = "kernel tables, unloaded"
+SERVED: Final = "served"
+IN_A_LOOP: Final = "passes in a loop"
 SERVED_KINDS = ("prefill", "decode", "verify", "draft", "draft_prefill")
 
 
