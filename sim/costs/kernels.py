@@ -22,6 +22,8 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)
+            if value is None:
+                continue
             if not isfinite(value):
                 raise ValueError(f"{field}={value!r} must be finite")
             if value < 0.0 and field != "long_kernel_change":
@@ -266,6 +268,32 @@ class CompactKernels(
     elementwise: Elementwise
     head: Head
     all_reduce: AllReduce | None
+    attention_implementation: str
+    kv_layout: str
+    measured: Measured
+
+
+class LinearPass(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model's pass as a straight line: pass_s + token_s x tokens + row_s x rows that sample + kv_token_s x KV."""
+
+    pass_s: float
+    token_s: float = 0.0
+    """Per token through the body."""
+    row_s: float = 0.0
+    """Per token position that samples."""
+    kv_token_s: float = 0.0
+    """Per token of KV that attention reads."""
+    launches: int | None = None
+    """Kernels that an eager pass launches; null = by the layers, as the other forms have it."""
+
+
+class LinearKernels(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="linear"
+):
+    """What is known where only a few times of whole passes were published."""
+
+    target: LinearPass
+    draft: LinearPass | None
     attention_implementation: str
     kv_layout: str
     measured: Measured

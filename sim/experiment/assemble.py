@@ -19,9 +19,7 @@ from sim.acceptance.forms import AcceptanceSummary, parse_quoted
 from sim.acceptance.luck import Luck
 from sim.acceptance.models import Acceptance, IidAcceptance
 from sim.costs.engine import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
-from sim.costs.forms.build import build_costs
-from sim.costs.forms.compact import CompactCosts
-from sim.costs.forms.table import TableCosts
+from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
@@ -202,7 +200,7 @@ class Experiment:
     def contention(self) -> Contention:
         return contention_of(self.profile.overlap, self.regime)
 
-    def costs(self) -> CompactCosts | TableCosts:
+    def costs(self) -> ShippedCosts:
         profile = self.profile
         if self.regime is Regime.ROOFS or self.is_partitioned:
             overlap = msgspec.structs.replace(profile.overlap, demand_floor=0.0)

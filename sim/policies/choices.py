@@ -13,9 +13,10 @@ def verify_goes_first(decode_queue: int, verify_queue: int, lead: int) -> bool:
     return verify_queue > decode_queue + lead
 
 
-def may_prefill(decode_queue: int, decode_batch: int, queue_factor: float) -> bool:
-    """Unified: take in a prompt only while the decode queue is within `queue_factor` batches (seed 002: 1.2)."""
-    return decode_queue <= queue_factor * decode_batch
+def may_prefill(num_decoding: int, decode_batch: int, queue_factor: float) -> bool:
+    """Unified: take in a prompt only while fewer than `queue_factor` batches decode (seed 002: 1.2), the one in flight
+    counted."""
+    return num_decoding < queue_factor * decode_batch
 
 
 def is_atomic(num_active: int) -> bool:

@@ -51,7 +51,10 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     spin_s: float = 0.00001
     """unified: its poll (seed 002)."""
     queue_factor: float = 1.2
-    """unified: prompts are taken in while the decode queue is within this many batches."""
+    """unified: prompts are taken in while fewer than this many batches decode, the one in flight counted."""
+    pipelined: bool = True
+    """unified: a prefill and a round are in flight at a time; false: the seed's one thread, which takes in at most one
+    prompt and then goes once through its decode queue."""
     verify_lead: int = 2
     """pdv: verify goes first when its queue exceeds decode's by more than this."""
 

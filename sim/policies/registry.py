@@ -117,7 +117,7 @@ _BUILT_IN = (
         source="seed 002",
         build=unified.coroutines,
         needs_draft=True,
-        takes=("decode_batch", "queue_factor", "spin_s", *LANE_OPTIONS),
+        takes=("decode_batch", "queue_factor", "spin_s", "pipelined", *LANE_OPTIONS),
         lanes=(("prefill",), ("draft", "verify")),
     ),
 )
@@ -145,6 +145,11 @@ def register(policy: Policy) -> Policy:
         raise ValueError(f"policy {policy.name!r} is built in: register under another name")
     _registered[policy.name] = policy
     return policy
+
+
+def registered() -> list[Policy]:
+    """What `register` made known in this process."""
+    return list(_registered.values())
 
 
 def policy_names() -> list[str]:
