@@ -24,7 +24,7 @@ def claims_command(
     from sim.claims.ledger import SECTIONS
     from sim.claims.report import print_rows, to_plain
     from sim.claims.run import DRAWS, judge_all
-    from sim.files.write import check_writable
+    from sim.files.lock import check_writable
     from sim.names import unknown
     from sim.report.results import to_json
 
