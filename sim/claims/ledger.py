@@ -99,10 +99,10 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One file of the ledger.
 
     >>> section = read_section("A")
-    >>> section.constant("round_s") < section.constant("round_s") + section.constant("prefill_s")
-    True
-    >>> section.row("A.rounds.pd", 471.0, rounds=471.0).verdict.value
-    'reproduced'
+    >>> section.constant("acceptance_length")
+    1.6
+    >>> [section.row("A.rounds.pd", float(found), rounds=found, admitted=129).verdict.value for found in (471, 540)]
+    ['reproduced', 'refuted']
     """
 
     section: str
