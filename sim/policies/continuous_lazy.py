@@ -392,7 +392,7 @@ def _has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: 
 def _fill(serving: Serving, partial: _Partial | None, limits: EngineLimits, num_seated: int, budget: int) -> _Plan:
     """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats."""
     serving.take_in()
-    pool, lookahead = serving.paged, serving.controller.draft_tokens
+    pool, lookahead = serving.paged, serving.controller.draft_tokens_max
     prompts: list[Request] = []
     chunks: list[Chunk] = []
     completed: list[Request] = []
