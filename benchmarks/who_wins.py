@@ -115,12 +115,12 @@ def main() -> None:
     lines = [
         "# Who wins, at equal caps",
         "",
-        f"Lowest mean E2EL of {', '.join(POLICIES)}: azure-conv lengths, draft length 4, {given.num_prompts} "
-        f"requests, {given.replications} replications on the same draws, engine and caps as `lanesim compare` has them. "
-        "Load is the share of the capacity of `continuous` there. `=` joins policies whose paired 95 % interval holds "
-        "0; behind the semicolon stands the next policy, and by how much it is slower. Lanes run on plain streams under three "
-        "regimes of overlap (from least to most), and with the multiprocessors partitioned. Regenerate with "
-        "`python -m benchmarks.who_wins`.",
+        f"Lowest mean E2EL of {', '.join(POLICIES)}: azure-conv lengths, draft length 4, "
+        f"{given.num_prompts} requests, {given.replications} replications on the same draws, engine and caps as "
+        "`lanesim compare` has them. Load is the share of the capacity of `continuous` there. `=` joins policies whose "
+        "paired 95 % interval holds 0; behind the semicolon stands the next policy, and by how much it is slower. "
+        "Lanes run on plain streams under three regimes of overlap (from least to most), and with the "
+        "multiprocessors partitioned. Regenerate with `python -m benchmarks.who_wins`.",
         "",
         "| GPU and pair | acceptance | load | req/s | " + " | ".join(regimes) + " | depends on overlap |",
         "|---|---|---|---|" + "---|" * (len(regimes) + 1),
