@@ -145,8 +145,8 @@ def compare(
 ) -> Comparison:
     """Run every policy with every replication.
 
-    `on_run` gets each record, `on_done` hears how far it is. With `record_works` every run says where its time went, and
-    the first replication of each policy carries its works; with `is_detailed` every run carries per-request lists.
+    `on_run` gets each record, `on_done` hears how far it is. With `record_works` every run says where its time went,
+    and the first replication of each policy carries its works; with `is_detailed` every run carries per-request lists.
     Raises ValueError for input that cannot run.
     """
     check(scenario, profile)

@@ -95,8 +95,8 @@ def test_the_breakdown_is_of_the_runs_and_requests_that_the_table_is_of() -> Non
     )
     records: list[RunRecord] = []
     found = compare(given, load(PAIR), on_run=records.append, record_works=True, workers=1)
-    for run in found.runs:
-        phases_ms = run["phases_ms"]
+    for each in found.runs:
+        phases_ms = each["phases_ms"]
         assert isinstance(phases_ms, dict)
-        assert sum(phases_ms.values()) == pytest.approx(run["mean_e2el_ms"])
+        assert sum(phases_ms.values()) == pytest.approx(each["mean_e2el_ms"])
     assert [bool(record.works) for record in records] == [True, False]
