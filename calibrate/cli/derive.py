@@ -20,5 +20,5 @@ def derive_command(origin: str, gpu: str, out: Path) -> None:
     from calibrate.hardware.datasheets import derive
     from sim.costs.profile_files import load
 
-    check_out(out)
+    check_out(out, [origin])
     write(derive(load(origin), gpu), out)

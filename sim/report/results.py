@@ -168,7 +168,9 @@ def read_summary(directory: Path) -> Comparison:
     try:
         text = read_text(path, "summary")
     except Unreadable as error:
-        raise ValueError(f"{str(directory)!r} holds no results ({error}): want what `lanesim compare --out` wrote") from None
+        raise ValueError(
+            f"{str(directory)!r} holds no results ({error}): want what `lanesim compare --out` wrote"
+        ) from None
     result = parse_json(text, where)
     if not isinstance(result, dict) or "policies" not in result:
         raise ValueError(f"{where} is no result of `lanesim compare`")
