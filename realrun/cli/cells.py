@@ -116,7 +116,7 @@ def cells_command(
     from sim.costs.profile_files import load
     from sim.names import unknown
 
-    check_outputs(flags)
+    check_outputs(flags, [path, profile_name, flags["engine_name"]])
     _check_fit(fits, flags["fitted_profile"])
     for name, value, known in (
         ("--fit-metric", fit_metric, MEASURED),
@@ -156,15 +156,12 @@ def cells_command(
 
 
 def _check_fit(fits: Sequence[str], out: Path | None) -> None:
-    from sim.files.lock import check_writable
-
     if out is None:
         return
     if not fits:
         raise ValueError("--fitted-profile writes what --fit found: mark cells with --fit COLUMN=VALUE")
     if out.suffix != ".json":
         raise ValueError(f"--fitted-profile {str(out)!r} must end with .json: profiles are found by it")
-    check_writable(out)
 
 
 def _fit(
