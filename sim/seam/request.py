@@ -54,6 +54,8 @@ class Request:
     is_preempted: bool = False
     """Lost its memory and waits for some."""
     num_preemptions: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was there when it was first seated."""
     draft_prefill: Wait[Any] | None = None
     """Ticket of the draft model's prefill of this prompt while the first draft has yet to come after it."""
 
