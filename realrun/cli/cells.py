@@ -36,12 +36,24 @@ EXAMPLE = (
     metavar="COLUMN=VALUE[,VALUE]",
     help="Cells to fit one host constant on; conditions joined by commas all hold; repeat for more cells.",
 )
-@click.option("--fit-metric", default="tpot_ms", show_default=True, help="Whose mean signed error the fit makes 0.")
+@click.option(
+    "--fit-metric",
+    default="tpot_ms",
+    show_default=True,
+    help="Whose mean signed error the fit makes 0; with --fit-ratios several, joined by commas.",
+)
+@click.option(
+    "--fit-ratios",
+    default=None,
+    metavar="TOKENS,...",
+    help="Fit, in place of one host constant, what the GPU makes of the profile's layers under load: a ratio at each "
+    "of these token counts, and the time that requests spend before the engine. Such as 8,64,2048.",
+)
 @click.option(
     "--fit-constant",
     default="gap_s",
     show_default=True,
-    help="gap_s, per target pass; draft_pass_s; step_s, per work; row_s, per sequence of it.",
+    help="gap_s, per target pass; draft_pass_s; step_s, per work; row_s, per sequence of it; frontend_s, per request.",
 )
 @click.option(
     "--fitted-profile",
@@ -93,6 +105,7 @@ def cells_command(
     fits: Sequence[str],
     fit_metric: str,
     fit_constant: str,
+    fit_ratios: str | None,
     requests_path: Path | None,
     acceptance_spread: float | None,
     **flags: Any,
@@ -118,8 +131,9 @@ def cells_command(
 
     check_outputs(flags, [path, profile_name, flags["engine_name"]])
     _check_fit(fits, flags["fitted_profile"])
+    metrics = fit_metric.split(",") if fit_ratios is not None else [fit_metric]
     for name, value, known in (
-        ("--fit-metric", fit_metric, MEASURED),
+        *(("--fit-metric", metric, MEASURED) for metric in metrics),
         ("--fit-constant", fit_constant, HOST_CONSTANTS),
     ):
         if value not in known:
@@ -138,7 +152,9 @@ def cells_command(
     table = read_cells(path, parse_columns(columns), has_requests=requests_path is not None)
     is_fit = marked(table.cells, marks)
     fit = None
-    if marks:
+    if fit_ratios is not None:
+        profile, fit = _fit_ratios(table, is_fit, profile, setup, fit_ratios, metrics)
+    elif marks:
         profile, fit = _fit(table, is_fit, profile, setup, fit_constant, fit_metric)
     with progress() as on_step:
         judged = judge_cells(table, is_fit, profile, setup, partial(on_step, "simulating"))
@@ -162,6 +178,27 @@ def _check_fit(fits: Sequence[str], out: Path | None) -> None:
         raise ValueError("--fitted-profile writes what --fit found: mark cells with --fit COLUMN=VALUE")
     if out.suffix != ".json":
         raise ValueError(f"--fitted-profile {str(out)!r} must end with .json: profiles are found by it")
+
+
+def _fit_ratios(
+    table: CellTable, is_fit: Sequence[bool], profile: Profile, setup: Setup, tokens: str, metrics: Sequence[str]
+) -> tuple[Profile, dict[str, Any]]:
+    """The profile with the ratios fitted on the marked cells, and the fit for JSON."""
+    from realrun.validate.cells.device import fit_device, parse_tokens
+
+    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
+    if not cells:
+        raise ValueError("--fit-ratios fits marked cells: mark some with --fit COLUMN=VALUE")
+    source = f"the {', '.join(metrics)} of {len(cells)} closed-loop cells of {Path(table.path).name}"
+    fitted_profile, fitted = fit_device(cells, profile, setup, parse_tokens(tokens), metrics, source)
+    return fitted_profile, {
+        "ratios": [{"tokens": count, "ratio": ratio, "half_width": width} for count, ratio, width in fitted.ratios],
+        "frontend_s": fitted.frontend_s,
+        "frontend_half_width_s": fitted.frontend_half_width_s,
+        "metrics": list(metrics),
+        "mean_absolute_error_pct": fitted.error_pct,
+        "lines": [cell.line for cell in cells],
+    }
 
 
 def _fit(
