@@ -6,7 +6,7 @@ activate more experts by themselves. Attention (likewise the mean): every layer 
 history: the measured whole prompt's rate at that length.
 With attention data-parallel (`dp`), the profile is one rank's, all ranks in lockstep with as many tokens each: experts
 see the tokens of all of them.
-Errors: every second point of each axis left out and interpolated, against the sums of raw times.
+Errors: of interpolation, against sums of raw times at measured places that the profile leaves out.
 Not here: single kernels (lookups), reading files (files), profiles of the fitted law (profile).
 """
 
@@ -55,6 +55,8 @@ TOKENS = (
     4096, 6144, 8192, 16384,
 )  # fmt: skip
 """Of a pass, at which body and head are given: both sides of the steps that GEMMs take."""
+CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
+"""Measured in the finer tables, and in no profile: what interpolation is judged by."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Of decode attention; shorter ones cost what 128 tokens cost."""
@@ -356,11 +358,25 @@ class Composed:
             chunk_tokens=CHUNKS, history_tokens=HISTORIES, seconds=tuple(_rounded(line) for line in grid)
         )
 
+    def _token_errors(self, raw: Array, of: Callable[[Array], Array]) -> tuple[Callable[[int], float], Array, str]:
+        """The curve to judge by, its relative errors, and where: at measured token counts that the profile does not
+        have; where a coarse table has none of those, at every second one of its own, left out."""
+        checked = [count for count in CHECKED_TOKENS if self._lookups.is_measured(count)]
+        if checked:
+            curve = _curve_through(TOKENS, raw)
+            measured = of(np.array(checked, dtype=float))
+            predicted = np.array([curve(count) for count in checked])
+            return curve, predicted / measured - 1.0, f"{len(checked)} measured token counts between the profile's own"
+        keep = every_second(len(TOKENS))
+        curve = _curve_through([TOKENS[i] for i in keep], raw[keep])
+        out = [i for i in range(len(TOKENS)) if i not in keep]
+        return curve, np.array([curve(TOKENS[i]) for i in out]) / raw[out] - 1.0, HOW
+
     def errors(self) -> dict[str, KindError]:
         """Errors of interpolation at the points left out, and of whole passes there."""
         layers = self._shape.layers
-        body, body_errors = _thinned(TOKENS, self.body)
-        _, head_errors = _thinned(TOKENS, self.head)
+        body, body_errors, how = self._token_errors(self.body, self._body_s)
+        _, head_errors, _ = self._token_errors(self.head, self._head_s)
         rows, contexts = _axes(self.decode)
         grid = self.decode[np.ix_(rows, contexts)]
         row_axis, context_axis = [ROWS[i] for i in rows], [CONTEXTS[i] for i in contexts]
@@ -391,8 +407,8 @@ class Composed:
                 measured_body = at.get(chunk, body(chunk))
                 prompt_pass.append((predicted + body(chunk)) / (self.prefill[i] + measured_body) - 1.0)
         return {
-            "body": kind_error(body_errors, f"{HOW}; one layer's kernels but attention, {layers} layers alike"),
-            "lm_head": kind_error(head_errors, HOW),
+            "body": kind_error(body_errors, f"{how}; one layer's kernels but attention, {layers} layers alike"),
+            "lm_head": kind_error(head_errors, how),
             "decode_attention": kind_error(np.array(attention), HOW),
             "decode": kind_error(np.array(whole), f"{HOW}; layers of whole passes"),
             "prefill_attention": kind_error(np.array(prompt), HOW),
@@ -400,12 +416,9 @@ class Composed:
         }
 
 
-def _thinned(axis: Sequence[int], raw: Array) -> tuple[Callable[[int], float], Array]:
-    """The curve through every second point, and its relative errors at the others."""
-    keep = every_second(len(axis))
-    points, values = [axis[i] for i in keep], [float(value) for value in smooth(raw)[keep]]
-    errors = [value_at(points, values, axis[i]) / float(raw[i]) - 1.0 for i in range(len(axis)) if i not in keep]
-    return (lambda tokens: value_at(points, values, tokens)), np.array(errors)
+def _curve_through(axis: Sequence[int], raw: Array) -> Callable[[int], float]:
+    values = [float(value) for value in smooth(raw)]
+    return lambda tokens: value_at(axis, values, tokens)
 
 
 def _grid(points: AttentionTable, use: NDArray[np.bool_], factor: float) -> Array:

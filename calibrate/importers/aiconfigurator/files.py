@@ -122,7 +122,7 @@ class KernelFiles:
         frame = frame[use]
         if frame.empty or (window and "window_size" not in frame):
             what = f"with a window of {window}" if window else "without a window"
-            raise ValueError(f"{table} of {self._gpu!r} ({engine}): no rows {what} and {kv} KV")
+            raise ValueError(f"{table} of {self._gpu!r} ({engine}): no bf16 rows {what} whose KV is {kv}")
         columns = {name: frame[name].to_numpy(dtype=float) for name in names}
         if kv == "bfloat16" and not window:
             self._check_attention(table, frame, columns)

@@ -78,6 +78,10 @@ class Lookups:
             return _at_tokens(table, columns, depth, tokens)
         return self._packed_gemm_s(columns, depth, tokens, weights)
 
+    def is_measured(self, tokens: int) -> bool:
+        """Whether GEMMs of so many tokens were measured in every format that was looked up."""
+        return all(table is None or tokens in table.tokens for table in self._gemms.values())
+
     def _gemm_table(self, weights: str) -> GemmTable | None:
         if weights not in self._gemms:
             name = GEMM_NAMES.get(weights)
@@ -139,9 +143,11 @@ class Lookups:
 
         def of(engine: str) -> tuple[tuple[int, ...], ExpertTable]:
             frame = self._expert_frame(engine)
-            frame = frame[frame["moe_dtype"].isin(EXPERT_NAMES[weights]) & (frame["distribution"] == SKEWS[0])]
-            if frame.empty:
+            frame = frame[frame["moe_dtype"].isin(EXPERT_NAMES[weights])]
+            skew = next((skew for skew in SKEWS if (frame["distribution"] == skew).any()), None)
+            if skew is None:
                 raise ValueError("none")
+            frame = frame[frame["distribution"] == skew]
             layouts = frame[[*LAYOUT, *SPLIT]].drop_duplicates()
             wanted = (shape.hidden, experts.intermediate, experts.per_token, experts.num, *split)
             far = sum(
