@@ -27,6 +27,7 @@ FLOORS = {
         ("policies",),
         ("metrics",),
         ("experiment",),
+        ("studies",),
         ("report",),
         ("cli",),
     ),

@@ -77,7 +77,7 @@ def source_of(name: str, *, plain: bool = True) -> Source:
         source = _from_config(path, None)
     else:
         source = Source(model(name), None, None)
-    if plain and not source.shape.is_plain:
+    if plain and not (source.shape.is_plain and source.shape.is_gated):
         raise ValueError(
             f"{name}: {_special(source.shape)} has no cost form here, only in "
             "`lanesim calibrate import aiconfigurator`; want a dense decoder in one number format"

@@ -76,6 +76,11 @@ def register_acceptance(name: str, build: Build, form: str) -> None:
     _registered[name] = build, form
 
 
+def registered() -> list[tuple[str, Build, str]]:
+    """What `register_acceptance` made known in this process: name, build, form."""
+    return [(name, build, form) for name, (build, form) in _registered.items()]
+
+
 def parse_acceptance(spec: str, num_speculative_tokens: int) -> Acceptance:
     """The model that `spec` means for drafts of `num_speculative_tokens`. Raises ValueError, one line."""
     return parse_quoted(spec).model(num_speculative_tokens)

@@ -8,16 +8,19 @@ a work costs (forms).
 from __future__ import annotations
 
 from math import inf, isfinite
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
-from sim.costs.kernels import CompactKernels
+from sim.costs.kernels import CompactKernels, LinearKernels
 from sim.costs.points import TableKernels
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""
+UNLOADED: Final = "kernel tables, unloaded"
+SERVED: Final = "served"
+IN_A_LOOP: Final = "passes in a loop"
 SERVED_KINDS = ("prefill", "decode", "verify", "draft", "draft_prefill")
 
 
@@ -216,11 +219,14 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data_parallel: int = 1
     """Ranks with requests of their own in lockstep, which share the experts; the profile, its KV and the load on it are
     one rank's."""
-    kernels: CompactKernels | TableKernels
-    """Tagged by `form`: "compact" constants or a "table" of measured points."""
+    kernels: CompactKernels | TableKernels | LinearKernels
+    """Tagged by `form`: "compact" constants, a "table" of measured points, or "linear": a line per model."""
     host: HostCosts
     overlap: Overlap
     errors: dict[str, KindError]
+    conditions: Literal["kernel tables, unloaded", "served", "passes in a loop"] | None = None
+    """What the GPU did while it was measured: single kernels at boost clocks, steps of a server, whole passes over and
+    over; None where nobody says."""
     source: str
     fingerprint: dict[str, str] | None
     date: str
@@ -237,8 +243,8 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
             if self.tensor_parallel > 1 and kernels.all_reduce is None:
                 raise ValueError(f"tensor_parallel={self.tensor_parallel} needs kernels.all_reduce")
         elif (kernels.draft is None) != (self.draft is None):
-            lacks = "kernels.draft, points of its draft" if kernels.draft is None else "draft, or kernels.draft = null"
-            raise ValueError(f"profile {self.name!r} lacks {lacks}: a table has points of every model of the pair")
+            lacks = "kernels.draft, times of its draft" if kernels.draft is None else "draft, or kernels.draft = null"
+            raise ValueError(f"profile {self.name!r} lacks {lacks}: this form has times of every model of the pair")
         if self.kv_bytes_per_token < 1:
             raise ValueError("the models must hold some KV")
 
@@ -246,14 +252,23 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def compact(self) -> CompactKernels:
         """The kernels of the compact form; raises ValueError where they are a table."""
         if not isinstance(self.kernels, CompactKernels):
-            raise ValueError(f"profile {self.name!r} is a table of points; this needs constants (kernels.form=compact)")
+            form = "a table of points" if isinstance(self.kernels, TableKernels) else "a line per model"
+            raise ValueError(f"profile {self.name!r} is {form}; this needs constants (kernels.form=compact)")
         return self.kernels
 
     @property
     def table(self) -> TableKernels:
         """The kernels of the table form; raises ValueError where they are constants."""
         if not isinstance(self.kernels, TableKernels):
-            raise ValueError(f"profile {self.name!r} has compact constants; this needs points (kernels.form=table)")
+            form = "compact constants" if isinstance(self.kernels, CompactKernels) else "a line per model"
+            raise ValueError(f"profile {self.name!r} has {form}; this needs points (kernels.form=table)")
+        return self.kernels
+
+    @property
+    def linear(self) -> LinearKernels:
+        """The kernels of the linear form; raises ValueError where they are another."""
+        if not isinstance(self.kernels, LinearKernels):
+            raise ValueError(f"profile {self.name!r} has no line per model (kernels.form=linear)")
         return self.kernels
 
     @property

@@ -74,7 +74,8 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decoder. `intermediate` is the width of one half of the gated MLP; `vocab` counts rows of the LM head."""
+    """A decoder. `intermediate` is the width of one half of the gated MLP, or of an MLP without a gate; `vocab` counts
+    rows of the LM head."""
 
     name: str
     layers: int
@@ -92,7 +93,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fused_features: int = 0
     """Vectors of `hidden` of the target that the first pass of a draft projects to one: 3 in an EAGLE-3 head."""
     is_gated: bool = True
-    """The MLP is gate and up, then down; False: up and down alone."""
+    """The MLP has a gate beside its up projection."""
+    embedding_rows: int = 0
+    """Rows of the input embedding where they are not the LM head's `vocab`."""
     experts: Experts | None = None
     latent: Latent | None = None
     window: int = 0
@@ -118,8 +121,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"{field}={getattr(self, field)!r} must be at least 1")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
-        if self.fused_features < 0:
-            raise ValueError(f"fused_features={self.fused_features!r} must not be negative")
+        for field in ("fused_features", "embedding_rows"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{field}={getattr(self, field)!r} must not be negative")
         if not 0 <= self.window_layers <= self.layers or (self.window_layers > 0) != (self.window > 0):
             raise ValueError(f"window={self.window!r} goes with window_layers={self.window_layers!r} in 0..layers")
         if self.experts is not None and self.experts.dense_layers >= self.layers:
@@ -127,9 +131,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def is_plain(self) -> bool:
-        """Dense, gated, full attention, one number format: what the compact law and the real passes know."""
-        differs = self.experts or self.latent or self.window_layers or self.formats
-        return self.is_gated and not differs
+        """Dense, full attention, one number format: what the compact law knows."""
+        return not (self.experts or self.latent or self.window_layers or self.formats)
 
     def gemms(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """(columns, depth) of a dense layer's weight matrices on one of `tensor_parallel` devices: attention's, then
@@ -190,7 +193,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def head_weights(self) -> int:
         """Parameters outside the layers: embedding, the LM head where it is not the embedding, and the projection
         before the layers."""
-        return (1 if self.tied_embeddings else 2) * self.vocab * self.hidden + self.fusion_weights
+        rows = self.vocab + (0 if self.tied_embeddings else self.embedding_rows or self.vocab)
+        return rows * self.hidden + self.fusion_weights
 
     @property
     def params(self) -> int:
@@ -244,13 +248,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def elementwise_bytes_per_token(self) -> int:
         """Traffic per layer and token of what is not a GEMM or attention: two norms that add the residual (8 hidden),
-        rotary embedding (queries and keys read and written), gated activation (two halves read, one written)."""
+        rotary embedding (queries and keys read and written), activation (up and gate read, one written)."""
         rotary = 2 * (self.heads + self.kv_heads) * self.head_dim
         wide = self.intermediate
         if self.experts is not None:
             # Activation and routing of the experts are inside their own kernels.
             wide = self.experts.shared_intermediate
-        return (8 * self.hidden + rotary + 3 * wide) * self.dtype_bytes
+        return (8 * self.hidden + rotary + (3 if self.is_gated else 2) * wide) * self.dtype_bytes
 
 
 def kv_bytes_per_token(shape: ModelShape, tensor_parallel: int) -> int:
@@ -280,6 +284,8 @@ def _shape(
     *,
     tied: bool = False,
     dtype_bytes: int = 2,
+    is_gated: bool = True,
+    embedding_rows: int = 0,
 ) -> ModelShape:
     """One row of the table; `heads` is (heads, KV heads, head dimension)."""
     return ModelShape(
@@ -294,6 +300,8 @@ def _shape(
         tied_embeddings=tied,
         max_context=max_context,
         dtype_bytes=dtype_bytes,
+        is_gated=is_gated,
+        embedding_rows=embedding_rows,
     )
 
 
@@ -309,6 +317,7 @@ MODELS = {
         _shape("qwen2.5-1.5b", 28, 1536, 8960, (12, 2, 128), 151936, 32768, tied=True),
         _shape("qwen2.5-7b", 28, 3584, 18944, (28, 4, 128), 152064, 32768),
         _shape("qwen3-32b", 64, 5120, 25600, (64, 8, 128), 151936, 40960),
+        _shape("apertus-8b", 32, 4096, 21504, (32, 8, 128), 131072, 65536, is_gated=False, embedding_rows=266752),
         _shape("tiny-target", 4, 256, 688, (4, 4, 64), 1024, 2048, dtype_bytes=4),
         _shape("tiny-draft", 1, 128, 344, (2, 2, 64), 1024, 2048, dtype_bytes=4),
     )
@@ -329,6 +338,9 @@ def model(name: str) -> ModelShape:
 EAGLE3 = "eagle3"
 EAGLE3_VOCAB = 32000
 """Draft vocabulary of the published heads."""
+EAGLE3_HEADS = {"apertus-8b": {"intermediate": 14336, "vocab": 131072}}
+"""Target -> where its published head differs: Apertus 8B's (EAGLE-3.1) is gated and copies the target's LM head
+(swiss-ai/apertus-speculative-decoding)."""
 
 
 def eagle3_head(target: ModelShape) -> ModelShape:
@@ -339,7 +351,7 @@ def eagle3_head(target: ModelShape) -> ModelShape:
 
     Source: Li et al. 2025 (arXiv 2503.01840), and the published config of EAGLE3-LLaMA3.1-Instruct-8B.
     """
-    return ModelShape(
+    head = ModelShape(
         name=EAGLE3,
         layers=1,
         hidden=target.hidden,
@@ -354,6 +366,7 @@ def eagle3_head(target: ModelShape) -> ModelShape:
         qkv_inputs=2,
         fused_features=3,
     )
+    return msgspec.structs.replace(head, **EAGLE3_HEADS.get(target.name, {}))
 
 
 def draft_model(name: str, target: ModelShape) -> ModelShape:

@@ -1,18 +1,14 @@
-"""Many runs over several processes: points in, outcomes out, in whatever order they are done.
+"""Runs over several processes: points in, outcomes out, in whatever order they are done.
 
-A point is everything that determines one run, so it does not matter where it is run. Workers are forked where the
-system can, so that policies and acceptances registered in this process are known there. Not here: which points there
-are (sim.experiment.compare, sweeps).
+A point is everything that determines one run, so it does not matter where it is run. Not here: processes
+(sim.experiment.pool), which points there are (sim.experiment.compare, sim.studies).
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import msgspec
 
@@ -85,27 +81,44 @@ def run_points(
     """(index of the point, outcome) as each is done; `on_done` hears how many are.
 
     `workers` processes, by default as many as there are cores; 1 stays in this one. An exception of a run is raised
-    here, and the runs that have not begun are dropped then, as they are on an interrupt.
+    here, and the runs that have not begun are dropped then, as they are on an interrupt. Raises WorkerDied.
     """
-    count = min(len(points), default_workers() if workers is None else workers)
-    if count <= 1:
+    if workers == 1 or len(points) == 1:
         for index, point in enumerate(points):
             yield index, run_point(point)
             if on_done is not None:
                 on_done(index + 1)
         return
-    method = "fork" if sys.platform == "linux" else "spawn"
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context(method))
-    try:
-        futures = {pool.submit(run_point, point): index for index, point in enumerate(points)}
-        for number, future in enumerate(as_completed(futures), start=1):
-            yield futures[future], future.result()
-            if on_done is not None:
-                on_done(number)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    # Here, since process pools take longer to import than a small run does.
+    from sim.experiment.pool import default_workers, run_tasks
+
+    profiles = list({id(point.profile): point.profile for point in points}.values())
+    places = {id(profile): place for place, profile in enumerate(profiles)}
+    packed = (
+        Packed(index=index, profile=places[id(point.profile)], rest={name: getattr(point, name) for name in REST})
+        for index, point in enumerate(points)
+    )
+    count = min(len(points), default_workers() if workers is None else workers)
+    done = run_tasks(_run_packed, packed, workers=count, given={"profiles": profiles})
+    for number, (task, outcome) in enumerate(done, start=1):
+        yield task.index, outcome
+        if on_done is not None:
+            on_done(number)
 
 
-def default_workers() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+REST = tuple(field.name for field in fields(Point) if field.name != "profile")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A point as it travels: its profile, which may be large, is in the worker already."""
+
+    index: int
+    profile: int
+    rest: dict[str, Any]
+
+
+def _run_packed(packed: Packed) -> Outcome:
+    from sim.experiment.pool import given
+
+    return run_point(Point(profile=given("profiles")[packed.profile], **packed.rest))

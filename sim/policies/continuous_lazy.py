@@ -184,7 +184,7 @@ class _Rows:
 
 async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, stream: Stream) -> None:
     host, kv, gaps = serving.host, serving.kv, serving.gaps
-    draft_tokens = serving.controller.draft_tokens
+    draft_tokens = serving.controller.draft_tokens_max
     tokens_per_row = draft_tokens + 1
     rows = _Rows(luck, draft_tokens, serving.first_measured)
     plan: _Plan | None = None
@@ -247,7 +247,7 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
 
 def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: Method) -> tuple[Ticket, Ticket]:
     """The target pass of a step, and the drafts that follow it; their tickets."""
-    host, draft_tokens = serving.host, serving.controller.draft_tokens
+    host, draft_tokens = serving.host, serving.controller.draft_tokens_max
     num_rows, context_tokens, chunks, completed = rows.num_rows, rows.context_tokens, step.chunks, step.completed
     row_tokens = num_rows * (draft_tokens + 1)
     target = last = host.run(
@@ -341,7 +341,7 @@ class _UnderWay(NamedTuple):
 def _under_way(serving: Serving, rows: _Rows, plan: _Plan, last_step_s: float) -> tuple[list[Request], _UnderWay]:
     """While `plan`, which was made ahead if there are rows, is under way: tables as they were planned; the running
     requests, oldest first, and the step with what its rows are going to accept."""
-    lookahead = serving.controller.draft_tokens
+    lookahead = serving.controller.draft_tokens_max
     tokens_per_row = lookahead + 1
     step = Step([], [], plan.prompts, plan.chunks)
     accepted = []

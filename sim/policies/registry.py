@@ -99,7 +99,7 @@ _BUILT_IN = (
         summary="prefill lane and decode lane, two streams",
         source="seeds 002, 004",
         build=pd.coroutines,
-        takes=("decode_batch", "poll_s", *LANE_OPTIONS),
+        takes=("decode_batch", "poll_s", "batch_by", "prefill_chunk_tokens", *LANE_OPTIONS),
         lanes=(("prefill",), ("decode",)),
     ),
     Policy(
@@ -108,7 +108,16 @@ _BUILT_IN = (
         source="seeds 000, 004",
         build=pdv.coroutines,
         needs_draft=True,
-        takes=("decode_batch", "verify_batch", "verify_lead", "poll_s", *LANE_OPTIONS),
+        takes=(
+            "decode_batch",
+            "verify_batch",
+            "verify_lead",
+            "hybrid_requests",
+            "poll_s",
+            "batch_by",
+            "prefill_chunk_tokens",
+            *LANE_OPTIONS,
+        ),
         lanes=(("prefill",), ("decode",), ("verify",)),
     ),
     Policy(
@@ -117,7 +126,7 @@ _BUILT_IN = (
         source="seed 002",
         build=unified.coroutines,
         needs_draft=True,
-        takes=("decode_batch", "queue_factor", "spin_s", *LANE_OPTIONS),
+        takes=("decode_batch", "queue_factor", "spin_s", "pipelined", *LANE_OPTIONS),
         lanes=(("prefill",), ("draft", "verify")),
     ),
 )
@@ -145,6 +154,11 @@ def register(policy: Policy) -> Policy:
         raise ValueError(f"policy {policy.name!r} is built in: register under another name")
     _registered[policy.name] = policy
     return policy
+
+
+def registered() -> list[Policy]:
+    """What `register` made known in this process."""
+    return list(_registered.values())
 
 
 def policy_names() -> list[str]:

@@ -1,45 +1,82 @@
-"""Unified PDV: one worker, three streams, at most one prompt in flight, a spinning poll when idle (seed 002)."""
+"""Unified PDV: one worker, three streams, at most one prompt in flight, a spinning poll when idle (seed 002).
+
+Pipelined it keeps a prefill and a round in flight, as the seed's slides draw it. The seed's code is sequential: each
+call ends in a synchronisation, so a loop is at most one prefill and then one round of every request that decodes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.engine.serving import Serving
 from sim.policies import rounds
-from sim.policies.choices import may_prefill
+from sim.policies.choices import group, may_prefill
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
-from sim.seam.host import Ticket
+from sim.seam.host import Stream, Ticket
 from sim.seam.lane import Lane
 from sim.seam.request import Request
 
 
+class _Streams(NamedTuple):
+    draft: Stream
+    verify: Stream
+    prefill: Stream
+
+
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
-    return [_worker(serving, options, limits)]
-
-
-async def _worker(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> None:
-    """Keep one prefill and one round in flight; whichever ends first is committed and followed up."""
     host = serving.host
-    draft_stream = host.stream("draft", priority=options.priority(2), sm_share=options.share("draft"))
-    verify_stream = host.stream("verify", priority=options.priority(1), sm_share=options.share("verify"))
-    prefill_stream = host.stream("prefill", sm_share=options.share("prefill"))
-    draft_tokens_max = serving.controller.draft_tokens_max
+    streams = _Streams(
+        draft=host.stream("draft", priority=options.priority(2), sm_share=options.share("draft")),
+        verify=host.stream("verify", priority=options.priority(1), sm_share=options.share("verify")),
+        prefill=host.stream("prefill", sm_share=options.share("prefill")),
+    )
+    worker = _pipelined_worker if options.pipelined else _sequential_worker
+    return [worker(serving, options, limits, streams)]
+
+
+async def _sequential_worker(serving: Serving, options: PolicyOptions, limits: EngineLimits, streams: _Streams) -> None:
+    """One thread: at most one prompt, then one round of the oldest batch of its decode queue, each call awaited."""
+    host, draft_tokens_max = serving.host, serving.controller.draft_tokens_max
+    rows = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
+    decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
+    decode = Lane("decode")
+    while True:
+        may = may_prefill(len(decode), decode_batch, options.queue_factor)
+        request = serving.admit_now() if may else None
+        if request is not None:
+            await rounds.submit_prefill(serving, request, streams.prefill)
+            serving.commit_prefill(request)
+            if request.draft_prefill is not None:
+                await request.draft_prefill
+            if not request.is_finished:
+                await decode.put(host, request)
+        elif not len(decode):
+            await host.wait(serving.intake, poll_s=options.spin_s)
+            continue
+        for batch in group(decode.take_now(host, at_most=decode_batch), rows):
+            await decode.put_all(host, await rounds.run_round(serving, batch, options, streams.draft, streams.verify))
+
+
+async def _pipelined_worker(serving: Serving, options: PolicyOptions, limits: EngineLimits, streams: _Streams) -> None:
+    """Keep one prefill and one round in flight; whichever ends first is committed and followed up."""
+    host, draft_tokens_max = serving.host, serving.controller.draft_tokens_max
     at_most = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
     decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
     decode = Lane("decode")
     prompt: tuple[Request, Ticket] | None = None
     round_: tuple[list[Request], Ticket, float] | None = None
     while True:
+        num_decoding = len(decode) + (len(round_[0]) if round_ is not None else 0)
         if (
             prompt is None
-            and may_prefill(len(decode), decode_batch, options.queue_factor)
+            and may_prefill(num_decoding, decode_batch, options.queue_factor)
             and (request := serving.admit_now()) is not None
         ):
-            prompt = request, rounds.submit_prefill(serving, request, prefill_stream)
+            prompt = request, rounds.submit_prefill(serving, request, streams.prefill)
         if round_ is None and len(decode):
             batch = decode.take_now(host, at_most=at_most)
-            verify = rounds.submit_round(serving, batch, options, draft_stream, verify_stream)
+            verify = rounds.submit_round(serving, batch, options, streams.draft, streams.verify)
             round_ = batch, verify, host.now_s
         in_flight = [item[1] for item in (round_, prompt) if item is not None]
         if not in_flight:
@@ -49,7 +86,7 @@ async def _worker(serving: Serving, options: PolicyOptions, limits: EngineLimits
         if round_ is not None and round_[1].is_done:
             batch, verify, started_s = round_
             round_ = None
-            await decode.put_all(host, await rounds.finish_round(serving, batch, options, verify, verify_stream))
+            await decode.put_all(host, await rounds.finish_round(serving, batch, options, verify, streams.verify))
             serving.controller.saw_draft(host.now_s - started_s, len(decode))
         if prompt is not None and prompt[1].is_done:
             request, _ = prompt

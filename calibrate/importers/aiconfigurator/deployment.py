@@ -44,7 +44,7 @@ from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, valu
 from sim.costs.kernels import VerifyAttention
 from sim.costs.passes import layer_rest_s, sampler_s
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels
-from sim.costs.profile import SCHEMA, KindError, Overlap, Profile
+from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
 from sim.costs.shapes import Formats, ModelShape
 from sim.names import unknown
 
@@ -158,6 +158,7 @@ def import_deployment(
         host=host_costs(gpu, None, gap_s),
         overlap=Overlap(),
         errors=errors,
+        conditions=UNLOADED,
         source=f"{REPOSITORY}@{source} ({LICENCE}): {', '.join(sorted(set(lookups.files.used)))}; layers composed of "
         f"their kernels, element-wise and sampler constants assumed{notes}",
         fingerprint=None,

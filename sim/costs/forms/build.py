@@ -1,22 +1,29 @@
-"""The cost model of a profile, whatever its form. Not here: the forms (compact, table)."""
+"""The cost model of a profile, whatever its form. Not here: the forms (compact, table, linear)."""
 
 from __future__ import annotations
 
 from sim.costs.engine import EngineCosts, with_engine
 from sim.costs.forms.compact import CompactCosts
+from sim.costs.forms.linear import LinearCosts
 from sim.costs.forms.table import TableCosts
+from sim.costs.kernels import LinearKernels
 from sim.costs.points import TableKernels
 from sim.costs.profile import Profile
 
+ShippedCosts = CompactCosts | TableCosts | LinearCosts
+"""Cost models of every form that a profile can have."""
+
 
 def build_costs(
-    profile: Profile, engine: EngineCosts | None = None, *, cuda_graph: bool = True, strict: bool = False
-) -> CompactCosts | TableCosts:
+    profile: Profile, engine: EngineCosts | None = None, *, cuda_graph: bool | str = True, strict: bool = False
+) -> ShippedCosts:
     """The cost model of the form that `profile` has, with what `engine` adds.
 
     None adds nothing to what is in the profile: the engine that it was measured with, if any.
     """
     if engine is not None:
         profile = with_engine(profile, engine)
+    if isinstance(profile.kernels, LinearKernels):
+        return LinearCosts(profile, cuda_graph=cuda_graph, strict=strict)
     form = TableCosts if isinstance(profile.kernels, TableKernels) else CompactCosts
     return form(profile, cuda_graph=cuda_graph, strict=strict)

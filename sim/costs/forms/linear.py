@@ -1,0 +1,72 @@
+"""LinearCosts: the cost of a work where a report gives a few times of whole passes, and nothing of their kernels.
+
+A pass is a straight line in its tokens, rows and KV; eager launches, graphs and the engine's constants act on it as on
+every form. Not here: the constants (sim.costs.kernels.LinearKernels), what all forms share (passes, works).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.costs.cost import Cost
+from sim.costs.kernels import LinearPass, Measured
+from sim.costs.passes import ModelPasses, Range, sizes
+from sim.costs.profile import Profile
+from sim.costs.shapes import ModelShape
+from sim.costs.works import WorkCosts
+from sim.seam.work import Chunk, Model, Work
+
+
+class LinearPasses(ModelPasses):
+    """Passes of one model along its line."""
+
+    def __init__(self, profile: Profile, shape: ModelShape, line: LinearPass, graph_sizes: Sequence[int]) -> None:
+        super().__init__(profile, shape, graph_sizes)
+        self._line = line
+        self._measured: Measured = profile.linear.measured
+        self.compute_roof = profile.gpu.peak_flops
+        self.bandwidth_roof = profile.gpu.bandwidth_bytes_per_s
+        if line.launches is not None:
+            self.num_kernels = line.launches
+
+    def layer_s(self, tokens: int) -> float:
+        return (self._line.pass_s + self._line.token_s * tokens) / self.layers
+
+    def fused_s(self, tokens: int) -> float:
+        """Is part of the line."""
+        return 0.0
+
+    def logits_s(self, rows: int) -> float:
+        return self._line.row_s * rows
+
+    def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
+        return self._line.kv_token_s * kv_tokens / self.layers
+
+    def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
+        return self._line.kv_token_s * sum(new + history for new, history in chunks) / self.layers
+
+    def ranges(self, work: Work) -> Sequence[Range]:
+        measured = self._measured
+        tokens, longest_chunk, longest_history, context_tokens = sizes(work)
+        return (
+            ("tokens", tokens, measured.tokens),
+            ("rows", work.rows, measured.rows),
+            ("chunk_tokens", longest_chunk, measured.chunk_tokens),
+            ("row_context_tokens", max(longest_history, context_tokens), measured.row_context_tokens),
+        )
+
+
+class LinearCosts(WorkCosts[LinearPasses]):
+    """CostModel over the lines of `profile`."""
+
+    def _make_passes(self, model: Model, sizes: Sequence[int]) -> LinearPasses:
+        profile, kernels = self.profile, self.profile.linear
+        is_target = model is Model.TARGET
+        shape, line = (profile.target, kernels.target) if is_target else (profile.draft, kernels.draft)
+        assert shape is not None
+        assert line is not None
+        return LinearPasses(profile, shape, line, sizes)
+
+    def cost(self, work: Work) -> Cost:
+        """Solo cost of `work`."""
+        return self._any_cost(work)

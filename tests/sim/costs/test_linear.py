@@ -1,0 +1,85 @@
+"""The linear form: passes along a line, summed by hand, eager and under CUDA graphs."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.costs.forms.build import build_costs
+from sim.costs.kernels import LinearPass
+from sim.costs.profile import Profile
+from sim.costs.profile_files import decode, encode, load
+from sim.seam.work import Chunk, Kind, Model, Work
+
+PDVERIFY = load("a100-pdverify/codellama-34b+tinyllama-1.1b")
+
+
+def pair(*, target: LinearPass, draft: LinearPass, **host: object) -> Profile:
+    kernels = msgspec.structs.replace(PDVERIFY.linear, target=target, draft=draft)
+    return msgspec.structs.replace(
+        PDVERIFY, kernels=kernels, host=msgspec.structs.replace(PDVERIFY.host, max_graph_tokens=0, **host)
+    )
+
+
+def verify(rows: int, row_tokens: int, context_tokens: int) -> Work:
+    return Work(kind=Kind.VERIFY, rows=rows, row_tokens=row_tokens, context_tokens=context_tokens, head_rows=row_tokens)
+
+
+def test_a_pass_is_its_line() -> None:
+    """1 s + 0.1 s x 8 tokens + 0.01 s x 8 rows that sample + 0.001 s x (200 + 8) of KV."""
+    line = LinearPass(pass_s=1.0, token_s=0.1, row_s=0.01, kv_token_s=0.001)
+    costs = build_costs(pair(target=line, draft=line), cuda_graph=False)
+    assert costs.cost(verify(2, 8, 200)).device_s == pytest.approx(1.0 + 0.8 + 0.08 + 0.208)
+    chunk = Work(kind=Kind.PREFILL, chunks=(Chunk(30, 100),), head_rows=1)
+    assert costs.cost(chunk).device_s == pytest.approx(1.0 + 3.0 + 0.01 + 0.13)
+
+
+def test_a_draft_is_one_pass_after_the_other() -> None:
+    """Four passes of 2 rows; KV grows by 2 tokens each: 22, 24, 26, 28."""
+    line = LinearPass(pass_s=1.0, kv_token_s=0.01)
+    costs = build_costs(pair(target=line, draft=line), cuda_graph=False)
+    draft = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=2, context_tokens=20, draft_tokens=4)
+    assert costs.cost(draft).device_s == pytest.approx(4.0 + 1.0)
+
+
+def test_launches_are_counted_or_told() -> None:
+    """48 layers of one kernel and six outside them; a pass may say its own number; a graph is launched at once."""
+    told = pair(target=LinearPass(pass_s=1.0, launches=1000), draft=LinearPass(pass_s=1.0), eager_kernel_s=0.001)
+    costs = build_costs(told, cuda_graph=False)
+    one = verify(1, 1, 0)
+    assert costs.cost(one).launch_s == pytest.approx(1.0)
+    draft = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=1, row_tokens=1, draft_tokens=1)
+    assert costs.cost(draft).launch_s == pytest.approx(0.028)
+    graphed = msgspec.structs.replace(told, host=msgspec.structs.replace(told.host, max_graph_tokens=8))
+    assert build_costs(graphed).cost(one).launch_s == 0.0
+
+
+def test_the_seeds_round_is_four_draft_and_two_target_calls() -> None:
+    costs = build_costs(PDVERIFY)
+    draft = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=1, row_tokens=1, draft_tokens=4)
+    prompt = [Work(kind=Kind.PREFILL, model=model, chunks=(Chunk(30, 0),), head_rows=1) for model in Model]
+    calls = [costs.cost(work).device_s for work in (draft, verify(1, 5, 30), verify(1, 2, 30))]
+    assert sum(calls) == pytest.approx(0.115)
+    assert sum(costs.cost(work).device_s for work in prompt) == pytest.approx(0.045)
+
+
+def test_another_form_is_refused_by_name_and_a_missing_draft_too() -> None:
+    with pytest.raises(ValueError, match=r"is a line per model; this needs constants \(kernels.form=compact\)"):
+        _ = PDVERIFY.compact
+    with pytest.raises(ValueError, match="has a line per model; this needs points"):
+        _ = PDVERIFY.table
+    with pytest.raises(ValueError, match=r"has no line per model"):
+        _ = load("cpu/tiny").linear
+    raw = encode(PDVERIFY).decode().replace('"draft": {"pass_s"', '"draft": null, "x": {"pass_s"', 1)
+    with pytest.raises(ValueError, match="unknown field `x`"):
+        decode(raw.encode(), "mine")
+    with pytest.raises(ValueError, match=r"lacks kernels.draft, times of its draft"):
+        msgspec.structs.replace(PDVERIFY, kernels=msgspec.structs.replace(PDVERIFY.linear, draft=None))
+
+
+def test_dispecs_single_sequence_comes_back() -> None:
+    """68 tokens/s under CUDA graphs, 40 eager."""
+    profile = load("rtx-3070-laptop/qwen2.5-1.5b")
+    one = verify(1, 1, 0)
+    assert 1.0 / build_costs(profile).cost(one).device_s == pytest.approx(68.0, rel=2e-3)
+    assert 1.0 / build_costs(profile, cuda_graph=False).cost(one).launch_s == pytest.approx(40.0, rel=2e-3)

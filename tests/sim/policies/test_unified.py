@@ -1,0 +1,70 @@
+"""The sequential unified worker (seed 002's code), event by event: prefill 10 s, draft 2 s, verify 5 s."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from sim.policies.options import Batching, EngineLimits, PolicyOptions
+from tests.sim.support import AlwaysAccept, NeverAccept, SimRun, request
+
+
+def sequential(**options: object) -> PolicyOptions:
+    return PolicyOptions(pipelined=False, spin_s=0.0, poll_s=0.0, **options)  # type: ignore[arg-type]
+
+
+def test_a_prompt_is_taken_in_and_then_every_call_is_awaited() -> None:
+    requests = [request(0, output=6), request(1, arrival_s=1.0, output=4)]
+    run = SimRun("unified", requests, luck=AlwaysAccept(), options=sequential())
+    assert run.works == [
+        (0.0, 10.0, "prefill", "prefill", (0,)),
+        (10.0, 20.0, "prefill", "prefill", (0,)),
+        (20.0, 22.0, "draft", "draft", (0,)),
+        (22.0, 27.0, "verify", "verify", (0,)),
+        (27.0, 37.0, "prefill", "prefill", (1,)),
+        (37.0, 47.0, "prefill", "prefill", (1,)),
+        (47.0, 49.0, "draft", "draft", (1,)),
+        (49.0, 54.0, "verify", "verify", (1,)),
+    ]
+
+
+def test_a_loop_is_one_prefill_and_then_one_round_of_each_in_turn() -> None:
+    """A loop of n requests lasts 20 + 7n s one by one: the third prompt begins at 27 + 34 s."""
+    requests = [request(i, output=9) for i in range(3)]
+    run = SimRun("unified", requests, luck=NeverAccept(), options=sequential(batching=Batching.PER_REQUEST))
+    prefills = [work[0] for work in run.works if work[3] == "prefill"]
+    assert prefills[::2] == [0.0, 27.0, 61.0]
+    verified = [work[4] for work in run.works if work[3] == "verify"]
+    assert verified[:6] == [(0,), (0,), (1,), (0,), (1,), (2,)]
+
+
+def test_batched_it_verifies_its_whole_queue_at_once() -> None:
+    requests = [request(i, output=9) for i in range(3)]
+    run = SimRun("unified", requests, luck=NeverAccept(), options=sequential())
+    assert [work[4] for work in run.works if work[3] == "verify"][:3] == [(0,), (0, 1), (0, 1, 2)]
+
+
+def test_no_prompt_is_taken_in_at_the_limit_itself() -> None:
+    """Factor 2 and a batch of 1: one decoding lets another in, two do not until one is through."""
+    requests = [request(i, output=9) for i in range(3)]
+    run = SimRun("unified", requests, luck=NeverAccept(), options=sequential(queue_factor=2.0, decode_batch=1))
+    last_of_first = requests[0].last_token_s
+    assert requests[1].scheduled_s < last_of_first <= requests[2].scheduled_s
+    assert run.serving.is_all_finished
+
+
+def test_pipelined_the_batch_in_flight_counts_against_the_limit() -> None:
+    """A batch of 1 and a factor of 1: while a round is in flight its queue is empty and yet no prompt is taken in."""
+    requests = [request(i, output=3) for i in range(2)]
+    SimRun(
+        "unified",
+        requests,
+        luck=NeverAccept(),
+        options=PolicyOptions(spin_s=0.0, queue_factor=1.0, decode_batch=1),
+    )
+    assert requests[1].scheduled_s == requests[0].last_token_s
+
+
+def test_seats_hold_for_the_sequential_worker_too() -> None:
+    requests = [request(i, output=9) for i in range(3)]
+    SimRun("unified", requests, luck=NeverAccept(), options=sequential(), limits=EngineLimits(max_num_seqs=1))
+    assert [b.scheduled_s >= a.last_token_s for a, b in pairwise(requests)] == [True, True]
