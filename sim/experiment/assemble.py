@@ -340,6 +340,7 @@ class Experiment:
             kv_tokens_mean=kv.held.mean(now_s),
             kv_tokens_peak=kv.held.peak,
             kv_capacity_tokens=kv.num_blocks * kv.block_size,
+            cache_block_tokens=kv.block_size if isinstance(kv, PagedPool) and kv.is_caching else None,
             is_open_loop=self.scenario.workload.max_concurrency is None,
             engine=self.engine.name,
             is_async=self.limits.async_scheduling if self.policy.is_continuous else None,

@@ -66,7 +66,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """autoregressive, continuous: plan a step while the one before it is under way; null = as the engine does when it
     drafts as this scenario says, the same for both."""
     enable_prefix_caching: bool = True
-    """autoregressive, continuous: a preempted request finds again what is still intact of its blocks."""
+    """autoregressive, continuous: a request finds what is still intact of its prefix, computed by others or by itself
+    before it was preempted."""
     long_prefill_token_threshold: int = 0
     """autoregressive, continuous: longest chunk of one prompt in a step; 0 = the budget."""
 
