@@ -77,7 +77,7 @@ def source_of(name: str, *, plain: bool = True) -> Source:
         source = _from_config(path, None)
     else:
         source = Source(model(name), None, None)
-    if plain and not (source.shape.is_plain and source.shape.is_gated):
+    if plain and not source.shape.is_plain:
         raise ValueError(
             f"{name}: {_special(source.shape)} has no cost form here, only in "
             "`lanesim calibrate import aiconfigurator`; want a dense decoder in one number format"
@@ -91,9 +91,7 @@ def _special(shape: ModelShape) -> str:
         return "a mixture-of-experts model"
     if shape.latent is not None:
         return "latent attention"
-    if shape.window_layers:
-        return "sliding-window attention"
-    return "an MLP without a gate" if not shape.is_gated else "a quantised model"
+    return "sliding-window attention" if shape.window_layers else "a quantised model"
 
 
 def shapes_of(target: str, draft: str | None, *, plain: bool = True) -> tuple[ModelShape, ModelShape | None]:
