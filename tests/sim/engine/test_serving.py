@@ -91,7 +91,7 @@ def test_a_closed_loop_lets_the_next_request_arrive_when_a_place_is_free() -> No
 
 
 def test_a_frontend_passes_every_request_on_its_own_time_after_it_came() -> None:
-    """3 s each, many at once: two at 0 s are in the queue at 3 s, one of 1 s at 4 s; the loop counts them from arrival."""
+    """3 s each, many at once: two at 0 s are in the queue at 3 s, one of 1 s at 4 s. It counts from arrival."""
     asked = [request(0), request(1), request(2, arrival_s=1.0)]
     served = Served(asked)
     served.serving.frontend_s = 3.0
