@@ -22,7 +22,7 @@ from benchmarks.accuracy_acceptance import acceptance_section
 from benchmarks.accuracy_cells import a100_section, h100_section
 from benchmarks.accuracy_report import Section, section_text, summary_text
 from benchmarks.accuracy_runs import sections as run_sections
-from sim.files.write import write_atomically
+from sim.files.write import write_text
 
 PARTS: dict[str, Callable[[Path, Path], list[Section]]] = {
     "runs": lambda data, scratch: run_sections(data),
@@ -82,7 +82,7 @@ def main(args: Sequence[str] | None = None) -> int:
         parser.error(f"{str(chosen.data)!r} is no folder; want the one with aiconfigurator/ and llmservingsim/ in it")
     with tempfile.TemporaryDirectory() as scratch:
         built = build(chosen.data, chosen.only or list(PARTS), Path(scratch))
-    write_atomically(chosen.out, report(built))
+    write_text(chosen.out, report(built))
     for failure in built.failures:
         print(failure, file=sys.stderr)
     print(f"{chosen.out}: {summary_text(built.sections).splitlines()[0]}", file=sys.stderr)

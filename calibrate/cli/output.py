@@ -29,9 +29,9 @@ def check_out(out: Path) -> None:
 def write(profile: Profile, out: Path) -> None:
     """Write the profile, whole or not at all, and print its errors."""
     from sim.costs.profile_files import encode
-    from sim.files.write import write_atomically
+    from sim.files.write import write_text
 
-    write_atomically(out, encode(profile).decode())
+    write_text(out, encode(profile).decode())
     print_errors(profile, profile.errors)
     print(f"profile {profile.name} in {out}")
 

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from calibrate.points.work import Place, merged, place_of
 from sim.costs.profile import MeasuredPoint
-from sim.files.write import write_atomically
+from sim.files.write import write_text
 
 SCHEMA = 1
 LONGEST_S = 1000.0
@@ -88,7 +88,7 @@ def create(
         "visits": visits,
         "places": [list(place) for place in places],
     }
-    write_atomically(path, json.dumps(header) + "\n")
+    write_text(path, json.dumps(header) + "\n")
 
 
 def append(path: Path, kind: str, content: Any) -> None:

@@ -126,16 +126,16 @@ def cells_command(
         draw_cells(flags["out"], judged, f"{profile.name}: error of {len(judged)} closed-loop cells")
     if flags["fitted_profile"] is not None:
         from sim.costs.profile_files import encode
-        from sim.files.write import write_atomically
+        from sim.files.write import write_text
 
-        write_atomically(flags["fitted_profile"], encode(profile).decode())
+        write_text(flags["fitted_profile"], encode(profile).decode())
     write_result(result, flags)
     if flags["json_path"] != "-":
         print_cells(result)
 
 
 def _check_fit(fits: Sequence[str], out: Path | None) -> None:
-    from sim.files.write import check_writable
+    from sim.files.lock import check_writable
 
     if out is None:
         return

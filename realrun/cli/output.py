@@ -34,7 +34,7 @@ def output_options(function: F) -> F:
 
 def check_outputs(flags: dict[str, Any]) -> None:
     """Raise ValueError, before any work, where --out, --plots or --json cannot be."""
-    from sim.files.write import check_writable
+    from sim.files.lock import check_writable
 
     out: Path | None = flags["out"]
     if flags["plots"] and out is None:
@@ -49,11 +49,11 @@ def check_outputs(flags: dict[str, Any]) -> None:
 
 def write_result(result: dict[str, Any], flags: dict[str, Any]) -> None:
     """`result` as JSON into --out and --json."""
-    from sim.files.write import write_atomically
+    from sim.files import write
     from sim.report.results import to_json
 
     text = to_json(result)
     if flags["out"] is not None:
-        write_atomically(flags["out"] / RESULT, text)
+        write.write_text(flags["out"] / RESULT, text)
     if flags["json_path"] is not None:
         write_text(flags["json_path"], text)

@@ -43,7 +43,7 @@ def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
     from sim.experiment.scenario import resolve
-    from sim.files.write import check_writable
+    from sim.files.lock import check_writable
     from sim.report.results import check_out, to_json
 
     scenario = resolve(gather(flags))

@@ -40,9 +40,9 @@ def progress() -> Iterator[OnStep]:
 
 def write_text(path: str, text: str) -> None:
     """`text` into the file at `path`, whole or not at all; `-` is stdout."""
-    from sim.files.write import write_atomically
+    from sim.files import write
 
     if path == "-":
         sys.stdout.write(text)
     else:
-        write_atomically(Path(path), text)
+        write.write_text(Path(path), text)

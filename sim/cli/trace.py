@@ -16,11 +16,11 @@ def trace_command(directory: Path, out: Path | None, works: int | None) -> None:
 
     Streams are tracks of works, lanes counters of waiting requests, requests spans of queue, prefill and decode.
     """
-    from sim.files.write import write_atomically
+    from sim.files.write import write_text
     from sim.report.perfetto import trace_json_from_columns
     from sim.report.results import read_columns
 
     columns = read_columns(directory / "work.parquet"), read_columns(directory / "requests.parquet")
     path = out if out is not None else directory / "trace.json"
-    write_atomically(path, trace_json_from_columns(*columns, works))
+    write_text(path, trace_json_from_columns(*columns, works))
     print(f"{path}: open it at ui.perfetto.dev")

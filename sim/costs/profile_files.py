@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sim.costs.profile import SCHEMA, Profile
-from sim.files.write import write_atomically
+from sim.files.write import write_text
 
 SHIPPED = Path(__file__).parent.parent / "profiles"
 
@@ -92,7 +92,7 @@ def save_profile(profile: Profile, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix != ".json":
         raise ValueError(f"{str(path)!r} must end with .json: profiles are found by it")
-    write_atomically(path, encode(profile).decode())
+    write_text(path, encode(profile).decode())
     return path
 
 

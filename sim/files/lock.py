@@ -1,0 +1,132 @@
+"""Destinations: whether something can be written there, that it is nothing we read, and that nobody else writes there.
+
+All of it is asked before any work begins, and the lock is held until the work is written. A lock is the operating
+system's, so a process that was killed leaves none behind, but its file, `.NAME.lock`, which the next one takes away.
+Not here: writing (sim.files.write).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+_HELD: set[Path] = set()
+"""What this process has locked: a writer inside a command must not wait for the command."""
+
+
+@contextmanager
+def destinations(
+    *,
+    files: Mapping[str, str | Path | None] = {},
+    folders: Mapping[str, Path | None] = {},
+    inputs: Iterable[str | Path | None] = (),
+    own_names: Collection[str] = (),
+) -> Iterator[None]:
+    """Hold the places that a command will write to, by the flag that named each; none and `-` are left out.
+
+    `inputs` are files that it reads, `own_names` what it puts into a folder itself. Raises ValueError, one line, where
+    a destination cannot be written, is an input or another destination, or is held by another process.
+
+    >>> with destinations(files={"--json": "/dev/null", "--log": "-"}, inputs=["scenario.yaml"]):
+    ...     print("work")
+    work
+    """
+    read = [Path(path) for path in inputs if path is not None]
+    wanted = [(flag, path, True) for flag, path in folders.items() if path is not None]
+    wanted += [(flag, Path(path), False) for flag, path in files.items() if path is not None and str(path) != "-"]
+    with ExitStack() as stack:
+        taken: dict[Path, str] = {}
+        for flag, path, is_folder in wanted:
+            place = _resolved(flag, path)
+            if place in taken:
+                raise ValueError(f"{flag} {str(path)!r} is where {taken[place]} goes, too; choose another")
+            taken[place] = flag
+            _check_not_read(flag, path, place, read, is_folder)
+            if not is_folder and place.parent in taken and place.name in own_names:
+                raise ValueError(
+                    f"{flag} {str(path)!r} is a file that {taken[place.parent]} has already; choose another"
+                )
+            (_check_folder if is_folder else _check_file)(flag, path, place)
+        for flag, path, is_folder in wanted:
+            if is_folder or not _is_stream(path):
+                stack.enter_context(locked(path, f"{flag} {str(path)!r}"))
+        yield
+
+
+@contextmanager
+def locked(path: Path, what: str | None = None) -> Iterator[None]:
+    """Keep other processes from writing to `path` meanwhile; within a block that has it already, nothing happens.
+
+    Makes the folders above it. Raises ValueError, at once, if another process holds it or nothing can be made there.
+    """
+    place = _resolved("destination", path)
+    if place in _HELD:
+        yield
+        return
+    from filelock import FileLock, Timeout
+
+    what = what or repr(str(path))
+    file = place.with_name(f".{place.name}.lock")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        held = FileLock(file).acquire(timeout=0.0)
+    except Timeout:
+        raise ValueError(f"{what} is being written by another process; wait for it, or choose another") from None
+    except OSError as error:
+        raise ValueError(f"{what} cannot be written: {error.strerror or error}") from None
+    with held:
+        _HELD.add(place)
+        try:
+            yield
+        finally:
+            _HELD.discard(place)
+            # Whoever opened this file before has to look again: the lock of a file that is gone counts for nothing.
+            with suppress(OSError):
+                file.unlink()
+
+
+def check_writable(path: Path) -> None:
+    """Raise ValueError if nothing can be written at `path`."""
+    with destinations(files={"": path}):
+        pass
+
+
+def _resolved(flag: str, path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{flag} {str(path)!r} cannot be written: {error}") from None
+
+
+def _check_not_read(flag: str, path: Path, place: Path, inputs: list[Path], is_folder: bool) -> None:
+    for each in inputs:
+        try:
+            real = each.resolve(strict=True)
+            is_same = real == place or (os.path.exists(place) and os.path.samefile(real, place))
+        except (OSError, RuntimeError, ValueError):
+            continue  # No file: a name, or something that its reader will refuse.
+        if is_same:
+            raise ValueError(f"{flag} {str(path)!r} is read, too, and would be written over; choose another")
+        if is_folder and place in real.parents:
+            raise ValueError(f"{flag} {str(path)!r} holds {str(each)!r}, which is read; choose another")
+
+
+def _check_file(flag: str, path: Path, place: Path) -> None:
+    if os.path.isdir(place):
+        raise ValueError(f"{flag} {str(path)!r} is a directory; want a file")
+
+
+def _check_folder(flag: str, path: Path, place: Path) -> None:
+    if os.path.exists(place) and not os.path.isdir(place):
+        raise ValueError(f"{flag} {str(path)!r} is a file; want a directory")
+    if place == Path.cwd() or place in Path.cwd().parents:
+        raise ValueError(f"{flag} {str(path)!r} is the directory that this runs in; name one inside it")
+    if os.path.ismount(place):
+        raise ValueError(f"{flag} {str(path)!r} is a mount point, which cannot be replaced whole; name one inside it")
+
+
+def _is_stream(path: Path) -> bool:
+    """A device or a pipe, which is written to as it is."""
+    return os.path.exists(path) and not os.path.isfile(path)

@@ -1,0 +1,114 @@
+"""The only place that opens a user's file to read it: what may be opened, how much of it, and its lines.
+
+Refused before a byte is parsed: what is no regular file (a device or a pipe may never end), what is larger than such a
+file can sensibly be, what is not UTF-8, and lines without end. Every refusal is a ValueError of one line that begins
+with the file. Nothing that is read is ever executed.
+Not here: JSON (sim.files.json_values), YAML (sim.files.yaml_values), CSV and Parquet (sim.files.tables), writing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+MIB = 1 << 20
+MOST_CONFIG_BYTES = MIB
+"""Of a scenario or a grid: hand-written, a few KB; YAML is slow to read."""
+MOST_BYTES = 256 * MIB
+"""Of a JSON file that is read at once: profiles and summaries are KBs, measured tables a few MB."""
+MOST_TABLE_BYTES = 4096 * MIB
+"""Of a table that is read row by row: a hundred million requests."""
+MOST_LINE_BYTES = 16 * MIB
+"""Of one line of it."""
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that a terminal obeys or no file can hold; tab and line ends are none of them."""
+
+
+class Unreadable(ValueError):
+    """A file that is not there or may not be opened, as opposed to one whose content is wrong."""
+
+
+def opened(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES) -> BinaryIO:
+    """A regular file of at most `most_bytes`, open to read; `what` it is begins every message: `profile`, `trace`.
+
+    >>> import contextlib
+    >>> with contextlib.suppress(Unreadable):
+    ...     opened("/dev/zero", "trace")
+    """
+    where = f"{what} {str(path)!r}"
+    try:
+        # Opening a pipe that nobody writes to would wait for ever.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise Unreadable(f"{where} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise Unreadable(f"{where} cannot be read: no path holds a null character") from None
+    about = os.fstat(handle)
+    problem = None
+    if stat.S_ISDIR(about.st_mode):
+        problem = "is a directory; want a file"
+    elif not stat.S_ISREG(about.st_mode):
+        problem = "is a device or a pipe, which may never end; want a regular file"
+    elif about.st_size > most_bytes:
+        problem = f"has {about.st_size / MIB:.0f} MiB, and at most {most_bytes // MIB} are read"
+    if problem is not None:
+        os.close(handle)
+        raise Unreadable(f"{where} {problem}")
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES) -> bytes:
+    """The whole file. Raises Unreadable."""
+    with opened(path, what, most_bytes=most_bytes) as file:
+        try:
+            content = file.read(most_bytes + 1)
+        except OSError as error:
+            raise Unreadable(f"{what} {str(path)!r} cannot be read: {error.strerror or error}") from None
+    if len(content) > most_bytes:
+        raise Unreadable(f"{what} {str(path)!r} has more than the {most_bytes // MIB} MiB that are read")
+    return content
+
+
+def read_text(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES) -> str:
+    """The whole file as text, a byte-order mark taken off. Raises ValueError naming the line that is not UTF-8."""
+    content = read_bytes(path, what, most_bytes=most_bytes)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{what} {str(path)!r} line {line}: not UTF-8 text") from None
+
+
+def lines_of(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTES) -> Iterator[tuple[int, str]]:
+    """Line by line, numbered from 1, each with its end where it has one. Raises ValueError naming the line."""
+    with opened(path, what, most_bytes=most_bytes) as file:
+        number = 0
+        while True:
+            try:
+                line = file.readline(MOST_LINE_BYTES + 1)
+            except OSError as error:
+                raise Unreadable(f"{what} {str(path)!r} cannot be read: {error.strerror or error}") from None
+            if not line:
+                return
+            number += 1
+            if len(line) > MOST_LINE_BYTES:
+                raise ValueError(
+                    f"{what} {str(path)!r} line {number}: longer than {MOST_LINE_BYTES // MIB} MiB; is it no text?"
+                )
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise ValueError(f"{what} {str(path)!r} line {number}: not UTF-8 text") from None
+
+
+def printable(text: str) -> str:
+    r"""`text` with everything that a terminal would obey written out, for one line of a message.
+
+    >>> printable("a\x1b[31mb\nc")
+    'a\\x1b[31mb c'
+    """
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], " ".join(text.split()))

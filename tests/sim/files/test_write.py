@@ -1,0 +1,177 @@
+"""Files and folders appear whole; destinations are checked, compared with inputs and locked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sim.files import write
+from sim.files.lock import destinations, locked
+from sim.files.write import new_file, new_folder, write_text
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Every file below `folder`, hidden ones among them."""
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_file_is_replaced_whole_and_nothing_stays_beside_it(tmp_path: Path) -> None:
+    write_text(tmp_path / "new" / "a.json", "1")
+    write_text(tmp_path / "new" / "a.json", "2")
+    assert content(tmp_path) == {"new/a.json": "2"}
+
+
+def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.json", "old")
+    with suppress(KeyboardInterrupt), new_file(tmp_path / "a.json") as scratch:
+        scratch.write_text("half")
+        raise KeyboardInterrupt
+    assert content(tmp_path) == {"a.json": "old"}
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_text(tmp_path / "link", "x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "x"
+
+
+@pytest.mark.parametrize("has_exchange", [True, False])
+def test_a_folder_is_replaced_whole_and_keeps_what_it_is_told_to(
+    has_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_exchange:
+        monkeypatch.setattr(write, "_exchanged", lambda one, other: False)
+    out = tmp_path / "out"
+    with new_folder(out) as scratch:
+        (scratch / "a").write_text("1")
+        (scratch / "b").write_text("1")
+    (out / "notes").mkdir()
+    (out / "notes" / "mine").write_text("mine")
+    with new_folder(out, keeps=lambda name: name != "b") as scratch:
+        (scratch / "a").write_text("2")
+        assert content(out) == {"a": "1", "b": "1", "notes/mine": "mine"}
+    assert content(tmp_path) == {"out/a": "2", "out/notes/mine": "mine"}
+
+
+def test_a_folder_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "out") as scratch:
+        (scratch / "a").write_text("1")
+    with suppress(RuntimeError), new_folder(tmp_path / "out") as scratch:
+        (scratch / "a").write_text("2")
+        raise RuntimeError
+    assert content(tmp_path) == {"out/a": "1"}
+
+
+def test_scratch_of_the_killed_is_swept_by_the_next_writer_and_that_of_others_stays(tmp_path: Path) -> None:
+    (tmp_path / ".out.part-1-0").mkdir()
+    (tmp_path / ".out.part-1-0" / "half").write_text("")
+    (tmp_path / ".out.part-2-0").write_text("half")
+    (tmp_path / ".other.part-1-0").write_text("half")
+    with new_folder(tmp_path / "out") as scratch:
+        (scratch / "a").write_text("1")
+    assert content(tmp_path) == {".other.part-1-0": "half", "out/a": "1"}
+
+
+def test_a_folder_whose_writer_died_between_two_renames_is_put_back(tmp_path: Path) -> None:
+    (tmp_path / ".out.old").mkdir()
+    (tmp_path / ".out.old" / "a").write_text("1")
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "out"):
+        raise RuntimeError
+    assert content(tmp_path) == {"out/a": "1"}
+
+
+def test_a_second_process_is_refused_at_once_and_leaves_no_trace(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from sim.files.write import write_text\n"
+        "try: write_text(Path(sys.argv[1]), 'theirs')\n"
+        "except ValueError as error: print(error)"
+    )
+    with locked(tmp_path / "a.json"):
+        second = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "a.json")], capture_output=True, text=True, check=True
+        )
+        write_text(tmp_path / "a.json", "ours")
+    assert "is being written by another process" in second.stdout
+    assert content(tmp_path) == {"a.json": "ours"}
+
+
+def test_a_failed_write_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ValueError, match=r"a\.json' cannot be written: No space left on device$"):
+        write_text(tmp_path / "a.json", "x")
+
+
+def test_an_output_that_is_an_input_is_refused_under_every_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    read = tmp_path / "x.yaml"
+    read.write_text("a: 1")
+    (tmp_path / "link").symlink_to(read)
+    os.link(read, tmp_path / "hard")
+    for name in ("x.yaml", "./x.yaml", str(read), "link", "hard", "missing/../x.yaml"):
+        with (
+            pytest.raises(ValueError, match=r"^--json .* is read, too"),
+            destinations(files={"--json": name}, inputs=["x.yaml"]),
+        ):
+            pass
+    with (
+        pytest.raises(ValueError, match=r"^--out .* holds 'r/s.yaml', which is read"),
+        destinations(folders={"--out": made(tmp_path / "r", "s.yaml")}, inputs=["r/s.yaml"]),
+    ):
+        pass
+
+
+def made(folder: Path, name: str) -> Path:
+    folder.mkdir()
+    (folder / name).write_text("")
+    return folder
+
+
+def test_two_outputs_in_one_place_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for files, folders, names in (
+        ({"--json": out, "--fitted": str(out)}, {}, ()),
+        ({"--json": out}, {"--out": out}, ()),
+        ({"--json": out / "summary.json"}, {"--out": out}, ("summary.json",)),
+    ):
+        with (
+            pytest.raises(ValueError, match="choose another"),
+            destinations(files=files, folders=folders, own_names=names),
+        ):
+            pass
+    with destinations(files={"--json": out / "own.json"}, folders={"--out": out}, own_names=("summary.json",)):
+        pass
+    assert content(tmp_path) == {}
+
+
+def test_places_that_cannot_be_written_are_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for files, folders, problem in (
+        ({"--json": tmp_path}, {}, "is a directory; want a file"),
+        ({"--json": tmp_path / "file" / "x"}, {}, "cannot be written: "),
+        ({"--json": "a\0b"}, {}, "cannot be written: "),
+        ({"--json": "x" * 300}, {}, "cannot be written: File name too long"),
+        ({}, {"--out": tmp_path / "file"}, "is a file; want a directory"),
+        ({}, {"--out": Path()}, "is the directory that this runs in"),
+        ({}, {"--out": Path("/proc")}, "is a mount point"),
+    ):
+        with pytest.raises(ValueError, match=problem), destinations(files=files, folders=folders):
+            pass
+
+
+def test_streams_and_stdout_are_written_as_they_are() -> None:
+    with destinations(files={"--json": "/dev/null", "--more": "-", "--none": None}):
+        write_text(Path("/dev/null"), "x")
