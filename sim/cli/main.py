@@ -17,6 +17,7 @@ from sim.cli.lazy import LazyGroup
 
 COMMANDS = {
     "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
+    "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "plot": ("sim.cli.plot:plot_command", "Throughput against latency over several results directories."),
     "trace": ("sim.cli.trace:trace_command", "Perfetto trace of a results directory."),

@@ -14,7 +14,7 @@ import msgspec
 
 from sim.costs.profile import Profile
 from sim.devices.contention import Regime
-from sim.experiment.pool import default_workers, given, run_tasks
+from sim.experiment.pool import default_workers, given, started
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.load import needs_capacity
@@ -91,11 +91,11 @@ def run_points(
         for index, point in enumerate(points)
     )
     count = min(len(points), default_workers() if workers is None else workers)
-    done = run_tasks(_run_packed, packed, workers=count, given={"profiles": profiles})
-    for number, (task, outcome) in enumerate(done, start=1):
-        yield task.index, outcome
-        if on_done is not None:
-            on_done(number)
+    with started(count, {"profiles": profiles}) as pool:
+        for number, (task, outcome) in enumerate(pool.run(_run_packed, packed), start=1):
+            yield task.index, outcome
+            if on_done is not None:
+                on_done(number)
 
 
 REST = tuple(field.name for field in fields(Point) if field.name != "profile")

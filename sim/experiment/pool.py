@@ -17,7 +17,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import connection
 from types import ModuleType
 from typing import Any, TypeVar
@@ -46,7 +48,7 @@ class WorkerDied(RuntimeError):
 
 
 def given(name: str) -> Any:
-    """What `run_tasks` was given under `name`, wherever this task runs."""
+    """What the workers were given under `name`, wherever this task runs."""
     return _given[name]
 
 
@@ -55,69 +57,78 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_tasks(
-    function: Callable[[Task], Result],
-    tasks: Iterable[Task],
-    *,
-    workers: int,
-    given: Mapping[str, Any] | None = None,
-    executor: Executor | None = None,
-) -> Iterator[tuple[Task, Result]]:
-    """(task, what `function` gave) as each is done, in whatever order that is; 1 worker stays in this process.
+@contextmanager
+def started(
+    workers: int, given: Mapping[str, Any] | None = None, *, executor: Executor | None = None, is_apart: bool = False
+) -> Iterator[Pool]:
+    """Workers that are there when the block begins and gone when it ends, and that find what is `given` by its name.
 
-    `function` is a module's, and finds in `given(name)` what is shared. `executor` stands in for the process pool; it
-    has been told what is given. An exception of a task is raised here, and the tasks that have not begun are dropped
-    then, as they are on an interrupt. Raises WorkerDied.
+    One worker is this process, unless it is to be `is_apart`. An `executor` stands in for the processes; it has been
+    told itself what is given. On an exception or interrupt, tasks that have not begun are dropped.
     """
     shared = dict(given or {})
-    if executor is not None:
-        yield from _fed(executor, function, tasks, workers)
-        return
     is_forking = sys.platform == "linux" and _num_threads() == 1
-    if workers > 1 and not is_forking and (homeless := _written_in_a_script()):
+    if executor is None and workers > 1 and not is_forking and (homeless := _written_in_a_script()):
         warnings.warn(
-            f"{homeless} is written in a script, where other processes do not find it: one process", stacklevel=2
+            f"in one process: {homeless} is written in a script, where other processes do not find it", stacklevel=3
         )
         workers = 1
-    if workers <= 1:
-        for task in tasks:
-            with _having(shared):
-                result = function(task)
-            yield task, result
+    if executor is not None or (workers <= 1 and not is_apart):
+        yield Pool(executor=executor, shared=shared, workers=workers)
         return
-    pool = _start(workers, shared, is_forking=is_forking)
+    pool = _processes(workers, shared, is_forking=is_forking)
     try:
-        yield from _fed(pool, function, tasks, workers)
+        with suppress(BrokenProcessPool), _without_main():
+            pool.submit(os.getpid)
+        yield Pool(executor=pool, shared=shared, workers=workers)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _fed(
-    executor: Executor, function: Callable[[Task], Result], tasks: Iterable[Task], workers: int
-) -> Iterator[tuple[Task, Result]]:
-    """Results as they come, with no more than AHEAD tasks per worker handed over."""
-    waiting = iter(tasks)
-    under_way: dict[Future[Result], Task] = {}
-    try:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Workers that have started."""
+
+    executor: Executor | None
+    """None: this process."""
+    shared: dict[str, Any]
+    workers: int
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Iterable[Task], *, ahead: int = AHEAD
+    ) -> Iterator[tuple[Task, Result]]:
+        """(task, what `function` gave) as each is done, in whatever order that is; `ahead` tasks per worker are handed
+        over before they are needed.
+
+        `function` is a module's, and finds in `given(name)` what is shared. An exception of a task is raised here.
+        Raises WorkerDied.
+        """
+        if self.executor is None:
+            for task in tasks:
+                with _having(self.shared):
+                    result = function(task)
+                yield task, result
+            return
+        waiting = iter(tasks)
+        under_way: dict[Future[Result], Task] = {}
         while True:
-            for task in waiting:
+            for task in islice(waiting, max(0, ahead * self.workers - len(under_way))):
                 try:
                     with _without_main():
-                        under_way[executor.submit(function, task)] = task
+                        under_way[self.executor.submit(function, task)] = task
                 except BrokenProcessPool:
                     raise WorkerDied([*under_way.values(), task]) from None
-                if len(under_way) >= AHEAD * workers:
-                    break
             if not under_way:
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                result = future.result()
+                try:
+                    result = future.result()
+                except BrokenProcessPool:
+                    raise WorkerDied(list(under_way.values())) from None
                 yield under_way.pop(future), result
-    except BrokenProcessPool:
-        raise WorkerDied(list(under_way.values())) from None
 
 
-def _start(workers: int, shared: Mapping[str, Any], *, is_forking: bool) -> ProcessPoolExecutor:
+def _processes(workers: int, shared: Mapping[str, Any], *, is_forking: bool) -> ProcessPoolExecutor:
     fresh = "forkserver" if sys.platform == "linux" else "spawn"
     return ProcessPoolExecutor(
         workers,

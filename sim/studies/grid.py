@@ -52,6 +52,8 @@ class Grid:
     (2, [1.0, 2.0])
     """
 
+    source: dict[str, Any]
+    """As it was given, the scenario read."""
     raw: dict[str, Any]
     axes: tuple[Axis, ...]
 
@@ -72,12 +74,15 @@ class Grid:
             scenario = read_scenario(folder / scenario)
         if not isinstance(scenario, Mapping):
             raise ValueError("scenario: want a block of keys, or the path of a scenario file")
+        source = dict(raw) | {"scenario": dict(scenario)}
         scenario = copy.deepcopy(dict(scenario))
         if "replications" in raw:
             if "replications" in scenario:
                 raise ValueError("replications: given twice, in the scenario and beside it")
             scenario["replications"] = raw["replications"]
-        grid = cls(raw=scenario, axes=tuple(_axes(raw.get("grid") or {}, raw.get("zip") or [], scenario)))
+        grid = cls(
+            source=source, raw=scenario, axes=tuple(_axes(raw.get("grid") or {}, raw.get("zip") or [], scenario))
+        )
         grid._check()
         return grid
 
@@ -85,6 +90,13 @@ class Grid:
     def keys(self) -> list[str]:
         """Dotted keys that the grid goes through."""
         return [key for axis in self.axes for key in axis.keys]
+
+    def values_of(self, key: str) -> list[Any]:
+        """The values that a key of the scenario's first level takes on."""
+        for axis in self.axes:
+            if key in axis.keys:
+                return list(dict.fromkeys(row[axis.keys.index(key)] for row in axis.rows))
+        return [self.raw[key]]
 
     @property
     def num_scenarios(self) -> int:
@@ -106,10 +118,21 @@ class Grid:
     def scenarios(self) -> Iterator[Scenario]:
         """Every combination, one at a time, each with one policy. Raises ValueError naming the combination."""
         for rows in product(*(axis.rows for axis in self.axes)):
-            try:
-                yield resolve(self._at(rows))
-            except ValueError as error:
-                raise ValueError(f"grid at {self._named(rows)}: {error}") from None
+            yield self._resolved(rows)
+
+    def scenario_at(self, index: int) -> Scenario:
+        """The combination that `scenarios` gives at that place."""
+        rows = []
+        for axis in reversed(self.axes):
+            index, place = divmod(index, len(axis.rows))
+            rows.append(axis.rows[place])
+        return self._resolved(rows[::-1])
+
+    def _resolved(self, rows: Any) -> Scenario:
+        try:
+            return resolve(self._at(rows))
+        except ValueError as error:
+            raise ValueError(f"grid at {self._named(rows)}: {error}") from None
 
     def _at(self, rows: Any) -> dict[str, Any]:
         raw = copy.deepcopy(self.raw)
@@ -119,7 +142,11 @@ class Grid:
         return raw
 
     def _named(self, rows: Any) -> str:
-        pairs = [f"{key}={value}" for axis, row in zip(self.axes, rows, strict=True) for key, value in zip(axis.keys, row, strict=True)]
+        pairs = [
+            f"{key}={value}"
+            for axis, row in zip(self.axes, rows, strict=True)
+            for key, value in zip(axis.keys, row, strict=True)
+        ]
         return ", ".join(pairs)
 
     def _check(self) -> None:
@@ -127,11 +154,7 @@ class Grid:
         first = [axis.rows[0] for axis in self.axes]
         for place, axis in enumerate(self.axes):
             for row in axis.rows:
-                rows = [*first[:place], row, *first[place + 1 :]]
-                try:
-                    resolve(self._at(rows))
-                except ValueError as error:
-                    raise ValueError(f"grid at {self._named(rows)}: {error}") from None
+                self._resolved([*first[:place], row, *first[place + 1 :]])
         if self.num_scenarios <= CHECKED_WHOLE:
             for _ in self.scenarios():
                 pass
@@ -179,9 +202,12 @@ def _lists(block: Mapping[Any, Any], where: str) -> Iterator[tuple[str, list[Any
         is_block = isinstance(values[0], Mapping)
         dotted = str(key) if is_block else FLAT_NAMES.get(str(key), str(key))
         _check_dotted(dotted)
-        for place, value in enumerate(values):
-            if value in values[:place]:
+        seen = set()
+        for value in values:
+            same = value if isinstance(value, str | int | float | None) else repr(value)
+            if same in seen:
                 raise ValueError(f"{where}: {key}: {value!r} stands twice")
+            seen.add(same)
         yield dotted, values
 
 

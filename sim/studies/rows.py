@@ -1,8 +1,9 @@
 """One point of a store: what identifies it, and the row it gives, which is a function of that alone.
 
-A row is flat: `key`, labels, the resolved scenario under `scenario.KEY` as JSON, and the metrics of the run; a point that
-fails has its error in place of metrics. All points draw from children of the scenario's seed, whatever else differs
-between them, so any two can be compared draw by draw. Not here: which points there are (grid), where rows are kept (store).
+A row is flat: `key`, labels, the resolved scenario under `scenario.KEY` as JSON, and the metrics of the run; a point
+that fails has its error in place of metrics. All points draw from children of the scenario's seed, whatever else
+differs between them, so any two can be compared draw by draw. Not here: which points there are (grid), where rows are
+kept (store).
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _told(error: Exception) -> str:
 
 def _labels(job: Job, replication: int) -> Row:
     scenario = job.scenario
-    return {
+    labels: Row = {
         "key": row_key(scenario, replication, job.profile_hash),
         "scenario_hash": scenario_hash(scenario),
         "policy": scenario.policy[0],
@@ -153,7 +154,8 @@ def _labels(job: Job, replication: int) -> Row:
         "profile_hash": job.profile_hash,
         "error": None,
         "notes": None,
-    } | {f"scenario.{key}": text for key, text in scenario_columns(scenario)}
+    }
+    return labels | {f"scenario.{key}": text for key, text in scenario_columns(scenario)}
 
 
 def scenario_columns(scenario: Scenario) -> Iterator[tuple[str, str]]:
@@ -180,9 +182,7 @@ def _rows(job: Job) -> Iterator[Row]:
     for replication in job.replications:
         point = Point(scenario=settled, policy=policy, seed=child_seed(scenario.seed, replication), profile=profile)
         outcome = run_point(point)
-        load = load_of(
-            settled, profile, policy, is_in_doubt=outcome.needs_capacity, arrivals_s=outcome.arrivals_s
-        )
+        load = load_of(settled, profile, policy, is_in_doubt=outcome.needs_capacity, arrivals_s=outcome.arrivals_s)
         others: dict[Regime, Run] = {}
         is_open = not profile.overlap.measured and scenario.devices.overlap is None
         if is_open and outcome.num_streams > 1 and outcome.run["partition"] is None:
@@ -198,7 +198,9 @@ def _rows(job: Job) -> Iterator[Row]:
             "num_warmups": length.num_warmups,
             **dict(_metrics(outcome.run)),
             **{
-                if_overlap(metric, regime): number(run, metric) for regime, run in others.items() for metric in PAIRED_METRICS
+                if_overlap(metric, regime): number(run, metric)
+                for regime, run in others.items()
+                for metric in PAIRED_METRICS
             },
         }
 
