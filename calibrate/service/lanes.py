@@ -21,7 +21,7 @@ from sim.costs.history import kind_in_service
 from sim.costs.profile import Profile
 from sim.devices.contention import contention_of
 from sim.devices.ticket import SimTicket
-from sim.engine.draft_length import build_controller
+from sim.engine.controllers import build_controller
 from sim.engine.kv import KvPool
 from sim.engine.serving import Serving
 from sim.hosts.simulated import SimHost

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
-ENGINE_NAMES = ("vllm-0.24", "vllm-0.19", "vllm-0.12", "vllm-0.9", "sglang-0.5", "trtllm-1.0", "ideal")
+ENGINE_NAMES = ("vllm-0.24", "vllm-0.23", "vllm-0.19", "vllm-0.12", "vllm-0.9", "sglang-0.5", "trtllm-1.0", "ideal")
 """For --help, which must not look at files; the first one is the default. A test holds them to sim/engines."""
 
 FLAGS: dict[str, tuple[type, str]] = {
@@ -43,7 +43,7 @@ FLAGS: dict[str, tuple[type, str]] = {
         "iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (unconditional rates, as vLLM logs "
         "them), per-position:.74,.66,.76 (conditional rates), beta:13,8, markov:.13,.82, tape:FILE.",
     ),
-    "controller": (str, "Draft-length controller: fixed, feedback."),
+    "controller": (str, "Draft-length controller: fixed, feedback, by_batch, goodput, sglang_adaptive."),
     "engine": (str, f"Engine: {', '.join(ENGINE_NAMES)}; default: the profile's own, else {ENGINE_NAMES[0]}."),
     "max_num_seqs": (int, "Requests admitted and unfinished, in every policy; default: the engine's on that GPU."),
     "max_num_batched_tokens": (int, "Tokens of one target pass, in every policy; default: likewise."),

@@ -1,11 +1,14 @@
 """Draft-length controllers: how many tokens to draft next, from what the rounds have shown.
 
-Not here: acceptance itself (sim.acceptance.forms). The draft length chosen rides with the draft.
+The draft length chosen rides with the draft. Not here: acceptance itself (sim.acceptance.forms), and the controllers
+that estimate it as they go (adaptive_length).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 WINDOW_ROUNDS = 100
@@ -21,24 +24,43 @@ GROW_P95_S = 0.045
 SHRINK_ACCEPTANCE = 0.4
 GROW_ACCEPTANCE = 0.7
 
+BatchTable = tuple[tuple[int, int, int], ...]
+"""(first batch size, last one, draft length), as vLLM's `num_speculative_tokens_per_batch_size` has it."""
+
 
 class Controller(Protocol):
-    """Chooses the next draft length and is told what happens."""
+    """Chooses the next draft length and is told what happens. Where it may choose 0, a round without drafts keeps the
+    drafter's KV up to date all the same."""
 
     @property
-    def draft_tokens(self) -> int: ...
+    def draft_tokens_min(self) -> int: ...
     @property
-    def draft_tokens_max(self) -> int: ...
+    def draft_tokens_max(self) -> int:
+        """Look-ahead slots are held for so many, whatever is drafted."""
+        ...
+
+    def draft_tokens_for(self, batch: int, queue: int) -> int:
+        """For a step that carries `batch` requests, prompts included, while `queue` others wait for admission. Asked
+        once per draft."""
+        ...
+
     def saw_round(self, drafted: int, accepted: int) -> None: ...
     def saw_draft(self, latency_s: float, verify_queue: int) -> None: ...
+
+
+def is_fixed(controller: Controller) -> bool:
+    """Whether it never chooses anything."""
+    return controller.draft_tokens_min == controller.draft_tokens_max
 
 
 class Fixed:
     """Always the same draft length."""
 
     def __init__(self, draft_tokens: int) -> None:
-        self.draft_tokens = draft_tokens
-        self.draft_tokens_max = draft_tokens
+        self.draft_tokens_min = self.draft_tokens_max = draft_tokens
+
+    def draft_tokens_for(self, batch: int, queue: int) -> int:
+        return self.draft_tokens_max
 
     def saw_round(self, drafted: int, accepted: int) -> None:
         pass
@@ -55,13 +77,18 @@ class Feedback:
     the queue is at most 1, p95 below 45 ms and acceptance above 0.7. Source: design, section 5.
     """
 
+    draft_tokens_min = MIN_DRAFT_TOKENS
+    draft_tokens_max = MAX_DRAFT_TOKENS
+
     def __init__(self, draft_tokens: int) -> None:
         self.draft_tokens = min(max(draft_tokens, MIN_DRAFT_TOKENS), MAX_DRAFT_TOKENS)
-        self.draft_tokens_max = MAX_DRAFT_TOKENS
         self._rounds: deque[tuple[int, int]] = deque(maxlen=WINDOW_ROUNDS)
         self._latencies_s: deque[float] = deque(maxlen=WINDOW_ROUNDS)
         self._verify_queue = 0
         self._updates = 0
+
+    def draft_tokens_for(self, batch: int, queue: int) -> int:
+        return self.draft_tokens
 
     def saw_round(self, drafted: int, accepted: int) -> None:
         self._rounds.append((drafted, accepted))
@@ -93,13 +120,51 @@ def choose_change(acceptance: float, verify_queue: int, draft_p95_s: float) -> i
     return 0
 
 
-CONTROLLERS = ("fixed", "feedback")
+class ByBatch:
+    """vLLM's table of draft lengths by the requests of a step (`num_speculative_tokens_per_batch_size`).
+
+    As there, sizes between two ranges and beyond the last one have the length of the range before, and slots are held
+    for `draft_tokens_max` whatever the table says.
+
+    >>> table = ByBatch(((1, 16, 5), (33, 64, 2)), 5)
+    >>> [table.draft_tokens_for(batch, 0) for batch in (1, 16, 20, 33, 500)]
+    [5, 5, 5, 2, 2]
+    """
+
+    def __init__(self, table: BatchTable, draft_tokens_max: int) -> None:
+        check_table(table, draft_tokens_max)
+        self._starts = [start for start, _, _ in table]
+        self._lengths = [length for _, _, length in table]
+        self.draft_tokens_min = min(self._lengths)
+        self.draft_tokens_max = draft_tokens_max
+
+    def draft_tokens_for(self, batch: int, queue: int) -> int:
+        return self._lengths[max(0, bisect_right(self._starts, batch) - 1)]
+
+    def saw_round(self, drafted: int, accepted: int) -> None:
+        pass
+
+    def saw_draft(self, latency_s: float, verify_queue: int) -> None:
+        pass
 
 
-def build_controller(name: str, draft_tokens: int) -> Controller:
-    """The controller called `name`, starting at `draft_tokens`. Raises ValueError for an unknown name."""
-    if name == "fixed" or draft_tokens == 0:
-        return Fixed(draft_tokens)
-    if name == "feedback":
-        return Feedback(draft_tokens)
-    raise ValueError(f"controller {name!r} is not one of {', '.join(CONTROLLERS)}")
+def check_table(table: Sequence[Sequence[int]], draft_tokens_max: int) -> None:
+    """Raise ValueError where vLLM would not take `table`: ranges rise from 1 without overlap, lengths are in
+    0..`draft_tokens_max`."""
+    key = "num_speculative_tokens_per_batch_size"
+    if not table:
+        raise ValueError(f"{key}: want at least one [first, last, draft length]")
+    last = 0
+    for row in table:
+        if len(row) != 3:
+            raise ValueError(f"{key}: {list(row)} must be [first, last, draft length]")
+        start, end, length = row
+        if last == 0 and start != 1:
+            raise ValueError(f"{key}: {list(row)} must start at batch size 1, so that every size has a length")
+        if not last < start <= end:
+            raise ValueError(f"{key}: {list(row)} must be a range of batch sizes above {last}")
+        if not 0 <= length <= draft_tokens_max:
+            raise ValueError(
+                f"{key}: draft length {length} of {list(row)} must be in 0..{draft_tokens_max}, num_speculative_tokens"
+            )
+        last = end

@@ -1,6 +1,6 @@
 """KV memory: blocks reserved at admission, and the tokens really held.
 
-Not here: blocks taken as tokens come, preemption and prefix reuse (sim.engine.paged).
+Not here: blocks taken as tokens come, preemption and prefix sharing (sim.engine.paged).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class KvPool:
     rolled back to the accepted ones afterwards.
     """
 
-    __slots__ = ("_reserved", "block_size", "draft_slots", "free_blocks", "held", "num_blocks")
+    __slots__ = ("_reserved", "block_size", "draft_slots", "free_blocks", "held", "num_blocks", "num_shared")
 
     def __init__(self, num_blocks: int, block_size: int, draft_slots: int) -> None:
         self.num_blocks = num_blocks
@@ -24,7 +24,9 @@ class KvPool:
         self.draft_slots = draft_slots
         self.free_blocks = num_blocks
         self.held = Gauge()
-        """Tokens in KV."""
+        """Tokens in KV; what several requests share counts once."""
+        self.num_shared = 0
+        """Blocks that requests have in common, each counted once less than there are requests with it."""
         self._reserved: dict[int, int] = {}
 
     def blocks_for(self, request: Request) -> int:

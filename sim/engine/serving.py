@@ -74,6 +74,10 @@ class Serving:
         self.gaps = GapSamples()
         self.queue = Gauge()
         """Requests waiting for admission."""
+        self._num_shared = 0
+        """Of the pool, as the gauge of tokens held knows it."""
+        if isinstance(kv, PagedPool):
+            kv.expect(requests)
 
     @property
     def paged(self) -> PagedPool:
@@ -144,35 +148,30 @@ class Serving:
     def seat_now(self, most_tokens: int) -> tuple[Request, Chunk] | None:
         """The oldest waiting request and its first chunk of at most `most_tokens`, if all its tokens fit.
 
-        First come, first served: none overtakes. What is still intact of an earlier life is not computed again.
+        First come, first served: none overtakes. What is still intact of its prefix is not computed again.
         """
         if not self.inbox:
             return None
-        request, pool = self.inbox[0], self.paged
-        goal = request.prompt_tokens + request.emitted_tokens
-        found = pool.found(request, goal)
-        history = len(found) * pool.block_size
-        chunk = Chunk(min(goal - history, most_tokens), history)
-        if not pool.seat(request, found, history + chunk.new_tokens, goal):
+        request = self.inbox[0]
+        history = self.paged.seat(request, most_tokens)
+        if history is None:
             return None
+        goal = request.prompt_tokens + request.emitted_tokens
         self._take_first()
+        if not request.is_preempted:
+            request.cached_tokens = history
         request.is_preempted = False
         request.prefill_goal, request.prefilled_tokens = goal, history
         self._hold(request, history)
-        return request, chunk
-
-    def put_back(self, request: Request) -> None:
-        """Undo `admit_now` of this instant."""
-        self.kv.release(request)
-        self.num_admitted -= 1
-        self.inbox.appendleft(request)
-        self.queue.set(len(self.inbox), self.host.now_s)
+        self._share()
+        return request, Chunk(min(goal - history, most_tokens), history)
 
     def preempt(self, request: Request) -> None:
         """Take the memory of `request`; it waits ahead of all others. A step under way still brings its tokens."""
         known = request.prompt_tokens + request.emitted_tokens
         self.paged.preempt(request, min(request.context_tokens + request.in_flight, known))
         self._hold(request, -request.kv_tokens)
+        self._share()
         request.is_preempted = True
         request.num_preemptions += 1
         if not request.in_flight:
@@ -186,6 +185,13 @@ class Serving:
     def _hold(self, request: Request, num_tokens: int) -> None:
         request.kv_tokens += num_tokens
         self.kv.held.add(num_tokens, self.host.now_s)
+
+    def _share(self) -> None:
+        """What several requests hold is in memory once."""
+        change = self.kv.num_shared - self._num_shared
+        if change:
+            self._num_shared += change
+            self.kv.held.add(-change * self.kv.block_size, self.host.now_s)
 
     def commit_prefill(self, request: Request) -> None:
         """The whole prompt is in KV and the first token is out."""
@@ -248,6 +254,7 @@ class Serving:
         if request.is_preempted:
             self._forget_waiting(request)
         self.kv.release(request)
+        self._share()
         self.num_finished += 1
         self.host.notify(self.finished)
         if self.inbox:

@@ -24,16 +24,19 @@ from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.devices.contention import Contention, Regime, contention_of
-from sim.engine.draft_length import Controller, build_controller
+from sim.engine.adaptive_length import RoundSeconds
+from sim.engine.controllers import build_controller
+from sim.engine.draft_length import Controller, is_fixed
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool, SlottedPool
 from sim.engine.serving import Serving
 from sim.experiment.forecast import MeanLoad
 from sim.experiment.partition import Shares, best_shares, check_partition
 from sim.experiment.scenario import Engine, Scenario, Speculation
+from sim.experiment.step_forecast import StepForecast
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.policies import continuous_lazy
-from sim.policies.options import Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
+from sim.policies.options import PREEMPTIVE, Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
 from sim.seam.host import Host
 from sim.seam.request import Request
@@ -140,7 +143,43 @@ class Experiment:
         return loaded_models(self.profile, with_draft=has_draft)
 
     def controller(self) -> Controller:
-        return build_controller(self.scenario.speculation.controller, self.draft_tokens)
+        """A new one. Raises ValueError for one that a real host cannot follow."""
+        speculation = self.scenario.speculation
+        controller = build_controller(
+            speculation.controller,
+            self.draft_tokens,
+            table=speculation.num_speculative_tokens_per_batch_size,
+            bands=speculation.speculative_adaptive_config,
+            round_s=self._round_seconds(),
+        )
+        if self.num_slots is not None and controller.draft_tokens_min == 0 < controller.draft_tokens_max:
+            raise ValueError(
+                f"speculation.controller={speculation.controller} may choose not to draft, which a replay cannot: its "
+                "kernels draft at least one token; simulate it, or let its lengths begin at 1"
+            )
+        return controller
+
+    def _round_seconds(self) -> RoundSeconds:
+        """What a round takes by the profile's costs; they are built when somebody asks."""
+        known: list[StepForecast] = []
+
+        def round_s(rows: int, draft_tokens: int) -> float:
+            if not known:
+                known.append(self.steps())
+            return known[0].round_s(rows, draft_tokens)
+
+        return round_s
+
+    def steps(self) -> StepForecast:
+        """Steps of continuous batching with the requests' mean context."""
+        sample = self.sample()
+        context = sum(request.prompt_tokens + request.output_tokens / 2.0 for request in sample) / len(sample)
+        has_draft = self.draft_tokens > 0
+        return StepForecast(self.costs(), self.limits, context, has_draft=has_draft)
+
+    def sample(self) -> list[Request]:
+        """Requests whose means tell of the workload, the same for all seeds."""
+        return build_requests(_sampled(self.scenario.workload), self.scenario.seed)
 
     @property
     def is_partitioned(self) -> bool:
@@ -171,8 +210,8 @@ class Experiment:
 
     def mean_load(self) -> MeanLoad:
         """The scenario in means, the same for all its seeds."""
-        scenario, draft_tokens = self.scenario, self.controller().draft_tokens
-        sample = build_requests(_sampled(scenario.workload), scenario.seed)
+        scenario, draft_tokens = self.scenario, self.controller().draft_tokens_for(1, 0)
+        sample = self.sample()
         count = len(sample)
         prompt = sum(request.prompt_tokens for request in sample) / count
         output = sum(request.output_tokens for request in sample) / count
@@ -198,7 +237,8 @@ class Experiment:
         )
 
     def contention(self) -> Contention:
-        return contention_of(self.profile.overlap, self.regime)
+        is_preemptive = self.scenario.policy_options.stream_priorities == PREEMPTIVE
+        return contention_of(self.profile.overlap, self.regime, is_preemptive=is_preemptive)
 
     def costs(self) -> ShippedCosts:
         profile = self.profile
@@ -268,9 +308,9 @@ class Experiment:
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
         serving.first_measured = scenario.workload.num_warmups
-        is_fixed = controller.draft_tokens_max == controller.draft_tokens
         is_whole = scenario.window.stop_s is None
-        if policy.is_continuous and luck and is_fixed and is_whole and continuous_lazy.can_be_lazy(serving, limits):
+        is_simple = is_whole and is_fixed(controller)
+        if policy.is_continuous and luck and is_simple and continuous_lazy.can_be_lazy(serving, limits):
             tasks = continuous_lazy.coroutines(serving, limits, luck)
         else:
             options = msgspec.structs.replace(scenario.policy_options, partition=self.shares)
@@ -300,6 +340,7 @@ class Experiment:
             kv_tokens_mean=kv.held.mean(now_s),
             kv_tokens_peak=kv.held.peak,
             kv_capacity_tokens=kv.num_blocks * kv.block_size,
+            cache_block_tokens=kv.block_size if isinstance(kv, PagedPool) and kv.is_caching else None,
             is_open_loop=self.scenario.workload.max_concurrency is None,
             engine=self.engine.name,
             is_async=self.limits.async_scheduling if self.policy.is_continuous else None,
@@ -358,7 +399,13 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
                 f"kv={options.kv} cannot apply to it"
             )
-        longest = build_controller(scenario.speculation.controller, draft_tokens).draft_tokens_max
+        controller = Experiment(scenario=scenario, policy_name=name, seed=scenario.seed, profile=profile).controller()
+        longest = controller.draft_tokens_max
+        if is_lane and options.kv is KvMode.NONE and controller.draft_tokens_min == 0 < longest:
+            raise ValueError(
+                f"policy {name!r}: speculation.controller={scenario.speculation.controller} may choose not to draft, "
+                "which policy_options.kv=none cannot: its passes follow drafts; use kv=rollback"
+            )
         if is_lane and longest + 1 > limits.max_num_batched_tokens:
             raise ValueError(
                 f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens} has no room to verify "

@@ -22,7 +22,6 @@ from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
 from sim.experiment.assemble import check
 from sim.experiment.points import Outcome, Point, run_points
-from sim.experiment.pool import default_workers
 from sim.experiment.scenario import Scenario, to_plain
 from sim.experiment.steady import Length, load_of, settle, transient_note
 from sim.metrics.load import Load, Verdict
@@ -146,9 +145,9 @@ def compare(
 ) -> Comparison:
     """Run every policy with every replication.
 
-    `on_run` gets each record, `on_done` hears how far it is. With `record_works` the first replication of each policy
-    carries its works; with `is_detailed` every run carries per-request lists. Raises ValueError for input that cannot
-    run.
+    `on_run` gets each record, `on_done` hears how far it is. With `record_works` every run says where its time went,
+    and the first replication of each policy carries its works; with `is_detailed` every run carries per-request lists.
+    Raises ValueError for input that cannot run.
     """
     check(scenario, profile)
     on_done("settling the length", 0, 1)
@@ -161,7 +160,8 @@ def compare(
             profile=profile,
             percentiles=tuple(sorted({*PERCENTILES, *percentiles})),
             is_detailed=is_detailed,
-            record_works=record_works and replication == 0,
+            record_works=record_works,
+            keeps_works=replication == 0,
             keeps_record=on_run is not None,
         )
         for policy in scenario.policy
@@ -208,7 +208,7 @@ def _run_all(points: Sequence[Point], workers: int | None, on_done: Callable[[st
     """The outcomes in the order of the points."""
     if workers is None:
         total = sum(num_requests(point.scenario.workload) for point in points)
-        workers = default_workers() if total >= WORTH_A_POOL else 1
+        workers = None if total >= WORTH_A_POOL else 1
     on_done("simulating", 0, len(points))
     found = dict(run_points(points, workers=workers, on_done=lambda done: on_done("simulating", done, len(points))))
     return [found[index] for index in range(len(points))]

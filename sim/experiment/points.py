@@ -7,14 +7,13 @@ A point is everything that determines one run, so it does not matter where it is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
 
 from sim.costs.profile import Profile
 from sim.devices.contention import Regime
-from sim.experiment.pool import default_workers, given, started
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.load import needs_capacity
@@ -36,6 +35,8 @@ class Point:
     percentiles: tuple[float, ...] = PERCENTILES
     is_detailed: bool = False
     record_works: bool = False
+    keeps_works: bool = True
+    """Whether recorded works come back with the record, or only what was read from them."""
     keeps_record: bool = False
 
 
@@ -72,8 +73,12 @@ def run_point(point: Point) -> Outcome:
         num_streams=len({usage.stream for usage in record.usage if usage.kind != "host"}),
         needs_capacity=needs_capacity(record),
         arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
-        record=record if point.keeps_record else None,
+        record=_kept(record, point) if point.keeps_record else None,
     )
+
+
+def _kept(record: RunRecord, point: Point) -> RunRecord:
+    return record if point.keeps_works else replace(record, works=[], kv_series=[])
 
 
 def run_points(
@@ -84,6 +89,15 @@ def run_points(
     `workers` processes, by default as many as there are cores; 1 stays in this one. An exception of a run is raised
     here, and the runs that have not begun are dropped then, as they are on an interrupt. Raises WorkerDied.
     """
+    if workers == 1 or len(points) == 1:
+        for index, point in enumerate(points):
+            yield index, run_point(point)
+            if on_done is not None:
+                on_done(index + 1)
+        return
+    # Here, since process pools take longer to import than a small run does.
+    from sim.experiment.pool import default_workers, started
+
     profiles = list({id(point.profile): point.profile for point in points}.values())
     places = {id(profile): place for place, profile in enumerate(profiles)}
     packed = (
@@ -111,4 +125,6 @@ class Packed:
 
 
 def _run_packed(packed: Packed) -> Outcome:
+    from sim.experiment.pool import given
+
     return run_point(Point(profile=given("profiles")[packed.profile], **packed.rest))

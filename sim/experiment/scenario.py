@@ -17,8 +17,11 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from sim.costs.works import GRAPHED_DRAFT
 from sim.devices.contention import Regime
-from sim.engine.draft_length import CONTROLLERS
+from sim.engine.adaptive_length import Band, bands_by_start
+from sim.engine.controllers import CONTROLLERS
+from sim.engine.draft_length import BatchTable, check_table
 from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
 from sim.policies.options import Method, PolicyOptions
@@ -57,12 +60,14 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks: int | None = None
     """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
     gpu_memory_utilization: float = 0.9
-    cuda_graph: bool = True
+    cuda_graph: bool | str = True
+    """Passes are captured; draft: those of the draft model only, the others are launched eagerly."""
     async_scheduling: bool | None = None
     """autoregressive, continuous: plan a step while the one before it is under way; null = as the engine does when it
     drafts as this scenario says, the same for both."""
     enable_prefix_caching: bool = True
-    """autoregressive, continuous: a preempted request finds again what is still intact of its blocks."""
+    """autoregressive, continuous: a request finds what is still intact of its prefix, computed by others or by itself
+    before it was preempted."""
     long_prefill_token_threshold: int = 0
     """autoregressive, continuous: longest chunk of one prompt in a step; 0 = the budget."""
 
@@ -71,6 +76,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) is not None:
                 _at_least("engine", self, **{name: 1})
         _at_least("engine", self, block_size=1, long_prefill_token_threshold=0)
+        if isinstance(self.cuda_graph, str) and self.cuda_graph != GRAPHED_DRAFT:
+            raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be true, false or {GRAPHED_DRAFT}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError(
                 f"engine.gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1"
@@ -88,12 +95,32 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     synthetic_acceptance_rates: tuple[float, ...] | None = None
     """vLLM's key, likewise: unconditional rate of each drafted token."""
     controller: str = "fixed"
+    """Chooses the draft length: fixed, feedback, by_batch, goodput, sglang_adaptive."""
+    num_speculative_tokens_per_batch_size: BatchTable | None = None
+    """by_batch: vLLM's key, [first batch size, last one, draft length] each, no length above num_speculative_tokens."""
+    speculative_adaptive_config: dict[str, Band] | None = None
+    """sglang_adaptive: SGLang's file of that name, bands by their least batch size; null = SGLang's own."""
 
     def __post_init__(self) -> None:
         _at_least("speculation", self, num_speculative_tokens=0)
         if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
         _one_of("speculation.controller", self.controller, CONTROLLERS)
+        table, bands = self.num_speculative_tokens_per_batch_size, self.speculative_adaptive_config
+        for key, value, reader in (
+            ("num_speculative_tokens_per_batch_size", table, "by_batch"),
+            ("speculative_adaptive_config", bands, "sglang_adaptive"),
+        ):
+            if value is not None and self.controller != reader:
+                raise ValueError(
+                    f"speculation.{key} is read by speculation.controller={reader} only, not by {self.controller}"
+                )
+        if self.controller == "by_batch" and table is None:
+            raise ValueError("speculation.controller=by_batch needs num_speculative_tokens_per_batch_size")
+        if table is not None:
+            check_table(table, self.num_speculative_tokens)
+        if bands is not None:
+            bands_by_start(bands)
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):

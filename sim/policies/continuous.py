@@ -101,9 +101,10 @@ async def engine(
 
 def _submit(serving: Serving, step: Step, stream: Stream, method: Method, ahead_s: float) -> Flight:
     """The target pass of `step`, planned `ahead_s` before now, and the drafts that follow it."""
-    host, draft_tokens, completed = serving.host, serving.controller.draft_tokens, step.completed
+    host, controller, completed = serving.host, serving.controller, step.completed
+    draft_tokens = controller.draft_tokens_for(len(step.rows) + len(step.prompts), len(serving.inbox))
     target = last = host.run(step_work(step, len(completed), ahead_s), stream)
-    if draft_tokens:
+    if draft_tokens or (controller.draft_tokens_max and method is not Method.NGRAM):
         last = host.run(draft_work(step, completed, draft_tokens, method), stream)
     return Flight(step, target, last, draft_tokens, host.now_s)
 
@@ -135,7 +136,7 @@ def plan_step(serving: Serving, running: list[Request], limits: EngineLimits, dr
         else:
             missing, held = 0, request.context_tokens + in_flight
             tokens = min(budget, 1 + (drafting if in_flight and drafting is not None else request.drafted))
-        while not grow(request, held + tokens + lookahead):
+        while not grow(request, held + tokens, lookahead):
             has_preempted = True
             victim = running.pop()
             serving.preempt(victim)
@@ -205,7 +206,8 @@ def step_work(step: Step, num_completed: int, ahead_s: float) -> Work:
 
 
 def draft_work(step: Step, completed: Sequence[Request], draft_tokens: int, method: Method) -> Work:
-    """Drafts for every row that sampled in this step, and the draft model's share of the prefill."""
+    """Drafts for every row that sampled in this step, and the draft model's share of the prefill; a draft of 0 tokens
+    only brings the draft model's KV up to date."""
     num_rows = len(step.rows) + len(completed)
     if method is Method.NGRAM:
         return Work(kind=Kind.HOST, rows=num_rows)
@@ -218,7 +220,7 @@ def draft_work(step: Step, completed: Sequence[Request], draft_tokens: int, meth
         context_tokens=sum(request.context_tokens for request in step.rows)
         + sum(request.prefill_goal for request in completed),
         chunks=step.chunks,
-        head_rows=num_rows,
+        head_rows=num_rows if draft_tokens else 0,
         draft_tokens=draft_tokens if num_rows else 0,
     )
 

@@ -40,7 +40,7 @@ def draft(requests: Sequence[Request], draft_tokens: int) -> Work:
         rows=num_rows,
         row_tokens=num_rows + sum(request.needs_catch_up for request in requests),
         context_tokens=sum(request.context_tokens for request in requests),
-        head_rows=num_rows,
+        head_rows=num_rows if draft_tokens else 0,
         draft_tokens=draft_tokens,
     )
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from sim.costs.cost import ConstantCosts, Demands
 from sim.devices.ticket import SimTicket
-from sim.engine.draft_length import Controller, build_controller
+from sim.engine.controllers import build_controller
+from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
@@ -47,13 +48,21 @@ class NeverAccept:
 class NotedController:
     """A draft length that only its owner changes, and a note of all that it is told."""
 
+    draft_tokens_min = 0
+
     def __init__(self, draft_tokens: int, draft_tokens_max: int) -> None:
         self.draft_tokens = draft_tokens
         self.draft_tokens_max = draft_tokens_max
+        self.asked: list[tuple[int, int]] = []
+        """(batch, queue)."""
         self.rounds: list[tuple[int, int]] = []
         """(drafted, accepted)."""
         self.drafts: list[tuple[float, int]] = []
         """(latency, verify queue)."""
+
+    def draft_tokens_for(self, batch: int, queue: int) -> int:
+        self.asked.append((batch, queue))
+        return self.draft_tokens
 
     def saw_round(self, drafted: int, accepted: int) -> None:
         self.rounds.append((drafted, accepted))

@@ -217,7 +217,7 @@ class TableCosts(WorkCosts[TablePasses]):
         device_s = seconds[i] + slopes[i] * (kv_tokens - points[i])
         num_kernels = passes.num_kernels
         num_later = work.draft_tokens - 1
-        if passes.reads_features and num_later >= 0:
+        if passes.reads_features:
             device_s += passes.fusion_s(row_tokens)
         if num_later > 0:
             key = rows, rows, rows

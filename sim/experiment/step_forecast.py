@@ -1,0 +1,72 @@
+"""Seconds of one step of continuous batching, from the cost model alone: rows that verify, prompts beside them, and the
+drafts that follow.
+
+Good for what a run asks often: the `goodput` controller, and how an answer moves as its costs are drawn
+(sim.studies). Not here: lanes (forecast), and runs, from which every figure that is shown comes (sim.experiment.run).
+"""
+
+from __future__ import annotations
+
+from sim.costs.cost import CostModel
+from sim.policies.continuous import draft_row_tokens
+from sim.policies.options import EngineLimits, Method
+from sim.seam.work import Chunk, Kind, Model, Work
+
+
+class StepForecast:
+    """Steps of rows of `context_tokens` each on `costs`; `has_draft` where a drafter is loaded, which a step without
+    drafts brings up to date."""
+
+    def __init__(self, costs: CostModel, limits: EngineLimits, context_tokens: float, *, has_draft: bool) -> None:
+        self._costs, self._limits = costs, limits
+        self._context_tokens = context_tokens
+        self._has_draft = has_draft and limits.method is not Method.NGRAM
+
+    def round_s(self, rows: int, draft_tokens: int) -> float:
+        """A step of `rows` that each verify `draft_tokens` and draft as many anew."""
+        return self.step_s(rows, draft_tokens, ())
+
+    def step_s(self, rows: int, draft_tokens: int, prompts: tuple[int, ...]) -> float:
+        """The same with whole `prompts` of so many tokens beside them."""
+        row_tokens = rows * (draft_tokens + 1)
+        context_tokens = round(rows * self._context_tokens)
+        chunks = tuple(Chunk(tokens, 0) for tokens in prompts)
+        target = Work(
+            kind=Kind.STEP,
+            rows=rows,
+            row_tokens=row_tokens,
+            context_tokens=context_tokens,
+            chunks=chunks,
+            head_rows=row_tokens + len(chunks),
+        )
+        works = [target]
+        num_drafting = rows + len(chunks)
+        if self._has_draft:
+            works.append(
+                Work(
+                    kind=Kind.DRAFT,
+                    model=Model.DRAFT,
+                    rows=num_drafting,
+                    row_tokens=draft_row_tokens(self._limits.method, num_drafting, row_tokens),
+                    context_tokens=context_tokens + sum(prompts),
+                    chunks=chunks,
+                    head_rows=num_drafting if draft_tokens else 0,
+                    draft_tokens=draft_tokens,
+                )
+            )
+        elif draft_tokens:
+            works.append(Work(kind=Kind.HOST, rows=num_drafting))
+        return self._seconds(works)
+
+    def _seconds(self, works: list[Work]) -> float:
+        """Of works one after the other on one stream; with asynchronous scheduling the first was prepared while the
+        step before it ran."""
+        issuer_s = device_s = 0.0
+        for work in works:
+            prepare_s, launch_s, solo_s, _ = self._costs.cost(work)
+            if work is works[0] and self._limits.async_scheduling:
+                prepare_s = 0.0
+            ready_s = issuer_s + prepare_s
+            issuer_s = ready_s + launch_s
+            device_s = max(max(device_s, ready_s) + solo_s, issuer_s)
+        return device_s + self._costs.result_s

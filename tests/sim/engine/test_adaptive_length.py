@@ -1,0 +1,243 @@
+"""Controllers that read a table, estimate acceptance, or climb SGLang's steps: every choice by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.costs.profile_files import load
+from sim.engine.adaptive_length import PROBE_EVERY, Band, GoodputLength, RunningRates, SglangAdaptive, best_length
+from sim.engine.controllers import CONTROLLERS, build_controller
+from sim.engine.draft_length import ByBatch
+from sim.experiment.assemble import Experiment
+from sim.experiment.run import simulate
+from sim.experiment.scenario import Scenario, resolve
+from tests.sim.support import AlwaysAccept, NotedController, SimRun, request
+
+HEAD = "h100-sxm/llama-3.1-8b+eagle3"
+
+
+def test_a_table_holds_for_gaps_and_beyond_its_end_what_stood_before() -> None:
+    """As vLLM fills its look-up: the last length goes on."""
+    table = ByBatch(((1, 16, 3), (32, 128, 2), (256, 2048, 0)), 3)
+    sizes = (1, 16, 17, 31, 32, 128, 129, 255, 256, 9999)
+    assert [table.draft_tokens_for(batch, 7) for batch in sizes] == [3, 3, 3, 3, 2, 2, 2, 2, 0, 0]
+    assert (table.draft_tokens_min, table.draft_tokens_max) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ([], "at least one"),
+        ([[2, 16, 3]], "start at batch size 1"),
+        ([[1, 16, 3], [16, 20, 1]], "above 16"),
+        ([[1, 16, 3], [21, 20, 1]], "above 16"),
+        ([[1, 16, 5]], "in 0..4, num_speculative_tokens"),
+        ([[1, 16, -1]], "in 0..4"),
+        ([[1, 16]], "draft length"),
+    ],
+)
+def test_a_table_that_vllm_would_not_take_is_refused(table: list[list[int]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ByBatch(tuple(tuple(row) for row in table), 4)  # type: ignore[arg-type]
+
+
+def test_the_best_length_is_the_argmax_of_tokens_per_second_and_the_shorter_of_equals() -> None:
+    assert best_length([0.8, 0.64, 0.5], [10.0, 11.0, 12.0, 13.0]) == 3
+    assert best_length([0.5, 0.25], [1.0, 1.5, 2.0]) == 0
+    assert best_length([0.5, 0.25], [2.0, 2.5, 3.0]) == 1
+
+
+def test_running_rates_are_exact_shares_within_their_memory_and_the_prior_before() -> None:
+    rates = RunningRates(2)
+    assert rates.survival() == pytest.approx([0.7, 0.49])
+    for accepted in [2, 1, 0, 0] * 25:
+        rates.saw(2, accepted)
+    first = (50 + 5 * 0.7) / (100 + 5)
+    second = (25 + 5 * first) / (50 + 5)
+    assert rates.survival() == pytest.approx([first, first * second])
+
+
+def test_running_rates_forget() -> None:
+    """After 500 rounds at 1 and as many at 0 about 1/e of the memory is left."""
+    rates = RunningRates(1)
+    for accepted in [1] * 500 + [0] * 500:
+        rates.saw(1, accepted)
+    assert rates.survival()[0] == pytest.approx(0.37, abs=0.01)
+
+
+def test_goodput_drafts_long_where_rounds_are_flat_and_not_at_all_where_they_grow() -> None:
+    """At one row a round takes 1 s whatever is drafted; at 64 each drafted token costs as much as a round."""
+    controller = GoodputLength(4, lambda rows, k: 1.0 if rows == 1 else 1.0 + k)
+    for _ in range(50):
+        controller.saw_round(4, 2)
+    assert controller.draft_tokens_for(1, 0) == 4
+    assert controller.draft_tokens_for(64, 0) == 0
+
+
+def test_goodput_follows_the_acceptance_it_sees() -> None:
+    """A drafted token costs 40 % of a round: worth it at 90 % accepted, not at 20 %."""
+    controller = GoodputLength(3, lambda rows, k: 1.0 + 0.4 * k)
+    for _ in range(600):
+        controller.saw_round(3, 3)
+    lucky = controller.draft_tokens_for(8, 0)
+    for _ in range(3000):
+        controller.saw_round(3, 0)
+    assert (lucky, controller.draft_tokens_for(8, 0)) == (3, 0)
+
+
+def test_goodput_looks_again_after_many_decisions_for_nothing() -> None:
+    controller = GoodputLength(3, lambda rows, k: 1.0 + 10.0 * k)
+    chosen = [controller.draft_tokens_for(1, 0) for _ in range(2 * PROBE_EVERY)]
+    assert [place for place, k in enumerate(chosen) if k] == [PROBE_EVERY - 1, 2 * PROBE_EVERY - 1]
+
+
+def batches(controller: SglangAdaptive, accepted: int, count: int, size: int = 1) -> list[int]:
+    """What it chooses after each of `count` batches of `size` requests that accept as many each."""
+    chosen = []
+    for _ in range(count):
+        for _ in range(size):
+            controller.saw_round(8, accepted)
+        chosen.append(controller.draft_tokens_for(size, 0))
+    return chosen
+
+
+def test_sglang_goes_up_where_the_average_passes_half_way_to_the_next_step() -> None:
+    """Ten batches of warm-up, then a look every five. From 3 (average 2) with 3 accepted each: 2.5 is passed at once,
+    and 4.5 never, so 5 it is."""
+    chosen = batches(SglangAdaptive(3), 3, 40)
+    assert chosen[:14] == [3] * 14
+    assert chosen[14:] == [5] * 26
+
+
+def test_sglang_goes_down_below_the_mark_with_its_hysteresis() -> None:
+    """Average 2 towards 0: 0.8^15 x 2 = 0.07 at the first look, below 1 - 0.5 - 0.25."""
+    assert batches(SglangAdaptive(3), 0, 15)[-2:] == [3, 1]
+
+
+def test_sglangs_hysteresis_keeps_a_step_that_lies_just_below_the_mark() -> None:
+    """0.3 accepted: above 0.25, below 0.5."""
+    kept = SglangAdaptive(3, {"1": Band(candidate_steps=(1, 3), ema_alpha=1.0)})
+    down = SglangAdaptive(3, {"1": Band(candidate_steps=(1, 3), ema_alpha=1.0, down_hysteresis=0.0)})
+    for controller in (kept, down):
+        for _ in range(15):
+            for accepted in (1, 0, 0, 0, 1, 0, 0, 1, 0, 0):
+                controller.saw_round(3, accepted)
+            controller.draft_tokens_for(10, 0)
+    assert (kept.draft_tokens_for(10, 0), down.draft_tokens_for(10, 0)) == (3, 1)
+
+
+def test_sglangs_bands_take_what_stands_at_the_largest_key_within_the_batch() -> None:
+    controller = SglangAdaptive(3)
+    assert [controller.draft_tokens_for(batch, 0) for batch in (1, 7, 8, 31, 32, 63, 64, 500)] == [
+        3, 3, 3, 3, 1, 1, 0, 0,
+    ]  # fmt: skip
+
+
+def test_a_band_of_sglang_at_0_tries_its_next_step_at_the_next_look() -> None:
+    controller = SglangAdaptive(0, {"1": Band(candidate_steps=(0, 2), warmup_batches=0, update_interval=3)})
+    assert [controller.draft_tokens_for(4, 0) for _ in range(5)] == [0, 0, 0, 2, 2]
+
+
+@pytest.mark.parametrize("bands", [{"0": (1,)}, {"x": (1,)}, {}])
+def test_bands_begin_at_a_batch_size(bands: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match="batch size"):
+        SglangAdaptive(1, {key: Band(candidate_steps=steps) for key, steps in bands.items()})
+
+
+def test_a_continuous_step_asks_with_all_its_requests_and_who_waits() -> None:
+    """Two prompts fit into the first step, and the third waits for a seat."""
+    from sim.policies.options import EngineLimits
+
+    controller = NotedController(2, 2)
+    asked = [request(index, output=4) for index in range(3)]
+    SimRun("continuous", asked, luck=AlwaysAccept(), limits=EngineLimits(max_num_seqs=2), controller=controller)
+    assert controller.asked[:2] == [(2, 1), (2, 1)]
+
+
+def test_a_step_without_drafts_keeps_the_drafter_up_to_date() -> None:
+    """Two tokens of the row through the draft model, nothing sampled there, and a plain decode next."""
+    run = SimRun("continuous", [request(0, output=3)], luck=AlwaysAccept(), controller=NotedController(0, 4))
+    works = [(t.work.kind.value, t.work.row_tokens, t.work.head_rows, t.work.draft_tokens) for t in run.tickets]
+    assert works == [
+        ("step", 0, 1, 0), ("draft", 2, 0, 0),
+        ("step", 1, 1, 0), ("draft", 2, 0, 0),
+        ("step", 1, 1, 0), ("draft", 2, 0, 0),
+    ]  # fmt: skip
+
+
+def test_a_lane_without_drafts_keeps_the_drafter_up_to_date_before_it_decodes() -> None:
+    run = SimRun("pd", [request(0, output=2)], luck=AlwaysAccept(), controller=NotedController(0, 4))
+    assert [t.work.kind.value for t in run.tickets if t.stream.name == "decode"] == ["draft", "verify"]
+
+
+def scenario(controller: str, **changes: object) -> Scenario:
+    raw = {
+        "profile": HEAD,
+        "policy": "continuous",
+        "workload": {
+            "input_len": 256,
+            "output_len": 32,
+            "num_prompts": 40,
+            "max_concurrency": 4,
+            "request_rate": "inf",
+        },
+        "speculation": {"num_speculative_tokens": 4, "acceptance": "iid:0.6", "controller": controller, **changes},
+    }
+    return resolve(raw)
+
+
+def test_a_table_of_one_length_is_that_length() -> None:
+    """The same run, though the lazy account is for fixed lengths alone."""
+    profile = load(HEAD)
+    table = scenario("by_batch", num_speculative_tokens_per_batch_size=[[1, 512, 4]])
+    ends = [
+        [request.last_token_s for request in simulate(one, "continuous", 1, profile).requests]
+        for one in (scenario("fixed"), table)
+    ]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
+
+
+def test_goodput_serves_within_a_per_cent_of_the_best_fixed_length() -> None:
+    """It has to find out first; 40 requests, one seed."""
+    profile = load(HEAD)
+    fixed = []
+    for k in range(1, 5):
+        one = scenario("fixed", num_speculative_tokens=k)
+        fixed.append(simulate(one, "continuous", 1, profile).end_s)
+    assert simulate(scenario("goodput"), "continuous", 1, profile).end_s < 1.01 * min(fixed)
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+@pytest.mark.parametrize("policy", ["continuous", "pd", "pdv", "unified", "baseline"])
+def test_every_controller_serves_every_policy(controller: str, policy: str) -> None:
+    changes = {"num_speculative_tokens_per_batch_size": [[1, 1, 4], [2, 8, 0]]} if controller == "by_batch" else {}
+    record = simulate(
+        resolve(
+            {
+                "profile": "h100-sxm/llama-2-7b+tinyllama-1.1b",
+                "policy": policy,
+                "workload": {"input_len": 64, "output_len": 12, "num_prompts": 12, "request_rate": "inf"},
+                "speculation": {"num_speculative_tokens": 4, "controller": controller, **changes},
+            }
+        ),
+        policy,
+        1,
+        load("h100-sxm/llama-2-7b+tinyllama-1.1b"),
+    )
+    assert all(request.is_finished for request in record.requests)
+
+
+def test_a_replay_refuses_a_controller_that_may_not_draft() -> None:
+    one = scenario("goodput")
+    experiment = Experiment(scenario=one, policy_name="continuous", seed=1, profile=load(HEAD), num_slots=8)
+    with pytest.raises(ValueError, match="a replay cannot"):
+        experiment.controller()
+
+
+def test_what_a_controller_does_not_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="by_batch only, not by goodput"):
+        scenario("goodput", num_speculative_tokens_per_batch_size=[[1, 8, 2]])
+    with pytest.raises(ValueError, match="by_batch needs"):
+        scenario("by_batch")
+    with pytest.raises(ValueError, match="needs what a round costs"):
+        build_controller("goodput", 4)
