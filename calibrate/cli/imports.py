@@ -62,7 +62,7 @@ def aiconfigurator_command(
     """NVIDIA aiconfigurator's tables below PATH, which holds GPU folders and their YAML datasheets."""
     from calibrate.hardware.models import shapes_of
 
-    check_out(out)
+    check_out(out, [target, draft, *_below(path)])
     shapes = shapes_of(target, draft)
     try:
         from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
@@ -117,7 +117,7 @@ def llmservingsim_command(
     """LLMServingSim's dense, per_sequence and attention tables in PATH, the folder of one GPU, model and degree."""
     from calibrate.hardware.models import shapes_of
 
-    check_out(out)
+    check_out(out, [target, draft, *_below(path), *_below(draft_path)])
     target_shape, draft_shape = shapes_of(target, draft)
     try:
         from calibrate.importers.llmservingsim.profile import import_llmservingsim
@@ -137,6 +137,13 @@ def llmservingsim_command(
     except ImportError as error:
         raise needs_analysis(error) from None
     write(profile, out)
+
+
+def _below(path: Path | None) -> list[Path]:
+    """The files that an import from `path` may read."""
+    if path is None:
+        return []
+    return [path, *path.rglob("*.csv"), *path.rglob("*.yaml"), *path.rglob("*.parquet")] if path.is_dir() else [path]
 
 
 def _gap_s(gap_ms: float | None) -> float | None:
@@ -164,7 +171,7 @@ def vidur_command(path: Path, gpu: str, target: str, tp: int, revision: str, out
     shipped profile's. Other models' mlp.csv below PATH give the error with the target left out of the fit."""
     from calibrate.hardware.models import source_of
 
-    check_out(out)
+    check_out(out, [target, *_below(path)])
     shape = source_of(target).shape
     try:
         from calibrate.importers.tables.vidur import import_vidur
@@ -190,7 +197,7 @@ def frontier_command(path: Path, gpu: str, target: str, revision: str, out: Path
     element-wise kernels, sampler and host are the shipped profile's."""
     from calibrate.hardware.models import source_of
 
-    check_out(out)
+    check_out(out, [target, *_below(path)])
     shape = source_of(target).shape
     try:
         from calibrate.importers.tables.frontier import import_frontier

@@ -177,6 +177,27 @@ def test_an_interrupt_around_a_run_keeps_what_is_done(
     assert told.exit_code == 0, told.output
 
 
+def test_an_interrupted_rerun_lies_beside_the_complete_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from realrun.replay import run as replay
+
+    args = ["--policy", "baseline", "--num-prompts", "2"]
+    assert replay_into(tmp_path / "full", *args).exit_code == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "full").iterdir()}
+    probed: list[int] = []
+
+    def interrupted(kernels: Any, issuer: Any) -> tuple[float, ...]:
+        probed.append(1)
+        if len(probed) == 2:
+            raise KeyboardInterrupt
+        return probe(kernels, issuer)
+
+    monkeypatch.setattr(replay, "probe", interrupted)
+    assert replay_into(tmp_path / "full", *args).exit_code == 130
+    assert {path.name: path.read_bytes() for path in (tmp_path / "full").iterdir()} == before
+    assert json.loads((tmp_path / "full.partial" / "summary.json").read_text())["replay"]["partial"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "full.partial"]
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
