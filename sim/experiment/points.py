@@ -105,7 +105,8 @@ def run_points(
         for index, point in enumerate(points)
     )
     count = min(len(points), default_workers() if workers is None else workers)
-    with started(count, {"profiles": profiles}) as pool:
+    uses = {name for point in points for name in (point.policy, point.scenario.speculation.acceptance_name)}
+    with started(count, {"profiles": profiles}, uses=uses) as pool:
         for number, (task, outcome) in enumerate(pool.run(_run_packed, packed), start=1):
             yield task.index, outcome
             if on_done is not None:

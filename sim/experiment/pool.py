@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -59,16 +59,23 @@ def default_workers() -> int:
 
 @contextmanager
 def started(
-    workers: int, given: Mapping[str, Any] | None = None, *, executor: Executor | None = None, is_apart: bool = False
+    workers: int,
+    given: Mapping[str, Any] | None = None,
+    *,
+    uses: Collection[str] = (),
+    executor: Executor | None = None,
+    is_apart: bool = False,
 ) -> Iterator[Pool]:
     """Workers that are there when the block begins and gone when it ends, and that find what is `given` by its name.
 
-    One worker is this process, unless it is to be `is_apart`. An `executor` stands in for the processes; it has been
-    told itself what is given. On an exception or interrupt, tasks that have not begun are dropped.
+    `uses` names the policies and acceptances that tasks will ask for. One worker is this process, unless it is to be
+    `is_apart`. An `executor` stands in for the processes; it has been told itself what is given. On an exception or
+    interrupt, tasks that have not begun are dropped.
     """
     shared = dict(given or {})
     is_forking = sys.platform == "linux" and _num_threads() == 1
-    if executor is None and workers > 1 and not is_forking and (homeless := _written_in_a_script()):
+    homeless = None if is_forking else next((name for name, _ in _unimportable() if name in uses), None)
+    if executor is None and workers > 1 and homeless is not None:
         warnings.warn(
             f"in one process: {homeless} is written in a script, where other processes do not find it", stacklevel=3
         )
@@ -138,16 +145,32 @@ def _processes(workers: int, shared: Mapping[str, Any], *, is_forking: bool) -> 
     )
 
 
-Registered = list[tuple[Callable[..., Any], tuple[Any, ...]]]
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-def registered() -> Registered:
-    """The calls that make policies and acceptances registered here known elsewhere."""
-    calls: Registered = [(registry.register, (policy,)) for policy in registry.registered()]
-    return calls + [(forms.register_acceptance, entry) for entry in forms.registered()]
+def registered() -> list[Call]:
+    """The calls that make what is registered here known elsewhere, as far as it can be imported there."""
+    homeless = {id(build) for _, build in _unimportable()}
+    calls: list[Call] = [
+        (registry.register, (policy,)) for policy in registry.registered() if id(policy.build) not in homeless
+    ]
+    return calls + [(forms.register_acceptance, entry) for entry in forms.registered() if id(entry[1]) not in homeless]
 
 
-def _start_worker(shared: Mapping[str, Any], calls: Registered) -> None:
+def _unimportable() -> list[tuple[str, Callable[..., Any]]]:
+    """What is registered here, by name, and written in a script, a notebook or inside a function."""
+    named: list[tuple[str, Callable[..., Any]]] = [(policy.name, policy.build) for policy in registry.registered()]
+    named += [(name, build) for name, build, _ in forms.registered()]
+    return [(name, build) for name, build in named if not _can_be_imported(build)]
+
+
+def _can_be_imported(build: Callable[..., Any]) -> bool:
+    module = sys.modules.get(build.__module__)
+    is_there = getattr(module, build.__qualname__, None) is build
+    return is_there and build.__module__ != "__main__" and getattr(module, "__file__", None) is not None
+
+
+def _start_worker(shared: Mapping[str, Any], calls: list[Call]) -> None:
     """Make this process a worker that ends with its parent, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     prepare(shared, calls)
@@ -156,7 +179,7 @@ def _start_worker(shared: Mapping[str, Any], calls: Registered) -> None:
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
 
-def prepare(shared: Mapping[str, Any], calls: Registered) -> None:
+def prepare(shared: Mapping[str, Any], calls: list[Call]) -> None:
     """Have what is shared and registered in this process, once and for all."""
     for register, arguments in calls:
         register(*arguments)
@@ -176,15 +199,6 @@ def _num_threads() -> int:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return threading.active_count() + 1
-
-
-def _written_in_a_script() -> str | None:
-    """A registered name that a fresh process could not import."""
-    for _, arguments in registered():
-        name, build = (arguments[0], arguments[1]) if len(arguments) > 1 else (arguments[0].name, arguments[0].build)
-        if build.__module__ == "__main__" or "<" in build.__qualname__:
-            return str(name)
-    return None
 
 
 @contextmanager

@@ -122,6 +122,11 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         if bands is not None:
             bands_by_start(bands)
 
+    @property
+    def acceptance_name(self) -> str:
+        """`iid` of `iid:0.7`."""
+        return self.acceptance.partition(":")[0]
+
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs; several are served by policies that use them."""

@@ -92,11 +92,14 @@ class Grid:
         return [key for axis in self.axes for key in axis.keys]
 
     def values_of(self, key: str) -> list[Any]:
-        """The values that a key of the scenario's first level takes on."""
+        """The values that a dotted key takes on; none where the grid does not say."""
         for axis in self.axes:
             if key in axis.keys:
                 return list(dict.fromkeys(row[axis.keys.index(key)] for row in axis.rows))
-        return [self.raw[key]]
+        value: Any = self.raw
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return [] if value is None else [value]
 
     @property
     def num_scenarios(self) -> int:

@@ -94,6 +94,12 @@ class Plan:
             scenario=scenario, profile_hash=self.hashes[scenario.profile], replications=tuple(range(replications))
         )
 
+    @property
+    def uses(self) -> list[str]:
+        """Policies and acceptances of the grid."""
+        found = self.grid.values_of("policy")
+        return found + [str(value).partition(":")[0] for value in self.grid.values_of("speculation.acceptance")]
+
     def keys(self) -> set[str]:
         """Of every row of the grid."""
         return {
@@ -149,7 +155,7 @@ def sweep(
 def ready(workers: int | None, plan: Plan, executor: Executor | None = None) -> Iterator[Pool]:
     """Workers that have the profiles of a plan: processes of this machine, or those of `executor`."""
     count = default_workers() if workers is None else workers
-    with started(count, {PROFILES: plan.profiles}, executor=executor) as pool:
+    with started(count, {PROFILES: plan.profiles}, uses=plan.uses, executor=executor) as pool:
         yield pool
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -133,6 +134,7 @@ def test_a_point_that_fails_is_a_row_with_its_error_and_is_tried_again_only_when
 
 
 def deadly(*_: Any) -> list[Coroutine[Any, None, None]]:
+    assert multiprocessing.parent_process() is not None
     os.kill(os.getpid(), signal.SIGKILL)
     return []
 
