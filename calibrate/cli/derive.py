@@ -1,4 +1,4 @@
-"""`lanesim calibrate derive`: a profile of one GPU made into one of another."""
+"""`lanesim calibrate derive`: a profile of one GPU or model made into one of another."""
 
 from __future__ import annotations
 
@@ -13,12 +13,25 @@ from calibrate.cli.output import A_PATH, check_out, write
     "derive", epilog="Example: lanesim calibrate derive --from h100-sxm/llama-2-7b --gpu h200-sxm --out p.json"
 )
 @click.option("--from", "origin", required=True, help="Profile to start from: a name or a path.")
-@click.option("--gpu", required=True, help="GPU of the same family, such as h200-sxm.")
+@click.option("--gpu", default=None, help="GPU of the same family, such as h200-sxm [the profile's].")
+@click.option("--target", default=None, help="Other target: a known name or a config.json [the profile's].")
+@click.option("--draft", default=None, help="With --target, its draft: likewise, or eagle3, the target's own head.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
-def derive_command(origin: str, gpu: str, out: Path) -> None:
-    """Transfer a profile to another GPU of its family by their datasheets; the result is marked as not measured."""
-    from calibrate.hardware.datasheets import derive
+def derive_command(origin: str, gpu: str | None, target: str | None, draft: str | None, out: Path) -> None:
+    """Transfer a profile to another GPU of its family by their datasheets, or to other models by its constants; the
+    result is marked as not measured."""
+    from calibrate.hardware.datasheets import derive, with_models
+    from calibrate.hardware.models import shapes_of
     from sim.costs.profile_files import load
 
     check_out(out)
-    write(derive(load(origin), gpu), out)
+    if gpu is None and target is None:
+        raise ValueError("derive: nothing to change; give --gpu, or --target with or without --draft")
+    if draft is not None and target is None:
+        raise ValueError(f"--draft {draft} needs --target: a draft belongs to its target")
+    profile = load(origin)
+    if target is not None:
+        profile = with_models(profile, *shapes_of(target, draft))
+    if gpu is not None:
+        profile = derive(profile, gpu)
+    write(profile, out)

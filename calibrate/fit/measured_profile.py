@@ -32,7 +32,7 @@ from sim.costs.kernels import (
     VerifyAttention,
 )
 from sim.costs.passes import HEAD_KERNELS
-from sim.costs.profile import SCHEMA, Gpu, HostCosts, MeasuredPoint, Overlap, Profile
+from sim.costs.profile import IN_A_LOOP, SCHEMA, Gpu, HostCosts, MeasuredPoint, Overlap, Profile
 from sim.costs.profile_files import round_constant
 from sim.costs.shapes import ModelShape
 
@@ -68,6 +68,7 @@ def profile_of(
         host=host_costs(points, held.host, {role: shape.layers for role, shape in shapes.items()}),
         overlap=Overlap(),
         errors={},
+        conditions=IN_A_LOOP,
         source=_source(points, str(held.options.get("target_weights", "random"))),
         fingerprint=held.fingerprint,
         date=str(held.host["date"]),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from sim.costs.profile import Gpu, KindError, Overlap, Profile
+from sim.costs.shapes import ModelShape
 from sim.names import unknown
 
 GIB, GB = 1 << 30, 1e9
@@ -56,6 +57,7 @@ DATASHEETS = {
         _sheet("h100-pcie", 80, 756.0, 2000.0, 114, "hopper", "H100 PCIe"),
         _sheet("h800-sxm", 80, 989.0, 3350.0, 132, "hopper", "H800"),
         _sheet("h200-sxm", 141, 989.0, 4800.0, 132, "hopper", "H200"),
+        _sheet("gh200", 95, 989.0, 4000.0, 132, "hopper", "GH200 480GB"),
         _sheet("l40s", 48, 362.0, 864.0, 142, "ada", "L40S"),
         _sheet("l4", 24, 121.0, 300.0, 58, "ada", "NVIDIA L4"),
         _sheet("rtx-4090", 24, 165.2, 1008.0, 128, "ada", "RTX 4090"),
@@ -100,6 +102,30 @@ def check_fits(models: str, weight_bytes: int, gpu: Gpu, devices: int = 1) -> No
         )
 
 
+def with_models(profile: Profile, target: ModelShape, draft: ModelShape | None) -> Profile:
+    """The compact constants of `profile` for other models; of them nothing was measured.
+
+    Raises ValueError where the profile is a table, or the weights do not fit.
+    """
+    names = target.name if draft is None else f"{target.name}+{draft.name}"
+    kernels = profile.compact
+    shapes = [shape for shape in (target, draft) if shape is not None]
+    check_fits(names, sum(shape.weight_bytes for shape in shapes), profile.gpu, profile.tensor_parallel)
+    reason = f"compact constants of {profile.name}, nothing was measured with {names}"
+    return msgspec.structs.replace(
+        profile,
+        name=f"{profile.name.partition('/')[0]}/{names}",
+        target=target,
+        draft=draft,
+        kernels=kernels,
+        errors=_none(profile, reason),
+        source=f"{reason}; kept from: {profile.source}",
+        fingerprint=None,
+        date=date.today().isoformat(),
+        points=(),
+    )
+
+
 def derive(profile: Profile, gpu: str) -> Profile:
     """`profile` on `gpu`. Raises ValueError for another family, for the same GPU, or where the weights do not fit."""
     sheet = datasheet(gpu)
@@ -126,12 +152,15 @@ def derive(profile: Profile, gpu: str) -> Profile:
         gpu=sheet.gpu,
         kernels=msgspec.structs.replace(profile.compact, gemm=gemm),
         overlap=Overlap(),
-        errors={
-            kind: KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=reason)
-            for kind in profile.errors
-        },
+        errors=_none(profile, reason),
         source=f"{reason}; shares of the roofs, kernel and host times kept from: {profile.source}",
         fingerprint=None,
         date=date.today().isoformat(),
         points=(),
     )
+
+
+def _none(profile: Profile, reason: str) -> dict[str, KindError]:
+    """No error of any kind of `profile`, and why."""
+    none = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=reason)
+    return dict.fromkeys(profile.errors, none)

@@ -70,7 +70,7 @@ def _from_config(path: Path, weights: Path | None) -> Source:
         )
     if any(config.get(key) for key in EXPERTS):
         raise ValueError(f"{path}: mixture-of-experts models have no cost form here; want a dense decoder")
-    dimensions = {field: _whole(path, config, key) for field, key in NEEDED.items()}
+    dimensions: dict[str, Any] = {field: _whole(path, config, key) for field, key in NEEDED.items()}
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     kv_heads = config.get("num_key_value_heads") or dimensions["heads"]
     head_dim = config.get("head_dim") or dimensions["hidden"] // dimensions["heads"]

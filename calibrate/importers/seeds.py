@@ -54,8 +54,8 @@ def pdverify() -> Profile:
             why="each call is synchronous: its time holds its launches",
         ),
         source="therealnaveenkamal/pdverify, branch test, commit 4d537ac, one A100-80: about 0.115 s per round of 4 "
-        "draft and 2 target calls and 0.045 s per prefill of both models, read from its per-request times at concurrency 1 and 2 "
-        "(first, warm-up request left out) and split into one time per call and model by lanesim",
+        "draft and 2 target calls and 0.045 s per prefill of both models, read from its per-request times at "
+        "concurrency 1 and 2 (first, warm-up request left out) and split into one time per call and model by lanesim",
     )
 
 
@@ -83,9 +83,9 @@ def dispec_single() -> Profile:
             kernels_per_layer=KERNELS_PER_LAYER,
             why="40 tokens/s eager, one sequence",
         ),
-        source="puneethgv/DiSpec README, RTX 3070 Laptop, bf16, greedy: 68 tokens/s of one sequence under CUDA graphs, 40 "
-        "eager; time per row from 373, 858 and 1426 tokens/s at 6, 16 and 32 sequences; nothing on prompts, whose time is "
-        "that of a pass",
+        source="puneethgv/DiSpec README, RTX 3070 Laptop, bf16, greedy: 68 tokens/s of one sequence under CUDA "
+        "graphs, 40 eager; time per row from 373, 858 and 1426 tokens/s at 6, 16 and 32 sequences; nothing on prompts, "
+        "whose time is that of a pass",
     )
 
 

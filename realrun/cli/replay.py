@@ -139,7 +139,7 @@ def _run(
         sizes,
         device,
         temperature=temperature,
-        cuda_graph=scenario.engine.cuda_graph,
+        cuda_graph=scenario.engine.cuda_graph is True,
         seed=scenario.seed,
         tied=tied,
     )

@@ -36,6 +36,10 @@ def check_replayable(experiment: Experiment) -> None:
         )
     if scenario.policy_options.kv is KvMode.NONE and not experiment.policy.is_continuous:
         raise ValueError("policy_options.kv=none can be simulated only; a replay keeps KV: use rollback or reforward")
+    if isinstance(scenario.engine.cuda_graph, str):
+        raise ValueError(
+            f"engine.cuda_graph={scenario.engine.cuda_graph} can be simulated only; a replay captures all or none"
+        )
     if experiment.is_partitioned:
         raise ValueError(
             "policy_options.partition can be simulated only: a replay's streams share all multiprocessors; leave it out"

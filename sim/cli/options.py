@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
-ENGINE_NAMES = ("vllm-0.24", "vllm-0.19", "vllm-0.12", "vllm-0.9", "sglang-0.5", "trtllm-1.0", "ideal")
+ENGINE_NAMES = ("vllm-0.24", "vllm-0.23", "vllm-0.19", "vllm-0.12", "vllm-0.9", "sglang-0.5", "trtllm-1.0", "ideal")
 """For --help, which must not look at files; the first one is the default. A test holds them to sim/engines."""
 
 FLAGS: dict[str, tuple[type, str]] = {

@@ -26,6 +26,7 @@ def profiles_command(ctx: click.Context) -> None:
     caption = "mean error on held-out points, percent; – = not validated; * = overlap of streams measured"
     table = Table(box=SIMPLE_HEAD, caption=caption, padding=(0, 0, 0, 1))
     table.add_column("profile", no_wrap=True)
+    table.add_column("measured", no_wrap=True)
     for title in ("body", "decode", "prefill", "draft", "verify"):
         table.add_column(title, justify="right", no_wrap=True)
     for name in shipped():
@@ -35,7 +36,8 @@ def profiles_command(ctx: click.Context) -> None:
             error = profile.errors.get(kind)
             known = error is not None and error.mean_error_pct is not None
             cells.append(f"{error.mean_error_pct:.1f}" if error is not None and known else "–")
-        table.add_row(name + " *" * profile.overlap.measured, *cells)
+        measured = (profile.conditions or "–").removeprefix("kernel tables, ")
+        table.add_row(name + " *" * profile.overlap.measured, measured, *cells)
     Console().print(table)
 
 
@@ -54,6 +56,7 @@ def show_command(name: str, is_json: bool) -> None:
         print(msgspec.json.format(msgspec.json.encode(plain), indent=1).decode())
         return
     print(f"{profile.name}  (schema {profile.schema}, {profile.date})")
+    print(f"measured: {profile.conditions or 'not said'}")
     print(f"source: {profile.source}")
     print(f"fingerprint: {profile.fingerprint or 'none: published tables'}")
     print("errors on held-out points:")

@@ -5,7 +5,8 @@ alike: what is fitted is what runs. All are monotone: more tokens, more context 
 faster. Not here: what a pass is made of (sim.costs.forms.compact), files (sim.costs.profile).
 """
 
-from math import ceil, isfinite
+from bisect import bisect_left
+from math import ceil, inf, isfinite, log
 from typing import NamedTuple
 
 import msgspec
@@ -271,6 +272,27 @@ class CompactKernels(
     attention_implementation: str
     kv_layout: str
     measured: Measured
+    body_ratios: tuple[tuple[int, float], ...] = ()
+    """(tokens, ratio): what the layers of a pass take on a served GPU over what the constants above say."""
+
+    def __post_init__(self) -> None:
+        tokens = [count for count, _ in self.body_ratios]
+        if tokens != sorted(set(tokens)) or any(count < 1 for count in tokens):
+            raise ValueError(f"body_ratios: tokens {tokens} must rise from at least 1")
+        if not all(0.0 < ratio < inf for _, ratio in self.body_ratios):
+            raise ValueError("body_ratios: ratios must be positive and finite")
+
+    def body_ratio(self, tokens: int) -> float:
+        """Between the counts of `body_ratios` on their logs; beyond them the nearest holds."""
+        ratios = self.body_ratios
+        if not ratios:
+            return 1.0
+        place = bisect_left(ratios, (tokens, 0.0))
+        if place == 0 or place == len(ratios):
+            return ratios[min(place, len(ratios) - 1)][1]
+        (low, before), (high, after) = ratios[place - 1 : place + 1]
+        share = log(tokens / low) / log(high / low)
+        return before + share * (after - before)
 
 
 class LinearPass(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ a work costs (forms).
 from __future__ import annotations
 
 from math import inf, isfinite
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -18,6 +18,9 @@ from sim.costs.shapes import ModelShape, kv_bytes_per_token
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""
+UNLOADED: Final = "kernel tables, unloaded"
+SERVED: Final = "served"
+IN_A_LOOP: Final = "passes in a loop"
 SERVED_KINDS = ("prefill", "decode", "verify", "draft", "draft_prefill")
 
 
@@ -218,6 +221,9 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: HostCosts
     overlap: Overlap
     errors: dict[str, KindError]
+    conditions: Literal["kernel tables, unloaded", "served", "passes in a loop"] | None = None
+    """What the GPU did while it was measured: single kernels at boost clocks, steps of a server, whole passes over and
+    over; None where nobody says."""
     source: str
     fingerprint: dict[str, str] | None
     date: str

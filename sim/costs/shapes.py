@@ -1,7 +1,8 @@
 """Dimensions of public dense decoder models, and what follows from them: parameters, weight bytes, KV bytes.
 
-All are gated-MLP transformers with grouped-query attention (kv_heads == heads is multi-head). Biases and norms are left
-out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are those of each model's published config.json.
+All are transformers with grouped-query attention (kv_heads == heads is multi-head), their MLP gated unless they say so.
+Biases and norms are left out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are those of each
+model's published config.json.
 Not here: how fast they run (sim.costs).
 """
 
@@ -11,7 +12,8 @@ import msgspec
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A dense decoder. `intermediate` is the width of one half of the gated MLP; `vocab` counts rows of the LM head."""
+    """A dense decoder. `intermediate` is the width of one half of the gated MLP, or of an MLP without a gate; `vocab`
+    counts rows of the LM head."""
 
     name: str
     layers: int
@@ -28,6 +30,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Vectors of `hidden` that queries, keys and values read together: 2 in an EAGLE-3 head, embedding and feature."""
     fused_features: int = 0
     """Vectors of `hidden` of the target that the first pass of a draft projects to one: 3 in an EAGLE-3 head."""
+    is_gated: bool = True
+    """The MLP has a gate beside its up projection."""
+    embedding_rows: int = 0
+    """Rows of the input embedding where they are not the LM head's `vocab`."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -46,17 +52,19 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"{field}={getattr(self, field)!r} must be at least 1")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
-        if self.fused_features < 0:
-            raise ValueError(f"fused_features={self.fused_features!r} must not be negative")
+        for field in ("fused_features", "embedding_rows"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{field}={getattr(self, field)!r} must not be negative")
 
     def gemms(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """(columns, depth) of one layer's four weight matrices on one of `tensor_parallel` devices: QKV, output, gate
-        and up together, down."""
+        (where there is one) and up together, down."""
         query = self.heads * self.head_dim // tensor_parallel
         kv = max(1, self.kv_heads // tensor_parallel) * self.head_dim
         wide = self.intermediate // tensor_parallel
+        up = (2 if self.is_gated else 1) * wide
         attended = self.qkv_inputs * self.hidden
-        return ((query + 2 * kv, attended), (self.hidden, query), (2 * wide, self.hidden), (self.hidden, wide))
+        return ((query + 2 * kv, attended), (self.hidden, query), (up, self.hidden), (self.hidden, wide))
 
     @property
     def fusion_weights(self) -> int:
@@ -71,7 +79,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def params(self) -> int:
         """Parameters: layers, embedding, the LM head where it is not the embedding, and the projection before them."""
-        matrices = (1 if self.tied_embeddings else 2) * self.vocab * self.hidden
+        rows = self.vocab + (0 if self.tied_embeddings else self.embedding_rows or self.vocab)
+        matrices = rows * self.hidden
         return self.layers * self.layer_weights + matrices + self.fusion_weights
 
     @property
@@ -86,9 +95,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def elementwise_bytes_per_token(self) -> int:
         """Traffic per layer and token of what is not a GEMM or attention: two norms that add the residual (8 hidden),
-        rotary embedding (queries and keys read and written), gated activation (two halves read, one written)."""
+        rotary embedding (queries and keys read and written), activation (up and gate read, one written)."""
         rotary = 2 * (self.heads + self.kv_heads) * self.head_dim
-        return (8 * self.hidden + rotary + 3 * self.intermediate) * self.dtype_bytes
+        activation = (3 if self.is_gated else 2) * self.intermediate
+        return (8 * self.hidden + rotary + activation) * self.dtype_bytes
 
 
 def kv_bytes_per_token(shape: ModelShape, tensor_parallel: int) -> int:
@@ -108,6 +118,8 @@ def _shape(
     *,
     tied: bool = False,
     dtype_bytes: int = 2,
+    is_gated: bool = True,
+    embedding_rows: int = 0,
 ) -> ModelShape:
     """One row of the table; `heads` is (heads, KV heads, head dimension)."""
     return ModelShape(
@@ -122,6 +134,8 @@ def _shape(
         tied_embeddings=tied,
         max_context=max_context,
         dtype_bytes=dtype_bytes,
+        is_gated=is_gated,
+        embedding_rows=embedding_rows,
     )
 
 
@@ -137,6 +151,7 @@ MODELS = {
         _shape("qwen2.5-1.5b", 28, 1536, 8960, (12, 2, 128), 151936, 32768, tied=True),
         _shape("qwen2.5-7b", 28, 3584, 18944, (28, 4, 128), 152064, 32768),
         _shape("qwen3-32b", 64, 5120, 25600, (64, 8, 128), 151936, 40960),
+        _shape("apertus-8b", 32, 4096, 21504, (32, 8, 128), 131072, 65536, is_gated=False, embedding_rows=266752),
         _shape("tiny-target", 4, 256, 688, (4, 4, 64), 1024, 2048, dtype_bytes=4),
         _shape("tiny-draft", 1, 128, 344, (2, 2, 64), 1024, 2048, dtype_bytes=4),
     )
@@ -157,6 +172,9 @@ def model(name: str) -> ModelShape:
 EAGLE3 = "eagle3"
 EAGLE3_VOCAB = 32000
 """Draft vocabulary of the published heads."""
+EAGLE3_HEADS = {"apertus-8b": {"intermediate": 14336, "vocab": 131072}}
+"""Target -> where its published head differs: Apertus 8B's (EAGLE-3.1) is gated and copies the target's LM head
+(swiss-ai/apertus-speculative-decoding)."""
 
 
 def eagle3_head(target: ModelShape) -> ModelShape:
@@ -167,7 +185,7 @@ def eagle3_head(target: ModelShape) -> ModelShape:
 
     Source: Li et al. 2025 (arXiv 2503.01840), and the published config of EAGLE3-LLaMA3.1-Instruct-8B.
     """
-    return ModelShape(
+    head = ModelShape(
         name=EAGLE3,
         layers=1,
         hidden=target.hidden,
@@ -182,6 +200,7 @@ def eagle3_head(target: ModelShape) -> ModelShape:
         qkv_inputs=2,
         fused_features=3,
     )
+    return msgspec.structs.replace(head, **EAGLE3_HEADS.get(target.name, {}))
 
 
 def draft_model(name: str, target: ModelShape) -> ModelShape:

@@ -21,6 +21,8 @@ from sim.seam.work import Kind, Model, Work
 PIECE_KERNELS = 2
 """Kernels per layer that a captured pass with prompt chunks still launches eagerly: attention and KV write (vLLM's
 piecewise graphs)."""
+GRAPHED_DRAFT = "draft"
+"""`cuda_graph`: passes of the draft model are captured, the target's are launched eagerly."""
 PassesT = TypeVar("PassesT", bound=ModelPasses)
 
 
@@ -35,7 +37,7 @@ class OutsideProfileWarning(UserWarning):
 class WorkCosts(ABC, Generic[PassesT]):
     """CostModel over `profile`. Outside the measured range it warns once per bound; `strict` makes it refuse."""
 
-    def __init__(self, profile: Profile, *, cuda_graph: bool = True, strict: bool = False) -> None:
+    def __init__(self, profile: Profile, *, cuda_graph: bool | str = True, strict: bool = False) -> None:
         self.profile = profile
         self.cuda_graph = cuda_graph
         self.strict = strict
@@ -43,15 +45,14 @@ class WorkCosts(ABC, Generic[PassesT]):
         self.host = profile.host
         self._step_s, self._row_s = profile.host.step_s, profile.host.row_s
         self._is_synchronous = profile.host.is_synchronous
-        inflation = profile.host.inflation_graphed if cuda_graph else profile.host.inflation_eager
+        inflation = profile.host.inflation_graphed if cuda_graph is True else profile.host.inflation_eager
         self._inflation = (1.0,) if self._is_synchronous else inflation
-        sizes = graph_sizes(profile.host) if cuda_graph else ()
-        self._target = self._make_passes(Model.TARGET, sizes)
+        sizes = graph_sizes(profile.host)
+        self._target = self._make_passes(Model.TARGET, sizes if cuda_graph is True else ())
         self._target.extra_s = profile.host.gap_s
-        self._draft = self._make_passes(Model.DRAFT, sizes) if profile.draft is not None else None
+        self._draft = self._make_passes(Model.DRAFT, sizes if cuda_graph else ()) if profile.draft is not None else None
         if self._draft is not None:
             self._draft.extra_s = profile.host.draft_pass_s
-        self._max_graph_tokens = profile.host.max_graph_tokens if cuda_graph else -1
         self._warned: set[str] = set()
 
     @abstractmethod
@@ -125,7 +126,8 @@ class WorkCosts(ABC, Generic[PassesT]):
 
     def _launch_s(self, passes: PassesT, tokens: int, has_chunks: bool) -> float:
         host = self.host
-        if tokens > self._max_graph_tokens or (has_chunks and not host.captures_chunks):
+        is_graphed = self.cuda_graph is True or (self.cuda_graph == GRAPHED_DRAFT and passes is self._draft)
+        if not is_graphed or tokens > host.max_graph_tokens or (has_chunks and not host.captures_chunks):
             return passes.num_kernels * host.eager_kernel_s
         pieces = PIECE_KERNELS * passes.layers * host.eager_kernel_s if has_chunks else 0.0
         return host.graph_launch_s + pieces

@@ -7,8 +7,9 @@ least to most overlap, and a result that depends on which one holds says so:
 - SHARED: works share the device's time. Rates sum to 1, nobody starves, nothing is gained.
 - ROOFS: max-min filling under the compute and the bandwidth roof, the most that overlap could give; with measured
   roofs and delays per kernel it is also the form of a profile whose overlap was measured.
-Priority is a weight with a floor, and only streams that ask for one have it. Not here: the event loop that applies
-rates (`shared`).
+Priority is a weight with a floor, and only streams that ask for one have it. Preemptive priorities are what two
+reports write of and no code of theirs does: the highest takes what it can use, the lower ones the rest. Not here: the
+event loop that applies rates (`shared`).
 """
 
 from __future__ import annotations
@@ -50,18 +51,23 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
     """Works take turns, tau per kernel; False: a kernel waits tau once, whatever the others are and how many."""
     has_priorities: bool = True
     """Works of streams with a higher priority get more; False: all alike, as threads on a CPU are."""
+    is_preemptive: bool = False
+    """The highest priority takes what it can use and lower ones the rest, in place of weights."""
 
 
-def contention_of(overlap: Overlap, regime: Regime | None = None) -> Contention:
+def contention_of(overlap: Overlap, regime: Regime | None = None, *, is_preemptive: bool = False) -> Contention:
     """What a profile says of works that share its device; where it was not measured, what `regime` says, or SHARED."""
     if not overlap.measured:
-        return Contention(regime=regime or Regime.SHARED, has_priorities=overlap.has_priorities)
+        return Contention(
+            regime=regime or Regime.SHARED, has_priorities=overlap.has_priorities, is_preemptive=is_preemptive
+        )
     return Contention(
         eta_compute=overlap.eta_compute,
         eta_bandwidth=overlap.eta_bandwidth,
         tau_s=overlap.tau_s,
         takes_turns=overlap.takes_turns,
         has_priorities=overlap.has_priorities,
+        is_preemptive=is_preemptive,
     )
 
 
@@ -86,12 +92,11 @@ def priority_weights(priorities: Sequence[int]) -> list[float]:
     return [max(PRIORITY_FLOOR, PRIORITY_STEP ** (priority - top)) for priority in priorities]
 
 
-def share_time(caps: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Rates [works] that sum to 1 at most, in proportion to `weights`; what a work cannot use, by its cap, goes to the
-    others."""
+def share_time(caps: Sequence[float], weights: Sequence[float], left: float = 1.0) -> list[float]:
+    """Rates [works] that sum to `left` at most, in proportion to `weights`; what a work cannot use, by its cap, goes to
+    the others."""
     rates = [0.0] * len(caps)
     open_works = list(range(len(caps)))
-    left = 1.0
     while open_works:
         total = sum(weights[i] for i in open_works)
         capped = [i for i in open_works if weights[i] * left >= caps[i] * total]

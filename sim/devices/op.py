@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from math import inf
 
+import msgspec
+
 from sim.costs.cost import CostModel
 from sim.devices.contention import (
     Contention,
@@ -131,7 +133,10 @@ def rates_together(
 ) -> list[float]:
     """Rates [running] of works side by side: each on its share of the device where there is a partition, else their
     kernels wait, and all share the device as the regime has it."""
-    weights = priority_weights([op.priority for op in running])
+    priorities = [op.priority for op in running]
+    if contention.is_preemptive and partition is None and len(set(priorities)) > 1:
+        return _preemptive_rates(running, launch_caps, costs, contention)
+    weights = priority_weights(priorities)
     if partition is not None:
         places = [partition.places[op.queue.stream.name] for op in running]
         demands = [op.demands_of(costs) for op in running]
@@ -149,6 +154,29 @@ def rates_together(
         kernel_cap = 1.0 / (1.0 + rate * wait_s)
         caps.append(launch_cap if launch_cap < kernel_cap else kernel_cap)
     return fill_rates(caps, weights, demands, contention)
+
+
+def _preemptive_rates(
+    running: Sequence[Op], launch_caps: Sequence[float], costs: CostModel, contention: Contention
+) -> list[float]:
+    """Rates [running] where each priority has what the higher ones leave: of the device's time, or under both roofs."""
+    rates = [0.0] * len(running)
+    left, compute_left, bandwidth_left = 1.0, contention.eta_compute, contention.eta_bandwidth
+    for priority in sorted({op.priority for op in running}, reverse=True):
+        places = [i for i, op in enumerate(running) if op.priority == priority]
+        caps, even = [launch_caps[i] for i in places], [1.0] * len(places)
+        if contention.regime is Regime.ROOFS:
+            roofs = msgspec.structs.replace(contention, eta_compute=compute_left, eta_bandwidth=bandwidth_left)
+            demands = [running[i].demands_of(costs) for i in places]
+            found = fill_rates(caps, even, demands, roofs)
+            compute_left = max(0.0, compute_left - sum(r * d[0] for r, d in zip(found, demands, strict=True)))
+            bandwidth_left = max(0.0, bandwidth_left - sum(r * d[1] for r, d in zip(found, demands, strict=True)))
+        else:
+            found = share_time(caps, even, left)
+            left = max(0.0, left - sum(found))
+        for i, rate in zip(places, found, strict=True):
+            rates[i] = rate
+    return rates
 
 
 class Queue:

@@ -36,7 +36,7 @@ from sim.experiment.scenario import Engine, Scenario, Speculation
 from sim.experiment.step_forecast import StepForecast
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.policies import continuous_lazy
-from sim.policies.options import Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
+from sim.policies.options import PREEMPTIVE, Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
 from sim.seam.host import Host
 from sim.seam.request import Request
@@ -237,7 +237,8 @@ class Experiment:
         )
 
     def contention(self) -> Contention:
-        return contention_of(self.profile.overlap, self.regime)
+        is_preemptive = self.scenario.policy_options.stream_priorities == PREEMPTIVE
+        return contention_of(self.profile.overlap, self.regime, is_preemptive=is_preemptive)
 
     def costs(self) -> ShippedCosts:
         profile = self.profile

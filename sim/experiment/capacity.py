@@ -1,5 +1,6 @@
 """How many requests a second a policy can serve when its queue never empties: one saturated run, made once and kept.
 
+Where the load is light, a short closed loop tells enough: what few requests in flight get through per second, many do.
 Not here: what such a run says of a load (sim.metrics.load).
 """
 
@@ -16,7 +17,7 @@ from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, Window
 from sim.metrics.load import saturated_throughput
 from sim.seam.request import Request
-from sim.workload.generate import TraceArrivals, build_requests, is_trace, trace_length
+from sim.workload.generate import TraceArrivals, build_requests, is_trace, mean_tokens, trace_length
 
 GENERATIONS = 6
 """A saturated run serves this many times what can be in flight: one generation fills the batch, one drains it."""
@@ -26,28 +27,54 @@ SAMPLE = 200
 CAPACITY_KEY = 1_000_003
 """Child of the scenario's seed that saturated runs draw from: they share nothing with the runs they judge."""
 
+FEW_IN_FLIGHT, FEW_PROMPTS = 8, 48
+"""Of the short closed loop that bounds capacity from below."""
+FLOOR_SHARE = 0.7
+"""How much of the short loop's throughput is trusted as such a bound: its requests are few, and their lengths vary."""
+
 Capacity = tuple[float, tuple[float, float]]
 """Requests per second and its 95 % interval."""
 _known: dict[tuple[str, str, int], Capacity] = {}
+_floors: dict[tuple[str, str, int], float] = {}
 
 
 def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
     """Saturated throughput of `policy` with the scenario's lengths, engine, caps and overlap; kept for the process."""
-    saturated = _saturated(scenario, policy, profile)
+    saturated, _ = _saturated(scenario, policy, profile)
     key = saturated.digest, policy, id(profile)
     if key not in _known:
         record = simulate(saturated, policy, child_seed(scenario.seed, CAPACITY_KEY), profile)
-        _known[key] = saturated_throughput(record.requests, peak_in_flight(record.requests))
+        _known[key] = saturated_throughput(record.requests, peak_in_flight(record.requests), _mean_tokens(saturated))
     return _known[key]
+
+
+def capacity_floor(scenario: Scenario, policy: str, profile: Profile) -> float:
+    """Requests per second that capacity surely exceeds, from a closed loop of a few requests; kept for the process.
+
+    Throughput rises with the requests in flight, so it is FLOOR_SHARE of the loop's. 0 where no more than a few can be
+    in flight at all: there the loop is the saturated run.
+    """
+    saturated, in_flight = _saturated(scenario, policy, profile)
+    few = _at_most(scenario, FEW_PROMPTS)
+    if in_flight < 2 * FEW_IN_FLIGHT or few < FEW_PROMPTS:
+        return 0.0
+    loop = msgspec.structs.replace(saturated.workload, num_prompts=few, max_concurrency=FEW_IN_FLIGHT)
+    scenario = msgspec.structs.replace(saturated, workload=loop)
+    key = scenario.digest, policy, id(profile)
+    if key not in _floors:
+        record = simulate(scenario, policy, child_seed(scenario.seed, CAPACITY_KEY), profile)
+        _floors[key] = FLOOR_SHARE * saturated_throughput(record.requests, FEW_IN_FLIGHT, _mean_tokens(saturated))[0]
+    return _floors[key]
 
 
 def forget() -> None:
     """Drop what is kept."""
     _known.clear()
+    _floors.clear()
 
 
-def _saturated(scenario: Scenario, policy: str, profile: Profile) -> Scenario:
-    """All requests at once, as many as it takes."""
+def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scenario, int]:
+    """All requests at once, as many as it takes; and how many of them can be in flight."""
     experiment = Experiment(scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile)
     sample = build_requests(
         msgspec.structs.replace(
@@ -67,7 +94,7 @@ def _saturated(scenario: Scenario, policy: str, profile: Profile) -> Scenario:
         max_concurrency=None,
         trace_arrivals=_at_once(scenario.workload.trace_arrivals),
     )
-    return msgspec.structs.replace(
+    at_once = msgspec.structs.replace(
         scenario,
         workload=workload,
         # Shares that suit the load stay as they are, whatever would suit a saturated run.
@@ -77,6 +104,11 @@ def _saturated(scenario: Scenario, policy: str, profile: Profile) -> Scenario:
         replications=1,
         goodput=type(scenario.goodput)(),
     )
+    return at_once, in_flight
+
+
+def _mean_tokens(scenario: Scenario) -> tuple[float, float]:
+    return mean_tokens(scenario.workload, child_seed(scenario.seed, CAPACITY_KEY))
 
 
 def _at_most(scenario: Scenario, count: int) -> int:

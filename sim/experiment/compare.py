@@ -22,7 +22,6 @@ from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
 from sim.experiment.assemble import check
 from sim.experiment.points import Outcome, Point, run_points
-from sim.experiment.pool import default_workers
 from sim.experiment.scenario import Scenario, to_plain
 from sim.experiment.steady import Length, load_of, settle, transient_note
 from sim.metrics.load import Load, Verdict
@@ -208,7 +207,7 @@ def _run_all(points: Sequence[Point], workers: int | None, on_done: Callable[[st
     """The outcomes in the order of the points."""
     if workers is None:
         total = sum(num_requests(point.scenario.workload) for point in points)
-        workers = default_workers() if total >= WORTH_A_POOL else 1
+        workers = None if total >= WORTH_A_POOL else 1
     on_done("simulating", 0, len(points))
     found = dict(run_points(points, workers=workers, on_done=lambda done: on_done("simulating", done, len(points))))
     return [found[index] for index in range(len(points))]

@@ -14,7 +14,6 @@ import msgspec
 
 from sim.costs.profile import Profile
 from sim.devices.contention import Regime
-from sim.experiment.pool import default_workers, given, run_tasks
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.load import needs_capacity
@@ -84,6 +83,15 @@ def run_points(
     `workers` processes, by default as many as there are cores; 1 stays in this one. An exception of a run is raised
     here, and the runs that have not begun are dropped then, as they are on an interrupt. Raises WorkerDied.
     """
+    if workers == 1 or len(points) == 1:
+        for index, point in enumerate(points):
+            yield index, run_point(point)
+            if on_done is not None:
+                on_done(index + 1)
+        return
+    # Here, since process pools take longer to import than a small run does.
+    from sim.experiment.pool import default_workers, run_tasks
+
     profiles = list({id(point.profile): point.profile for point in points}.values())
     places = {id(profile): place for place, profile in enumerate(profiles)}
     packed = (
@@ -111,4 +119,6 @@ class Packed:
 
 
 def _run_packed(packed: Packed) -> Outcome:
+    from sim.experiment.pool import given
+
     return run_point(Point(profile=given("profiles")[packed.profile], **packed.rest))

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from sim.costs.works import GRAPHED_DRAFT
 from sim.devices.contention import Regime
 from sim.engine.adaptive_length import Band, bands_by_start
 from sim.engine.controllers import CONTROLLERS
@@ -59,7 +60,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks: int | None = None
     """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
     gpu_memory_utilization: float = 0.9
-    cuda_graph: bool = True
+    cuda_graph: bool | str = True
+    """Passes are captured; draft: those of the draft model only, the others are launched eagerly."""
     async_scheduling: bool | None = None
     """autoregressive, continuous: plan a step while the one before it is under way; null = as the engine does when it
     drafts as this scenario says, the same for both."""
@@ -73,6 +75,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) is not None:
                 _at_least("engine", self, **{name: 1})
         _at_least("engine", self, block_size=1, long_prefill_token_threshold=0)
+        if isinstance(self.cuda_graph, str) and self.cuda_graph != GRAPHED_DRAFT:
+            raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be true, false or {GRAPHED_DRAFT}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError(
                 f"engine.gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1"

@@ -18,7 +18,7 @@ import numpy as np
 
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.experiment.capacity import capacity
+from sim.experiment.capacity import capacity, capacity_floor
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.load import Load, Verdict, judge, needs_capacity, trace_rate
@@ -114,6 +114,8 @@ def load_of(
     if rate == inf:
         return Load(verdict=Verdict.BURST, rate_per_s=None)
     if not is_in_doubt:
+        return Load(verdict=Verdict.STABLE, rate_per_s=rate)
+    if rate + error_per_s < capacity_floor(scenario, policy, profile):
         return Load(verdict=Verdict.STABLE, rate_per_s=rate)
     measured, ci95 = capacity(scenario, policy, profile)
     return judge(rate, error_per_s, measured, ci95)

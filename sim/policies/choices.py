@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sim.policies.options import BatchBy
 from sim.seam.request import Request
 from sim.seam.work import Chunk
 
@@ -19,9 +20,21 @@ def may_prefill(num_decoding: int, decode_batch: int, queue_factor: float) -> bo
     return num_decoding < queue_factor * decode_batch
 
 
-def is_atomic(num_active: int) -> bool:
-    """PDV hybrid: with at most one active request draft and verify run as one (seed 004)."""
-    return num_active <= 1
+def is_atomic(num_active: int, hybrid_requests: int) -> bool:
+    """PDV hybrid: with at most so many active requests draft and verify run as one (seed 004: 1)."""
+    return num_active <= hybrid_requests
+
+
+def batch_for(
+    by: BatchBy, at_most: int, *, num_active: int, num_lanes: int, free_tokens: int, draft_tokens: int
+) -> int:
+    """Requests that one of `num_lanes` lanes takes at once, 1 to `at_most`: all it may, an even share of the active
+    ones, or as many as `free_tokens` of KV hold drafts and a token each for."""
+    if by is BatchBy.QUEUE:
+        return max(1, min(at_most, -(-num_active // num_lanes)))
+    if by is BatchBy.MEMORY:
+        return max(1, min(at_most, free_tokens // (draft_tokens + 1)))
+    return at_most
 
 
 def group(requests: Sequence[Request], at_most: int) -> Iterable[Sequence[Request]]:

@@ -29,6 +29,19 @@ class KvMode(StrEnum):
     NONE = "none"
 
 
+class BatchBy(StrEnum):
+    """How many a lane takes at once: as many as it may (MOST); its share of all that are active, so that no lane is
+    left without (QUEUE); as many as there are free tokens of KV for their drafts (MEMORY)."""
+
+    MOST = "most"
+    QUEUE = "queue"
+    MEMORY = "memory"
+
+
+PREEMPTIVE = "preemptive"
+"""Priorities that are more than weights."""
+
+
 class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the lane policies (design, section 5). Checked at construction.
 
@@ -57,10 +70,18 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prompt and then goes once through its decode queue."""
     verify_lead: int = 2
     """pdv: verify goes first when its queue exceeds decode's by more than this."""
+    hybrid_requests: int = 1
+    """pdv: with at most this many active requests draft and verify run as one; 0: never."""
+    batch_by: BatchBy = BatchBy.MOST
+    """pd, pdv: what sets the size of a batch within its limit: most, queue or memory."""
+    prefill_chunk_tokens: int | None = None
+    """pd, pdv: prompts go through their lane in pieces of at most this many tokens, each awaited; null: as the budget
+    of a pass has it."""
 
-    stream_priorities: bool = False
-    """Ask for stream priorities, decode before verify before prefill, where streams contend. The engines behind the
-    seeds made plain streams."""
+    stream_priorities: bool | str = False
+    """Ask for stream priorities, decode before verify before prefill, where streams contend: true weighs them,
+    preemptive gives the highest what it can use and lower ones the rest. The engines behind the seeds made plain
+    streams."""
 
     partition: dict[str, float] | str | None = None
     """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}; auto suits
@@ -76,15 +97,20 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return priority if self.stream_priorities else 0
 
     def __post_init__(self) -> None:
-        for name in ("workers", "decode_batch", "verify_batch"):
+        for name in ("workers", "decode_batch", "verify_batch", "prefill_chunk_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"policy_options.{name}={value!r} must be at least 1")
         for name in ("poll_s", "spin_s", "queue_factor"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be a finite number >= 0")
-        if self.verify_lead < 0:
-            raise ValueError(f"policy_options.verify_lead={self.verify_lead!r} must be at least 0")
+        for name in ("verify_lead", "hybrid_requests"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be at least 0")
+        if isinstance(self.stream_priorities, str) and self.stream_priorities != PREEMPTIVE:
+            raise ValueError(
+                f"policy_options.stream_priorities={self.stream_priorities!r} must be true, false or {PREEMPTIVE}"
+            )
         if self.partition is not None and self.partition != AUTO:
             if isinstance(self.partition, str) or not self.partition:
                 raise ValueError(f"policy_options.partition={self.partition!r}: want a share by lane, {AUTO}, or null")

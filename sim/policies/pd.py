@@ -29,7 +29,10 @@ async def prefill_lane(serving: Serving, options: PolicyOptions, decode: Lane, s
     """One prompt at a time, then on to `decode`."""
     while True:
         request = await serving.admit(poll_s=options.poll_s)
-        await rounds.submit_prefill(serving, request, stream)
+        if options.prefill_chunk_tokens is None:
+            await rounds.submit_prefill(serving, request, stream)
+        else:
+            await rounds.prefill_by_chunks(serving, request, stream, options.prefill_chunk_tokens)
         serving.commit_prefill(request)
         if not request.is_finished:
             await decode.put(serving.host, request)
@@ -41,6 +44,6 @@ async def decode_lane(
     """The oldest requests of the lane, one round each, back to its end."""
     at_most = rows_per_work(options, limits, options.decode_batch, serving.controller.draft_tokens_max)
     while True:
-        batch = await decode.take(serving.host, at_most=at_most, poll_s=options.poll_s)
+        batch = await rounds.take_batch(serving, decode, options, at_most, num_lanes=1)
         going_on = await rounds.run_round(serving, batch, options, stream, stream)
         await decode.put_all(serving.host, going_on)

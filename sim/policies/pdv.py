@@ -1,7 +1,7 @@
 """PDV: prefill, decode and verify lanes on three streams; decode > verify > prefill (seeds 000, 004).
 
-Decode waits while verify's queue exceeds its own by more than `verify_lead`. Hybrid: with at most one active request
-the decode lane drafts and verifies as one.
+Decode waits while verify's queue exceeds its own by more than `verify_lead`. Hybrid: with at most `hybrid_requests`
+active ones, 1 unless told otherwise, the decode lane drafts and verifies as one.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ async def _decode_lane(
     host, controller = serving.host, serving.controller
     at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
     while True:
-        batch = await decode.take(host, at_most=at_most, poll_s=options.poll_s)
-        if is_atomic(serving.num_active):
+        batch = await rounds.take_batch(serving, decode, options, at_most, num_lanes=2)
+        if is_atomic(serving.num_active, options.hybrid_requests):
             await decode.put_all(host, await rounds.run_round(serving, batch, options, stream, verify_stream))
             continue
         while verify_goes_first(len(decode) + len(batch), len(verify), options.verify_lead):
@@ -60,7 +60,7 @@ async def _verify_lane(
 ) -> None:
     at_most = rows_per_work(options, limits, options.verify_batch, serving.controller.draft_tokens_max)
     while True:
-        batch = await verify.take(serving.host, at_most=at_most, poll_s=options.poll_s)
+        batch = await rounds.take_batch(serving, verify, options, at_most, num_lanes=2)
         ticket = rounds.submit_verify(serving, batch, options, stream)
         going_on = await rounds.finish_round(serving, batch, options, ticket, stream)
         await decode.put_all(serving.host, going_on)

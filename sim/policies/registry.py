@@ -99,7 +99,7 @@ _BUILT_IN = (
         summary="prefill lane and decode lane, two streams",
         source="seeds 002, 004",
         build=pd.coroutines,
-        takes=("decode_batch", "poll_s", *LANE_OPTIONS),
+        takes=("decode_batch", "poll_s", "batch_by", "prefill_chunk_tokens", *LANE_OPTIONS),
         lanes=(("prefill",), ("decode",)),
     ),
     Policy(
@@ -108,7 +108,16 @@ _BUILT_IN = (
         source="seeds 000, 004",
         build=pdv.coroutines,
         needs_draft=True,
-        takes=("decode_batch", "verify_batch", "verify_lead", "poll_s", *LANE_OPTIONS),
+        takes=(
+            "decode_batch",
+            "verify_batch",
+            "verify_lead",
+            "hybrid_requests",
+            "poll_s",
+            "batch_by",
+            "prefill_chunk_tokens",
+            *LANE_OPTIONS,
+        ),
         lanes=(("prefill",), ("decode",), ("verify",)),
     ),
     Policy(

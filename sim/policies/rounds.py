@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from sim.engine.serving import Serving
 from sim.policies import works
+from sim.policies.choices import batch_for
 from sim.policies.options import KvMode, PolicyOptions
 from sim.seam.host import Stream, Ticket
+from sim.seam.lane import Lane
 from sim.seam.request import Request
 from sim.seam.work import Model
 
@@ -78,6 +80,34 @@ async def finish_round(
     if options.kv is KvMode.REFORWARD:
         await serving.host.run(works.reforward(requests, accepted), verify_stream)
     return serving.commit_rounds(requests, accepted)
+
+
+async def take_batch(
+    serving: Serving, lane: Lane, options: PolicyOptions, at_most: int, num_lanes: int
+) -> list[Request]:
+    """The oldest of `lane`, one of `num_lanes` that rounds go through, once there is one: as many as `batch_by` has it
+    then, 1 to `at_most`."""
+    await lane.filled(serving.host, poll_s=options.poll_s)
+    kv = serving.kv
+    size = batch_for(
+        options.batch_by,
+        at_most,
+        num_active=serving.num_active,
+        num_lanes=num_lanes,
+        free_tokens=kv.num_blocks * kv.block_size - kv.held.value,
+        draft_tokens=serving.controller.draft_tokens_max,
+    )
+    return lane.take_now(serving.host, at_most=size)
+
+
+async def prefill_by_chunks(serving: Serving, request: Request, stream: Stream, chunk_tokens: int) -> None:
+    """As `submit_prefill`, in pieces of at most `chunk_tokens`, each of the target's awaited before the next."""
+    most_tokens = min(chunk_tokens, serving.max_num_batched_tokens or chunk_tokens)
+    for work in works.prefill(request, Model.TARGET, most_tokens):
+        await serving.host.run(work, stream)
+    if serving.controller.draft_tokens_max:
+        chunks = works.prefill(request, Model.DRAFT, most_tokens)
+        request.draft_prefill = [serving.host.run(work, stream) for work in chunks][-1]
 
 
 async def run_round(

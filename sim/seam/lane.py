@@ -66,9 +66,13 @@ class Lane:
 
     async def take(self, host: Host, *, at_most: int, poll_s: float | None = None) -> list[Request]:
         """Oldest requests, 1 to `at_most`; with `poll_s` an idle worker looks only that often."""
+        await self.filled(host, poll_s=poll_s)
+        return self.take_now(host, at_most=at_most)
+
+    async def filled(self, host: Host, *, poll_s: float | None = None) -> None:
+        """Until somebody is in it."""
         while not self.items:
             await host.wait(self.changed, poll_s=poll_s)
-        return self.take_now(host, at_most=at_most)
 
     def take_now(self, host: Host, *, at_most: int) -> list[Request]:
         """Oldest requests, 0 to `at_most`, without waiting."""

@@ -32,6 +32,8 @@ MOST_PROMPTS = 10_000_000
 AUTO = "auto"
 LEAST_AUTO_PROMPTS = 1000
 """Requests of a run whose length is left to lanesim, before it is known how many it needs."""
+MEAN_SAMPLE = 20_000
+"""Draws whose mean stands for a workload's mean length."""
 _ARRIVALS, _PROMPTS, _OUTPUTS = range(3)
 """Streams of the seed."""
 
@@ -126,6 +128,20 @@ def build_requests(workload: Workload, seed: int) -> list[Request]:
         outputs = np.full(count, workload.output_len)
     columns = zip(range(count), ids, arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
     return [Request(*row) for row in columns]
+
+
+def mean_tokens(workload: Workload, seed: int) -> tuple[float, float]:
+    """(prompt, output) tokens of a request in the mean: a whole trace's, or of MEAN_SAMPLE draws where they vary."""
+    if is_trace(workload):
+        trace = _trace(workload, None)
+        prompts, outputs = trace.prompt_tokens, trace.output_tokens
+    else:
+        prompts, outputs = _lengths(workload.dataset_name, MEAN_SAMPLE, seed)
+    given_prompt, given_output = workload.input_len, workload.output_len
+    return (
+        float(prompts.mean()) if given_prompt is None else float(given_prompt),
+        float(outputs.mean()) if given_output is None else float(given_output),
+    )
 
 
 def is_trace(workload: Workload) -> bool:

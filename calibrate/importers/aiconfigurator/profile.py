@@ -22,7 +22,7 @@ from calibrate.hardware.engines import host_costs
 from calibrate.importers.aiconfigurator.files import KernelFiles
 from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
 from sim.costs.points import ModelTable, TableKernels
-from sim.costs.profile import SCHEMA, KindError, Overlap, Profile
+from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape, draft_model, model
 from sim.names import unknown
 
@@ -116,6 +116,7 @@ def import_aiconfigurator(
         host=host_costs(gpu, None, gap_s),
         overlap=Overlap(),
         errors={},
+        conditions=UNLOADED,
         source=f"{REPOSITORY}@{revision} ({LICENCE}), bf16 kernel tables: {', '.join(sorted(set(files.used)))}; "
         f"{TABLE_SOURCE if form == 'table' else COMPACT_SOURCE}",
         fingerprint=None,

@@ -29,7 +29,7 @@ from calibrate.importers.llmservingsim.table import LayerPoints, layer_points, t
 from calibrate.importers.llmservingsim.verify_rule import fit_rule, with_rule
 from sim.costs.kernels import AllReduce, CompactKernels
 from sim.costs.points import TableKernels
-from sim.costs.profile import SCHEMA, KindError, Overlap, Profile
+from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
 
 NO_RULE = "no mixed passes there, so the rule of verify rows is not fitted: nothing slows them down"
@@ -99,6 +99,7 @@ def import_llmservingsim(
         host=host_costs(sheet.gpu.name, vllm_of(sheet.gpu.name, version), gap_s),
         overlap=Overlap(),
         errors={},
+        conditions=UNLOADED,
         source=_source(known, revision, form, drafted),
         fingerprint=None,
         date=date.today().isoformat(),

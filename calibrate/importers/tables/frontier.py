@@ -34,7 +34,7 @@ from calibrate.importers.tables.shipped_rest import error_of, no_error, rest_of
 from sim.costs.forms.build import build_costs
 from sim.costs.kernels import DecodeAttention, PrefillAttention
 from sim.costs.passes import layer_kv_bytes
-from sim.costs.profile import SCHEMA, Gpu, KindError, Overlap, Profile
+from sim.costs.profile import SCHEMA, UNLOADED, Gpu, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
 from sim.seam.work import Chunk, Model
 
@@ -85,6 +85,7 @@ def import_frontier(path: str | Path, gpu: str, shape: ModelShape, *, revision: 
         host=rest.host,
         overlap=Overlap(),
         errors={"decode_attention": decode_error, **errors, **_taken_errors(rest, shape)},
+        conditions=UNLOADED,
         source=f"{REPOSITORY}@{revision} ({LICENCE}), {', '.join(points.files)}: attention of one layer "
         f"({points.backend}, {times}), decode rows and prompt chunks with history, fitted by lanesim; GEMMs, "
         f"element-wise kernels, sampler and host from the shipped {rest.name} ({rest.source})",

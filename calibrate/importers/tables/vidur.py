@@ -26,7 +26,7 @@ from calibrate.importers.roofs import check_each
 from calibrate.importers.tables.shipped_rest import all_reduce_of, error_of, no_error, rest_of
 from calibrate.importers.tables.time_stats import TimeStats, check_positive, files_of, read_time_stats
 from sim.costs.kernels import Elementwise, Gemm
-from sim.costs.profile import SCHEMA, Gpu, KindError, Overlap, Profile
+from sim.costs.profile import SCHEMA, UNLOADED, Gpu, KindError, Overlap, Profile
 from sim.costs.profile_files import round_constant
 from sim.costs.shapes import ModelShape
 
@@ -95,6 +95,7 @@ def import_vidur(
         host=rest.host,
         overlap=Overlap(),
         errors=errors | _taken_errors(rest, shape, tensor_parallel),
+        conditions=UNLOADED,
         source=f"{REPOSITORY}@{revision} ({LICENCE}), {FILE}: GEMMs and element-wise kernels of one layer, fitted by "
         f"lanesim on four fifths of the token counts; {taken} from the shipped {rest.name} ({rest.source})",
         fingerprint=None,

@@ -15,7 +15,7 @@ ShippedCosts = CompactCosts | TableCosts | LinearCosts
 
 
 def build_costs(
-    profile: Profile, engine: EngineCosts | None = None, *, cuda_graph: bool = True, strict: bool = False
+    profile: Profile, engine: EngineCosts | None = None, *, cuda_graph: bool | str = True, strict: bool = False
 ) -> ShippedCosts:
     """The cost model of the form that `profile` has, with what `engine` adds.
 

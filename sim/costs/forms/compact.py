@@ -61,12 +61,13 @@ class CompactPasses(ModelPasses):
         """Kept by (rows, row tokens, head rows)."""
 
     def layer_s(self, tokens: int) -> float:
-        """The four GEMMs, elementwise kernels and all-reduces."""
+        """The four GEMMs, elementwise kernels and all-reduces, and what a served GPU makes of them."""
         kernels = self._kernels
         rest_s = layer_rest_s(
             kernels.elementwise, kernels.all_reduce, self._gpu, self._shape, self._tensor_parallel, tokens
         )
-        return sum(self._gemm_s(tokens, columns, depth) for columns, depth in self._gemms) + rest_s
+        gemms_s = sum(self._gemm_s(tokens, columns, depth) for columns, depth in self._gemms)
+        return (gemms_s + rest_s) * kernels.body_ratio(tokens)
 
     def _gemm_s(self, tokens: int, columns: int, depth: int) -> float:
         gemm, gpu = self._kernels.gemm, self._gpu

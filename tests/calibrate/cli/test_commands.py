@@ -88,10 +88,37 @@ def test_a_derived_profile_keeps_the_shares_and_owns_no_error(tmp_path: Path) ->
     assert derived.source.startswith("derived from h100-sxm/llama-3.1-8b")
 
 
+def test_constants_carry_to_other_models_and_own_no_error(tmp_path: Path) -> None:
+    out = tmp_path / "p.json"
+    models = ("--target", "apertus-8b", "--draft", "eagle3")
+    calibrate("derive", "--from", PROFILE, "--gpu", "gh200", *models, "--out", out)
+    origin, derived = load(PROFILE), load(out)
+    assert derived.name == "gh200/apertus-8b+eagle3"
+    assert (derived.target.name, derived.target.is_gated) == ("apertus-8b", False)
+    assert derived.draft is not None
+    assert derived.draft.vocab == 131072
+    assert derived.kernels == origin.kernels
+    assert {error.mean_error_pct for error in derived.errors.values()} == {None}
+    assert "nothing was measured with apertus-8b+eagle3" in derived.source
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "nothing to change"),
+        (("--gpu", "h200-sxm", "--draft", "eagle3"), "--draft eagle3 needs --target"),
+    ],
+)
+def test_a_derivation_of_nothing_or_half_a_pair_is_one_line(
+    tmp_path: Path, flags: tuple[str, ...], message: str
+) -> None:
+    assert message in refusal("derive", "--from", PROFILE, *flags, "--out", tmp_path / "p.json")
+
+
 @pytest.mark.parametrize(
     ("origin", "gpu", "message"),
     [
-        (PROFILE, "h200", "did you mean 'h200-sxm'"),
+        (PROFILE, "h200-sx", "did you mean 'h200-sxm'"),
         (PROFILE, "a100-sxm", "another family"),
         (PROFILE, "h100-sxm", "already"),
         ("cpu/tiny", "h200-sxm", "no datasheet"),

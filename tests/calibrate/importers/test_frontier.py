@@ -213,7 +213,7 @@ def test_what_is_not_there_or_not_of_this_model_is_one_line(tmp_path: Path) -> N
     of_another = ("--gpu", "a800-sxm", "--target", "llama-3.1-8b")
     assert "no rows of 32 heads on 8" in refusal("import", "frontier", file, *of_another, *out)
     no_profile = ("--gpu", "rtx-pro-6000-server", "--target", "llama-2-7b")
-    assert "there are a100-sxm, h100-sxm" in refusal("import", "frontier", file, *no_profile, *out)
+    assert "there are a100-sxm, gh200, h100-sxm" in refusal("import", "frontier", file, *no_profile, *out)
     assert "did you mean 'a800-sxm'" in refusal(
         "import", "frontier", file, "--gpu", "a800", "--target", "llama-2-7b", *out
     )

@@ -19,7 +19,7 @@ from sim.engine.serving import Serving
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
 from sim.seam.request import Request
-from tests.sim.hosts.test_contract import UNCONTENDED, outcome, requests
+from tests.sim.hosts.test_contract import UNCONTENDED, VARIANTS, outcome, requests
 from tests.sim.support import SECONDS, Log, PeriodicLuck, SimRun, log_order, serve
 
 
@@ -52,6 +52,16 @@ def test_a_policy_leaves_the_same_log_on_gpuhost_and_simhost(
     policy: str, batching: Batching, kv: KvMode, poll_s: float
 ) -> None:
     options = PolicyOptions(batching=batching, kv=kv, poll_s=poll_s, spin_s=poll_s / 3, workers=3)
+    check_threads(policy, options)
+
+
+@pytest.mark.parametrize(("policy", "changes"), VARIANTS)
+def test_every_variant_of_a_policy_leaves_the_same_log_on_gpuhost(policy: str, changes: dict[str, Any]) -> None:
+    check_threads(policy, PolicyOptions(poll_s=0.75, spin_s=0.25, **changes))
+
+
+def check_threads(policy: str, options: PolicyOptions) -> None:
+    """The same log and the same tokens on threads, whether works are awaited or not."""
     simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
     for is_async in (False, True):
         tickets, serving, _ = run_on_threads(policy, requests(), options, is_async=is_async)

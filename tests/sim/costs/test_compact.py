@@ -308,3 +308,21 @@ def _time(price: object, work: Work, calls: int = 5000) -> float:
     for _ in range(calls):
         price(work)
     return (time.perf_counter() - start_s) / calls
+
+
+def test_a_ratio_of_the_layers_stands_between_counts_on_their_logs_and_is_held_beyond() -> None:
+    kernels = msgspec.structs.replace(load("h100-sxm/llama-2-7b").compact, body_ratios=((8, 1.2), (32, 0.8)))
+    assert [kernels.body_ratio(tokens) for tokens in (1, 8, 16, 32, 64)] == pytest.approx([1.2, 1.2, 1.0, 0.8, 0.8])
+    plain_s, served_s = (
+        CompactCosts(msgspec.structs.replace(load("h100-sxm/llama-2-7b"), kernels=each)).passes(Model.TARGET).body_s(16)
+        for each in (load("h100-sxm/llama-2-7b").compact, msgspec.structs.replace(kernels, body_ratios=((8, 2.0),)))
+    )
+    assert served_s == pytest.approx(2.0 * plain_s)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "message"), [(((8, 1.0), (8, 1.1)), "must rise"), (((0, 1.0),), "must rise"), (((1, 0.0),), "positive")]
+)
+def test_ratios_that_mean_nothing_are_refused(ratios: tuple[tuple[int, float], ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        msgspec.structs.replace(load("h100-sxm/llama-2-7b").compact, body_ratios=ratios)

@@ -13,7 +13,7 @@ import pytest
 from sim.cli import main as cli
 from sim.costs.engine import own_engine
 from sim.costs.memory import kv_capacity_tokens
-from sim.costs.profile import Profile
+from sim.costs.profile import UNLOADED, Profile
 from sim.costs.profile_files import UnknownProfile, decode, encode, load, shipped
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -72,7 +72,15 @@ def test_a_shipped_profile_loads_under_its_name_with_source_and_errors(name: str
     assert kv_capacity_tokens(profile) > 10_000
 
 
-@pytest.mark.parametrize("name", [name for name in shipped() if not name.startswith(("cpu/", *QUOTED))])
+FROM_TABLES = [name for name in shipped() if load(name).conditions == UNLOADED]
+
+
+def test_every_shipped_profile_of_a_gpu_that_was_measured_says_what_it_did_meanwhile() -> None:
+    untold = [name for name in shipped() if load(name).conditions is None]
+    assert all(name.startswith(("cpu/", *QUOTED)) for name in untold)
+
+
+@pytest.mark.parametrize("name", FROM_TABLES)
 def test_a_shipped_gpu_profile_states_where_it_comes_from_and_its_held_out_error(name: str) -> None:
     profile = load(name)
     assert "ai-dynamo/aiconfigurator@" in profile.source

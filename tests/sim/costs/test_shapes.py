@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sim.costs.shapes import MODELS, ModelShape, model
+from sim.costs.shapes import MODELS, ModelShape, eagle3_head, model
 
 
 def shape(**changes: object) -> ModelShape:
@@ -66,3 +66,21 @@ def test_unknown_model_names_the_nearest() -> None:
 def test_impossible_dimensions_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         shape(**changes)
+
+
+def test_an_mlp_without_a_gate_and_an_embedding_of_its_own_are_the_hand_sum() -> None:
+    plain = shape(is_gated=False, embedding_rows=15)
+    assert plain.gemms() == ((16, 8), (8, 8), (16, 8), (8, 16))
+    assert plain.params == 2 * (576 - 128) + (10 + 15) * 8
+    assert shape().elementwise_bytes_per_token - plain.elementwise_bytes_per_token == 16 * 2
+    assert shape(tied_embeddings=True, embedding_rows=15).params == shape(tied_embeddings=True).params
+
+
+def test_apertus_and_its_head_have_the_published_sizes() -> None:
+    """131,072 bytes of KV per token; 293.6 million trained parameters in the head, beside its copy of the LM head."""
+    target = model("apertus-8b")
+    head = eagle3_head(target)
+    assert target.kv_bytes_per_token == 131072
+    assert head.params - head.vocab * head.hidden == 293_601_280
+    assert head.vocab == 131072
+    assert eagle3_head(model("llama-3.1-8b")).vocab == 32000

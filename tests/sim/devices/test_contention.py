@@ -57,6 +57,11 @@ def test_a_kernel_that_takes_turns_waits_for_each_other_work_by_its_share_of_tim
     assert waits_s == pytest.approx([0.1 * 1.5, 0.1 * 1.2, 0.1 * 0.7])
 
 
+def test_what_higher_priorities_leave_is_shared_by_the_lower_ones() -> None:
+    assert share_time([1.0, 1.0], [1.0, 3.0], 0.2) == pytest.approx([0.05, 0.15])
+    assert share_time([1.0], [1.0], 0.0) == [0.0]
+
+
 def test_a_priority_weighs_four_times_the_next_down_to_a_sixteenth() -> None:
     assert priority_weights([5, 4, 3, 2, -9]) == [1.0, 1 / 4, 1 / 16, 1 / 16, 1 / 16]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.costs.cost import ConstantCosts, Demands
-from sim.policies.options import Batching, KvMode, PolicyOptions
+from sim.policies.options import BatchBy, Batching, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES
 from tests.sim.support import SECONDS, PeriodicLuck, SimRun, log_order, request, run_on_script
 
@@ -34,6 +36,29 @@ def test_a_policy_leaves_the_same_log_on_simhost_and_scripthost(
     simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
     script, scripted = run_on_script(policy, requests(), PeriodicLuck(), options)
 
+    assert scripted.num_finished == 9
+    assert outcome(simulated.serving.requests) == outcome(scripted.requests)
+    assert log_order(simulated.log) == log_order(script.log)
+
+
+VARIANTS = (
+    ("unified", {"pipelined": False}),
+    ("unified", {"pipelined": False, "batching": Batching.PER_REQUEST, "kv": KvMode.REFORWARD}),
+    ("pd", {"prefill_chunk_tokens": 4, "batch_by": BatchBy.MEMORY}),
+    ("pdv", {"prefill_chunk_tokens": 4, "hybrid_requests": 0, "batch_by": BatchBy.QUEUE}),
+    ("pdv", {"hybrid_requests": 3, "stream_priorities": "preemptive"}),
+)
+"""Options that change what a policy does beside those above."""
+
+
+@pytest.mark.parametrize("poll_s", [0.0, 0.75])
+@pytest.mark.parametrize(("policy", "changes"), VARIANTS)
+def test_every_variant_of_a_policy_leaves_the_same_log_on_both(
+    policy: str, changes: dict[str, Any], poll_s: float
+) -> None:
+    options = PolicyOptions(poll_s=poll_s, spin_s=poll_s / 3, **changes)
+    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
+    script, scripted = run_on_script(policy, requests(), PeriodicLuck(), options)
     assert scripted.num_finished == 9
     assert outcome(simulated.serving.requests) == outcome(scripted.requests)
     assert log_order(simulated.log) == log_order(script.log)

@@ -8,21 +8,31 @@ import numpy as np
 import pytest
 
 from sim.engine.gauge import GapSamples
-from sim.metrics.load import Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
+from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
 from sim.metrics.records import RunRecord
 from sim.seam.request import Request
 
+ONE_TOKEN = (1.0, 1.0)
 
-def served(index: int, arrival_s: float, scheduled_s: float, last_s: float) -> Request:
+
+def served(
+    index: int,
+    arrival_s: float,
+    scheduled_s: float,
+    last_s: float,
+    first_s: float | None = None,
+    prompt_tokens: int = 1,
+    output_tokens: int = 1,
+) -> Request:
     return Request(
         index=index,
         id=str(index),
         arrival_s=arrival_s,
-        prompt_tokens=1,
-        output_tokens=1,
-        emitted_tokens=1,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        emitted_tokens=output_tokens,
         scheduled_s=scheduled_s,
-        first_token_s=last_s,
+        first_token_s=last_s if first_s is None else first_s,
         last_token_s=last_s,
     )
 
@@ -79,22 +89,35 @@ def test_a_trace_arrives_at_its_number_over_its_span_give_or_take_its_spread() -
 def test_a_server_of_one_second_serves_one_request_a_second() -> None:
     """Two at once, each in service for 2 s, in two phases: 1 request/s in every stretch."""
     requests = [served(i, 0.0, i * 1.0, i * 1.0 + 2.0) for i in range(40)]
-    rate, (low, high) = saturated_throughput(requests, in_flight=2)
+    rate, (low, high) = saturated_throughput(requests, 2, ONE_TOKEN)
     assert rate == pytest.approx(1.0)
-    assert (low, high) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert (low, high) == (pytest.approx(1.0 - SHORT_RUN_ERROR), pytest.approx(1.0 + SHORT_RUN_ERROR))
 
 
 def test_waves_of_completions_do_not_widen_the_interval() -> None:
     """Ten at once for 5 s, again and again: 2 requests/s, whatever part of a wave a stretch ends in."""
     requests = [served(i, 0.0, i // 10 * 5.0, i // 10 * 5.0 + 5.0) for i in range(60)]
-    rate, (low, high) = saturated_throughput(requests, in_flight=10)
+    rate, (low, high) = saturated_throughput(requests, 10, ONE_TOKEN)
     assert rate == pytest.approx(2.0)
-    assert high - low < 1e-9
+    assert (high - low) / 2.0 == pytest.approx(SHORT_RUN_ERROR * rate)
+
+
+def test_requests_that_happen_to_be_short_tell_the_throughput_of_those_as_long_as_the_workload() -> None:
+    """One at a time, 1 s per 100 prompt tokens and 0.1 s per output token after the first."""
+    requests, now_s = [], 0.0
+    for i in range(60):
+        prompt_tokens, output_tokens = 100 + 20 * (i % 7), 11 + 3 * (i % 5)
+        first_s = now_s + prompt_tokens / 100.0
+        last_s = first_s + 0.1 * (output_tokens - 1)
+        requests.append(served(i, 0.0, now_s, last_s, first_s, prompt_tokens, output_tokens))
+        now_s = last_s
+    rate, _ = saturated_throughput(requests, 1, (400.0, 61.0))
+    assert rate == pytest.approx(1.0 / (4.0 + 6.0))
 
 
 def test_a_run_that_never_saturates_gives_no_upper_bound() -> None:
     requests = [served(i, 0.0, 0.0, 5.0) for i in range(3)]
-    assert saturated_throughput(requests, in_flight=3) == (3 / 5.0, (0.0, inf))
+    assert saturated_throughput(requests, 3, ONE_TOKEN) == (3 / 5.0, (0.0, inf))
 
 
 def test_a_busy_device_or_a_growing_queue_puts_stability_in_doubt() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from sim.costs.cost import ConstantCosts, Demands
-from sim.devices.contention import Contention
-from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
+from sim.devices.contention import Contention, Regime
+from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode, PolicyOptions
 from sim.seam.work import Kind
 from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, WorkLog, request
 
@@ -194,3 +194,42 @@ def test_lanes_that_contend_share_the_device_and_verify_together_what_piled_up()
         (12.0, 17.0, "verify", "verify", (1, 2)),
     ]
     assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == [(0.5, 12.0), (2.0, 17.0), (4.0, 17.0)]
+
+
+def test_hybrid_can_be_switched_off_or_reach_further() -> None:
+    """Polls every 4 s: with hybrid off a lone request waits for the verify lane's look, and with 2 two do not."""
+    off = run_pdv(1, output=11, poll_s=4.0, hybrid_requests=0)
+    assert sorted(off.works) == sorted(
+        [*prompts(1, 4.0), draft(8.0, 0), verify(12.0, 0), draft(18.0, 0), verify(21.0, 0)]
+    )
+    two = run_pdv(2, poll_s=4.0, hybrid_requests=2)
+    lanes = [draft(8.0, 0), verify(10.0, 0), draft(15.0, 1), verify(17.0, 1)]
+    assert sorted(two.works) == sorted([*prompts(2, 4.0), *lanes])
+
+
+def test_by_its_queue_a_lane_takes_half_of_the_active_so_that_both_have_work() -> None:
+    """Four are prefilled at 1 s: decode takes two of them, then the other two while the first are verified."""
+    run = run_pdv(4, pass_s=0.125, decode_batch=None, verify_batch=None, batch_by=BatchBy.QUEUE)
+    assert [work[4] for work in run.works if work[3] == "draft"][-2:] == [(1, 2), (3,)]
+    assert {len(work[4]) for work in run.works if work[3] != "prefill"} <= {1, 2}
+
+
+def test_a_prompt_in_chunks_is_awaited_piece_by_piece() -> None:
+    """Ten tokens by four: three passes of the target and three of the draft, half a second each."""
+    run = run_pdv(1, prefill_chunk_tokens=4)
+    chunks = [ticket.work.chunks for ticket in run.tickets if ticket.work.kind is Kind.PREFILL]
+    assert chunks == [((4, 0),), ((4, 4),), ((2, 8),)] * 2
+    assert run.serving.requests[0].first_token_s == 1.5
+    submitted_s = [ticket.submitted_s for ticket in run.tickets if ticket.work.kind is Kind.PREFILL]
+    assert submitted_s == [0.0, 0.5, 1.0, 1.5, 1.5, 1.5]
+
+
+def test_preemptive_lanes_stop_what_is_below_them() -> None:
+    """Decode 1-3 s stops the prompt of request 1, which needs another half second after it; verify 3-8 s stops it as
+    well, so its second half ends at 8.5 s."""
+    contention = Contention(regime=Regime.SHARED, is_preemptive=True)
+    run = run_pdv(2, pass_s=0.5, contention=contention, stream_priorities="preemptive", hybrid_requests=0)
+    ends = {(work[3], work[4]): work[1] for work in run.works}
+    assert ends["draft", (0,)] == 3.0
+    assert ends["verify", (0,)] == 8.0
+    assert [work[1] for work in run.works if work[3] == "prefill"] == [0.5, 1.0, 8.5, 9.0]
