@@ -19,6 +19,10 @@ COMMANDS = {
     "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "plot": ("sim.cli.plot:plot_command", "Throughput against latency over several results directories."),
+    "tune": (
+        "sim.cli.tune:tune_command",
+        "Best draft length by load: a vLLM table, what it gains and how sure that is.",
+    ),
     "trace": ("sim.cli.trace:trace_command", "Perfetto trace of a results directory."),
 }
 

@@ -26,7 +26,7 @@ from sim.costs.shapes import ModelShape
 from sim.devices.contention import Contention, Regime, contention_of
 from sim.engine.adaptive_length import RoundSeconds
 from sim.engine.controllers import build_controller
-from sim.engine.draft_length import Controller, is_fixed
+from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool, SlottedPool
 from sim.engine.serving import Serving
@@ -309,7 +309,7 @@ class Experiment:
         )
         serving.first_measured = scenario.workload.num_warmups
         is_whole = scenario.window.stop_s is None
-        is_simple = is_whole and is_fixed(controller)
+        is_simple = is_whole and controller.constant_length is not None
         if policy.is_continuous and luck and is_simple and continuous_lazy.can_be_lazy(serving, limits):
             tasks = continuous_lazy.coroutines(serving, limits, luck)
         else:

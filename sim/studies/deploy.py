@@ -1,4 +1,4 @@
-"""A tuned draft length in the words of the engines: vLLM's speculative config and command line, SGLang's flags and bands.
+"""A tuned draft length in the words of engines: vLLM's speculative config and command line, SGLang's flags and bands.
 
 Every line is for the engine's own limits as they were simulated. Not here: which length (tune).
 """
@@ -97,6 +97,4 @@ def _sglang_bands(
     """Bands from the rows. The length of the row is always among the candidates."""
     if len(table) == 1 or method is not Method.EAGLE3:
         return None
-    return {
-        str(start): {"candidate_steps": sorted({*plausible.get(start, ()), k})} for start, _, k in table
-    }
+    return {str(start): {"candidate_steps": sorted({*plausible.get(start, ()), k})} for start, _, k in table}

@@ -8,9 +8,10 @@ docs/adr/021-draws-and-tuning.md. Not here: the questions asked of draws (tune, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import exp, log2, pi, sqrt
+from math import exp, hypot, log2, pi, sqrt
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -63,6 +64,9 @@ class Draw:
 def draw_worlds(scenario: Scenario, profile: Profile, count: int) -> list[Draw]:
     """`count` draws, the same for the same scenario whatever is asked of them; one draw begins like a thousand.
 
+    Costs come in pairs, one as much above the profile's as the other is below, so that no choice hangs on which way a
+    few draws lean.
+
     >>> import lanesim
     >>> scenario = lanesim.Scenario.of(profile="h100-sxm/llama-3.1-8b+eagle3", policy="continuous")
     >>> profile = lanesim.load_profile(scenario.profile)
@@ -75,12 +79,12 @@ def draw_worlds(scenario: Scenario, profile: Profile, count: int) -> list[Draw]:
     error_pct = engine_of(scenario.engine.name, profile).error_pct
     worlds = []
     for index in range(count):
-        rng = np.random.default_rng(child_seed(scenario.seed, DRAW_KEY, index))
-        drawn = _drawn_profile(based, error_pct, rng)
+        rng = np.random.default_rng(child_seed(scenario.seed, DRAW_KEY, index // 2))
+        normal = _Normal(rng, 1.0 if index % 2 == 0 else -1.0)
         worlds.append(
             Draw(
                 seed=child_seed(scenario.seed, index),
-                profile=drawn,
+                profile=_drawn_profile(based, error_pct, normal),
                 quoted=None if quoted is None else quoted.draw(rng),
             )
         )
@@ -90,7 +94,7 @@ def draw_worlds(scenario: Scenario, profile: Profile, count: int) -> list[Draw]:
 def covers(scenario: Scenario, profile: Profile) -> str:
     """What an interval over draws covers, in a line."""
     spreads = kind_spreads(profile)
-    shown = ", ".join(f"{kind} {100.0 * spread:.1f} %" for kind, spread in spreads.items())
+    shown = ", ".join(f"{kind} {100.0 * spread.whole:.1f} %" for kind, spread in spreads.items())
     body_pct = 100.0 * body_spread(profile)
     quoted = _quoted(scenario)
     if quoted is None or isinstance(quoted, QuotedModel):
@@ -105,6 +109,16 @@ def covers(scenario: Scenario, profile: Profile) -> str:
     )
 
 
+class _Normal:
+    """Standard normal numbers, all of one sign's way round."""
+
+    def __init__(self, rng: np.random.Generator, sign: float) -> None:
+        self._rng, self._sign = rng, sign
+
+    def __call__(self, size: int) -> Floats:
+        return self._sign * self._rng.standard_normal(size)
+
+
 # -- spreads
 
 
@@ -114,16 +128,28 @@ def body_spread(profile: Profile) -> float:
     return SD_PER_MEAN_ABS * max(known, default=0.0) / 100.0
 
 
-def kind_spreads(profile: Profile) -> dict[str, float]:
-    """Relative standard deviation, by kind of pass, of a factor on all its passes: what the error of whole passes has
-    beyond the layers'."""
+class Spread(NamedTuple):
+    """Relative standard deviations of a factor on all passes of a kind."""
+
+    own: float
+    shared: float
+    """With every other kind that was never validated either."""
+
+    @property
+    def whole(self) -> float:
+        return hypot(self.own, self.shared)
+
+
+def kind_spreads(profile: Profile) -> dict[str, Spread]:
+    """By kind of pass: what the error of whole passes has beyond the layers'. Kinds that were never validated share
+    half of the variance that is assumed of them: they rest on the same constants."""
     body, spreads = body_spread(profile), {}
     for kind in SERVED_KINDS:
         if kind.startswith("draft") and profile.draft is None:
             continue
         pct = _mean_pct(profile, kind)
-        whole = SD_PER_MEAN_ABS * (UNKNOWN_PCT if pct is None else pct) / 100.0
-        spreads[kind] = sqrt(max(0.0, whole**2 - body**2))
+        beyond = sqrt(max(0.0, (SD_PER_MEAN_ABS * (UNKNOWN_PCT if pct is None else pct) / 100.0) ** 2 - body**2))
+        spreads[kind] = Spread(beyond, 0.0) if pct is not None else Spread(beyond / sqrt(2.0), beyond / sqrt(2.0))
     return spreads
 
 
@@ -132,29 +158,30 @@ def _mean_pct(profile: Profile, kind: str) -> float | None:
     return None if error is None else error.mean_error_pct
 
 
-def _drawn_profile(profile: Profile, engine_error_pct: float | None, rng: np.random.Generator) -> Profile:
-    """Every factor is log-normal with median 1."""
+def _drawn_profile(profile: Profile, engine_error_pct: float | None, normal: Callable[[int], Floats]) -> Profile:
+    """Every factor is log-normal with median 1; `normal` gives as many standard normal numbers as it is asked for."""
     host = profile.host
     served = dict(host.served)
+    shared = normal(1)[0]
     for kind, spread in kind_spreads(profile).items():
-        served[kind] = served.get(kind, 1.0) * exp(spread * rng.standard_normal())
-    engine_factor = exp((engine_error_pct or 0.0) / 100.0 * rng.standard_normal())
+        served[kind] = served.get(kind, 1.0) * exp(spread.own * normal(1)[0] + spread.shared * shared)
+    engine_factor = exp((engine_error_pct or 0.0) / 100.0 * normal(1)[0])
     host = msgspec.structs.replace(
         host, served=served, step_s=host.step_s * engine_factor, row_s=host.row_s * engine_factor
     )
-    curve = _curve(body_spread(profile), rng)
+    curve = _curve(body_spread(profile), normal)
     kernels = profile.kernels
     if isinstance(kernels, CompactKernels):
         kernels = msgspec.structs.replace(kernels, body_ratios=_times(kernels.body_ratios, curve))
     return msgspec.structs.replace(profile, host=host, kernels=kernels)
 
 
-def _curve(spread: float, rng: np.random.Generator) -> dict[int, float]:
+def _curve(spread: float, normal: Callable[[int], Floats]) -> dict[int, float]:
     """A smooth random factor by token count."""
     octaves = np.log2(NODES)
     correlation = np.exp(-0.5 * ((octaves[:, None] - octaves[None, :]) / OCTAVES) ** 2)
     root = np.linalg.cholesky(correlation + 1e-9 * np.eye(len(NODES)))
-    factors: Floats = np.exp(spread * (root @ rng.standard_normal(len(NODES))))
+    factors: Floats = np.exp(spread * (root @ normal(len(NODES))))
     return dict(zip(NODES, factors.tolist(), strict=True))
 
 

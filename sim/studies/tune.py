@@ -1,5 +1,5 @@
-"""Which draft length at which load: a closed loop at every concurrency and draft length, in every world that the evidence
-allows, and of that a table by batch size, or one length where a table gains nothing that is sure.
+"""Which draft length at which load: a closed loop at every concurrency and draft length, in every world that the
+evidence allows, and of that a table by batch size, or one length where a table gains nothing that is sure.
 
 Worlds are paired: all settings meet the same requests, luck and costs, so that their ratios vary less than they do.
 A length is chosen for the least expected regret, that is what it loses on average against the best one of each world.
@@ -20,13 +20,13 @@ from sim.costs.works import graph_sizes
 from sim.draws import Floats
 from sim.experiment.assemble import check, limits_of
 from sim.experiment.compare import CostSource, Interval, cost_source
-from sim.experiment.points import Point, default_workers, run_points
+from sim.experiment.points import Point, run_points
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.summary import Run, number
 from sim.policies.registry import find_policy
 from sim.studies.deploy import Deployment, deployment
 from sim.studies.draws import Draw, covers, draw_worlds
-from sim.workload.generate import is_trace, trace_length
+from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 TUNING_SCHEMA = 1
 DEFAULT_DRAWS = 20
@@ -36,6 +36,9 @@ REQUESTS_PER_SLOT, FEWEST_REQUESTS = 8, 48
 """Of a run with its concurrency left open; the first of them per slot are left out."""
 FEWEST_FOR_VERDICT = 10
 """Draws below which no table is preferred to one length."""
+LEAST_GAIN = 0.01
+"""Of a table over one length, from which it is an answer: two equal servers were measured 1.5 % apart (vLLM 0.23 on
+GH200, swiss-ai/apertus-speculative-decoding)."""
 PLAIN = -1
 """Stands for the engine without a drafter, beside draft lengths from 0 (a drafter is loaded and idle) on."""
 CHANGE_LOSS = 0.0005
@@ -76,7 +79,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     interval: Interval
     is_sure: bool
-    """The whole interval is above 0."""
+    """The whole interval is above 0, and the mean not below LEAST_GAIN."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,11 +176,10 @@ def simulate_grid(
         for setting in settings
         for world in worlds
     ]
-    count = default_workers() if workers is None else workers
     on_done("simulating", 0, len(points))
     values = np.zeros(len(points))
     for index, outcome in run_points(
-        points, workers=count, on_done=lambda done: on_done("simulating", done, len(points))
+        points, workers=workers, on_done=lambda done: on_done("simulating", done, len(points))
     ):
         values[index] = _value(outcome.run, scenario)
     shape = len(concurrencies), len(settings), len(worlds)
@@ -194,9 +196,7 @@ def answer(
 ) -> Tuning:
     """What the grid says. Pure."""
     limits = limits_of(scenario, profile)
-    fits = Fits(
-        most_graph_tokens=_most_graph_tokens(scenario, profile), most_tokens=limits.max_num_batched_tokens
-    )
+    fits = Fits(most_graph_tokens=_most_graph_tokens(scenario, profile), most_tokens=limits.max_num_batched_tokens)
     most_batch = max(limits.max_num_seqs, grid.concurrencies[-1])
     table = best_table(grid, fits, most_batch)
     one = best_single(grid, fits)
@@ -301,7 +301,8 @@ def _at_sizes(values: Floats, concurrencies: Sequence[int], sizes: np.ndarray[An
     known = [log2(concurrency) for concurrency in concurrencies]
     per_request = values / np.asarray(concurrencies, dtype=float)[:, None]
     found = np.stack([np.interp(places, known, per_request[:, draw]) for draw in range(values.shape[1])], axis=1)
-    return found * sizes[:, None]
+    scaled: Floats = found * sizes[:, None]
+    return scaled
 
 
 def _rows(by_size: Sequence[int]) -> Table:
@@ -330,13 +331,13 @@ def best_single(grid: Grid, fits: Fits) -> int:
     return able[int(np.argmin(regret))]
 
 
-def plausible_lengths(grid: Grid, fits: Fits, table: Table, least_chance: float = 0.1) -> dict[int, tuple[int, ...]]:
-    """By the start of each row: the lengths that are best there in at least a tenth of the draws, its own among them."""
+def plausible_lengths(grid: Grid, fits: Fits, table: Table, least: float = 0.1) -> dict[int, tuple[int, ...]]:
+    """By the start of each row: the lengths that are best there in at least that share of the draws, and its own."""
     found = {}
     for start, end, k in table:
         inside = [i for i, c in enumerate(grid.concurrencies) if start <= c <= end]
         chances = [_chances_best(grid, fits, i) for i in inside]
-        likely = {j for chance in chances for j, share in chance.items() if share >= least_chance}
+        likely = {j for chance in chances for j, share in chance.items() if share >= least}
         found[start] = tuple(sorted(likely | {k}))
     return found
 
@@ -400,7 +401,9 @@ def _gain(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
         return Gain(of=name, over=other_name, mean=0.0, interval=(0.0, 0.0), is_sure=False)
     gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
     interval = _percentiles(gains)
-    return Gain(of=name, over=other_name, mean=float(gains.mean()), interval=interval, is_sure=interval[0] > 0.0)
+    mean = float(gains.mean())
+    is_sure = interval[0] > 0.0 and mean >= LEAST_GAIN
+    return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
 
 
 def _percentiles(values: Floats) -> Interval:
@@ -451,8 +454,8 @@ def _notes(grid: Grid, table: Table, fits: Fits) -> list[str]:
         )
     if len(table) > 1:
         notes.append(
-            "vLLM captures full graphs for a table with model runner V2 only; under V1 it falls back to piecewise ones, "
-            "which cost about 7 ms a step at small batch on a GH200 (vLLM 0.23, swiss-ai/apertus-speculative-decoding)"
+            "vLLM captures full graphs for a table with model runner V2 only; V1 falls back to piecewise ones, about "
+            "7 ms a step more at small batch on a GH200 (vLLM 0.23, swiss-ai/apertus-speculative-decoding)"
         )
     if grid.values.shape[2] < FEWEST_FOR_VERDICT:
         notes.append(f"fewer than {FEWEST_FOR_VERDICT} draws: one length is named whatever a table would gain")
@@ -501,16 +504,18 @@ def _rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
 def _point(scenario: Scenario, concurrency: int, setting: int, most: int, world: Draw) -> Point:
     """One closed loop. A length of 0 beside others has the drafter loaded, as a table's 0 has."""
     workload = scenario.workload
-    count = workload.num_prompts
-    if not isinstance(count, int):
-        count = max(FEWEST_REQUESTS, REQUESTS_PER_SLOT * concurrency)
-        count = min(count, trace_length(workload)) if is_trace(workload) else count
+    count = max(FEWEST_REQUESTS, REQUESTS_PER_SLOT * concurrency)
+    if isinstance(workload.num_prompts, int):
+        count = workload.num_prompts
+    elif is_trace(workload):
+        count = min(count, trace_length(workload))
     workload = msgspec.structs.replace(
         workload,
         num_prompts=count,
         num_warmups=workload.num_warmups or min(concurrency, count // 4),
         request_rate=inf,
         max_concurrency=concurrency,
+        trace_arrivals=TraceArrivals.RESCALED,
     )
     changes: Mapping[str, Any]
     if setting == 0:
