@@ -29,6 +29,7 @@ FLOORS = {
         ("experiment",),
         ("studies",),
         ("report",),
+        ("claims",),
         ("cli",),
     ),
     "realrun": (

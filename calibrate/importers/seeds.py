@@ -18,7 +18,7 @@ WHOLE_CALLS = Measured(tokens=100_000, rows=4096, row_context_tokens=100_000, ch
 """Nothing is known of the range: lines are taken at their word."""
 
 PDVERIFY = "a100-pdverify/codellama-34b+tinyllama-1.1b"
-ROUND_S, PREFILL_S = 0.115, 0.045
+ROUND_S, PREFILL_S = 0.113, 0.0475
 """A round is four draft and two target calls, a prefill one call of each."""
 DRAFT_CALL_S = (ROUND_S - 2 * PREFILL_S) / 2
 TARGET_CALL_S = PREFILL_S - DRAFT_CALL_S
@@ -53,8 +53,8 @@ def pdverify() -> Profile:
             kernels_per_layer=1,
             why="each call is synchronous: its time holds its launches",
         ),
-        source="therealnaveenkamal/pdverify, branch test, commit 4d537ac, one A100-80: about 0.115 s per round of 4 "
-        "draft and 2 target calls and 0.045 s per prefill of both models, read from its per-request times at "
+        source="therealnaveenkamal/pdverify, branch test, commit 4d537ac, one A100-80: 0.113 s per round of 4 "
+        "draft and 2 target calls and 0.0475 s per prefill of both models, means of its per-request times at "
         "concurrency 1 and 2 (first, warm-up request left out) and split into one time per call and model by lanesim",
     )
 

@@ -1,0 +1,1 @@
+"""Published claims, each beside what the simulator makes of the conditions it was stated under."""
