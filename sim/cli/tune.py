@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from sim.cli.console import progress, write_text
-from sim.cli.options import ListOptions, gather, scenario_options
+from sim.cli.console import claim, progress, write_text
+from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim tune --profile h100-sxm/llama-3.1-8b+eagle3 --acceptance length:2.6@3 \\\n"
@@ -33,20 +32,18 @@ def tune_command(**flags: Any) -> None:
     """
     from sim.costs.profile_files import load
     from sim.experiment.scenario import resolve
-    from sim.files.lock import check_writable
     from sim.studies.tune import tune
 
     options = {name: flags.pop(name) for name in ("draws", "target_model", "draft_model", "workers")}
     concurrencies = whole_numbers("--concurrencies", flags.pop("concurrencies"))
     lengths = whole_numbers("--lengths", flags.pop("lengths"))
-    json_path = flags.pop("json_path")
+    json_path, path = flags.pop("json_path"), flags["scenario"]
     raw = gather(flags)
     raw.setdefault("policy", ["continuous"])
     if lengths is not None and lengths:
         raw.setdefault("speculation", {})["num_speculative_tokens"] = max(lengths)
     scenario = resolve(raw)
-    if json_path not in (None, "-"):
-        check_writable(Path(json_path))
+    claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
     with progress() as on_step:
         result = tune(
             scenario,
@@ -57,9 +54,9 @@ def tune_command(**flags: Any) -> None:
             **options,
         )
     if json_path is not None:
-        from sim.report.answers import to_json
+        from sim.report.results import to_json
 
-        write_text(json_path, to_json(result))
+        write_text(json_path, to_json(result.plain))
     if json_path != "-":
         from rich.console import Console
 

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from sim.studies.tune import Tuning
-
-
-def to_json(answer: msgspec.Struct) -> str:
-    plain: Any = msgspec.to_builtins(answer)
-    return json.dumps(plain, indent=2, allow_nan=False) + "\n"
 
 
 def print_tuning(console: Console, result: Tuning) -> None:

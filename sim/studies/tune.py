@@ -107,6 +107,12 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     deployment: Deployment
     notes: list[str]
 
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
 
 class Grid(NamedTuple):
     """Throughputs, or goodputs [concurrencies, settings, draws]; settings are PLAIN and draft lengths."""
