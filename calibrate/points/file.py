@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from filelock import FileLock, Timeout
 
 from calibrate.points.work import Place, merged, place_of
 from sim.costs.profile import MeasuredPoint
+from sim.files.lock import locked
 from sim.files.write import write_text
 
 SCHEMA = 1
@@ -58,23 +58,9 @@ class Points(NamedTuple):
         return [place for visit in rounds for place in self.places if len(self.visits.get(place, ())) <= visit]
 
 
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Keep other processes from measuring into `path` meanwhile. Raises ValueError if one does already.
-
-    The lock is the operating system's, so a process that was killed leaves none behind. Its file stays: whoever
-    removed it would let a second one be made beside that of a process which has opened the first.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        held = lock.acquire(timeout=0.0)
-    except Timeout:
-        raise ValueError(
-            f"points file {str(path)!r} is being written by another measurement; wait for it, or choose another --out"
-        ) from None
-    with held:
-        yield
+def alone(path: Path) -> AbstractContextManager[None]:
+    """Keep other processes from measuring into `path` meanwhile. Raises ValueError if one does already."""
+    return locked(path, f"points file {str(path)!r}")
 
 
 def create(

@@ -43,7 +43,8 @@ def vllm_command(path: Path, profile: str, policy: str, seed: int, **flags: Any)
     from realrun.validate.vllm.requests import read_requests
     from sim.costs.profile_files import load
 
-    check_outputs(flags)
+    tape = (flags["acceptance"] or "").removeprefix("tape:")
+    check_outputs(flags, [path, profile, flags["engine_name"], tape, tape.rpartition("#")[0]])
     speculation = _speculation(flags, policy)
     engine = engine_block(flags)
     loaded = load(profile)

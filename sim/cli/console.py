@@ -1,4 +1,4 @@
-"""What commands do on a terminal: progress while they work, the result as JSON.
+"""What commands do on a terminal: progress while they work, the result as JSON, the places where it goes.
 
 Not here: tables (sim.report.tables).
 """
@@ -6,7 +6,7 @@ Not here: tables (sim.report.tables).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,25 @@ def progress() -> Iterator[OnStep]:
             bars.update(tasks[stage], completed=done, total=total)
 
         yield on_step
+
+
+def claim(
+    *,
+    files: Mapping[str, str | Path | None] = {},
+    folders: Mapping[str, Path | None] = {},
+    inputs: Iterable[str | Path | None] = (),
+    own_names: Collection[str] = (),
+) -> None:
+    """Check, compare with `inputs` and lock what the running command will write to, until it ends.
+
+    As sim.files.lock.destinations has it. Raises ValueError.
+    """
+    import click
+
+    from sim.files.lock import destinations
+
+    held = destinations(files=files, folders=folders, inputs=inputs, own_names=own_names)
+    click.get_current_context().with_resource(held)
 
 
 def write_text(path: str, text: str) -> None:

@@ -1,145 +1,278 @@
-"""KV memory in blocks that are taken as tokens come, given back on preemption, and found again where still intact.
+"""KV memory in blocks keyed by content, as in vLLM v1: taken as tokens come, shared, found again while intact.
 
-As in vLLM v1: free blocks are used in the order in which they became free, a request gives its last blocks back first,
-and a block keeps its content until it is taken. A request that was preempted finds the blocks of its own prefix again;
-content is not shared between requests. Not here: who is preempted (sim.policies.continuous).
+A whole block's key is the chained id of its content (`Request.content`), so that requests which begin alike hold the
+same blocks, counted by their users; a last, partial block is nobody else's. A block that nobody uses any longer keeps
+its content until it is taken: free blocks are taken in the order in which they became free, and a request gives its
+last blocks back first. Blocks have keys from the moment at which their tokens are planned: a request seated in the same
+step finds them. What no other request of the run can ask for is counted, not named; when its request is preempted, it
+is named for that request alone. Not here: who is preempted (sim.policies.continuous).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from itertools import chain
 
 from sim.engine.kv import KvPool
 from sim.seam.request import Request
 
-_KEY_BITS = 32
-"""A block's content is keyed by request index and position in its table."""
+_POSITION_BITS = 32
+"""Blocks that only their request can ask for are keyed by its index and their position, below 0; contents by ids from
+0."""
+
+
+class _Table:
+    """A request's blocks: `named` ones first, then those that are only counted."""
+
+    __slots__ = ("named", "num_counted")
+
+    def __init__(self, named: list[int]) -> None:
+        self.named = named
+        self.num_counted = 0
+
+    def __len__(self) -> int:
+        return len(self.named) + self.num_counted
 
 
 class PagedPool(KvPool):
-    """Blocks with identity. Every block is in one table, or free.
+    """Blocks with identity. Every block is in a table, or in several, or free.
 
-    Lanes, and the lazy account of `continuous`, reserve whole lives instead (KvPool); the two never mix for a request.
+    Lanes reserve whole lives instead (KvPool); the lazy account of `continuous` does both.
     """
 
-    __slots__ = ("_content", "_found_at", "_freed", "_num_used", "_tables", "is_caching")
+    __slots__ = (
+        "_block_of",
+        "_copies",
+        "_freed",
+        "_key_of",
+        "_newest",
+        "_next_free",
+        "_num_common",
+        "_num_users",
+        "_tables",
+        "is_caching",
+        "num_free",
+    )
 
     def __init__(self, num_blocks: int, block_size: int, draft_slots: int, *, is_caching: bool = True) -> None:
         super().__init__(num_blocks, block_size, draft_slots)
         self.is_caching = is_caching
-        self._tables: dict[int, list[int]] = {}
-        self._freed: OrderedDict[int, None] = OrderedDict()
-        """Free blocks that were used before, longest free first."""
-        self._num_used = 0
-        """Blocks used at least once: these have the lowest numbers. The others are taken first."""
-        self._found_at: dict[int, int] = {}
-        """Content -> the block that holds it."""
-        self._content: dict[int, int] = {}
-        """Block -> its content, where it can be found."""
-
-    @property
-    def num_free(self) -> int:
-        return self.num_blocks - self._num_used + len(self._freed)
+        self.num_free = num_blocks
+        self._num_common: dict[int, int] = {}
+        """Request index -> leading blocks of its content that another request has as well."""
+        self._tables: dict[int, _Table] = {}
+        self._next_free = num_blocks
+        """Free blocks without a name that are taken before all others."""
+        self._freed: OrderedDict[int, int] = OrderedDict()
+        """Then these, longest free first: a named block, or how many without a name."""
+        self._newest = 0
+        """Names of blocks, and of what is in `_freed`, count up from here."""
+        self._num_users: dict[int, int] = {}
+        """Named block -> tables that it is in; none where it is free."""
+        self._block_of: dict[int, int] = {}
+        """Key -> the named block that is found by it."""
+        self._key_of: dict[int, int] = {}
+        self._copies: dict[int, list[int]] = {}
+        """Key -> further blocks of that content, found when those before them are gone."""
 
     @property
     def num_held(self) -> int:
         """Blocks in tables."""
-        return sum(map(len, self._tables.values()))
+        return self.num_blocks - self.num_free
 
-    def found(self, request: Request, num_tokens: int) -> list[int]:
-        """Blocks that still hold the prefix of `request`: whole ones, and at most `num_tokens` but the last, which is
-        computed again for its logits."""
-        blocks: list[int] = []
-        if self._found_at:
-            first = request.index << _KEY_BITS
-            for key in range(first, first + (num_tokens - 1) // self.block_size):
-                block = self._found_at.get(key)
-                if block is None:
-                    break
-                blocks.append(block)
-        return blocks
+    @property
+    def is_sharing(self) -> bool:
+        """Some request may find what another one computed."""
+        return bool(self._num_common)
 
-    def seat(self, request: Request, found: list[int], num_tokens: int, whole_tokens: int) -> bool:
-        """Give `request` a table for `num_tokens`, which begins with the `found` blocks. False, and nothing changes,
-        unless all `whole_tokens` that it has would fit."""
-        most = max(num_tokens, whole_tokens)
-        if -(-most // self.block_size) > self.num_free:
-            return False
+    def expect(self, requests: Sequence[Request]) -> None:
+        """`requests` are all that will come: content that only one of them has need not be named."""
+        contents = [request.content for request in requests if request.content]
+        if not self.is_caching or not contents:
+            return
+        uses = Counter(chain.from_iterable(contents))
+        for request in requests:
+            low, high = 0, len(request.content)
+            while low < high:
+                middle = (low + high) // 2
+                if uses[request.content[middle]] > 1:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low:
+                self._num_common[request.index] = low
+
+    def seat(self, request: Request, tokens: int) -> int | None:
+        """Give `request` a table for what is found of its prefix and for `tokens` at most after that; returns the
+        tokens found. None, and nothing changes, unless all that it has would fit.
+
+        Found are whole blocks, and never the last token, which is computed again for its logits.
+        """
+        goal = request.prompt_tokens + request.emitted_tokens
+        found = self._found(request, (goal - 1) // self.block_size)
+        num_users = self._num_users
+        num_in_use = sum([block in num_users for block in found])
+        if -(-goal // self.block_size) - num_in_use > self.num_free:
+            return None
         for block in found:
-            del self._freed[block]
-        self._tables[request.index] = table = list(found)
-        self._extend(table, -(-num_tokens // self.block_size))
-        return True
+            if block in num_users:
+                num_users[block] += 1
+            else:
+                num_users[block] = 1
+                del self._freed[block]
+        self.num_shared += num_in_use
+        self.num_free -= len(found) - num_in_use
+        history_tokens = len(found) * self.block_size
+        self._tables[request.index] = _Table(found)
+        self.grow(request, min(goal, history_tokens + tokens))
+        return history_tokens
 
-    def grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the table of `request` to hold `num_tokens`. False, and nothing changes, where too few are free."""
+    def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
+        """Extend the table of `request` to hold the `num_tokens` that it has by the end of a step and `lookahead` more.
+        False, and nothing changes, where too few blocks are free."""
         table = self._tables[request.index]
-        missing = -(-num_tokens // self.block_size) - len(table)
+        missing = -(-(num_tokens + lookahead) // self.block_size) - len(table)
         if missing > 0:
             if missing > self.num_free:
                 return False
-            self._extend(table, len(table) + missing)
+            self.take(missing)
+            table.num_counted += missing
+        if len(table.named) < self._num_common.get(request.index, 0):
+            self._name(request, table, min(num_tokens, request.prompt_tokens))
         return True
 
     def preempt(self, request: Request, num_tokens: int) -> None:
         """Free the table of `request`; what holds whole blocks of its first `num_tokens` can be found again."""
         table = self._tables.pop(request.index)
         if self.is_caching:
-            first = request.index << _KEY_BITS
-            for key, block in enumerate(table[: num_tokens // self.block_size], start=first):
-                old = self._found_at.get(key)
-                if old is not None:
-                    del self._content[old]
-                self._found_at[key] = block
-                self._content[block] = key
+            self._name(request, table, num_tokens)
+            for position in range(len(table.named), num_tokens // self.block_size):
+                self._append(table, self._own_key(request, position))
         self._free(table)
 
     def release(self, request: Request) -> None:
+        """All that `request` holds is free; where its answer is known by content, another one can find it."""
         if request.index in self._reserved:
             super().release(request)
-        elif request.index in self._tables:
-            self._free(self._tables.pop(request.index))
+        table = self._tables.pop(request.index, None)
+        if table is not None:
+            if len(table.named) < self._num_common.get(request.index, 0):
+                self._name(request, table, request.prompt_tokens + request.output_tokens - 1)
+            self._free(table)
+
+    def take(self, num_blocks: int) -> None:
+        """Use `num_blocks` free ones, longest free first; what they held is lost."""
+        self.num_free -= num_blocks
+        missing = num_blocks - self._next_free
+        while missing > 0:
+            block, count = self._freed.popitem(last=False)
+            if block in self._key_of:
+                self._forget(block)
+            missing -= count
+        self._next_free = -missing
+
+    # -- reservations and tables: the lazy account
+
+    def length(self, request: Request) -> int:
+        """Blocks in the table of `request`."""
+        return len(self._tables[request.index])
+
+    def assign(self, request: Request, num_blocks: int) -> None:
+        """Of those that were taken by number alone, so many are `request`'s that its table has `num_blocks`."""
+        table = self._tables[request.index]
+        table.num_counted = num_blocks - len(table.named)
 
     def unreserve(self, request: Request, num_tokens: int) -> None:
         """From a reservation to a table for `num_tokens`, which is never more."""
         super().release(request)
-        table: list[int] = []
-        self._tables[request.index] = table
-        self._extend(table, -(-num_tokens // self.block_size))
+        self._tables.setdefault(request.index, _Table([]))
+        self.grow(request, num_tokens)
 
-    def _extend(self, table: list[int], length: int) -> None:
-        while len(table) < length:
-            if self._num_used < self.num_blocks:
-                table.append(self._num_used)
-                self._num_used += 1
-                continue
-            block, _ = self._freed.popitem(last=False)
-            key = self._content.pop(block, None)
-            if key is not None:
-                del self._found_at[key]
-            table.append(block)
+    # -- names
 
-    def _free(self, table: list[int]) -> None:
-        for block in reversed(table):
-            self._freed[block] = None
+    def _own_key(self, request: Request, position: int) -> int:
+        return -(request.index << _POSITION_BITS | position) - 1
+
+    def _found(self, request: Request, most: int) -> list[int]:
+        """The blocks, `most` at most, that hold the prefix of `request`."""
+        found: list[int] = []
+        block_of = self._block_of
+        num_common = min(most, self._num_common.get(request.index, 0))
+        for key in request.content[:num_common]:
+            block = block_of.get(key)
+            if block is None:
+                return found
+            found.append(block)
+        if request.num_preemptions:
+            for position in range(num_common, most):
+                block = block_of.get(self._own_key(request, position))
+                if block is None:
+                    break
+                found.append(block)
+        return found
+
+    def _name(self, request: Request, table: _Table, num_tokens: int) -> None:
+        """Name what holds whole blocks of the first `num_tokens`, as far as another request has them."""
+        most = min(self._num_common.get(request.index, 0), num_tokens // self.block_size)
+        for key in request.content[len(table.named) : most]:
+            self._append(table, key)
+
+    def _append(self, table: _Table, key: int) -> None:
+        """The first block of `table` that is only counted gets a name."""
+        self._newest = block = self._newest + 1
+        self._num_users[block] = 1
+        self._key_of[block] = key
+        if self._block_of.setdefault(key, block) != block:
+            self._copies.setdefault(key, []).append(block)
+        table.named.append(block)
+        table.num_counted -= 1
+
+    def _forget(self, block: int) -> None:
+        """`block` is taken: it is found no longer."""
+        key = self._key_of.pop(block)
+        copies = self._copies.get(key)
+        if copies is None:
+            del self._block_of[key]
+            return
+        if self._block_of[key] == block:
+            self._block_of[key] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[key]
+
+    def _free(self, table: _Table) -> None:
+        if table.num_counted:
+            self._newest += 1
+            self._freed[self._newest] = table.num_counted
+            self.num_free += table.num_counted
+        for block in reversed(table.named):
+            num_users = self._num_users[block]
+            if num_users > 1:
+                self._num_users[block] = num_users - 1
+                self.num_shared -= 1
+            else:
+                del self._num_users[block]
+                self._freed[block] = 1
+                self.num_free += 1
 
 
 class SlottedPool(PagedPool):
     """KV memory by blocks, and by slots: at most `most_requests` at once. A slot holds a whole sequence, so a request
-    cannot lose its memory and come back."""
+    cannot lose its memory and come back, nor share it."""
 
     __slots__ = ("_most_requests",)
 
     def __init__(self, num_blocks: int, block_size: int, draft_slots: int, most_requests: int) -> None:
-        super().__init__(num_blocks, block_size, draft_slots)
+        super().__init__(num_blocks, block_size, draft_slots, is_caching=False)
         self._most_requests = most_requests
 
     def reserve(self, request: Request) -> bool:
         return len(self._reserved) < self._most_requests and super().reserve(request)
 
-    def seat(self, request: Request, found: list[int], num_tokens: int, whole_tokens: int) -> bool:
-        has_slot = len(self._tables) < self._most_requests
-        return has_slot and super().seat(request, found, num_tokens, whole_tokens)
+    def seat(self, request: Request, tokens: int) -> int | None:
+        return super().seat(request, tokens) if len(self._tables) < self._most_requests else None
 
     def preempt(self, request: Request, num_tokens: int) -> None:
         raise ValueError(

@@ -7,7 +7,7 @@ is the policy's business.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from sim.engine.draft_length import Controller
@@ -68,12 +68,20 @@ class Serving:
         self.finished = Signal()
         self.first_measured = 0
         """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
+        self.on_finished: Callable[[], None] | None = None
+        """Called when a request has its last token: somebody counts over several servings."""
+        self.kv_bytes_per_token = 0
+        """Of the models that serve: what a copy to another GPU moves."""
         self.num_arrived = 0
         self.num_finished = 0
         self.num_admitted = 0
         self.gaps = GapSamples()
         self.queue = Gauge()
         """Requests waiting for admission."""
+        self._num_shared = 0
+        """Of the pool, as the gauge of tokens held knows it."""
+        if isinstance(kv, PagedPool):
+            kv.expect(requests)
 
     @property
     def paged(self) -> PagedPool:
@@ -106,10 +114,14 @@ class Serving:
                 await host.wait(self.finished)
             if limit < inf:
                 request.arrival_s = max(request.arrival_s, host.now_s)
-            self.num_arrived += 1
-            self.inbox.append(request)
-            self.queue.set(len(self.inbox), host.now_s)
-            host.notify(self.intake)
+            self.arrive(request)
+
+    def arrive(self, request: Request) -> None:
+        """`request` has come in, and waits behind all that wait."""
+        self.num_arrived += 1
+        self.inbox.append(request)
+        self.queue.set(len(self.inbox), self.host.now_s)
+        self.host.notify(self.intake)
 
     def admit_now(self) -> Request | None:
         """The oldest waiting request if a seat is free and KV has room. First come, first served: none overtakes."""
@@ -144,35 +156,30 @@ class Serving:
     def seat_now(self, most_tokens: int) -> tuple[Request, Chunk] | None:
         """The oldest waiting request and its first chunk of at most `most_tokens`, if all its tokens fit.
 
-        First come, first served: none overtakes. What is still intact of an earlier life is not computed again.
+        First come, first served: none overtakes. What is still intact of its prefix is not computed again.
         """
         if not self.inbox:
             return None
-        request, pool = self.inbox[0], self.paged
-        goal = request.prompt_tokens + request.emitted_tokens
-        found = pool.found(request, goal)
-        history = len(found) * pool.block_size
-        chunk = Chunk(min(goal - history, most_tokens), history)
-        if not pool.seat(request, found, history + chunk.new_tokens, goal):
+        request = self.inbox[0]
+        history = self.paged.seat(request, most_tokens)
+        if history is None:
             return None
+        goal = request.prompt_tokens + request.emitted_tokens
         self._take_first()
+        if not request.is_preempted:
+            request.cached_tokens = history
         request.is_preempted = False
         request.prefill_goal, request.prefilled_tokens = goal, history
         self._hold(request, history)
-        return request, chunk
-
-    def put_back(self, request: Request) -> None:
-        """Undo `admit_now` of this instant."""
-        self.kv.release(request)
-        self.num_admitted -= 1
-        self.inbox.appendleft(request)
-        self.queue.set(len(self.inbox), self.host.now_s)
+        self._share()
+        return request, Chunk(min(goal - history, most_tokens), history)
 
     def preempt(self, request: Request) -> None:
         """Take the memory of `request`; it waits ahead of all others. A step under way still brings its tokens."""
         known = request.prompt_tokens + request.emitted_tokens
         self.paged.preempt(request, min(request.context_tokens + request.in_flight, known))
         self._hold(request, -request.kv_tokens)
+        self._share()
         request.is_preempted = True
         request.num_preemptions += 1
         if not request.in_flight:
@@ -186,6 +193,13 @@ class Serving:
     def _hold(self, request: Request, num_tokens: int) -> None:
         request.kv_tokens += num_tokens
         self.kv.held.add(num_tokens, self.host.now_s)
+
+    def _share(self) -> None:
+        """What several requests hold is in memory once."""
+        change = self.kv.num_shared - self._num_shared
+        if change:
+            self._num_shared += change
+            self.kv.held.add(-change * self.kv.block_size, self.host.now_s)
 
     def commit_prefill(self, request: Request) -> None:
         """The whole prompt is in KV and the first token is out."""
@@ -248,8 +262,11 @@ class Serving:
         if request.is_preempted:
             self._forget_waiting(request)
         self.kv.release(request)
+        self._share()
         self.num_finished += 1
         self.host.notify(self.finished)
+        if self.on_finished is not None:
+            self.on_finished()
         if self.inbox:
             self.host.notify(self.intake)
 

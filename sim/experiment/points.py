@@ -7,7 +7,7 @@ A point is everything that determines one run, so it does not matter where it is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -35,6 +35,8 @@ class Point:
     percentiles: tuple[float, ...] = PERCENTILES
     is_detailed: bool = False
     record_works: bool = False
+    keeps_works: bool = True
+    """Whether recorded works come back with the record, or only what was read from them."""
     keeps_record: bool = False
 
 
@@ -71,8 +73,12 @@ def run_point(point: Point) -> Outcome:
         num_streams=len({usage.stream for usage in record.usage if usage.kind != "host"}),
         needs_capacity=needs_capacity(record),
         arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
-        record=record if point.keeps_record else None,
+        record=_kept(record, point) if point.keeps_record else None,
     )
+
+
+def _kept(record: RunRecord, point: Point) -> RunRecord:
+    return record if point.keeps_works else replace(record, works=[], kv_series=[])
 
 
 def run_points(

@@ -87,12 +87,6 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
                 file.unlink()
 
 
-def check_writable(path: Path) -> None:
-    """Raise ValueError if nothing can be written at `path`."""
-    with destinations(files={"": path}):
-        pass
-
-
 def _resolved(flag: str, path: Path) -> Path:
     try:
         return path.resolve()

@@ -121,6 +121,8 @@ class RunRecord:
     """What was added to the GPU's time (sim.costs.engine)."""
     is_async: bool | None = None
     """Steps were planned while the ones before them ran; None where the policy has no steps."""
+    cache_block_tokens: int | None = None
+    """Of a block of its prefix cache; None where what one request computed helps no other."""
     caps: dict[str, int | None] = field(default_factory=dict)
     """The limits that it was served under (sim.experiment.assemble.Caps)."""
     partition: dict[str, float] | None = None
@@ -146,6 +148,7 @@ def request_columns(record: RunRecord) -> dict[str, list[Any]]:
         "scheduled_s": [request.scheduled_s for request in requests],
         "first_token_s": [request.first_token_s for request in requests],
         "last_token_s": [request.last_token_s for request in requests],
+        "cached_tokens": [request.cached_tokens for request in requests],
         "num_rounds": [request.num_rounds for request in requests],
         "drafted_tokens": [request.drafted_tokens for request in requests],
         "accepted_tokens": [request.accepted_tokens for request in requests],

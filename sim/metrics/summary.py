@@ -8,6 +8,7 @@ censored: counted, and left out of the latencies. Undefined values are None. Not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def summarise(
         ),
     }
     samples = latencies_s(finished)
-    phases = mean_phases_s(record) if record.works else dict.fromkeys(PHASES)
+    phases = mean_phases_s(record, num_warmups) if record.works else dict.fromkeys(PHASES)
     result["phases_ms"] = {name: None if mean_s is None else mean_s * 1e3 for name, mean_s in phases.items()}
     shares = _slo_shares(finished, goodput_ms or {})
     result["slo_attainment"] = shares
@@ -84,6 +85,7 @@ def summarise(
     result |= _spread("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
     result["steady_output_throughput"] = _steady_throughput(record, measured)
     result |= _windowed(record, measured, finished)
+    result |= _prefix_cache(record, measured)
     result |= _speculation(record, measured)
     return result | _device(record, duration_s)
 
@@ -182,6 +184,18 @@ def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence
         "throughput_completed_window": sum(request.emitted_tokens for request in finished) / record.window_s,
         "throughput_emitted_window": sum(request.emitted_tokens for request in measured) / record.window_s,
     }
+
+
+def _prefix_cache(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:
+    """What was found of prompts when they were first seated: tokens, and their share of all blocks, a last one in part
+    among them. None where there is no prefix cache."""
+    block = record.cache_block_tokens
+    if block is None:
+        return {"prefix_cache_hit_tokens": None, "prefix_cache_hit_rate": None}
+    seated = [request for request in measured if not isnan(request.scheduled_s)]
+    tokens = sum(request.cached_tokens for request in seated)
+    num_blocks = sum(-(-request.prompt_tokens // block) for request in seated)
+    return {"prefix_cache_hit_tokens": tokens, "prefix_cache_hit_rate": _ratio(tokens / block, num_blocks)}
 
 
 def _speculation(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:

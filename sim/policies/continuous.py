@@ -136,7 +136,7 @@ def plan_step(serving: Serving, running: list[Request], limits: EngineLimits, dr
         else:
             missing, held = 0, request.context_tokens + in_flight
             tokens = min(budget, 1 + (drafting if in_flight and drafting is not None else request.drafted))
-        while not grow(request, held + tokens + lookahead):
+        while not grow(request, held + tokens, lookahead):
             has_preempted = True
             victim = running.pop()
             serving.preempt(victim)

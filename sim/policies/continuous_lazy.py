@@ -6,18 +6,22 @@ meanwhile: a fixed draft length, a budget that always has room for every row, wh
 threshold), and no look at the rows from outside (no work records, no cut window).
 With asynchronous scheduling a step's prompts are chosen while the one before it is under way: rows that may go on count
 against the budget, rows that must end (one token left) do not, and all hold their seats and memory.
-Memory is reserved for whole lives: as long as all reservations fit no block can run out. With the first that does not,
-every row's state is written out and `continuous` goes on from there, with the step that is under way. A property test
-holds it to `continuous`.
+Memory is reserved for whole lives: as long as all reservations fit no block can run out. Where one of those who could
+be admitted next does not, every row's state is written out and `continuous` goes on from there, with the step that is
+under way. Where requests have content in common, prompts take their blocks at admission, as in `continuous`, and what
+the rows' tables gain in each plan is taken by number: what is found and what is lost depends on no more than that. A
+property test holds it to `continuous`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
 from sim.policies.continuous import Flight, Step, draft_row_tokens, engine
 from sim.policies.options import EngineLimits, Method
@@ -28,6 +32,7 @@ from sim.seam.work import Chunk, Kind, Model, Work
 _GROWTH_STEPS = 4096
 
 Accepted = np.ndarray[Any, np.dtype[np.int8]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class RoundLuck(Protocol):
@@ -54,10 +59,81 @@ class _Member(NamedTuple):
     request: Request
     first_step: int
     accepted: Accepted | None
+    prompt_blocks: int = 0
+    """In its table when it joined, where tables matter."""
 
     def accepted_in(self, step: int) -> int:
         """Drafted tokens that its round in `step` accepts."""
         return 0 if self.accepted is None else int(self.accepted[step - self.first_step])
+
+
+class _RowBlocks:
+    """What the tables of decoding rows gain, by the step that they are planned for."""
+
+    __slots__ = ("_draft_tokens", "_gains", "_is_async", "_pool")
+
+    def __init__(self, pool: PagedPool, draft_tokens: int, *, is_async: bool) -> None:
+        self._pool = pool
+        self._draft_tokens = draft_tokens
+        self._is_async = is_async
+        self._gains = np.zeros(_GROWTH_STEPS, dtype=np.int64)
+        """[steps] blocks, those of first rounds that are planned ahead left out."""
+
+    @property
+    def _reach(self) -> int:
+        """Slots beyond a row's context that its plan holds: the round's own, and look-ahead for the next draft."""
+        return 2 * self._draft_tokens + 1
+
+    def of_plans(self, member: _Member, *, must_end: bool) -> Ints:
+        """[plans] blocks of its table after each plan for it, its first round's first.
+
+        Planned ahead, a row counts with all that the round under way can bring, and once more than it has rounds unless
+        it `must_end` with the last one.
+        """
+        request, tokens_per_row = member.request, self._draft_tokens + 1
+        if member.accepted is None:
+            before = np.arange(request.output_tokens - 1)
+        else:
+            before = np.zeros(len(member.accepted), dtype=np.int64)
+            np.cumsum(member.accepted[:-1] + np.int64(1), out=before[1:])
+        held = request.prompt_tokens + self._reach + before
+        if self._is_async:
+            last = -1 if must_end else len(held)
+            held = np.concatenate((held[:1], held[:last] + tokens_per_row))
+        blocks: Ints = -(-held // self._pool.block_size)
+        return blocks
+
+    def first_gain(self, request: Request) -> int:
+        """Blocks that the plan of its first round adds to the prompt's."""
+        most = -(-(request.prompt_tokens + self._reach) // self._pool.block_size)
+        return max(0, most - self._pool.length(request))
+
+    def join(self, member: _Member, *, must_end: bool) -> _Member:
+        """From now on its gains are taken by number; its table has in name what it will have in the end."""
+        member = member._replace(prompt_blocks=self._pool.length(member.request))
+        blocks = self.of_plans(member, must_end=must_end)
+        gains = np.diff(blocks, prepend=member.prompt_blocks)
+        first = 1 if self._is_async else 0
+        start, end = member.first_step + first, member.first_step + len(gains)
+        if end > len(self._gains):
+            self._gains = np.concatenate([self._gains, np.zeros(len(self._gains) + len(gains), np.int64)])
+        self._gains[start:end] += gains[first:]
+        self._pool.assign(member.request, int(blocks[-1]))
+        return member
+
+    def take(self, step: int, completed: Sequence[Request]) -> None:
+        """Rows are planned for `step`, and so are first rounds of the `completed` prompts, of the step under way."""
+        gain = 0
+        if step < len(self._gains):
+            gain, self._gains[step] = int(self._gains[step]), 0
+        gain += sum([self.first_gain(request) for request in completed if request.output_tokens > 1])
+        if gain:
+            self._pool.take(gain)
+
+    def assign_planned(self, member: _Member, num_plans: int) -> None:
+        """The table of `member` as it is after so many plans for it."""
+        blocks = self.of_plans(member, must_end=False)
+        self._pool.assign(member.request, int(blocks[num_plans - 1]) if num_plans else member.prompt_blocks)
 
 
 class _Partial(NamedTuple):
@@ -86,6 +162,7 @@ class _Rows:
 
     __slots__ = (
         "_advance",
+        "_blocks",
         "_draft_tokens",
         "_ending",
         "_first_measured",
@@ -98,8 +175,9 @@ class _Rows:
         "step",
     )
 
-    def __init__(self, luck: RoundLuck, draft_tokens: int, first_measured: int) -> None:
+    def __init__(self, luck: RoundLuck, draft_tokens: int, first_measured: int, blocks: _RowBlocks | None) -> None:
         self._luck = luck
+        self._blocks = blocks
         self._first_measured = first_measured
         self._draft_tokens = draft_tokens
         self._leaving: dict[int, list[Request]] = {}
@@ -140,9 +218,13 @@ class _Rows:
         self.context_tokens += request.prompt_tokens
         last_step = self.step + num_rounds
         self._leaving.setdefault(last_step, []).append(request)
-        if gained - last == request.output_tokens - 1:
+        must_end = gained - last == request.output_tokens - 1
+        if must_end:
             self._ending[last_step] = self._ending.get(last_step, 0) + 1
-        self._members[request.index] = _Member(request, self.step + 1, accepted)
+        member = _Member(request, self.step + 1, accepted)
+        if self._blocks is not None:
+            member = self._blocks.join(member, must_end=must_end)
+        self._members[request.index] = member
 
     def num_ending(self) -> int:
         """Rows that must end with this step, whatever it accepts."""
@@ -163,10 +245,15 @@ class _Rows:
                 del self._members[request.index]
         return leaving
 
+    def assign_planned(self, member: _Member, num_plans: int) -> None:
+        """The table of `member` as it is after so many plans for it, where tables matter."""
+        if self._blocks is not None:
+            self._blocks.assign_planned(member, num_plans)
+
     def write_out(self, last_step_s: float) -> list[_Member]:
         """Every row as `continuous` would hold it before `step`, in order of admission."""
         drafted = self._draft_tokens
-        for request, first_step, accepted in self._members.values():
+        for request, first_step, accepted, _ in self._members.values():
             num_rounds = self.step - first_step
             gained = num_rounds
             if accepted is not None:
@@ -186,17 +273,21 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
     host, kv, gaps = serving.host, serving.kv, serving.gaps
     draft_tokens = serving.controller.draft_tokens_max
     tokens_per_row = draft_tokens + 1
-    rows = _Rows(luck, draft_tokens, serving.first_measured)
+    is_async = limits.async_scheduling
+    blocks = _RowBlocks(serving.paged, draft_tokens, is_async=is_async) if serving.paged.is_sharing else None
+    rows = _Rows(luck, draft_tokens, serving.first_measured, blocks)
     plan: _Plan | None = None
     partial: _Partial | None = None
     last_step_s = 0.0
     while True:
         num_rows = rows.num_rows
         if plan is None or not (num_rows or plan.chunks):
-            plan = _fill(serving, partial, limits, num_rows, limits.max_num_batched_tokens - num_rows * tokens_per_row)
-            if plan is None:
+            if not _has_room(serving, limits, num_rows, partial):
                 await engine(serving, limits, stream, _with_tables(serving, rows, partial, last_step_s))
                 return
+            if blocks is not None:
+                blocks.take(rows.step, [])
+            plan = _fill(serving, partial, limits, num_rows, limits.max_num_batched_tokens - num_rows * tokens_per_row)
             partial = plan.partial
             if not (num_rows or plan.chunks):
                 await host.wait(serving.intake)
@@ -205,15 +296,17 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
         chunks, completed = step.chunks, step.completed
         started_s = host.now_s
         target, last = _submit(serving, rows, step, stream, limits.method)
-        if limits.async_scheduling:
-            num_going_on = num_rows - rows.num_ending() + sum([request.output_tokens > 1 for request in completed])
-            budget = limits.max_num_batched_tokens - num_going_on * tokens_per_row
-            plan = _fill(serving, partial, limits, num_rows + len(completed), budget)
-            if plan is None:
+        if is_async:
+            if not _has_room(serving, limits, num_rows + len(completed), partial):
                 running, under_way = _under_way(serving, rows, step, last_step_s)
                 flight = Flight(under_way.step, target, last, draft_tokens, started_s, under_way.accepted)
                 await engine(serving, limits, stream, running, flight)
                 return
+            if blocks is not None:
+                blocks.take(rows.step + 1, completed)
+            num_going_on = num_rows - rows.num_ending() + sum([request.output_tokens > 1 for request in completed])
+            budget = limits.max_num_batched_tokens - num_going_on * tokens_per_row
+            plan = _fill(serving, partial, limits, num_rows + len(completed), budget)
             partial = plan.partial
         await last
         now_s = host.now_s
@@ -240,6 +333,10 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
         held = rows.context_tokens + rows.num_rows * tokens_per_row
         if step.partial is not None:
             held += step.partial.request.prefilled_tokens
+        if blocks is not None:
+            held -= kv.num_shared * kv.block_size
+            if plan is not None:
+                held += sum([chunk.history_tokens for chunk in plan.chunks[0 if step.partial is None else 1 :]])
         kv.held.set(held, now_s)
         rows.step += 1
         last_step_s = now_s
@@ -280,32 +377,36 @@ def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: 
     return target, last
 
 
-def _fill(
-    serving: Serving, partial: _Partial | None, limits: EngineLimits, num_seated: int, budget: int
-) -> _Plan | None:
-    """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats.
+def _has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: _Partial | None) -> bool:
+    """Whether all who could be admitted now, while `num_seated` and `partial` hold seats, fit for their whole lives;
+    else reservations no longer tell who fits."""
+    free_blocks = serving.kv.free_blocks
+    num_seats = limits.max_num_seqs - num_seated - (partial is not None)
+    for request in islice(serving.inbox, max(0, num_seats)):
+        free_blocks -= serving.kv.blocks_for(request)
+        if free_blocks < 0:
+            return False
+    return True
 
-    None, and nothing is admitted, where somebody waits for memory: then reservations no longer tell who fits.
-    """
+
+def _fill(serving: Serving, partial: _Partial | None, limits: EngineLimits, num_seated: int, budget: int) -> _Plan:
+    """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats."""
     serving.take_in()
+    pool, lookahead = serving.paged, serving.controller.draft_tokens_max
     prompts: list[Request] = []
     chunks: list[Chunk] = []
     completed: list[Request] = []
-    num_partial = 0 if partial is None else 1
     while budget > 0:
         if partial is not None:
             request, history_tokens = partial
+            chunk = Chunk(min(request.prompt_tokens - history_tokens, budget), history_tokens)
+            if pool.is_sharing:
+                pool.grow(request, history_tokens + chunk.new_tokens, lookahead)
         else:
             if not serving.inbox or num_seated + len(prompts) >= limits.max_num_seqs:
                 break
-            admitted = serving.admit_now()
-            if admitted is None:
-                for request in reversed(prompts[num_partial:]):
-                    serving.put_back(request)
-                return None
-            request, history_tokens = admitted, 0
-        chunk = Chunk(min(request.prompt_tokens - history_tokens, budget), history_tokens)
-        planned_tokens = history_tokens + chunk.new_tokens
+            request, chunk = _admit(serving, budget)
+        planned_tokens = chunk.history_tokens + chunk.new_tokens
         prompts.append(request)
         chunks.append(chunk)
         budget -= chunk.new_tokens
@@ -317,14 +418,28 @@ def _fill(
     return _Plan(prompts, tuple(chunks), completed, partial, serving.host.now_s)
 
 
+def _admit(serving: Serving, most_tokens: int) -> tuple[Request, Chunk]:
+    """The oldest waiting request, for which there is room, and its first chunk."""
+    if not serving.paged.is_sharing:
+        request = serving.admit_now()
+        assert request is not None
+        return request, Chunk(min(request.prompt_tokens, most_tokens), 0)
+    serving.kv.reserve(serving.inbox[0])
+    seated = serving.seat_now(most_tokens)
+    assert seated is not None
+    return seated
+
+
 # -- where memory runs out: everything as `continuous` holds it
 
 
 def _with_tables(serving: Serving, rows: _Rows, partial: _Partial | None, last_step_s: float) -> list[Request]:
     """Between two steps: reservations become tables; returns the running requests, oldest first."""
-    running = [member.request for member in rows.write_out(last_step_s)]
-    for request in running:
-        serving.paged.unreserve(request, request.context_tokens)
+    running = []
+    for member in rows.write_out(last_step_s):
+        running.append(member.request)
+        rows.assign_planned(member, rows.step - member.first_step)
+        serving.paged.unreserve(member.request, member.request.context_tokens)
     if partial is not None:
         request = partial.request
         request.kv_tokens = request.prefilled_tokens
@@ -348,6 +463,7 @@ def _under_way(serving: Serving, rows: _Rows, plan: _Plan, last_step_s: float) -
     for member in rows.write_out(last_step_s):
         request = member.request
         planned_at = request.context_tokens
+        rows.assign_planned(member, rows.step - member.first_step + 1)
         if member.first_step < rows.step:
             planned_at += tokens_per_row - (member.accepted_in(rows.step - 1) + 1)
         serving.paged.unreserve(request, planned_at + tokens_per_row + lookahead)

@@ -32,6 +32,9 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     """Tokens to generate, first one included; at least 1."""
+    content: tuple[int, ...] = ()
+    """Chained ids, from 0, of its whole KV blocks: equal ids mean equal tokens up to and with that block. Those of the
+    prompt, and of the answer where that is known; empty where nothing is known."""
 
     prefilled_tokens: int = 0
     """Tokens that prefill brought into KV: of the prompt, and after a preemption of the output so far."""
@@ -51,6 +54,8 @@ class Request:
     is_preempted: bool = False
     """Lost its memory and waits for some."""
     num_preemptions: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was there when it was first seated."""
     draft_prefill: Wait[Any] | None = None
     """Ticket of the draft model's prefill of this prompt while the first draft has yet to come after it."""
 

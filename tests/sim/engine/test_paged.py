@@ -177,7 +177,7 @@ def test_a_reservation_is_for_a_whole_life_and_comes_back_whole() -> None:
     first = engine.serving.admit_now()
     assert first is not None
     assert engine.pool.free_blocks == 0
-    engine.serving.put_back(first)
+    engine.pool.release(first)
     assert engine.pool.free_blocks == 9
 
 

@@ -196,16 +196,6 @@ def test_nobody_is_seated_where_nobody_waits() -> None:
     assert arrived([], paged()).seat_now(16) is None
 
 
-def test_a_request_put_back_waits_first_and_holds_nothing() -> None:
-    asked = [request(0), request(1)]
-    serving = arrived(asked, KvPool(3, 16, 5))
-    admitted = serving.admit_now()
-    assert admitted is not None
-    serving.put_back(admitted)
-    assert (serving.num_active, list(serving.inbox), serving.kv.free_blocks) == (0, asked, 3)
-    assert serving.queue.value == 2
-
-
 # -- preemption
 
 

@@ -37,11 +37,20 @@ def requests() -> list[Request]:
     not."""
     return [
         asked(0, (0, 0, 6, 12), (1000, 7), num_rounds=2, drafted_tokens=8, accepted_tokens=5, num_preemptions=1),
-        asked(1, (1, 1, 2, 15), (50, 5), num_rounds=1, drafted_tokens=4, accepted_tokens=0, emitted_tokens=2),
+        asked(
+            1,
+            (1, 1, 2, 15),
+            (50, 5),
+            num_rounds=1,
+            drafted_tokens=4,
+            accepted_tokens=0,
+            emitted_tokens=2,
+            cached_tokens=7,
+        ),
         asked(2, (10, 11, 12, 20), (100, 5), num_rounds=2, drafted_tokens=8, accepted_tokens=2, num_preemptions=2),
-        asked(3, (11, 12, 14, 14), (200, 1)),
+        asked(3, (11, 12, 14, 14), (200, 1), cached_tokens=150),
         asked(4, (12, 15, 16, 17), (300, 2), num_rounds=1, drafted_tokens=4, accepted_tokens=1),
-        asked(5, (13, 16, 20, 47), (400, 10), num_rounds=5, drafted_tokens=20, accepted_tokens=5),
+        asked(5, (13, 16, 20, 47), (400, 10), num_rounds=5, drafted_tokens=20, accepted_tokens=5, cached_tokens=300),
         asked(
             6,
             (20, 22, 30, 48),
@@ -94,6 +103,7 @@ def record(**changes: Any) -> RunRecord:
         kv_bytes_per_token=2_000_000,
         engine="vllm-0.24",
         is_async=True,
+        cache_block_tokens=150,
         caps={"max_num_seqs": 256, "verify_batch": None},
         partition={"prefill": 0.4, "decode": 0.6},
     )
@@ -174,6 +184,8 @@ def test_every_key_of_a_summary() -> None:
             "steady_output_throughput": (7 + 5 + 1 + 2) / 10,
             "throughput_completed_window": 18 / 25,
             "throughput_emitted_window": 21 / 25,
+            "prefix_cache_hit_tokens": 450,
+            "prefix_cache_hit_rate": 3 / (1 + 2 + 2 + 3 + 4),
             "spec_decode_num_drafts": 10,
             "spec_decode_draft_tokens": 40,
             "spec_decode_accepted_tokens": 9,
@@ -250,6 +262,8 @@ def test_every_key_of_a_run_in_which_nothing_happened() -> None:
         "steady_output_throughput": None,
         "throughput_completed_window": None,
         "throughput_emitted_window": None,
+        "prefix_cache_hit_tokens": 0,
+        "prefix_cache_hit_rate": None,
         "spec_decode_num_drafts": 0,
         "spec_decode_draft_tokens": 0,
         "spec_decode_accepted_tokens": 0,
@@ -269,6 +283,11 @@ def test_every_key_of_a_run_in_which_nothing_happened() -> None:
         "weight_gb": 15.0,
         "max_kv_gb": 0.0,
     }
+
+
+def test_a_run_without_a_prefix_cache_has_no_hit_rate() -> None:
+    found = summarise(record(cache_block_tokens=None))
+    assert (found["prefix_cache_hit_tokens"], found["prefix_cache_hit_rate"]) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,187 @@
+"""Requests that share prefixes: lazy accounting decides as the plain loop does, and content that nobody shares changes
+nothing at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.policies.options import EngineLimits
+from sim.seam.request import Request
+from sim.seam.work import Chunk, Kind
+from tests.sim.policies.test_properties import COSTS, KeyedLuck, _assert_same_decisions, outcome
+from tests.sim.support import SimRun
+
+BLOCK = 4
+UNIQUE = 10_000
+"""Content ids from here on are of one request alone."""
+
+asked = st.lists(
+    st.tuples(
+        st.floats(0.0, 30.0).map(lambda value: round(value, 2)),
+        st.integers(1, 60),
+        st.integers(1, 25),
+        st.integers(0, 2),
+        st.integers(0, 90),
+    ),
+    min_size=2,
+    max_size=10,
+)
+"""(arrival, prompt tokens, output tokens, family, leading tokens that are the family's)"""
+
+
+def build(rows: list[Any], *, block: int = BLOCK) -> list[Request]:
+    """Requests with content: whole blocks within the family's text are the family's, the others their own. A family's
+    text may reach into the answer."""
+    requests = []
+    for index, (at_s, prompt, output, family, shared) in enumerate(sorted(rows)):
+        num_shared = min(shared, prompt + output) // block
+        own = max(0, prompt // block - num_shared)
+        ids = [family * 1000 + place for place in range(num_shared)]
+        ids += [UNIQUE * (index + 1) + place for place in range(own)]
+        requests.append(Request(index, f"r{index}", at_s, prompt, output, tuple(ids)))
+    return requests
+
+
+def pair(rows: list[Any], limits: EngineLimits, *, block: int = BLOCK, **more: Any) -> tuple[SimRun, SimRun]:
+    """The plain loop and the lazy account."""
+    plain, lazy = (
+        SimRun(
+            "continuous",
+            build(rows, block=block),
+            costs=COSTS,
+            luck=KeyedLuck(),
+            limits=limits,
+            block_size=block,
+            is_lazy=is_lazy,
+            **more,
+        )
+        for is_lazy in (False, True)
+    )
+    return plain, lazy
+
+
+def assert_alike(plain: SimRun, lazy: SimRun) -> None:
+    _assert_same_decisions(lazy, plain)
+    for field in ("cached_tokens", "num_preemptions"):
+        ours, theirs = ([getattr(r, field) for r in run.serving.requests] for run in (lazy, plain))
+        assert ours == theirs
+    for run in (plain, lazy):
+        pool = run.serving.paged
+        assert (pool.num_held, pool.num_shared, pool.free_blocks) == (0, 0, pool.num_blocks)
+        assert run.serving.kv.held.value == 0
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    rows=asked,
+    draft_tokens=st.integers(0, 4),
+    max_num_seqs=st.integers(1, 6),
+    spare_tokens=st.integers(0, 60),
+    spare_blocks=st.integers(0, 90),
+    max_concurrency=st.none() | st.integers(1, 4),
+    is_async=st.booleans(),
+    block=st.sampled_from([1, 4, 16]),
+)
+def test_lazy_accounting_finds_and_loses_what_the_plain_loop_does(
+    rows: list[Any],
+    draft_tokens: int,
+    max_num_seqs: int,
+    spare_tokens: int,
+    spare_blocks: int,
+    max_concurrency: int | None,
+    is_async: bool,
+    block: int,
+) -> None:
+    slots = (3 if is_async else 2) * draft_tokens + 1 if draft_tokens else 0
+    most = max(prompt + output + slots for _, prompt, output, *_ in rows)
+    limits = EngineLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs * (draft_tokens + 1) + spare_tokens,
+        async_scheduling=is_async,
+    )
+    plain, lazy = pair(
+        rows,
+        limits,
+        block=block,
+        draft_tokens=draft_tokens,
+        kv_blocks=-(-most // block) + spare_blocks * 16 // block,
+        max_concurrency=max_concurrency,
+    )
+    assert_alike(plain, lazy)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=asked, draft_tokens=st.integers(0, 3), spare_blocks=st.integers(0, 20), is_async=st.booleans())
+def test_content_that_nobody_shares_changes_nothing(
+    rows: list[Any], draft_tokens: int, spare_blocks: int, is_async: bool
+) -> None:
+    """Each request a family of its own, named in full, beside requests that say nothing: equal to the last bit."""
+    slots = (3 if is_async else 2) * draft_tokens + 1 if draft_tokens else 0
+    most = max(prompt + output + slots for _, prompt, output, *_ in rows)
+    limits = EngineLimits(max_num_seqs=5, max_num_batched_tokens=60, async_scheduling=is_async)
+    own = [(*row[:3], 10 + place, 99) for place, row in enumerate(sorted(rows))]
+    silent = [(*row[:3], 0, 0) for row in rows]
+    for is_lazy in (False, True):
+        runs = []
+        for each in (own, silent):
+            requests = build(each)
+            if each is silent:
+                for request in requests:
+                    request.content = ()
+            runs.append(
+                SimRun(
+                    "continuous",
+                    requests,
+                    costs=COSTS,
+                    luck=KeyedLuck(),
+                    limits=limits,
+                    block_size=BLOCK,
+                    draft_tokens=draft_tokens,
+                    kv_blocks=-(-most // BLOCK) + spare_blocks,
+                    is_lazy=is_lazy,
+                )
+            )
+        assert outcome(runs[0]) == outcome(runs[1])
+        assert runs[0].works == runs[1].works
+        assert runs[0].serving.kv.held.mean(runs[0].host.now_s) == runs[1].serving.kv.held.mean(runs[1].host.now_s)
+
+
+def chunks_of(run: SimRun) -> list[tuple[Chunk, ...]]:
+    return [t.work.chunks for t in run.tickets if t.work.kind is Kind.STEP and t.work.chunks]
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_prompt_finds_the_blocks_of_another_that_is_seated_in_the_same_step(is_lazy: bool) -> None:
+    """As vLLM, whose blocks have their hash when they are planned: 14 tokens alike are three blocks of 4."""
+    rows = [(0.0, 20, 3, 0, 14), (0.0, 20, 3, 0, 14)]
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_lazy=is_lazy)
+    assert chunks_of(run) == [(Chunk(20, 0), Chunk(8, 12))]
+    assert [r.cached_tokens for r in run.serving.requests] == [0, 12]
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_later_turn_finds_prompt_and_answer_of_the_one_before(is_lazy: bool) -> None:
+    """10 + 9 tokens, the last of them never computed: 18 are four whole blocks; the next prompt goes on with them."""
+    rows = [(0.0, 10, 9, 0, 19), (100.0, 30, 2, 0, 99)]
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_lazy=is_lazy)
+    assert chunks_of(run) == [(Chunk(10, 0),), (Chunk(14, 16),)]
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_shared_blocks_are_in_memory_once(is_lazy: bool) -> None:
+    """Two prompts of 16 tokens, 12 of them found: 16 + 4 and a token of each in the end."""
+    rows = [(0.0, 16, 2, 0, 16), (0.0, 16, 2, 0, 16)]
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_lazy=is_lazy)
+    assert run.serving.kv.held.peak == 16 + 4 + 2
+    assert run.serving.paged.num_shared == 0
+
+
+def test_a_closed_loop_of_equal_prompts_computes_them_once_to_the_last_block() -> None:
+    rows = [(0.0, 17, 2, 0, 17)] * 5
+    limits = EngineLimits(max_num_seqs=1)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), limits=limits)
+    assert chunks_of(run) == [(Chunk(17, 0),)] + [(Chunk(1, 16),)] * 4
