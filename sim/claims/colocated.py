@@ -75,6 +75,7 @@ def _gain(section: Section, cells: Cells, concurrency: int) -> Row:
         f"B.gain.{concurrency}",
         100.0 * (found[Regime.SHARED].value - 1.0),
         (100.0 * (low - 1.0), 100.0 * (high - 1.0)),
+        is_met=None,
         **{regime.value: 100.0 * (found[regime].value - 1.0) for regime in BRACKET},
     )
 

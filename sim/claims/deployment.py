@@ -8,6 +8,7 @@ the table's rules (sim/claims/ledger/G.yaml).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from sim.claims.cells import Cell, Ratio, bracket, cell, ratios, span
 from sim.claims.ledger import Row, Section
@@ -60,7 +61,7 @@ def judge(section: Section, draws: int, gpu: str | None = None) -> list[Row]:
 
 def _row(section: Section, gpu: str, pair: str, concurrency: int, replications: int) -> Row:
     profile = f"{GPUS[gpu]}/{PAIRS[pair]}"
-    load = {
+    load: dict[str, Any] = {
         "input_len": int(section.constant("input_len")),
         "output_len": int(section.constant("output_len")),
         "num_prompts": max(LEAST_PROMPTS, PROMPTS_PER_PLACE * concurrency),

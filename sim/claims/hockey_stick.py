@@ -63,7 +63,7 @@ def _growth(section: Section, speculative: dict[int, Cell], plain: dict[int, Cel
 
 def _cause(section: Section, speculative: dict[int, Cell], plain: dict[int, Cell]) -> Row:
     """P99 over P50 at the highest rate, with and without verify."""
-    tail = {
+    tail: dict[str, Any] = {
         name: own[RATES[-1]].mean("p99_itl_ms") / own[RATES[-1]].mean("p50_itl_ms")
         for name, own in (("speculative", speculative), ("plain", plain))
     }

@@ -9,6 +9,7 @@ what was claimed. Not here: the claimed figures (sim/claims/ledger/D.yaml).
 from __future__ import annotations
 
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
@@ -88,9 +89,7 @@ def _study(section: Section, claim_id: str, gains: Floats, claimed: float) -> Ro
 def _both(section: Section, single: Floats, three: Floats) -> Row:
     """Both of the seed's rows in one go, two independent pairs of runs."""
     probability = share(single, 4.1) * share(three, 2.6)
-    return section.row(
-        "D.consistent", probability, is_met=False, probability=probability, percent=100.0 * probability
-    )
+    return section.row("D.consistent", probability, is_met=False, probability=probability, percent=100.0 * probability)
 
 
 def _scaling(section: Section) -> Row:
@@ -100,7 +99,7 @@ def _scaling(section: Section) -> Row:
 
 def _priority(section: Section, claim_id: str, draws: int) -> Row:
     """Gaps between tokens under preemptive priorities, over those of plain streams."""
-    load = {
+    load: dict[str, Any] = {
         "profile": PROFILE,
         "regime": Regime.SHARED,
         "dataset_name": "sharegpt-long",
