@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 
-from sim.claims import colocated, deployment, headline, hockey_stick, noise, three_way
+from sim.claims import colocated, deployment, dispec, headline, hockey_stick, noise, three_way
 from sim.claims.ledger import Row, Section, read_section
 from sim.experiment.pool import default_workers
 
@@ -23,6 +23,7 @@ PARTS: dict[tuple[str, str], Judge] = {
     ("C", ""): three_way.judge,
     ("D", ""): noise.judge,
     ("E", ""): hockey_stick.judge,
+    ("F", ""): dispec.judge,
 }
 """Who judges a section, or a part of one that is long; the longest first."""
 
