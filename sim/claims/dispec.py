@@ -189,7 +189,9 @@ def speed_up(
     policy: str = STEP_BY_STEP,
 ) -> float:
     """Time per token of plain eager decoding over that of speculation."""
-    lanes: dict[str, Any] = {"policy_options__hybrid_requests": 0, "policy_options__poll_s": 0} if policy == STEP_BY_STEP else {}
+    lanes: dict[str, Any] = (
+        {"policy_options__hybrid_requests": 0, "policy_options__poll_s": 0} if policy == STEP_BY_STEP else {}
+    )
     load: dict[str, Any] = {
         "profile": laptop_pair(section, draft_compute_ms),
         "input_len": 16,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 
-from sim.claims import colocated, deployment, dispec, headline, hockey_stick, noise, three_way
+from sim.claims import colocated, deployment, dispec, headline, hockey_stick, measured, noise, three_way
 from sim.claims.ledger import Row, Section, read_section
 from sim.experiment.pool import default_workers
 
@@ -24,6 +24,7 @@ PARTS: dict[tuple[str, str], Judge] = {
     ("D", ""): noise.judge,
     ("E", ""): hockey_stick.judge,
     ("F", ""): dispec.judge,
+    ("H", ""): measured.judge,
 }
 """Who judges a section, or a part of one that is long; the longest first."""
 
