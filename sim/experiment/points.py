@@ -96,7 +96,7 @@ def run_points(
                 on_done(index + 1)
         return
     # Here, since process pools take longer to import than a small run does.
-    from sim.experiment.pool import default_workers, run_tasks
+    from sim.experiment.pool import default_workers, started
 
     profiles = list({id(point.profile): point.profile for point in points}.values())
     places = {id(profile): place for place, profile in enumerate(profiles)}
@@ -105,11 +105,12 @@ def run_points(
         for index, point in enumerate(points)
     )
     count = min(len(points), default_workers() if workers is None else workers)
-    done = run_tasks(_run_packed, packed, workers=count, given={"profiles": profiles})
-    for number, (task, outcome) in enumerate(done, start=1):
-        yield task.index, outcome
-        if on_done is not None:
-            on_done(number)
+    uses = {name for point in points for name in (point.policy, point.scenario.speculation.acceptance_name)}
+    with started(count, {"profiles": profiles}, uses=uses) as pool:
+        for number, (task, outcome) in enumerate(pool.run(_run_packed, packed), start=1):
+            yield task.index, outcome
+            if on_done is not None:
+                on_done(number)
 
 
 REST = tuple(field.name for field in fields(Point) if field.name != "profile")

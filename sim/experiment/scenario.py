@@ -127,6 +127,11 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         if bands is not None:
             bands_by_start(bands)
 
+    @property
+    def acceptance_name(self) -> str:
+        """`iid` of `iid:0.7`."""
+        return self.acceptance.partition(":")[0]
+
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas, how requests find them, and what joins the GPUs of one."""

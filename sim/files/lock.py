@@ -16,6 +16,10 @@ _HELD: set[Path] = set()
 """What this process has locked: a writer inside a command must not wait for the command."""
 
 
+class Busy(ValueError):
+    """Another process writes there."""
+
+
 @contextmanager
 def destinations(
     *,
@@ -73,7 +77,7 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
         place.parent.mkdir(parents=True, exist_ok=True)
         held = FileLock(file).acquire(timeout=0.0)
     except Timeout:
-        raise ValueError(f"{what} is being written by another process; wait for it, or choose another") from None
+        raise Busy(f"{what} is being written by another process; wait for it, or choose another") from None
     except OSError as error:
         raise ValueError(f"{what} cannot be written: {error.strerror or error}") from None
     with held:
