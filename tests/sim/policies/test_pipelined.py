@@ -63,7 +63,7 @@ def test_after_a_rejection_the_target_goes_on_alone_one_token_a_step() -> None:
 
 
 def test_a_rejected_windows_draft_ends_at_its_next_token() -> None:
-    """A window of 8 s, 2 s a token, rejected by the check after 5 s: it ends at 6 s; of the next, from 6 s on, 4 s are over."""
+    """A window of 8 s, 2 s a token, rejected by the check after 5 s: it ends at 6 s, and so after 4 s does the next."""
     found = run(6, luck=NeverAccept(), draft_s=8.0)
     drafts = [ticket for ticket in found.tickets if ticket.work.kind is Kind.DRAFT]
     assert all(ticket.is_cancelled for ticket in drafts)
