@@ -8,7 +8,6 @@ Not here: the comparison with a simulation (realrun.validate.vllm.compare).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sim.files.json_values import json_lines
 from sim.seam.request import Request
 
 LENGTHS = ("input_toks", "output_toks")
@@ -63,28 +63,19 @@ class RealRun:
 
 def read_requests(path: Path) -> RealRun:
     """The run in `path`. Raises ValueError, one line naming file, line and field."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{str(path)!r} is not UTF-8 text; want JSON lines") from None
-    rows = [_row(line, number, str(path)) for number, line in enumerate(lines, start=1) if line.strip()]
+    rows = [_row(raw, number, f"requests {str(path)!r}") for number, raw in json_lines(path, "requests")]
     if not rows:
-        raise ValueError(f"{str(path)!r} is empty; want one JSON object per request")
-    _check_ids(rows, str(path))
+        raise ValueError(f"requests {str(path)!r} is empty; want one JSON object per request")
+    where = f"requests {str(path)!r}"
+    _check_ids(rows, where)
     rows.sort(key=lambda row: (row.arrival_time, row.queued_ts, row.line))
-    _check_overtaking(rows, str(path))
-    offset_s = _clock_offset_s(rows, str(path))
+    _check_overtaking(rows, where)
+    offset_s = _clock_offset_s(rows, where)
     return RealRun(requests=_on_one_clock(rows, offset_s), clock_offset_s=offset_s)
 
 
-def _row(line: str, number: int, path: str) -> Stamped:
+def _row(raw: Any, number: int, path: str) -> Stamped:
     where = f"{path} line {number}"
-    try:
-        raw = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: want a JSON object with {', '.join(FIELDS)}, got {type(raw).__name__}")
     if lacking := [name for name in FIELDS if raw.get(name) is None]:

@@ -268,8 +268,8 @@ def test_a_defect_of_a_cell_is_one_line_that_names_it(name: str, tmp_path: Path)
         ("concurency,input_len,output_len,tpot_ms\n1,1,1,1\n", "did you mean 'concurency'"),
         ("concurrency,input_len,output_len\n1,1,1\n", "no measured mean"),
         ("concurrency,input_len,output_len,tpot_ms,tpot_ms\n1,1,1,1,1\n", "column 'tpot_ms' is there twice"),
-        ("concurrency,input_len,output_len,tpot_ms\n1,1,1\n", "line 2: 3 values, and the header has 4"),
-        ('concurrency,input_len,output_len,tpot_ms\n"1"x,1,1,1\n', "is not a CSV table"),
+        ("concurrency,input_len,output_len,tpot_ms\n1,1,1\n", "line 2: 3 fields, and the header has 4"),
+        ('concurrency,input_len,output_len,tpot_ms\n"1"x,1,1,1\n', "not valid CSV"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_one_line(text: str, says: str, tmp_path: Path) -> None:
@@ -355,9 +355,9 @@ def test_lengths_beside_a_list_are_not_read_and_that_is_said(tmp_path: Path) -> 
     [
         ("prompt_tokens\n5\n", "line 1: no column 'output_tokens'"),
         ("prompt_tokens,output_tokens\n", "has no request below its header"),
-        ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0' must be a whole number, at least 1"),
-        ("prompt_tokens,output_tokens\n5\n", "line 2: 1 values, and the header has 2 columns"),
-        ("", "line 1: no column 'prompt_tokens'"),
+        ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0' must be a whole number, 1 to 1000000000"),
+        ("prompt_tokens,output_tokens\n5\n", "line 2: 1 fields, and the header has 2"),
+        ("", "is empty; want a header line"),
     ],
 )
 def test_a_bad_list_of_requests_is_one_line(text: str, message: str, tmp_path: Path) -> None:
