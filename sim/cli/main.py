@@ -21,6 +21,10 @@ COMMANDS = {
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "claims": ("sim.cli.claims:claims_command", "Published claims: claimed, simulated, verdict and why."),
     "plot": ("sim.cli.plot:plot_command", "Throughput against latency over several results directories."),
+    "tune": (
+        "sim.cli.tune:tune_command",
+        "Best draft length by load: a vLLM table, what it gains and how sure that is.",
+    ),
     "trace": ("sim.cli.trace:trace_command", "Perfetto trace of a results directory."),
 }
 
