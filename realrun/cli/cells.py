@@ -40,7 +40,7 @@ EXAMPLE = (
     "--fit-metric",
     default="tpot_ms",
     show_default=True,
-    help="One metric, whose mean signed error the fit makes 0; with several constants or ratios one or more, by commas.",
+    help="One metric, whose mean signed error the fit makes 0; with several constants or ratios some, by commas.",
 )
 @click.option(
     "--fit-ratios",
