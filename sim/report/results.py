@@ -230,20 +230,27 @@ def _check_column(column: Any, kind: str, where: str) -> None:
 
 def read_summary(directory: Path) -> Comparison:
     """summary.json of a results directory. Raises ValueError naming what is wrong."""
-    path = directory / SUMMARY
-    where = f"summary {str(path)!r}"
     try:
-        text = read_text(path, "summary")
+        return read_summary_file(directory / SUMMARY)
     except Unreadable as error:
-        raise ValueError(
-            f"{str(directory)!r} holds no results ({error}): want what `lanesim compare --out` wrote"
-        ) from None
+        raise ValueError(f"{error}; want a results directory that `lanesim compare --out` wrote") from None
+
+
+def read_summary_file(path: Path) -> Comparison:
+    """What `compare` wrote as JSON, in a results directory or elsewhere. Raises ValueError, Unreadable among them."""
+    where = f"summary {str(path)!r}"
+    text = read_text(path, "summary")
     result = parse_json(text, where)
     if not isinstance(result, dict) or "policies" not in result:
         raise ValueError(f"{where} is no result of `lanesim compare`")
     if result.get("schema") != RESULT_SCHEMA:
         raise ValueError(f"{where}: schema={result.get('schema')!r} must be {RESULT_SCHEMA}")
     return convert(result, Comparison, where, text)
+
+
+def is_replay(directory: Path) -> bool:
+    """Whether what is there was measured."""
+    return _held(directory).is_replay
 
 
 def to_json(result: dict[str, Any]) -> str:
