@@ -6,12 +6,14 @@ Not here: what the columns of a format mean (sim.workload.traces).
 from __future__ import annotations
 
 import csv
+import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO, cast
 
 Cell = Any
 """A value as the file gives it: text from CSV, anything from JSON."""
@@ -31,6 +33,8 @@ class TraceRow(NamedTuple):
     output_tokens: int
     shared_prefix_tokens: int = 0
     id: str = ""
+    content: Sequence[int] = ()
+    """What names its whole blocks (sim.workload.content); empty where the file does not tell."""
 
 
 def number_of(cell: Cell, where: str, field: str) -> int:
@@ -67,12 +71,19 @@ def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
     raise ValueError(f"{where}: {field}={cell!r:.40} must be {wanted}")
 
 
+def _open(path: str) -> TextIO:
+    """Its text, unpacked where it ends in .gz."""
+    if path.endswith(".gz"):
+        return cast(TextIO, gzip.open(path, "rt", newline="", encoding="utf-8-sig"))
+    return open(path, newline="", encoding="utf-8-sig")
+
+
 def column_names(path: str, kind: str) -> list[str]:
     """Columns of a CSV file (`csv`), or fields of the first object of JSON lines; none where it cannot be read."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with _open(path) as file:
             line = next((line for line in file if line.strip()), "")
-    except (OSError, UnicodeDecodeError):
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError):
         return []
     if kind == "csv":
         return [name.strip() for name in next(csv.reader([line]), [])]
@@ -86,7 +97,7 @@ def column_names(path: str, kind: str) -> list[str]:
 def csv_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> list[TraceRow]:
     """The first `most` rows of a CSV file with a header that has at least the columns `names`."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with _open(path) as file:
             reader = csv.reader(file, strict=True)
             header = next(reader, None)
             if header is None:
@@ -97,7 +108,7 @@ def csv_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int |
                     raise ValueError(f"{path} line 1: {_missing('column', name, header)}")
             places = [header.index(name) for name in names]
             return _collect(path, _csv_cells(path, reader, places, len(header)), read_row, most)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as text: {_reason(error)}") from None
     except csv.Error as error:
         raise ValueError(f"{path} line {reader.line_num}: not valid CSV: {error}") from None
@@ -115,13 +126,13 @@ def _csv_cells(path: str, reader: Any, places: list[int], width: int) -> Iterato
 def json_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> list[TraceRow]:
     """The first `most` objects of a JSON-lines file, each with at least the fields `names`."""
     try:
-        with open(path, "rb") as file:
+        with _open(path) as file:
             return _collect(path, _json_cells(path, file, names), read_row, most)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {_reason(error)}") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as text: {_reason(error)}") from None
 
 
-def _json_cells(path: str, lines: Iterable[bytes], names: tuple[str, ...]) -> Iterator[tuple[int, tuple[Cell, ...]]]:
+def _json_cells(path: str, lines: Iterable[str], names: tuple[str, ...]) -> Iterator[tuple[int, tuple[Cell, ...]]]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
