@@ -24,7 +24,7 @@ from sim.experiment.scenario import Scenario
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import Policy, policy_names, register
-from sim.report.notebook import Comparison, Results, Simulation, compare, load, simulate
+from sim.report.notebook import Comparison, Results, Simulation, compare, load, simulate, sweep
 from sim.seam.host import Host
 from sim.seam.lane import Lane
 from sim.seam.request import Request
@@ -70,5 +70,6 @@ __all__ = [
     "run_lengths",
     "save_profile",
     "simulate",
+    "sweep",
     "thresholds",
 ]

@@ -14,6 +14,7 @@ import numpy as np
 
 from calibrate.fit.errors import Comparison
 from sim.costs.profile import Profile
+from sim.files.write import write_figure
 
 DPI = 130
 PANEL = (3.4, 3.0)
@@ -46,7 +47,7 @@ def draw_check(path: Path, profile: Profile, comparisons: Sequence[Comparison]) 
     axes[1][0].set_ylabel("fitted / measured")
     axes[0][0].legend(loc="lower right", frameon=True)
     figure.suptitle(f"{profile.name}\nmeasured and fitted, {profile.gpu.name} roofs", fontsize="medium")
-    figure.savefig(path, dpi=DPI)
+    write_figure(path, lambda scratch: figure.savefig(scratch, dpi=DPI))
     plt.close(figure)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from calibrate.cli.output import A_PATH, print_errors
-from sim.cli.console import write_text
+from sim.cli.console import claim, write_text
 
+FIGURE = "check.png"
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 
 
@@ -27,6 +28,10 @@ def check_command(profile: str, against: Path | None, json_path: str | None, out
     from calibrate.check.profile import check, check_json
     from sim.costs.profile_files import load
 
+    claim(
+        files={"--json": json_path, "--out": None if out is None else out / FIGURE},
+        inputs=[profile, *([against] if against is None or not against.is_dir() else against.rglob("*"))],
+    )
     loaded = load(profile)
     if against is not None and not against.exists():
         raise ValueError(f"--against {str(against)!r} does not exist")
@@ -43,7 +48,6 @@ def check_command(profile: str, against: Path | None, json_path: str | None, out
     if out is not None:
         from calibrate.check.figure import draw_check
 
-        out.mkdir(parents=True, exist_ok=True)
-        draw_check(out / "check.png", loaded, comparisons)
+        draw_check(out / FIGURE, loaded, comparisons)
     if json_path != "-":
         print_errors(loaded, errors)

@@ -24,7 +24,7 @@ def derive_command(origin: str, gpu: str | None, target: str | None, draft: str 
     from calibrate.hardware.models import shapes_of
     from sim.costs.profile_files import load
 
-    check_out(out)
+    check_out(out, [origin, target, draft])
     if gpu is None and target is None:
         raise ValueError("derive: nothing to change; give --gpu, or --target with or without --draft")
     if draft is not None and target is None:

@@ -7,14 +7,18 @@ Importing this module imports click alone. Not here: the imports themselves (cal
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from calibrate.cli.output import A_PATH, check_out, needs_analysis, write
 
+if TYPE_CHECKING:
+    from sim.costs.shapes import ModelShape
+
+TABLE_ENGINES = ("vllm", "sglang", "trtllm")
 IMPORT_EXAMPLE = (
-    "Example: lanesim calibrate import aiconfigurator systems/ --gpu h100-sxm --target llama-3.1-8b --out p.json"
+    "Example: lanesim calibrate import aiconfigurator --gpu h200-sxm --target llama-3.1-8b --weights fp8 --out p.json"
 )
 GAP_OPTION = click.option(
     "--gap-ms",
@@ -33,48 +37,91 @@ def import_group() -> None:
     "aiconfigurator",
     epilog=IMPORT_EXAMPLE,
 )
-@click.argument("path", type=A_PATH)
-@click.option("--gpu", required=True, help="GPU, such as h100-sxm.")
+@click.argument("path", type=A_PATH, required=False)
+@click.option("--gpu", required=True, help="GPU, such as h200-sxm.")
 @click.option("--target", required=True, help="Target model: a known name or a config.json.")
 @click.option("--draft", default=None, help="Draft model, likewise.")
 @click.option("--tp", default=1, show_default=True, help="Devices that share the models (tensor parallel).")
+@click.option("--ep", default=None, type=int, help="Devices that the experts are spread over, instead of cut.")
+@click.option("--dp", default=1, show_default=True, help="Ranks whose attention has requests of its own.")
+@click.option("--weights", default=None, help="bf16, fp8, fp8-block, nvfp4, mxfp4 or int4; default: the config's own.")
+@click.option("--kv-dtype", default=None, help="Of the KV cache: bf16 or fp8; default: the config's own, else bf16.")
+@click.option("--engine", default="vllm", show_default=True, help="Whose kernels: vllm, sglang or trtllm[-VERSION].")
 @click.option(
     "--form",
-    type=click.Choice(["compact", "table"]),
-    default="compact",
-    show_default=True,
-    help="Fitted constants, or the models' own measured points.",
+    type=click.Choice(["points", "compact", "table"]),
+    default=None,
+    help="points: layers composed of kernels, any model (default without PATH); compact: fitted constants, plain dense "
+    "models (default with PATH); table: those models' own measured points.",
 )
 @GAP_OPTION
-@click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
+@click.option("--revision", default=None, help="Revision of the tables at PATH, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
 def aiconfigurator_command(
-    path: Path,
+    path: Path | None,
     gpu: str,
     target: str,
     draft: str | None,
     tp: int,
-    form: Literal["compact", "table"],
+    ep: int | None,
+    dp: int,
+    weights: str | None,
+    kv_dtype: str | None,
+    engine: str,
+    form: Literal["points", "compact", "table"] | None,
     gap_ms: float | None,
-    revision: str,
+    revision: str | None,
     out: Path,
 ) -> None:
-    """NVIDIA aiconfigurator's tables below PATH, which holds GPU folders and their YAML datasheets."""
+    """NVIDIA aiconfigurator's tables: those inside the installed aiconfigurator-core (`pip install 'lanesim[tables]'`),
+    or those below PATH, which holds GPU folders and their YAML datasheets."""
     from calibrate.hardware.models import shapes_of
 
-    check_out(out)
-    shapes = shapes_of(target, draft)
+    check_out(out, [target, draft, *([] if path is None else _below(path))])
+    asks_points = weights or kv_dtype or ep or dp > 1 or engine != "vllm"
+    form = form or ("compact" if path is not None and not asks_points else "points")
+    if form != "points" and asks_points:
+        raise ValueError(f"--form {form} has no --ep, --dp, --weights, --kv-dtype, --engine; leave --form out")
+    shapes = shapes_of(target, draft, plain=form != "points")
     try:
+        from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
         from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
 
-        profile = import_aiconfigurator(
-            path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form, gap_s=_gap_s(gap_ms)
-        )
+        if path is None:
+            path, revision = installed_tables()
+        revision = revision or "unrecorded revision"
+        if form == "points":
+            deployment = Deployment(tp, ep, dp, *_engine(engine))
+            profile = import_deployment(
+                path, gpu, *_in_formats(shapes, weights, kv_dtype), deployment, source=revision, gap_s=_gap_s(gap_ms)
+            )
+        else:
+            profile = import_aiconfigurator(
+                path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form, gap_s=_gap_s(gap_ms)
+            )
     except ImportError as error:
         raise needs_analysis(error) from None
     except OSError as error:
         raise ValueError(f"{path}: a table cannot be read: {error}") from error
     write(profile, out)
+
+
+def _engine(text: str) -> tuple[str, str | None]:
+    """`vllm-0.19` as name and version; raises ValueError for another engine."""
+    name, _, version = text.partition("-")
+    if name not in TABLE_ENGINES:
+        raise ValueError(f"--engine {text!r}: kernels are of {', '.join(TABLE_ENGINES)}, with -VERSION if you like")
+    return name, version or None
+
+
+def _in_formats(
+    shapes: tuple[ModelShape, ModelShape | None], weights: str | None, kv: str | None
+) -> tuple[ModelShape, ModelShape | None]:
+    """Target in the formats asked for; the draft keeps its weights and shares the KV format."""
+    from calibrate.hardware.models import with_formats
+
+    target, draft = shapes
+    return with_formats(target, weights, kv), None if draft is None else with_formats(draft, None, kv)
 
 
 @import_group.command(
@@ -117,7 +164,7 @@ def llmservingsim_command(
     """LLMServingSim's dense, per_sequence and attention tables in PATH, the folder of one GPU, model and degree."""
     from calibrate.hardware.models import shapes_of
 
-    check_out(out)
+    check_out(out, [target, draft, *_below(path), *_below(draft_path)])
     target_shape, draft_shape = shapes_of(target, draft)
     try:
         from calibrate.importers.llmservingsim.profile import import_llmservingsim
@@ -137,6 +184,13 @@ def llmservingsim_command(
     except ImportError as error:
         raise needs_analysis(error) from None
     write(profile, out)
+
+
+def _below(path: Path | None) -> list[Path]:
+    """The files that an import from `path` may read."""
+    if path is None:
+        return []
+    return [path, *path.rglob("*.csv"), *path.rglob("*.yaml"), *path.rglob("*.parquet")] if path.is_dir() else [path]
 
 
 def _gap_s(gap_ms: float | None) -> float | None:
@@ -164,7 +218,7 @@ def vidur_command(path: Path, gpu: str, target: str, tp: int, revision: str, out
     shipped profile's. Other models' mlp.csv below PATH give the error with the target left out of the fit."""
     from calibrate.hardware.models import source_of
 
-    check_out(out)
+    check_out(out, [target, *_below(path)])
     shape = source_of(target).shape
     try:
         from calibrate.importers.tables.vidur import import_vidur
@@ -190,7 +244,7 @@ def frontier_command(path: Path, gpu: str, target: str, revision: str, out: Path
     element-wise kernels, sampler and host are the shipped profile's."""
     from calibrate.hardware.models import source_of
 
-    check_out(out)
+    check_out(out, [target, *_below(path)])
     shape = source_of(target).shape
     try:
         from calibrate.importers.tables.frontier import import_frontier

@@ -61,7 +61,7 @@ def measure_command(
     Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
     OUT.points.jsonl as it comes; the same command again goes on from there, and with the other --form fits it anew.
     """
-    check_out(out)
+    check_out(out, [flags["target"], flags["draft"]])
     if budget is not None and not LEAST_BUDGET_S <= budget < float("inf"):
         raise ValueError(f"--budget {budget:g} must be at least {LEAST_BUDGET_S:g} seconds, and finite")
     if threads < 1:

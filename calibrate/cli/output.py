@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from sim.cli.console import claim
 
 if TYPE_CHECKING:
     from sim.costs.profile import KindError, Profile
@@ -18,12 +21,12 @@ def needs_analysis(error: ImportError) -> ValueError:
     return ValueError(f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})")
 
 
-def check_out(out: Path) -> None:
-    """Raise ValueError before any work where `out` cannot be a profile file."""
+def check_out(out: Path, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Hold `out` until the command ends. Raises ValueError, before any work, where it cannot be a profile file, or is
+    one of the `inputs`."""
     if out.suffix != ".json":
         raise ValueError(f"--out {str(out)!r} must end with .json: profiles are found by it")
-    if out.is_dir():
-        raise ValueError(f"--out {str(out)!r} is a directory; want a file")
+    claim(files={"--out": out}, inputs=inputs)
 
 
 def write(profile: Profile, out: Path) -> None:

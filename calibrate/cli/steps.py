@@ -29,10 +29,11 @@ def fit_steps_command(path: Path, name: str, source: str | None, json_path: str 
     drafts, as engines time it when they profile themselves. What the fitted law misses is kept as a ratio by tokens.
     """
     from calibrate.fit.steps import fit_steps, read_curve
-    from sim.cli.console import write_text
+    from sim.cli.console import claim, write_text
     from sim.costs.profile_files import load
 
-    check_out(out)
+    check_out(out, [path, name])
+    claim(files={"--json": json_path}, inputs=[path, name, out])
     profile, curve = load(name), read_curve(path)
     try:
         fit = fit_steps(profile, curve, source or path.name)

@@ -1,30 +1,61 @@
 """Models by what a user names them: a name of the table, a Hugging Face config.json, a local directory of weights.
 
+A config.json is read by what its keys mean, for the architectures named here; a key that changes the layers in a way
+that ModelShape cannot say is refused by its name, never passed over. Keys of vision towers and of training are.
 Not here: the table (sim.costs.shapes), building and loading models (realrun.model.weights).
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.costs.shapes import EAGLE3, ModelShape, eagle3_head, model
+from sim.costs.shapes import EAGLE3, KV_BITS, WEIGHT_BITS, Experts, Formats, Latent, ModelShape, eagle3_head, model
+from sim.files.json_values import read_json
+from sim.names import unknown
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """`model_type` of a config.json -> family of the real passes."""
+GATED = (
+    *FAMILIES, "phi3", "olmo2", "olmo3", "granite", "gemma", "gemma2", "gemma3_text", "smollm3", "seed_oss",
+    "ministral", "mistral3_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "mixtral",
+    "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "olmoe",
+    "granitemoe",
+)  # fmt: skip
+"""Architectures with a gated MLP."""
+UNGATED = ("opt", "gpt_neox", "gpt2", "phi", "starcoder2", "nemotron", "gpt_bigcode")
+"""Architectures whose MLP is up and down alone."""
+EXPERTS_ARE_THE_MLP = ("mixtral", "gpt_oss", "minimax_m2", "granitemoe", "olmoe")
+"""`intermediate_size` there is an expert's."""
+NOT_UNDERSTOOD = {
+    "index_topk": "sparse attention by an indexer",
+    "linear_num_key_heads": "linear attention",
+    "linear_attn_config": "linear attention",
+    "attention_chunk_size": "chunked attention",
+    "ssm_cfg": "state-space layers",
+    "mamba_num_heads": "state-space layers",
+    "mamba_d_state": "state-space layers",
+    "hybrid_override_pattern": "state-space layers",
+    "num_kv_shared_layers": "layers that share KV",
+    "compress_ratios": "compressed KV",
+}
+"""Keys that change what a layer is, where they are set."""
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "intermediate": "intermediate_size",
-    "heads": "num_attention_heads",
-    "vocab": "vocab_size",
-    "max_context": "max_position_embeddings",
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden": ("hidden_size", "n_embd"),
+    "intermediate": ("intermediate_size", "ffn_dim", "n_inner"),
+    "heads": ("num_attention_heads", "n_head"),
+    "vocab": ("vocab_size",),
+    "max_context": ("max_position_embeddings", "n_positions"),
 }
+"""By field, the keys that say it; the first is the usual one."""
+QUANTISED = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
+"""`quant_method` -> weight format, where no more needs to be known."""
+EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
 
 
 class Source(NamedTuple):
@@ -35,23 +66,40 @@ class Source(NamedTuple):
     weights: Path | None
 
 
-def source_of(name: str) -> Source:
-    """Raises ValueError for what is neither a known name, nor a config.json, nor a directory that holds one."""
+def source_of(name: str, *, plain: bool = True) -> Source:
+    """Raises ValueError for what is neither a known name, nor a config.json, nor a directory that holds one; and, if
+    `plain`, for a model that only tables of its own kernels can price."""
     path = Path(name)
     if path.is_dir():
         has_weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
-        return _from_config(path / "config.json", path if has_weights else None)
-    if path.suffix == ".json":
-        return _from_config(path, None)
-    return Source(model(name), None, None)
+        source = _from_config(path / "config.json", path if has_weights else None)
+    elif path.suffix == ".json":
+        source = _from_config(path, None)
+    else:
+        source = Source(model(name), None, None)
+    if plain and not source.shape.is_plain:
+        raise ValueError(
+            f"{name}: {_special(source.shape)} has no cost form here, only in "
+            "`lanesim calibrate import aiconfigurator`; want a dense decoder in one number format"
+        )
+    return source
 
 
-def shapes_of(target: str, draft: str | None) -> tuple[ModelShape, ModelShape | None]:
+def _special(shape: ModelShape) -> str:
+    """What about `shape` is not plain, in words."""
+    if shape.experts is not None:
+        return "a mixture-of-experts model"
+    if shape.latent is not None:
+        return "latent attention"
+    return "sliding-window attention" if shape.window_layers else "a quantised model"
+
+
+def shapes_of(target: str, draft: str | None, *, plain: bool = True) -> tuple[ModelShape, ModelShape | None]:
     """Dimensions of a target and its draft; `eagle3` is the target's own EAGLE-3 head."""
-    shape = source_of(target).shape
+    shape = source_of(target, plain=plain).shape
     if draft is None:
         return shape, None
-    return shape, eagle3_head(shape) if draft == EAGLE3 else source_of(draft).shape
+    return shape, eagle3_head(shape) if draft == EAGLE3 else source_of(draft, plain=plain).shape
 
 
 def with_dtype(shape: ModelShape, dtype: str) -> ModelShape:
@@ -61,48 +109,188 @@ def with_dtype(shape: ModelShape, dtype: str) -> ModelShape:
     return msgspec.structs.replace(shape, dtype_bytes=DTYPE_BYTES[dtype])
 
 
+def with_formats(shape: ModelShape, weights: str | None, kv: str | None) -> ModelShape:
+    """`shape` with its weights in `weights` and its KV in `kv`; None leaves what the model's own files say.
+
+    As checkpoints are published: fp8 is for all layers; of 4 bits, a model with experts has its experts (and with nvfp4
+    its MLPs) so, and attention stays. Raises ValueError for an unknown format.
+    """
+    own = shape.formats or Formats()
+    if weights is not None:
+        if weights not in WEIGHT_BITS:
+            raise ValueError(unknown("weight format", weights, WEIGHT_BITS))
+        is_narrow_sparse = shape.experts is not None and WEIGHT_BITS[weights] < 8.0
+        own = Formats(
+            projections="bf16" if is_narrow_sparse else weights,
+            mlp="bf16" if is_narrow_sparse and weights != "nvfp4" else weights,
+            experts=weights if shape.experts is not None else "bf16",
+            kv=own.kv,
+        )
+    if kv is not None:
+        if kv not in KV_BITS:
+            raise ValueError(unknown("KV format", kv, KV_BITS))
+        own = msgspec.structs.replace(own, kv=kv)
+    return msgspec.structs.replace(shape, formats=None if own == Formats() else own)
+
+
+def format_names(shape: ModelShape) -> str:
+    """The formats as a name's ending: empty where all is bf16, else such as `-fp8` or `-fp8-kv8`."""
+    formats = shape.formats
+    if formats is None:
+        return ""
+    weights = formats.experts if shape.experts is not None else formats.mlp
+    return ("" if weights == "bf16" else f"-{weights}") + ("-kv8" if formats.kv == "fp8" else "")
+
+
 def _from_config(path: Path, weights: Path | None) -> Source:
     config = _read(path)
-    family = FAMILIES.get(str(config.get("model_type")))
-    if family is None:
+    outer = config
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        config = {**{key: config[key] for key in ("tie_word_embeddings",) if key in config}, **text}
+    kind = str(config.get("model_type"))
+    if kind not in (*GATED, *UNGATED):
         raise ValueError(
-            f"{path}: model_type={config.get('model_type')!r} must be one of {', '.join(FAMILIES)} (dense decoders)"
+            f"{path}: model_type={config.get('model_type')!r} is not understood; "
+            f"want one of {', '.join(sorted((*GATED, *UNGATED)))}"
         )
-    if any(config.get(key) for key in EXPERTS):
-        raise ValueError(f"{path}: mixture-of-experts models have no cost form here; want a dense decoder")
-    dimensions: dict[str, Any] = {field: _whole(path, config, key) for field, key in NEEDED.items()}
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    for key, what in NOT_UNDERSTOOD.items():
+        if config.get(key):
+            raise ValueError(f"{path}: {key}={_short(config[key])}: {what} has no cost form here")
+    dimensions: dict[str, Any] = {field: _whole(path, config, keys) for field, keys in NEEDED.items()}
     kv_heads = config.get("num_key_value_heads") or dimensions["heads"]
+    if config.get("multi_query") is True:
+        kv_heads = 1
     head_dim = config.get("head_dim") or dimensions["hidden"] // dimensions["heads"]
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     name = (path.parent.name if path.name == "config.json" else path.stem).lower()
+    window, window_layers = _window(path, config, kind, dimensions["layers"])
     try:
         shape = ModelShape(
             name=name or "model",
             kv_heads=int(kv_heads),
             head_dim=int(head_dim),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tied_embeddings=bool(config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
             dtype_bytes=DTYPE_BYTES.get(dtype, 2),
+            is_gated=kind in GATED,
+            experts=_experts(path, config, kind, dimensions["intermediate"]),
+            latent=_latent(path, config),
+            window=window,
+            window_layers=window_layers,
             **dimensions,
         )
+        quantisation = config.get("quantization_config") or outer.get("quantization_config")
+        if isinstance(quantisation, dict):
+            shape = _quantised(path, shape, quantisation)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return Source(shape, family, weights)
+        raise ValueError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+    return Source(shape, FAMILIES.get(kind), weights)
+
+
+TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt")
+
+
+def _experts(path: Path, config: dict[str, Any], kind: str, intermediate: int) -> Experts | None:
+    found = [key for key in EXPERTS if config.get(key)]
+    if not found:
+        return None
+    per_token = config.get("num_experts_per_tok") or config.get("experts_per_token")
+    if not isinstance(per_token, int):
+        raise ValueError(f"{path}: mixture-of-experts ({found[0]}) without num_experts_per_tok")
+    own = config.get("moe_intermediate_size")
+    if own is None and kind not in EXPERTS_ARE_THE_MLP:
+        raise ValueError(f"{path}: mixture-of-experts ({found[0]}) without moe_intermediate_size")
+    if (
+        config.get("mlp_only_layers")
+        or config.get("decoder_sparse_step", 1) != 1
+        or config.get("moe_layer_freq", 1) != 1
+    ):
+        raise ValueError(f"{path}: layers with and without experts in turn (mlp_only_layers, decoder_sparse_step, ...)")
+    wide = intermediate if own is None else int(own)
+    shared = config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size")
+    if not shared:
+        shared = int(config.get("n_shared_experts") or 0) * wide
+    return Experts(
+        num=_whole(path, config, (found[0],)),
+        per_token=per_token,
+        intermediate=wide,
+        shared_intermediate=int(shared),
+        dense_layers=int(config.get("first_k_dense_replace") or 0),
+    )
+
+
+def _latent(path: Path, config: dict[str, Any]) -> Latent | None:
+    if not config.get("kv_lora_rank"):
+        return None
+    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    kv_rank, nope, rope, value = (_whole(path, config, (key,)) for key in keys)
+    query_rank = int(config.get("q_lora_rank") or 0)
+    return Latent(query_rank=query_rank, kv_rank=kv_rank, nope_dim=nope, rope_dim=rope, value_dim=value)
+
+
+def _window(path: Path, config: dict[str, Any], kind: str, layers: int) -> tuple[int, int]:
+    """Tokens of the sliding window and how many layers have it; (0, 0) where none has."""
+    window = config.get("sliding_window")
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        strange = sorted({str(each) for each in kinds} - {"sliding_attention", "full_attention", "attention"})
+        if strange:
+            raise ValueError(f"{path}: layer_types has {', '.join(strange)}, which has no cost form here")
+        num = sum(each == "sliding_attention" for each in kinds)
+        if num and not window:
+            raise ValueError(f"{path}: layer_types has sliding_attention and sliding_window={window!r}")
+        return (int(window or 0), num) if num else (0, 0)
+    if not window or config.get("use_sliding_window") is False:
+        return 0, 0
+    if kind == EVERY_OTHER:
+        return int(window), layers // 2
+    if kind == EVERY_SIXTH_FULL:
+        return int(window), layers - layers // int(config.get("sliding_window_pattern") or 6)
+    first = int(config.get("max_window_layers") or 0) if config.get("use_sliding_window") else 0
+    return (int(window), layers - first) if first < layers else (0, 0)
+
+
+def _quantised(path: Path, shape: ModelShape, config: dict[str, Any]) -> ModelShape:
+    """`shape` in the formats of its checkpoint. Raises ValueError for those that are not known."""
+    method = str(config.get("quant_method"))
+    if method == "fp8" and config.get("weight_block_size"):
+        return with_formats(shape, "fp8-block", None)
+    if method in QUANTISED:
+        return with_formats(shape, QUANTISED[method], None)
+    if method == "modelopt":
+        algorithm = str(config.get("quant_algo")).lower()
+        kv = "fp8" if "fp8" in str(config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo")).lower() else None
+        if algorithm in ("fp8", "nvfp4"):
+            return with_formats(shape, algorithm, kv)
+    if method == "compressed-tensors":
+        groups = list((config.get("config_groups") or {}).values())
+        weights = groups[0].get("weights") or {} if groups and isinstance(groups[0], dict) else {}
+        found: dict[tuple[Any, str], str] = {(4, "int"): "int4", (8, "float"): "fp8", (4, "float"): "nvfp4"}
+        name = found.get((weights.get("num_bits"), str(weights.get("type"))))
+        if name is not None:
+            return with_formats(shape, name, None)
+    raise ValueError(
+        f"{path}: quantization_config (quant_method={method!r}) is not understood; leave it out and give --weights"
+    )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 40 else text[:37] + "..."
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
+    config = read_json(path, "model config")
     if not isinstance(config, dict):
         raise ValueError(f"{path}: must hold a JSON object, got {type(config).__name__}")
     return config
 
 
-def _whole(path: Path, config: dict[str, Any], key: str) -> int:
+def _whole(path: Path, config: dict[str, Any], keys: tuple[str, ...]) -> int:
+    key = next((key for key in keys if config.get(key) is not None), keys[0])
     value = config.get(key)
+    if key == "intermediate_size" and value is None and config.get("hidden_size"):
+        value = config.get("moe_intermediate_size")
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{path}: {key}={value!r} must be a whole number of at least 1")
     return value

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from calibrate.hardware.models import Source, source_of, with_dtype
+from calibrate.hardware.models import FAMILIES, Source, source_of, with_dtype
 from calibrate.measure.grid import Limits
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
@@ -17,6 +17,7 @@ from realrun.model.attention import CONTEXT_STEP, PAGE_STEP, Attention
 from realrun.model.kv import KvLayout
 from realrun.model.memory import check_fits
 from realrun.model.weights import Family, load_model, random_model
+from sim.costs.shapes import MODELS
 from sim.names import unknown
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -77,6 +78,8 @@ def pair_spec(
     sources = []
     for name in (target, draft):
         source = source_of(name) if name is not None else None
+        if name is not None and source is not None and source.family is None and name not in MODELS:
+            raise ValueError(f"{name}: passes can be built for {', '.join(FAMILIES)} (model_type), not for this one")
         sources.append(source and source._replace(shape=with_dtype(source.shape, dtype)))
     assert sources[0] is not None
     longest = min(source.shape.max_context for source in sources if source is not None)

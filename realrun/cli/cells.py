@@ -50,6 +50,22 @@ EXAMPLE = (
     metavar="OUT.json",
     help="Write the profile with the fitted constant.",
 )
+@click.option(
+    "--requests",
+    "requests_path",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FILE.csv",
+    help="The requests of every cell, in order: prompt_tokens, output_tokens. The loop goes through them in whole "
+    "passes; input_len and output_len are not needed then.",
+)
+@click.option(
+    "--acceptance-spread",
+    type=float,
+    default=None,
+    metavar="S",
+    help="Requests differ in luck by a standard deviation of S on the logit scale; the cells' rates stay their mean.",
+)
 @click.option("--max-num-seqs", type=int, default=None, help="Where the table has no such column [the engine's].")
 @click.option("--max-num-batched-tokens", type=int, default=None, help="Likewise [2048].")
 @engine_options
@@ -77,14 +93,17 @@ def cells_command(
     fits: Sequence[str],
     fit_metric: str,
     fit_constant: str,
+    requests_path: Path | None,
+    acceptance_spread: float | None,
     **flags: Any,
 ) -> None:
     """Simulate the closed-loop cells of TABLE.csv and say how far off the simulator was at each.
 
     Columns: concurrency, input_len, output_len; optional num_prompts, num_speculative_tokens, acceptance_length (bonus
     included) or acceptance, output_len_std and output_len_max (outputs vary), max_num_seqs, max_num_batched_tokens,
-    label, arm; and measured means: ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput (tokens/s). Cells without
-    speculation run `autoregressive`, others `continuous`.
+    num_gpu_blocks, label, arm; and what was measured: means ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput
+    (tokens/s), percentiles ttft_p95_ms, tpot_p50_ms, tpot_p95_ms, itl_p50_ms. Cells without speculation run
+    `autoregressive`, others `continuous`.
 
     With --fit one constant is fitted on the marked cells and the others are judged. Where cells with and without
     speculation pair up (same label, or the same up to its last "/" without an arm; same concurrency and lengths), the
@@ -93,11 +112,11 @@ def cells_command(
     from realrun.validate.cells.compare import Setup, judge_cells, result_of
     from realrun.validate.cells.fit import HOST_CONSTANTS, marked, parse_mark
     from realrun.validate.cells.report import draw_cells, print_cells
-    from realrun.validate.cells.table import MEASURED, parse_columns, read_cells
+    from realrun.validate.cells.table import MEASURED, parse_columns, read_cells, read_request_list
     from sim.costs.profile_files import load
     from sim.names import unknown
 
-    check_outputs(flags)
+    check_outputs(flags, [path, profile_name, flags["engine_name"]])
     _check_fit(fits, flags["fitted_profile"])
     for name, value, known in (
         ("--fit-metric", fit_metric, MEASURED),
@@ -110,11 +129,13 @@ def cells_command(
         waves=flags["waves"],
         warmup_waves=flags["warmup_waves"],
         method=flags["method"],
+        requests=read_request_list(requests_path) if requests_path is not None else (),
+        acceptance_spread=acceptance_spread,
         seed=flags["seed"],
     )
     marks = [parse_mark(text) for text in fits]
     profile = load(profile_name)
-    table = read_cells(path, parse_columns(columns))
+    table = read_cells(path, parse_columns(columns), has_requests=requests_path is not None)
     is_fit = marked(table.cells, marks)
     fit = None
     if marks:
@@ -135,15 +156,12 @@ def cells_command(
 
 
 def _check_fit(fits: Sequence[str], out: Path | None) -> None:
-    from sim.files.lock import check_writable
-
     if out is None:
         return
     if not fits:
         raise ValueError("--fitted-profile writes what --fit found: mark cells with --fit COLUMN=VALUE")
     if out.suffix != ".json":
         raise ValueError(f"--fitted-profile {str(out)!r} must end with .json: profiles are found by it")
-    check_writable(out)
 
 
 def _fit(

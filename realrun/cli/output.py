@@ -5,13 +5,13 @@ Not here: the results (realrun.validate.vllm.compare, realrun.validate.cells.com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from sim.cli.console import write_text
+from sim.cli.console import claim, write_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,19 +32,17 @@ def output_options(function: F) -> F:
     return function
 
 
-def check_outputs(flags: dict[str, Any]) -> None:
-    """Raise ValueError, before any work, where --out, --plots or --json cannot be."""
-    from sim.files.lock import check_writable
-
+def check_outputs(flags: dict[str, Any], inputs: Iterable[str | Path | None]) -> None:
+    """Hold --out, --json and --fitted-profile until the command ends. Raises ValueError, before any work, where one
+    cannot be, or is one of the `inputs`."""
     out: Path | None = flags["out"]
     if flags["plots"] and out is None:
         raise ValueError("--plots draws into a directory: add --out DIR")
-    if out is not None:
-        if out.exists() and not out.is_dir():
-            raise ValueError(f"--out {str(out)!r} is a file; want a directory")
-        check_writable(out / RESULT)
-    if flags["json_path"] not in (None, "-"):
-        check_writable(Path(flags["json_path"]))
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"--out {str(out)!r} is a file; want a directory")
+    result = None if out is None else out / RESULT
+    files = {"--out": result, "--json": flags["json_path"], "--fitted-profile": flags.get("fitted_profile")}
+    claim(files=files, inputs=inputs)
 
 
 def write_result(result: dict[str, Any], flags: dict[str, Any]) -> None:

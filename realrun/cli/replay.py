@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.options import ListOptions, gather, scenario_options
+from sim.cli.console import claim
+from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 
 if TYPE_CHECKING:
     from realrun.replay.genuine import Tied
@@ -55,13 +56,15 @@ def replay_command(**flags: Any) -> None:
     from sim.costs.profile_files import load
     from sim.experiment.assemble import check
     from sim.experiment.scenario import resolve
-    from sim.report.results import check_out, writing
+    from sim.report.results import check_out, place_of, writing
 
+    path = flags["scenario"]
     raw = gather(flags)
     raw.setdefault("workload", {}).setdefault("num_prompts", NUM_PROMPTS)
     scenario = resolve(raw)
     out: Path = flags["out"]
-    check_out(out, scenario.digest, overwrite=flags["overwrite"])
+    claim(folders={"--out": out}, inputs=inputs_of(path, scenario))
+    check_out(out, scenario.digest, overwrite=flags["overwrite"], is_replay=True)
     profile = load(scenario.profile)
     check(scenario, profile)
     profile, tied = _pair(profile, flags["acceptance_from"], flags["epsilon"], flags["draft_layers"])
@@ -69,11 +72,14 @@ def replay_command(**flags: Any) -> None:
     from realrun.replay.run import result_of, write_replays
 
     result = result_of(scenario, replays, about)
-    with writing(out) as scratch:
+    is_partial = result["replay"]["partial"]
+    place = place_of(out, is_partial=is_partial)
+    with writing(place) as scratch:
         write_replays(scratch, scenario, result, replays)
-    _report(result, out)
-    if result["replay"]["partial"]:
-        print(f"lanesim: interrupted; {out} holds a partial record", file=sys.stderr)
+    _report(result, place)
+    if is_partial:
+        kept = "" if place == out else f"; {out} holds the complete one still"
+        print(f"lanesim: interrupted; {place} holds a partial record{kept}", file=sys.stderr)
         raise SystemExit(130)
 
 

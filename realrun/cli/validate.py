@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import write_text
+from sim.cli.console import claim, write_text
 from sim.cli.lazy import Commands, LazyGroup
 
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
     from realrun.validate.compare import judge, result_of
     from realrun.validate.readback import read_replay, read_summary
     from sim.costs.profile_files import load
-    from sim.report.results import to_json
+    from sim.report.results import others_of, to_json
 
+    claim(files={"--json": json_path}, inputs=[profile_name, *others_of(directory)])
     scenario, summary = read_summary(directory)
     profile = load(profile_name if profile_name is not None else directory / "profile.json")
     if profile_name is not None and summary["replay"]["acceptance"] == "model":

@@ -47,7 +47,8 @@ def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, se
     from sim.costs.profile_files import load
     from sim.workload.content import BLOCK_TOKENS
 
-    check_outputs(flags)
+    tape = (flags["acceptance"] or "").removeprefix("tape:")
+    check_outputs(flags, [path, profile, flags["engine_name"], tape, tape.rpartition("#")[0]])
     speculation = _speculation(flags, policy)
     engine = engine_block(flags)
     loaded = load(profile)

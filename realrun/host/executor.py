@@ -62,8 +62,12 @@ class Lane(Protocol):
 
 
 class Executor(Protocol):
+    def check(self, stream: Stream) -> None:
+        """Raises ValueError for a stream that this executor cannot serve; called as it is made."""
+        ...
+
     def lane(self, stream: Stream, clock: Clock) -> Lane:
-        """The lane of a new stream. Raises ValueError for a stream that this executor cannot serve."""
+        """The lane of a new stream."""
         ...
 
     def submitted(self, job: Job) -> None:
@@ -75,15 +79,29 @@ class Executor(Protocol):
         ...
 
 
+def check_whole(stream: Stream, *, is_one_gpu: bool = True) -> None:
+    """Raise ValueError for a share of a GPU, and where there is but one GPU for any other device."""
+    if (is_one_gpu and stream.device != 0) or stream.sm_share is not None:
+        raise ValueError(
+            f"stream {stream.name!r}: device={stream.device!r}, sm_share={stream.sm_share!r}; a real run has device 0, "
+            "whole"
+        )
+
+
 class ConstantExecutor:
     """Every kind of work takes a fixed time and computes nothing.
 
-    `is_async` issues in no time and takes the seconds on the device; otherwise issuing takes them, as on a CPU.
+    `is_async` issues in no time and takes the seconds on the device; otherwise issuing takes them, as on a CPU. Unless
+    `is_one_gpu` there are as many GPUs and links as streams ask for.
     """
 
-    def __init__(self, device_s: Mapping[Kind, float], *, is_async: bool = False) -> None:
+    def __init__(self, device_s: Mapping[Kind, float], *, is_async: bool = False, is_one_gpu: bool = False) -> None:
         self._device_s = device_s
         self._is_async = is_async
+        self._is_one_gpu = is_one_gpu
+
+    def check(self, stream: Stream) -> None:
+        check_whole(stream, is_one_gpu=self._is_one_gpu)
 
     def lane(self, stream: Stream, clock: Clock) -> Lane:
         return _ConstantLane(self._device_s, clock, self._is_async)

@@ -92,11 +92,9 @@ class GpuHost(TaskHost):
             raise RuntimeError(f"stream {name!r} must be made before the first work is submitted")
         if name in self._streams:
             raise ValueError(f"stream {name!r} exists already")
-        if device != 0 or sm_share is not None:
-            raise ValueError(
-                f"stream {name!r}: device={device!r}, sm_share={sm_share!r}; a real run has device 0, whole"
-            )
-        stream = self._streams[name] = Stream(name=name, device=device, priority=priority)
+        stream = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
+        self._executor.check(stream)
+        self._streams[name] = stream
         return stream
 
     def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> GpuTicket:

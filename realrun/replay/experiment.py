@@ -36,6 +36,11 @@ def check_replayable(experiment: Experiment) -> None:
         )
     if scenario.policy_options.kv is KvMode.NONE and not experiment.policy.is_continuous:
         raise ValueError("policy_options.kv=none can be simulated only; a replay keeps KV: use rollback or reforward")
+    num_gpus = scenario.devices.count * experiment.num_gpus
+    if num_gpus > 1:
+        raise ValueError(
+            f"policy {experiment.policy_name!r} on {num_gpus} GPUs can be simulated only; a replay has one"
+        )
     if isinstance(scenario.engine.cuda_graph, str):
         raise ValueError(
             f"engine.cuda_graph={scenario.engine.cuda_graph} can be simulated only; a replay captures all or none"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from realrun.host.clocks import Clock
-from realrun.host.executor import Handle, Job, Lane, Outcome
+from realrun.host.executor import Handle, Job, Lane, Outcome, check_whole
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, Submitted
 from realrun.kernels.rows import PromptChunk, Slot
@@ -33,10 +33,14 @@ SLOT_PATIENCE_S = 60.0
 
 
 class PairExecutor:
-    """Executes PREFILL, DRAFT, VERIFY, STEP and HOST works on `kernels`. `seed` draws the prompts' tokens."""
+    """Executes PREFILL, DRAFT, VERIFY, STEP and HOST works on `kernels`. `seed` draws the prompts' tokens.
 
-    def __init__(self, kernels: PairKernels, *, seed: int = 0) -> None:
-        self.kernels, self.seed = kernels, seed
+    With `stands_for_all` the one device stands for all GPUs and links that a policy asks for, and copies are free: what
+    is computed is real, how long it takes is not.
+    """
+
+    def __init__(self, kernels: PairKernels, *, seed: int = 0, stands_for_all: bool = False) -> None:
+        self.kernels, self.seed, self.stands_for_all = kernels, seed, stands_for_all
         self._issuers: dict[tuple[str, int], Issuer] = {}
         """By name and priority of the stream: policies give one name different priorities."""
         self._lock = threading.Condition()
@@ -46,6 +50,9 @@ class PairExecutor:
         """Drafted tokens that the newest verify of a request accepted."""
         self.outputs: dict[int, list[int]] = {}
         """Emitted tokens of requests that have given their slot back, by arrival index; may run past what was asked."""
+
+    def check(self, stream: Stream) -> None:
+        check_whole(stream, is_one_gpu=not self.stands_for_all)
 
     def lane(self, stream: Stream, clock: Clock) -> Lane:
         key = stream.name, stream.priority
@@ -189,7 +196,7 @@ class PairLane:
         torch.set_num_threads(1)
 
     def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
-        if job.work.kind is Kind.HOST:
+        if job.work.kind in (Kind.HOST, Kind.COPY):
             return _HostHandle(self.clock, job.work.host_s)
         for handle in after:
             if isinstance(handle, PairHandle):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from realrun.validate.compare import LATENCIES, Judged
+from sim.files.write import write_figure
 from sim.metrics.records import WorkRecord
 from sim.metrics.summary import latencies_s
 from sim.report.work_figures import KIND_COLOURS, timeline_window
@@ -126,5 +127,5 @@ def _save(figure: Any, path: Path, judged: Judged, title: str) -> None:
     verdict, profile = judged.verdict, judged.observed.experiment.profile
     figure.suptitle(f"{profile.name}, {verdict['policy']}, seed {verdict['seed']}: {title}", x=0.01, ha="left")
     figure.tight_layout()
-    figure.savefig(path, dpi=DPI)
+    write_figure(path, lambda scratch: figure.savefig(scratch, dpi=DPI))
     plt.close(figure)

@@ -28,6 +28,7 @@ from sim.acceptance.quoted import (
     QuotedModel,
     QuotedTape,
 )
+from sim.acceptance.spread import QuotedSpread
 from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.names import unknown
 
@@ -55,6 +56,8 @@ FORMS = {
     "tape": "tape:FILE or tape:FILE#FIELD",
 }
 """Name of each form and how it is written."""
+SPREADABLE = ("iid", "length", "vllm", "per-position")
+SPREAD_FORM = "vllm:.54,.33,.21~1.1 (standard deviation of the requests' shifts on the logit scale)"
 Build = Callable[[Sequence[float], int], Acceptance]
 """From the numbers after the colon and the draft length to a model; raises ValueError."""
 _registered: dict[str, tuple[Build, str]] = {}
@@ -93,8 +96,8 @@ def parse_quoted(text: str) -> Quoted:
     at whatever draft length is in use; `vllm:U1,U2,..` unconditional rates by place, measured with drafts of as many
     tokens; `per-position:R1,R2,..` conditional ones, the last repeating; `beta:A,B` a rate per request;
     `markov:FIRST,AFTER` the chance of a token after a missed one, and after an accepted one;
-    `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `tape:FILE` recorded. Raises ValueError, one
-    line.
+    `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `tape:FILE` recorded. `~S` after the numbers of
+    the first four: requests differ, by a standard deviation of S on the logit scale. Raises ValueError, one line.
 
     >>> import lanesim
     >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")
@@ -112,6 +115,9 @@ def parse_quoted(text: str) -> Quoted:
         raise ValueError(f"acceptance {text!r}: nothing after {name!r}; write {forms[name]}")
     if name == "tape":
         return QuotedTape(TapeAcceptance(read_tapes(rest)))
+    rest, tilde, spread = rest.partition("~")
+    if tilde:
+        return _with_spread(text, name, rest, spread)
     if name == "length":
         return _length(text, rest)
     values = _numbers(text, forms[name], rest)
@@ -121,6 +127,14 @@ def parse_quoted(text: str) -> Quoted:
         return _built_in(text, name, values)
     except ValueError as error:
         raise ValueError(f"{error}; write {_nearest(name, values)}") from None
+
+
+def _with_spread(text: str, name: str, rest: str, spread: str) -> Quoted:
+    """`vllm:.54,.33,.21~1.4` and the like."""
+    if name not in SPREADABLE:
+        raise ValueError(f"acceptance {text!r}: only {', '.join(SPREADABLE)} take a spread of requests, ~{spread}")
+    (deviation,) = _numbers(text, SPREAD_FORM, spread, most=1)
+    return QuotedSpread(parse_quoted(f"{name}:{rest}"), deviation)
 
 
 def _built_in(text: str, name: str, values: list[float]) -> Quoted:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sim.cli.console import progress, write_text
+from sim.cli.console import claim, progress, write_text
 
 EXAMPLE = "\b\nExample:\n  lanesim claims --section A --json -"
 
@@ -24,7 +24,6 @@ def claims_command(
     from sim.claims.ledger import SECTIONS
     from sim.claims.report import print_rows, to_plain
     from sim.claims.run import DRAWS, judge_all
-    from sim.files.lock import check_writable
     from sim.names import unknown
     from sim.report.results import to_json
 
@@ -32,8 +31,7 @@ def claims_command(
     for name in names:
         if name not in SECTIONS:
             raise ValueError(unknown("section", name, SECTIONS))
-    if json_path not in (None, "-"):
-        check_writable(Path(json_path))
+    claim(files={"--json": json_path})
     with progress() as on_step:
         rows = judge_all(names, draws=draws or DRAWS, workers=workers, on_done=on_step)
     if plots is not None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import progress, write_text
-from sim.cli.options import ListOptions, gather, scenario_options
+from sim.cli.console import claim, progress, write_text
+from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
@@ -43,19 +43,19 @@ def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
     from sim.experiment.scenario import resolve
-    from sim.files.lock import check_writable
-    from sim.report.results import check_out, to_json
+    from sim.report.results import OWN_FILES, check_out, to_json
 
+    path = flags["scenario"]
     scenario = resolve(gather(flags))
     percentiles = _percentiles(flags["metric_percentiles"])
     asked = percentiles if flags["metric_percentiles"] else []
     out, json_path = flags["out"], flags["json_path"]
     if flags["plots"] and out is None:
         raise ValueError("--plots draws into a results directory: add --out DIR")
+    inputs = inputs_of(path, scenario)
+    claim(files={"--json": json_path}, folders={"--out": out}, inputs=inputs, own_names=OWN_FILES)
     if out is not None:
         check_out(out, scenario.digest, overwrite=flags["overwrite"])
-    if json_path not in (None, "-"):
-        check_writable(Path(json_path))
     profile = load(scenario.profile)
     records: list[RunRecord] = []
     with_works = flags["plots"] if flags["with_works"] is None else flags["with_works"]

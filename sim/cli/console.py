@@ -1,4 +1,4 @@
-"""What commands do on a terminal: progress while they work, the result as JSON.
+"""What commands do on a terminal: progress while they work, the result as JSON, the places where it goes.
 
 Not here: tables (sim.report.tables).
 """
@@ -6,7 +6,7 @@ Not here: tables (sim.report.tables).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,59 @@ OnStep = Callable[[str, int, int], None]
 
 @contextmanager
 def progress() -> Iterator[OnStep]:
-    """A bar with the time left where stderr is a terminal, nothing elsewhere."""
+    """A bar with rate and time left where stderr is a terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
+    class RateColumn(ProgressColumn):
+        """How many are done in a second."""
 
-        def on_step(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                for task in tasks.values():
-                    bars.update(task, visible=False)
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:.3g}/s" if task.speed else "")
 
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeLeft())
+    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+    tasks: dict[str, Any] = {}
+
+    def on_step(stage: str, done: int, total: int) -> None:
+        if not tasks:
+            # Its thread begins when there is something to show: workers that are copies of this process come first.
+            bars.start()
+        if stage not in tasks:
+            for task in tasks.values():
+                bars.update(task, visible=False)
+            tasks[stage] = bars.add_task(stage, total=total)
+        bars.update(tasks[stage], completed=done, total=total)
+
+    try:
         yield on_step
+    finally:
+        if tasks:
+            bars.stop()
+
+
+def claim(
+    *,
+    files: Mapping[str, str | Path | None] = {},
+    folders: Mapping[str, Path | None] = {},
+    inputs: Iterable[str | Path | None] = (),
+    own_names: Collection[str] = (),
+) -> None:
+    """Check, compare with `inputs` and lock what the running command will write to, until it ends.
+
+    As sim.files.lock.destinations has it. Raises ValueError.
+    """
+    import click
+
+    from sim.files.lock import destinations
+
+    held = destinations(files=files, folders=folders, inputs=inputs, own_names=own_names)
+    click.get_current_context().with_resource(held)
 
 
 def write_text(path: str, text: str) -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from sim.names import unknown
+
+if TYPE_CHECKING:
+    from sim.experiment.scenario import Scenario
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,6 +91,13 @@ def gather(flags: dict[str, Any]) -> dict[str, Any]:
     for text in flags.pop("overrides"):
         set_dotted(raw, *parse_override(text))
     return raw
+
+
+def inputs_of(path: Path | None, scenario: Scenario) -> list[str | Path | None]:
+    """Files that a run of `scenario`, read from `path` where it was, may read: no output may go there."""
+    tape = scenario.speculation.acceptance.removeprefix("tape:")
+    named = [scenario.profile, scenario.engine.name, scenario.workload.dataset_path, tape]
+    return [path, *named, *(name.rpartition("#")[0] for name in named if name is not None and "#" in name)]
 
 
 def parse_goodput(texts: Sequence[str]) -> dict[str, float]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from sim.cli.console import claim
+
 
 @click.command("plot", epilog="Example: lanesim plot results/rate-1 results/rate-2 --out throughput_latency.png")
 @click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -22,9 +24,10 @@ def plot_command(directories: tuple[Path, ...], out: Path | None) -> None:
     """
     from sim.files.write import write_figure
     from sim.report.figures import draw_throughput_latency
-    from sim.report.results import read_summary
+    from sim.report.results import others_of, read_summary
 
-    results = [read_summary(directory) for directory in directories]
     out = out or directories[0].resolve().parent / "throughput_latency.png"
+    claim(files={"--out": out}, inputs=[path for each in directories for path in others_of(each)])
+    results = [read_summary(directory) for directory in directories]
     write_figure(out, lambda path: draw_throughput_latency(path, results))
     print(out)

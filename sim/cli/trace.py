@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from sim.cli.console import claim
+
 
 @click.command("trace", epilog="Example: lanesim trace results/demo-h100")
 @click.argument("directory", type=click.Path(path_type=Path))
@@ -18,9 +20,10 @@ def trace_command(directory: Path, out: Path | None, works: int | None) -> None:
     """
     from sim.files.write import write_text
     from sim.report.perfetto import trace_json_from_columns
-    from sim.report.results import read_columns
+    from sim.report.results import TRACE, others_of, read_columns
 
+    path = out if out is not None else directory / TRACE
+    claim(files={"--out": path}, inputs=others_of(directory))
     columns = read_columns(directory / "work.parquet"), read_columns(directory / "requests.parquet")
-    path = out if out is not None else directory / "trace.json"
     write_text(path, trace_json_from_columns(*columns, works))
     print(f"{path}: open it at ui.perfetto.dev")

@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 
 from sim.costs.profile import Gpu, HostCosts, Profile
+from sim.files.json_values import convert, parse_json
+from sim.files.read import read_text
 from sim.names import unknown
 
 ENGINES = Path(__file__).parent.parent / "engines"
@@ -166,12 +168,9 @@ def load_engine(name: str, gpu: str) -> EngineCosts:
 
 @lru_cache(maxsize=32)
 def _read(path: Path) -> _EngineFile:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_EngineFile)
-    except OSError as error:
-        raise ValueError(f"engine file {str(path)!r} cannot be read: {error.strerror or error}") from error
-    except msgspec.DecodeError as error:
-        raise ValueError(f"engine file {str(path)!r}: {error}") from error
+    where = f"engine file {str(path)!r}"
+    text = read_text(path, "engine file")
+    return convert(parse_json(text, where), _EngineFile, where, text)
 
 
 def own_engine(profile: Profile) -> EngineCosts | None:

@@ -6,7 +6,7 @@ Activations and the engine's own memory are not subtracted. Not here: how much a
 from __future__ import annotations
 
 from sim.costs.profile import Profile
-from sim.costs.shapes import ModelShape, kv_bytes_per_token
+from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 
 
 def loaded_models(profile: Profile, *, with_draft: bool) -> tuple[ModelShape, ...]:
@@ -20,7 +20,7 @@ def kv_capacity_tokens(profile: Profile, gpu_memory_utilization: float = 0.9, *,
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be in (0, 1]")
     models = loaded_models(profile, with_draft=with_draft)
     left = gpu_memory_utilization * profile.gpu.memory_bytes * profile.tensor_parallel
-    left -= sum(shape.weight_bytes for shape in models)
+    left -= sum(rank_weight_bytes(shape, profile.data_parallel) for shape in models)
     return max(0, int(left / sum(kv_bytes_per_token(shape, profile.tensor_parallel) for shape in models)))
 
 

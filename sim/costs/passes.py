@@ -144,18 +144,21 @@ def pass_use(
         tokens += new
         kv_tokens += new + history
         pairs += new * (history + 0.5 * new)
-    weights = shape.layers * shape.layer_weights * share
     head_weights = shape.vocab * shape.hidden * share
-    flops = 2.0 * tokens * weights + 2.0 * head_rows * head_weights
+    flops = 2.0 * tokens * shape.layers * shape.active_layer_weights * share + 2.0 * head_rows * head_weights
     flops += 4.0 * shape.layers * head_size * pairs
-    moved = (weights if tokens else 0.0) + (head_weights if head_rows else 0.0)
-    num_bytes = moved * shape.dtype_bytes + shape.layers * layer_kv_bytes(shape, tensor_parallel) * kv_tokens
+    num_bytes = head_weights * shape.dtype_bytes if head_rows else 0.0
+    if tokens:
+        num_bytes += shape.read_bytes(tokens) * share
+    num_bytes += shape.layers * layer_kv_bytes(shape, tensor_parallel) * kv_tokens
     return PassUse(flops, num_bytes + tokens * shape.layers * shape.elementwise_bytes_per_token * share)
 
 
 def layer_kv_bytes(shape: ModelShape, tensor_parallel: int) -> float:
-    """KV of one token in one layer on one device; a device has at least one KV head."""
-    return 2.0 * max(1, shape.kv_heads // tensor_parallel) * shape.head_dim * shape.dtype_bytes
+    """KV of one token in one layer on one device; a device has at least one KV head, or the whole latent vector."""
+    if shape.latent is not None:
+        return shape.layer_kv_bytes_per_token
+    return 2.0 * max(1, shape.kv_heads // tensor_parallel) * shape.head_dim * shape.kv_number_bytes
 
 
 def sizes(work: Work) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ import msgspec
 
 from sim.costs.kernels import CompactKernels, LinearKernels
 from sim.costs.points import TableKernels
-from sim.costs.shapes import ModelShape, kv_bytes_per_token
+from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""
@@ -216,6 +216,9 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: ModelShape
     draft: ModelShape | None
     tensor_parallel: int = 1
+    data_parallel: int = 1
+    """Ranks with requests of their own in lockstep, which share the experts; the profile, its KV and the load on it are
+    one rank's."""
     kernels: CompactKernels | TableKernels | LinearKernels
     """Tagged by `form`: "compact" constants, a "table" of measured points, or "linear": a line per model."""
     host: HostCosts
@@ -233,6 +236,8 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.tensor_parallel < 1:
             raise ValueError(f"tensor_parallel={self.tensor_parallel!r} must be at least 1")
+        if self.data_parallel < 1:
+            raise ValueError(f"data_parallel={self.data_parallel!r} must be at least 1")
         kernels = self.kernels
         if isinstance(kernels, CompactKernels):
             if self.tensor_parallel > 1 and kernels.all_reduce is None:
@@ -273,7 +278,7 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def weight_bytes(self) -> int:
         """Weights of all models, over all devices of the tensor-parallel group."""
-        return sum(shape.weight_bytes for shape in self.models)
+        return sum(rank_weight_bytes(shape, self.data_parallel) for shape in self.models)
 
     @property
     def kv_bytes_per_token(self) -> int:

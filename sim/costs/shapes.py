@@ -1,19 +1,81 @@
-"""Dimensions of public dense decoder models, and what follows from them: parameters, weight bytes, KV bytes.
+"""Dimensions of decoder models, and what follows from them: parameters, weight bytes, KV bytes.
 
-All are transformers with grouped-query attention (kv_heads == heads is multi-head), their MLP gated unless they say so.
-Biases and norms are left out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are those of each
-model's published config.json.
-Not here: how fast they run (sim.costs).
+The rule is a gated-MLP transformer with grouped-query attention (kv_heads == heads is multi-head); whatever differs is
+a field of its own: an ungated MLP, experts, latent attention, sliding windows, number formats. Biases and norms are
+left out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are those of each model's config.json.
+Not here: how fast they run (sim.costs), reading a config.json (calibrate.hardware.models).
 """
 
 from difflib import get_close_matches
 
 import msgspec
 
+WEIGHT_BITS = {"bf16": 16.0, "fp8": 8.0, "fp8-block": 8.0, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4.5}
+"""Bits of one weight by number format, scales included: one of 8 bits for 16 (nvfp4) or 32 (mxfp4) weights, of 16 for
+32 (int4); those of fp8 are under 0.1 %."""
+KV_BITS = {"bf16": 16.0, "fp8": 8.0}
+
+
+class Formats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Number formats of a model's parts: keys of WEIGHT_BITS, and of KV_BITS for `kv`. Embedding, LM head and router
+    stay at `dtype_bytes`."""
+
+    projections: str = "bf16"
+    """Attention's matrices."""
+    mlp: str = "bf16"
+    """Dense and shared MLPs."""
+    experts: str = "bf16"
+    kv: str = "bf16"
+
+    def __post_init__(self) -> None:
+        for field in ("projections", "mlp", "experts"):
+            if getattr(self, field) not in WEIGHT_BITS:
+                raise ValueError(f"{field}={getattr(self, field)!r} must be one of {', '.join(WEIGHT_BITS)}")
+        if self.kv not in KV_BITS:
+            raise ValueError(f"kv={self.kv!r} must be one of {', '.join(KV_BITS)}")
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The experts of every layer beyond the first `dense_layers`: a token goes through `per_token` of `num`, each as
+    wide as `intermediate`, and through a shared MLP of `shared_intermediate`, where there is one."""
+
+    num: int
+    per_token: int
+    intermediate: int
+    shared_intermediate: int = 0
+    dense_layers: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_token <= self.num:
+            raise ValueError(f"per_token={self.per_token!r} must be in 1..num={self.num}")
+        if self.intermediate < 1 or self.shared_intermediate < 0 or self.dense_layers < 0:
+            raise ValueError("intermediate must be positive, shared_intermediate and dense_layers not negative")
+
+    def unique(self, tokens: float) -> float:
+        """Experts that `tokens` tokens activate, expected, if each draws its experts uniformly and on its own:
+        num x (1 - (1 - per_token / num)^tokens). Real routers are skewed: kernel tables have the skew in their times.
+
+        >>> round(Experts(num=128, per_token=4, intermediate=2880).unique(8), 1)
+        28.7
+        """
+        return float(self.num * (1.0 - (1.0 - self.per_token / self.num) ** tokens))
+
+
+class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Latent attention (MLA, DeepSeek-V2, arXiv 2405.04434): queries and keys go through vectors of these ranks, and a
+    token's KV is one vector of kv_rank + rope_dim for all heads together."""
+
+    query_rank: int
+    """0: queries are projected at once."""
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A dense decoder. `intermediate` is the width of one half of the gated MLP, or of an MLP without a gate; `vocab`
-    counts rows of the LM head."""
+    """A decoder. `intermediate` is the width of one half of the gated MLP, or of an MLP without a gate; `vocab` counts
+    rows of the LM head."""
 
     name: str
     layers: int
@@ -34,6 +96,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The MLP has a gate beside its up projection."""
     embedding_rows: int = 0
     """Rows of the input embedding where they are not the LM head's `vocab`."""
+    experts: Experts | None = None
+    latent: Latent | None = None
+    window: int = 0
+    """Tokens that attention of `window_layers` layers looks back; the others see all."""
+    window_layers: int = 0
+    formats: Formats | None = None
+    """null: everything at `dtype_bytes`."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -55,16 +124,42 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for field in ("fused_features", "embedding_rows"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field}={getattr(self, field)!r} must not be negative")
+        if not 0 <= self.window_layers <= self.layers or (self.window_layers > 0) != (self.window > 0):
+            raise ValueError(f"window={self.window!r} goes with window_layers={self.window_layers!r} in 0..layers")
+        if self.experts is not None and self.experts.dense_layers >= self.layers:
+            raise ValueError(f"experts.dense_layers={self.experts.dense_layers} must be below layers={self.layers}")
+
+    @property
+    def is_plain(self) -> bool:
+        """Dense, full attention, one number format: what the compact law knows."""
+        return not (self.experts or self.latent or self.window_layers or self.formats)
 
     def gemms(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
-        """(columns, depth) of one layer's four weight matrices on one of `tensor_parallel` devices: QKV, output, gate
-        (where there is one) and up together, down."""
-        query = self.heads * self.head_dim // tensor_parallel
-        kv = max(1, self.kv_heads // tensor_parallel) * self.head_dim
-        wide = self.intermediate // tensor_parallel
-        up = (2 if self.is_gated else 1) * wide
-        attended = self.qkv_inputs * self.hidden
-        return ((query + 2 * kv, attended), (self.hidden, query), (up, self.hidden), (self.hidden, wide))
+        """(columns, depth) of a dense layer's weight matrices on one of `tensor_parallel` devices: attention's, then
+        the MLP's."""
+        return (*self.attention_gemms(tensor_parallel), *self.mlp_gemms(self.intermediate, tensor_parallel))
+
+    def attention_gemms(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
+        """QKV and output; of latent attention both down-projections in one, the up-projection of queries, those of keys
+        and values, output."""
+        heads, latent = self.heads // tensor_parallel, self.latent
+        if latent is None:
+            query, kv = heads * self.head_dim, max(1, self.kv_heads // tensor_parallel) * self.head_dim
+            return ((query + 2 * kv, self.qkv_inputs * self.hidden), (self.hidden, query))
+        query_dim = heads * (latent.nope_dim + latent.rope_dim)
+        down = latent.kv_rank + latent.rope_dim + latent.query_rank
+        up = (query_dim, latent.query_rank) if latent.query_rank else (query_dim, self.hidden)
+        return (
+            (down, self.hidden),
+            up,
+            (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
+            (self.hidden, heads * latent.value_dim),
+        )
+
+    def mlp_gemms(self, intermediate: int, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
+        """Gate and up together, down, of an MLP or expert so wide; without a gate, up and down."""
+        wide = intermediate // tensor_parallel
+        return (((2 if self.is_gated else 1) * wide, self.hidden), (self.hidden, wide))
 
     @property
     def fusion_weights(self) -> int:
@@ -73,38 +168,109 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def layer_weights(self) -> int:
-        """Parameters of one layer's matrices."""
-        return sum(columns * depth for columns, depth in self.gemms())
+        """Parameters of one layer's matrices; with experts, the mean over all layers."""
+        return round(sum(self._part_weights()) / self.layers)
+
+    @property
+    def active_layer_weights(self) -> float:
+        """Parameters that one token is multiplied with, mean over the layers: only its own experts count."""
+        attention, mlp, experts = self._part_weights()
+        share = self.experts.per_token / self.experts.num if self.experts is not None else 1.0
+        return (attention + mlp + share * experts) / self.layers
+
+    def _part_weights(self) -> tuple[int, int, int]:
+        """Parameters of attention, of dense and shared MLPs with routers, and of experts, in all layers."""
+        attention = self.layers * _size(self.attention_gemms())
+        experts = self.experts
+        if experts is None:
+            return attention, self.layers * _size(self.mlp_gemms(self.intermediate)), 0
+        sparse = self.layers - experts.dense_layers
+        mlp = experts.dense_layers * _size(self.mlp_gemms(self.intermediate))
+        mlp += sparse * (_size(self.mlp_gemms(experts.shared_intermediate)) + self.hidden * experts.num)
+        return attention, mlp, sparse * experts.num * _size(self.mlp_gemms(experts.intermediate))
+
+    @property
+    def head_weights(self) -> int:
+        """Parameters outside the layers: embedding, the LM head where it is not the embedding, and the projection
+        before the layers."""
+        rows = self.vocab + (0 if self.tied_embeddings else self.embedding_rows or self.vocab)
+        return rows * self.hidden + self.fusion_weights
 
     @property
     def params(self) -> int:
-        """Parameters: layers, embedding, the LM head where it is not the embedding, and the projection before them."""
-        rows = self.vocab + (0 if self.tied_embeddings else self.embedding_rows or self.vocab)
-        matrices = rows * self.hidden
-        return self.layers * self.layer_weights + matrices + self.fusion_weights
+        """Parameters of layers, embedding, LM head and the projection before them."""
+        return sum(self._part_weights()) + self.head_weights
 
     @property
     def weight_bytes(self) -> int:
-        return self.params * self.dtype_bytes
+        formats = self.formats
+        if formats is None:
+            return self.params * self.dtype_bytes
+        parts = zip(self._part_weights(), (formats.projections, formats.mlp, formats.experts), strict=True)
+        return round(sum(weights * WEIGHT_BITS[name] / 8.0 for weights, name in parts)) + self.head_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        return self.head_weights * self.dtype_bytes
+
+    @property
+    def expert_bytes(self) -> int:
+        """Weights of all experts."""
+        bits = 8.0 * self.dtype_bytes if self.formats is None else WEIGHT_BITS[self.formats.experts]
+        return round(self._part_weights()[2] * bits / 8.0)
+
+    def read_bytes(self, tokens: float) -> float:
+        """Weights of the layers that a pass of `tokens` tokens reads: of experts, those that it activates."""
+        total = float(self.weight_bytes - self.head_bytes)
+        if self.experts is not None:
+            total -= self.expert_bytes * (1.0 - self.experts.unique(tokens) / self.experts.num)
+        return total
+
+    @property
+    def layer_kv_bytes_per_token(self) -> float:
+        """Keys and values of one token in one layer."""
+        numbers = 2 * self.kv_heads * self.head_dim
+        if self.latent is not None:
+            numbers = self.latent.kv_rank + self.latent.rope_dim
+        return numbers * self.kv_number_bytes
+
+    @property
+    def kv_number_bytes(self) -> float:
+        return float(self.dtype_bytes) if self.formats is None else KV_BITS[self.formats.kv] / 8.0
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in every layer."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+        """Keys and values of one token in every layer that keeps them: where some layers have a window, those forget it
+        (vLLM's hybrid KV pool), and what they hold inside the window, the same for any long request, is left out."""
+        keeping = self.layers - self.window_layers or self.layers
+        return round(keeping * self.layer_kv_bytes_per_token)
 
     @property
     def elementwise_bytes_per_token(self) -> int:
         """Traffic per layer and token of what is not a GEMM or attention: two norms that add the residual (8 hidden),
         rotary embedding (queries and keys read and written), activation (up and gate read, one written)."""
         rotary = 2 * (self.heads + self.kv_heads) * self.head_dim
-        activation = (3 if self.is_gated else 2) * self.intermediate
-        return (8 * self.hidden + rotary + activation) * self.dtype_bytes
+        wide = self.intermediate
+        if self.experts is not None:
+            # Activation and routing of the experts are inside their own kernels.
+            wide = self.experts.shared_intermediate
+        return (8 * self.hidden + rotary + (3 if self.is_gated else 2) * wide) * self.dtype_bytes
 
 
 def kv_bytes_per_token(shape: ModelShape, tensor_parallel: int) -> int:
-    """KV of one token over all devices of a group; where it has more devices than KV heads, heads are replicated."""
-    replicas = max(1, tensor_parallel // shape.kv_heads)
+    """KV of one token over all devices of a group; where it has more devices than KV heads, heads are replicated, and a
+    latent vector always is."""
+    replicas = tensor_parallel if shape.latent is not None else max(1, tensor_parallel // shape.kv_heads)
     return shape.kv_bytes_per_token * replicas
+
+
+def rank_weight_bytes(shape: ModelShape, data_parallel: int) -> int:
+    """Weights on the devices of one of `data_parallel` ranks: its part of the experts, and all of the rest."""
+    return round(shape.weight_bytes - shape.expert_bytes * (1.0 - 1.0 / data_parallel))
+
+
+def _size(gemms: tuple[tuple[int, int], ...]) -> int:
+    return sum(columns * depth for columns, depth in gemms)
 
 
 def _shape(

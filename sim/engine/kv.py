@@ -29,6 +29,11 @@ class KvPool:
         """Blocks that requests have in common, each counted once less than there are requests with it."""
         self._reserved: dict[int, int] = {}
 
+    @property
+    def most_blocks(self) -> int:
+        """That one request can have."""
+        return self.num_blocks
+
     def blocks_for(self, request: Request) -> int:
         """Blocks for the whole life of `request`, the last round's drafts included."""
         return -(-(request.prompt_tokens + request.output_tokens + self.draft_slots) // self.block_size)
@@ -43,3 +48,35 @@ class KvPool:
 
     def release(self, request: Request) -> None:
         self.free_blocks += self._reserved.pop(request.index)
+
+
+class SpreadPool(KvPool):
+    """The memory of several GPUs; a request lies on one of them, that with the most free blocks when it enters."""
+
+    __slots__ = ("_free", "_places")
+
+    def __init__(self, num_blocks: int, block_size: int, draft_slots: int, *, num_gpus: int) -> None:
+        """`num_blocks` on each of `num_gpus`."""
+        super().__init__(num_blocks * num_gpus, block_size, draft_slots)
+        self._free = [num_blocks] * num_gpus
+        self._places: dict[int, int] = {}
+
+    @property
+    def most_blocks(self) -> int:
+        return self.num_blocks // len(self._free)
+
+    def reserve(self, request: Request) -> bool:
+        place = max(range(len(self._free)), key=lambda gpu: (self._free[gpu], -gpu))
+        if self.blocks_for(request) > self._free[place] or not super().reserve(request):
+            return False
+        self._free[place] -= self._reserved[request.index]
+        self._places[request.index] = place
+        return True
+
+    def release(self, request: Request) -> None:
+        self._free[self._places.pop(request.index)] += self._reserved[request.index]
+        super().release(request)
+
+    def gpu_of(self, request: Request) -> int:
+        """Index among these GPUs of the one that holds `request`."""
+        return self._places[request.index]

@@ -7,7 +7,7 @@ is the policy's business.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from sim.engine.draft_length import Controller
@@ -68,6 +68,10 @@ class Serving:
         self.finished = Signal()
         self.first_measured = 0
         """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
+        self.on_finished: Callable[[], None] | None = None
+        """Called when a request has its last token: somebody counts over several servings."""
+        self.kv_bytes_per_token = 0
+        """Of the models that serve: what a copy to another GPU moves."""
         self.num_arrived = 0
         self.num_finished = 0
         self.num_admitted = 0
@@ -110,10 +114,14 @@ class Serving:
                 await host.wait(self.finished)
             if limit < inf:
                 request.arrival_s = max(request.arrival_s, host.now_s)
-            self.num_arrived += 1
-            self.inbox.append(request)
-            self.queue.set(len(self.inbox), host.now_s)
-            host.notify(self.intake)
+            self.arrive(request)
+
+    def arrive(self, request: Request) -> None:
+        """`request` has come in, and waits behind all that wait."""
+        self.num_arrived += 1
+        self.inbox.append(request)
+        self.queue.set(len(self.inbox), self.host.now_s)
+        self.host.notify(self.intake)
 
     def admit_now(self) -> Request | None:
         """The oldest waiting request if a seat is free and KV has room. First come, first served: none overtakes."""
@@ -257,6 +265,8 @@ class Serving:
         self._share()
         self.num_finished += 1
         self.host.notify(self.finished)
+        if self.on_finished is not None:
+            self.on_finished()
         if self.inbox:
             self.host.notify(self.intake)
 

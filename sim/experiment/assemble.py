@@ -18,24 +18,31 @@ import msgspec
 from sim.acceptance.forms import AcceptanceSummary, parse_quoted
 from sim.acceptance.luck import Luck
 from sim.acceptance.models import Acceptance, IidAcceptance
+from sim.costs.cost import Link
 from sim.costs.engine import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
-from sim.costs.shapes import ModelShape
+from sim.costs.profile_files import load
+from sim.costs.shapes import ModelShape, kv_bytes_per_token
 from sim.devices.contention import Contention, Regime, contention_of
+from sim.devices.link import link_of
 from sim.engine.adaptive_length import RoundSeconds
 from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Controller, is_fixed
-from sim.engine.kv import KvPool
+from sim.engine.fleet import Fleet, FleetGauges, GaugePart
+from sim.engine.gauge import GapSamples
+from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool, SlottedPool
 from sim.engine.serving import Serving
 from sim.experiment.forecast import MeanLoad
 from sim.experiment.partition import Shares, best_shares, check_partition
 from sim.experiment.scenario import Engine, Scenario, Speculation
 from sim.experiment.step_forecast import StepForecast
+from sim.hosts.replica import ReplicaHost
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.policies import continuous_lazy
+from sim.policies.disaggregated import LINK
 from sim.policies.options import PREEMPTIVE, Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
 from sim.seam.host import Host
@@ -282,32 +289,102 @@ class Experiment:
             return SlottedPool(num_blocks, engine.block_size, slots, self.num_slots)
         if policy.is_continuous:
             return PagedPool(num_blocks, engine.block_size, slots, is_caching=engine.enable_prefix_caching)
+        if self.num_engines > 1:
+            return SpreadPool(num_blocks, engine.block_size, slots, num_gpus=self.num_engines)
         return KvPool(num_blocks, engine.block_size, slots)
+
+    @property
+    def num_engines(self) -> int:
+        """GPUs of a replica that seat requests."""
+        return self.policy.num_engines(self.scenario.policy_options)
+
+    @property
+    def num_gpus(self) -> int:
+        """Of one replica."""
+        return self.policy.num_gpus(self.scenario.policy_options)
+
+    def links(self) -> dict[str, Link]:
+        """Between the GPUs of each replica, as its policy names them."""
+        if self.num_gpus == 1:
+            return {}
+        count, link = self.scenario.devices.count, link_of(self.scenario.devices.link)
+        return {LINK: link} if count == 1 else {f"{LINK}.{index}": link for index in range(count)}
+
+    def costs_elsewhere(self) -> dict[int, ShippedCosts]:
+        """Of GPUs that are others than the profile's, by their index. Raises ValueError for other models on them."""
+        name, options = self.scenario.devices.prefill_profile, self.scenario.policy_options
+        if name is None or self.num_gpus == 1:
+            return {}
+        other = load(name)
+        if other.target != self.profile.target or (self.draft_tokens and other.draft != self.profile.draft):
+            raise ValueError(
+                f"devices.prefill_profile={name!r} is of {other.target.name} and "
+                f"{other.draft.name if other.draft else 'no draft'}; want the models of {self.profile.name!r}"
+            )
+        costs = build_costs(
+            other, engine_of(self.scenario.engine.name, other), cuda_graph=self.scenario.engine.cuda_graph
+        )
+        gpus = (replica * self.num_gpus for replica in range(self.scenario.devices.count))
+        return {first + index: costs for first in gpus for index in range(options.prefill_devices)}
 
     def start(
         self, host: SpawningHost, requests: Sequence[Request], *, luck: Luck | None = None, records_kv: bool = False
-    ) -> Serving:
-        """Start the policy and the arrivals of `requests` on `host`.
+    ) -> Serving | Fleet:
+        """Start the policy and the arrivals of `requests` on `host`, in every replica.
 
         With `luck` the account may be lazy where that changes no result: nobody looks at single rows then. Raises
         ValueError for a request that never fits.
         """
-        scenario, policy, limits = self.scenario, self.policy, self.limits
-        pool = self.pool()
-        _check_they_fit(requests, pool, self.profile)
+        devices = self.scenario.devices
+        _check_they_fit(requests, self.pool(), self.profile)
+        served: Serving | Fleet
+        if devices.count == 1:
+            served = self._serving(host, requests)
+            self._start_policy(host, served, luck)
+        else:
+            members: list[Serving] = []
+
+            def build(index: int, gaps: GapSamples, gauges: FleetGauges) -> Serving:
+                member = self._serving(ReplicaHost(host, index, self.num_gpus), requests)
+                member.gaps = gaps
+                member.queue, member.kv.held = GaugePart(gauges.queue), GaugePart(gauges.held)
+                members.append(member)
+                return member
+
+            served = Fleet(
+                host,
+                requests,
+                build,
+                count=devices.count,
+                routing=devices.routing,
+                max_concurrency=self.scenario.workload.max_concurrency,
+            )
+            for member in members:
+                self._start_policy(host, member, luck)
         if records_kv:
-            pool.held.series = []
-        controller = self.controller()
+            served.kv.held.series = []
+        host.spawn(served.arrivals())
+        return served
+
+    def _serving(self, host: Host, requests: Sequence[Request]) -> Serving:
+        """One replica's, on its own GPUs."""
+        limits, options = self.limits, self.scenario.policy_options
         serving = Serving(
             host,
             requests,
-            pool,
-            controller,
-            max_concurrency=scenario.workload.max_concurrency,
-            max_num_seqs=limits.max_num_seqs,
+            self.pool(),
+            self.controller(),
+            max_concurrency=self.scenario.workload.max_concurrency,
+            max_num_seqs=limits.max_num_seqs * self.num_engines,
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
-        serving.first_measured = scenario.workload.num_warmups
+        serving.first_measured = self.scenario.workload.num_warmups
+        sent = self.models[:1] if options.draft_devices else self.models
+        serving.kv_bytes_per_token = sum(kv_bytes_per_token(shape, self.profile.tensor_parallel) for shape in sent)
+        return serving
+
+    def _start_policy(self, host: SpawningHost, serving: Serving, luck: Luck | None) -> None:
+        scenario, policy, limits, controller = self.scenario, self.policy, self.limits, serving.controller
         is_whole = scenario.window.stop_s is None
         is_simple = is_whole and is_fixed(controller)
         if policy.is_continuous and luck and is_simple and continuous_lazy.can_be_lazy(serving, limits):
@@ -317,10 +394,8 @@ class Experiment:
             tasks = policy.build(serving, options, limits)
         for task in tasks:
             host.spawn(task)
-        host.spawn(serving.arrivals())
-        return serving
 
-    def record(self, serving: Serving, accounts: Accounts) -> RunRecord:
+    def record(self, serving: Serving | Fleet, accounts: Accounts) -> RunRecord:
         """What the run left behind; it ends with the last token, or where it was cut."""
         requests = list(serving.requests[: serving.num_arrived])
         is_drained = serving.is_all_finished and requests
@@ -348,11 +423,11 @@ class Experiment:
             partition=self.shares,
             works=accounts.works,
             kv_series=kv.held.series or [],
-            weight_bytes=sum(shape.weight_bytes for shape in self.models),
+            weight_bytes=self.scenario.devices.count * sum(shape.weight_bytes for shape in self.models),
             kv_bytes_per_token=sum(shape.kv_bytes_per_token for shape in self.models),
         )
 
-    def check_served(self, serving: Serving) -> None:
+    def check_served(self, serving: Serving | Fleet) -> None:
         """Raise PolicyStalled where a run that nothing cut stopped with requests unserved."""
         if self.scenario.window.stop_s is None and not serving.is_all_finished:
             total = len(serving.requests)
@@ -527,10 +602,10 @@ def _has_head(profile: Profile) -> bool:
 def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -> None:
     """Raise ValueError for a request that memory cannot hold; warn of those that the model was not made for."""
     for request in requests:
-        if kv.blocks_for(request) > kv.num_blocks:
+        if kv.blocks_for(request) > kv.most_blocks:
             raise ValueError(
                 f"request {request.id}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens need "
-                f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.num_blocks} "
+                f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.most_blocks} "
                 f"on {profile.name!r}"
             )
     context = profile.target.max_context

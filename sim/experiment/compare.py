@@ -145,9 +145,9 @@ def compare(
 ) -> Comparison:
     """Run every policy with every replication.
 
-    `on_run` gets each record, `on_done` hears how far it is. With `record_works` the first replication of each policy
-    carries its works; with `is_detailed` every run carries per-request lists. Raises ValueError for input that cannot
-    run.
+    `on_run` gets each record, `on_done` hears how far it is. With `record_works` every run says where its time went,
+    and the first replication of each policy carries its works; with `is_detailed` every run carries per-request lists.
+    Raises ValueError for input that cannot run.
     """
     check(scenario, profile)
     on_done("settling the length", 0, 1)
@@ -160,7 +160,8 @@ def compare(
             profile=profile,
             percentiles=tuple(sorted({*PERCENTILES, *percentiles})),
             is_detailed=is_detailed,
-            record_works=record_works and replication == 0,
+            record_works=record_works,
+            keeps_works=replication == 0,
             keeps_record=on_run is not None,
         )
         for policy in scenario.policy

@@ -7,7 +7,7 @@ A point is everything that determines one run, so it does not matter where it is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -35,6 +35,8 @@ class Point:
     percentiles: tuple[float, ...] = PERCENTILES
     is_detailed: bool = False
     record_works: bool = False
+    keeps_works: bool = True
+    """Whether recorded works come back with the record, or only what was read from them."""
     keeps_record: bool = False
 
 
@@ -71,8 +73,12 @@ def run_point(point: Point) -> Outcome:
         num_streams=len({usage.stream for usage in record.usage if usage.kind != "host"}),
         needs_capacity=needs_capacity(record),
         arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
-        record=record if point.keeps_record else None,
+        record=_kept(record, point) if point.keeps_record else None,
     )
+
+
+def _kept(record: RunRecord, point: Point) -> RunRecord:
+    return record if point.keeps_works else replace(record, works=[], kv_series=[])
 
 
 def run_points(
@@ -90,7 +96,7 @@ def run_points(
                 on_done(index + 1)
         return
     # Here, since process pools take longer to import than a small run does.
-    from sim.experiment.pool import default_workers, run_tasks
+    from sim.experiment.pool import default_workers, started
 
     profiles = list({id(point.profile): point.profile for point in points}.values())
     places = {id(profile): place for place, profile in enumerate(profiles)}
@@ -99,11 +105,12 @@ def run_points(
         for index, point in enumerate(points)
     )
     count = min(len(points), default_workers() if workers is None else workers)
-    done = run_tasks(_run_packed, packed, workers=count, given={"profiles": profiles})
-    for number, (task, outcome) in enumerate(done, start=1):
-        yield task.index, outcome
-        if on_done is not None:
-            on_done(number)
+    uses = {name for point in points for name in (point.policy, point.scenario.speculation.acceptance_name)}
+    with started(count, {"profiles": profiles}, uses=uses) as pool:
+        for number, (task, outcome) in enumerate(pool.run(_run_packed, packed), start=1):
+            yield task.index, outcome
+            if on_done is not None:
+                on_done(number)
 
 
 REST = tuple(field.name for field in fields(Point) if field.name != "profile")

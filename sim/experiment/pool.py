@@ -14,10 +14,12 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import connection
 from types import ModuleType
 from typing import Any, TypeVar
@@ -46,7 +48,7 @@ class WorkerDied(RuntimeError):
 
 
 def given(name: str) -> Any:
-    """What `run_tasks` was given under `name`, wherever this task runs."""
+    """What the workers were given under `name`, wherever this task runs."""
     return _given[name]
 
 
@@ -55,69 +57,85 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_tasks(
-    function: Callable[[Task], Result],
-    tasks: Iterable[Task],
-    *,
+@contextmanager
+def started(
     workers: int,
     given: Mapping[str, Any] | None = None,
+    *,
+    uses: Collection[str] = (),
     executor: Executor | None = None,
-) -> Iterator[tuple[Task, Result]]:
-    """(task, what `function` gave) as each is done, in whatever order that is; 1 worker stays in this process.
+    is_apart: bool = False,
+) -> Iterator[Pool]:
+    """Workers that are there when the block begins and gone when it ends, and that find what is `given` by its name.
 
-    `function` is a module's, and finds in `given(name)` what is shared. `executor` stands in for the process pool; it
-    has been told what is given. An exception of a task is raised here, and the tasks that have not begun are dropped
-    then, as they are on an interrupt. Raises WorkerDied.
+    `uses` names the policies and acceptances that tasks will ask for. One worker is this process, unless it is to be
+    `is_apart`. An `executor` stands in for the processes; it has been told itself what is given. On an exception or
+    interrupt, tasks that have not begun are dropped.
     """
     shared = dict(given or {})
-    if executor is not None:
-        yield from _fed(executor, function, tasks, workers)
-        return
     is_forking = sys.platform == "linux" and _num_threads() == 1
-    if workers > 1 and not is_forking and (homeless := _written_in_a_script()):
+    homeless = None if is_forking else next((name for name, _ in _unimportable() if name in uses), None)
+    if executor is None and workers > 1 and homeless is not None:
         warnings.warn(
-            f"{homeless} is written in a script, where other processes do not find it: one process", stacklevel=2
+            f"in one process: {homeless} is written in a script, where other processes do not find it", stacklevel=3
         )
         workers = 1
-    if workers <= 1:
-        for task in tasks:
-            with _having(shared):
-                result = function(task)
-            yield task, result
+    if executor is not None or (workers <= 1 and not is_apart):
+        yield Pool(executor=executor, shared=shared, workers=workers)
         return
-    pool = _start(workers, shared, is_forking=is_forking)
+    pool = _processes(workers, shared, is_forking=is_forking)
     try:
-        yield from _fed(pool, function, tasks, workers)
+        with suppress(BrokenProcessPool), _without_main():
+            pool.submit(os.getpid)
+        yield Pool(executor=pool, shared=shared, workers=workers)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _fed(
-    executor: Executor, function: Callable[[Task], Result], tasks: Iterable[Task], workers: int
-) -> Iterator[tuple[Task, Result]]:
-    """Results as they come, with no more than AHEAD tasks per worker handed over."""
-    waiting = iter(tasks)
-    under_way: dict[Future[Result], Task] = {}
-    try:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Workers that have started."""
+
+    executor: Executor | None
+    """None: this process."""
+    shared: dict[str, Any]
+    workers: int
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Iterable[Task], *, ahead: int = AHEAD
+    ) -> Iterator[tuple[Task, Result]]:
+        """(task, what `function` gave) as each is done, in whatever order that is; `ahead` tasks per worker are handed
+        over before they are needed.
+
+        `function` is a module's, and finds in `given(name)` what is shared. An exception of a task is raised here.
+        Raises WorkerDied.
+        """
+        if self.executor is None:
+            for task in tasks:
+                with _having(self.shared):
+                    result = function(task)
+                yield task, result
+            return
+        waiting = iter(tasks)
+        under_way: dict[Future[Result], Task] = {}
         while True:
-            for task in waiting:
+            for task in islice(waiting, max(0, ahead * self.workers - len(under_way))):
                 try:
                     with _without_main():
-                        under_way[executor.submit(function, task)] = task
+                        under_way[self.executor.submit(function, task)] = task
                 except BrokenProcessPool:
                     raise WorkerDied([*under_way.values(), task]) from None
-                if len(under_way) >= AHEAD * workers:
-                    break
             if not under_way:
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                result = future.result()
+                try:
+                    result = future.result()
+                except BrokenProcessPool:
+                    raise WorkerDied(list(under_way.values())) from None
                 yield under_way.pop(future), result
-    except BrokenProcessPool:
-        raise WorkerDied(list(under_way.values())) from None
 
 
-def _start(workers: int, shared: Mapping[str, Any], *, is_forking: bool) -> ProcessPoolExecutor:
+def _processes(workers: int, shared: Mapping[str, Any], *, is_forking: bool) -> ProcessPoolExecutor:
     fresh = "forkserver" if sys.platform == "linux" else "spawn"
     return ProcessPoolExecutor(
         workers,
@@ -127,16 +145,32 @@ def _start(workers: int, shared: Mapping[str, Any], *, is_forking: bool) -> Proc
     )
 
 
-Registered = list[tuple[Callable[..., Any], tuple[Any, ...]]]
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-def registered() -> Registered:
-    """The calls that make policies and acceptances registered here known elsewhere."""
-    calls: Registered = [(registry.register, (policy,)) for policy in registry.registered()]
-    return calls + [(forms.register_acceptance, entry) for entry in forms.registered()]
+def registered() -> list[Call]:
+    """The calls that make what is registered here known elsewhere, as far as it can be imported there."""
+    homeless = {id(build) for _, build in _unimportable()}
+    calls: list[Call] = [
+        (registry.register, (policy,)) for policy in registry.registered() if id(policy.build) not in homeless
+    ]
+    return calls + [(forms.register_acceptance, entry) for entry in forms.registered() if id(entry[1]) not in homeless]
 
 
-def _start_worker(shared: Mapping[str, Any], calls: Registered) -> None:
+def _unimportable() -> list[tuple[str, Callable[..., Any]]]:
+    """What is registered here, by name, and written in a script, a notebook or inside a function."""
+    named: list[tuple[str, Callable[..., Any]]] = [(policy.name, policy.build) for policy in registry.registered()]
+    named += [(name, build) for name, build, _ in forms.registered()]
+    return [(name, build) for name, build in named if not _can_be_imported(build)]
+
+
+def _can_be_imported(build: Callable[..., Any]) -> bool:
+    module = sys.modules.get(build.__module__)
+    is_there = getattr(module, build.__qualname__, None) is build
+    return is_there and build.__module__ != "__main__" and getattr(module, "__file__", None) is not None
+
+
+def _start_worker(shared: Mapping[str, Any], calls: list[Call]) -> None:
     """Make this process a worker that ends with its parent, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     prepare(shared, calls)
@@ -145,7 +179,7 @@ def _start_worker(shared: Mapping[str, Any], calls: Registered) -> None:
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
 
-def prepare(shared: Mapping[str, Any], calls: Registered) -> None:
+def prepare(shared: Mapping[str, Any], calls: list[Call]) -> None:
     """Have what is shared and registered in this process, once and for all."""
     for register, arguments in calls:
         register(*arguments)
@@ -165,15 +199,6 @@ def _num_threads() -> int:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return threading.active_count() + 1
-
-
-def _written_in_a_script() -> str | None:
-    """A registered name that a fresh process could not import."""
-    for _, arguments in registered():
-        name, build = (arguments[0], arguments[1]) if len(arguments) > 1 else (arguments[0].name, arguments[0].build)
-        if build.__module__ == "__main__" or "<" in build.__qualname__:
-            return str(name)
-    return None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sim.acceptance.luck import Luck
 from sim.costs.profile import Profile
 from sim.devices.ticket import SimTicket
 from sim.experiment.assemble import Accounts, Experiment
@@ -36,16 +37,26 @@ def simulate(
     """
     experiment = Experiment(scenario=scenario, policy_name=policy_name, seed=seed, profile=profile)
     requests = list(requests) if requests is not None else experiment.requests()
-    luck, costs, contention = experiment.luck(requests), experiment.costs(), experiment.contention()
+    luck = experiment.luck(requests)
     if record_works:
-        return run_recorded(
-            experiment, requests, lambda on_work: SimHost(costs, luck, contention=contention, on_work=on_work)
-        )
-    host = SimHost(costs, luck, contention=contention)
+        return run_recorded(experiment, requests, lambda on_work: _host(experiment, luck, on_work))
+    host = _host(experiment, luck)
     serving = experiment.start(host, requests, luck=luck)
     host.run_until(scenario.window.stop_s)
     experiment.check_served(serving)
     return experiment.record(serving, accounts_of(host, []))
+
+
+def _host(experiment: Experiment, luck: Luck, on_work: OnWork | None = None) -> SimHost:
+    """The machine that the experiment is simulated on."""
+    return SimHost(
+        experiment.costs(),
+        luck,
+        contention=experiment.contention(),
+        links=experiment.links(),
+        costs_elsewhere=experiment.costs_elsewhere(),
+        on_work=on_work,
+    )
 
 
 def run_recorded(

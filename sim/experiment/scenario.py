@@ -19,9 +19,11 @@ import msgspec
 
 from sim.costs.works import GRAPHED_DRAFT
 from sim.devices.contention import Regime
+from sim.devices.link import link_of
 from sim.engine.adaptive_length import Band, bands_by_start
 from sim.engine.controllers import CONTROLLERS
 from sim.engine.draft_length import BatchTable, check_table
+from sim.engine.fleet import Routing
 from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
 from sim.policies.options import Method, PolicyOptions
@@ -122,21 +124,33 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         if bands is not None:
             bands_by_start(bands)
 
+    @property
+    def acceptance_name(self) -> str:
+        """`iid` of `iid:0.7`."""
+        return self.acceptance.partition(":")[0]
+
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs; several are served by policies that use them."""
+    """Replicas, how requests find them, and what joins the GPUs of one."""
 
     count: int = 1
-    routing: str = "round-robin"
+    """Replicas of the policy, each with as many GPUs as the policy takes: one, but for policies with pools of them."""
+    routing: Routing = Routing.ROUND_ROBIN
+    """Of requests over replicas: round-robin, least-outstanding or prefix-affinity."""
     link: str | None = None
+    """disaggregated: between its GPUs, tcp, cuda-ipc, nvlink, pcie or LATENCY_MS:GB_PER_S; null = cuda-ipc."""
+    prefill_profile: str | None = None
+    """disaggregated: profile of its prefill GPUs, where they are others; the same models. null = the scenario's."""
     overlap: Regime | None = None
     """What works of several streams do to each other where the profile has no measurement: serial, shared or roofs;
     null = shared, and what the other two say beside it."""
 
     def __post_init__(self) -> None:
-        if self.count != 1 or self.link is not None:
-            raise ValueError("devices: this version simulates one GPU (count: 1, link: null)")
-        _one_of("devices.routing", self.routing, ("round-robin",))
+        _at_least("devices", self, count=1)
+        try:
+            link_of(self.link)
+        except ValueError as error:
+            raise ValueError(f"devices.link: {error}") from None
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

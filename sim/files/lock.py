@@ -16,6 +16,10 @@ _HELD: set[Path] = set()
 """What this process has locked: a writer inside a command must not wait for the command."""
 
 
+class Busy(ValueError):
+    """Another process writes there."""
+
+
 @contextmanager
 def destinations(
     *,
@@ -73,7 +77,7 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
         place.parent.mkdir(parents=True, exist_ok=True)
         held = FileLock(file).acquire(timeout=0.0)
     except Timeout:
-        raise ValueError(f"{what} is being written by another process; wait for it, or choose another") from None
+        raise Busy(f"{what} is being written by another process; wait for it, or choose another") from None
     except OSError as error:
         raise ValueError(f"{what} cannot be written: {error.strerror or error}") from None
     with held:
@@ -85,12 +89,6 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
             # Whoever opened this file before has to look again: the lock of a file that is gone counts for nothing.
             with suppress(OSError):
                 file.unlink()
-
-
-def check_writable(path: Path) -> None:
-    """Raise ValueError if nothing can be written at `path`."""
-    with destinations(files={"": path}):
-        pass
 
 
 def _resolved(flag: str, path: Path) -> Path:

@@ -67,8 +67,8 @@ class Usage:
 
 
 class SimHost(TaskHost):
-    """A host in virtual time. `costs` prices works on every GPU; `links` are devices by name; `curve` says what a work
-    makes of a share of the multiprocessors."""
+    """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
+    are devices by name; `curve` says what a work makes of a share of the multiprocessors."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class SimHost(TaskHost):
         contention: Contention | None = None,
         curve: ShareCurve = MEASURED,
         links: Mapping[str, Link] | None = None,
+        costs_elsewhere: Mapping[int, CostModel] | None = None,
         on_work: Callable[[SimTicket], None] | None = None,
     ) -> None:
         super().__init__()
@@ -87,6 +88,7 @@ class SimHost(TaskHost):
         self._contention = contention or Contention()
         self._curve = curve
         self._links = dict(links or {})
+        self._costs_elsewhere = dict(costs_elsewhere or {})
         self._on_work = on_work
         self._streams: dict[str, Stream] = {}
         self.submitting = ""
@@ -166,10 +168,12 @@ class SimHost(TaskHost):
             partition = partition_of(streams, self._curve)
             if isinstance(name, str):
                 self._devices[name] = SharedDevice(self, self._links[name], streams, Contention(), is_one_queue=True)
-            elif len(self._streams) == 1 and partition is None:
-                self._devices[name] = SoloDevice(self, self._costs)
+                continue
+            costs = self._costs_elsewhere.get(name, self._costs)
+            if len(self._streams) == 1 and partition is None:
+                self._devices[name] = SoloDevice(self, costs)
             else:
-                self._devices[name] = SharedDevice(self, self._costs, streams, self._contention, partition=partition)
+                self._devices[name] = SharedDevice(self, costs, streams, self._contention, partition=partition)
 
     # -- accounts
 

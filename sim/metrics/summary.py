@@ -74,7 +74,7 @@ def summarise(
         ),
     }
     samples = latencies_s(finished)
-    phases = mean_phases_s(record) if record.works else dict.fromkeys(PHASES)
+    phases = mean_phases_s(record, num_warmups) if record.works else dict.fromkeys(PHASES)
     result["phases_ms"] = {name: None if mean_s is None else mean_s * 1e3 for name, mean_s in phases.items()}
     shares = _slo_shares(finished, goodput_ms or {})
     result["slo_attainment"] = shares

@@ -83,6 +83,18 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     preemptive gives the highest what it can use and lower ones the rest. The engines behind the seeds made plain
     streams."""
 
+    prefill_devices: int = 1
+    """disaggregated: GPUs of a replica that prefill."""
+    decode_devices: int = 1
+    """disaggregated: GPUs of a replica that decode and verify; each within the engine's limits."""
+    draft_devices: int = 0
+    """disaggregated: GPUs of a replica that only draft; 0: the decode GPUs draft themselves."""
+    draft_autoscale: bool = False
+    """disaggregated: as many draft GPUs take new requests as `requests_per_draft_device` has it, at least one."""
+    requests_per_draft_device: int = 16
+    draft_cooldown_s: float = 5.0
+    """Between two changes of their number."""
+
     partition: dict[str, float] | str | None = None
     """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}; auto suits
     them to the load; lanes without one divide what is left."""
@@ -97,14 +109,22 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return priority if self.stream_priorities else 0
 
     def __post_init__(self) -> None:
-        for name in ("workers", "decode_batch", "verify_batch", "prefill_chunk_tokens"):
+        for name in (
+            "workers",
+            "decode_batch",
+            "verify_batch",
+            "prefill_chunk_tokens",
+            "prefill_devices",
+            "decode_devices",
+            "requests_per_draft_device",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"policy_options.{name}={value!r} must be at least 1")
-        for name in ("poll_s", "spin_s", "queue_factor"):
+        for name in ("poll_s", "spin_s", "queue_factor", "draft_cooldown_s"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be a finite number >= 0")
-        for name in ("verify_lead", "hybrid_requests"):
+        for name in ("verify_lead", "hybrid_requests", "draft_devices"):
             if getattr(self, name) < 0:
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be at least 0")
         if isinstance(self.stream_priorities, str) and self.stream_priorities != PREEMPTIVE:

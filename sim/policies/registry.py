@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.engine.serving import Serving
 from sim.names import unknown
-from sim.policies import baseline, continuous, pd, pdv, unified
+from sim.policies import baseline, continuous, disaggregated, pd, pdv, unified
 from sim.policies.options import EngineLimits, PolicyOptions
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ LANE_OPTIONS = ("batching", "kv", "stream_priorities", "partition")
 CONTINUOUS_SETTINGS = ("async_scheduling", "enable_prefix_caching", "long_prefill_token_threshold")
 """Keys of the engine that continuous batching alone obeys."""
 Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]
+
+
+def _one(_: PolicyOptions) -> int:
+    return 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,10 @@ class Policy:
     """Makes no sense with a draft length of 0."""
     is_speculative: bool = True
     """False: drafts nothing whatever the draft length is."""
+    num_gpus: Callable[[PolicyOptions], int] = _one
+    """Of one replica."""
+    num_engines: Callable[[PolicyOptions], int] = _one
+    """GPUs of one replica that seat requests, each within the engine's limits."""
     has_workers: bool = False
     """Serves as many requests at once as it has workers."""
     is_continuous: bool = False
@@ -128,6 +136,28 @@ _BUILT_IN = (
         needs_draft=True,
         takes=("decode_batch", "queue_factor", "spin_s", "pipelined", *LANE_OPTIONS),
         lanes=(("prefill",), ("draft", "verify")),
+    ),
+    Policy(
+        name="disaggregated",
+        summary="prefill GPUs and decode GPUs, KV sent over a link, draft model on GPUs of its own if asked",
+        source="seed 003, DistServe",
+        build=disaggregated.coroutines,
+        num_gpus=lambda options: options.prefill_devices + options.decode_devices + options.draft_devices,
+        num_engines=lambda options: options.decode_devices,
+        takes=(
+            "prefill_devices",
+            "decode_devices",
+            "draft_devices",
+            "draft_autoscale",
+            "requests_per_draft_device",
+            "draft_cooldown_s",
+            "decode_batch",
+            "poll_s",
+            "batch_by",
+            "prefill_chunk_tokens",
+            "batching",
+            "kv",
+        ),
     ),
 )
 

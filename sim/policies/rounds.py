@@ -23,13 +23,14 @@ def submit_prefill(serving: Serving, request: Request, stream: Stream) -> Ticket
     Prompts beyond the engine's token budget go in several works. The target goes first, for the first token's sake;
     the first draft comes after the draft model's own prefill.
     """
-    ticket = _submit_chunks(serving, request, Model.TARGET, stream)
+    ticket = submit_prompt(serving, request, Model.TARGET, stream)
     if serving.controller.draft_tokens_max:
-        request.draft_prefill = _submit_chunks(serving, request, Model.DRAFT, stream)
+        request.draft_prefill = submit_prompt(serving, request, Model.DRAFT, stream)
     return ticket
 
 
-def _submit_chunks(serving: Serving, request: Request, model: Model, stream: Stream) -> Ticket:
+def submit_prompt(serving: Serving, request: Request, model: Model, stream: Stream) -> Ticket:
+    """The prompt through one of the models, in as many works as the token budget wants; the last one's ticket."""
     chunks = works.prefill(request, model, serving.max_num_batched_tokens)
     return [serving.host.run(work, stream) for work in chunks][-1]
 
@@ -100,14 +101,17 @@ async def take_batch(
     return lane.take_now(serving.host, at_most=size)
 
 
-async def prefill_by_chunks(serving: Serving, request: Request, stream: Stream, chunk_tokens: int) -> None:
-    """As `submit_prefill`, in pieces of at most `chunk_tokens`, each of the target's awaited before the next."""
+async def prefill_by_chunks(
+    serving: Serving, request: Request, stream: Stream, chunk_tokens: int, draft_stream: Stream | None = None
+) -> None:
+    """As `submit_prefill`, in pieces of at most `chunk_tokens`, each of the target's awaited before the next; the draft
+    model's on `draft_stream`, if that is another one."""
     most_tokens = min(chunk_tokens, serving.max_num_batched_tokens or chunk_tokens)
     for work in works.prefill(request, Model.TARGET, most_tokens):
         await serving.host.run(work, stream)
     if serving.controller.draft_tokens_max:
         chunks = works.prefill(request, Model.DRAFT, most_tokens)
-        request.draft_prefill = [serving.host.run(work, stream) for work in chunks][-1]
+        request.draft_prefill = [serving.host.run(work, draft_stream or stream) for work in chunks][-1]
 
 
 async def run_round(

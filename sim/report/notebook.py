@@ -21,22 +21,14 @@ from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
 from sim.report.results import read_columns, read_summary
+from sim.report.store_frame import UNITS, frame_of, store_frame
+from sim.studies.grid import Grid
+from sim.studies.store import MARK, Keys, Store
+from sim.studies.sweep import Plan, ready, rows_of
+from sim.studies.sweep import sweep as run_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
-
-UNITS = {
-    "duration": "duration_s",
-    "request_throughput": "request_throughput_per_s",
-    "output_throughput": "output_throughput_tokens_per_s",
-    "total_token_throughput": "total_token_throughput_tokens_per_s",
-    "request_goodput": "request_goodput_per_s",
-    "throughput_completed_window": "throughput_completed_window_tokens_per_s",
-    "throughput_emitted_window": "throughput_emitted_window_tokens_per_s",
-    "spec_decode_acceptance_length": "acceptance_length_tokens",
-    "spec_decode_acceptance_rate": "acceptance_rate_pct",
-}
-"""Columns of frames for vLLM's keys that do not name their unit."""
 
 
 class Comparison(experiment.Comparison, frozen=True, kw_only=True):
@@ -173,25 +165,57 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     requests: Any
 
 
-def load(path: str | Path) -> Results:
-    """What `lanesim compare --out` wrote at `path`. Raises ValueError naming what is wrong with it.
+def load(path: str | Path, *, version: str | None = None) -> Any:
+    """What is at `path`: Results of a directory that `lanesim compare --out` wrote, a frame of a store.
 
-    `runs` and `requests` are pandas frames, times and units in their columns' names.
+    Of a store, one row per point: `scenario_hash`, `policy`, `seed`, the keys that were gone through and the metrics,
+    units in their names; rows that another `version` of the model made than the last one are left out, with a note.
+    Raises ValueError naming what is wrong with it.
 
-    >>> import contextlib, io, lanesim, tempfile
-    >>> from sim.cli.main import run
-    >>> with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-    ...     code = run(["compare", "--policy=pd", "--profile=cpu/tiny", "--num-prompts=5", f"--out={folder}"])
-    ...     results = lanesim.load(folder)
-    >>> len(results.runs), len(results.requests)
-    (1, 5)
+    >>> import lanesim, tempfile
+    >>> grid = {"scenario": {"profile": "cpu/tiny", "policy": "pd", "workload": {"num_prompts": 5}}}
+    >>> grid["grid"] = {"workload.request_rate": [2, 8]}
+    >>> with tempfile.TemporaryDirectory() as store:
+    ...     frame = lanesim.sweep(grid, out=store)
+    ...     lanesim.load(store)[["policy", "workload.request_rate", "completed"]].values.tolist()
+    [['pd', 2.0, 5], ['pd', 8.0, 5]]
     """
     import pandas as pd
 
     directory = Path(path)
+    if (directory / MARK).exists():
+        return store_frame(directory, version=version)
     held = read_summary(directory)
     requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
     return Results(comparison=Comparison(**msgspec.structs.asdict(held)), runs=runs_frame(held.runs), requests=requests)
+
+
+def sweep(
+    grid: Mapping[str, Any] | str | Path, *, out: str | Path | None = None, workers: int | None = None
+) -> pd.DataFrame:
+    """Run a grid, and what the store at `out` has of it not again; a row per point of the grid, as `load` gives them.
+
+    `grid` is a grid file or the same as a mapping: `scenario`, and `grid` with a list of values per dotted key.
+    All points are on the same draws, replication by replication. Raises ValueError for input that cannot run; a point
+    that fails has its `error` in the frame.
+
+    >>> import lanesim
+    >>> scenario = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 5}}
+    >>> frame = lanesim.sweep({"scenario": scenario, "grid": {"request_rate": [2, 8]}, "replications": 2}, workers=1)
+    >>> len(frame), frame["error"].isna().all()
+    (8, np.True_)
+    """
+    plan = Plan.of(Grid.of(grid))
+    if out is not None:
+        store = Store.open(Path(out))
+        run_sweep(plan, store, workers=workers)
+        keys = plan.keys()
+        frame = store_frame(Path(out))
+        return frame[frame["key"].isin(keys)].reset_index(drop=True)
+    with ready(workers, plan) as pool:
+        rows = [row for found in rows_of(plan, plan.jobs(Keys([])), pool) for row in found]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return frame_of({name: [row.get(name) for row in rows] for name in names}, plan.grid.keys)
 
 
 def runs_frame(runs: Sequence[Run]) -> pd.DataFrame:

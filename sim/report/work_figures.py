@@ -6,12 +6,12 @@ sim.metrics.records).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from sim.metrics.breakdown import PHASES, mean_phases_s
+from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord, WorkRecord
 
 KIND_COLOURS = {
@@ -92,14 +92,13 @@ def timeline_window(works: Sequence[WorkRecord]) -> tuple[float, float]:
     return stretch[0].start_s, stretch[-1].end_s
 
 
-def draw_phases(path: Path, title: str, records: Sequence[RunRecord]) -> None:
-    """Mean time per request by phase, one bar per policy; bars over ten times the shortest are cut and labelled."""
+def draw_phases(path: Path, title: str, phases: Mapping[str, Mapping[str, float]]) -> None:
+    """Mean seconds per request by policy and phase, one bar per policy; over ten times the shortest they are cut."""
     import matplotlib.pyplot as plt
 
-    phases = {record.policy: mean_phases_s(record) for record in records}
     totals = {policy: sum(parts.values()) for policy, parts in phases.items()}
     limit_s = min(total for total in totals.values() if total > 0.0) * 10.0
-    figure, axis = plt.subplots(figsize=(12, 0.9 + 0.42 * len(records)))
+    figure, axis = plt.subplots(figsize=(12, 0.9 + 0.42 * len(phases)))
     left = np.zeros(len(phases))
     for phase in PHASES:
         widths = np.array([parts[phase] for parts in phases.values()])

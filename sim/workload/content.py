@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sim.files.read import lines_of
+from sim.files.json_values import json_lines
 
 BLOCK_TOKENS = 16
 """Behind one of `prefix_blocks`: vLLM's block, where nobody says otherwise."""
@@ -141,14 +141,8 @@ def read_prompts(path: Path, block_tokens: int) -> list[tuple[Content, int | Non
     field, content_tokens = "", block_tokens
     contents: list[Sequence[int]] = []
     lengths: list[int | None] = []
-    for number, line in lines_of(path, "prompts"):
-        if not line.strip():
-            continue
+    for number, row in json_lines(path, "prompts"):
         where = f"prompts {str(path)!r} line {number}"
-        try:
-            row = msgspec.json.decode(line)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{where}: not valid JSON ({error})") from None
         if not isinstance(row, dict):
             raise ValueError(f"{where}: want an object with prefix_blocks or input_tok_ids")
         if not field:

@@ -176,7 +176,7 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
     else:
         raise ValueError(unknown("trace format", name, TRACE_NAMES))
     if num_prompts is not None and len(rows) < num_prompts:
-        raise ValueError(f"{path}: {len(rows)} requests in it, and num_prompts={num_prompts}; lower num_prompts")
+        raise ValueError(f"trace {path!r}: {len(rows)} requests, num_prompts={num_prompts}; lower num_prompts")
     return _to_trace(path, rows, content_tokens)
 
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
-from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.cost import ConstantCosts, Demands, Link
 from sim.devices.ticket import SimTicket
 from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Controller
-from sim.engine.kv import KvPool
+from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
 from sim.experiment.assemble import draft_slots
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.policies import continuous_lazy
+from sim.policies.disaggregated import LINK
 from sim.policies.options import EngineLimits, PolicyOptions
-from sim.policies.registry import find_policy
+from sim.policies.registry import POLICIES, find_policy
 from sim.seam.request import Request
 from sim.seam.work import Kind, Result, Work
 
-SECONDS = {Kind.PREFILL: 10.0, Kind.DRAFT: 2.0, Kind.VERIFY: 5.0, Kind.STEP: 5.0}
+SECONDS = {Kind.PREFILL: 10.0, Kind.DRAFT: 2.0, Kind.VERIFY: 5.0, Kind.STEP: 5.0, Kind.COPY: 1.0}
 UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))
 """Works that ask nothing of the device never slow each other, as on ScriptHost."""
+ONE_SECOND = Link(latency_s=1.0, bytes_per_s=inf)
+"""A link on which every copy takes a second."""
+ON_ONE_GPU = [name for name, policy in POLICIES.items() if policy.num_gpus(PolicyOptions()) == 1]
+"""Policies that can be replayed."""
 Log = list[tuple[float, str, str, str, tuple[int, ...]]]
 WorkLog = list[tuple[float, float, str, str, tuple[int, ...]]]
 
@@ -107,7 +113,10 @@ class SimRun:
         self.tickets: list[SimTicket] = []
         self.luck = luck or PeriodicLuck()
         self.host = SimHost(
-            costs or ConstantCosts(device_s=SECONDS), self.luck, on_work=self.tickets.append, **host_options
+            costs or ConstantCosts(device_s=SECONDS),
+            self.luck,
+            on_work=self.tickets.append,
+            **{"links": {LINK: ONE_SECOND}, **host_options},
         )
         limits = limits or EngineLimits()
         self.serving = serve(
@@ -121,6 +130,7 @@ class SimRun:
             limits=limits,
             block_size=block_size,
             controller=controller,
+            options=options,
         )
         self.serving.first_measured = num_warmups
         if is_lazy:
@@ -160,13 +170,17 @@ def serve(
     limits: EngineLimits | None = None,
     block_size: int = 16,
     controller: Controller | None = None,
+    options: PolicyOptions | None = None,
 ) -> Serving:
     limits = limits or EngineLimits()
+    num_engines = find_policy(policy).num_engines(options or PolicyOptions())
     controller = controller or build_controller("fixed", draft_tokens if find_policy(policy).is_speculative else 0)
     slots = draft_slots(find_policy(policy), controller.draft_tokens_max, is_async=limits.async_scheduling)
     pool: KvPool
     if find_policy(policy).is_continuous:
         pool = PagedPool(kv_blocks, block_size, slots, is_caching=is_caching)
+    elif num_engines > 1:
+        pool = SpreadPool(kv_blocks, block_size, slots, num_gpus=num_engines)
     else:
         pool = KvPool(kv_blocks, block_size, slots)
     return Serving(
@@ -175,7 +189,7 @@ def serve(
         pool,
         controller,
         max_concurrency=max_concurrency,
-        max_num_seqs=limits.max_num_seqs,
+        max_num_seqs=limits.max_num_seqs * num_engines,
         max_num_batched_tokens=limits.max_num_batched_tokens,
     )
 
@@ -192,7 +206,7 @@ def run_on_script(
         return Result([luck.run_length(r.index, r.emitted_tokens, r.drafted) if r.drafted else 0 for r in rows])
 
     host = ScriptHost(lambda work: SECONDS[work.kind], answer)
-    serving = serve(host, policy, requests, draft_tokens)
+    serving = serve(host, policy, requests, draft_tokens, options=options)
     for task in [*find_policy(policy).build(serving, options, EngineLimits()), serving.arrivals()]:
         host.spawn(task)
     host.run_until()

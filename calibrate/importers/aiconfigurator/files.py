@@ -6,17 +6,19 @@ Not here: what is made of them (calibrate.importers.aiconfigurator.profile).
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from calibrate.fit.kernels import fit_all_reduce
 from calibrate.fit.tables import AttentionTable, GemmTable
 from calibrate.importers.roofs import check_all
 from sim.costs.kernels import AllReduce
 from sim.costs.profile import Gpu
+from sim.files.tables import read_parquet
+from sim.files.yaml_values import read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,11 +43,13 @@ matrix, that of the L40S nine more."""
 
 
 class KernelFiles:
-    """The tables of one GPU below `path`; `used` collects the engine and version of each one read."""
+    """The tables of one GPU below `path`; `used` collects the engine and version of each one read. Of several versions
+    of a table the newest is read that is no newer than `version`, the oldest where all are; None: the newest."""
 
-    def __init__(self, path: Path, gpu: str) -> None:
+    def __init__(self, path: Path, gpu: str, version: str | None = None) -> None:
         self._gpu = gpu
         self._root = path
+        self._version = numbers(version) if version is not None else None
         folder = gpu.replace("-", "_")
         places = [place for place in (path / folder, path / "data" / folder) if place.is_dir()]
         if not places:
@@ -58,14 +62,14 @@ class KernelFiles:
     def datasheet(self) -> Gpu:
         path = self._root / f"{self._gpu.replace('-', '_')}.yaml"
         try:
-            sheet = yaml.safe_load(path.read_text())["gpu"]
+            sheet = read_yaml(path, "datasheet")["gpu"]
             gpu = Gpu(
                 name=self._gpu,
                 memory_bytes=int(sheet["mem_capacity"]),
                 peak_flops=float(sheet["bfloat16_tc_flops"]),
                 bandwidth_bytes_per_s=float(sheet["mem_bw"]),
             )
-        except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(
                 f"{path.name}: no datasheet of {self._gpu!r} (gpu: mem_bw, mem_capacity, bfloat16_tc_flops): {reason}"
@@ -78,45 +82,51 @@ class KernelFiles:
                 raise ValueError(f"{path.name}: {key}={value:g} must be at least {least:g}, in bytes/s and FLOP/s")
         return gpu
 
-    def gemm(self) -> GemmTable:
-        frame = self._read("gemm", "vllm", "gemm_perf", ["gemm_dtype", "m", "n", "k"])
-        self.engine_version = self.used[-1].removeprefix("vllm ")
-        frame = frame[frame["gemm_dtype"] == "bfloat16"]
+    def gemm(self, engine: str = "vllm", name: str = "bfloat16", *, is_whole: bool = True) -> GemmTable:
+        """GEMMs with weights in `name`, as gemm_dtype has it; not `is_whole`: any shapes may be missing."""
+        frame = self.read("gemm", engine, "gemm_perf", ["gemm_dtype", "m", "n", "k"])
+        self.engine_version = self.used[-1].partition(" ")[2]
+        frame = frame[frame["gemm_dtype"] == name]
         if frame.empty:
-            raise ValueError(f"gemm_perf of {self._gpu!r}: no rows with gemm_dtype 'bfloat16'")
+            raise ValueError(f"gemm_perf of {self._gpu!r}: no rows with gemm_dtype {name!r}")
         m, n, k = (frame[column].to_numpy(dtype=float) for column in ("m", "n", "k"))
-        flops, num_bytes = 2.0 * m * n * k, 2.0 * (n * k + m * (n + k))
-        self._check("gemm_perf", "a GEMM", frame, flops, num_bytes)
+        if name == "bfloat16":
+            flops, num_bytes = 2.0 * m * n * k, 2.0 * (n * k + m * (n + k))
+            self._check("gemm_perf", "a GEMM", frame, flops, num_bytes)
         axes = [np.sort(frame[column].unique()) for column in ("m", "n", "k")]
         if min(len(axis) for axis in axes) < 2:
             raise ValueError(f"gemm_perf of {self._gpu!r}: m, n and k need at least two values each")
         seconds = np.full([len(axis) for axis in axes], np.nan)
         places = tuple(np.searchsorted(axis, frame[column]) for axis, column in zip(axes, ("m", "n", "k"), strict=True))
         seconds[places] = frame["latency"].to_numpy() * 1e-3
-        _check_grid(self._gpu, axes, seconds)
+        if is_whole:
+            _check_grid(self._gpu, axes, seconds)
         return GemmTable(axes[0], axes[1], axes[2], seconds)
 
     def decode(self) -> AttentionTable:
         """Grouped-query rows from vLLM; multi-head rows, which its table lacks, from SGLang where there are any."""
         grouped = self.attention("vllm", "generation_attention_perf")
-        if self._find("attention", "sglang", "generation_attention_perf") is None:
+        if self.find("attention", "sglang", "generation_attention_perf") is None:
             return grouped
         multi_head = self.attention("sglang", "generation_attention_perf")
         grouped = grouped.where(grouped.heads != grouped.kv_heads)
         multi_head = multi_head.where(multi_head.heads == multi_head.kv_heads)
         return AttentionTable(*(np.concatenate(pair) for pair in zip(grouped, multi_head, strict=True)))
 
-    def attention(self, engine: str, table: str) -> AttentionTable:
+    def attention(self, engine: str, table: str, kv: str = "bfloat16", window: int = 0) -> AttentionTable:
+        """Points with KV in `kv`, as kv_cache_dtype has it, and a sliding window, 0 for none."""
         names = ["batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim"]
-        frame = self._read("attention", engine, table, [*names, "attn_dtype", "kv_cache_dtype"])
-        use = (frame["attn_dtype"] == "bfloat16") & (frame["kv_cache_dtype"] == "bfloat16")
+        frame = self.read("attention", engine, table, [*names, "attn_dtype", "kv_cache_dtype"])
+        use = (frame["attn_dtype"] == "bfloat16") & (frame["kv_cache_dtype"] == kv)
         if "window_size" in frame:
-            use &= frame["window_size"] == 0
+            use &= frame["window_size"] == window
         frame = frame[use]
-        if frame.empty:
-            raise ValueError(f"{table} of {self._gpu!r} ({engine}): no bf16 rows without a window")
+        if frame.empty or (window and "window_size" not in frame):
+            what = f"with a window of {window}" if window else "without a window"
+            raise ValueError(f"{table} of {self._gpu!r} ({engine}): no bf16 rows {what} whose KV is {kv}")
         columns = {name: frame[name].to_numpy(dtype=float) for name in names}
-        self._check_attention(table, frame, columns)
+        if kv == "bfloat16" and not window:
+            self._check_attention(table, frame, columns)
         return AttentionTable(
             columns["batch_size"],
             columns["isl"] + columns["step"],
@@ -149,7 +159,7 @@ class KernelFiles:
         """vLLM's custom all-reduce under CUDA graphs; its message sizes count bf16 elements."""
         if tensor_parallel == 1:
             return None
-        frame = self._read("comm", "vllm", "custom_allreduce_perf", ["num_gpus", "message_size", "backend"])
+        frame = self.read("comm", "vllm", "custom_allreduce_perf", ["num_gpus", "message_size", "backend"])
         frame = frame[(frame["num_gpus"] == tensor_parallel) & (frame["backend"] == "vllm_graph")]
         if frame.empty:
             raise ValueError(f"custom_allreduce_perf of {self._gpu!r}: no rows for {tensor_parallel} GPUs")
@@ -165,23 +175,24 @@ class KernelFiles:
             raise ValueError(f"custom_allreduce_perf of {self._gpu!r}: no two messages of {MESSAGE_BYTES} bytes")
         return fit_all_reduce(message_bytes[use], frame["latency"].to_numpy()[use] * 1e-3)
 
-    def _find(self, group: str, engine: str, table: str) -> tuple[Path, str] | None:
-        """The newest version of a table and that version."""
+    def find(self, group: str, engine: str, table: str) -> tuple[Path, str] | None:
+        """The file of a table and its version; None where there is none."""
         found = {}
         for path in self._folder.rglob("*.parquet"):
             parts = str(path.relative_to(self._folder).with_suffix("")).replace("/", "__").split("__")
             if len(parts) == 4 and (parts[0], parts[1], parts[3]) == (group, engine, table):
-                found[tuple(int(number) for number in parts[2].split(".") if number.isdigit())] = (path, parts[2])
-        return found[max(found)] if found else None
+                found[numbers(parts[2])] = (path, parts[2])
+        if not found:
+            return None
+        fitting = [version for version in found if self._version is None or version <= self._version]
+        return found[max(fitting) if fitting else min(found)]
 
-    def _read(self, group: str, engine: str, table: str, columns: list[str]) -> pd.DataFrame:
-        found = self._find(group, engine, table)
+    def read(self, group: str, engine: str, table: str, columns: list[str]) -> pd.DataFrame:
+        found = self.find(group, engine, table)
         if found is None:
             raise ValueError(f"{self._folder.name}: no table {group}/{engine}/VERSION/{table}.parquet")
         path, version = found
-        import pandas as pd
-
-        frame: Any = pd.read_parquet(path)
+        frame: Any = read_parquet(path, "table").to_pandas()
         missing = [column for column in [*columns, "latency"] if column not in frame]
         if missing:
             raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(frame.columns)}")
@@ -195,6 +206,11 @@ class KernelFiles:
             raise ValueError(f"{path.name}: latency={latency.min()} ms must be positive")
         self.used.append(f"{engine} {version}")
         return frame
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, in order: 1.3.0rc20 is older than 1.3.1."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:4])
 
 
 def _check_grid(gpu: str, axes: list[Any], seconds: Any) -> None:

@@ -47,6 +47,16 @@ class Device(NamedTuple):
 DEVICES = {
     "a100-sxm": Device(108, 40e6, "FlashAttention-2", 1.6, 128),
     "h100-sxm": Device(132, 50e6, "FlashAttention-3", 1.0, 1),
+    "h100-pcie": Device(114, 50e6, "FlashAttention-3", 1.0, 1),
+    "h200-sxm": Device(132, 50e6, "FlashAttention-3", 1.0, 1),
+    "b200-sxm": Device(148, 126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "b300-sxm": Device(160, 126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "gb200": Device(148, 126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "gb300": Device(160, 126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "a100-pcie": Device(108, 40e6, "FlashAttention-2", 1.6, 128),
+    "a30": Device(56, 24e6, "FlashAttention-2", 1.6, 128),
+    "l4": Device(58, 48e6, "FlashAttention-2", 1.6, 64),
+    "b60": Device(20, 18e6, "XPU", 1.6, 64),
     "l40s": Device(142, 96e6, "FlashAttention-2", 1.6, 64),
     "rtx-pro-6000-server": Device(188, 128e6, "FlashAttention-2", 1.4, 64),
 }

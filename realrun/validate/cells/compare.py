@@ -1,7 +1,8 @@
 """Closed-loop cells simulated and compared: error per cell and metric, over the judged ones, and of speed-ups.
 
 A cell is a closed loop: all requests at once, at most `concurrency` in flight, one let in as one finishes. Where the
-table does not say how many, WAVES x concurrency are served, so that filling and draining weigh about a tenth each.
+table does not say how many, WAVES x concurrency are served, so that filling and draining weigh about a tenth each; of a
+list of requests the least number of whole passes through it that are as many.
 `continuous` serves cells that draft, `autoregressive` the others. Not here: the table (realrun.validate.cells.table),
 the fit (realrun.validate.cells.fit), figures (realrun.validate.cells.report).
 """
@@ -10,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
+from math import ceil
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from realrun.validate.cells.fit import Fitted, fit_constant
-from realrun.validate.cells.table import MEASURED, Cell, CellTable
+from realrun.validate.cells.table import LENGTHS, MEASURED, Cell, CellTable
 from realrun.validate.vllm.compare import Compared, compared
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import Profile
@@ -43,6 +46,10 @@ class Setup:
     warmup_waves: int = 0
     """First requests per place that are left out of the metrics."""
     method: str | None = None
+    requests: Sequence[tuple[int, int]] = ()
+    """Prompt and output tokens of the requests that every cell serves, in order and over again; none: as cells say."""
+    acceptance_spread: float | None = None
+    """How requests differ in luck, for cells whose acceptance does not say (sim.acceptance.spread)."""
     seed: int = 0
 
 
@@ -56,11 +63,16 @@ class JudgedCell:
 
 def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
     """The closed loop of `cell`. Raises ValueError."""
-    num_prompts = cell.num_prompts or setup.waves * cell.concurrency
+    num_prompts = cell.num_prompts or _whole_passes(setup.waves * cell.concurrency, len(setup.requests))
     limits = {name: getattr(cell, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    limits["num_gpu_blocks"] = None if cell.num_gpu_blocks is None else cell.num_gpu_blocks - 1
+    lengths = {"input_len": cell.input_len, "output_len": cell.output_len}
+    if setup.requests:
+        means = np.mean(setup.requests, axis=0)
+        lengths = {name: round(float(mean)) for name, mean in zip(lengths, means, strict=True)}
     speculation: dict[str, Any] = {"num_speculative_tokens": cell.num_speculative_tokens}
     if cell.num_speculative_tokens:
-        speculation["acceptance"] = cell.acceptance
+        speculation["acceptance"] = _with_spread(str(cell.acceptance), setup.acceptance_spread)
         if setup.method is not None:
             speculation["method"] = setup.method
     return resolve(
@@ -72,8 +84,7 @@ def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
                 "num_prompts": num_prompts,
                 "request_rate": "inf",
                 "max_concurrency": cell.concurrency,
-                "input_len": cell.input_len,
-                "output_len": cell.output_len,
+                **lengths,
                 "num_warmups": setup.warmup_waves * cell.concurrency,
             },
             "speculation": speculation,
@@ -86,9 +97,25 @@ def simulate_cell(cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
     """The metrics of the simulated cell (sim.metrics.summary). Raises ValueError for what cannot run."""
     scenario = scenario_of(cell, profile, setup)
     check(scenario, profile)
-    requests = varied_requests(cell, num_requests(scenario.workload), scenario.seed) if cell.output_len_std else None
+    requests = _requests(cell, num_requests(scenario.workload), scenario.seed, setup)
     record = simulate(scenario, scenario.policy[0], scenario.seed, profile, requests=requests)
     return summarise(record, num_warmups=scenario.workload.num_warmups)
+
+
+def _whole_passes(num_prompts: int, per_pass: int) -> int:
+    return ceil(num_prompts / per_pass) * per_pass if per_pass else num_prompts
+
+
+def _with_spread(acceptance: str, spread: float | None) -> str:
+    return acceptance if spread is None or "~" in acceptance else f"{acceptance}~{spread!r}"
+
+
+def _requests(cell: Cell, num_prompts: int, seed: int, setup: Setup) -> list[Request] | None:
+    """The list's, over and over, or those whose outputs vary; None where all are alike."""
+    if setup.requests:
+        lengths = islice(cycle(setup.requests), num_prompts)
+        return [Request(index, str(index), 0.0, *tokens) for index, tokens in enumerate(lengths)]
+    return varied_requests(cell, num_prompts, seed) if cell.output_len_std else None
 
 
 def varied_requests(cell: Cell, num_prompts: int, seed: int) -> list[Request]:
@@ -97,6 +124,8 @@ def varied_requests(cell: Cell, num_prompts: int, seed: int) -> list[Request]:
     They are cut at output_len_max, and as far below the mean, so that the mean stays. Outputs of one length keep a
     closed loop in step, wave after wave; real outputs that end by themselves do not.
     """
+    assert cell.input_len is not None
+    assert cell.output_len is not None
     mean, most = cell.output_len, cell.output_len_max or 2 * cell.output_len - 1
     reach = min(most - mean, mean - 1)
     normal = NormalDist(0.0, cell.output_len_std)
@@ -235,6 +264,11 @@ def result_of(
     pairs = speedups(judged)
     notes = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
     drafting = [each for each in judged if each.cell.num_speculative_tokens and THROUGHPUT in each.metrics]
+    if setup.requests:
+        notes.append(f"{len(setup.requests)} requests a pass, in whole passes unless the table has num_prompts")
+        unread = [name for name in (*LENGTHS, "output_len_std") if any(each.cell.texts.get(name) for each in judged)]
+        if unread:
+            notes.append(f"not read, since the requests are listed: {', '.join(unread)}")
     if 0 < len(drafting) < len(judged) and len(pairs) < len(drafting):
         notes.append(
             f"{len(drafting) - len(pairs)} of {len(drafting)} drafting cells have no partner without drafts of "
@@ -246,6 +280,8 @@ def result_of(
         "engine": {**setup.engine, "name": engine_of(setup.engine.get("name"), profile).name},
         "waves": setup.waves,
         "warmup_waves": setup.warmup_waves,
+        "requests_per_pass": len(setup.requests) or None,
+        "acceptance_spread": setup.acceptance_spread,
         "seed": setup.seed,
         "fit": fit,
         "cells": [_plain(each, profile, setup) for each in judged],

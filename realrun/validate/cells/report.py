@@ -65,7 +65,8 @@ def print_cells(result: dict[str, Any]) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for cell in result["cells"]:
         what = "/".join(filter(None, (cell["label"], cell["arm"])))
-        point = f"c={cell['concurrency']} {cell['input_len']}->{cell['output_len']} k={cell['num_speculative_tokens']}"
+        lengths = "" if cell["input_len"] is None else f" {cell['input_len']}->{cell['output_len']}"
+        point = f"c={cell['concurrency']}{lengths} k={cell['num_speculative_tokens']}"
         for place, (metric, values) in enumerate(cell["metrics"].items()):
             name = (" ".join(filter(None, (what, point))), cell["role"]) if place == 0 else ("", "")
             table.add_row(*name, metric, *_values(values))

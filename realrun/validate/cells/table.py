@@ -1,21 +1,22 @@
 """Closed-loop cells: a table of operating points and the means measured at each, read from CSV and checked.
 
-Columns: concurrency, input_len, output_len; optional num_prompts, num_speculative_tokens, acceptance_length (tokens per
-verify, bonus included) or acceptance (as --acceptance takes it), output_len_std and output_len_max where outputs vary
-around output_len, max_num_seqs, max_num_batched_tokens, label, arm; and any of the measured means of MEASURED. Empty
-means not given. Other columns serve to mark cells.
+Columns: concurrency, input_len, output_len (both left to a list of requests where one is given); optional num_prompts,
+num_speculative_tokens, acceptance_length (tokens per verify, bonus included) or acceptance (as --acceptance takes it),
+output_len_std and output_len_max where outputs vary around output_len, max_num_seqs, max_num_batched_tokens,
+num_gpu_blocks, label, arm; and any of what is in MEASURED. Empty means not given. Other columns serve to mark cells. A
+list of requests has prompt_tokens and output_tokens.
 Not here: simulating them (realrun.validate.cells.compare), fitting on them (realrun.validate.cells.fit).
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from sim.files.tables import read_csv
 from sim.names import unknown
 
 MEASURED = {
@@ -24,19 +25,30 @@ MEASURED = {
     "itl_ms": "mean_itl_ms",
     "e2el_ms": "mean_e2el_ms",
     "output_throughput": "output_throughput",
+    "ttft_p95_ms": "p95_ttft_ms",
+    "tpot_p50_ms": "median_tpot_ms",
+    "tpot_p95_ms": "p95_tpot_ms",
+    "itl_p50_ms": "median_itl_ms",
 }
-"""Column -> the simulator's key for it (sim.metrics.summary); means, milliseconds, and output tokens per second."""
-REQUIRED = ("concurrency", "input_len", "output_len")
+"""Column -> the simulator's key for it (sim.metrics.summary); means and percentiles over requests, milliseconds, and
+output tokens per second."""
+REQUIRED = ("concurrency",)
+LENGTHS = ("input_len", "output_len")
+"""Required without a list of requests."""
+REQUEST_COLUMNS = ("prompt_tokens", "output_tokens")
 WHOLE = {
     "num_prompts": 1,
     "num_speculative_tokens": 0,
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
+    "num_gpu_blocks": 2,
     "output_len_max": 1,
 }
 """Optional whole numbers and the least of each."""
 TEXTS = ("label", "arm", "acceptance")
-COLUMNS = (*REQUIRED, *WHOLE, "output_len_std", "acceptance_length", *TEXTS, *MEASURED)
+MOST_WHOLE = 10**9
+"""No count or length of any cell is near it."""
+COLUMNS = (*REQUIRED, *LENGTHS, *WHOLE, "output_len_std", "acceptance_length", *TEXTS, *MEASURED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +57,9 @@ class Cell:
 
     line: int
     concurrency: int
-    input_len: int
-    output_len: int
-    """Tokens of every output, or their mean."""
+    input_len: int | None
+    output_len: int | None
+    """Tokens of every output, or their mean; both lengths None where a list of requests has them."""
     output_len_std: float
     """Standard deviation of the outputs' tokens; 0 = all the same."""
     output_len_max: int | None
@@ -58,6 +70,8 @@ class Cell:
     """As --acceptance takes it; None without speculation."""
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
+    num_gpu_blocks: int | None
+    """As vLLM logs it: one more than is used."""
     label: str
     arm: str
     measured: Mapping[str, float]
@@ -68,8 +82,13 @@ class Cell:
     @property
     def name(self) -> str:
         what = "/".join(filter(None, (self.label, self.arm)))
-        point = f"c={self.concurrency} {self.input_len}->{self.output_len}"
-        return " ".join(filter(None, (what, point, f"k={self.num_speculative_tokens}")))
+        return " ".join(filter(None, (what, self.point, f"k={self.num_speculative_tokens}")))
+
+    @property
+    def point(self) -> str:
+        """Concurrency, and lengths where the cell has them."""
+        lengths = "" if self.input_len is None else f" {self.input_len}->{self.output_len}"
+        return f"c={self.concurrency}{lengths}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +99,7 @@ class CellTable:
     """Columns that mean nothing here."""
 
     def where(self, cell: Cell) -> str:
-        return f"{self.path} line {cell.line}"
+        return f"table {self.path!r} line {cell.line}"
 
 
 def parse_columns(text: str | None) -> dict[str, str]:
@@ -98,40 +117,52 @@ def parse_columns(text: str | None) -> dict[str, str]:
     return renamed
 
 
-def read_cells(path: Path, renamed: Mapping[str, str]) -> CellTable:
-    """The cells of `path`; `renamed` as parse_columns gives it. Raises ValueError naming file, line and column."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file, strict=True))
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{str(path)!r} is not a CSV table: {error}") from None
-    if not rows:
-        raise ValueError(f"{str(path)!r} is empty; want a header line with {', '.join(REQUIRED)} and measured means")
-    header = _header(rows[0], renamed, str(path))
+def read_cells(path: Path, renamed: Mapping[str, str], *, has_requests: bool = False) -> CellTable:
+    """The cells of `path`; `renamed` as parse_columns gives it. With a list of requests (`has_requests`) cells have no
+    lengths of their own: such columns tell what is in the list, and nothing is read from them.
+
+    Raises ValueError naming file, line and column.
+    """
+    where = f"table {str(path)!r}"
+    names, rows = read_csv(path, "table")
+    header = _header(names, renamed, where, REQUIRED if has_requests else REQUIRED + LENGTHS)
     cells = []
-    for number, row in enumerate(rows[1:], start=2):
-        if not any(value.strip() for value in row):
-            continue
-        where = f"{path} line {number}"
-        if len(row) != len(header):
-            raise ValueError(f"{where}: {len(row)} values, and the header has {len(header)} columns")
-        cells.append(_cell({name: value.strip() for name, value in zip(header, row, strict=True)}, number, where))
+    for number, row in rows:
+        texts = {name: value.strip() for name, value in zip(header, row, strict=True)}
+        cells.append(_cell(texts, number, f"{where} line {number}", has_requests=has_requests))
     if not cells:
-        raise ValueError(f"{str(path)!r} has no cell below its header")
+        raise ValueError(f"{where} has no cell below its header")
     return CellTable(path=str(path), cells=cells, unused=[name for name in header if name not in COLUMNS])
 
 
-def _header(row: Sequence[str], renamed: Mapping[str, str], path: str) -> list[str]:
-    names = [name.strip() for name in row]
+def read_request_list(path: Path) -> list[tuple[int, int]]:
+    """Prompt and output tokens of the requests of `path`, in order. Raises ValueError naming file, line and column."""
+    what = f"requests {str(path)!r}"
+    header, rows = read_csv(path, "requests")
+    for column in REQUEST_COLUMNS:
+        if column not in header:
+            raise ValueError(f"{what} line 1: no column {column!r}; want {' and '.join(REQUEST_COLUMNS)}")
+    places = [header.index(column) for column in REQUEST_COLUMNS]
+    requests = []
+    for number, row in rows:
+        where = f"{what} line {number}"
+        prompt, output = (
+            _whole(row[place].strip(), 1, column, where) for place, column in zip(places, REQUEST_COLUMNS, strict=True)
+        )
+        requests.append((prompt, output))
+    if not requests:
+        raise ValueError(f"{what} has no request below its header")
+    return requests
+
+
+def _header(names: list[str], renamed: Mapping[str, str], path: str, required: Sequence[str]) -> list[str]:
     for theirs in renamed:
         if theirs not in names:
             raise ValueError(f"{path} line 1: --columns: {unknown('column', theirs, names)}")
     header = [renamed.get(name, name) for name in names]
     if twice := [name for name in dict.fromkeys(header) if header.count(name) > 1]:
         raise ValueError(f"{path} line 1: column {twice[0]!r} is there twice")
-    for name in REQUIRED:
+    for name in required:
         if name not in header:
             raise ValueError(f"{path} line 1: {unknown('column', name, header)}; name it, or map it with --columns")
     if not set(MEASURED) & set(header):
@@ -141,8 +172,9 @@ def _header(row: Sequence[str], renamed: Mapping[str, str], path: str) -> list[s
     return header
 
 
-def _cell(texts: dict[str, str], line: int, where: str) -> Cell:
+def _cell(texts: dict[str, str], line: int, where: str, *, has_requests: bool) -> Cell:
     whole: dict[str, Any] = {name: _whole(texts[name], 1, name, where) for name in REQUIRED}
+    whole |= {name: None if has_requests else _whole(texts[name], 1, name, where) for name in LENGTHS}
     for name, least in WHOLE.items():
         whole[name] = _whole(texts[name], least, name, where) if texts.get(name) else None
     whole["num_speculative_tokens"] = whole["num_speculative_tokens"] or 0
@@ -151,7 +183,7 @@ def _cell(texts: dict[str, str], line: int, where: str) -> Cell:
         raise ValueError(f"{where}: nothing measured; want any of {', '.join(MEASURED)}")
     acceptance = _acceptance(texts, whole["num_speculative_tokens"], where)
     most = whole["output_len_max"]
-    if most is not None and most < whole["output_len"]:
+    if most is not None and whole["output_len"] is not None and most < whole["output_len"]:
         raise ValueError(f"{where}: output_len_max={most} is below the mean, output_len={whole['output_len']}")
     return Cell(
         line=line,
@@ -190,11 +222,11 @@ def _whole(text: str, least: int, name: str, where: str) -> int:
     """A whole number; 8.0 is one."""
     try:
         value = float(text)
-        if value.is_integer() and value >= least:
+        if value.is_integer() and least <= value <= MOST_WHOLE:
             return int(value)
     except ValueError:
         pass
-    raise ValueError(f"{where}: {name}={text!r:.40} must be a whole number, at least {least}")
+    raise ValueError(f"{where}: {name}={text!r:.40} must be a whole number, {least} to {MOST_WHOLE}")
 
 
 def _positive(text: str, name: str, where: str) -> float:

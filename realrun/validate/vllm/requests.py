@@ -8,7 +8,6 @@ Not here: the comparison with a simulation (realrun.validate.vllm.compare).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sim.files.json_values import json_lines
 from sim.seam.request import Request
 from sim.workload.content import BLOCK_TOKENS, Content, read_prompts
 
@@ -67,20 +67,15 @@ def read_requests(path: Path, prompts: Path | None = None, block_tokens: int = B
 
     Raises ValueError, one line naming file, line and field.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{str(path)!r} is not UTF-8 text; want JSON lines") from None
-    rows = [_row(line, number, str(path)) for number, line in enumerate(lines, start=1) if line.strip()]
+    rows = [_row(raw, number, f"requests {str(path)!r}") for number, raw in json_lines(path, "requests")]
     if not rows:
-        raise ValueError(f"{str(path)!r} is empty; want one JSON object per request")
-    _check_ids(rows, str(path))
-    contents = {} if prompts is None else _joined(rows, str(path), prompts, block_tokens)
+        raise ValueError(f"requests {str(path)!r} is empty; want one JSON object per request")
+    where = f"requests {str(path)!r}"
+    _check_ids(rows, where)
+    contents = {} if prompts is None else _joined(rows, where, prompts, block_tokens)
     rows.sort(key=lambda row: (row.arrival_time, row.queued_ts, row.line))
-    _check_overtaking(rows, str(path))
-    offset_s = _clock_offset_s(rows, str(path))
+    _check_overtaking(rows, where)
+    offset_s = _clock_offset_s(rows, where)
     return RealRun(requests=_on_one_clock(rows, offset_s, contents), clock_offset_s=offset_s)
 
 
@@ -88,24 +83,18 @@ def _joined(rows: Sequence[Stamped], path: str, prompts: Path, block_tokens: int
     """Content by line of the requests' file: the first row's is in the first row of `prompts`, and so on."""
     read = read_prompts(prompts, block_tokens)
     if len(read) != len(rows):
-        raise ValueError(
-            f"{str(prompts)!r} has {len(read)} prompts, and {path!r} {len(rows)} requests; want them alike"
-        )
+        raise ValueError(f"prompts {str(prompts)!r} has {len(read)}, and {path} {len(rows)}; want one per request")
     for number, (row, (_, length)) in enumerate(zip(rows, read, strict=True), start=1):
         if length is not None and length != row.input_toks:
             raise ValueError(
-                f"{str(prompts)!r}: prompt {number} has {length} tokens, and request {row.id} on line {row.line} of "
-                f"{path} has {row.input_toks}: want the prompts in the order of the requests"
+                f"prompts {str(prompts)!r}: prompt {number} has {length} tokens, and request {row.id} on line {row.line} "
+                f"of {path} has {row.input_toks}: want the prompts in the order of the requests"
             )
     return {row.line: content[: row.input_toks // block_tokens] for row, (content, _) in zip(rows, read, strict=True)}
 
 
-def _row(line: str, number: int, path: str) -> Stamped:
+def _row(raw: Any, number: int, path: str) -> Stamped:
     where = f"{path} line {number}"
-    try:
-        raw = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: want a JSON object with {', '.join(FIELDS)}, got {type(raw).__name__}")
     if lacking := [name for name in FIELDS if raw.get(name) is None]:

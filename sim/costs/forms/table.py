@@ -63,10 +63,10 @@ class TablePasses(ModelPasses):
         """Seconds per layer and query-key pair in a long chunk."""
         self._kv_token_s = _kv_token_s(decode)
         """Seconds per layer and token of KV in the largest decode."""
-        weights = shape.layer_weights / profile.tensor_parallel
         points = list(zip(table.body.tokens, table.body.seconds, strict=True))
+        weights = shape.active_layer_weights / profile.tensor_parallel
         self.compute_roof = max(2.0 * weights * tokens / seconds for tokens, seconds in points)
-        self.bandwidth_roof = weights * shape.dtype_bytes / points[0][1]
+        self.bandwidth_roof = shape.read_bytes(1) / (shape.layers * profile.tensor_parallel * points[0][1])
         self._lines: dict[tuple[int, int, bool], Line] = {}
         self._chunks: dict[int, list[float]] = {}
         self.row_curves: dict[tuple[int, int, int], RowCurve] = {}

@@ -25,8 +25,8 @@ from realrun.host.gpuhost import GpuHost
 from realrun.replay.probe import probe
 from sim.costs.profile_files import load
 from sim.experiment.compare import RESULT_SCHEMA
-from sim.policies.registry import POLICIES
 from sim.report.results import read_columns
+from tests.sim.support import ON_ONE_GPU as REPLAYED
 
 SMALL = ["--profile", "cpu/tiny", "--num-prompts", "6", "--request-rate", "inf", "--input-len", "24"]
 SMALL += ["--output-len", "8", "--device", "cpu"]
@@ -45,7 +45,7 @@ def replay_into(out: Path, *args: str) -> Result:
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A replay of every policy."""
     out = tmp_path_factory.mktemp("replays") / "all"
-    done = replay_into(out, *(part for name in POLICIES for part in ("--policy", name)))
+    done = replay_into(out, *(part for name in REPLAYED for part in ("--policy", name)))
     assert done.exit_code == 0, done.output
     return out
 
@@ -58,7 +58,7 @@ def test_a_replay_leaves_the_simulators_records_and_says_what_it_was(replayed: P
     assert (about["acceptance"], about["device"], about["partial"]) == ("tape", "cpu", False)
     assert about["num_device_allocations"] == 0
     assert {"device", "processor", "torch"} <= set(about["fingerprint"])
-    assert [run["policy"] for run in summary["runs"]] == list(POLICIES)
+    assert [run["policy"] for run in summary["runs"]] == REPLAYED
     assert all(run["completed"] == 6 for run in summary["runs"])
     # The machine's own speed, before and after each run.
     assert all(len(run["probed_s"]) == 2 and min(map(min, run["probed_s"])) > 0.0 for run in about["runs"])
@@ -85,7 +85,7 @@ def test_validation_says_per_metric_how_far_off_and_why(replayed: Path) -> None:
     assert set(result["metrics"]["e2el"]) == {"mean", "p50", "p95", "p99"}
     assert set(result["metrics"]["e2el"]["mean"]) == {"real", "simulated", "error_pct"}
     assert set(result["decomposition"]) == {"mechanism", "cost", "contention"}
-    assert [run["policy"] for run in result["runs"]] == list(POLICIES)
+    assert [run["policy"] for run in result["runs"]] == REPLAYED
     summary = json.loads((replayed / "summary.json").read_text())
     for run, real in zip(result["runs"], summary["runs"], strict=True):
         assert run["metrics"]["e2el"]["mean"]["real"] == real["mean_e2el_ms"]
@@ -106,7 +106,7 @@ def test_validation_draws_three_figures_per_run(replayed: Path) -> None:
     done = invoke(validate_command, str(replayed))
     assert done.exit_code == 0, done.output
     assert "mechanism" in done.output
-    assert len(list(replayed.glob("validation-*.png"))) == 3 * len(POLICIES)
+    assert len(list(replayed.glob("validation-*.png"))) == 3 * len(REPLAYED)
 
 
 def test_acceptance_from_the_models_is_the_same_for_every_policy_and_what_validate_simulates(tmp_path: Path) -> None:
@@ -175,6 +175,27 @@ def test_an_interrupt_around_a_run_keeps_what_is_done(
     assert summary["replay"]["partial"]
     told = invoke(validate_command, str(tmp_path / "cut"), "--no-plots")
     assert told.exit_code == 0, told.output
+
+
+def test_an_interrupted_rerun_lies_beside_the_complete_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from realrun.replay import run as replay
+
+    args = ["--policy", "baseline", "--num-prompts", "2"]
+    assert replay_into(tmp_path / "full", *args).exit_code == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "full").iterdir()}
+    probed: list[int] = []
+
+    def interrupted(kernels: Any, issuer: Any) -> tuple[float, ...]:
+        probed.append(1)
+        if len(probed) == 2:
+            raise KeyboardInterrupt
+        return probe(kernels, issuer)
+
+    monkeypatch.setattr(replay, "probe", interrupted)
+    assert replay_into(tmp_path / "full", *args).exit_code == 130
+    assert {path.name: path.read_bytes() for path in (tmp_path / "full").iterdir()} == before
+    assert json.loads((tmp_path / "full.partial" / "summary.json").read_text())["replay"]["partial"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "full.partial"]
 
 
 @pytest.mark.parametrize(

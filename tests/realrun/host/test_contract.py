@@ -37,7 +37,7 @@ def run_on_threads(
 ) -> tuple[list[GpuTicket], Serving, GpuHost]:
     executor = ConstantExecutor(SECONDS, is_async=is_async)
     with GpuHost(executor, PeriodicLuck(), clock=VirtualClock()) as host:
-        serving = serve(host, policy, served, **more)
+        serving = serve(host, policy, served, options=options, **more)
         for task in [*find_policy(policy).build(serving, options, EngineLimits()), serving.arrivals()]:
             host.spawn(task)
         host.run_until(None if stop_s == inf else stop_s)

@@ -296,9 +296,10 @@ def test_closing_drops_what_is_queued() -> None:
 
 
 def test_a_stream_the_machine_does_not_have_is_refused() -> None:
-    with GpuHost(ConstantExecutor({})) as host:
-        with pytest.raises(ValueError, match="a real run has device 0, whole"):
-            host.stream("link", device="nvlink")
+    with GpuHost(ConstantExecutor({}, is_one_gpu=True)) as host:
+        for asked in ({"device": "nvlink"}, {"device": 1}, {"sm_share": 0.5}):
+            with pytest.raises(ValueError, match="a real run has device 0, whole"):
+                host.stream("link", **asked)  # type: ignore[arg-type]
         host.stream("gpu")
         with pytest.raises(ValueError, match="exists already"):
             host.stream("gpu")

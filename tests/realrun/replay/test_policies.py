@@ -31,7 +31,9 @@ def requests() -> list[Request]:
 
 def executor() -> tuple[PairExecutor, object]:
     target, draft = tied_pair(tiny_model(), 2, 0.2)
-    return PairExecutor(PairKernels(target, draft, tiny_options(slots=NUM_REQUESTS)), seed=3), target
+    return PairExecutor(
+        PairKernels(target, draft, tiny_options(slots=NUM_REQUESTS)), seed=3, stands_for_all=True
+    ), target
 
 
 def run(

@@ -13,7 +13,7 @@ import pytest
 
 from realrun.cli.cells import cells_command
 from realrun.cli.engine_flags import engine_block
-from realrun.validate.cells.compare import Setup, simulate_cell, varied_requests
+from realrun.validate.cells.compare import Setup, scenario_of, simulate_cell, varied_requests
 from realrun.validate.cells.fit import fit_constant, parse_mark, with_constant
 from realrun.validate.cells.table import MEASURED, read_cells
 from sim.costs.engine import load_engine, own_engine, with_engine, without_engine
@@ -268,8 +268,8 @@ def test_a_defect_of_a_cell_is_one_line_that_names_it(name: str, tmp_path: Path)
         ("concurency,input_len,output_len,tpot_ms\n1,1,1,1\n", "did you mean 'concurency'"),
         ("concurrency,input_len,output_len\n1,1,1\n", "no measured mean"),
         ("concurrency,input_len,output_len,tpot_ms,tpot_ms\n1,1,1,1,1\n", "column 'tpot_ms' is there twice"),
-        ("concurrency,input_len,output_len,tpot_ms\n1,1,1\n", "line 2: 3 values, and the header has 4"),
-        ('concurrency,input_len,output_len,tpot_ms\n"1"x,1,1,1\n', "is not a CSV table"),
+        ("concurrency,input_len,output_len,tpot_ms\n1,1,1\n", "line 2: 3 fields, and the header has 4"),
+        ('concurrency,input_len,output_len,tpot_ms\n"1"x,1,1,1\n', "not valid CSV"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_one_line(text: str, says: str, tmp_path: Path) -> None:
@@ -310,3 +310,82 @@ def test_a_cell_that_drafts_needs_a_draft_in_the_profile(tmp_path: Path) -> None
     message = refusal(cells_command, str(path), "--profile", "h100-sxm/llama-3.1-8b")
     assert "line 2" in message
     assert "needs a draft model" in message
+
+
+LISTED = [(100, 12), (900, 40), (30, 5), (300, 64)]
+
+
+def listed_table(path: Path, **more: Any) -> Path:
+    """Two cells without lengths of their own."""
+    rows = [{"concurrency": c, "num_speculative_tokens": 0, "tpot_ms": 1.0, **more} for c in (1, 3)]
+    return write_table(path, rows)
+
+
+def write_list(path: Path) -> str:
+    path.write_text("id,prompt_tokens,output_tokens\n" + "".join(f"x,{a},{b}\n" for a, b in LISTED))
+    return str(path)
+
+
+def test_listed_requests_are_served_in_whole_passes_and_cells_need_no_lengths(tmp_path: Path) -> None:
+    requests = write_list(tmp_path / "r.csv")
+    result = result_of(cells_command, str(listed_table(tmp_path / "t.csv")), "--profile", PAIR,
+                       "--requests", requests, "--waves", "3")  # fmt: skip
+    assert [cell["num_prompts"] for cell in result["cells"]] == [4, 12]
+    assert [(cell["input_len"], cell["output_len"]) for cell in result["cells"]] == [(None, None)] * 2
+    assert result["requests_per_pass"] == 4
+
+
+def test_a_cell_of_listed_requests_is_the_loop_over_exactly_them(tmp_path: Path) -> None:
+    cells = read_cells(listed_table(tmp_path / "t.csv", num_prompts=6), {}, has_requests=True).cells
+    found = simulate_cell(cells[1], load(PAIR), Setup(engine={}, requests=LISTED))
+    in_order = [LISTED[index % 4] for index in range(6)]
+    assert found["total_input_tokens"] == sum(prompt for prompt, _ in in_order)
+    assert found["total_output_tokens"] == sum(output for _, output in in_order)
+
+
+def test_lengths_beside_a_list_are_not_read_and_that_is_said(tmp_path: Path) -> None:
+    table = str(listed_table(tmp_path / "t.csv", input_len=5000, output_len="about 30"))
+    result = result_of(cells_command, table, "--profile", PAIR, "--requests", write_list(tmp_path / "r.csv"))
+    assert result["cells"][0]["input_len"] is None
+    assert "not read, since the requests are listed: input_len, output_len" in result["notes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prompt_tokens\n5\n", "line 1: no column 'output_tokens'"),
+        ("prompt_tokens,output_tokens\n", "has no request below its header"),
+        ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0' must be a whole number, 1 to 1000000000"),
+        ("prompt_tokens,output_tokens\n5\n", "line 2: 1 fields, and the header has 2"),
+        ("", "is empty; want a header line"),
+    ],
+)
+def test_a_bad_list_of_requests_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text(text)
+    table = str(listed_table(tmp_path / "t.csv"))
+    assert message in refusal(cells_command, table, "--profile", PAIR, "--requests", str(tmp_path / "r.csv"))
+
+
+def test_a_table_without_lengths_needs_a_list(tmp_path: Path) -> None:
+    message = refusal(cells_command, str(listed_table(tmp_path / "t.csv")), "--profile", PAIR)
+    assert "input_len" in message
+
+
+def test_a_cells_own_blocks_come_before_the_flags(tmp_path: Path) -> None:
+    table = listed_table(tmp_path / "t.csv", input_len=64, output_len=16, num_gpu_blocks=11)
+    (cell, _) = read_cells(table, {}).cells
+    assert scenario_of(cell, load(PAIR), Setup(engine={"num_gpu_blocks": 500})).engine.num_gpu_blocks == 10
+
+
+def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_path: Path) -> None:
+    row = {"concurrency": 1, "input_len": 64, "output_len": 200, "num_prompts": 60, "num_speculative_tokens": 3}
+    rows = [row | {"acceptance": spec, "tpot_p95_ms": 5} for spec in ("vllm:.54,.33,.21", "vllm:.54,.33,.21~0")]
+    cells = read_cells(write_table(tmp_path / "t.csv", rows), {}).cells
+    spread = Setup(engine={}, acceptance_spread=1.3)
+    alike, unlike, own = (
+        simulate_cell(cell, load(PAIR), setup)
+        for cell, setup in ((cells[0], Setup(engine={})), (cells[0], spread), (cells[1], spread))
+    )
+    assert unlike["mean_tpot_ms"] > alike["mean_tpot_ms"]
+    assert unlike["p95_tpot_ms"] > 1.4 * alike["p95_tpot_ms"]
+    assert own["p95_tpot_ms"] < 1.1 * alike["p95_tpot_ms"]

@@ -23,9 +23,9 @@ from sim.experiment.scenario import Scenario, resolve
 from sim.metrics.summary import summarise
 from sim.policies import works as works_of
 from sim.policies.options import Method
-from sim.policies.registry import POLICIES
 from sim.seam.request import Request
 from sim.seam.work import Kind, Model, Work
+from tests.sim.support import ON_ONE_GPU
 
 SECONDS = {Kind.PREFILL: 0.010, Kind.DRAFT: 0.002, Kind.VERIFY: 0.005, Kind.STEP: 0.006}
 
@@ -66,7 +66,7 @@ def observe(run: Experiment, seconds: dict[Kind, float] | None = None) -> Observ
 
 
 @pytest.mark.parametrize("more", [{}, {"workload": {"request_rate": "inf", "max_concurrency": 5}}])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ON_ONE_GPU)
 def test_on_measured_times_the_simulator_schedules_exactly_as_the_replay_did(policy: str, more: dict[str, Any]) -> None:
     verdict = judge(observe(experiment(policy, **more))).verdict
     assert verdict["divergence"] is None

@@ -149,7 +149,7 @@ def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: P
 @pytest.mark.parametrize(
     ("prompts", "says"),
     [
-        ([{"prefix_blocks": []}] * 3, "has 3 prompts, and"),
+        ([{"prefix_blocks": []}] * 3, "has 3, and requests"),
         ([{"input_toks": 99, "prefix_blocks": []}] * 4, "prompt 1 has 99 tokens, and request r0 on line 1 of"),
         ([{"hash": []}] * 4, "line 1: no prefix_blocks, hash_ids"),
     ],
@@ -217,12 +217,15 @@ DEFECTS: dict[str, Defect] = {
     "negative output": (lambda: lines(row(0, output_toks=-3)), "line 1: output_toks=-3"),
     "broken length": (lambda: lines(row(0, output_toks=2.5)), "line 1: output_toks=2.5"),
     "length that is true": (lambda: lines(row(0, output_toks=True)), "line 1: output_toks=True"),
-    "nan": (lambda: lines(row(0, queued_ts=float("nan"))), "line 1: queued_ts=nan"),
-    "infinity": (lambda: lines(row(0, last_token_ts=float("inf"))), "line 1: last_token_ts=inf"),
-    "number beyond floats": (lambda: lines(row(0, last_token_ts=10**400)), "line 1: last_token_ts="),
+    "nan": (lambda: lines(row(0, queued_ts=float("nan"))), "line 1: 'queued_ts' NaN is no number"),
+    "infinity": (lambda: lines(row(0, last_token_ts=float("inf"))), "line 1: 'last_token_ts' Infinity is no number"),
+    "number beyond floats": (
+        lambda: lines(row(0, last_token_ts=10**400)),
+        "line 1: 'last_token_ts' 100000000000000000000000 must be below 2^63",
+    ),
     "text for a time": (lambda: lines(row(0, queued_ts="now")), "line 1: queued_ts='now'"),
     "not JSON": (lambda: lines() + "{oops\n", "line 5: not valid JSON"),
-    "nested too deep": (lambda: lines() + "[" * 100_000, "line 5: not valid JSON"),
+    "nested too deep": (lambda: lines() + "[" * 100_000, "line 5: nested deeper"),
     "a list": (lambda: lines() + "[1]\n", "line 5: want a JSON object"),
     "the same id twice": (lambda: lines(row(0), row(1, request_id="r0")), "line 2: request_id 'r0' again"),
     "empty file": (lambda: "", "is empty"),

@@ -23,6 +23,7 @@ SPECS = (
     "beta:13,8",
     "markov:.13,.82",
     "markov:.9,.5,.01,.02,.95",
+    "vllm:.5,.3,.1~1.3",
 )
 TAPE = TapeAcceptance((np.array([1, 4, 3, 2, 1, 1, 9, 2], dtype=np.uint8), np.array([1, 2, 1], dtype=np.uint8)))
 

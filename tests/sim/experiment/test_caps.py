@@ -91,7 +91,7 @@ def test_equal_caps_stand_in_the_json_of_every_policy() -> None:
     caps = {str(run["policy"]): run["caps"] for run in found.runs}
     assert [list(own.items())[:2] for own in caps.values()] == [
         [("max_num_seqs", 1024), ("max_num_batched_tokens", 8192)]
-    ] * 6
+    ] * len(POLICIES)
     none = {"decode_batch": None, "verify_batch": None, "workers": None}
     rest = {name: {key: own[key] for key in none} for name, own in caps.items()}
     assert rest == {
@@ -101,6 +101,7 @@ def test_equal_caps_stand_in_the_json_of_every_policy() -> None:
         "pd": none | {"decode_batch": 1024},
         "pdv": none | {"decode_batch": 1024, "verify_batch": 1024},
         "unified": none | {"decode_batch": 1024},
+        "disaggregated": none | {"decode_batch": 1024},
     }
 
 

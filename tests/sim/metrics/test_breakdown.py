@@ -9,9 +9,11 @@ import pytest
 
 from sim.cli.main import run
 from sim.costs.profile_files import load
+from sim.experiment.compare import compare
 from sim.experiment.run import simulate
-from sim.experiment.scenario import resolve
+from sim.experiment.scenario import Scenario, resolve
 from sim.metrics.breakdown import PHASES, mean_phases_s
+from sim.metrics.records import RunRecord
 from sim.policies.registry import POLICIES
 from sim.report.perfetto import trace_json, waiting_by_lane
 
@@ -85,3 +87,16 @@ def test_trace_and_plot_commands_work_on_a_results_directory(
     assert run(["plot", str(tmp_path)]) == 2
     assert run(["trace", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_the_breakdown_is_of_the_runs_and_requests_that_the_table_is_of() -> None:
+    given = Scenario.of(
+        profile=PAIR, policy="pd", num_prompts=40, num_warmups=10, request_rate=4.0, replications=2, seed=3
+    )
+    records: list[RunRecord] = []
+    found = compare(given, load(PAIR), on_run=records.append, record_works=True, workers=1)
+    for each in found.runs:
+        phases_ms = each["phases_ms"]
+        assert isinstance(phases_ms, dict)
+        assert sum(phases_ms.values()) == pytest.approx(each["mean_e2el_ms"])
+    assert [bool(record.works) for record in records] == [True, False]

@@ -1,0 +1,479 @@
+"""Any model, deployed in any way, as a profile of its own points: layers composed of aiconfigurator's kernels.
+
+Body (per layer, mean over all layers): attention's matrices, dense and shared MLPs, router, experts, element-wise
+kernels, all-reduces. Rows that a pass verifies go through it together with all others, so that more drafted tokens
+activate more experts by themselves. Attention (likewise the mean): every layer over its window or over all. Chunks with
+history: the measured whole prompt's rate at that length.
+With attention data-parallel (`dp`), the profile is one rank's, all ranks in lockstep with as many tokens each: experts
+see the tokens of all of them.
+Errors: of interpolation, against sums of raw times at measured places that the profile leaves out.
+Not here: single kernels (lookups), reading files (files), profiles of the fitted law (profile).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import date
+from importlib.metadata import version as package_version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.fit.errors import Array, kind_error
+from calibrate.fit.table_form import counts, every_second, smooth
+from calibrate.fit.tables import AttentionTable, outside_l2
+from calibrate.hardware.datasheets import check_fits, gpu_name
+from calibrate.hardware.engines import host_costs
+from calibrate.hardware.models import format_names
+from calibrate.importers.aiconfigurator.files import KernelFiles
+from calibrate.importers.aiconfigurator.lookups import Lookups
+from calibrate.importers.aiconfigurator.profile import (
+    ASSUMED_ELEMENTWISE,
+    ASSUMED_HEAD,
+    DEVICES,
+    LICENCE,
+    NOT_VALIDATED,
+    REPOSITORY,
+    TABLE_RULE,
+    Device,
+)
+from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
+from sim.costs.kernels import VerifyAttention
+from sim.costs.passes import layer_rest_s, sampler_s
+from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels
+from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
+from sim.costs.shapes import Formats, ModelShape
+from sim.names import unknown
+
+PACKAGE = "aiconfigurator_core"
+TABLES_LICENCE = "NVIDIA, Apache-2.0, 82 MB"
+TOKENS = (
+    1, 2, 4, 8, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513, 768, 1024, 1536, 2048, 3072,
+    4096, 6144, 8192, 16384,
+)  # fmt: skip
+"""Of a pass, at which body and head are given: both sides of the steps that GEMMs take."""
+CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
+"""Measured in the finer tables, and in no profile: what interpolation is judged by."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Of decode attention; shorter ones cost what 128 tokens cost."""
+CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+HISTORIES = (0, 1024, 4096, 16384, 65536)
+LEAST_ATTENTION_S = 1e-6
+"""Of what is left of a latent-attention module when its GEMMs are taken out: never less."""
+DIGITS = 4
+HOW = "every second point of each axis left out and interpolated"
+
+
+class Deployment(NamedTuple):
+    """How a model runs: `tensor_parallel` devices share a rank's attention, `data_parallel` ranks have requests of
+    their own, and the experts are spread over `expert_parallel` of the devices, cut over the rest (None: all cut)."""
+
+    tensor_parallel: int = 1
+    expert_parallel: int | None = None
+    data_parallel: int = 1
+    engine: str = "vllm"
+    """Whose kernels: vllm, trtllm or sglang."""
+    version: str | None = None
+    """Of that engine; None: the newest tables."""
+
+    @property
+    def devices(self) -> int:
+        return self.tensor_parallel * self.data_parallel
+
+    def split(self) -> tuple[int, int]:
+        """(ways in which every expert is cut, ways in which experts are spread)."""
+        spread = self.expert_parallel or 1
+        if spread < 1 or self.devices % spread:
+            raise ValueError(f"--ep {spread} must divide the {self.devices} devices of --tp and --dp")
+        return self.devices // spread, spread
+
+
+def installed_tables() -> tuple[Path, str]:
+    """The folder of tables inside the installed aiconfigurator-core, and what to call their revision. Raises ValueError
+    with the command that installs it."""
+    spec = find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"no PATH and no kernel tables installed: pip install 'lanesim[tables]' ({TABLES_LICENCE})")
+    return Path(spec.origin).parent / "systems", f"aiconfigurator-core {package_version(PACKAGE.replace('_', '-'))}"
+
+
+def import_deployment(
+    path: Path,
+    gpu: str,
+    target: ModelShape,
+    draft: ModelShape | None,
+    deployment: Deployment,
+    *,
+    source: str,
+    gap_s: float | None = None,
+) -> Profile:
+    """The profile of `target` (and `draft`) on `gpu` from the tables at `path`; `source` says which revision. With
+    `gap_s` it carries the default engine's constants and this gap; else an engine adds them.
+
+    Raises ValueError naming what the tables lack.
+    """
+    gpu = gpu_name(gpu)
+    if gpu not in DEVICES:
+        raise ValueError(unknown("GPU", gpu, DEVICES))
+    device = DEVICES[gpu]
+    lookups = Lookups(KernelFiles(path, gpu, deployment.version), deployment.engine)
+    shapes = [shape for shape in (target, draft) if shape is not None]
+    for shape in shapes:
+        check_splits(shape, deployment)
+    check_fits(
+        " and ".join(shape.name for shape in shapes),
+        sum(shape.weight_bytes for shape in shapes),
+        lookups.gpu,
+        deployment.devices,
+    )
+    composed = [Composed(lookups, device, shape, deployment) for shape in shapes]
+    tables = [each.table() for each in composed]
+    errors = composed[0].errors()
+    if draft is not None:
+        of_draft = composed[1].errors()
+        errors |= {"draft": of_draft["decode"], "draft_body": of_draft["body"], "draft_prefill": of_draft["prefill"]}
+    notes = f"; not from the engine's own tables: {'; '.join(lookups.notes)}" if lookups.notes else ""
+    errors["verify"] = KindError(
+        mean_error_pct=None, max_error_pct=None, points=0, held_out=f"{NOT_VALIDATED}; {TABLE_RULE}"
+    )
+    return Profile(
+        schema=SCHEMA,
+        name=profile_name(gpu, target, draft, deployment),
+        gpu=lookups.gpu,
+        target=target,
+        draft=draft,
+        tensor_parallel=deployment.tensor_parallel,
+        data_parallel=deployment.data_parallel,
+        kernels=TableKernels(
+            target=tables[0],
+            draft=tables[1] if draft is not None else None,
+            verify_rule=VerifyAttention(kv_slowdown=device.kv_slowdown, query_tile=device.query_tile),
+            attention_implementation=device.attention,
+            kv_layout="paged",
+        ),
+        host=host_costs(gpu, None, gap_s),
+        overlap=Overlap(),
+        errors=errors,
+        conditions=UNLOADED,
+        source=f"{REPOSITORY}@{source} ({LICENCE}): {', '.join(sorted(set(lookups.files.used)))}; layers composed of "
+        f"their kernels, element-wise and sampler constants assumed{notes}",
+        fingerprint=None,
+        date=date.today().isoformat(),
+    )
+
+
+def profile_name(gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment) -> str:
+    """`gpu/target[+draft]`, with formats and degrees where they are not bf16 and 1."""
+    name = f"{gpu}/{target.name}{format_names(target)}" + (f"+{draft.name}" if draft is not None else "")
+    for flag, degree in (
+        ("tp", deployment.tensor_parallel),
+        ("ep", deployment.expert_parallel or 1),
+        ("dp", deployment.data_parallel),
+    ):
+        name += f"-{flag}{degree}" if degree > 1 else ""
+    return name
+
+
+def check_splits(shape: ModelShape, deployment: Deployment) -> None:
+    """Raises ValueError where `shape` cannot be split as asked."""
+    degree = deployment.tensor_parallel
+    if degree < 1 or deployment.data_parallel < 1:
+        raise ValueError(f"--tp {degree} and --dp {deployment.data_parallel} must be at least 1")
+    if shape.heads % degree or (shape.experts is None and shape.intermediate % degree):
+        raise ValueError(f"--tp {degree} must divide {shape.name}'s {shape.heads} heads and its MLP")
+    if shape.experts is None:
+        if (deployment.expert_parallel or 1) > 1 and shape.qkv_inputs == 1:
+            raise ValueError(f"--ep {deployment.expert_parallel}: {shape.name} has no experts")
+        return
+    cut, spread = deployment.split()
+    if shape.experts.num % spread or shape.experts.intermediate % cut:
+        raise ValueError(
+            f"--ep {spread} must divide {shape.name}'s {shape.experts.num} experts, and {cut} devices their width "
+            f"{shape.experts.intermediate}"
+        )
+
+
+class Composed:
+    """One model's points, raw: `body` and `head` [tokens], `decode` [rows, contexts] (nan where not measured),
+    `prefill` [chunks]; per layer, mean over the layers."""
+
+    def __init__(self, lookups: Lookups, device: Device, shape: ModelShape, deployment: Deployment) -> None:
+        self._lookups, self._shape, self._deployment = lookups, shape, deployment
+        self._l2_bytes = device.l2_bytes
+        self._formats = shape.formats or Formats()
+        self.tokens = np.array(TOKENS, dtype=float)
+        self.body = self._body_s(self.tokens)
+        self.head = self._head_s(self.tokens)
+        self.decode = self._attention(self._decode_grid)
+        self.prefill = self._attention(self._prefill_curve)
+
+    def _body_s(self, tokens: Array) -> Array:
+        shape, formats = self._shape, self._formats
+        degree = self._deployment.tensor_parallel
+        total = self._gemms_s(shape.attention_gemms(degree), tokens, formats.projections)
+        dense_s = self._gemms_s(shape.mlp_gemms(shape.intermediate, degree), tokens, formats.mlp)
+        reduce_s = self._lookups.reduce_s(degree, tokens * shape.hidden * shape.dtype_bytes)
+        experts = shape.experts
+        if experts is None:
+            total = total + dense_s + 2.0 * reduce_s
+        else:
+            dense_share = experts.dense_layers / shape.layers
+            sparse_s = self._experts_s(tokens) + self._gather_s(tokens, reduce_s)
+            total = total + reduce_s + dense_share * (dense_s + reduce_s) + (1.0 - dense_share) * sparse_s
+        rest = [layer_rest_s(ASSUMED_ELEMENTWISE, None, self._lookups.gpu, shape, degree, int(n)) for n in tokens]
+        return np.asarray(total + np.array(rest))
+
+    def _experts_s(self, tokens: Array) -> Array:
+        """Router, routed and shared experts of one layer."""
+        shape, deployment, experts = self._shape, self._deployment, self._shape.experts
+        assert experts is not None
+        routed_s = self._lookups.experts_s(
+            shape, experts, self._formats.experts, deployment.split(), tokens * deployment.data_parallel
+        )
+        router_s = self._lookups.gemm_s(experts.num, shape.hidden, tokens)
+        if not experts.shared_intermediate:
+            return routed_s + router_s
+        gemms = shape.mlp_gemms(experts.shared_intermediate, deployment.tensor_parallel)
+        return routed_s + router_s + self._gemms_s(gemms, tokens, self._formats.mlp)
+
+    def _gather_s(self, tokens: Array, reduce_s: Array) -> Array:
+        """What brings tokens to the experts and their sums back: an all-reduce among the devices of one rank, a gather
+        and a scatter among several ranks."""
+        deployment = self._deployment
+        if deployment.data_parallel == 1:
+            return reduce_s
+        message_bytes = tokens * deployment.data_parallel * self._shape.hidden * self._shape.dtype_bytes
+        return self._lookups.gather_s(deployment.data_parallel, message_bytes)
+
+    def _gemms_s(self, gemms: Sequence[tuple[int, int]], tokens: Array, weights: str) -> Array:
+        each = [self._lookups.gemm_s(columns, depth, tokens, weights) for columns, depth in gemms]
+        return np.asarray(np.sum(each, axis=0))
+
+    def _head_s(self, tokens: Array) -> Array:
+        shape = self._shape
+        lm_head_s = self._lookups.gemm_s(shape.vocab // self._deployment.tensor_parallel, shape.hidden, tokens)
+        sampled_s = [sampler_s(ASSUMED_HEAD, self._lookups.gpu, shape, int(n)) for n in tokens]
+        return np.asarray(lm_head_s + np.array(sampled_s))
+
+    def _attention(self, of: Callable[[int], Array]) -> Array:
+        """Mean over layers with and without a window."""
+        shape = self._shape
+        share = shape.window_layers / shape.layers
+        if share == 0.0:
+            return of(0)
+        if share == 1.0:
+            return of(shape.window)
+        return (1.0 - share) * of(0) + share * of(shape.window)
+
+    def _decode_grid(self, window: int) -> Array:
+        if self._shape.latent is not None:
+            points = self._latent_points("generation")
+            rest = self._gemms_s(self._projections(), points.sequences, self._formats.projections)
+            points = points._replace(seconds=np.maximum(points.seconds - rest, LEAST_ATTENTION_S))
+            return _grid(points, np.ones(len(points.seconds), dtype=bool), 1.0)
+        points, factor = self._points("generation_attention_perf", window)
+        use = np.ones(len(points.seconds), dtype=np.bool_)
+        if not window:
+            use &= outside_l2(points, self._l2_bytes)
+        return _grid(points, use, factor)
+
+    def _prefill_curve(self, window: int) -> Array:
+        if self._shape.latent is not None:
+            points = self._latent_points("context")
+            points = points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0]))
+            rest = self._gemms_s(self._projections(), points.tokens, self._formats.projections)
+            points = points._replace(seconds=np.maximum(points.seconds - rest, LEAST_ATTENTION_S))
+            return _chunks(points)
+        points, _ = self._points("context_attention_perf", window)
+        return _chunks(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
+
+    def _projections(self) -> tuple[tuple[int, int], ...]:
+        return self._shape.attention_gemms(self._deployment.tensor_parallel)
+
+    def _latent_points(self, phase: str) -> AttentionTable:
+        heads = self._shape.heads // self._deployment.tensor_parallel
+        return self._lookups.latent(phase, heads, self._formats.projections, self._formats.kv)
+
+    def _points(self, table: str, window: int) -> tuple[AttentionTable, float]:
+        """Points of the heads on one device, and by how much a row here is more than a row there: where the layout was
+        not measured, rows of fewer KV heads stand for it, as many times over."""
+        shape, degree = self._shape, self._deployment.tensor_parallel
+        points = self._lookups.attention(table, self._formats.kv, window)
+        exact = points.of(shape, degree)
+        if exact.any():
+            return points.where(exact), 1.0
+        heads, kv_heads = shape.heads // degree, max(1, shape.kv_heads // degree)
+        group = heads // kv_heads
+        known = points.where(points.head_dim == _nearest(points.head_dim, shape.head_dim))
+        groups = known.heads / known.kv_heads
+        same = known.where(groups == _nearest(groups, group))
+        fewer = same.kv_heads[same.kv_heads <= kv_heads]
+        of = float(fewer.max()) if len(fewer) else float(same.kv_heads.min())
+        stand_in = same.where(same.kv_heads == of)
+        units = kv_heads * group * shape.head_dim / float(stand_in.heads[0] * stand_in.head_dim[0])
+        self._lookups.notes.append(
+            f"{table}: {int(stand_in.heads[0])} heads on {int(of)} KV heads of {int(stand_in.head_dim[0])} stand for "
+            f"{heads} on {kv_heads} of {shape.head_dim}, {units:g} times"
+        )
+        if table.startswith("context"):
+            return stand_in._replace(seconds=stand_in.seconds * max(1.0, units)), 1.0
+        return stand_in, units
+
+    def table(self) -> ModelTable:
+        """The points as a profile stores them."""
+        decode = smooth(self.decode)
+        use_rows, use_contexts = _axes(decode)
+        return ModelTable(
+            body=Curve(tokens=counts(self.tokens), seconds=_rounded(smooth(self.body))),
+            head=Curve(tokens=counts(self.tokens), seconds=_rounded(smooth(self.head))),
+            decode_attention=DecodeGrid(
+                rows=tuple(ROWS[i] for i in use_rows),
+                context_tokens=tuple(CONTEXTS[i] for i in use_contexts),
+                seconds=tuple(_rounded_or_none(decode[i, use_contexts]) for i in use_rows),
+            ),
+            prefill_attention=self._prefill_grid(),
+        )
+
+    def _prefill_grid(self) -> PrefillGrid:
+        """[chunks, histories]: a chunk after history has the pairs of query and key of a longer prompt's end, at the
+        rate of a prompt that long; layers with a window pay for their window."""
+        shape = self._shape
+        share = shape.window_layers / shape.layers
+        full = self._prefill_curve(0) if share < 1.0 else np.zeros(len(CHUNKS))
+        near = self._prefill_curve(shape.window) if share > 0.0 else np.zeros(len(CHUNKS))
+        rows = []
+        for i, chunk in enumerate(CHUNKS):
+            line = []
+            for history in HISTORIES:
+                far_s = (
+                    max(full[i], chunk * (history + 0.5 * chunk) * _pair_s(full, history + chunk)) if share < 1 else 0.0
+                )
+                line.append((1.0 - share) * far_s + share * near[i])
+            rows.append(line)
+        grid = smooth(np.array(rows))
+        return PrefillGrid(
+            chunk_tokens=CHUNKS, history_tokens=HISTORIES, seconds=tuple(_rounded(line) for line in grid)
+        )
+
+    def _token_errors(self, raw: Array, of: Callable[[Array], Array]) -> tuple[Callable[[int], float], Array, str]:
+        """The curve to judge by, its relative errors, and where: at measured token counts that the profile does not
+        have; where a coarse table has none of those, at every second one of its own, left out."""
+        checked = [count for count in CHECKED_TOKENS if self._lookups.is_measured(count)]
+        if checked:
+            curve = _curve_through(TOKENS, raw)
+            measured = of(np.array(checked, dtype=float))
+            predicted = np.array([curve(count) for count in checked])
+            return curve, predicted / measured - 1.0, f"{len(checked)} measured token counts between the profile's own"
+        keep = every_second(len(TOKENS))
+        curve = _curve_through([TOKENS[i] for i in keep], raw[keep])
+        out = [i for i in range(len(TOKENS)) if i not in keep]
+        return curve, np.array([curve(TOKENS[i]) for i in out]) / raw[out] - 1.0, HOW
+
+    def errors(self) -> dict[str, KindError]:
+        """Errors of interpolation at the points left out, and of whole passes there."""
+        layers = self._shape.layers
+        body, body_errors, how = self._token_errors(self.body, self._body_s)
+        _, head_errors, _ = self._token_errors(self.head, self._head_s)
+        rows, contexts = _axes(self.decode)
+        grid = self.decode[np.ix_(rows, contexts)]
+        row_axis, context_axis = [ROWS[i] for i in rows], [CONTEXTS[i] for i in contexts]
+        keep_rows, keep_contexts = every_second(len(rows)), every_second(len(contexts))
+        thin = smooth(grid[np.ix_(keep_rows, keep_contexts)])
+        lines = filled(
+            [context_axis[j] for j in keep_contexts],
+            [[None if np.isnan(value) else float(value) for value in line] for line in thin],
+        )
+        at = dict(zip(TOKENS, self.body, strict=True))
+        attention, whole = [], []
+        for i, count in enumerate(row_axis):
+            line = curve_at([row_axis[k] for k in keep_rows], lines, count)
+            for j, context in enumerate(context_axis):
+                raw = grid[i, j]
+                if np.isnan(raw) or (i in keep_rows and j in keep_contexts):
+                    continue
+                predicted = value_at([context_axis[k] for k in keep_contexts], line, context)
+                attention.append(predicted / raw - 1.0)
+                whole.append((predicted + body(count)) / (raw + at[count]) - 1.0)
+        kept = every_second(len(CHUNKS))
+        curves = [[float(value)] for value in smooth(self.prefill)[kept]]
+        prompt, prompt_pass = [], []
+        for i, chunk in enumerate(CHUNKS):
+            if i not in kept:
+                predicted = power_curve_at([CHUNKS[k] for k in kept], curves, chunk)[0]
+                prompt.append(predicted / self.prefill[i] - 1.0)
+                measured_body = at.get(chunk, body(chunk))
+                prompt_pass.append((predicted + body(chunk)) / (self.prefill[i] + measured_body) - 1.0)
+        return {
+            "body": kind_error(body_errors, f"{how}; one layer's kernels but attention, {layers} layers alike"),
+            "lm_head": kind_error(head_errors, how),
+            "decode_attention": kind_error(np.array(attention), HOW),
+            "decode": kind_error(np.array(whole), f"{HOW}; layers of whole passes"),
+            "prefill_attention": kind_error(np.array(prompt), HOW),
+            "prefill": kind_error(np.array(prompt_pass), f"{HOW}; layers of whole passes"),
+        }
+
+
+def _curve_through(axis: Sequence[int], raw: Array) -> Callable[[int], float]:
+    values = [float(value) for value in smooth(raw)]
+    return lambda tokens: value_at(axis, values, tokens)
+
+
+def _grid(points: AttentionTable, use: NDArray[np.bool_], factor: float) -> Array:
+    """[ROWS, CONTEXTS] from points at any places: rows and contexts between measured ones linearly, none beyond."""
+    points = points.where(use)
+    grid = np.full((len(ROWS), len(CONTEXTS)), np.nan)
+    measured_rows = np.unique(points.sequences)
+    columns = np.full((len(measured_rows), len(CONTEXTS)), np.nan)
+    for i, rows in enumerate(measured_rows):
+        line = points.where(points.sequences == rows)
+        order = np.argsort(line.tokens)
+        tokens, seconds = line.tokens[order], line.seconds[order]
+        inside = (np.array(CONTEXTS) <= tokens[-1]) & (np.array(CONTEXTS) >= tokens[0])
+        columns[i, inside] = np.interp(np.array(CONTEXTS)[inside], tokens, seconds)
+    for j in range(len(CONTEXTS)):
+        known = np.isfinite(columns[:, j])
+        if not known.any():
+            continue
+        rows = np.array(ROWS) * factor
+        inside = rows <= measured_rows[known][-1]
+        grid[inside, j] = np.interp(rows[inside], measured_rows[known], columns[known, j])
+    return grid
+
+
+def _axes(grid: Array) -> tuple[list[int], list[int]]:
+    """Rows and contexts that have points at all."""
+    known = np.isfinite(grid)
+    return [int(i) for i in np.flatnonzero(known.any(axis=1))], [int(j) for j in np.flatnonzero(known.any(axis=0))]
+
+
+def _chunks(points: AttentionTable) -> Array:
+    """[CHUNKS] between measured prompts by powers; beyond the longest by its square."""
+    order = np.argsort(points.tokens)
+    tokens, seconds = points.tokens[order], points.seconds[order]
+    wanted = np.array(CHUNKS, dtype=float)
+    inside = np.exp(np.interp(np.log(wanted), np.log(tokens), np.log(seconds)))
+    return np.asarray(np.where(wanted > tokens[-1], seconds[-1] * (wanted / tokens[-1]) ** 2, inside))
+
+
+def _pair_s(curve: Array, tokens: int) -> float:
+    """Seconds per pair of query and key in a whole prompt of so many tokens, or of the longest measured one."""
+    at = min(tokens, CHUNKS[-1])
+    seconds = float(np.exp(np.interp(np.log(at), np.log(CHUNKS), np.log(curve))))
+    return 2.0 * seconds / at**2
+
+
+def _nearest(values: Array, wanted: float) -> float:
+    unique = np.unique(values)
+    return float(unique[int(np.argmin(np.abs(np.log(unique / wanted))))])
+
+
+def _rounded(values: Array) -> tuple[float, ...]:
+    return tuple(float(f"{value:.{DIGITS}g}") for value in values)
+
+
+def _rounded_or_none(values: Array) -> tuple[float | None, ...]:
+    return tuple(None if np.isnan(value) else float(f"{value:.{DIGITS}g}") for value in values)

@@ -1,0 +1,347 @@
+"""Times of one GPU's kernels at given token counts, looked up in aiconfigurator's tables by what a model asks for.
+
+GEMMs in every number format, expert layers, latent attention, all-reduces and gathers: one engine's tables, and where
+those lack something another engine's, which `notes` then says. What no table has (a 4-bit dense GEMM, experts of a
+shape that was never measured) comes by a rule, which `notes` says as well. Seconds on one device.
+Not here: reading files (files), what a layer is made of (deployment).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from calibrate.fit.errors import Array
+from calibrate.fit.tables import AttentionTable, GemmTable
+from calibrate.importers.aiconfigurator.files import KernelFiles
+from sim.costs.profile import Gpu
+from sim.costs.shapes import WEIGHT_BITS, Experts, ModelShape
+
+ENGINES = ("vllm", "trtllm", "sglang")
+"""Whose tables there are, in the order in which they stand in for one another."""
+GEMM_NAMES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "nvfp4": "nvfp4", "int4": "int4_wo"}
+EXPERT_NAMES = {
+    "bf16": ("bfloat16",),
+    "fp8": ("fp8",),
+    "fp8-block": ("fp8_block",),
+    "nvfp4": ("nvfp4",),
+    "mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
+    "int4": ("int4_wo",),
+}
+"""Weight format -> moe_dtype, first choice first."""
+KV_NAMES = {"bf16": "bfloat16", "fp8": "fp8"}
+SKEWS = ("power_law_1.2", "power_law_1.01", "balanced")
+"""Distributions of tokens over experts in the tables, most like a real router first."""
+WEIGHT_ONLY = ("int4", "mxfp4")
+"""Formats that are unpacked to bf16 on the way to the multiplier."""
+STREAM_SHARE = 0.8
+"""Of the bandwidth, at which packed weights of a weight-only GEMM stream; assumed."""
+UNPACK_SHARE = 0.85
+"""Of bf16's rate, at which they multiply; assumed."""
+T = TypeVar("T")
+
+
+class ExpertTable(NamedTuple):
+    """`seconds` [tokens] of an expert layer on the slowest device of a group, at rising `tokens` of the whole group."""
+
+    tokens: Array
+    seconds: Array
+
+    def at(self, tokens: Array) -> Array:
+        """Between measured counts linearly; beyond the last in proportion."""
+        inside = np.interp(tokens, self.tokens, self.seconds)
+        most = self.tokens[-1]
+        return np.where(tokens > most, self.seconds[-1] * tokens / most, inside)
+
+
+class Lookups:
+    """Tables of `files` as `engine` runs them; `notes` collects what another engine's table or a rule stood in for."""
+
+    def __init__(self, files: KernelFiles, engine: str = "vllm") -> None:
+        self.files = files
+        self.engine = engine
+        self.notes: list[str] = []
+        self._gemms: dict[str, GemmTable | None] = {}
+        self._frames: dict[str, Any] = {}
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        return self.files.datasheet()
+
+    def gemm_s(self, columns: int, depth: int, tokens: Array, weights: str = "bf16") -> Array:
+        """One GEMM of each of `tokens` rows with weights in a format of WEIGHT_BITS."""
+        table = self._gemm_table(weights)
+        if table is not None:
+            return _at_tokens(table, columns, depth, tokens)
+        return self._packed_gemm_s(columns, depth, tokens, weights)
+
+    def is_measured(self, tokens: int) -> bool:
+        """Whether GEMMs of so many tokens were measured in every format that was looked up."""
+        return all(table is None or tokens in table.tokens for table in self._gemms.values())
+
+    def _gemm_table(self, weights: str) -> GemmTable | None:
+        if weights not in self._gemms:
+            name = GEMM_NAMES.get(weights)
+            self._gemms[weights] = None
+            if name is not None:
+                found = self._first(lambda engine: self._checked_gemms(engine, name), f"{weights} GEMMs")
+                if found is None and weights not in WEIGHT_ONLY:
+                    raise ValueError(f"no GEMMs with weights in {weights} in the tables of {self.gpu.name!r}")
+                self._gemms[weights] = found
+        return self._gemms[weights]
+
+    def _checked_gemms(self, engine: str, name: str) -> GemmTable:
+        """Raises ValueError for a table that was timed with its launches: in service they are inside CUDA graphs."""
+        table = self.files.gemm(engine, name, is_whole=False)
+        least_s = float(np.nanmin(table.seconds))
+        if least_s > LAUNCH_BOUND_S:
+            raise ValueError(f"no {name} GEMM of {engine} below {least_s:g} s: timed with its launches")
+        return _without_outliers(table)
+
+    def _packed_gemm_s(self, columns: int, depth: int, tokens: Array, weights: str) -> Array:
+        """Weight-only formats without a table: packed weights stream, bf16 multiplies."""
+        self._note(f"{weights} GEMMs by rule from bf16")
+        plain_s = self.gemm_s(columns, depth, tokens)
+        share = WEIGHT_BITS[weights] / 16.0
+        saved_s = 2.0 * columns * depth * (1.0 - share) / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
+        computed_s = 2.0 * tokens * columns * depth / (UNPACK_SHARE * self.gpu.peak_flops)
+        return np.maximum(np.maximum(plain_s - saved_s, share * plain_s), np.minimum(computed_s, 1.2 * plain_s))
+
+    def experts_s(self, shape: ModelShape, experts: Experts, weights: str, split: tuple[int, int], at: Array) -> Array:
+        """One expert layer, routed tokens in and out, of `at` tokens in the whole group; `split` is (ways in which
+        every expert is cut, ways in which experts are spread)."""
+        table = self._expert_table((shape.hidden, experts.intermediate, experts.per_token, experts.num), weights, split)
+        if table is not None:
+            return table.at(at)
+        return self._scaled_experts_s(shape, experts, weights, split, at)
+
+    def _expert_table(
+        self, layout: tuple[int, int, int, int], weights: str, split: tuple[int, int]
+    ) -> ExpertTable | None:
+        def of(engine: str) -> ExpertTable:
+            frame = self._expert_frame(engine)
+            for name in EXPERT_NAMES[weights]:
+                of_name = frame[frame["moe_dtype"] == name]
+                rows = of_name
+                for column, value in zip((*LAYOUT, *SPLIT), (*layout, *split), strict=True):
+                    rows = rows[rows[column] == value]
+                for skew in SKEWS:
+                    chosen = rows[rows["distribution"] == skew]
+                    if len(chosen) > 1:
+                        return _expert_table(chosen)
+            raise ValueError("none")
+
+        return self._first(of, f"{weights} experts")
+
+    def _scaled_experts_s(
+        self, shape: ModelShape, experts: Experts, weights: str, split: tuple[int, int], at: Array
+    ) -> Array:
+        """Of the measured layout that is most like it, by the ratio of what both read and compute."""
+
+        def of(engine: str) -> tuple[tuple[int, ...], ExpertTable]:
+            frame = self._expert_frame(engine)
+            frame = frame[frame["moe_dtype"].isin(EXPERT_NAMES[weights])]
+            skew = next((skew for skew in SKEWS if (frame["distribution"] == skew).any()), None)
+            if skew is None:
+                raise ValueError("none")
+            frame = frame[frame["distribution"] == skew]
+            layouts = frame[[*LAYOUT, *SPLIT]].drop_duplicates()
+            wanted = (shape.hidden, experts.intermediate, experts.per_token, experts.num, *split)
+            far = sum(
+                np.abs(np.log(layouts[column].to_numpy(dtype=float) / value))
+                for column, value in zip((*LAYOUT, *SPLIT), wanted, strict=True)
+            )
+            nearest = tuple(int(value) for value in layouts.iloc[int(np.argmin(far))])
+            for column, value in zip((*LAYOUT, *SPLIT), nearest, strict=True):
+                frame = frame[frame[column] == value]
+            return nearest, _expert_table(frame.drop_duplicates("num_tokens"))
+
+        found = self._first(of, f"{weights} experts like these")
+        if found is None:
+            raise ValueError(f"no experts with weights in {weights} in the tables of {self.gpu.name!r}")
+        nearest, table = found
+        hidden, wide, per_token, num, cut, spread = nearest
+        like = Experts(num=num, per_token=per_token, intermediate=wide)
+        self._note(
+            f"experts scaled from {num} of {hidden} x {wide}, top {per_token}, cut {cut}, spread {spread}: this layout "
+            "was never measured"
+        )
+        bits = WEIGHT_BITS[weights]
+        ratio = self._expert_roof_s(shape.hidden, experts, split, bits, at)
+        ratio = ratio / self._expert_roof_s(hidden, like, (cut, spread), bits, at)
+        return table.at(at) * ratio
+
+    def _expert_roof_s(self, hidden: int, experts: Experts, split: tuple[int, int], bits: float, at: Array) -> Array:
+        """What reading the activated experts and multiplying with them takes at the datasheet's roofs."""
+        size = 3.0 * hidden * experts.intermediate / split[0]
+        unique = np.array([experts.unique(tokens) for tokens in at]) / split[1]
+        read_s = size * np.maximum(1.0, unique) * bits / 8.0 / self.gpu.bandwidth_bytes_per_s
+        compute_s = (
+            2.0 * size * at * experts.per_token / split[1] / (self.gpu.peak_flops * max(1.0, 16.0 / max(bits, 8.0)))
+        )
+        return np.maximum(read_s, compute_s) + LAUNCH_S
+
+    def _expert_frame(self, engine: str) -> Any:
+        if engine not in self._frames:
+            columns = ["moe_dtype", "num_tokens", *LAYOUT, *SPLIT, "distribution"]
+            self._frames[engine] = self.files.read("moe", engine, "moe_perf", columns)
+        return self._frames[engine]
+
+    def attention(self, table: str, kv: str, window: int) -> AttentionTable:
+        """All points of generation_attention_perf or context_attention_perf. Raises ValueError where there are none."""
+        found = self._first(
+            lambda engine: self.files.attention(engine, table, KV_NAMES[kv], window),
+            f"{table} with {kv} KV" + (f" and a window of {window}" if window else ""),
+        )
+        if found is None:
+            raise ValueError(
+                f"{table} of {self.gpu.name!r}: no rows with {kv} KV" + (f" and a window of {window}" if window else "")
+            )
+        return found
+
+    def latent(self, phase: str, heads: int, weights: str, kv: str) -> AttentionTable:
+        """Whole modules of latent attention, projections included, of so many query heads on one device; `phase` is
+        context or generation. Measured on DeepSeek-V3's ranks, which all public models share."""
+        table = f"mla_{phase}_module_perf"
+        names = ["batch_size", "isl", "step", "num_heads", "kv_cache_dtype", "gemm_type"]
+        gemm = "fp8_block" if weights in ("fp8", "fp8-block") else "bfloat16"
+
+        def of(engine: str) -> AttentionTable:
+            frame = self.files.read("mla", engine, table, names)
+            frame = frame[(frame["num_heads"] == heads) & (frame["kv_cache_dtype"] == KV_NAMES[kv])]
+            own = frame[frame["gemm_type"] == gemm]
+            frame = frame[frame["gemm_type"] == "bfloat16"] if own.empty else own
+            if frame.empty:
+                raise ValueError("none")
+            columns = {name: frame[name].to_numpy(dtype=float) for name in names[:4]}
+            ones = np.ones(len(frame))
+            return AttentionTable(
+                columns["batch_size"],
+                columns["isl"] + columns["step"],
+                columns["num_heads"],
+                ones,
+                ones,
+                frame["latency"].to_numpy(dtype=float) * 1e-3,
+            )
+
+        found = self._first(of, f"{table} with {kv} KV")
+        if found is None:
+            raise ValueError(f"{table} of {self.gpu.name!r}: no rows of {heads} heads with {kv} KV")
+        return found
+
+    def reduce_s(self, devices: int, message_bytes: Array) -> Array:
+        """An all-reduce among `devices`: the engine's own or NCCL's, whichever is faster at that size, as engines
+        choose; under CUDA graphs."""
+        if devices == 1:
+            return np.zeros(len(message_bytes))
+
+        def of(engine: str) -> tuple[Array, Array]:
+            frame = self.files.read("comm", engine, "custom_allreduce_perf", ["num_gpus", "message_size"])
+            frame = frame[frame["num_gpus"] == devices]
+            if "backend" in frame:
+                graphed = frame[frame["backend"].str.endswith("graph")]
+                frame = frame if graphed.empty else graphed
+            if "implementation" in frame:
+                frame = frame.sort_values("latency").drop_duplicates("message_size")
+            return _curve(frame)
+
+        own = self._first(of, f"all-reduces of {devices}")
+        nccl = self._nccl("all_reduce", devices)
+        curves = [curve for curve in (own, nccl) if curve is not None]
+        if not curves:
+            raise ValueError(f"no all-reduce of {devices} devices in the tables of {self.gpu.name!r}")
+        return np.asarray(np.min([_message_s(curve, message_bytes) for curve in curves], axis=0))
+
+    def gather_s(self, devices: int, message_bytes: Array) -> Array:
+        """All-gather of `message_bytes` in all among `devices` and the reduce-scatter back (NCCL): how vLLM moves
+        tokens to the experts of other ranks and their results back by default."""
+        if devices == 1:
+            return np.zeros(len(message_bytes))
+        total = np.zeros(len(message_bytes))
+        for name in ("all_gather", "reduce_scatter"):
+            curve = self._nccl(name, devices)
+            if curve is None:
+                raise ValueError(f"no {name} of {devices} devices in the tables of {self.gpu.name!r}")
+            total = total + _message_s(curve, message_bytes)
+        return total
+
+    def _nccl(self, name: str, devices: int) -> tuple[Array, Array] | None:
+        if self.files.find("comm", "nccl", "nccl_perf") is None:
+            return None
+        frame = self.files.read("comm", "nccl", "nccl_perf", ["num_gpus", "message_size", "op_name"])
+        frame = frame[(frame["op_name"] == name) & (frame["num_gpus"] == devices) & (frame["nccl_dtype"] == "half")]
+        return None if frame.empty else _curve(frame)
+
+    def _first(self, of: Callable[[str], T], what: str) -> T | None:
+        """What `of` gives for this engine, or for the first other one whose tables have it; None where none has."""
+        for engine in (self.engine, *(other for other in ENGINES if other != self.engine)):
+            try:
+                found = of(engine)
+            except ValueError:
+                continue
+            if engine != self.engine:
+                self._note(f"{what}: {engine}'s")
+            return found
+        return None
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+LAYOUT = ("hidden_size", "inter_size", "topk", "num_experts")
+SPLIT = ("moe_tp_size", "moe_ep_size")
+LAUNCH_BOUND_S = 1.5e-5
+"""A GEMM table in which none is shorter was timed launch by launch: vLLM 0.24's block-scaled FP8 takes 58 us on H200
+and 170 us on B200 whatever its size, other engines' take 4."""
+OUTLIER = 1.25
+"""A GEMM slower by this factor than one of as many tokens, at least as many columns and at least as deep is a slip."""
+LAUNCH_S = 1e-5
+"""Of the kernels of an expert layer, routing among them."""
+
+
+def _expert_table(frame: Any) -> ExpertTable:
+    frame = frame.sort_values("num_tokens")
+    return ExpertTable(frame["num_tokens"].to_numpy(dtype=float), frame["latency"].to_numpy(dtype=float) * 1e-3)
+
+
+def _curve(frame: Any) -> tuple[Array, Array]:
+    """(message bytes, seconds) of two-byte elements, rising."""
+    if frame.empty:
+        raise ValueError("none")
+    frame = frame.sort_values("message_size")
+    return 2.0 * frame["message_size"].to_numpy(dtype=float), frame["latency"].to_numpy(dtype=float) * 1e-3
+
+
+def _message_s(curve: tuple[Array, Array], message_bytes: Array) -> Array:
+    """Linear between sizes; beyond the largest in proportion."""
+    sizes, seconds = curve
+    inside = np.interp(message_bytes, sizes, seconds)
+    return np.where(message_bytes > sizes[-1], seconds[-1] * message_bytes / sizes[-1], inside)
+
+
+def _without_outliers(table: GemmTable) -> GemmTable:
+    """Slips replaced by the least time of a larger matrix."""
+    seconds = np.where(np.isnan(table.seconds), np.inf, table.seconds)
+    least = seconds
+    for axis in (1, 2):
+        least = np.flip(np.minimum.accumulate(np.flip(least, axis), axis=axis), axis)
+    mended = np.where(table.seconds > OUTLIER * least, least, table.seconds)
+    return table._replace(seconds=mended)
+
+
+def _at_tokens(table: GemmTable, columns: int, depth: int, tokens: Array) -> Array:
+    """[tokens] of one matrix, linear between measured token counts, which lie next to each other at every step of the
+    staircase; holes are passed over. Deeper matrices than any measured cost in proportion."""
+    deepest = int(table.depths[-1])
+    scale = max(1.0, depth / deepest)
+    seconds = table.at(columns, min(depth, deepest)) * scale
+    known = np.isfinite(seconds) & (seconds > 0.0)
+    if not known.any():
+        raise ValueError(f"no GEMM near (n={columns}, k={depth}) in the tables")
+    axis, values = table.tokens[known].astype(float), seconds[known]
+    inside = np.interp(tokens, axis, values)
+    return np.where(tokens > axis[-1], values[-1] * tokens / axis[-1], inside)

@@ -1,0 +1,171 @@
+"""Requests that differ in luck beside given rates by place: the rates stay what they are in the mean, tails widen.
+
+Every request shifts all its acceptance chances by the same amount on the logit scale; the shifts of the requests are
+normal with a given standard deviation. Means over rounds were measured with such requests in them, so the chances of
+the middle request are solved for. Not here: how it is written (sim.acceptance.forms).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import isfinite
+from statistics import NormalDist
+
+import numpy as np
+
+from sim.acceptance.models import Acceptance, RunLengths, run_lengths
+from sim.acceptance.quoted import Quoted
+from sim.draws import Floats, Integers, Window, thresholds
+
+MOST_SPREAD = 10.0
+"""Beyond it requests accept everything or nothing."""
+NUM_NODES = 400
+"""Requests of equal chance that stand for all of them where means are solved for."""
+GOLDEN = 0.6180339887498949
+"""Successive multiples, modulo 1, are spread as evenly as can be (Weyl 1916)."""
+_ACCEPT, _REQUEST_SHIFT = 0, 4
+"""Purposes of the keyed draws: the former that of all models, the latter this one's own."""
+_FARTHEST = 60.0
+"""Logit beyond which a chance is 0 or 1 in double precision."""
+_BISECTIONS, _MOST_ROUNDS = 60, 60
+_TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadAcceptance(Acceptance):
+    """`rates` are unconditional ones over all rounds of drafts of as many tokens, requests of equal output weighing by
+    their rounds; beyond them the last chance repeats.
+
+    >>> unlike = SpreadAcceptance((0.6, 0.4), 1.4)
+    >>> [round(rate, 3) for rate in unlike.unconditional_rates(2)]
+    [0.6, 0.4]
+    >>> [round(length, 2) for length in unlike.request_lengths(2, [0.05, 0.5, 0.95]).tolist()]
+    [1.24, 2.21, 2.88]
+    """
+
+    rates: tuple[float, ...]
+    spread: float
+    """Standard deviation of the requests' shifts, logit."""
+    _logits: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    """[places] of the middle request's conditional chances."""
+
+    def __post_init__(self) -> None:
+        check_spread(self.spread)
+        object.__setattr__(self, "_logits", _middle_logits(self.rates, self.spread))
+
+    def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
+        reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
+        rounds = 1.0 / (1.0 + reached.sum(axis=1))
+        return tuple((rounds @ reached / rounds.sum()).tolist())
+
+    def request_lengths(self, num_speculative_tokens: int, shares: Iterable[float]) -> Floats:
+        """[shares] acceptance length that so many of the requests stay below."""
+        shifts = np.array([NormalDist().inv_cdf(share) for share in shares])
+        reached = np.cumprod(self._chances(shifts, num_speculative_tokens), axis=1)
+        return np.asarray(1.0 + reached.sum(axis=1))
+
+    def run_lengths(self, window: Window, depth: int) -> RunLengths:
+        draws = window.draws(_ACCEPT)
+        chances = self._chances(_shifts(window), depth)
+        limits = (np.repeat(thresholds(chances[:, place]), window.widths) for place in range(depth))
+        return run_lengths([draws < limit for limit in limits], depth)
+
+    def _chances(self, shifts: Floats, depth: int) -> Floats:
+        """[requests, depth] conditional chances of requests with `shifts`, in standard deviations."""
+        logits = np.array([self._logits[min(place, len(self._logits) - 1)] for place in range(depth)])
+        return _chance(logits[None, :] + self.spread * shifts[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedSpread:
+    """A quote whose requests differ by `spread`: exact at the draft length that it was measured at, and at every one
+    where it names none.
+
+    At others the spread says more than the rates alone: lucky requests take fewer rounds, the more so the longer the
+    drafts, so rounds of shorter drafts start with better chances (docs/adr/018).
+    """
+
+    inner: Quoted
+    spread: float
+
+    def __post_init__(self) -> None:
+        check_spread(self.spread)
+
+    @property
+    def measured_k(self) -> int | None:
+        return self.inner.measured_k
+
+    def model(self, k: int) -> Acceptance:
+        measured = self.measured_k or k
+        return SpreadAcceptance(self.inner.model(measured).unconditional_rates(measured), self.spread)
+
+    def draw(self, rng: np.random.Generator) -> QuotedSpread:
+        """Itself: how rates carry with a spread was measured on one draft only."""
+        return self
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        return self.inner.notes(ks)
+
+
+def check_spread(spread: float) -> None:
+    """Raise ValueError for what is no standard deviation, or one beyond MOST_SPREAD."""
+    if not (isfinite(spread) and 0.0 <= spread <= MOST_SPREAD):
+        raise ValueError(f"acceptance: spread of requests {spread!r} must be from 0 to {MOST_SPREAD:g}")
+
+
+def _chance(logits: Floats) -> Floats:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -_FARTHEST, _FARTHEST))))
+
+
+@lru_cache(maxsize=1)
+def _nodes() -> Floats:
+    """[NUM_NODES] shifts of requests of equal chance, in standard deviations."""
+    return _normal((np.arange(NUM_NODES) + 0.5) / NUM_NODES)
+
+
+def _normal(shares: Floats) -> Floats:
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse(share) for share in shares.tolist()])
+
+
+def _shifts(window: Window) -> Floats:
+    """[requests] by arrival index: quantiles spread evenly from a start that the seed draws, so that a few hundred
+    requests have the mean of all of them."""
+    first: Integers = np.zeros(1, dtype=np.int64)
+    (start,) = window._replace(indexes=first).per_request(_REQUEST_SHIFT)
+    shares = (float(start) + GOLDEN * window.indexes) % 1.0
+    return _normal(np.clip(shares, 1e-9, 1.0 - 1e-9))
+
+
+@lru_cache(maxsize=64)
+def _middle_logits(rates: tuple[float, ...], spread: float) -> tuple[float, ...]:
+    """Logits with which all requests together have `rates`: place by place by bisection, until the requests' shares of
+    the rounds, which depend on all places, stay what they are."""
+    if not rates or any(not 0.0 <= later <= earlier for earlier, later in zip((1.0, *rates), rates, strict=False)):
+        raise ValueError(f"acceptance: unconditional rates {rates} must be in 0..1 and never rise")
+    nodes = _nodes()
+    rounds = np.full(NUM_NODES, 1.0 / NUM_NODES)
+    logits: tuple[float, ...] = ()
+    for _ in range(_MOST_ROUNDS):
+        reached, found, total = np.ones(NUM_NODES), [], np.zeros(NUM_NODES)
+        for rate in rates:
+            weights = rounds * reached
+            low, high = -_FARTHEST, _FARTHEST
+            for _ in range(_BISECTIONS):
+                middle = 0.5 * (low + high)
+                if weights @ _chance(middle + spread * nodes) < rate:
+                    low = middle
+                else:
+                    high = middle
+            found.append(0.5 * (low + high))
+            reached = reached * _chance(found[-1] + spread * nodes)
+            total += reached
+        is_settled = bool(logits) and max(abs(a - b) for a, b in zip(logits, found, strict=True)) < _TOLERANCE
+        logits = tuple(found)
+        if is_settled:
+            break
+        rounds = 1.0 / (1.0 + total)
+        rounds /= rounds.sum()
+    return logits

@@ -1,0 +1,90 @@
+"""`lanesim sweep`: a grid into a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sim.cli.console import progress
+
+EXAMPLE = (
+    "\b\nExample:\n  printf 'scenario: {profile: cpu/tiny, policy: [continuous, pd], workload: {num_prompts: 50}}\\n"
+    "grid: {workload.request_rate: [2, 4, 8], speculation.num_speculative_tokens: [0, 2, 4]}\\n' > grid.yaml\n"
+    "  lanesim sweep grid.yaml --out results/store"
+)
+
+
+@click.command("sweep", epilog=EXAMPLE)
+@click.argument("grid", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="STORE", help="Store to add to.")
+@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@click.option("--pool", type=click.Choice(["process", "ray"]), default="process", help="ray: a cluster's workers.")
+@click.option("--resume", is_flag=True, help="Run points again that failed, too; all that is missing is run anyway.")
+@click.option("--dry-run", is_flag=True, help="Only say how many points there are, and what they would take.")
+@click.option("--yes", is_flag=True, help="Run a very large grid without being asked.")
+@click.option("--json", "json_path", default=None, metavar="FILE", help="Write what was done as JSON; - = stdout.")
+def sweep_command(
+    grid: Path,
+    out: Path,
+    workers: int | None,
+    pool: str,
+    resume: bool,
+    dry_run: bool,
+    yes: bool,
+    json_path: str | None,
+) -> None:
+    """Run every point of GRID that STORE does not have, on the same draws.
+
+    GRID is a YAML file: `scenario:` as a scenario file, `grid:` with a list of values for any dotted key of it,
+    `profile`, `policy` and `engine` among them, gone through in all combinations; `zip:` with blocks of lists that are
+    gone through side by side; `replications:`.
+
+    A sweep that was killed goes on where it was, grids merge, and several may run into one store at once. A point that
+    fails is a row with its error. Read it with `lanesim.load(STORE)`, `lanesim plot` and `lanesim report`.
+    """
+    import msgspec
+
+    from sim.cli.console import write_text
+    from sim.studies.grid import Grid
+    from sim.studies.store import MARK, Keys, Store
+    from sim.studies.sweep import ASKED_ABOVE, Plan, estimate, sweep
+
+    read = Grid.of(grid)
+    if read.num_runs > ASKED_ABOVE and not yes and not dry_run:
+        raise ValueError(
+            f"{str(grid)!r} is {read.num_runs:,} runs; --dry-run estimates what they take, --yes runs them"
+        )
+    plan = Plan.of(read)
+    if dry_run:
+        known = Store(out).keys() if (out / MARK).exists() else Keys([])
+        found = estimate(plan, known, workers=workers)
+        if json_path is not None:
+            write_text(json_path, msgspec.json.encode(found).decode() + "\n")
+        if json_path != "-":
+            time_left = "unknown: every point tried failed" if found.time_s is None else _spoken(found.time_s)
+            print(f"{found.num_runs:,} runs, {found.num_known:,} of them in the store")
+            print(f"about {time_left} and {found.memory_mb:.0f} MB, judged by {found.num_sampled} runs")
+        return
+    store = Store.open(out)
+    with progress() as on_step:
+        if pool == "ray":
+            from sim.studies.ray_pool import ray_workers
+
+            with ray_workers(plan.profiles, workers) as (executor, count):
+                done = sweep(plan, store, workers=count, executor=executor, retries_failed=resume, on_done=on_step)
+        else:
+            done = sweep(plan, store, workers=workers, retries_failed=resume, on_done=on_step)
+    if json_path is not None:
+        write_text(json_path, msgspec.json.encode(done).decode() + "\n")
+    if json_path != "-":
+        failed = f", {done.num_failed:,} failed (column `error`)" if done.num_failed else ""
+        print(
+            f"{done.num_runs:,} runs: {done.num_known:,} known, {done.num_runs - done.num_known:,} new{failed}; {out}"
+        )
+
+
+def _spoken(time_s: float) -> str:
+    if time_s < 90.0:
+        return f"{time_s:.0f} s"
+    return f"{time_s / 60.0:.0f} min" if time_s < 5400.0 else f"{time_s / 3600.0:.1f} h"

@@ -1,0 +1,50 @@
+"""Links between GPUs by name, with the constants that somebody measured. A link is a device of its own: copies in one
+FIFO, a fixed latency and the bytes over a rate each (sim.costs.cost.Link).
+
+Not here: who sends what (sim.policies.disaggregated).
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from sim.costs.cost import Link
+from sim.names import unknown
+
+LINKS = {
+    "tcp": Link(latency_s=0.01533, bytes_per_s=350.9e6),
+    "cuda-ipc": Link(latency_s=0.001, bytes_per_s=inf),
+    "nvlink": Link(latency_s=0.0001, bytes_per_s=200e9),
+    "pcie": Link(latency_s=0.0001, bytes_per_s=25e9),
+}
+"""tcp: the line through the two transfers that seed 003 quotes, KV of Qwen2.5-7B (57,344 bytes per token): 512 tokens
+in 99 ms, 2048 in 350 ms. cuda-ipc: a handle is passed, and the time is constant; the seed gives no figure, 1 ms is
+assumed. nvlink and pcie: round values below the datasheets' of an A100, assumed."""
+DEFAULT_LINK = "cuda-ipc"
+
+
+def link_of(name: str | None) -> Link:
+    """The link called `name`, or LATENCY_MS:GB_PER_S as in `0.5:25`; None is the default.
+
+    >>> link = link_of("tcp")
+    >>> round(link.latency_s + 512 * 57344 / link.bytes_per_s, 3)
+    0.099
+    >>> link_of("0.5:25").bytes_per_s
+    25000000000.0
+
+    Raises ValueError with the nearest name.
+    """
+    if name is None:
+        return LINKS[DEFAULT_LINK]
+    if name in LINKS:
+        return LINKS[name]
+    latency, colon, rate = name.partition(":")
+    if not colon:
+        raise ValueError(f"{unknown('link', name, LINKS)}, or LATENCY_MS:GB_PER_S, as in 0.5:25")
+    try:
+        latency_ms, gb_per_s = float(latency), float(rate)
+    except ValueError:
+        raise ValueError(f"link {name!r}: want LATENCY_MS:GB_PER_S, as in 0.5:25") from None
+    if not 0.0 <= latency_ms < inf or not gb_per_s > 0.0:
+        raise ValueError(f"link {name!r}: want a latency >= 0 ms and more than 0 GB/s")
+    return Link(latency_s=latency_ms * 1e-3, bytes_per_s=gb_per_s * 1e9)

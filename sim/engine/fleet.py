@@ -1,0 +1,161 @@
+"""Replicas behind one router: arrivals go to one of several servings, and their accounts are added up.
+
+Not here: what a replica does with its requests (sim.policies), its GPUs (sim.hosts.replica).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from math import inf
+
+from sim.engine.gauge import GapSamples, Gauge
+from sim.engine.kv import KvPool
+from sim.engine.serving import Serving
+from sim.seam.host import Host
+from sim.seam.request import Request
+from sim.seam.wait import Signal
+
+MOST_AHEAD = 8
+"""Requests by which a replica that knows a prefix may be ahead of the least busy one and still be chosen for it."""
+
+
+class Routing(StrEnum):
+    """Which replica the next request goes to: each in turn; the one with the fewest unfinished; the one that saw the
+    longest beginning of its prompt, unless that one is too far ahead of the least busy."""
+
+    ROUND_ROBIN = "round-robin"
+    LEAST_OUTSTANDING = "least-outstanding"
+    PREFIX_AFFINITY = "prefix-affinity"
+
+
+def next_in_turn(num_routed: int, outstanding: Sequence[int]) -> int:
+    return num_routed % len(outstanding)
+
+
+def least_busy(outstanding: Sequence[int]) -> int:
+    """Of several the first."""
+    return min(range(len(outstanding)), key=lambda index: (outstanding[index], index))
+
+
+def where_prefix_is(known_blocks: Sequence[int], outstanding: Sequence[int]) -> int:
+    """The replica with the longest known beginning, of several the least busy; the least busy one where none knows any,
+    or where it is more than MOST_AHEAD requests ahead of that."""
+    idle = least_busy(outstanding)
+    best = min(range(len(outstanding)), key=lambda index: (-known_blocks[index], outstanding[index], index))
+    if known_blocks[best] == 0 or outstanding[best] - outstanding[idle] > MOST_AHEAD:
+        return idle
+    return best
+
+
+class Fleet:
+    """Several servings of one stream of requests; looks like one to whoever reads its account.
+
+    Two replicas of `pd`, requests in turn:
+
+    >>> import lanesim
+    >>> two = lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=6, **{"devices.count": 2})
+    >>> [usage.num_works for usage in two.record.usage if usage.stream.startswith("prefill")]
+    [6, 6]
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        requests: Sequence[Request],
+        build: Callable[[int, GapSamples, FleetGauges], Serving],
+        *,
+        count: int,
+        routing: Routing,
+        max_concurrency: int | None,
+    ) -> None:
+        """`build` makes the serving of a replica, without requests, that accounts into the gaps and gauges given."""
+        self.host = host
+        self.requests = requests
+        self.max_concurrency = max_concurrency
+        self.routing = routing
+        self.gaps = GapSamples()
+        self._gauges = FleetGauges()
+        self.queue = self._gauges.queue
+        self.servings = [build(index, self.gaps, self._gauges) for index in range(count)]
+        self.finished = Signal()
+        self.num_arrived = 0
+        self._known: list[set[int]] = [set() for _ in self.servings]
+        """Blocks of prompts that each replica has been sent."""
+        for serving in self.servings:
+            serving.on_finished = self._one_finished
+
+    @property
+    def kv(self) -> KvPool:
+        """All replicas' memory as one, for accounts."""
+        first = self.servings[0].kv
+        whole = KvPool(sum(each.kv.num_blocks for each in self.servings), first.block_size, first.draft_slots)
+        whole.held = self._gauges.held
+        return whole
+
+    @property
+    def num_finished(self) -> int:
+        return sum(serving.num_finished for serving in self.servings)
+
+    @property
+    def is_all_finished(self) -> bool:
+        return self.num_finished == len(self.requests)
+
+    def _one_finished(self) -> None:
+        self.host.notify(self.finished)
+
+    async def arrivals(self) -> None:
+        """As Serving.arrivals, each request to the replica that the routing chooses."""
+        host = self.host
+        limit = self.max_concurrency if self.max_concurrency is not None else inf
+        for num_arrived, request in enumerate(self.requests):
+            if request.arrival_s > host.now_s:
+                await host.sleep_until(request.arrival_s)
+            while num_arrived - self.num_finished >= limit:
+                await host.wait(self.finished)
+            if limit < inf:
+                request.arrival_s = max(request.arrival_s, host.now_s)
+            self.num_arrived += 1
+            self.servings[self._choose(request)].arrive(request)
+
+    def _choose(self, request: Request) -> int:
+        outstanding = [serving.num_arrived - serving.num_finished for serving in self.servings]
+        if self.routing is Routing.ROUND_ROBIN:
+            return next_in_turn(self.num_arrived - 1, outstanding)
+        if self.routing is Routing.LEAST_OUTSTANDING:
+            return least_busy(outstanding)
+        chosen = where_prefix_is([_known_blocks(request, known) for known in self._known], outstanding)
+        self._known[chosen].update(request.content)
+        return chosen
+
+
+class FleetGauges:
+    """Totals over replicas, and each replica's part of them."""
+
+    def __init__(self) -> None:
+        self.queue = Gauge()
+        self.held = Gauge()
+
+
+class GaugePart(Gauge):
+    """One replica's part of a total."""
+
+    __slots__ = ("_total",)
+
+    def __init__(self, total: Gauge) -> None:
+        super().__init__()
+        self._total = total
+
+    def set(self, value: int, now_s: float) -> None:
+        self._total.add(value - self.value, now_s)
+        super().set(value, now_s)
+
+
+def _known_blocks(request: Request, known: set[int]) -> int:
+    """Blocks from the prompt's beginning that are `known`; ids are chained, so a later one implies the earlier."""
+    count = 0
+    for block in request.content:
+        if block not in known:
+            break
+        count += 1
+    return count

@@ -1,0 +1,135 @@
+"""Disaggregated: prefill GPUs and decode GPUs, the KV of a prompt sent over a link; the draft model beside the target
+on the decode GPUs, or on GPUs of its own (seed 003, DistServe).
+
+A request has its room on a decode GPU before it is prefilled, so nothing that is sent finds none. The first token comes
+from the prefill GPU. Where the draft model has GPUs of its own it prefills there, and only the target's KV is sent. The
+memory of prefill GPUs is not accounted: a prompt leaves when it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from sim.engine.draft_pool import DraftPool
+from sim.engine.kv import SpreadPool
+from sim.engine.serving import Serving
+from sim.policies import rounds
+from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
+from sim.seam.host import Stream, Ticket
+from sim.seam.lane import Lane
+from sim.seam.request import Request
+from sim.seam.work import Kind, Model, Work
+
+LINK = "link"
+"""The device between the GPUs of a replica."""
+
+
+class _Pools:
+    """The streams of a replica, and what joins its GPUs."""
+
+    def __init__(self, serving: Serving, options: PolicyOptions) -> None:
+        host = serving.host
+        prefill, decode, draft = options.prefill_devices, options.decode_devices, options.draft_devices
+        self.prefill = [host.stream(f"prefill{i}", device=i) for i in range(prefill)]
+        self.decode = [host.stream(f"decode{i}", device=prefill + i) for i in range(decode)]
+        self.draft = [host.stream(f"draft{i}", device=prefill + decode + i) for i in range(draft)]
+        self.link = host.stream(LINK, device=LINK)
+        self.lanes = [Lane(f"decode{i}") for i in range(decode)]
+        self.sent = [Lane(f"sent{i}") for i in range(decode)]
+        self.tickets: dict[int, Ticket] = {}
+        """Of transfers, by arrival index."""
+        self.drafts = DraftPool(
+            draft,
+            is_scaled=options.draft_autoscale,
+            requests_per_gpu=options.requests_per_draft_device,
+            cooldown_s=options.draft_cooldown_s,
+        )
+
+
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+    pools = _Pools(serving, options)
+    return [
+        *(_decode_gpu(serving, options, limits, pools, index) for index in range(options.decode_devices)),
+        *(_arrivals_of(serving, pools, index) for index in range(options.decode_devices)),
+        *(_prefill_gpu(serving, options, pools, stream) for stream in pools.prefill),
+    ]
+
+
+async def _prefill_gpu(serving: Serving, options: PolicyOptions, pools: _Pools, stream: Stream) -> None:
+    """One prompt at a time; its KV sets off while the next one is computed."""
+    host, has_drafts = serving.host, serving.controller.draft_tokens_max > 0
+    while True:
+        request = await serving.admit(poll_s=options.poll_s)
+        draft_stream = stream
+        if has_drafts and pools.draft:
+            draft_stream = pools.draft[pools.drafts.join(request, host.now_s)]
+        if options.prefill_chunk_tokens is not None:
+            await rounds.prefill_by_chunks(serving, request, stream, options.prefill_chunk_tokens, draft_stream)
+        else:
+            prompt = rounds.submit_prompt(serving, request, Model.TARGET, stream)
+            if has_drafts:
+                request.draft_prefill = rounds.submit_prompt(serving, request, Model.DRAFT, draft_stream)
+            await prompt
+        gpu = _place(serving, request)
+        serving.commit_prefill(request)
+        if request.is_finished:
+            _leave(serving, pools, [request])
+            continue
+        after = () if request.draft_prefill is None or pools.draft else (request.draft_prefill,)
+        num_bytes = request.prompt_tokens * serving.kv_bytes_per_token
+        copy = Work(kind=Kind.COPY, requests=(request,), num_bytes=num_bytes)
+        pools.tickets[request.index] = host.run(copy, pools.link, after=after)
+        await pools.sent[gpu].put(host, request)
+
+
+def _place(serving: Serving, request: Request) -> int:
+    """Index of the decode GPU that has room for `request`; one GPU's memory need not say where."""
+    return serving.kv.gpu_of(request) if isinstance(serving.kv, SpreadPool) else 0
+
+
+async def _arrivals_of(serving: Serving, pools: _Pools, index: int) -> None:
+    """What is sent to a decode GPU comes in the order in which it was sent."""
+    while True:
+        for request in await pools.sent[index].take(serving.host, at_most=1):
+            await pools.tickets.pop(request.index)
+            await pools.lanes[index].put(serving.host, request)
+
+
+async def _decode_gpu(
+    serving: Serving, options: PolicyOptions, limits: EngineLimits, pools: _Pools, index: int
+) -> None:
+    """The oldest requests of its lane, one round each, back to its end."""
+    lane, stream, controller = pools.lanes[index], pools.decode[index], serving.controller
+    at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
+    while True:
+        batch = await rounds.take_batch(serving, lane, options, at_most, num_lanes=1)
+        if not pools.draft or controller.draft_tokens_max == 0:
+            going_on = await rounds.run_round(serving, batch, options, stream, stream)
+        else:
+            going_on = await _round_apart(serving, batch, options, pools, stream)
+        await lane.put_all(serving.host, going_on)
+
+
+async def _round_apart(
+    serving: Serving, batch: list[Request], options: PolicyOptions, pools: _Pools, stream: Stream
+) -> list[Request]:
+    """Drafts on the GPUs of the requests' draft KV, side by side, then one verify on `stream`."""
+    host, started_s = serving.host, serving.host.now_s
+    draft_tokens = serving.controller.draft_tokens_for(len(batch), len(serving.inbox))
+    drafts = [
+        rounds.submit_draft(serving, requests, options, pools.draft[gpu], draft_tokens)
+        for gpu, requests in pools.drafts.by_gpu(batch)
+    ]
+    verify = rounds.submit_verify(serving, batch, options, stream, after=drafts)
+    going_on = await rounds.finish_round(serving, batch, options, verify, stream)
+    _leave(serving, pools, [request for request in batch if request.is_finished])
+    serving.controller.saw_draft(host.now_s - started_s, 0)
+    return going_on
+
+
+def _leave(serving: Serving, pools: _Pools, requests: Sequence[Request]) -> None:
+    """These are through: their draft GPUs have room again."""
+    if pools.draft and serving.controller.draft_tokens_max:
+        for request in requests:
+            pools.drafts.leave(request, serving.host.now_s)

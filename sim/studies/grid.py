@@ -1,0 +1,229 @@
+"""A grid: a scenario, and for some of its keys the values to go through; strict, and expanded one scenario at a time.
+
+    scenario: {profile: h100-sxm/llama-3.1-8b+llama-3.2-1b, policy: [continuous, pd], workload: {num_prompts: 300}}
+    grid:
+      workload.request_rate: [1, 2, 4]
+      speculation.num_speculative_tokens: [0, 2, 4]
+    zip:
+      - {engine.max_num_seqs: [64, 256], engine.max_num_batched_tokens: [2048, 8192]}
+    replications: 3
+
+Keys of `grid` are gone through in all combinations; the lists of one `zip` group side by side, in combination with all
+else. Each policy of the scenario is a point of its own. Not here: running it (sim.studies.sweep).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
+from sim.names import unknown
+
+KEYS = ("scenario", "grid", "zip", "replications")
+CHECKED_WHOLE = 10_000
+"""Scenarios up to which every combination is checked before the first run, not only every value."""
+FASTEST = "workload.request_rate"
+"""Varied last: points that differ in it alone share the measured capacity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """Keys that vary together, and the values they have together: `rows` [values][keys]."""
+
+    keys: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What a grid file says, checked; `raw` is its scenario as raw data.
+
+    >>> grid = Grid.of({"scenario": {"profile": "cpu/tiny", "policy": "pd"}, "grid": {"workload.request_rate": [1, 2]}})
+    >>> grid.num_scenarios, [scenario.workload.request_rate for scenario in grid.scenarios()]
+    (2, [1.0, 2.0])
+    """
+
+    source: dict[str, Any]
+    """As it was given, the scenario read."""
+    raw: dict[str, Any]
+    axes: tuple[Axis, ...]
+
+    @classmethod
+    def of(cls, source: Mapping[str, Any] | str | Path) -> Grid:
+        """A grid from a file or raw mapping. Raises ValueError, one line naming the key."""
+        if isinstance(source, str | Path):
+            return cls._of(read_scenario(Path(source)), Path(source).parent)
+        return cls._of(source, Path())
+
+    @classmethod
+    def _of(cls, raw: Mapping[str, Any], folder: Path) -> Grid:
+        for key in raw:
+            if key not in KEYS:
+                raise ValueError(unknown("key of a grid file", str(key), KEYS))
+        scenario = raw.get("scenario")
+        if isinstance(scenario, str):
+            scenario = read_scenario(folder / scenario)
+        if not isinstance(scenario, Mapping):
+            raise ValueError("scenario: want a block of keys, or the path of a scenario file")
+        source = dict(raw) | {"scenario": dict(scenario)}
+        scenario = copy.deepcopy(dict(scenario))
+        if "replications" in raw:
+            if "replications" in scenario:
+                raise ValueError("replications: given twice, in the scenario and beside it")
+            scenario["replications"] = raw["replications"]
+        grid = cls(
+            source=source, raw=scenario, axes=tuple(_axes(raw.get("grid") or {}, raw.get("zip") or [], scenario))
+        )
+        grid._check()
+        return grid
+
+    @property
+    def keys(self) -> list[str]:
+        """Dotted keys that the grid goes through."""
+        return [key for axis in self.axes for key in axis.keys]
+
+    def values_of(self, key: str) -> list[Any]:
+        """The values that a dotted key takes on; none where the grid does not say."""
+        for axis in self.axes:
+            if key in axis.keys:
+                return list(dict.fromkeys(row[axis.keys.index(key)] for row in axis.rows))
+        value: Any = self.raw
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return [] if value is None else [value]
+
+    @property
+    def num_scenarios(self) -> int:
+        """Scenarios of one policy each; replications not counted."""
+        return prod(len(axis.rows) for axis in self.axes)
+
+    @property
+    def num_runs(self) -> int:
+        """Replications counted; where they vary over the grid, as often as each value comes."""
+        counts = 0
+        for axis in self.axes:
+            if "replications" in axis.keys:
+                place = axis.keys.index("replications")
+                total = sum(int(row[place]) for row in axis.rows)
+                return self.num_scenarios // len(axis.rows) * total
+        counts = resolve(self._at([axis.rows[0] for axis in self.axes])).replications
+        return self.num_scenarios * counts
+
+    def scenarios(self) -> Iterator[Scenario]:
+        """Every combination, one at a time, each with one policy. Raises ValueError naming the combination."""
+        for rows in product(*(axis.rows for axis in self.axes)):
+            yield self._resolved(rows)
+
+    def scenario_at(self, index: int) -> Scenario:
+        """The combination that `scenarios` gives at that place."""
+        rows = []
+        for axis in reversed(self.axes):
+            index, place = divmod(index, len(axis.rows))
+            rows.append(axis.rows[place])
+        return self._resolved(rows[::-1])
+
+    def _resolved(self, rows: Any) -> Scenario:
+        try:
+            return resolve(self._at(rows))
+        except ValueError as error:
+            raise ValueError(f"grid at {self._named(rows)}: {error}") from None
+
+    def _at(self, rows: Any) -> dict[str, Any]:
+        raw = copy.deepcopy(self.raw)
+        for axis, row in zip(self.axes, rows, strict=True):
+            for key, value in zip(axis.keys, row, strict=True):
+                set_dotted(raw, key, value)
+        return raw
+
+    def _named(self, rows: Any) -> str:
+        pairs = [
+            f"{key}={value}"
+            for axis, row in zip(self.axes, rows, strict=True)
+            for key, value in zip(axis.keys, row, strict=True)
+        ]
+        return ", ".join(pairs)
+
+    def _check(self) -> None:
+        """Every value once, in the company of the others' first; every combination where they are few."""
+        first = [axis.rows[0] for axis in self.axes]
+        for place, axis in enumerate(self.axes):
+            for row in axis.rows:
+                self._resolved([*first[:place], row, *first[place + 1 :]])
+        if self.num_scenarios <= CHECKED_WHOLE:
+            for _ in self.scenarios():
+                pass
+
+
+def _axes(product_of: Any, zipped: Any, scenario: dict[str, Any]) -> Iterator[Axis]:
+    if not isinstance(product_of, Mapping):
+        raise ValueError("grid: want a block of dotted keys with a list of values each")
+    groups = [zipped] if isinstance(zipped, Mapping) else zipped
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) and group for group in groups):
+        raise ValueError("zip: want a list of blocks, each of dotted keys with lists of the same length")
+    axes = [Axis(keys=(key,), rows=tuple((value,) for value in values)) for key, values in _lists(product_of, "grid")]
+    for group in groups:
+        lists = dict(_lists(group, "zip"))
+        lengths = {key: len(values) for key, values in lists.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"zip: lists of one group must be equally long, got {_spoken(lengths)}")
+        axes.append(Axis(keys=tuple(lists), rows=tuple(zip(*lists.values(), strict=True))))
+    seen: set[str] = set()
+    for axis in axes:
+        for key in axis.keys:
+            if key in seen:
+                raise ValueError(f"{key}: is gone through twice")
+            seen.add(key)
+    if "policy" not in seen:
+        policies = scenario.get("policy")
+        listed = policies if isinstance(policies, list | tuple) else [policies]
+        if policies and len(listed):
+            axes.append(Axis(keys=("policy",), rows=tuple((policy,) for policy in listed)))
+    yield from sorted(axes, key=lambda axis: FASTEST in axis.keys)
+
+
+def _spoken(lengths: Mapping[str, int]) -> str:
+    return ", ".join(f"{key}: {length}" for key, length in lengths.items())
+
+
+def _lists(block: Mapping[Any, Any], where: str) -> Iterator[tuple[str, list[Any]]]:
+    for key, values in block.items():
+        if isinstance(values, tuple):
+            values = list(values)
+        if not isinstance(values, list):
+            raise ValueError(f"{where}: {key}: want a list of values, got {values!r}")
+        if not values:
+            raise ValueError(f"{where}: {key}: the list is empty, so there is nothing to run")
+        is_block = isinstance(values[0], Mapping)
+        dotted = str(key) if is_block else FLAT_NAMES.get(str(key), str(key))
+        _check_dotted(dotted)
+        seen = set()
+        for value in values:
+            same = value if isinstance(value, str | int | float | None) else repr(value)
+            if same in seen:
+                raise ValueError(f"{where}: {key}: {value!r} stands twice")
+            seen.add(same)
+        yield dotted, values
+
+
+def _check_dotted(key: str) -> None:
+    """Raise ValueError with the nearest key unless the scenario has this one."""
+    struct: type[msgspec.Struct] | None = Scenario
+    prefix = ""
+    for part in key.split("."):
+        names = [] if struct is None else list(struct.__struct_fields__)
+        if part not in names:
+            known = [prefix + name for name in names] + ([] if prefix else list(FLAT_NAMES))
+            raise ValueError(unknown("grid key", key, dict.fromkeys(known)))
+        assert struct is not None
+        hint = get_type_hints(struct)[part]
+        struct = hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
+        prefix += f"{part}."

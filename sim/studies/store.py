@@ -1,0 +1,221 @@
+"""A store: a folder of rows that only grows, each under its key; any number of processes may add to it.
+
+    STORE/store.json       the schema, written when the store is made
+    STORE/grids/*.json     the grids that were run into it, each once per version of the model
+    STORE/parts/*.parquet  rows, a file per batch, whole or not there
+
+Nobody ever changes a file, and names of parts are never used twice, so that writers need not know of each other; a row
+that two of them wrote is the same row, and is read once. Not here: what a row says (sim.studies.rows), frames
+(sim.report).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sim.files.json_values import convert, read_json
+from sim.files.lock import Busy
+from sim.files.write import new_file, write_text
+from sim.studies.rows import Row, model_version
+
+STORE_SCHEMA = 1
+MARK = "store.json"
+MERGED_AT = 32
+"""Parts of one writer that are merged into one: reading thousands of small files is slow."""
+TRIES, BETWEEN_S = 50, 0.1
+"""Of making a store that another process is just making, too; of reading parts that another one is merging."""
+_NO_ARROW = "a store is Parquet and needs the analysis extra: pip install 'lanesim[analysis]'"
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """A grid that was run into a store."""
+
+    grid: dict[str, Any]
+    """As its file has it: `scenario`, `grid` and so on."""
+    keys: list[str]
+    """Dotted keys that it goes through."""
+    model_version: str
+    date_begun: str
+
+
+class Store:
+    """The store at `path`, which must be one. `open` makes one where nothing is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._own: list[Path] = []
+        """Small parts written here, not merged yet."""
+        mark = path / MARK
+        if not mark.is_file():
+            raise ValueError(f"{str(path)!r} holds no {MARK}: want a store that `lanesim sweep --out` wrote")
+        held = read_json(mark, "store")
+        schema = held.get("schema") if isinstance(held, dict) else None
+        if schema != STORE_SCHEMA:
+            raise ValueError(f"store {str(path)!r}: schema={schema!r} must be {STORE_SCHEMA}; choose another --out")
+
+    @classmethod
+    def open(cls, path: Path) -> Store:
+        """The store at `path`, made if there is nothing. Raises ValueError where something else is, or none can be."""
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"--out {str(path)!r} is a file; want a directory")
+        if path.is_dir() and not (path / MARK).exists():
+            strange = [name for name in sorted(os.listdir(path)) if not name.startswith(".") and name != MARK]
+            if strange:
+                raise ValueError(f"--out {str(path)!r} holds {strange[0]!r} and is no store; choose another")
+        if not (path / MARK).exists():
+            _make(path / MARK)
+        store = cls(path)
+        try:
+            for name in ("parts", "grids"):
+                (path / name).mkdir(exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--out {str(path)!r} cannot be written: {error.strerror or error}") from None
+        return store
+
+    def begin(self, grid: Mapping[str, Any], keys: Sequence[str]) -> None:
+        """Note that `grid` is run into this store, unless that is known."""
+        text = json.dumps(grid, sort_keys=True, default=str)
+        name = hashlib.sha256(f"{model_version()} {text}".encode()).hexdigest()[:16]
+        file = self.path / "grids" / f"{name}.json"
+        if not file.exists():
+            begun = Begun(
+                grid=json.loads(text),
+                keys=list(keys),
+                model_version=model_version(),
+                date_begun=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+            _patiently(file, msgspec.json.format(msgspec.json.encode(begun), indent=1).decode() + "\n")
+
+    def grids(self) -> list[Begun]:
+        """What was run into the store, oldest first."""
+        files = sorted((self.path / "grids").glob("*.json"))
+        found = [convert(read_json(file, "grid of a store"), Begun, f"grid {str(file)!r}") for file in files]
+        return sorted(found, key=lambda begun: begun.date_begun)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Write rows as one part, which is there whole or not at all. Raises ValueError where that fails."""
+        if rows:
+            names = dict.fromkeys(name for row in rows for name in row)
+            self._own.append(self._write({name: [row.get(name) for row in rows] for name in names}))
+        if len(self._own) >= MERGED_AT:
+            self.merge()
+
+    def merge(self) -> None:
+        """One part in place of the small ones that this writer made; a kill meanwhile leaves rows twice, read once."""
+        if len(self._own) > 1:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            tables = [pq.read_table(part) for part in self._own]
+            self._write_table(pa.concat_tables(tables, promote_options="permissive"))
+            for part in self._own:
+                part.unlink(missing_ok=True)
+        self._own = []
+
+    def keys(self, *, with_failed: bool = True) -> Keys:
+        """Keys of all rows, or only of those that did not fail."""
+        try:
+            import pyarrow.compute as pc
+        except ImportError:
+            raise ValueError(_NO_ARROW) from None
+        found = []
+        for table in self._tables(["key", "error"]):
+            known = table if with_failed else table.filter(pc.is_null(table["error"]))
+            found.append(np.array(known["key"].to_pylist(), dtype="S32"))
+        return Keys(found)
+
+    def table(self) -> Any:
+        """All rows as a pyarrow Table, each key once, one that succeeded before one that failed; ordered by key."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        tables = self._tables()
+        if not tables:
+            return pa.table({"key": pa.array([], pa.string())})
+        table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+        failed = pc.is_valid(table["error"]).cast(pa.int8())
+        order = pc.sort_indices(
+            table.append_column("_failed", failed), sort_keys=[("key", "ascending"), ("_failed", "ascending")]
+        )
+        table = table.take(order)
+        keys = np.asarray(table["key"].to_pylist(), dtype="S32")
+        is_first = np.ones(len(keys), dtype=bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        return table.filter(pa.array(is_first))
+
+    def _tables(self, columns: list[str] | None = None) -> list[Any]:
+        """Every part; anew if one that was listed has been merged meanwhile."""
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError:
+            raise ValueError(_NO_ARROW) from None
+        for _ in range(TRIES):
+            try:
+                parts = sorted(part for part in (self.path / "parts").glob("*.parquet") if part.name[0] != ".")
+                return [pq.ParquetFile(part).read(columns=columns) for part in parts]
+            except FileNotFoundError:
+                time.sleep(BETWEEN_S)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise ValueError(f"store {str(self.path)!r}: a part cannot be read: {error}") from None
+        raise ValueError(f"store {str(self.path)!r}: parts vanish while they are read; is something clearing it?")
+
+    def _write(self, columns: Mapping[str, list[Any]]) -> Path:
+        try:
+            import pyarrow as pa
+        except ImportError:
+            raise ValueError(_NO_ARROW) from None
+        return self._write_table(pa.table({name: pa.array(values) for name, values in columns.items()}))
+
+    def _write_table(self, table: Any) -> Path:
+        import pyarrow.parquet as pq
+
+        path = self.path / "parts" / f"{os.urandom(8).hex()}.parquet"
+        with new_file(path) as scratch:
+            pq.write_table(table, scratch, compression="zstd")
+        return path
+
+
+class Keys:
+    """A set of keys in 16 bytes each, since there may be millions."""
+
+    def __init__(self, found: Iterable[Any]) -> None:
+        parts = [part for part in found if len(part)]
+        whole = np.concatenate(parts) if parts else np.array([], dtype="S32")
+        self._sorted = np.unique(np.frombuffer(bytes.fromhex(b"".join(whole.tolist()).decode()), dtype="S16"))
+
+    def __contains__(self, key: str) -> bool:
+        wanted = np.frombuffer(bytes.fromhex(key), dtype="S16")[0]
+        place = int(np.searchsorted(self._sorted, wanted))
+        return place < len(self._sorted) and bool(self._sorted[place] == wanted)
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+
+def _make(mark: Path) -> None:
+    _patiently(mark, json.dumps({"schema": STORE_SCHEMA}) + "\n")
+
+
+def _patiently(file: Path, text: str) -> None:
+    """Write what other processes may be writing, too, all the same text. Raises ValueError where that fails."""
+    for left in reversed(range(TRIES)):
+        try:
+            write_text(file, text)
+            return
+        except Busy:
+            if file.exists():
+                return
+            if not left:
+                raise
+            time.sleep(BETWEEN_S)

@@ -1,0 +1,222 @@
+"""A grid run into a store: what is missing, over several processes, kept as it comes.
+
+A sweep that is killed loses the rows of its last few seconds; run again, it does what is missing. Memory does not grow
+with the number of points. Not here: what a grid is (grid), what a row says (rows), processes (sim.experiment.pool).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+
+import msgspec
+
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.experiment.pool import Pool, WorkerDied, default_workers, started
+from sim.experiment.scenario import Scenario
+from sim.policies.registry import POLICIES, find_policy
+from sim.studies.grid import Grid
+from sim.studies.rows import PROFILES, Job, Row, failed_row, profile_hash, row_key, run_job
+from sim.studies.store import Keys, Store
+
+ASKED_ABOVE = 1_000_000
+"""Runs above which a sweep wants to be told twice: about ten hours on two cores."""
+KEPT_EVERY_S, KEPT_ROWS = 2.0, 500
+"""Rows are written when they are this old, or so many."""
+SAMPLE_S, SAMPLE_JOBS = 4.0, 12
+"""What an estimate may take: points spread over the grid, until the time is up."""
+DIED = "its worker process died: killed, or out of memory"
+
+OnDone = Callable[[str, int, int], None]
+
+
+class Swept(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep did, in runs."""
+
+    num_runs: int
+    """In the grid."""
+    num_known: int
+    """In the store before."""
+    num_failed: int
+    """Of those that were run now."""
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep would do, judged by some of its points."""
+
+    num_runs: int
+    num_known: int
+    num_sampled: int
+    """Runs that were made to judge by."""
+    time_s: float | None
+    """With the workers asked for; None where every sampled point failed."""
+    memory_mb: float
+    """Of all processes together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A grid with its profiles loaded, ready to be told what is missing."""
+
+    grid: Grid
+    profiles: dict[str, Profile]
+    hashes: dict[str, str]
+
+    @classmethod
+    def of(cls, grid: Grid, profiles: dict[str, Profile] | None = None) -> Plan:
+        """Loads what the grid names and `profiles` does not hold. Raises ValueError for one that is not there,
+        or a policy."""
+        for name in grid.values_of("policy"):
+            find_policy(name)
+        found = dict(profiles or {})
+        for name in grid.values_of("profile"):
+            if name not in found:
+                found[name] = load(name)
+        return cls(grid=grid, profiles=found, hashes={name: profile_hash(found[name]) for name in found})
+
+    def jobs(self, known: Keys) -> Iterator[Job]:
+        """What is missing, a scenario at a time."""
+        for scenario in self.grid.scenarios():
+            own = self.hashes[scenario.profile]
+            missing = tuple(r for r in range(scenario.replications) if row_key(scenario, r, own) not in known)
+            if missing:
+                yield Job(scenario=scenario, profile_hash=own, replications=missing)
+
+    def job(self, scenario: Scenario, replications: int) -> Job:
+        """The first replications of one scenario, whether they are missing or not."""
+        return Job(
+            scenario=scenario, profile_hash=self.hashes[scenario.profile], replications=tuple(range(replications))
+        )
+
+    @property
+    def uses(self) -> list[str]:
+        """Policies and acceptances of the grid."""
+        found = self.grid.values_of("policy")
+        return found + [str(value).partition(":")[0] for value in self.grid.values_of("speculation.acceptance")]
+
+    def keys(self) -> set[str]:
+        """Of every row of the grid."""
+        return {
+            row_key(scenario, replication, self.hashes[scenario.profile])
+            for scenario in self.grid.scenarios()
+            for replication in range(scenario.replications)
+        }
+
+    def num_missing(self, known: Keys) -> int:
+        return sum(len(job.replications) for job in self.jobs(known)) if len(known) else self.grid.num_runs
+
+
+def sweep(
+    plan: Plan,
+    store: Store,
+    *,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    retries_failed: bool = False,
+    on_done: OnDone = lambda stage, done, total: None,
+) -> Swept:
+    """Run what `store` does not have of a grid; `on_done` hears ("simulating", how many runs there are, of how many).
+
+    With `retries_failed` points that failed are run again. Raises ValueError where rows cannot be written.
+    """
+    _check_sources(plan.grid)
+    store.begin(plan.grid.source, plan.grid.keys)
+    num_runs = plan.grid.num_runs
+    failed = done = 0
+    waiting: list[Row] = []
+    written_s = -inf
+    with ready(workers, plan, executor) as pool:
+        # Workers are there before what reads the store is, whose threads they must not be copies of.
+        known = store.keys(with_failed=not retries_failed)
+        missing = plan.num_missing(known)
+        on_done("simulating", 0, missing)
+        try:
+            for rows in rows_of(plan, plan.jobs(known), pool):
+                waiting += rows
+                done += len(rows)
+                failed += sum(row["error"] is not None for row in rows)
+                on_done("simulating", done, missing)
+                if len(waiting) >= KEPT_ROWS or time.monotonic() - written_s > KEPT_EVERY_S:
+                    store.add(waiting)
+                    waiting, written_s = [], time.monotonic()
+        finally:
+            store.add(waiting)
+    store.merge()
+    return Swept(num_runs=num_runs, num_known=num_runs - missing, num_failed=failed)
+
+
+@contextmanager
+def ready(workers: int | None, plan: Plan, executor: Executor | None = None) -> Iterator[Pool]:
+    """Workers that have the profiles of a plan: processes of this machine, or those of `executor`."""
+    count = default_workers() if workers is None else workers
+    with started(count, {PROFILES: plan.profiles}, uses=plan.uses, executor=executor) as pool:
+        yield pool
+
+
+def rows_of(plan: Plan, jobs: Iterable[Job], pool: Pool) -> Iterator[list[Row]]:
+    """The rows of each job as it is done; a job that kills its worker gives rows that say so."""
+    waiting = iter(jobs)
+    try:
+        for _, rows in pool.run(run_job, waiting):
+            yield rows
+    except WorkerDied as death:
+        for job in death.tasks:
+            yield from _alone(plan, job)
+        with ready(pool.workers, plan) as fresh:
+            yield from rows_of(plan, waiting, fresh)
+
+
+def _alone(plan: Plan, job: Job) -> Iterator[list[Row]]:
+    """A job in a process of its own."""
+    try:
+        with started(1, {PROFILES: plan.profiles}, is_apart=True) as pool:
+            for _, rows in pool.run(run_job, [job]):
+                yield rows
+    except WorkerDied:
+        yield [failed_row(job, replication, DIED) for replication in job.replications]
+
+
+def _check_sources(grid: Grid) -> None:
+    """Raise ValueError for a policy without a file: nothing would tell when it changes, and old rows would be kept."""
+    for name in grid.values_of("policy"):
+        if name in POLICIES:
+            continue
+        module = sys.modules[find_policy(name).build.__module__]
+        if getattr(module, "__file__", None) is None:
+            raise ValueError(
+                f"policy {name!r} is written in a notebook, where a store sees no change: put it in a module"
+            )
+
+
+def estimate(plan: Plan, known: Keys, *, workers: int | None = None) -> Estimate:
+    """Time and memory by running some points that are spread over the grid."""
+    import resource
+
+    count = default_workers() if workers is None else workers
+    total = plan.grid.num_scenarios
+    sampled = sorted({(2 * place + 1) * total // (2 * SAMPLE_JOBS) for place in range(SAMPLE_JOBS)})
+    num_sampled = num_failed = 0
+    started_s = time.perf_counter()
+    with started(1, {PROFILES: plan.profiles}) as pool:
+        for rows in rows_of(plan, (plan.job(plan.grid.scenario_at(index), 1) for index in sampled), pool):
+            num_sampled += len(rows)
+            num_failed += sum(row["error"] is not None for row in rows)
+            if time.perf_counter() - started_s > SAMPLE_S:
+                break
+    per_run_s = (time.perf_counter() - started_s) / max(1, num_sampled)
+    missing = plan.num_missing(known)
+    scale = 1e6 if sys.platform == "darwin" else 1e3
+    own_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
+    return Estimate(
+        num_runs=plan.grid.num_runs,
+        num_known=plan.grid.num_runs - missing,
+        num_sampled=num_sampled,
+        time_s=None if num_failed == num_sampled else missing * per_run_s / max(1, min(count, missing)),
+        memory_mb=own_mb * (1 if count == 1 else count + 1),
+    )

@@ -1,0 +1,252 @@
+"""Layers composed of kernels: from tables with a known law the sums come out by hand; the installed tables, where they
+are, give a profile of any model."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from calibrate.hardware.models import with_formats
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+from calibrate.importers.aiconfigurator.files import KernelFiles
+from calibrate.importers.aiconfigurator.lookups import Lookups
+from calibrate.importers.aiconfigurator.profile import ASSUMED_ELEMENTWISE
+from sim.costs.forms.build import build_costs
+from sim.costs.passes import layer_rest_s
+from sim.costs.profile import Profile
+from sim.costs.profile_files import decode, encode
+from sim.costs.shapes import MODELS, Experts, ModelShape
+from sim.seam.work import Chunk, Kind, Work
+from tests.calibrate.support import gemm_ms, write_tables
+
+LLAMA = MODELS["llama-3.1-8b"]
+SPARSE = msgspec.structs.replace(
+    LLAMA, name="sparse", experts=Experts(num=8, per_token=2, intermediate=2048, shared_intermediate=1024)
+)
+
+
+def expert_ms(tokens: int) -> float:
+    return 0.05 + 0.002 * tokens
+
+
+def sparse_tables(root: Path, **changes: Any) -> Path:
+    """The tables of one GPU with experts of one layout, cut once or spread over two devices, which takes half."""
+    import pandas as pd
+
+    write_tables(root, **changes)
+    rows = [
+        {
+            "moe_dtype": "bfloat16",
+            "num_tokens": tokens,
+            "hidden_size": 4096,
+            "inter_size": 2048,
+            "topk": 2,
+            "num_experts": 8,
+            "moe_tp_size": 1,
+            "moe_ep_size": spread,
+            "distribution": "balanced",
+            "latency": expert_ms(tokens) / spread,
+        }
+        for tokens in (1, 16, 512, 8192)
+        for spread in (1, 2)
+    ]
+    pd.DataFrame(rows).to_parquet(root / "a100_sxm" / "moe__vllm__0.14.0__moe_perf.parquet")
+    gathers = [
+        {"op_name": name, "nccl_dtype": "half", "num_gpus": 2, "message_size": size, "latency": 0.02 + 2e-9 * size}
+        for name in ("all_gather", "reduce_scatter", "all_reduce")
+        for size in (1024, 1 << 26)
+    ]
+    pd.DataFrame(gathers).to_parquet(root / "a100_sxm" / "comm__nccl__2.27__nccl_perf.parquet")
+    return root
+
+
+def imported(path: Path, shape: ModelShape, deployment: Deployment | None = None) -> Profile:
+    return import_deployment(path, "a100-sxm", shape, None, deployment or Deployment(), source="abc")
+
+
+def body_ms(profile: Profile, tokens: int) -> float:
+    body = profile.table.target.body
+    return 1e3 * body.seconds[body.tokens.index(tokens)]
+
+
+def rest_ms(profile: Profile, shape: ModelShape, tokens: int) -> float:
+    return 1e3 * layer_rest_s(ASSUMED_ELEMENTWISE, None, profile.gpu, shape, profile.tensor_parallel, tokens)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sparse_tables(tmp_path_factory.mktemp("tables"))
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 512])
+def test_a_dense_layer_is_its_gemms_and_its_element_wise_kernels(tables: Path, tokens: int) -> None:
+    profile = imported(tables, LLAMA)
+    gemms = sum(gemm_ms(tokens, columns, depth) for columns, depth in LLAMA.gemms())
+    assert body_ms(profile, tokens) == pytest.approx(gemms + rest_ms(profile, LLAMA, tokens), rel=2e-3)
+
+
+@pytest.mark.parametrize("tokens", [1, 512])
+def test_a_sparse_layer_is_attention_router_routed_and_shared_experts(tables: Path, tokens: int) -> None:
+    profile = imported(tables, SPARSE)
+    gemms = (*SPARSE.attention_gemms(), (8, 4096), *SPARSE.mlp_gemms(1024))
+    expected = sum(gemm_ms(tokens, columns, depth) for columns, depth in gemms) + expert_ms(tokens)
+    assert body_ms(profile, tokens) == pytest.approx(expected + rest_ms(profile, SPARSE, tokens), rel=2e-3)
+
+
+def test_ranks_of_their_own_send_their_tokens_to_the_experts_of_all(tables: Path) -> None:
+    one = imported(tables, SPARSE)
+    two = imported(tables, SPARSE, Deployment(expert_parallel=2, data_parallel=2))
+    assert (two.name, two.data_parallel) == ("a100-sxm/sparse-ep2-dp2", 2)
+    message = 2 * 512 * 4096
+    gathered_ms = 2 * (0.02 + 2e-9 * message)
+    expected = body_ms(one, 512) - expert_ms(512) + expert_ms(1024) / 2 + gathered_ms
+    assert body_ms(two, 512) == pytest.approx(expected, rel=2e-3)
+    assert two.weight_bytes == SPARSE.weight_bytes - SPARSE.expert_bytes // 2
+
+
+def test_experts_of_an_unmeasured_layout_are_scaled_by_what_they_read_and_say_so(tables: Path) -> None:
+    half = msgspec.structs.replace(SPARSE, experts=Experts(num=8, per_token=2, intermediate=1024))
+    lookups = Lookups(KernelFiles(tables, "a100-sxm"))
+    assert half.experts is not None
+    at = np.array([4.0])
+    seconds = float(lookups.experts_s(half, half.experts, "bf16", (1, 1), at)[0])
+    unique = half.experts.unique(4)
+    read_s = [3 * 4096 * wide * unique * 2 / 2e12 + 1e-5 for wide in (1024, 2048)]
+    assert seconds == pytest.approx(1e-3 * expert_ms(4) * read_s[0] / read_s[1])
+    assert "never measured" in lookups.notes[0]
+
+
+def test_a_verify_pass_pays_for_the_experts_of_all_its_tokens(tables: Path) -> None:
+    costs = build_costs(imported(tables, SPARSE), cuda_graph=False)
+
+    def pass_s(row_tokens: int) -> float:
+        work = Work(kind=Kind.VERIFY, rows=64, row_tokens=row_tokens, context_tokens=6400, head_rows=64)
+        return costs.cost(work).device_s
+
+    assert pass_s(256) - pass_s(64) > 1e-3 * SPARSE.layers * (expert_ms(256) - expert_ms(64))
+
+
+def test_a_chunk_after_history_costs_its_pairs_at_the_rate_of_the_whole_prompt(tables: Path) -> None:
+    grid = imported(tables, LLAMA).table.target.prefill_attention
+    chunk, history = grid.chunk_tokens.index(1024), grid.history_tokens.index(1024)
+    whole = grid.seconds[grid.chunk_tokens.index(2048)][0]
+    measured = grid.seconds[chunk][history]
+    assert whole is not None
+    assert measured == pytest.approx(whole * (1024 * 1536) / (2048**2 / 2), rel=2e-3)
+
+
+def test_a_window_bounds_what_its_layers_read(tables: Path) -> None:
+    import pandas as pd
+
+    with pytest.raises(ValueError, match="no rows with bf16 KV and a window of 128"):
+        imported(tables, msgspec.structs.replace(LLAMA, window=128, window_layers=16))
+    for name in ("generation", "context"):
+        file = tables / "a100_sxm" / f"attention__vllm__0.14.0__{name}_attention_perf.parquet"
+        frame = pd.read_parquet(file).assign(window_size=0)
+        narrow = frame.assign(window_size=128, latency=frame.latency.min())
+        pd.concat([frame, narrow]).to_parquet(file)
+    full, half = (
+        imported(tables, msgspec.structs.replace(LLAMA, window=window, window_layers=layers)).table.target
+        for window, layers in ((0, 0), (128, 16))
+    )
+    longest, least = full.decode_attention.seconds[3][-1], full.decode_attention.seconds[0][0]
+    assert longest is not None
+    assert least is not None
+    assert half.decode_attention.seconds[3][-1] == pytest.approx(0.5 * longest + 0.5 * least, rel=2e-2)
+
+
+def test_a_format_that_no_table_has_is_refused_and_one_of_4_bits_goes_by_rule(tables: Path) -> None:
+    with pytest.raises(ValueError, match="no GEMMs with weights in nvfp4"):
+        imported(tables, with_formats(LLAMA, "nvfp4", None))
+    with pytest.raises(ValueError, match="no rows with fp8 KV"):
+        imported(tables, with_formats(LLAMA, None, "fp8"))
+    four = imported(tables, with_formats(LLAMA, "int4", None))
+    assert "int4 GEMMs by rule from bf16" in four.source
+    assert body_ms(four, 1) < 0.45 * body_ms(imported(tables, LLAMA), 1)
+
+
+def test_a_table_that_was_timed_with_its_launches_is_not_used(tmp_path: Path) -> None:
+    tables = write_tables(tmp_path, gemm_perf=lambda frame: frame.assign(latency=frame.latency + 0.05))
+    with pytest.raises(ValueError, match="no GEMMs with weights in bf16"):
+        imported(tables, LLAMA)
+
+
+def test_a_slip_of_a_table_is_replaced_by_a_larger_matrix(tmp_path: Path) -> None:
+    def slip(frame: Any) -> Any:
+        is_slip = (frame.m == 64) & (frame.n == 4096) & (frame.k == 4096) & (frame.gemm_dtype == "bfloat16")
+        return frame.assign(latency=frame.latency.where(~is_slip, 5.0))
+
+    lookups = Lookups(KernelFiles(write_tables(tmp_path, gemm_perf=slip), "a100-sxm"))
+    seconds = float(lookups.gemm_s(4096, 4096, np.array([64.0]))[0])
+    assert seconds == pytest.approx(1e-3 * gemm_ms(64, 4096, 8192), rel=1e-6)
+
+
+def test_of_several_versions_the_newest_that_fits_is_read(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path) / "a100_sxm"
+    older = folder / "gemm__vllm__0.9.2__gemm_perf.parquet"
+    older.write_bytes((folder / "gemm__vllm__0.14.0__gemm_perf.parquet").read_bytes())
+    for version, wanted in ((None, "0.14.0"), ("0.19", "0.14.0"), ("0.10.1", "0.9.2"), ("0.1", "0.9.2")):
+        found = KernelFiles(tmp_path, "a100-sxm", version).find("gemm", "vllm", "gemm_perf")
+        assert found is not None
+        assert found[1] == wanted
+
+
+@pytest.mark.parametrize(
+    ("shape", "deployment", "message"),
+    [
+        (LLAMA, Deployment(tensor_parallel=3), "--tp 3 must divide llama-3.1-8b's 32 heads"),
+        (LLAMA, Deployment(tensor_parallel=2, expert_parallel=2), "has no experts"),
+        (SPARSE, Deployment(tensor_parallel=4, expert_parallel=3), "--ep 3 must divide the 4 devices"),
+        (SPARSE, Deployment(tensor_parallel=16, expert_parallel=16), "must divide sparse's 8 experts"),
+        (SPARSE, Deployment(data_parallel=0), "must be at least 1"),
+    ],
+)
+def test_a_split_that_cannot_be_is_one_line(
+    tables: Path, shape: ModelShape, deployment: Deployment, message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        imported(tables, shape, deployment)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def installed() -> Path:
+    pytest.importorskip("aiconfigurator_core", reason="the tables are an extra: pip install 'lanesim[tables]'")
+    return installed_tables()[0]
+
+
+def test_without_the_package_the_command_that_installs_it_is_named() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("aiconfigurator_core") is not None:
+        pytest.skip("the tables are installed")
+    with pytest.raises(ValueError, match=r"pip install 'lanesim\[tables\]'"):
+        installed_tables()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "weights", "kv", "degree"),
+    [
+        ("h200-sxm", "fp8", "fp8", 1),
+        ("b200-sxm", "nvfp4", "fp8", 2),
+        ("l40s", None, None, 1),
+        ("a100-sxm", "int4", None, 1),
+    ],
+)
+def test_the_installed_tables_give_a_small_profile_with_its_own_errors(
+    gpu: str, weights: str | None, kv: str | None, degree: int
+) -> None:
+    shape = with_formats(LLAMA, weights, kv)
+    profile = import_deployment(installed(), gpu, shape, None, Deployment(tensor_parallel=degree), source="x")
+    assert decode(encode(profile), "copy") == profile
+    assert len(encode(profile)) < 15_000
+    assert (profile.errors["body"].mean_error_pct or 100.0) < 15.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        work = Work(kind=Kind.STEP, rows=8, row_tokens=8, context_tokens=8000, chunks=(Chunk(512, 512),), head_rows=9)
+        assert 1e-3 < build_costs(profile).cost(work).device_s < 0.2

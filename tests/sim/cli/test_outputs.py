@@ -1,0 +1,193 @@
+"""No command writes over what it reads, over another's results, or where somebody else is writing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sim.cli.main import run
+from sim.costs.profile_files import SHIPPED
+from sim.files.lock import locked
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+SMALL = ["--policy", "pd", "--num-prompts", "3", "--input-len", "8", "--output-len", "2", "--request-rate", "4"]
+ARGUMENTS: dict[str, str] = {
+    "scenario": "compare x.yaml --json x.yaml",
+    "scenario in its folder": "compare r/x.yaml --out r --overwrite",
+    "trace": "compare --profile {pair} --dataset-name csv --dataset-path x.csv --policy pd --json ./x.csv",
+    "tape": "compare --profile {pair} --acceptance tape:x.jsonl#a --policy pd --json x.jsonl",
+    "own profile": "compare --profile p.json --policy pd --json p.json",
+    "two outputs": "compare --profile {pair} --policy pd --out new --json new/summary.json",
+    "profile": "calibrate derive --from p.json --gpu h200-sxm --out p.json",
+    "check": "calibrate check p.json --json p.json",
+    "works": "trace r --out r/work.parquet",
+    "plot": "plot r --out r/summary.json",
+    "replay": "validate r --json r/summary.json",
+    "cells": "validate cells x.csv --profile {pair} --json x.csv",
+    "fitted": "validate cells x.csv --profile p.json --fit concurrency=1 --fitted-profile p.json",
+    "real run": "validate vllm --requests x.jsonl --profile {pair} --max-num-seqs 8 --max-num-batched-tokens 512 "
+    "--json x.jsonl",
+}
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one file of each kind, none of which is ever looked into."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r").mkdir()
+    for name in ("x.csv", "x.jsonl", "r/summary.json", "r/work.parquet", "r/requests.parquet", "r/scenario.yaml"):
+        (tmp_path / name).write_text(f"bytes of {name}")
+    for name in ("x.yaml", "r/x.yaml"):
+        (tmp_path / name).write_text(f"profile: {PAIR}\npolicy: pd\n")
+    shutil.copy(SHIPPED / "h100-sxm" / "llama-2-7b.json", tmp_path / "p.json")
+    return tmp_path
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_output_over_input_is_refused_before_the_work(
+    arguments: str, inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(inputs)
+    assert run(arguments.format(pair=PAIR).split()) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "choose another" in message
+    assert content(inputs) == before
+
+
+def test_results_of_a_replay_are_not_replaced_by_a_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    command = ["compare", "--profile", PAIR, *SMALL, "--out", str(out)]
+    assert run(command) == 0
+    summary = (out / "summary.json").read_text()
+    (out / "summary.json").write_text(summary.replace('"schema"', '"replay": {}, "schema"', 1))
+    before = content(out)
+    capsys.readouterr()
+    assert run(command) == 2
+    assert "holds a replay of this scenario, and this is a simulation" in capsys.readouterr().err
+    assert content(out) == before
+    assert run([*command, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize("flag", ["--out", "--json"])
+def test_a_second_process_is_refused_before_the_work(flag: str, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    with locked(place):
+        done = subprocess.run(
+            [sys.executable, "-m", "sim.cli.main", "compare", "--profile", PAIR, *SMALL, flag, str(place)],
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert done.stderr == f"lanesim: {flag} {str(place)!r} is being written by another process; wait for it, or " + (
+        "choose another\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+DIES = """
+import os, sys
+count, allowed, folder = 0, int(sys.argv[1]), sys.argv[2]
+EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "shutil.rmtree"}
+def kill(event, args):
+    global count
+    is_write = event == "open" and isinstance(args[0], (str, bytes)) and args[2] & (os.O_WRONLY | os.O_RDWR)
+    if (is_write or event in EVENTS) and folder in os.fsdecode(args[0]):
+        count += 1
+        if count > allowed:
+            os._exit(9)
+"""
+WRITES = {
+    "file": "from sim.files.write import write_text\nsys.addaudithook(kill)\nwrite_text(Path(folder) / 'x', 'new')",
+    "folder": "from sim.files.write import new_folder\nimport ctypes, filelock\nsys.addaudithook(kill)\n"
+    "with new_folder(Path(folder) / 'x', keeps=lambda name: name == 'mine') as scratch:\n"
+    "    (scratch / 'a').write_text('new'); (scratch / 'b').write_text('new')",
+    "folder without exchange": "from sim.files import write\nimport filelock\nsys.addaudithook(kill)\n"
+    "write._exchanged = lambda *_: False\n"
+    "with write.new_folder(Path(folder) / 'x', keeps=lambda name: name == 'mine') as scratch:\n"
+    "    (scratch / 'a').write_text('new'); (scratch / 'b').write_text('new')",
+}
+
+
+def old_set(folder: Path, kind: str) -> None:
+    if kind == "file":
+        (folder / "x").write_text("old")
+    else:
+        (folder / "x").mkdir()
+        for name in ("a", "b", "mine"):
+            (folder / "x" / name).write_text("old")
+
+
+def state(folder: Path) -> dict[str, str]:
+    """What a reader sees."""
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("x/*")} or {
+        "x": (folder / "x").read_text() if (folder / "x").exists() else ""
+    }
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_writer_killed_before_any_of_its_file_operations_leaves_the_old_set_or_the_new_one(
+    kind: str, tmp_path: Path
+) -> None:
+    """One process per operation; the next writer then sweeps what it left, or puts back what it had moved."""
+    code = f"from pathlib import Path\n{DIES}\n{WRITES[kind]}"
+    fine = [{"x": "old"}, {"x": "new"}]
+    if kind != "file":
+        fine = [{"x/a": age, "x/b": age, "x/mine": "old"} for age in ("old", "new")]
+    died: list[int] = []
+    for allowed in range(40):
+        folder = tmp_path / str(allowed)
+        folder.mkdir()
+        old_set(folder, kind)
+        done = _run(code, allowed, folder)
+        found = state(folder)
+        if kind == "folder without exchange" and found == {"x": ""}:
+            found = {name.replace(".x.old", "x"): text for name, text in everything(folder).items() if ".old" in name}
+        assert found in fine, allowed
+        assert _run(code, 1000, folder) == 0
+        assert everything(folder) == fine[1]
+        if done == 0:
+            break
+        died.append(done)
+    assert len(died) >= 4
+    assert set(died) == {9}
+
+
+def everything(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def _run(code: str, allowed: int, folder: Path) -> int:
+    return subprocess.run([sys.executable, "-c", code, str(allowed), str(folder)], check=False).returncode
+
+
+def test_a_full_disk_names_the_file_and_leaves_the_old_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    command = ["compare", "--profile", PAIR, *SMALL, "--out", str(out)]
+    assert run(command) == 0
+    before = content(tmp_path)
+    real: Callable[..., int] = Path.write_text
+
+    def full(path: Path, text: str, *more: object) -> int:
+        if path.name == "summary.json":
+            raise OSError(28, "No space left on device")
+        return real(path, text)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    capsys.readouterr()
+    assert run(command) == 2
+    assert capsys.readouterr().err == f"lanesim: {str(out)!r} cannot be written: No space left on device\n"
+    assert content(tmp_path) == before

@@ -1,0 +1,109 @@
+"""Models that are not plain: experts, latent attention, windows, number formats; sums by hand and published totals."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.costs.passes import layer_kv_bytes, pass_use
+from sim.costs.shapes import Experts, Formats, Latent, ModelShape, kv_bytes_per_token, rank_weight_bytes
+
+TINY = ModelShape(
+    name="m",
+    layers=4,
+    hidden=8,
+    intermediate=16,
+    heads=4,
+    kv_heads=2,
+    head_dim=2,
+    vocab=10,
+    tied_embeddings=False,
+    max_context=64,
+)
+ATTENTION = (8 + 2 * 4) * 8 + 8 * 8
+MLP = 3 * 8 * 16
+
+
+def changed(**fields: object) -> ModelShape:
+    return msgspec.structs.replace(TINY, **fields)
+
+
+SPARSE = changed(experts=Experts(num=6, per_token=2, intermediate=4, shared_intermediate=2, dense_layers=1))
+EXPERT, SHARED, ROUTER = 3 * 8 * 4, 3 * 8 * 2, 8 * 6
+
+
+def test_experts_count_in_full_for_memory_and_by_the_token_for_arithmetic() -> None:
+    dense_layer, sparse_layer = ATTENTION + MLP, ATTENTION + SHARED + ROUTER + 6 * EXPERT
+    assert SPARSE.params == dense_layer + 3 * sparse_layer + 2 * 80
+    active = dense_layer + 3 * (ATTENTION + SHARED + ROUTER + 2 * EXPERT)
+    assert SPARSE.active_layer_weights == active / 4
+    assert SPARSE.expert_bytes == 2 * 3 * 6 * EXPERT
+
+
+def test_more_tokens_activate_more_experts_but_never_more_than_there_are() -> None:
+    experts = Experts(num=128, per_token=4, intermediate=1)
+    assert experts.unique(1) == pytest.approx(4.0)
+    assert experts.unique(2) == pytest.approx(8.0 - 4.0 / 32)
+    assert experts.unique(1e4) == pytest.approx(128.0)
+
+
+def test_a_pass_reads_the_experts_that_its_tokens_activate() -> None:
+    def moved(tokens: int) -> float:
+        return pass_use(SPARSE, 1, 1, tokens, 0, (), 0).num_bytes
+
+    unique = SPARSE.experts.unique if SPARSE.experts else None
+    assert unique is not None
+    per_token = layer_kv_bytes(SPARSE, 1) * 4 + 4 * SPARSE.elementwise_bytes_per_token
+    assert moved(3) - moved(1) == pytest.approx(2 * 3 * EXPERT * (unique(3) - unique(1)) + 2 * per_token)
+
+
+def test_ranks_of_data_parallel_attention_share_the_experts_and_nothing_else() -> None:
+    assert rank_weight_bytes(SPARSE, 1) == SPARSE.weight_bytes
+    assert SPARSE.weight_bytes - rank_weight_bytes(SPARSE, 3) == pytest.approx(SPARSE.expert_bytes * 2 / 3)
+
+
+def test_an_mlp_without_a_gate_has_two_matrices() -> None:
+    assert changed(is_gated=False).layer_weights == ATTENTION + 2 * 8 * 16
+
+
+def test_each_part_has_its_own_number_format() -> None:
+    formats = Formats(projections="bf16", mlp="fp8", experts="mxfp4", kv="fp8")
+    shape = msgspec.structs.replace(SPARSE, formats=formats)
+    bits = 4 * ATTENTION * 16 + (MLP + 3 * (SHARED + ROUTER)) * 8 + 3 * 6 * EXPERT * 4.25
+    assert shape.weight_bytes == bits / 8 + 2 * 2 * 80
+    assert shape.kv_bytes_per_token == SPARSE.kv_bytes_per_token / 2
+    with pytest.raises(ValueError, match="mlp='fp7' must be one of bf16, fp8"):
+        Formats(mlp="fp7")
+
+
+def test_layers_with_a_window_forget_and_take_no_more_room() -> None:
+    assert changed(window=16, window_layers=3).kv_bytes_per_token == TINY.kv_bytes_per_token / 4
+    assert changed(window=16, window_layers=4).kv_bytes_per_token == TINY.kv_bytes_per_token
+    with pytest.raises(ValueError, match="window=0 goes with window_layers=2"):
+        changed(window_layers=2)
+
+
+def test_a_latent_vector_is_one_for_all_heads_and_on_every_device() -> None:
+    shape = changed(latent=Latent(query_rank=4, kv_rank=6, nope_dim=2, rope_dim=1, value_dim=2))
+    assert shape.kv_bytes_per_token == 4 * (6 + 1) * 2
+    assert kv_bytes_per_token(shape, 4) == 4 * shape.kv_bytes_per_token
+    assert shape.attention_gemms(2) == ((4 + 6 + 1, 8), (2 * 3, 4), (2 * 4, 6), (8, 2 * 2))
+
+
+def test_plain_is_what_the_compact_law_knows() -> None:
+    windowed = changed(window=8, window_layers=1)
+    assert TINY.is_plain
+    assert changed(is_gated=False).is_plain
+    assert not any(shape.is_plain for shape in (SPARSE, changed(formats=Formats(kv="fp8")), windowed))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"per_token": 7}, "per_token=7 must be in 1..num=6"),
+        ({"intermediate": 0}, "intermediate must be positive"),
+    ],
+)
+def test_impossible_experts_are_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        msgspec.structs.replace(Experts(num=6, per_token=2, intermediate=4), **changes)

@@ -1,0 +1,122 @@
+"""Replicas: where requests go, that each replica is a run of its own, and that accounts add up."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from sim.costs.profile_files import load
+from sim.engine.fleet import MOST_AHEAD, GaugePart, least_busy, next_in_turn, where_prefix_is
+from sim.engine.gauge import Gauge
+from sim.experiment.run import simulate
+from sim.experiment.scenario import Scenario
+from sim.metrics.records import RunRecord
+from sim.metrics.summary import summarise
+from sim.policies.registry import POLICIES
+from sim.seam.request import Request
+
+
+def served(policy: str, requests: list[Request] | None = None, **changes: object) -> RunRecord:
+    given = {"profile": "cpu/tiny", "policy": policy, "num_prompts": 24, "request_rate": 30} | changes
+    return simulate(Scenario.of(**given), policy, 0, load("cpu/tiny"), requests=requests, record_works=True)
+
+
+def replica_of(record: RunRecord) -> dict[int, int]:
+    """By arrival index, from the streams that carried its works."""
+    found: dict[int, set[int]] = {}
+    for work in record.works:
+        for index in work.requests:
+            found.setdefault(index, set()).add(int(work.stream.rpartition(".")[2]))
+    assert all(len(replicas) == 1 for replicas in found.values())
+    return {index: min(replicas) for index, replicas in found.items()}
+
+
+def test_the_routings_are_pure_choices() -> None:
+    assert [next_in_turn(number, [9, 0, 0]) for number in range(4)] == [0, 1, 2, 0]
+    assert least_busy([3, 1, 1]) == 1
+    assert where_prefix_is([0, 2, 5], [0, 0, 3]) == 2
+    assert where_prefix_is([0, 2, 5], [0, 0, MOST_AHEAD + 1]) == 0
+    assert where_prefix_is([0, 0, 0], [2, 1, 3]) == 1
+    assert where_prefix_is([4, 4, 0], [2, 1, 0]) == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_replicas_of_any_policy_serve_in_turn(policy: str) -> None:
+    record = served(policy, **{"devices.count": 2})
+    assert replica_of(record) == {index: index % 2 for index in range(24)}
+    assert all(request.is_finished for request in record.requests)
+    assert record.kv_capacity_tokens == 2 * served(policy).kv_capacity_tokens
+
+
+def test_a_replica_serves_its_half_exactly_as_a_server_of_its_own_would() -> None:
+    both = served("pd", **{"devices.count": 2})
+    fresh = [
+        Request(r.index, r.id, arrival_s=r.arrival_s, prompt_tokens=r.prompt_tokens, output_tokens=r.output_tokens)
+        for r in both.requests
+        if r.index % 2 == 0
+    ]
+    alone = served("pd", fresh)
+    times = {r.index: (r.first_token_s, r.last_token_s, r.num_rounds) for r in both.requests}
+    assert [times[r.index] for r in alone.requests] == [
+        (r.first_token_s, r.last_token_s, r.num_rounds) for r in alone.requests
+    ]
+
+
+def test_the_least_busy_replica_gets_what_comes_while_a_long_one_is_served() -> None:
+    """One long request at first, then short ones that each end before the next comes."""
+    requests = [Request(0, "r0", arrival_s=0.0, prompt_tokens=64, output_tokens=500)]
+    requests += [Request(i, f"r{i}", arrival_s=0.1 * i, prompt_tokens=8, output_tokens=2) for i in range(1, 5)]
+    record = served("pd", requests, **{"devices.count": 2, "devices.routing": "least-outstanding"})
+    assert list(replica_of(record).values()) == [0, 1, 1, 1, 1]
+
+
+def test_a_known_prefix_goes_where_it_was_sent_before() -> None:
+    """Two families in turn, odd ones first on the second replica; round-robin over an odd number would mix them."""
+    asked = [(1, 2), (7, 8), (7, 8, 9), (1, 2, 3), (7,), (1,)]
+    requests = [
+        Request(i, f"r{i}", arrival_s=0.02 * i, prompt_tokens=64, output_tokens=20, content=content)
+        for i, content in enumerate(asked)
+    ]
+    record = served("continuous", requests, **{"devices.count": 2, "devices.routing": "prefix-affinity"})
+    homes = replica_of(record)
+    assert len({homes[0], homes[3], homes[5]}) == len({homes[1], homes[2], homes[4]}) == 1
+    assert homes[0] != homes[1]
+
+
+def test_a_closed_loop_holds_over_all_replicas() -> None:
+    record = served("pd", request_rate="inf", max_concurrency=3, **{"devices.count": 2})
+    events = sorted([(r.arrival_s, 1) for r in record.requests] + [(r.last_token_s, -1) for r in record.requests])
+    active = most = 0
+    for _, change in events:
+        active += change
+        most = max(most, active)
+    assert most == 3
+
+
+def test_two_gpus_bear_twice_the_load_of_one() -> None:
+    one, two = (
+        summarise(served("continuous", request_rate="inf", num_prompts=60, **{"devices.count": count}))
+        for count in (1, 2)
+    )
+    assert two["request_throughput"] / one["request_throughput"] > 1.3  # type: ignore[operator]
+    assert two["device_utilization"] <= 1.0  # type: ignore[operator]
+
+
+def test_parts_of_a_gauge_add_up_to_it() -> None:
+    total = Gauge()
+    parts = [GaugePart(total), GaugePart(total)]
+    for now_s, part, value in [(0.0, 0, 3), (1.0, 1, 2), (2.0, 0, 1), (4.0, 1, 0)]:
+        parts[part].set(value, now_s)
+    assert total.value == 1
+    assert total.peak == 5
+    assert total.mean(4.0) == sum(part.mean(4.0) for part in parts)
+
+
+def test_replicas_with_pools_of_gpus_have_links_of_their_own() -> None:
+    record = served("disaggregated", **{"devices.count": 2, "devices.link": "tcp"})
+    copies = [work for work in record.works if work.kind == "copy"]
+    assert {work.stream for work in copies} == {"link.0", "link.1"}
+    for name in ("link.0", "link.1"):
+        own = sorted((work.start_s, work.end_s) for work in copies if work.stream == name)
+        assert all(earlier[1] <= later[0] for earlier, later in pairwise(own))

@@ -1,0 +1,143 @@
+"""Disaggregated, event by event: prefill 10 s, copy 1 s, draft 2 s, verify 5 s, every draft accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.engine.draft_pool import DraftPool
+from sim.engine.kv import SpreadPool
+from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
+from sim.seam.work import Kind
+from tests.sim.hosts.test_contract import outcome, requests
+from tests.sim.support import AlwaysAccept, SimRun, request
+
+
+def run(num_requests: int = 2, *, output: int = 6, **options: object) -> SimRun:
+    return SimRun(
+        "disaggregated",
+        [request(index, output=output) for index in range(num_requests)],
+        luck=AlwaysAccept(),
+        options=PolicyOptions(poll_s=0.0, **options),  # type: ignore[arg-type]
+    )
+
+
+def test_a_prompt_is_computed_here_sent_and_decoded_there_while_the_next_one_is_computed() -> None:
+    """The copy waits for the draft model's prefill, whose KV goes along."""
+    found = run()
+    assert sorted(found.works) == sorted(
+        [
+            (0.0, 10.0, "prefill0", "prefill", (0,)),
+            (10.0, 20.0, "prefill0", "prefill", (0,)),
+            (20.0, 21.0, "link", "copy", (0,)),
+            (21.0, 23.0, "decode0", "draft", (0,)),
+            (23.0, 28.0, "decode0", "verify", (0,)),
+            (20.0, 30.0, "prefill0", "prefill", (1,)),
+            (30.0, 40.0, "prefill0", "prefill", (1,)),
+            (40.0, 41.0, "link", "copy", (1,)),
+            (41.0, 43.0, "decode0", "draft", (1,)),
+            (43.0, 48.0, "decode0", "verify", (1,)),
+        ]
+    )
+    assert [r.first_token_s for r in found.serving.requests] == [10.0, 30.0]
+    gpus = {ticket.stream.name: ticket.stream.device for ticket in found.tickets}
+    assert gpus == {"prefill0": 0, "decode0": 1, "link": "link"}
+
+
+def test_several_gpus_of_a_kind_work_side_by_side_and_a_request_stays_where_its_room_is() -> None:
+    """Two prompts at once; the one link takes their KV one after the other."""
+    found = run(prefill_devices=2, decode_devices=2)
+    copies = [work[:2] for work in found.works if work[3] == "copy"]
+    assert copies == [(20.0, 21.0), (21.0, 22.0)]
+    verified = {work[2]: work[4] for work in found.works if work[3] == "verify"}
+    assert verified == {"decode0": (0,), "decode1": (1,)}
+    assert [r.last_token_s for r in found.serving.requests] == [28.0, 29.0]
+
+
+def test_a_draft_model_on_its_own_gpu_prefills_there_and_only_the_targets_kv_is_sent() -> None:
+    found = run(1, draft_devices=1)
+    assert sorted(found.works) == sorted(
+        [
+            (0.0, 10.0, "prefill0", "prefill", (0,)),
+            (0.0, 10.0, "draft0", "prefill", (0,)),
+            (10.0, 11.0, "link", "copy", (0,)),
+            (11.0, 13.0, "draft0", "draft", (0,)),
+            (13.0, 18.0, "decode0", "verify", (0,)),
+        ]
+    )
+
+
+def test_drafts_of_one_batch_run_side_by_side_where_their_kv_is() -> None:
+    found = run(2, output=11, prefill_devices=2, draft_devices=2)
+    drafts = {work[2] for work in found.works if work[3] == "draft"}
+    assert drafts == {"draft0", "draft1"}
+    verified = [work[4] for work in found.works if work[3] == "verify"]
+    assert (0, 1) in verified or (1, 0) in verified
+
+
+@pytest.mark.parametrize("gpus", [(1, 1, 0), (2, 3, 0), (2, 2, 2)])
+@pytest.mark.parametrize("batching", list(Batching))
+@pytest.mark.parametrize("kv", [KvMode.ROLLBACK, KvMode.REFORWARD])
+def test_on_one_tape_every_token_is_that_of_the_colocated_run(
+    gpus: tuple[int, int, int], batching: Batching, kv: KvMode
+) -> None:
+    """Tokens, rounds and accepted drafts of every request, as under pd; only the times are others."""
+    prefill, decode, draft = gpus
+    apart = PolicyOptions(batching=batching, kv=kv, prefill_devices=prefill, decode_devices=decode, draft_devices=draft)
+    ours = SimRun("disaggregated", requests(), options=apart)
+    theirs = SimRun("pd", requests(), options=PolicyOptions(batching=batching, kv=kv))
+    tokens = [[(row[0], *row[3:]) for row in outcome(each.serving.requests)] for each in (ours, theirs)]
+    assert tokens[0] == tokens[1]
+    rounds = [sorted((r.index, accepted) for r, accepted in rounds_of(each)) for each in (ours, theirs)]
+    assert rounds[0] == rounds[1]
+
+
+def rounds_of(run: SimRun) -> list:
+    """(request, accepted) of every verified row, in the order in which they were verified."""
+    return [
+        (row, accepted)
+        for ticket in run.tickets
+        if ticket.work.kind is Kind.VERIFY
+        for row, accepted in zip(ticket.work.requests, ticket.result.accepted, strict=True)
+    ]
+
+
+def test_every_gpu_seats_as_many_as_the_engine_allows() -> None:
+    found = SimRun(
+        "disaggregated",
+        [request(i, output=40) for i in range(6)],
+        options=PolicyOptions(poll_s=0.0, prefill_devices=6, decode_devices=2),
+        limits=EngineLimits(max_num_seqs=2),
+    )
+    first = sorted(r.scheduled_s for r in found.serving.requests)
+    assert first[:4] == [0.0] * 4
+    assert first[4] > 0.0
+
+
+def test_a_request_lies_where_most_is_free_and_never_on_two_gpus() -> None:
+    """Four blocks of 16 on each of two GPUs; a request of 33 tokens takes three."""
+    pool = SpreadPool(4, 16, 1, num_gpus=2)
+    first, second, third = (request(i, prompt=30, output=2) for i in range(3))
+    assert pool.reserve(first)
+    assert pool.reserve(second)
+    assert [pool.gpu_of(first), pool.gpu_of(second)] == [0, 1]
+    assert pool.free_blocks == 2
+    assert not pool.reserve(request(3, prompt=1, output=30))
+    pool.release(first)
+    assert pool.reserve(third)
+    assert pool.gpu_of(third) == 0
+    assert pool.most_blocks == 4
+
+
+def test_a_pool_that_is_not_scaled_spreads_requests_over_all() -> None:
+    pool = DraftPool(2, is_scaled=False, requests_per_gpu=1, cooldown_s=0.0)
+    asked = [request(i) for i in range(3)]
+    assert [pool.join(each, 0.0) for each in asked] == [0, 1, 0]
+    assert pool.by_gpu(asked) == [(0, [asked[0], asked[2]]), (1, [asked[1]])]
+
+
+def test_a_scaled_pool_waits_between_two_changes() -> None:
+    """One request per GPU, ten seconds of cool-down: the second GPU comes at once, the third after ten seconds."""
+    pool = DraftPool(3, is_scaled=True, requests_per_gpu=1, cooldown_s=10.0)
+    for index, now_s in enumerate((0.0, 1.0, 2.0, 11.5)):
+        pool.join(request(index), now_s)
+    assert pool.changes == [(0.0, 1), (1.0, 2), (11.5, 3)]

@@ -1,0 +1,87 @@
+"""Grids: what is gone through, and what is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.studies.grid import Grid
+
+SCENARIO: dict[str, Any] = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 5}}
+
+
+def grid(**parts: Any) -> Grid:
+    return Grid.of({"scenario": SCENARIO, **parts})
+
+
+def test_all_combinations_are_gone_through_each_policy_a_point_of_its_own_and_the_rate_fastest() -> None:
+    found = grid(grid={"workload.request_rate": [1, 2], "speculation.num_speculative_tokens": [0, 4]})
+    assert found.num_scenarios == 8
+    assert [(s.speculation.num_speculative_tokens, *s.policy, s.workload.request_rate) for s in found.scenarios()] == [
+        (k, policy, rate) for k in (0, 4) for policy in ("continuous", "pd") for rate in (1.0, 2.0)
+    ]
+    assert [found.scenario_at(index) for index in range(8)] == list(found.scenarios())
+
+
+def test_lists_of_one_group_are_gone_through_side_by_side() -> None:
+    pairs = [{"engine.max_num_seqs": [8, 16], "engine.max_num_batched_tokens": [256, 512]}]
+    found = grid(zip=pairs, grid={"policy": ["pd"]})
+    assert [(s.engine.max_num_seqs, s.engine.max_num_batched_tokens) for s in found.scenarios()] == [
+        (8, 256),
+        (16, 512),
+    ]
+
+
+def test_replications_are_counted_and_may_be_gone_through() -> None:
+    assert grid(replications=3).num_runs == 6
+    assert grid(grid={"replications": [1, 3]}).num_runs == 8
+
+
+def test_names_of_flags_stand_for_their_keys_and_an_engine_is_a_name() -> None:
+    found = grid(grid={"request_rate": [1], "engine": ["vllm-0.24", "ideal"], "profile": ["cpu/tiny"]})
+    assert found.keys[:2] == ["engine.name", "profile"]
+    assert {scenario.engine.name for scenario in found.scenarios()} == {"vllm-0.24", "ideal"}
+
+
+def test_a_file_may_name_its_scenario_by_path(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("{profile: cpu/tiny, policy: pd, workload: {num_prompts: 5}}")
+    (tmp_path / "g.yaml").write_text("{scenario: s.yaml, grid: {workload.request_rate: [2, inf]}}")
+    assert [scenario.workload.request_rate for scenario in Grid.of(tmp_path / "g.yaml").scenarios()] == [
+        2.0,
+        float("inf"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"grid": {"workload.request_rat": [1]}}, "did you mean 'workload.request_rate'"),
+        ({"grid": {"request_rat": [1]}}, "did you mean 'request_rate'"),
+        ({"grid": {"workload.request_rate.x": [1]}}, "unknown grid key 'workload.request_rate.x'"),
+        ({"gird": {}}, "did you mean 'grid'"),
+        ({"grid": {"workload.request_rate": []}}, "the list is empty"),
+        ({"grid": {"workload.request_rate": 3}}, "want a list of values, got 3"),
+        ({"grid": {"workload.request_rate": [1, 1.0]}}, "1.0 stands twice"),
+        ({"grid": {"speculation.num_speculative_tokens": [2, -1]}}, "num_speculative_tokens=-1 must be at least 0"),
+        ({"zip": [{"seed": [1, 2], "profile": ["cpu/tiny"]}]}, "equally long, got seed: 2, profile: 1"),
+        ({"zip": [{"seed": [1]}], "grid": {"seed": [2]}}, "seed: is gone through twice"),
+        ({"grid": [1]}, "want a block"),
+        ({"scenario": 3}, "want a block of keys, or the path"),
+    ],
+)
+def test_bad_grids_are_refused_in_one_line(parts: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        Grid.of({"scenario": SCENARIO} | parts)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_combination_that_cannot_be_is_named_before_anything_runs() -> None:
+    keys = {
+        "speculation.synthetic_acceptance_length": [None, 2.0],
+        "speculation.synthetic_acceptance_rates": [None, [0.5, 0.3]],
+    }
+    with pytest.raises(ValueError, match=r"length=2.0, .*rates=\[0.5, 0.3\], policy=continuous: .* not both"):
+        grid(grid=keys)

@@ -1,0 +1,260 @@
+"""Sweeps into stores: nothing twice, nothing lost, errors are rows, and the same rows however it went."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import lanesim
+from sim.cli.main import run
+from sim.draws import child_seed
+from sim.studies.grid import Grid
+from sim.studies.store import MARK, Store
+from sim.studies.sweep import Plan, sweep
+
+SCENARIO: dict[str, Any] = {
+    "profile": "cpu/tiny",
+    "policy": ["continuous", "pd"],
+    "workload": {"num_prompts": 8, "output_len": 8},
+}
+RATES = [2, 4, 8]
+GRID = {"scenario": SCENARIO, "grid": {"workload.request_rate": RATES}, "replications": 2}
+COMMAND = [sys.executable, "-m", "sim.cli.main", "sweep"]
+
+
+def rows(store: Path) -> list[dict[str, Any]]:
+    """Rows by key, without what they do not say."""
+    found = Store(store).table().to_pylist()
+    return [{name: value for name, value in row.items() if value is not None} for row in found]
+
+
+def run_into(store: Path, grid: dict[str, Any] = GRID, **options: Any) -> Any:
+    return sweep(Plan.of(Grid.of(grid)), Store.open(store), **{"workers": 1} | options)
+
+
+def test_every_point_is_a_row_with_its_keys_and_metrics_on_the_same_draws(tmp_path: Path) -> None:
+    frame = lanesim.sweep(GRID, out=tmp_path / "s", workers=1)
+    assert len(frame) == 12
+    assert {"scenario_hash", "policy", "seed", "workload.request_rate", "mean_ttft_ms", "duration_s"} <= set(frame)
+    assert "workload.num_prompts" not in frame
+    assert frame["scenario_hash"].nunique() == 6
+    for _, own in frame.groupby("scenario_hash"):
+        assert sorted(own["seed"]) == sorted([child_seed(0, 0), child_seed(0, 1)])
+    assert set(frame["error"].isna()) == {True}
+    assert frame["workload.request_rate"].tolist() == [float(rate) for rate in RATES for _ in range(4)]
+
+
+def test_a_row_has_the_metrics_of_the_same_comparison() -> None:
+    frame = lanesim.sweep(GRID, workers=1)
+    own = frame[(frame["policy"] == "pd") & (frame["workload.request_rate"] == 4.0)]
+    runs = lanesim.compare(SCENARIO, request_rate=4, replications=2).frame()
+    theirs = runs[runs["policy"] == "pd"]
+    for key in ("seed", "load", "mean_e2el_ms", "p99_ttft_ms", "output_throughput_tokens_per_s", "device_utilization"):
+        assert own[key].tolist() == theirs[key].tolist()
+
+
+def test_a_rerun_adds_nothing_and_grids_merge(tmp_path: Path) -> None:
+    first = run_into(tmp_path)
+    assert (first.num_runs, first.num_known, first.num_failed) == (12, 0, 0)
+    files = sorted(path.name for path in (tmp_path / "parts").iterdir())
+    assert run_into(tmp_path).num_known == 12
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == files
+    wider = GRID | {"grid": {"workload.request_rate": [4, 16]}, "replications": 3}
+    assert run_into(tmp_path, wider).num_known == 4
+    assert len(rows(tmp_path)) == 12 + 8
+
+
+def test_rows_do_not_depend_on_processes_or_on_who_else_writes(tmp_path: Path) -> None:
+    run_into(tmp_path / "one")
+    other = GRID | {"grid": {"workload.request_rate": [4, 8, 16]}}
+    run_into(tmp_path / "one", other)
+    both = [
+        subprocess.Popen(
+            [*COMMAND, str(file), "--out", str(tmp_path / "two"), "--workers", "2"], stdout=subprocess.PIPE
+        )
+        for file in (written(tmp_path / "a.yaml", GRID), written(tmp_path / "b.yaml", other))
+    ]
+    assert [process.wait() for process in both] == [0, 0]
+    assert rows(tmp_path / "two") == rows(tmp_path / "one")
+    assert len(rows(tmp_path / "two")) == 16
+
+
+def written(file: Path, grid: dict[str, Any]) -> Path:
+    import json
+
+    file.write_text(json.dumps(grid))
+    return file
+
+
+def test_a_sweep_that_is_killed_leaves_no_process_and_goes_on_to_the_same_rows(tmp_path: Path) -> None:
+    scenario = SCENARIO | {"policy": "continuous", "workload": {"num_prompts": 100}}
+    grid = {"scenario": scenario, "grid": {"workload.request_rate": [2 + place / 8 for place in range(24)]}}
+    command = [*COMMAND, str(written(tmp_path / "g.yaml", grid)), "--out", str(tmp_path / "s"), "--workers", "2"]
+    process = subprocess.Popen(command, start_new_session=True)
+    while not list((tmp_path / "s" / "parts").glob("[!.]*.parquet")) and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 0 < len(rows(tmp_path / "s")) < 24
+    for _ in range(200):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("workers outlived the sweep")
+    done = run_into(tmp_path / "s", grid)
+    assert 0 < done.num_known < 24
+    run_into(tmp_path / "whole", grid)
+    assert rows(tmp_path / "s") == rows(tmp_path / "whole")
+
+
+def test_a_point_that_fails_is_a_row_with_its_error_and_is_tried_again_only_when_asked(tmp_path: Path) -> None:
+    grid = {"scenario": SCENARIO | {"policy": "pdv"}, "grid": {"speculation.num_speculative_tokens": [0, 2]}}
+    done = run_into(tmp_path, grid)
+    assert (done.num_runs, done.num_failed) == (2, 1)
+    frame = lanesim.load(tmp_path)
+    assert frame["error"].isna().tolist() == [False, True]
+    assert "needs a draft" in frame["error"][0]
+    assert run_into(tmp_path, grid).num_known == 2
+    assert run_into(tmp_path, grid, retries_failed=True).num_known == 1
+    assert len(rows(tmp_path)) == 2
+
+
+def deadly(*_: Any) -> list[Coroutine[Any, None, None]]:
+    assert multiprocessing.parent_process() is not None
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+def test_a_point_that_kills_its_worker_is_a_row_and_the_others_are_run(tmp_path: Path) -> None:
+    lanesim.register(lanesim.Policy(name="deadly", summary="", source="test", build=deadly))
+    grid = {"scenario": SCENARIO | {"policy": ["deadly", "pd"]}, "grid": {"seed": [1, 2]}}
+    done = run_into(tmp_path, grid, workers=2)
+    assert (done.num_runs, done.num_failed) == (4, 2)
+    assert {row["policy"] for row in rows(tmp_path) if "worker process died" in row.get("error", "")} == {"deadly"}
+    assert [row["completed"] for row in rows(tmp_path) if row["policy"] == "pd"] == [8, 8]
+
+
+def test_keys_change_with_the_profile_and_with_what_a_scenario_reads(tmp_path: Path) -> None:
+    profile = lanesim.load_profile("cpu/tiny")
+    path = lanesim.save_profile(profile, tmp_path / "mine.json")
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("arrival_time,input_len,output_len\n0,8,4\n1,8,4\n")
+    scenario = {"policy": "pd", "workload": {"dataset_name": "csv", "dataset_path": str(lengths)}, "profile": str(path)}
+    keys = set()
+    for longer, slower in ((False, False), (True, False), (True, True)):
+        if longer:
+            lengths.write_text("arrival_time,input_len,output_len\n0,8,4\n1,8,5\n")
+        if slower:
+            host = msgspec.structs.replace(profile.host, eager_kernel_s=1.0)
+            lanesim.save_profile(lanesim.changed(profile, host=host), path)
+        keys |= Plan.of(Grid.of({"scenario": scenario})).keys()
+    assert len(keys) == 3
+
+
+def test_rows_of_another_version_are_left_out_with_a_note(tmp_path: Path) -> None:
+    run_into(tmp_path)
+    store = Store(tmp_path)
+    old = [
+        row | {"key": "0" * 31 + str(place), "model_version": "0.0.1+old"} for place, row in enumerate(rows(tmp_path))
+    ]
+    store.add(old[:2])
+    with pytest.warns(UserWarning, match=r"2 rows are of other versions of the model \(0\.0\.1\+old\)"):
+        assert len(lanesim.load(tmp_path)) == 12
+    assert len(lanesim.load(tmp_path, version="0.0.1+old")) == 2
+
+
+BAD = {
+    "no grid file": (["absent.yaml"], "absent.yaml"),
+    "unknown key": ([{"grid": {"engine.max_num_seq": [1]}}], "did you mean 'engine.max_num_seqs'"),
+    "empty product": ([{"grid": {"seed": []}}], "the list is empty"),
+    "unknown profile": ([{"grid": {"profile": ["cpu/tinny"]}}], "did you mean 'cpu/tiny'"),
+    "unknown policy": ([{"grid": {"policy": ["pd", "pvd"]}}], "unknown policy 'pvd'"),
+    "ten million": (
+        [{"grid": {"workload.request_rate": list(range(1, 2001)), "seed": list(range(5000))}}],
+        "20,000,000",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (what,), told = BAD[case]
+    file = what if isinstance(what, str) else str(written(tmp_path / "g.yaml", {"scenario": SCENARIO} | what))
+    assert run(["sweep", file, "--out", str(tmp_path / "store")]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("held", ["another schema", "no store"])
+def test_a_folder_that_is_no_such_store_is_refused_and_left_alone(
+    held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / (MARK if held == "another schema" else "notes.txt")).write_text('{"schema": 99}')
+    assert run(["sweep", str(written(tmp_path / "g.yaml", GRID)), "--out", str(store)]) == 2
+    error = capsys.readouterr().err
+    assert ("schema=99 must be 1" if held == "another schema" else "is no store") in error
+    assert error.count("\n") == 1
+    assert len(list(store.iterdir())) == 1
+
+
+def test_a_disk_that_is_full_is_one_line_and_the_store_is_intact(tmp_path: Path) -> None:
+    run_into(tmp_path / "s")
+    before = rows(tmp_path / "s")
+    file = written(tmp_path / "g.yaml", GRID | {"grid": {"workload.request_rate": [16]}})
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+    done = subprocess.run(
+        [*COMMAND, str(file), "--out", str(tmp_path / "s"), "--workers", "1"],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "cannot be written: File too large" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert rows(tmp_path / "s") == before
+    assert list((tmp_path / "s" / "parts").glob(".*")) == []
+
+
+def test_a_dry_run_says_how_much_there_is_and_makes_no_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sweep", str(written(tmp_path / "g.yaml", GRID)), "--out", str(tmp_path / "s"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "12 runs, 0 of them in the store" in out
+    assert "MB, judged by 6 runs" in out
+    assert not (tmp_path / "s").exists()
+
+
+def test_ray_gives_the_rows_of_the_pool(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    file = written(tmp_path / "g.yaml", GRID)
+    run_into(tmp_path / "pool")
+    done = subprocess.run(
+        [*COMMAND, str(file), "--out", str(tmp_path / "ray"), "--pool", "ray", "--workers", "2"], check=False
+    )
+    assert done.returncode == 0
+    assert rows(tmp_path / "ray") == rows(tmp_path / "pool")
