@@ -98,7 +98,7 @@ def _tell(verdict: VllmVerdict) -> None:
         table.add_row(
             name, statistic, significant(values["real"]), significant(values["simulated"]), percent(values["error_pct"])
         )
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     found = result["prefix_cache_hit_rate"] or 0.0
     console.print(

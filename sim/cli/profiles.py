@@ -38,7 +38,7 @@ def profiles_command(ctx: click.Context) -> None:
             cells.append(f"{error.mean_error_pct:.1f}" if error is not None and known else "–")
         measured = (profile.conditions or "–").removeprefix("kernel tables, ")
         table.add_row(name + " *" * profile.overlap.measured, measured, *cells)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 @profiles_command.command("show", epilog="Example: lanesim profiles show h100-sxm/llama-2-7b+tinyllama-1.1b")

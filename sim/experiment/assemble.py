@@ -29,7 +29,7 @@ from sim.devices.contention import Contention, Regime, contention_of
 from sim.devices.link import link_of
 from sim.engine.adaptive_length import RoundSeconds
 from sim.engine.controllers import build_controller
-from sim.engine.draft_length import Controller, is_fixed
+from sim.engine.draft_length import Controller
 from sim.engine.fleet import Fleet, FleetGauges, GaugePart
 from sim.engine.gauge import GapSamples
 from sim.engine.kv import KvPool, SpreadPool
@@ -386,7 +386,7 @@ class Experiment:
     def _start_policy(self, host: SpawningHost, serving: Serving, luck: Luck | None) -> None:
         scenario, policy, limits, controller = self.scenario, self.policy, self.limits, serving.controller
         is_whole = scenario.window.stop_s is None
-        is_simple = is_whole and is_fixed(controller)
+        is_simple = is_whole and controller.constant_length is not None
         if policy.is_continuous and luck and is_simple and continuous_lazy.can_be_lazy(serving, limits):
             tasks = continuous_lazy.coroutines(serving, limits, luck)
         else:

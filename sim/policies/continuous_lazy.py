@@ -77,10 +77,11 @@ def _grown(steps: Ints, length: int) -> Ints:
 class _RowBlocks:
     """What the tables of decoding rows gain, by the step that they are planned for."""
 
-    __slots__ = ("_draft_tokens", "_gains", "_is_async", "_pool")
+    __slots__ = ("_draft_tokens", "_gains", "_is_async", "_lookahead", "_pool")
 
-    def __init__(self, pool: PagedPool, draft_tokens: int, *, is_async: bool) -> None:
+    def __init__(self, pool: PagedPool, draft_tokens: int, lookahead: int, *, is_async: bool) -> None:
         self._pool = pool
+        self._lookahead = lookahead
         self._draft_tokens = draft_tokens
         self._is_async = is_async
         self._gains = np.zeros(_GROWTH_STEPS, dtype=np.int64)
@@ -89,7 +90,7 @@ class _RowBlocks:
     @property
     def _reach(self) -> int:
         """Slots beyond a row's context that its plan holds: the round's own, and look-ahead for the next draft."""
-        return 2 * self._draft_tokens + 1
+        return self._draft_tokens + 1 + self._lookahead
 
     def of_plans(self, member: _Member, *, must_end: bool) -> Ints:
         """[plans] blocks of its table after each plan for it, its first round's first.
@@ -288,10 +289,12 @@ class _Rows:
 
 async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, stream: Stream) -> None:
     host, kv, gaps = serving.host, serving.kv, serving.gaps
-    draft_tokens = serving.controller.draft_tokens_max
+    draft_tokens = _length(serving)
     tokens_per_row = draft_tokens + 1
     is_async = limits.async_scheduling
-    blocks = _RowBlocks(serving.paged, draft_tokens, is_async=is_async) if serving.paged.is_sharing else None
+    lookahead = serving.controller.draft_tokens_max
+    is_sharing = serving.paged.is_sharing
+    blocks = _RowBlocks(serving.paged, draft_tokens, lookahead, is_async=is_async) if is_sharing else None
     rows = _Rows(luck, draft_tokens, serving.first_measured, blocks)
     plan: _Plan | None = None
     partial: _Partial | None = None
@@ -359,9 +362,16 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
         last_step_s = now_s
 
 
+def _length(serving: Serving) -> int:
+    """The draft length; where it is 0 and longer ones might be, the drafter is loaded and kept up to date."""
+    length = serving.controller.constant_length
+    assert length is not None, "a lazy account needs one draft length"
+    return length
+
+
 def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: Method) -> tuple[Ticket, Ticket]:
     """The target pass of a step, and the drafts that follow it; their tickets."""
-    host, draft_tokens = serving.host, serving.controller.draft_tokens_max
+    host, draft_tokens = serving.host, _length(serving)
     num_rows, context_tokens, chunks, completed = rows.num_rows, rows.context_tokens, step.chunks, step.completed
     row_tokens = num_rows * (draft_tokens + 1)
     target = last = host.run(
@@ -376,7 +386,7 @@ def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: 
         ),
         stream,
     )
-    if draft_tokens:
+    if serving.controller.draft_tokens_max:
         num_drafted = num_rows + len(completed)
         last = host.run(
             Work(
@@ -386,7 +396,7 @@ def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: 
                 row_tokens=draft_row_tokens(method, num_drafted, row_tokens),
                 context_tokens=context_tokens + sum([request.prompt_tokens for request in completed]),
                 chunks=chunks,
-                head_rows=num_drafted,
+                head_rows=num_drafted if draft_tokens else 0,
                 draft_tokens=draft_tokens if num_drafted else 0,
             ),
             stream,
@@ -476,7 +486,7 @@ def _under_way(serving: Serving, rows: _Rows, plan: _Plan, last_step_s: float) -
     """While `plan`, which was made ahead if there are rows, is under way: tables as they were planned; the running
     requests, oldest first, and the step with what its rows are going to accept."""
     lookahead = serving.controller.draft_tokens_max
-    tokens_per_row = lookahead + 1
+    tokens_per_row = _length(serving) + 1
     step = Step([], [], plan.prompts, plan.chunks)
     accepted = []
     for member in rows.write_out(last_step_s):

@@ -55,6 +55,7 @@ class NotedController:
     """A draft length that only its owner changes, and a note of all that it is told."""
 
     draft_tokens_min = 0
+    constant_length = None
 
     def __init__(self, draft_tokens: int, draft_tokens_max: int) -> None:
         self.draft_tokens = draft_tokens

@@ -56,7 +56,7 @@ def print_cells(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False)
     table = Table(box=SIMPLE_HEAD, title=f"{result['profile']['name']}: closed-loop cells", title_justify="left")
     table.add_column("cell", overflow="fold")
     for heading in ("", "metric"):
@@ -81,7 +81,20 @@ def print_cells(result: dict[str, Any]) -> None:
                 f"{errors['cells']} judged",
                 highlight=False,
             )
-    if fit := result["fit"]:
+    fit = result["fit"]
+    if fit and "constants" in fit:
+        told = ", ".join(
+            f"{each['constant']} = {each['value_s'] * 1e3:.4f} ± {each['half_width_s'] * 1e3:.4f} ms"
+            + ("" if each["is_told"] else " (not told from 0)")
+            for each in fit["constants"]
+        )
+        lines = ", ".join(str(line) for line in fit["lines"])
+        console.print(
+            f"{told}, fitted on {fit['metric']} of lines {lines} (mean size of error left {fit['error_pct']:.2f} %)",
+            style="dim",
+            highlight=False,
+        )
+    elif fit:
         bound = "; at its bound, 0 is too slow already" if fit["is_at_bound"] else ""
         lines = ", ".join(str(line) for line in fit["lines"])
         console.print(

@@ -121,6 +121,31 @@ def test_a_second_constant_can_be_fitted_on_other_cells(tmp_path: Path) -> None:
     assert result["fit"]["lines"] == [5]
 
 
+def test_two_planted_constants_are_found_at_once(tmp_path: Path) -> None:
+    """0.7 ms per target pass and 0.4 ms per draft pass; all cells of concurrency 1 tell both."""
+    planted = with_constant(with_constant(quick(), "gap_s", 7e-4), "draft_pass_s", 4e-4)
+    table, out = measured(tmp_path, planted), tmp_path / "fitted.json"
+    result = result_of(cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", quick()),
+                       "--fit", "concurrency=1,4", "--fit-constant", "gap_s,draft_pass_s",
+                       "--fit-metric", "tpot_ms,e2el_ms", "--fitted-profile", str(out))  # fmt: skip
+    found = {each["constant"]: each for each in result["fit"]["constants"]}
+    assert found["host.gap_s"]["value_s"] == pytest.approx(7e-4, rel=0.01)
+    assert found["host.draft_pass_s"]["value_s"] == pytest.approx(4e-4, rel=0.01)
+    assert all(each["is_told"] for each in found.values())
+    assert result["judged"]["tpot_ms"]["mean_absolute_error_pct"] < 0.2
+    host = load(out).host
+    assert (host.gap_s, host.draft_pass_s) == (pytest.approx(7e-4, rel=0.01), pytest.approx(4e-4, rel=0.01))
+    assert "on the mean tpot_ms and e2el_ms of 4 closed-loop cells of cells.csv" in host.source
+
+
+def test_constants_that_the_marked_cells_cannot_tell_are_refused(tmp_path: Path) -> None:
+    table = measured(tmp_path, quick())
+    profile = write_profile(tmp_path / "q.json", quick())
+    assert "draft_pass_s moves none of the marked cells" in refusal(
+        cells_command, str(table), "--profile", profile, "--fit", "arm=none", "--fit-constant", "gap_s,draft_pass_s"
+    )
+
+
 def test_a_fit_starts_from_the_named_engine_and_the_fitted_profile_is_its_own(tmp_path: Path) -> None:
     """Planted: vLLM 0.12 on H100 with 0.5 ms more per target pass. The engine's other constants stay as they are."""
     engine = load_engine("vllm-0.12", "h100-sxm")
