@@ -87,7 +87,7 @@ def _joined(rows: Sequence[Stamped], path: str, prompts: Path, block_tokens: int
     for number, (row, (_, length)) in enumerate(zip(rows, read, strict=True), start=1):
         if length is not None and length != row.input_toks:
             raise ValueError(
-                f"prompts {str(prompts)!r}: prompt {number} has {length} tokens, and request {row.id} on line {row.line} "
+                f"prompts {str(prompts)!r}: prompt {number} has {length} tokens, request {row.id} on line {row.line} "
                 f"of {path} has {row.input_toks}: want the prompts in the order of the requests"
             )
     return {row.line: content[: row.input_toks // block_tokens] for row, (content, _) in zip(rows, read, strict=True)}

@@ -150,7 +150,7 @@ def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: P
     ("prompts", "says"),
     [
         ([{"prefix_blocks": []}] * 3, "has 3, and requests"),
-        ([{"input_toks": 99, "prefix_blocks": []}] * 4, "prompt 1 has 99 tokens, and request r0 on line 1 of"),
+        ([{"input_toks": 99, "prefix_blocks": []}] * 4, "prompt 1 has 99 tokens, request r0 on line 1 of"),
         ([{"hash": []}] * 4, "line 1: no prefix_blocks, hash_ids"),
     ],
 )
