@@ -94,7 +94,7 @@ def _tell(verdict: VllmVerdict) -> None:
         table.add_row(
             name, statistic, significant(values["real"]), significant(values["simulated"]), percent(values["error_pct"])
         )
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     console.print(f"{result['preemptions']} preemptions simulated", highlight=False)
     for note in result["notes"]:

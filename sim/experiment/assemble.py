@@ -271,7 +271,10 @@ class Experiment:
 
     def luck(self, requests: Sequence[Request] = ()) -> Luck:
         """Whose drafts are accepted: the tape of this seed, prepared for `requests` where they are known."""
-        luck = Luck(build_acceptance(self.scenario.speculation, self.draft_tokens), self.seed)
+        speculation = self.scenario.speculation
+        if self.policy.drafts_ahead and speculation.stale_acceptance is not None:
+            speculation = msgspec.structs.replace(speculation, acceptance=speculation.stale_acceptance)
+        luck = Luck(build_acceptance(speculation, self.draft_tokens), self.seed)
         if self.draft_tokens and requests:
             luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], self.draft_tokens)
         return luck
@@ -458,7 +461,14 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
             )
         is_lane = policy.is_speculative and not policy.is_continuous
-        if draft_tokens and is_lane and limits.method is not Method.DRAFT_MODEL:
+        reads_late = policy.drafts_ahead and limits.method is Method.EAGLE3
+        if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
+            raise ValueError(
+                f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
+                "reads them: speculation.stale_acceptance must say what is accepted then (measured: about 0.6 of the "
+                "acceptance length)"
+            )
+        if draft_tokens and is_lane and not reads_late and limits.method is not Method.DRAFT_MODEL:
             raise ValueError(
                 f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
                 "continuous only"
@@ -580,10 +590,10 @@ def caps_of(experiment: Experiment) -> Caps:
 
 def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int:
     """Slots beyond prompt and output that drafts can take: of the round in flight, and in `continuous` of the next one,
-    which asynchronous scheduling plans a round ahead."""
+    which asynchronous scheduling plans a round ahead, as in a policy that drafts ahead."""
     if draft_tokens_max == 0:
         return 0
-    rounds = 1
+    rounds = 2 if policy.drafts_ahead else 1
     if policy.is_continuous:
         rounds = 3 if is_async else 2
     return rounds * draft_tokens_max + 1

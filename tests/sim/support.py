@@ -28,7 +28,9 @@ UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))
 """Works that ask nothing of the device never slow each other, as on ScriptHost."""
 ONE_SECOND = Link(latency_s=1.0, bytes_per_s=inf)
 """A link on which every copy takes a second."""
-ON_ONE_GPU = [name for name, policy in POLICIES.items() if policy.num_gpus(PolicyOptions()) == 1]
+ON_ONE_GPU = [
+    name for name, policy in POLICIES.items() if policy.num_gpus(PolicyOptions()) == 1 and not policy.drafts_ahead
+]
 """Policies that can be replayed."""
 Log = list[tuple[float, str, str, str, tuple[int, ...]]]
 WorkLog = list[tuple[float, float, str, str, tuple[int, ...]]]

@@ -56,7 +56,7 @@ def print_cells(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False)
     table = Table(box=SIMPLE_HEAD, title=f"{result['profile']['name']}: closed-loop cells", title_justify="left")
     table.add_column("cell", overflow="fold")
     for heading in ("", "metric"):

@@ -320,6 +320,6 @@ def test_every_policy_faces_the_same_luck() -> None:
             (r.num_rounds, r.accepted_tokens) for r in SimRun(policy, build(rows), luck=PeriodicLuck()).serving.requests
         ]
         for policy in POLICIES
-        if policy != "autoregressive"
+        if policy != "autoregressive" and not POLICIES[policy].drafts_ahead
     }
     assert len({tuple(value) for value in accepted.values()}) == 1
