@@ -43,15 +43,7 @@ def results_of(folder: Path, levels: tuple[int, ...], *, drafts: bool) -> list[s
             source="x", concurrency=level, prompt_tokens=200, output_tokens=40, tpot_s=1.0, accepted=accepted
         )
         found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), Setup(engine={}))
-        keys = (
-            "completed",
-            "total_input_tokens",
-            "total_output_tokens",
-            "output_throughput",
-            "mean_ttft_ms",
-            "mean_tpot_ms",
-        )
-        result = {key: found[key] for key in keys} | {"max_concurrency": level}
+        result = {key: found[key] for key in NEEDED} | {"max_concurrency": level}
         if drafts:
             result["spec_decode_per_position_acceptance_rates"] = list(RATES)
         path = folder / f"c{level}.json"
