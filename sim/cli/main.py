@@ -25,6 +25,7 @@ COMMANDS = {
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "claims": ("sim.cli.claims:claims_command", "Published claims: claimed, simulated, verdict and why."),
     "plot": ("sim.cli.plot:plot_command", "Throughput against latency over several results directories."),
+    "capacity": ("sim.cli.capacity:capacity_command", "Highest load that meets the SLOs, and replicas for a rate."),
     "tune": (
         "sim.cli.tune:tune_command",
         "Best draft length by load: a vLLM table, what it gains and how sure that is.",
