@@ -257,7 +257,7 @@ class Experiment:
     def requests(self) -> list[Request]:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
         workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
-        requests = build_requests(workload, self.seed)
+        requests = build_requests(workload, self.seed, self.scenario.engine.block_size)
         if cut_s is None:
             return requests
         if requests[-1].arrival_s <= cut_s and workload.request_rate < inf and not is_trace(workload):
