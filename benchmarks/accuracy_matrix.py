@@ -137,10 +137,11 @@ def _key(row: Row) -> tuple[str, str, str, str, int]:
 
 def _summary(rows: Sequence[Row]) -> str:
     groups: dict[tuple[str, str, str, str, int], list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.k):
         groups.setdefault(_key(row), []).append(row)
+    gpus = list(dict.fromkeys(row.gpu for row in rows))
     lines = []
-    for (gpu, engine, model, method, k), members in groups.items():
+    for (gpu, engine, model, method, k), members in sorted(groups.items(), key=lambda group: gpus.index(group[0][0])):
         judged = [row for row in members if not row.is_fit]
         peer = next((row.peer for row in members if row.peer), "")
         texts = [_sizes(judged, column) for column in COLUMNS]
@@ -250,7 +251,7 @@ def draw_speedups(rows: Sequence[Row], path: Path) -> None:
 
     set_theme()
     points = [row for row in rows if row.speedup is not None]
-    groups = list(dict.fromkeys((row.gpu, row.method, row.k) for row in points))
+    groups = sorted({(row.gpu, row.method, row.k) for row in points})
     figure, axis = plt.subplots(figsize=(FIGURE_INCHES, FIGURE_INCHES))
     values = [value for row in points for value in row.speedup or ()]
     low, high = 0.9 * min(values), 1.06 * max(values)

@@ -66,7 +66,7 @@ def gh200_section(data: Path, scratch: Path) -> Section:
     again = fit_steps(profile, read_curve(folder / "step_time.csv"), "its steps").profile
     judged: list[JudgedCell] = []
     for workload in WORKLOADS:
-        table = _table(folder, workload, scratch)
+        table = gh200_table(folder, workload, scratch)
         judged += judge_cells(table, [False] * len(table.cells), profile, setup(data, workload))
     spread, tails = _tails(data, scratch, profile)
     plain = [each for each in judged if each.cell.num_speculative_tokens == 0]
@@ -121,7 +121,7 @@ def _tails(data: Path, scratch: Path, profile: Profile) -> tuple[float, list[Jud
     with it."""
     from scipy.optimize import brentq
 
-    table = _table(data / STUDY, "chat", scratch)
+    table = gh200_table(data / STUDY, "chat", scratch)
     cells = [cell for cell in table.cells if cell.num_speculative_tokens]
     plain = setup(data, "chat")
 
@@ -139,7 +139,8 @@ def _tails(data: Path, scratch: Path, profile: Profile) -> tuple[float, list[Jud
     return spread, judge_cells(drafting, is_fit, profile, replace(plain, acceptance_spread=spread))
 
 
-def _table(folder: Path, workload: str, scratch: Path) -> CellTable:
+def gh200_table(folder: Path, workload: str, scratch: Path) -> CellTable:
+    """The plain and EAGLE-3 cells of `workload` in the study's folder."""
     with (folder / "cells.csv").open(newline="") as file:
         cells = list(csv.DictReader(file))
     with (folder / "per_position.csv").open(newline="") as file:
