@@ -19,7 +19,9 @@ import msgspec
 
 from calibrate.points.work import Place, merged, place_of
 from sim.costs.profile import MeasuredPoint
+from sim.files.json_values import parse_json
 from sim.files.lock import locked
+from sim.files.read import read_bytes, read_text
 from sim.files.write import write_text
 
 SCHEMA = 1
@@ -92,7 +94,7 @@ def append_point(path: Path, point: MeasuredPoint) -> None:
 
 def mend(path: Path) -> None:
     """Cut off a last line that a kill left unfinished. A file of no whole line is none of ours, and stays."""
-    content = path.read_bytes()
+    content = read_bytes(path, "points file")
     end = content.rfind(b"\n") + 1
     if 0 < end < len(content):
         with path.open("r+b") as file:
@@ -101,10 +103,7 @@ def mend(path: Path) -> None:
 
 def read(path: Path) -> Points:
     """The content; an unfinished last line is ignored. Raises ValueError naming the line that is wrong."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"points file {str(path)!r} cannot be read: {error}") from error
+    text = read_text(path, "points file")
     lines = text.split("\n")[:-1]
     if not lines:
         raise ValueError(f"points file {str(path)!r} is empty or cut off in its first line; remove it")
@@ -119,10 +118,10 @@ def read(path: Path) -> Points:
         visits = msgspec.convert(header.get("visits", 1), int)
         found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [], {}, visits)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"points file {str(path)!r}, line 1: no valid header ({error!r})") from error
+        raise ValueError(f"points file {str(path)!r} line 1: no valid header ({error!r})") from error
     planned = frozenset(places)
     for number, line in enumerate(lines[1:], 2):
-        where = f"points file {str(path)!r}, line {number}"
+        where = f"points file {str(path)!r} line {number}"
         for kind, value in _object(path, number, line).items():
             _enter(found, planned, where, kind, value)
     found.points.extend(map(merged, found.visits.values()))
@@ -130,12 +129,9 @@ def read(path: Path) -> Points:
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        content = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"points file {str(path)!r}, line {number}: is no JSON ({error})") from error
+    content = parse_json(line, f"points file {str(path)!r}", number)
     if not isinstance(content, dict):
-        raise ValueError(f"points file {str(path)!r}, line {number}: must be a JSON object")
+        raise ValueError(f"points file {str(path)!r} line {number}: must be a JSON object")
     return content
 
 

@@ -9,6 +9,7 @@ import click
 
 from sim.cli.console import claim, progress, write_text
 from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
+from sim.cli.signals import put_off
 
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
@@ -114,7 +115,7 @@ def _run(scenario: Scenario, profile: Profile, records: list[RunRecord] | None, 
 def _write(out: Path, scenario: Scenario, result: Comparison, records: list[RunRecord], *, with_plots: bool) -> None:
     from sim.report.results import write_results, writing
 
-    with writing(out) as scratch:
+    with put_off(), writing(out) as scratch:
         if with_plots:
             from sim.report.figures import draw_comparison
 

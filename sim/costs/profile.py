@@ -91,6 +91,8 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Device time that every pass of the target takes beyond its kernels, however far ahead it is submitted."""
     draft_pass_s: float = 0.0
     """The same for every pass of the draft."""
+    frontend_s: float = 0.0
+    """From a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at once."""
     ngram_row_s: float = 3e-5
     """Host time per row to look up an n-gram draft; the default is assumed, not measured."""
     is_synchronous: bool = False
@@ -110,9 +112,10 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str
 
     def __post_init__(self) -> None:
-        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "gap_s", "draft_pass_s", "look_s")
+        times = ("eager_kernel_s", "graph_launch_s", "result_s", "look_s")
+        of_an_engine = ("step_s", "row_s", "gap_s", "draft_pass_s", "frontend_s")
         counts = ("kernels_per_layer", "graph_size_step")
-        _check(self, positive=counts, not_negative=(*times, "ngram_row_s", "max_graph_tokens"))
+        _check(self, positive=counts, not_negative=(*times, *of_an_engine, "ngram_row_s", "max_graph_tokens"))
         if not all(0.0 < seconds < inf for seconds in self.probed_s):
             raise ValueError(f"probed_s={list(self.probed_s)} must be positive and finite")
         for kind, factor in self.served.items():

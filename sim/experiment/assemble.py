@@ -29,7 +29,7 @@ from sim.devices.contention import Contention, Regime, contention_of
 from sim.devices.link import link_of
 from sim.engine.adaptive_length import RoundSeconds
 from sim.engine.controllers import build_controller
-from sim.engine.draft_length import Controller, is_fixed
+from sim.engine.draft_length import Controller
 from sim.engine.fleet import Fleet, FleetGauges, GaugePart
 from sim.engine.gauge import GapSamples
 from sim.engine.kv import KvPool, SpreadPool
@@ -257,7 +257,7 @@ class Experiment:
     def requests(self) -> list[Request]:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
         workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
-        requests = build_requests(workload, self.seed)
+        requests = build_requests(workload, self.seed, self.scenario.engine.block_size)
         if cut_s is None:
             return requests
         if requests[-1].arrival_s <= cut_s and workload.request_rate < inf and not is_trace(workload):
@@ -271,7 +271,10 @@ class Experiment:
 
     def luck(self, requests: Sequence[Request] = ()) -> Luck:
         """Whose drafts are accepted: the tape of this seed, prepared for `requests` where they are known."""
-        luck = Luck(build_acceptance(self.scenario.speculation, self.draft_tokens), self.seed)
+        speculation = self.scenario.speculation
+        if self.policy.drafts_ahead and speculation.stale_acceptance is not None:
+            speculation = msgspec.structs.replace(speculation, acceptance=speculation.stale_acceptance)
+        luck = Luck(build_acceptance(speculation, self.draft_tokens), self.seed)
         if self.draft_tokens and requests:
             luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], self.draft_tokens)
         return luck
@@ -378,15 +381,18 @@ class Experiment:
             max_num_seqs=limits.max_num_seqs * self.num_engines,
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
+        serving.frontend_s = self.engine.frontend_s
         serving.first_measured = self.scenario.workload.num_warmups
         sent = self.models[:1] if options.draft_devices else self.models
         serving.kv_bytes_per_token = sum(kv_bytes_per_token(shape, self.profile.tensor_parallel) for shape in sent)
         return serving
 
     def _start_policy(self, host: SpawningHost, serving: Serving, luck: Luck | None) -> None:
+        if serving.frontend_s:
+            host.spawn(serving.frontend())
         scenario, policy, limits, controller = self.scenario, self.policy, self.limits, serving.controller
         is_whole = scenario.window.stop_s is None
-        is_simple = is_whole and is_fixed(controller)
+        is_simple = is_whole and controller.constant_length is not None
         if policy.is_continuous and luck and is_simple and continuous_lazy.can_be_lazy(serving, limits):
             tasks = continuous_lazy.coroutines(serving, limits, luck)
         else:
@@ -458,7 +464,14 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
             )
         is_lane = policy.is_speculative and not policy.is_continuous
-        if draft_tokens and is_lane and limits.method is not Method.DRAFT_MODEL:
+        reads_late = policy.drafts_ahead and limits.method is Method.EAGLE3
+        if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
+            raise ValueError(
+                f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
+                "reads them: speculation.stale_acceptance must say what is accepted then (measured: about 0.6 of the "
+                "acceptance length)"
+            )
+        if draft_tokens and is_lane and not reads_late and limits.method is not Method.DRAFT_MODEL:
             raise ValueError(
                 f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
                 "continuous only"
@@ -580,10 +593,10 @@ def caps_of(experiment: Experiment) -> Caps:
 
 def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int:
     """Slots beyond prompt and output that drafts can take: of the round in flight, and in `continuous` of the next one,
-    which asynchronous scheduling plans a round ahead."""
+    which asynchronous scheduling plans a round ahead, as in a policy that drafts ahead."""
     if draft_tokens_max == 0:
         return 0
-    rounds = 1
+    rounds = 2 if policy.drafts_ahead else 1
     if policy.is_continuous:
         rounds = 3 if is_async else 2
     return rounds * draft_tokens_max + 1

@@ -92,6 +92,9 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     method: Method = Method.DRAFT_MODEL
     num_speculative_tokens: int = 4
     acceptance: str = "iid:0.7"
+    stale_acceptance: str | None = None
+    """pipelined, whose drafts are made before the target's newest features exist: acceptance of a head that reads them,
+    such as length:2.59@7 where it was length:4.35@7. null: as `acceptance`, of a draft that reads none."""
     synthetic_acceptance_length: float | None = None
     """vLLM's key, taken in place of `acceptance`: tokens per verify, the earliest drafted tokens accepted first."""
     synthetic_acceptance_rates: tuple[float, ...] | None = None

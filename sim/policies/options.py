@@ -88,7 +88,8 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     decode_devices: int = 1
     """disaggregated: GPUs of a replica that decode and verify; each within the engine's limits."""
     draft_devices: int = 0
-    """disaggregated: GPUs of a replica that only draft; 0: the decode GPUs draft themselves."""
+    """disaggregated: GPUs of a replica that only draft; 0: the decode GPUs draft themselves. pipelined: 1 gives the
+    draft model a GPU of its own."""
     draft_autoscale: bool = False
     """disaggregated: as many draft GPUs take new requests as `requests_per_draft_device` has it, at least one."""
     requests_per_draft_device: int = 16
