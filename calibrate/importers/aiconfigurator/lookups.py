@@ -87,7 +87,7 @@ class Lookups:
             return self._packed_gemm_s(columns, depth, tokens, weights)
         low, high = np.log(SUSTAINED_TOKENS)
         share = np.clip((np.log(tokens) - low) / (high - low), 0.0, 1.0)
-        return _at_tokens(table, columns, depth, tokens) * (1.0 + (SUSTAINED_RATIO - 1.0) * share)
+        return np.asarray(_at_tokens(table, columns, depth, tokens) * (1.0 + (SUSTAINED_RATIO - 1.0) * share))
 
     def is_measured(self, tokens: int) -> bool:
         """Whether GEMMs of so many tokens were measured in every format that was looked up."""
