@@ -39,6 +39,7 @@ EXAMPLE = (
 @click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--max-cpu-s", type=float, default=60.0, show_default=True, help="CPU budget of `num_prompts: auto`.")
+@click.option("--draws", type=int, default=0, help="Worlds within the errors of costs and acceptance; 0 = none.")
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
@@ -74,6 +75,7 @@ def compare_command(**flags: Any) -> None:
         workers=flags["workers"],
         most_cpu_s=flags["max_cpu_s"],
     )
+    result = _told(result, profile, flags["draws"], flags["workers"])
     if out is not None:
         _write(out, scenario, result, records, with_plots=flags["plots"])
     if json_path is not None:
@@ -110,6 +112,20 @@ def _run(scenario: Scenario, profile: Profile, records: list[RunRecord] | None, 
     on_run = None if records is None else records.append
     with progress() as on_step:
         return compare(scenario, profile, on_run=on_run, on_done=on_step, **options)
+
+
+def _told(result: Comparison, profile: Profile, draws: int, workers: int | None) -> Comparison:
+    """With what survives the draws, and the nearest measured cells."""
+    import msgspec
+
+    from sim.studies.evidence import asked_of_comparison, evidence
+
+    if draws:
+        from sim.studies.verdicts import over_draws
+
+        with progress() as on_step:
+            result = over_draws(result, profile, draws, workers=workers, on_done=on_step)
+    return msgspec.structs.replace(result, evidence=evidence(profile, asked_of_comparison(result, profile)))
 
 
 def _write(out: Path, scenario: Scenario, result: Comparison, records: list[RunRecord], *, with_plots: bool) -> None:
