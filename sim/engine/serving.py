@@ -70,6 +70,8 @@ class Serving:
         """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
         self.on_finished: Callable[[], None] | None = None
         """Called when a request has its last token: somebody counts over several servings."""
+        self.router: Callable[[Request], None] | None = None
+        """Takes what arrives in place of the inbox: somebody serves it in parts."""
         self.kv_bytes_per_token = 0
         """Of the models that serve: what a copy to another GPU moves."""
         self.num_arrived = 0
@@ -117,8 +119,11 @@ class Serving:
             self.arrive(request)
 
     def arrive(self, request: Request) -> None:
-        """`request` has come in, and waits behind all that wait."""
+        """`request` has come in, and waits behind all that wait, here or where the router sends it."""
         self.num_arrived += 1
+        if self.router is not None:
+            self.router(request)
+            return
         self.inbox.append(request)
         self.queue.set(len(self.inbox), self.host.now_s)
         self.host.notify(self.intake)
