@@ -40,14 +40,22 @@ EXAMPLE = (
     "--fit-metric",
     default="tpot_ms",
     show_default=True,
-    help="One metric, whose mean signed error the fit makes 0; with several constants one or more, by commas.",
+    help="One metric, whose mean signed error the fit makes 0; with several constants or ratios some, by commas.",
+)
+@click.option(
+    "--fit-ratios",
+    default=None,
+    metavar="TOKENS,...",
+    help="Fit, in place of one host constant, what the GPU makes of the profile's layers under load: a ratio at each "
+    "of these token counts, and the time that requests spend before the engine. Such as 8,64,2048.",
 )
 @click.option(
     "--fit-constant",
     default="gap_s",
     show_default=True,
-    help="gap_s, per target pass; draft_pass_s; step_s, per work; row_s, per sequence of it. Several, by commas, are "
-    "fitted at once by least squares, with intervals; what the cells cannot tell apart is refused.",
+    help="gap_s, per target pass; draft_pass_s; step_s, per work; row_s, per sequence of it; frontend_s, per request. "
+    "Several, by commas, are fitted at once by least squares, with intervals; what the cells cannot tell apart is "
+    "refused.",
 )
 @click.option(
     "--fitted-profile",
@@ -90,7 +98,7 @@ EXAMPLE = (
     show_default=True,
     help="Leave the first of them out of the metrics.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the acceptance luck.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance luck.")
 @output_options
 def cells_command(
     path: Path,
@@ -99,6 +107,7 @@ def cells_command(
     fits: Sequence[str],
     fit_metric: str,
     fit_constant: str,
+    fit_ratios: str | None,
     requests_path: Path | None,
     acceptance_spread: float | None,
     **flags: Any,
@@ -132,7 +141,7 @@ def cells_command(
         for value in values:
             if value not in known:
                 raise ValueError(unknown(name, value, known))
-    if len(constants) == 1 and len(metrics) > 1:
+    if len(constants) == 1 and len(metrics) > 1 and fit_ratios is None:
         raise ValueError(f"--fit-metric {fit_metric}: one constant is fitted on one metric; several on several")
     setup = Setup(
         engine=engine_block(flags),
@@ -148,7 +157,9 @@ def cells_command(
     table = read_cells(path, parse_columns(columns), has_requests=requests_path is not None)
     is_fit = marked(table.cells, marks)
     fit = None
-    if marks:
+    if fit_ratios is not None:
+        profile, fit = _fit_ratios(table, is_fit, profile, setup, fit_ratios, metrics)
+    elif marks:
         fit_them = _fit if len(constants) == 1 else _fit_jointly
         profile, fit = fit_them(table, is_fit, profile, setup, constants, metrics)
     with progress() as on_step:
@@ -173,6 +184,27 @@ def _check_fit(fits: Sequence[str], out: Path | None) -> None:
         raise ValueError("--fitted-profile writes what --fit found: mark cells with --fit COLUMN=VALUE")
     if out.suffix != ".json":
         raise ValueError(f"--fitted-profile {str(out)!r} must end with .json: profiles are found by it")
+
+
+def _fit_ratios(
+    table: CellTable, is_fit: Sequence[bool], profile: Profile, setup: Setup, tokens: str, metrics: Sequence[str]
+) -> tuple[Profile, dict[str, Any]]:
+    """The profile with the ratios fitted on the marked cells, and the fit for JSON."""
+    from realrun.validate.cells.device import fit_device, parse_tokens
+
+    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
+    if not cells:
+        raise ValueError("--fit-ratios fits marked cells: mark some with --fit COLUMN=VALUE")
+    source = f"the {', '.join(metrics)} of {len(cells)} closed-loop cells of {Path(table.path).name}"
+    fitted_profile, fitted = fit_device(cells, profile, setup, parse_tokens(tokens), metrics, source)
+    return fitted_profile, {
+        "ratios": [{"tokens": count, "ratio": ratio, "half_width": width} for count, ratio, width in fitted.ratios],
+        "frontend_s": fitted.frontend_s,
+        "frontend_half_width_s": fitted.frontend_half_width_s,
+        "metrics": list(metrics),
+        "mean_absolute_error_pct": fitted.error_pct,
+        "lines": [cell.line for cell in cells],
+    }
 
 
 def _fit(

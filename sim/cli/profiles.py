@@ -25,7 +25,7 @@ def profiles_command(ctx: click.Context) -> None:
 
     caption = "mean error on held-out points, percent; – = not validated; * = overlap of streams measured"
     table = Table(box=SIMPLE_HEAD, caption=caption, padding=(0, 0, 0, 1))
-    table.add_column("profile", no_wrap=True)
+    table.add_column("profile", no_wrap=True, min_width=max(map(len, shipped())))
     table.add_column("measured", no_wrap=True)
     for title in ("body", "decode", "prefill", "draft", "verify"):
         table.add_column(title, justify="right", no_wrap=True)

@@ -260,7 +260,7 @@ class Experiment:
     def requests(self) -> list[Request]:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
         workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
-        requests = build_requests(workload, self.seed)
+        requests = build_requests(workload, self.seed, self.scenario.engine.block_size)
         if cut_s is None:
             return requests
         if requests[-1].arrival_s <= cut_s and workload.request_rate < inf and not is_trace(workload):
@@ -384,12 +384,15 @@ class Experiment:
             max_num_seqs=limits.max_num_seqs * self.num_engines,
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
+        serving.frontend_s = self.engine.frontend_s
         serving.first_measured = self.scenario.workload.num_warmups
         sent = self.models[:1] if options.draft_devices else self.models
         serving.kv_bytes_per_token = sum(kv_bytes_per_token(shape, self.profile.tensor_parallel) for shape in sent)
         return serving
 
     def _start_policy(self, host: SpawningHost, serving: Serving, luck: Luck | None) -> None:
+        if serving.frontend_s:
+            host.spawn(serving.frontend())
         scenario, policy, limits, controller = self.scenario, self.policy, self.limits, serving.controller
         is_whole = scenario.window.stop_s is None
         is_simple = is_whole and controller.constant_length is not None

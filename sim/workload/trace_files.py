@@ -5,7 +5,7 @@ Not here: what the columns of a format mean (sim.workload.traces).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import isfinite
@@ -35,6 +35,8 @@ class TraceRow(NamedTuple):
     output_tokens: int
     shared_prefix_tokens: int = 0
     id: str = ""
+    content: Sequence[int] = ()
+    """What names its whole blocks (sim.workload.content); empty where the file does not tell."""
 
 
 def number_of(cell: Cell, where: str, field: str) -> int:

@@ -414,3 +414,37 @@ def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_p
     assert unlike["mean_tpot_ms"] > alike["mean_tpot_ms"]
     assert unlike["p95_tpot_ms"] > 1.4 * alike["p95_tpot_ms"]
     assert own["p95_tpot_ms"] < 1.1 * alike["p95_tpot_ms"]
+
+
+def test_ratios_of_the_layers_and_the_time_before_the_engine_are_found(tmp_path: Path) -> None:
+    """Planted: 10 % more at 8 tokens, 30 % more at 1,024, 6 ms before the engine."""
+    start = quick()
+    kernels = msgspec.structs.replace(start.compact, body_ratios=((8, 1.1), (1024, 1.3)))
+    planted = with_constant(msgspec.structs.replace(start, kernels=kernels), "frontend_s", 6e-3)
+    table, out = measured(tmp_path, planted, waves=3), tmp_path / "fitted.json"
+    result = result_of(
+        cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", start), "--fit", "arm=none",
+        "--fit-ratios", "8,1024", "--fit-metric", "ttft_ms,tpot_ms", "--waves", "3", "--fitted-profile", str(out),
+    )  # fmt: skip
+    fit = result["fit"]
+    assert [each["ratio"] for each in fit["ratios"]] == pytest.approx([1.1, 1.3], abs=0.01)
+    assert fit["frontend_s"] == pytest.approx(6e-3, rel=0.05)
+    assert fit["mean_absolute_error_pct"] < 0.2
+    assert result["judged"]["output_throughput"]["mean_absolute_error_pct"] < 0.5
+    fitted = load(out)
+    assert fitted.conditions == "served"
+    assert [count for count, _ in fitted.compact.body_ratios] == [8, 1024]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--fit", "arm=none", "--fit-ratios", "64,8"), "want rising counts of tokens"),
+        (("--fit", "arm=none", "--fit-ratios", "x"), "want rising counts of tokens"),
+        (("--fit-ratios", "8,64"), "--fit-ratios fits marked cells"),
+        (("--fit", "arm=none,concurrency=1", "--fit-ratios", "8,64"), "1 measured values are too few to fit 2 ratios"),
+    ],
+)
+def test_a_fit_of_ratios_that_cannot_be_is_one_line(flags: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    table = str(measured(tmp_path, quick(), ("tpot_ms",), waves=1))
+    assert message in refusal(cells_command, table, "--profile", PAIR, *flags)
