@@ -25,6 +25,7 @@ from sim.files.read import read_bytes, read_text
 from sim.files.write import write_text
 
 SCHEMA = 1
+MOST_VISITS = 1000
 LONGEST_S = 1000.0
 """A pass of more seconds than this is a pass in other units."""
 HOST_KEYS = (
@@ -116,6 +117,8 @@ def read(path: Path) -> Points:
     try:
         places = msgspec.convert(header["places"], list[Place])
         visits = msgspec.convert(header.get("visits", 1), int)
+        if not 1 <= visits <= MOST_VISITS:
+            raise ValueError(f"visits={visits} must be 1 to {MOST_VISITS}")
         found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [], {}, visits)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"points file {str(path)!r} line 1: no valid header ({error!r})") from error
@@ -179,8 +182,6 @@ def _convert(where: str, value: Any, wanted: Any) -> Any:
 
 def _point(where: str, value: Any, planned: frozenset[Place]) -> MeasuredPoint:
     point: MeasuredPoint = _convert(where, value, MeasuredPoint)
-    if point.device_s > LONGEST_S:
-        raise ValueError(f"{where}: device_s={point.device_s} s is longer than {LONGEST_S:.0f} s; times are seconds")
     if place_of(point) not in planned:
         raise ValueError(f"{where}: {place_of(point).name} is not in the plan of line 1")
     return point

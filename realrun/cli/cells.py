@@ -98,7 +98,7 @@ EXAMPLE = (
     show_default=True,
     help="Leave the first of them out of the metrics.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the acceptance luck.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance luck.")
 @output_options
 def cells_command(
     path: Path,

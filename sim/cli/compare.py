@@ -9,7 +9,6 @@ import click
 
 from sim.cli.console import claim, progress, write_text
 from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
-from sim.cli.signals import put_off
 
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
@@ -39,6 +38,7 @@ EXAMPLE = (
 @click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--max-cpu-s", type=float, default=60.0, show_default=True, help="CPU budget of `num_prompts: auto`.")
+@click.option("--draws", type=int, default=0, help="Worlds within the errors of costs and acceptance; 0 = none.")
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
@@ -58,24 +58,23 @@ def compare_command(**flags: Any) -> None:
     if out is not None:
         check_out(out, scenario.digest, overwrite=flags["overwrite"])
     profile = load(scenario.profile)
-    records: list[RunRecord] = []
     with_works = flags["plots"] if flags["with_works"] is None else flags["with_works"]
     if with_works and out is None:
         raise ValueError("--works records into a results directory: add --out DIR")
     if flags["save_detailed"] and json_path is None:
         raise ValueError("--save-detailed adds to the JSON: say where with --json FILE")
-    result = _run(
-        scenario,
-        profile,
-        records if out is not None else None,
-        percentiles=percentiles,
-        record_works=with_works,
-        is_detailed=flags["save_detailed"],
-        workers=flags["workers"],
-        most_cpu_s=flags["max_cpu_s"],
-    )
-    if out is not None:
-        _write(out, scenario, result, records, with_plots=flags["plots"])
+    options = {
+        "percentiles": percentiles,
+        "record_works": with_works,
+        "is_detailed": flags["save_detailed"],
+        "workers": flags["workers"],
+        "most_cpu_s": flags["max_cpu_s"],
+        "draws": flags["draws"],
+    }
+    if out is None:
+        result = _run(scenario, profile, None, **options)
+    else:
+        result = _run_into(out, scenario, profile, with_plots=flags["plots"], **options)
     if json_path is not None:
         write_text(json_path, to_json(result.plain))
     if json_path != "-":
@@ -103,21 +102,43 @@ def _percentiles(text: str | None) -> list[float]:
     return values
 
 
-def _run(scenario: Scenario, profile: Profile, records: list[RunRecord] | None, **options: Any) -> Comparison:
+def _run(
+    scenario: Scenario, profile: Profile, records: list[RunRecord] | None, draws: int, **options: Any
+) -> Comparison:
     """Compare with a progress bar; keeps the records where they are wanted."""
     from sim.experiment.compare import compare
 
     on_run = None if records is None else records.append
     with progress() as on_step:
-        return compare(scenario, profile, on_run=on_run, on_done=on_step, **options)
+        result = compare(scenario, profile, on_run=on_run, on_done=on_step, **options)
+    return _told(result, profile, draws, options["workers"])
 
 
-def _write(out: Path, scenario: Scenario, result: Comparison, records: list[RunRecord], *, with_plots: bool) -> None:
-    from sim.report.results import write_results, writing
+def _told(result: Comparison, profile: Profile, draws: int, workers: int | None) -> Comparison:
+    """With what survives the draws, and the nearest measured cells."""
+    import msgspec
 
-    with put_off(), writing(out) as scratch:
+    from sim.studies.evidence import asked_of_comparison, evidence
+
+    if draws:
+        from sim.studies.verdicts import over_draws
+
+        with progress() as on_step:
+            result = over_draws(result, profile, draws, workers=workers, on_done=on_step)
+    return msgspec.structs.replace(result, evidence=evidence(profile, asked_of_comparison(result, profile)))
+
+
+def _run_into(out: Path, scenario: Scenario, profile: Profile, *, with_plots: bool, **options: Any) -> Comparison:
+    """Compare and write the results directory. Requests go to disk run by run; records stay for figures and works."""
+    from sim.report.results import rows_of, write_results, writing
+
+    records: list[RunRecord] | None = [] if with_plots or options["record_works"] else None
+    with writing(out) as scratch:
+        with rows_of(scratch) as rows_in:
+            result = _run(scenario, profile, records, rows_in=rows_in, **options)
         if with_plots:
             from sim.report.figures import draw_comparison
 
-            draw_comparison(scratch, result, records)
-        write_results(scratch, scenario, result.plain, records)
+            draw_comparison(scratch, result, records or [])
+        write_results(scratch, scenario, result.plain, records or [])
+    return result

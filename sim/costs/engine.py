@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from sim.costs.profile import Gpu, HostCosts, Profile
+from sim.costs.profile import LONGEST_S, Gpu, HostCosts, Profile
 from sim.files.json_values import convert, parse_json
 from sim.files.read import read_text
 from sim.names import unknown
@@ -85,6 +85,8 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
             value = getattr(self, field)
             if not isfinite(value) or value < 0.0:
                 raise ValueError(f"engine {self.name!r}: {field}={value!r} must be finite and not negative")
+            if value > LONGEST_S:
+                raise ValueError(f"engine {self.name!r}: {field}={value!r} must be at most {LONGEST_S:g} seconds")
         if self.is_async != (NO_SPECULATION in self.async_methods):
             raise ValueError(f"engine {self.name!r}: is_async says whether async_methods holds {NO_SPECULATION!r}")
 

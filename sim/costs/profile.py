@@ -28,12 +28,18 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of the groups below."""
 
 
+LONGEST_S = 1e3
+"""No part of a pass takes longer."""
+
+
 def _check(group: _Strict, *, positive: tuple[str, ...] = (), not_negative: tuple[str, ...] = ()) -> None:
     for field in positive + not_negative:
         value = getattr(group, field)
         if not isfinite(value) or value < 0 or (value == 0 and field in positive):
             wanted = "positive" if field in positive else "not negative"
             raise ValueError(f"{field}={value!r} must be finite and {wanted}")
+        if field.endswith("_s") and not field.endswith("_per_s") and value > LONGEST_S:
+            raise ValueError(f"{field}={value!r} must be at most {LONGEST_S:g} seconds; is it in other units?")
 
 
 class Gpu(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,6 +165,10 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"demand_floor={self.demand_floor!r} must be in 0..1")
 
 
+ROUNDED = 0.01
+"""By how much a mean may seem to exceed a largest value, both rounded."""
+
+
 class KindError(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Relative error of one kind of cost on `points` held-out points, or nulls and the reason why there is none."""
 
@@ -170,6 +180,14 @@ class KindError(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if (self.mean_error_pct is None) != (self.points == 0) or (self.max_error_pct is None) != (self.points == 0):
             raise ValueError("mean_error_pct and max_error_pct must be null exactly when points is 0")
+        if self.points < 0:
+            raise ValueError(f"points={self.points} must be at least 0")
+        if self.mean_error_pct is not None and self.max_error_pct is not None:
+            mean, most = self.mean_error_pct, self.max_error_pct
+            if not 0.0 <= mean <= most * (1.0 + ROUNDED) + ROUNDED or not isfinite(most):
+                raise ValueError(
+                    f"mean_error_pct={mean!r} and max_error_pct={most!r} must be finite, not negative, and in order"
+                )
 
 
 class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):

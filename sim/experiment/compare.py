@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from itertools import combinations
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -90,6 +91,8 @@ class Order(StrEnum):
     SAME = "same"
     """No difference shows."""
     OVERLAP = "depends on overlap"
+    DRAWS = "depends on draws"
+    """One shows, but not in all that costs and acceptance might as well be."""
     NONE = "none"
     """Nothing can be said: one replication, or a load without steady means."""
 
@@ -108,6 +111,18 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     """The difference under each regime of overlap, where that matters."""
 
 
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    """`a` - `b` of one metric over worlds that the evidence allows (sim.studies.verdicts)."""
+
+    a: str
+    b: str
+    metric: str
+    mean: float
+    interval: Interval
+    """5 to 95 % of the worlds."""
+    order: Order
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What `compare --json` holds."""
 
@@ -123,6 +138,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: list[Paired]
     notes: list[str]
     """What a reader must know before believing a number."""
+    drawn: list[Drawn] = []
+    """Differences in other worlds, where they were asked for."""
+    evidence: list[str] = []
+    """The nearest measured cells and the simulator's errors there."""
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -142,8 +161,11 @@ def compare(
     is_detailed: bool = False,
     workers: int | None = None,
     most_cpu_s: float = inf,
+    rows_in: Path | None = None,
 ) -> Comparison:
     """Run every policy with every replication.
+
+    Each run writes its requests into the directory `rows_in`, as Parquet files in the order of the runs.
 
     `on_run` gets each record, `on_done` hears how far it is. With `record_works` every run says where its time went,
     and the first replication of each policy carries its works; with `is_detailed` every run carries per-request lists.
@@ -163,8 +185,9 @@ def compare(
             record_works=record_works,
             keeps_works=replication == 0,
             keeps_record=on_run is not None,
+            rows_path=None if rows_in is None else str(rows_in / f"{place:03}-{replication:06}.parquet"),
         )
-        for policy in scenario.policy
+        for place, policy in enumerate(scenario.policy)
         for replication in range(scenario.replications)
     ]
     outcomes = _run_all(points, workers, on_done)

@@ -30,6 +30,7 @@ from sim.policies.options import Method, PolicyOptions
 from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
+MOST_SEED = 2**63 - 1
 RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
 """Old name and new one."""
 TINY, TINY_INPUT_LEN, TINY_OUTPUT_LEN = "cpu/tiny", 64, 32
@@ -218,6 +219,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if len(set(self.policy)) < len(self.policy):
             raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
         _at_least("", self, seed=0, replications=1)
+        if self.seed > MOST_SEED:
+            raise ValueError(f"seed={self.seed} must be at most {MOST_SEED}: tables of results hold it in 64 bits")
 
     @classmethod
     def of(cls, source: Mapping[str, Any] | str | Path | None = None, /, **changes: Any) -> Scenario:

@@ -1,4 +1,4 @@
-"""Tables by column: CSV row by row, Parquet. Every defect is a ValueError with its file, line and column.
+"""Tables by column: CSV row by row, Parquet in parts. Every defect is a ValueError with its file, line and column.
 
 Not here: what the columns mean.
 """
@@ -6,7 +6,8 @@ Not here: what the columns mean.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +64,47 @@ def read_parquet(path: str | Path, what: str) -> Any:
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ValueError(f"{where}: column {twice[0]!r} is there twice")
     return table
+
+
+@contextmanager
+def writing_parquet(path: Path) -> Iterator[Callable[[Mapping[str, Sequence[Any]]], None]]:
+    """A Parquet file that is written in parts: what is yielded takes the columns of each; nan becomes null.
+
+    The first part says which columns there are, and their types.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ValueError("writing Parquet needs the analysis extra: pip install 'lanesim[analysis]'") from None
+    writer: Any = None
+
+    def write(columns: Mapping[str, Sequence[Any]]) -> None:
+        nonlocal writer
+        known = {} if writer is None else {field.name: field.type for field in writer.schema}
+        arrays = {name: pa.array(values, type=known.get(name), from_pandas=True) for name, values in columns.items()}
+        table = pa.table(arrays)
+        if writer is None:
+            writer = pq.ParquetWriter(path, table.schema, compression="zstd")
+        writer.write_table(table)
+
+    try:
+        yield write
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def join_parquet(parts: Sequence[Path], path: Path) -> None:
+    """One Parquet file of the rows of several with the same columns, in their order; one part of one in memory."""
+    import pyarrow.parquet as pq
+
+    first = pq.read_schema(parts[0])
+    with pq.ParquetWriter(path, first, compression="zstd") as writer:
+        for part in parts:
+            with pq.ParquetFile(part) as file:
+                for number in range(file.num_row_groups):
+                    writer.write_table(file.read_row_group(number).cast(first))
 
 
 def _first_line(error: Exception) -> str:
