@@ -175,6 +175,7 @@ def _from_config(path: Path, weights: Path | None) -> Source:
             is_gated=kind in GATED,
             experts=_experts(path, config, kind, dimensions["intermediate"]),
             latent=_latent(path, config),
+            has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
             window=window,
             window_layers=window_layers,
             **dimensions,
