@@ -18,9 +18,10 @@ from sim.cli.lazy import LazyGroup
 COMMANDS = {
     "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
     "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
+    "report": ("sim.cli.report:report_command", "A store as one HTML page: answer, pictures, tables, assumptions."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "claims": ("sim.cli.claims:claims_command", "Published claims: claimed, simulated, verdict and why."),
-    "plot": ("sim.cli.plot:plot_command", "Throughput against latency over several results directories."),
+    "plot": ("sim.cli.plot:plot_command", "Pictures of a store, or over several results directories."),
     "trace": ("sim.cli.trace:trace_command", "Perfetto trace of a results directory."),
 }
 

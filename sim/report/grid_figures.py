@@ -80,8 +80,9 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Any:
         for title, own in panels_of(points, ["policy"], [points.load, down])
         for policy in policies[1:]
         if policy in own.values("policy") and policies[0] in own.values("policy")
-    ][:MOST_PANELS]
+    ]
     across = points.load
+    left_out = _left_out(len(panels))
 
     def cells(own: Points, policy: str) -> tuple[Any, list[list[str]]]:
         changes = Points(frame=own.rows[own.rows["policy"].isin([policies[0], policy])]).paired("policy", metric)
@@ -96,11 +97,11 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Any:
             texts[y][x] = f"{text}?" if row["is_open"] else text if row["is_clear"] else f"({text})"
         return shade, texts
 
-    found = [(title, *cells(own, policy)) for title, own, policy in panels]
+    found = [(title, *cells(own, policy)) for title, own, policy in panels[:MOST_PANELS]]
     most = max([5.0, *(float(np.nanmax(np.abs(shade))) for _, shade, _ in found if not np.isnan(shade).all())])
-    note = "(…): interval holds 0; ?: depends on overlap; empty: overloaded"
+    note = "(…): not clear; ?: depends on overlap; empty: no steady means"
     return _heat_maps(
-        points, found, across, down, f"Mean E2EL against {policies[0]}, %; below 0 is faster; {note}",
+        points, found, across, down, f"Mean E2EL against {policies[0]}, % (below 0: faster)\n{note}{left_out}",
         palette="vlag", bounds=(-most, most),
     )  # fmt: skip
 
@@ -114,7 +115,8 @@ def draw_draft_length(points: Points, table: Table | None = None) -> Any:
     load, metric = points.load, "mean_tpot_ms"
     speculative = Points(frame=points.rows[points.rows["policy"] != "autoregressive"])
     found, boxes = [], []
-    for title, own in list(panels_of(speculative, [], [load, K]))[:MOST_PANELS]:
+    panels = list(panels_of(speculative, [], [load, K]))
+    for title, own in panels[:MOST_PANELS]:
         means = own.means([metric])
         shade = np.full((len(points.values(K)), len(points.values(load))), np.nan)
         for _, row in means.iterrows():
@@ -126,8 +128,9 @@ def draw_draft_length(points: Points, table: Table | None = None) -> Any:
     if not found:
         raise NotDrawn("needs a policy that drafts")
     drawn = "; line: the tuned table" if table is not None else ""
+    note = f"boxed: the shortest of each load{drawn}; empty: overloaded{_left_out(len(panels))}"
     figure = _heat_maps(
-        points, found, load, K, f"Mean TPOT, ms; boxed: the shortest of each load{drawn}; empty: overloaded",
+        points, found, load, K, f"Mean TPOT (ms)\n{note}",
         palette="crest", bounds=None,
     )  # fmt: skip
     from matplotlib.patches import Rectangle
@@ -143,6 +146,10 @@ def draw_draft_length(points: Points, table: Table | None = None) -> Any:
     return figure
 
 
+def _left_out(num_panels: int) -> str:
+    return f"; {MOST_PANELS} of {num_panels} panels, --where chooses" if num_panels > MOST_PANELS else ""
+
+
 def _heat_maps(
     points: Points,
     found: Sequence[tuple[str, Any, list[list[str]]]],
@@ -156,9 +163,9 @@ def _heat_maps(
     import matplotlib.pyplot as plt
     import seaborn as sns
 
-    columns = min(3, len(found))
-    rows = -(-len(found) // columns)
     xs, ys = points.values(across), points.values(down)
+    columns = min(max(1, 14 // len(xs)), 3, len(found))
+    rows = -(-len(found) // columns)
     size = (1.6 + 0.62 * len(xs)) * columns + 0.6, (1.3 + 0.42 * len(ys)) * rows + 0.5
     figure, axes = plt.subplots(rows, columns, figsize=(max(6.5, size[0]), size[1]), squeeze=False)
     low, high = bounds if bounds else (None, None)
@@ -168,13 +175,14 @@ def _heat_maps(
             linewidths=0.5, annot_kws={"fontsize": 8}, xticklabels=[f"{x:g}" for x in xs], yticklabels=ys,
         )  # fmt: skip
         axis.invert_yaxis()
+        axis.grid(visible=False)
         axis.set_xlabel(spoken(across))
         axis.set_ylabel(spoken(down))
         axis.tick_params(axis="y", rotation=0)
         axis.set_title(name, loc="left", fontsize=9)
     for axis in list(axes.flat)[len(found) :]:
         axis.set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
 
 

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sim.report.figures import set_theme
 from sim.report.store_points import ACCEPTANCE, LOADS, RATE, K, Points, spoken
 
@@ -21,7 +23,8 @@ MARKS = "os^DvPX*"
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 2)), (0, (8, 3)), (0, (3, 1)))
 MOST_LINES = 8
 MOST_PANELS = 6
-MS_PER_S = 1e3
+LEAST_OF_MEAN = 0.1
+"""Bands are drawn down to this share of the mean."""
 
 
 class NotDrawn(ValueError):
@@ -49,7 +52,7 @@ class Lines:
 
 def named(row: Mapping[str, Any], keys: Sequence[str]) -> str:
     """The values of some keys in a few words: `pd, k=4, iid:0.7`."""
-    return ", ".join(_short(key, row[key]) for key in keys) or str(row["policy"])
+    return ", ".join(_short(key, row[key]) for key in keys) or str(row.get("policy", ""))
 
 
 def _short(key: str, value: Any) -> str:
@@ -81,7 +84,7 @@ def panels_of(points: Points, lines_by: Sequence[str], across: Sequence[str]) ->
         return
     for place, own in points.rows.groupby(rest, sort=False, dropna=False):
         fixed = dict(zip(rest, place if isinstance(place, tuple) else (place,), strict=True))
-        yield named(fixed | {"policy": ""}, rest), Points(frame=own)
+        yield named(fixed, rest), Points(frame=own)
 
 
 def _num_combinations(points: Points, keys: Sequence[str]) -> int:
@@ -100,10 +103,14 @@ def _figure(num_columns: int, num_rows: int = 1, *, width: float = 5.2, height: 
     return plt.subplots(num_rows, num_columns, figsize=(width * num_columns + 1.8, height * num_rows), squeeze=False)
 
 
-def _legend(figure: Any, axis: Any, title: str | None = None) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    if len(handles) > 1:
-        figure.legend(handles, labels, loc="center left", bbox_to_anchor=(0.995, 0.5), frameon=False, title=title)
+def _legend(figure: Any, axes: Any) -> None:
+    """One for all panels, of what any of them shows."""
+    found: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if len(found) > 1:
+        figure.legend(found.values(), found.keys(), loc="upper left", bbox_to_anchor=(0.995, 0.95), frameon=False)
 
 
 def _numbers(axis: Any, which: str) -> None:
@@ -122,6 +129,9 @@ def _draw_lines(
 ) -> None:
     """Means of `y` over `x` with bands of their intervals; hollow where overloaded."""
     table = points.means([metric for metric in (x, y) if metric not in points.keys])
+    if table[y].isna().all():
+        axis.text(0.5, 0.5, "nothing to show", ha="center", va="center", transform=axis.transAxes, color="grey")
+        return
     for name, own in _by_line(table, by):
         own = own.sort_values(points.load or x)
         style = lines.style(name)
@@ -132,7 +142,8 @@ def _draw_lines(
             xs[steady], ys[steady], linestyle="none", marker=style["marker"], color=style["color"], markersize=4.5
         )
         low, high = (own[f"{y}.{side}"].to_numpy(dtype=float) * scale for side in ("low", "high"))
-        axis.fill_between(xs, low, high, color=style["color"], alpha=0.18, linewidth=0)
+        # An interval that reaches below zero would stretch a logarithmic axis without end.
+        axis.fill_between(xs, np.maximum(low, ys * LEAST_OF_MEAN), high, color=style["color"], alpha=0.18, linewidth=0)
 
 
 def _by_line(table: Any, by: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -171,15 +182,24 @@ def draw_throughput_latency(points: Points) -> Any:
             axis.set_xlabel("output (tokens/s)")
             axis.set_ylabel(f"mean {label} (ms)")
             axis.set_title(title, loc="left", fontsize=9)
-            for _, point in own.means([x, metric]).iterrows():
-                axis.annotate(
-                    f"{point[load]:g}", (point[x], point[metric]), textcoords="offset points", xytext=(3, 4), fontsize=6
-                )
-    _legend(figure, axes[0, 0])
+            _annotate_once(axis, own.means([x, metric]), load, x, metric)
+    _legend(figure, axes)
     figure.suptitle(
         f"What a throughput costs in latency; numbers: {spoken(load)}; hollow: overloaded", x=0.01, ha="left"
     )
     return figure
+
+
+def _annotate_once(axis: Any, table: Any, load: str, x: str, y: str) -> None:
+    """The load at each point, once where several lie together."""
+    placed: list[tuple[str, float, float]] = []
+    for _, point in table.sort_values(y, ascending=False).iterrows():
+        text = f"{point[load]:g}"
+        across, up = axis.transData.transform((point[x], point[y]))
+        near = [other for other in placed if other[0] == text and abs(other[1] - across) < 12.0]
+        if not any(abs(up - other[2]) < 40.0 for other in near):
+            axis.annotate(text, (point[x], point[y]), textcoords="offset points", xytext=(-2, 5), fontsize=7)
+            placed.append((text, across, up))
 
 
 def draw_hockey_stick(points: Points) -> Any:
@@ -205,7 +225,7 @@ def draw_hockey_stick(points: Points) -> Any:
             axis.set_xlabel(spoken(load))
             axis.set_ylabel(f"P99 {label} (ms)")
             axis.set_title(title, loc="left", fontsize=9)
-    _legend(figure, axes[0, 0])
+    _legend(figure, axes)
     upright = "; upright: measured capacity" if load == RATE else ""
     figure.suptitle(f"Where the tail leaves the ground{upright}; hollow: overloaded", x=0.01, ha="left")
     return figure
@@ -229,7 +249,7 @@ def draw_utilisation(points: Points) -> Any:
             axis.set_xlabel(spoken(load))
             axis.set_ylabel(label)
             axis.set_title(title, loc="left", fontsize=9)
-    _legend(figure, axes[0, 0])
+    _legend(figure, axes)
     figure.suptitle("What the GPU is busy with; hollow: overloaded", x=0.01, ha="left")
     return figure
 
@@ -251,7 +271,7 @@ def draw_gpu_comparison(points: Points) -> Any:
             axis.set_xlabel(spoken(load))
             axis.set_ylabel(label)
             axis.set_title(title, loc="left", fontsize=9)
-    _legend(figure, axes[0, 0])
+    _legend(figure, axes)
     figure.suptitle("GPUs side by side; hollow: overloaded", x=0.01, ha="left")
     return figure
 
@@ -284,7 +304,7 @@ def draw_acceptance(points: Points) -> Any:
             axis.set_xlabel(spoken(K))
             axis.set_ylabel(label)
             axis.set_title(title, loc="left", fontsize=9)
-    _legend(figure, axes[0, 0])
+    _legend(figure, axes)
     figure.suptitle("What drafting longer brings", x=0.01, ha="left")
     return figure
 
@@ -316,7 +336,8 @@ def write_pictures(folder: Path, points: Points, pictures: Mapping[str, Draw]) -
     return files, missing
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Any, file: Any, kind: str | None = None) -> None:
+    """To a path or an open file of that kind, the same bytes every time."""
+    kind = kind or Path(file).suffix[1:]
     figure.tight_layout(rect=(0, 0, 1, 0.97))
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, dpi=DPI, bbox_inches="tight", metadata=metadata)
+    figure.savefig(file, dpi=DPI, bbox_inches="tight", format=kind, metadata={"Date": None} if kind == "svg" else None)

@@ -6,7 +6,7 @@ Frames of sim.report.store_frame in, frames out; imports pandas inside functions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ RATE, CONCURRENCY = "workload.request_rate", "workload.max_concurrency"
 K, ACCEPTANCE = "speculation.num_speculative_tokens", "speculation.acceptance"
 LOADS = {RATE: "requests/s", CONCURRENCY: "requests in flight, at most"}
 """Keys that say how heavy the load is, and how an axis calls them."""
+CONDITIONS = ("workload.", "speculation.acceptance", "speculation.synthetic_", "window.", "goodput.")
 WORDS = {
     K: "draft length (tokens)",
     ACCEPTANCE: "acceptance",
@@ -38,6 +39,26 @@ def read_points(path: Path) -> Points:
     if len(points.frame) == 0 or points.rows.empty:
         raise ValueError(f"store {str(path)!r} has no point that ran; see the column `error` of lanesim.load")
     return points
+
+
+Draw = dict[str, Any]
+"""A row, as a mapping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """The best setting under one condition, and the next one."""
+
+    condition: Draw
+    num_settings: int
+    num_steady: int
+    """Settings that keep up with the load."""
+    best: Draw | None = None
+    mean: float = float("nan")
+    interval: tuple[float, float] | None = None
+    second: Draw | None = None
+    change: Draw | None = None
+    """From the best to the second: `change_pct`, `low`, `high`, `is_clear`, `is_open`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,23 +119,78 @@ class Points:
         which only steady loads with two or more replications have, `is_overloaded`, `is_steady`, `replications`."""
         import pandas as pd
 
+        keys = list(dict.fromkeys([*self.keys, "policy", "profile"]))
+        has = [metric for metric in metrics if metric in self.rows]
+        columns = {name: self.rows[name].tolist() for name in {*keys, *has, "scenario_hash", "is_steady", "unstable"}}
         rows = []
-        for _, own in self.rows.groupby("scenario_hash", sort=False):
-            row: dict[str, Any] = {key: own[key].iloc[0] for key in dict.fromkeys([*self.keys, "policy", "profile"])}
-            row["is_steady"] = bool(own["is_steady"].all())
-            row["is_overloaded"] = bool(own["unstable"].any())
-            row["replications"] = len(own)
+        for places in self._places("scenario_hash"):
+            row: dict[str, Any] = {key: columns[key][places[0]] for key in [*keys, "scenario_hash"]}
+            row["is_steady"] = all(columns["is_steady"][place] for place in places)
+            row["is_overloaded"] = any(columns["unstable"][place] for place in places)
+            row["replications"] = len(places)
             for metric in metrics:
-                samples = [float(value) for value in own[metric]] if metric in own else [float("nan")]
-                known = [value for value in samples if value == value]
+                known = [float(columns[metric][place]) for place in places] if metric in columns else []
+                known = [value for value in known if value == value]
                 mean = sum(known) / len(known) if known else float("nan")
-                interval = interval_95(known) if row["is_steady"] and len(known) == len(samples) else None
+                interval = interval_95(known) if row["is_steady"] and len(known) == len(places) else None
                 row[metric] = mean
                 row[f"{metric}.low"], row[f"{metric}.high"] = interval or (mean, mean)
             rows.append(row)
         found = pd.DataFrame(rows)
         order = [key for key in self.keys if key in found]
         return found.sort_values(order, kind="stable").reset_index(drop=True) if order else found
+
+    def _places(self, *names: str) -> list[list[int]]:
+        """Places of the rows that have the same values in some columns, in order of appearance."""
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        columns = [[None if value != value else value for value in self.rows[name].tolist()] for name in names]
+        for place in range(len(self.rows)):
+            groups.setdefault(tuple(column[place] for column in columns), []).append(place)
+        return list(groups.values())
+
+    @cached_property
+    def conditions(self) -> list[str]:
+        """Keys that vary and that nobody chooses: load, lengths, acceptance. All others are settings."""
+        return [key for key in self.keys if key in LOADS or key.startswith(CONDITIONS)]
+
+    def ranked(self, metric: str) -> list[Rank]:
+        """Under each condition, the setting with the lowest mean of `metric` among those with steady means, and how
+        clearly."""
+        table = self.means([metric])
+        settings = [key for key in self.keys if key not in self.conditions]
+        groups = table.groupby(self.conditions, sort=True, dropna=False) if self.conditions else [((), table)]
+        return [
+            self._rank(dict(zip(self.conditions, place, strict=True)), own, settings, metric) for place, own in groups
+        ]
+
+    def _rank(self, condition: Draw, table: Any, settings: Sequence[str], metric: str) -> Rank:
+        steady = table[table["is_steady"] & table[metric].notna()].sort_values(metric, kind="stable")
+        rank = Rank(condition=condition, num_settings=len(table), num_steady=len(steady))
+        if steady.empty:
+            return rank
+        best = steady.iloc[0]
+        rank = replace(
+            rank,
+            best={key: best[key] for key in settings},
+            mean=float(best[metric]),
+            interval=(float(best[f"{metric}.low"]), float(best[f"{metric}.high"])),
+        )
+        # Settings that are the same run, as draft lengths are to a policy that drafts nothing, tell nothing apart.
+        others = steady[steady[metric] != best[metric]]
+        if others.empty:
+            return rank
+        second = others.iloc[0]
+        ours, theirs = (self._draws(row["scenario_hash"]) for row in (best, second))
+        both = [seed for seed in ours if seed in theirs]
+        if both:
+            change = _change([ours[seed] for seed in both], [theirs[seed] for seed in both], metric)
+            rank = replace(rank, second={key: second[key] for key in settings}, change=change)
+        return rank
+
+    def _draws(self, scenario_hash: str) -> dict[int, Draw]:
+        """Rows of one point by their seed."""
+        own = self.rows[self.rows["scenario_hash"] == scenario_hash]
+        return {draw["seed"]: draw for draw in own.to_dict("records")}
 
     def paired(self, key: str, metric: str) -> pd.DataFrame:
         """How `metric` differs between values of `key`, draw by draw, all else equal: a row per other keys and value.
@@ -126,25 +202,30 @@ class Points:
 
         first, *others = self.values(key)
         rest = [name for name in self.keys if name != key]
+        regimes = [f"{metric}_if_{regime.value}" for regime in BRACKET]
+        names = {*rest, key, metric, "seed", "is_steady", *(name for name in regimes if name in self.rows)}
+        columns = {name: self.rows[name].tolist() for name in names}
         rows = []
-        groups = self.rows.groupby(rest, sort=True, dropna=False) if rest else [((), self.rows)]
-        for place, own in groups:
-            fixed = dict(zip(rest, place if isinstance(place, tuple) else (place,), strict=True))
-            base = own[own[key] == first].set_index("seed")
+        for places in self._places(*rest):
+            fixed = {name: columns[name][places[0]] for name in rest}
+            draws: dict[Any, dict[int, dict[str, Any]]] = {}
+            for place in places:
+                draw = {name: values[place] for name, values in columns.items()}
+                draws.setdefault(draw[key], {})[draw["seed"]] = draw
             for value in others:
-                theirs = own[own[key] == value].set_index("seed")
-                both = base.index.intersection(theirs.index)
-                if len(both):
-                    rows.append(fixed | {key: value} | _change(base.loc[both], theirs.loc[both], metric))
+                both = [seed for seed in draws.get(first, {}) if seed in draws.get(value, {})]
+                if both:
+                    ours, theirs = ([draws[which][seed] for seed in both] for which in (first, value))
+                    rows.append(fixed | {key: value} | _change(ours, theirs, metric))
         return pd.DataFrame(rows)
 
 
-def _change(base: Any, theirs: Any, metric: str) -> dict[str, Any]:
+def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> dict[str, Any]:
     """Of `metric`, percent of the first's mean, with what each regime of overlap says of its sign."""
     orders = set()
     found: dict[str, Any] = {}
     for regime in BRACKET:
-        ours, others = (_under(rows, metric, regime) for rows in (base, theirs))
+        ours, others = ([_under(draw, metric, regime) for draw in draws] for draws in (base, theirs))
         mean = sum(ours) / len(ours)
         changes = [100.0 * (other - our) / mean for our, other in zip(ours, others, strict=True)]
         interval = interval_95(changes)
@@ -154,17 +235,15 @@ def _change(base: Any, theirs: Any, metric: str) -> dict[str, Any]:
             average = sum(changes) / len(changes)
             low, high = interval or (average, average)
             found = {"change_pct": average, "low": low, "high": high, "is_clear": order != 0}
-    is_steady = bool(base["is_steady"].all() and theirs["is_steady"].all())
+    is_steady = all(draw["is_steady"] for draw in (*base, *theirs))
     return found | {"is_open": len(orders) > 1, "is_overloaded": not is_steady}
 
 
-def _under(rows: Any, metric: str, regime: Regime) -> list[float]:
-    """Samples of a metric under a regime of overlap; as reported where it makes no difference."""
-    own = [float(value) for value in rows[metric]]
-    column = f"{metric}_if_{regime.value}"
-    if regime is Regime.SHARED or column not in rows:
-        return own
-    return [value if other != other else float(other) for value, other in zip(own, rows[column], strict=True)]
+def _under(draw: Draw, metric: str, regime: Regime) -> float:
+    """A metric under a regime of overlap; as reported where it makes no difference."""
+    own = float(draw[metric])
+    other = draw.get(f"{metric}_if_{regime.value}")
+    return own if regime is Regime.SHARED or other is None or other != other else float(other)
 
 
 def _is_key(name: str) -> bool:
