@@ -76,7 +76,7 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Any:
         raise NotDrawn("needs a second key beside the load: acceptance, or any other")
     down = next((key for key in (ACCEPTANCE, K) if key in rest), rest[0])
     panels = [
-        (f"{policy} against {policies[0]}{': ' if title else ''}{title}", own, policy)
+        (f"{policy} against {policies[0]}\n{title}".strip(), own, policy)
         for title, own in panels_of(points, ["policy"], [points.load, down])
         for policy in policies[1:]
         if policy in own.values("policy") and policies[0] in own.values("policy")

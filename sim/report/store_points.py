@@ -81,10 +81,17 @@ class Points:
 
     @cached_property
     def keys(self) -> list[str]:
-        """Keys that vary among the rows that ran, the policy among them, the load first."""
+        """Keys that vary among the rows that ran, the policy among them, the load first; none that follows from others,
+        as lengths do from a profile that has its own, or the second key of a zipped pair from the first."""
         names = [name for name in self.rows.columns if "." in name or name in ("profile", "policy")]
-        scenario = [name for name in names if _is_key(name) and self.rows[name].nunique(dropna=False) > 1]
-        return sorted(scenario, key=lambda name: name not in LOADS)
+        varied = [name for name in names if _is_key(name) and self.rows[name].nunique(dropna=False) > 1]
+        found: list[str] = []
+        num_combinations = 1
+        for name in sorted(varied, key=lambda name: (name not in LOADS, name != "policy", name not in WORDS)):
+            count = len(self.rows[[*found, name]].drop_duplicates())
+            if count > num_combinations:
+                found, num_combinations = [*found, name], count
+        return found
 
     @property
     def load(self) -> str | None:
@@ -107,7 +114,7 @@ class Points:
         for key, value in fixed.items():
             if key not in frame:
                 raise ValueError(f"{key}: not a key that this store varies ({', '.join(self.keys) or 'none does'})")
-            matching = frame[frame[key] == value]
+            matching = frame[frame[key].isna() if value is None or value != value else frame[key] == value]
             if matching.empty:
                 values = ", ".join(map(str, dict.fromkeys(frame[key].tolist())))
                 raise ValueError(f"{key}={value}: the store has {values}")
