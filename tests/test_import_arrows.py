@@ -50,6 +50,7 @@ FLOORS = {
         ("service",),
         ("importers",),
         ("check",),
+        ("production",),
         ("campaign",),
         ("cli",),
     ),

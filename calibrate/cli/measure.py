@@ -13,13 +13,13 @@ import click
 
 from calibrate.cli.output import check_out, write
 from sim.cli.console import progress
+from sim.cli.signals import exit_code, stopped_word
 
 if TYPE_CHECKING:
     from calibrate.measure.session import Session
     from sim.costs.profile import Profile
 
 LEAST_BUDGET_S = 5.0
-INTERRUPTED = 130
 MOST_NOISY = 8
 """Noisy points that are told one by one."""
 
@@ -46,7 +46,7 @@ MOST_NOISY = 8
     help="Fitted constants, which other models can be derived from; or the models' own points, smoothed as far as they "
     "are noisy. Their errors stand side by side in a table's profile. [table cpu, if points allow it; compact cuda]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the random weights.")
 def measure_command(
     out: Path,
     device: str,
@@ -89,8 +89,8 @@ def measure_command(
                 profile = _with_serving(profile, session)
     except KeyboardInterrupt:
         kept = f"points so far are in {points_path}; " if points_path.exists() else ""
-        print(f"lanesim: interrupted; {kept}the same command goes on from there", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
+        print(f"lanesim: {stopped_word()}; {kept}the same command goes on from there", file=sys.stderr)
+        raise SystemExit(exit_code()) from None
     except torch.cuda.OutOfMemoryError:
         raise ValueError(
             f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "

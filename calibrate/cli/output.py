@@ -53,7 +53,7 @@ def print_errors(profile: Profile, errors: dict[str, KindError]) -> None:
         kinds_by_reason.setdefault(error.held_out, []).append(kind)
         figures = ["–" if value is None else f"{value:.1f}" for value in (error.mean_error_pct, error.max_error_pct)]
         table.add_row(kind, *figures, str(error.points))
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     for reason, kinds in kinds_by_reason.items():
         console.print(f"{', '.join(kinds)}: {reason}", style="dim", highlight=False)

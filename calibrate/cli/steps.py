@@ -80,7 +80,7 @@ def _print(fit: StepFit) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False)
     table = Table(box=SIMPLE_HEAD, title=f"{fit.profile.name}: steps of a served GPU, ms", title_justify="left")
     for title in ("tokens", "measured", "law", "error", "without its ratio", "error"):
         table.add_column(title, justify="right", no_wrap=True)

@@ -10,7 +10,6 @@ Not here: the law itself (sim.costs.kernels).
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +26,7 @@ from sim.costs.forms.compact import CompactCosts, CompactPasses
 from sim.costs.profile import SERVED, KindError, Profile
 from sim.costs.profile_files import round_constant
 from sim.costs.works import PIECE_KERNELS
+from sim.files.tables import read_csv
 from sim.seam.work import Model
 
 BOUNDS = {
@@ -96,22 +96,20 @@ def read_curve(path: Path) -> list[Step]:
 
     Raises ValueError naming file, line and column.
     """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            rows = list(reader)
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{str(path)!r} is not a CSV table: {error}") from None
+    where = f"curve {str(path)!r}"
+    header, rows = read_csv(path, "curve")
     for column in COLUMNS:
-        if column not in (reader.fieldnames or ()):
-            raise ValueError(f"{path} line 1: no column {column!r}; want {' and '.join(COLUMNS)}")
+        if column not in header:
+            raise ValueError(f"{where} line 1: no column {column!r}; want {' and '.join(COLUMNS)}")
+    places = [header.index(column) for column in COLUMNS]
     by_tokens: dict[int, list[float]] = {}
-    for line, row in enumerate(rows, start=2):
-        tokens, step_ms = (_number(row[column], column, f"{path} line {line}") for column in COLUMNS)
+    for line, row in rows:
+        texts = [row[place] for place in places]
+        tokens, step_ms = (
+            _number(text, column, f"{where} line {line}") for text, column in zip(texts, COLUMNS, strict=True)
+        )
         if tokens != int(tokens):
-            raise ValueError(f"{path} line {line}: batch_tokens={row['batch_tokens']!r} must be a whole number")
+            raise ValueError(f"{where} line {line}: batch_tokens={texts[0]!r} must be a whole number")
         by_tokens.setdefault(int(tokens), []).append(1e-3 * step_ms)
     return [Step(tokens, median(by_tokens[tokens])) for tokens in sorted(by_tokens)]
 

@@ -7,13 +7,13 @@ Not here: the table (sim.costs.shapes), building and loading models (realrun.mod
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from sim.costs.shapes import EAGLE3, KV_BITS, WEIGHT_BITS, Experts, Formats, Latent, ModelShape, eagle3_head, model
+from sim.files.json_values import read_json
 from sim.names import unknown
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -175,6 +175,7 @@ def _from_config(path: Path, weights: Path | None) -> Source:
             is_gated=kind in GATED,
             experts=_experts(path, config, kind, dimensions["intermediate"]),
             latent=_latent(path, config),
+            has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
             window=window,
             window_layers=window_layers,
             **dimensions,
@@ -280,12 +281,7 @@ def _short(value: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
+    config = read_json(path, "model config")
     if not isinstance(config, dict):
         raise ValueError(f"{path}: must hold a JSON object, got {type(config).__name__}")
     return config

@@ -5,13 +5,14 @@ Not here: what the tables mean (calibrate.importers.llmservingsim).
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from calibrate.fit.errors import Array
+from sim.files.read import Unreadable, read_text
+from sim.files.tables import read_csv
 
 LONGEST_US = 1e7
 """Kernels of more microseconds are in other units: no kernel of one layer takes ten seconds."""
@@ -58,15 +59,14 @@ def read_rows(path: Path) -> tuple[list[dict[str, str]], str]:
     """The rows of a CSV file by its header, at least one, and its text. Raises ValueError naming the file."""
     where = path.name
     try:
-        text = path.read_text()
-        rows = list(csv.DictReader(text.splitlines()))
-    except OSError as error:
-        raise ValueError(f"no table {where} in {path.parent}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{where}: is no CSV file: {error}") from error
-    if not rows:
+        text = read_text(path, "table")
+    except Unreadable as error:
+        raise ValueError(f"no table {where} in {path.parent}: {error}") from None
+    header, rows = read_csv(path, "table")
+    found = [dict(zip(header, cells, strict=True)) for _, cells in rows]
+    if not found:
         raise ValueError(f"{where}: has no rows")
-    return rows, text
+    return found, text
 
 
 def _number(where: str, index: int, name: str, text: str | None) -> float:

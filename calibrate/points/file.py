@@ -19,10 +19,13 @@ import msgspec
 
 from calibrate.points.work import Place, merged, place_of
 from sim.costs.profile import MeasuredPoint
+from sim.files.json_values import parse_json
 from sim.files.lock import locked
+from sim.files.read import read_bytes, read_text
 from sim.files.write import write_text
 
 SCHEMA = 1
+MOST_VISITS = 1000
 LONGEST_S = 1000.0
 """A pass of more seconds than this is a pass in other units."""
 HOST_KEYS = (
@@ -92,7 +95,7 @@ def append_point(path: Path, point: MeasuredPoint) -> None:
 
 def mend(path: Path) -> None:
     """Cut off a last line that a kill left unfinished. A file of no whole line is none of ours, and stays."""
-    content = path.read_bytes()
+    content = read_bytes(path, "points file")
     end = content.rfind(b"\n") + 1
     if 0 < end < len(content):
         with path.open("r+b") as file:
@@ -101,10 +104,7 @@ def mend(path: Path) -> None:
 
 def read(path: Path) -> Points:
     """The content; an unfinished last line is ignored. Raises ValueError naming the line that is wrong."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"points file {str(path)!r} cannot be read: {error}") from error
+    text = read_text(path, "points file")
     lines = text.split("\n")[:-1]
     if not lines:
         raise ValueError(f"points file {str(path)!r} is empty or cut off in its first line; remove it")
@@ -117,12 +117,14 @@ def read(path: Path) -> Points:
     try:
         places = msgspec.convert(header["places"], list[Place])
         visits = msgspec.convert(header.get("visits", 1), int)
+        if not 1 <= visits <= MOST_VISITS:
+            raise ValueError(f"visits={visits} must be 1 to {MOST_VISITS}")
         found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [], {}, visits)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"points file {str(path)!r}, line 1: no valid header ({error!r})") from error
+        raise ValueError(f"points file {str(path)!r} line 1: no valid header ({error!r})") from error
     planned = frozenset(places)
     for number, line in enumerate(lines[1:], 2):
-        where = f"points file {str(path)!r}, line {number}"
+        where = f"points file {str(path)!r} line {number}"
         for kind, value in _object(path, number, line).items():
             _enter(found, planned, where, kind, value)
     found.points.extend(map(merged, found.visits.values()))
@@ -130,12 +132,9 @@ def read(path: Path) -> Points:
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        content = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"points file {str(path)!r}, line {number}: is no JSON ({error})") from error
+    content = parse_json(line, f"points file {str(path)!r}", number)
     if not isinstance(content, dict):
-        raise ValueError(f"points file {str(path)!r}, line {number}: must be a JSON object")
+        raise ValueError(f"points file {str(path)!r} line {number}: must be a JSON object")
     return content
 
 
@@ -183,8 +182,6 @@ def _convert(where: str, value: Any, wanted: Any) -> Any:
 
 def _point(where: str, value: Any, planned: frozenset[Place]) -> MeasuredPoint:
     point: MeasuredPoint = _convert(where, value, MeasuredPoint)
-    if point.device_s > LONGEST_S:
-        raise ValueError(f"{where}: device_s={point.device_s} s is longer than {LONGEST_S:.0f} s; times are seconds")
     if place_of(point) not in planned:
         raise ValueError(f"{where}: {place_of(point).name} is not in the plan of line 1")
     return point

@@ -34,14 +34,28 @@ EXAMPLE = (
     "fits",
     multiple=True,
     metavar="COLUMN=VALUE[,VALUE]",
-    help="Cells to fit one host constant on; conditions joined by commas all hold; repeat for more cells.",
+    help="Cells to fit host constants on; conditions joined by commas all hold; repeat for more cells.",
 )
-@click.option("--fit-metric", default="tpot_ms", show_default=True, help="Whose mean signed error the fit makes 0.")
+@click.option(
+    "--fit-metric",
+    default="tpot_ms",
+    show_default=True,
+    help="One metric, whose mean signed error the fit makes 0; with several constants or ratios some, by commas.",
+)
+@click.option(
+    "--fit-ratios",
+    default=None,
+    metavar="TOKENS,...",
+    help="Fit, in place of one host constant, what the GPU makes of the profile's layers under load: a ratio at each "
+    "of these token counts, and the time that requests spend before the engine. Such as 8,64,2048.",
+)
 @click.option(
     "--fit-constant",
     default="gap_s",
     show_default=True,
-    help="gap_s, per target pass; draft_pass_s; step_s, per work; row_s, per sequence of it.",
+    help="gap_s, per target pass; draft_pass_s; step_s, per work; row_s, per sequence of it; frontend_s, per request. "
+    "Several, by commas, are fitted at once by least squares, with intervals; what the cells cannot tell apart is "
+    "refused.",
 )
 @click.option(
     "--fitted-profile",
@@ -84,7 +98,7 @@ EXAMPLE = (
     show_default=True,
     help="Leave the first of them out of the metrics.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the acceptance luck.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance luck.")
 @output_options
 def cells_command(
     path: Path,
@@ -93,6 +107,7 @@ def cells_command(
     fits: Sequence[str],
     fit_metric: str,
     fit_constant: str,
+    fit_ratios: str | None,
     requests_path: Path | None,
     acceptance_spread: float | None,
     **flags: Any,
@@ -105,7 +120,7 @@ def cells_command(
     (tokens/s), percentiles ttft_p95_ms, tpot_p50_ms, tpot_p95_ms, itl_p50_ms. Cells without speculation run
     `autoregressive`, others `continuous`.
 
-    With --fit one constant is fitted on the marked cells and the others are judged. Where cells with and without
+    With --fit constants are fitted on the marked cells and the others are judged. Where cells with and without
     speculation pair up (same label, or the same up to its last "/" without an arm; same concurrency and lengths), the
     speed-up in output_throughput is compared, too.
     """
@@ -118,12 +133,16 @@ def cells_command(
 
     check_outputs(flags, [path, profile_name, flags["engine_name"]])
     _check_fit(fits, flags["fitted_profile"])
-    for name, value, known in (
-        ("--fit-metric", fit_metric, MEASURED),
-        ("--fit-constant", fit_constant, HOST_CONSTANTS),
+    metrics, constants = fit_metric.split(","), fit_constant.split(",")
+    for name, values, known in (
+        ("--fit-metric", metrics, MEASURED),
+        ("--fit-constant", constants, HOST_CONSTANTS),
     ):
-        if value not in known:
-            raise ValueError(unknown(name, value, known))
+        for value in values:
+            if value not in known:
+                raise ValueError(unknown(name, value, known))
+    if len(constants) == 1 and len(metrics) > 1 and fit_ratios is None:
+        raise ValueError(f"--fit-metric {fit_metric}: one constant is fitted on one metric; several on several")
     setup = Setup(
         engine=engine_block(flags),
         waves=flags["waves"],
@@ -138,8 +157,11 @@ def cells_command(
     table = read_cells(path, parse_columns(columns), has_requests=requests_path is not None)
     is_fit = marked(table.cells, marks)
     fit = None
-    if marks:
-        profile, fit = _fit(table, is_fit, profile, setup, fit_constant, fit_metric)
+    if fit_ratios is not None:
+        profile, fit = _fit_ratios(table, is_fit, profile, setup, fit_ratios, metrics)
+    elif marks:
+        fit_them = _fit if len(constants) == 1 else _fit_jointly
+        profile, fit = fit_them(table, is_fit, profile, setup, constants, metrics)
     with progress() as on_step:
         judged = judge_cells(table, is_fit, profile, setup, partial(on_step, "simulating"))
     result = result_of(table, judged, profile, setup, fit)
@@ -164,13 +186,40 @@ def _check_fit(fits: Sequence[str], out: Path | None) -> None:
         raise ValueError(f"--fitted-profile {str(out)!r} must end with .json: profiles are found by it")
 
 
+def _fit_ratios(
+    table: CellTable, is_fit: Sequence[bool], profile: Profile, setup: Setup, tokens: str, metrics: Sequence[str]
+) -> tuple[Profile, dict[str, Any]]:
+    """The profile with the ratios fitted on the marked cells, and the fit for JSON."""
+    from realrun.validate.cells.device import fit_device, parse_tokens
+
+    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
+    if not cells:
+        raise ValueError("--fit-ratios fits marked cells: mark some with --fit COLUMN=VALUE")
+    source = f"the {', '.join(metrics)} of {len(cells)} closed-loop cells of {Path(table.path).name}"
+    fitted_profile, fitted = fit_device(cells, profile, setup, parse_tokens(tokens), metrics, source)
+    return fitted_profile, {
+        "ratios": [{"tokens": count, "ratio": ratio, "half_width": width} for count, ratio, width in fitted.ratios],
+        "frontend_s": fitted.frontend_s,
+        "frontend_half_width_s": fitted.frontend_half_width_s,
+        "metrics": list(metrics),
+        "mean_absolute_error_pct": fitted.error_pct,
+        "lines": [cell.line for cell in cells],
+    }
+
+
 def _fit(
-    table: CellTable, is_fit: Sequence[bool], profile: Profile, setup: Setup, constant: str, metric: str
+    table: CellTable,
+    is_fit: Sequence[bool],
+    profile: Profile,
+    setup: Setup,
+    constants: Sequence[str],
+    metrics: Sequence[str],
 ) -> tuple[Profile, dict[str, Any]]:
     """The profile with the fitted constant and a source that says on what, and the fit for JSON."""
     from realrun.validate.cells.compare import fit_on_cells
     from realrun.validate.cells.fit import with_constant
 
+    (constant,), (metric,) = constants, metrics
     fitted_profile, fitted = fit_on_cells(table, is_fit, profile, setup, constant, metric)
     cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
     source = fit_source(fitted, metric, Path(table.path).name, len(cells))
@@ -181,6 +230,43 @@ def _fit(
         "error_pct": fitted.error_pct,
         "is_at_bound": fitted.is_at_bound,
         "lines": [cell.line for cell in cells],
+    }
+
+
+def _fit_jointly(
+    table: CellTable,
+    is_fit: Sequence[bool],
+    profile: Profile,
+    setup: Setup,
+    constants: Sequence[str],
+    metrics: Sequence[str],
+) -> tuple[Profile, dict[str, Any]]:
+    """As `_fit`, of several constants at once."""
+    from realrun.validate.cells.compare import fit_jointly
+    from realrun.validate.cells.fit import with_constant
+
+    found = fit_jointly(table, is_fit, profile, setup, constants, metrics)
+    lines = [cell.line for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
+    fitted, last = found.profile, constants[-1]
+    told = ", ".join(
+        f"{name} = {value_s * 1e3:.4g} ± {found.half_widths_s[name] * 1e3:.2g} ms"
+        for name, value_s in found.values_s.items()
+    )
+    source = f"{told} fitted by lanesim on the mean {' and '.join(metrics)} of {len(lines)} closed-loop cells of "
+    fitted = with_constant(fitted, last, found.values_s[last], source + Path(table.path).name)
+    return fitted, {
+        "constants": [
+            {
+                "constant": f"host.{name}",
+                "value_s": value_s,
+                "half_width_s": found.half_widths_s[name],
+                "is_told": found.told[name],
+            }
+            for name, value_s in found.values_s.items()
+        ],
+        "metric": ",".join(metrics),
+        "error_pct": found.error_pct,
+        "lines": lines,
     }
 
 

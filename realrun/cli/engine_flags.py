@@ -35,7 +35,7 @@ def engine_options(function: F) -> F:
         click.option("--async-scheduling/--no-async-scheduling", "async_scheduling", default=None,
                      help="Schedule the next step before this one's tokens are out [as the engine does untold]."),
         click.option("--prefix-caching/--no-prefix-caching", "enable_prefix_caching", default=None,
-                     help="Find blocks of preempted requests again [on, as in vLLM]."),
+                     help="Find blocks again that another request, or the preempted one itself, computed [on]."),
         click.option("--long-prefill-token-threshold", type=int, default=None, help="Longest chunk of one prompt."),
         click.option("--method", default=None, help="Speculation: draft_model, eagle3, ngram."),
     ]  # fmt: skip

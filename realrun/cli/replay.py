@@ -10,6 +10,7 @@ import click
 
 from sim.cli.console import claim
 from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
+from sim.cli.signals import exit_code, put_off, stopped_word
 
 if TYPE_CHECKING:
     from realrun.replay.genuine import Tied
@@ -74,13 +75,13 @@ def replay_command(**flags: Any) -> None:
     result = result_of(scenario, replays, about)
     is_partial = result["replay"]["partial"]
     place = place_of(out, is_partial=is_partial)
-    with writing(place) as scratch:
+    with put_off(), writing(place) as scratch:
         write_replays(scratch, scenario, result, replays)
     _report(result, place)
     if is_partial:
         kept = "" if place == out else f"; {out} holds the complete one still"
-        print(f"lanesim: interrupted; {place} holds a partial record{kept}", file=sys.stderr)
-        raise SystemExit(130)
+        print(f"lanesim: {stopped_word()}; {place} holds a partial record{kept}", file=sys.stderr)
+        raise SystemExit(exit_code())
 
 
 def _pair(

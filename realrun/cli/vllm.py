@@ -24,6 +24,9 @@ TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "ttft_ar
 @click.option("--requests", "path", type=click.Path(path_type=Path), required=True,
               help="JSON lines: request_id, input_toks, output_toks, arrival_time, queued_ts, scheduled_ts, "
               "first_token_ts, last_token_ts.")  # fmt: skip
+@click.option("--prompts", type=click.Path(path_type=Path), default=None, metavar="PROMPTS.jsonl",
+              help="What prompts have in common, one line per request in the same order: prefix_blocks (chained ids of "
+              "16-token blocks) or input_tok_ids.")  # fmt: skip
 @click.option("--profile", required=True, help="Cost profile: gpu/target[+draft], or a path.")
 @click.option("--max-num-seqs", type=int, required=True, help="As vLLM was started with.")
 @click.option("--max-num-batched-tokens", type=int, required=True, help="As vLLM was started with.")
@@ -31,9 +34,9 @@ TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "ttft_ar
 @click.option("--num-speculative-tokens", type=int, default=0, show_default=True, help="0 = no speculation.")
 @click.option("--acceptance", default=None, help="iid:0.7, length:2.5, tape:FILE#FIELD, ...; needed with speculation.")
 @click.option("--policy", type=click.Choice(POLICIES), default="continuous", show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the acceptance luck.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance luck.")
 @output_options
-def vllm_command(path: Path, profile: str, policy: str, seed: int, **flags: Any) -> None:
+def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, seed: int, **flags: Any) -> None:
     """Simulate the requests of a real vLLM run, at their recorded arrivals, and say how far off the simulator was.
 
     TTFT and E2EL count from queued_ts, when the engine took a request in; ttft_arrival from arrival_time. The offset of
@@ -42,13 +45,14 @@ def vllm_command(path: Path, profile: str, policy: str, seed: int, **flags: Any)
     from realrun.validate.vllm.compare import judge_run, scenario_of
     from realrun.validate.vllm.requests import read_requests
     from sim.costs.profile_files import load
+    from sim.workload.content import BLOCK_TOKENS
 
     tape = (flags["acceptance"] or "").removeprefix("tape:")
     check_outputs(flags, [path, profile, flags["engine_name"], tape, tape.rpartition("#")[0]])
     speculation = _speculation(flags, policy)
     engine = engine_block(flags)
     loaded = load(profile)
-    real = read_requests(path)
+    real = read_requests(path, prompts, engine.get("block_size", BLOCK_TOKENS))
     scenario = scenario_of(path, len(real.requests), loaded.name, policy, engine, speculation, seed)
     verdict = judge_run(real, scenario, loaded)
     if flags["out"] is not None and flags["plots"]:
@@ -94,8 +98,12 @@ def _tell(verdict: VllmVerdict) -> None:
         table.add_row(
             name, statistic, significant(values["real"]), significant(values["simulated"]), percent(values["error_pct"])
         )
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
-    console.print(f"{result['preemptions']} preemptions simulated", highlight=False)
+    found = result["prefix_cache_hit_rate"] or 0.0
+    console.print(
+        f"{result['preemptions']} preemptions simulated; {found:.1%} of the prompts' blocks found in the prefix cache",
+        highlight=False,
+    )
     for note in result["notes"]:
         console.print(note, style="dim", highlight=False)

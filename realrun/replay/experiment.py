@@ -36,6 +36,10 @@ def check_replayable(experiment: Experiment) -> None:
         )
     if scenario.policy_options.kv is KvMode.NONE and not experiment.policy.is_continuous:
         raise ValueError("policy_options.kv=none can be simulated only; a replay keeps KV: use rollback or reforward")
+    if experiment.policy.drafts_ahead:
+        raise ValueError(
+            f"policy {experiment.policy_name!r} can be simulated only: a replay's kernels draft from verified tokens"
+        )
     num_gpus = scenario.devices.count * experiment.num_gpus
     if num_gpus > 1:
         raise ValueError(

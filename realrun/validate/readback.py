@@ -5,11 +5,12 @@ Not here: writing it (realrun.replay.run), judging it (realrun.validate.compare)
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from realrun.replay.measured import MeasuredWork
 from realrun.replay.measured_host import WakeLatency
@@ -19,8 +20,10 @@ from sim.experiment.assemble import Experiment
 from sim.experiment.compare import RESULT_SCHEMA
 from sim.experiment.scenario import Scenario, resolve
 from sim.experiment.scenario_file import read_scenario
+from sim.files.json_values import convert, parse_json
+from sim.files.read import Unreadable, read_text
 from sim.metrics.records import WorkRecord
-from sim.report.results import SUMMARY, read_columns
+from sim.report.results import REAL_COLUMNS, REQUESTS, SUMMARY, WORKS, read_columns
 from sim.seam.request import Request
 
 Columns = Mapping[str, list[Any]]
@@ -40,19 +43,60 @@ REQUEST_FIELDS = (
 )
 
 
+class _Run(msgspec.Struct):
+    """What is needed of a run's metrics."""
+
+    policy: str
+    seed: int
+    completed: int
+    censored: int
+    duration: float
+
+
+class _About(msgspec.Struct):
+    """What a replay says of a run beside its metrics."""
+
+    policy: str
+    seed: int
+    partial: bool
+    plain_wake_s: float
+    polled_wake_s: float
+    probed_s: list[list[float]] = []
+
+
+class _Replay(msgspec.Struct):
+    acceptance: Literal["tape", "model"]
+    slots: int
+    runs: list[_About]
+    partial: bool
+    epsilon: float | None
+    draft_layers: int | None
+
+
+class _Summary(msgspec.Struct):
+    """What is needed of summary.json."""
+
+    scenario_hash: str
+    runs: list[_Run]
+    replay: _Replay
+
+
 def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
     """Scenario and summary of a replay. Raises ValueError, one line, for anything else."""
     path = directory / SUMMARY
+    where = f"summary {str(path)!r}"
     try:
-        summary = json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{str(path)!r}: {error.strerror or error}; want a directory of `lanesim replay`") from None
-    except ValueError:
-        raise ValueError(f"{str(path)!r} is not valid JSON") from None
+        text = read_text(path, "summary")
+    except Unreadable as error:
+        raise ValueError(f"{error}; want a directory of `lanesim replay`") from None
+    summary = parse_json(text, where)
     if not isinstance(summary, dict) or "replay" not in summary:
         raise ValueError(f"{str(directory)!r} holds no replay (no `replay` in {SUMMARY}); want one of `lanesim replay`")
     if summary.get("schema") != RESULT_SCHEMA:
-        raise ValueError(f"{str(path)!r}: schema={summary.get('schema')!r} must be {RESULT_SCHEMA}")
+        raise ValueError(f"{where}: schema={summary.get('schema')!r} must be {RESULT_SCHEMA}")
+    told = convert(summary, _Summary, where, text)
+    if [(run.policy, run.seed) for run in told.runs] != [(run.policy, run.seed) for run in told.replay.runs]:
+        raise ValueError(f"{where}: `runs` and `replay.runs` are not of the same policies and seeds")
     scenario = resolve(read_scenario(directory / "scenario.yaml"))
     if scenario.digest != summary.get("scenario_hash"):
         raise ValueError(
@@ -64,11 +108,17 @@ def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
 
 def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any], profile: Profile) -> list[Observed]:
     """Every run of the replay, to be simulated with `profile`."""
-    requests = read_columns(directory / "requests.parquet")
-    works = read_columns(directory / "work.parquet")
+    requests = read_columns(directory / REQUESTS)
+    works = read_columns(directory / WORKS, REAL_COLUMNS)
     observed = []
     for run, about in zip(summary["runs"], summary["replay"]["runs"], strict=True):
         policy, seed = run["policy"], run["seed"]
+        rows = _rows(requests, policy, seed)
+        if len(rows) != run["completed"] + run["censored"] or not rows:
+            raise ValueError(
+                f"results {str(directory / REQUESTS)!r}: {len(rows)} requests of {policy} with seed {seed}, and its "
+                f"summary counts {run['completed'] + run['censored']}"
+            )
         observed.append(
             Observed(
                 experiment=Experiment(
@@ -80,7 +130,7 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
                     is_dictated=summary["replay"]["acceptance"] == "tape",
                 ),
                 run=run,
-                requests=[_request(row) for row in _rows(requests, policy, seed)],
+                requests=[_request(row) for row in rows],
                 works=[_work(row) for row in _rows(works, policy, seed)],
                 wake=WakeLatency(about["plain_wake_s"], about["polled_wake_s"]),
                 is_partial=about["partial"],

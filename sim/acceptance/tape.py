@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from sim.acceptance.models import MOST_DRAFT_TOKENS, Acceptance, RunLengths
 from sim.draws import Window
+from sim.files.json_values import json_lines
 from sim.names import unknown
 
 Tapes = tuple[np.ndarray[Any, np.dtype[np.uint8]], ...]
@@ -67,19 +66,9 @@ def replay(tape: Sequence[int] | RunLengths, num_speculative_tokens: int) -> lis
 def read_tapes(source: str) -> Tapes:
     """The tapes of `source`, FILE or FILE#FIELD. Raises ValueError naming file and line."""
     name, _, wanted = source.rpartition("#") if "#" in source else (source, "", "")
-    try:
-        lines = Path(name).read_bytes().splitlines()
-    except OSError as error:
-        raise ValueError(f"acceptance tape {name!r}: {error.strerror or error}") from None
     tapes = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, row in json_lines(name, "acceptance tape"):
         where = f"acceptance tape {name!r} line {number}"
-        try:
-            row = msgspec.json.decode(line)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{where}: not valid JSON: {str(error)[0].lower()}{str(error)[1:]}") from None
         tapes.append(_tape(_column(row, wanted, where), where))
     if not tapes:
         raise ValueError(f"acceptance tape {name!r}: no request in it; want JSON lines, one list per request")

@@ -6,22 +6,32 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 
-from sim.claims import headline
-from sim.claims.ledger import Row, read_section
+from sim.claims import colocated, deployment, dispec, headline, hockey_stick, measured, noise, three_way
+from sim.claims.ledger import Row, Section, read_section
 from sim.experiment.pool import default_workers
 
 DRAWS = 100
-"""Draws of luck, or the like, behind a row, unless it says otherwise."""
-JUDGES: dict[str, Callable[..., list[Row]]] = {"A": headline.judge}
-"""By section: its rows in the order of the ledger."""
-LONGEST_FIRST = ("A",)
+"""Draws of luck behind a row of single runs; sections whose rows are means take a few of them."""
+Judge = Callable[[Section, int], list[Row]]
+PARTS: dict[tuple[str, str], Judge] = {
+    ("A", ""): headline.judge,
+    ("G", "a100"): partial(deployment.judge, gpu="a100"),
+    ("G", "h100"): partial(deployment.judge, gpu="h100"),
+    ("B", ""): colocated.judge,
+    ("C", ""): three_way.judge,
+    ("D", ""): noise.judge,
+    ("E", ""): hockey_stick.judge,
+    ("F", ""): dispec.judge,
+    ("H", ""): measured.judge,
+}
+"""Who judges a section, or a part of one that is long; the longest first."""
 
 
-def judge(name: str, draws: int = DRAWS) -> list[Row]:
-    """The rows of one section. Raises ValueError for one that is not in the ledger."""
-    section = read_section(name)
-    return JUDGES[name](section, draws)
+def judge(part: tuple[str, str], draws: int = DRAWS) -> list[Row]:
+    """The rows of one part of a section."""
+    return PARTS[part](read_section(part[0]), draws)
 
 
 def judge_all(
@@ -31,25 +41,28 @@ def judge_all(
     workers: int | None = None,
     on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> list[Row]:
-    """The rows of several sections, in the order of `names`; `on_done` hears how many sections are done."""
-    for name in names:
-        read_section(name)
-    queue = [name for name in LONGEST_FIRST if name in names]
-    count = min(len(queue), default_workers() if workers is None else workers)
-    found: dict[str, list[Row]] = {}
-    on_done("judging", 0, len(queue))
+    """The rows of the sections `names`, in their order and the ledger's; `on_done` hears how many parts are done.
+
+    Raises ValueError for a section that is not in the ledger.
+    """
+    order = [claim.id for name in names for claim in read_section(name).claims]
+    parts = [part for part in PARTS if part[0] in names]
+    count = min(len(parts), default_workers() if workers is None else workers)
+    rows: list[Row] = []
+    on_done("judging", 0, len(parts))
     if count <= 1:
-        for name in queue:
-            found[name] = judge(name, draws)
-            on_done("judging", len(found), len(queue))
+        for place, part in enumerate(parts, start=1):
+            rows += judge(part, draws)
+            on_done("judging", place, len(parts))
     else:
         method = "fork" if sys.platform == "linux" else "spawn"
         pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context(method))
         try:
-            futures = {pool.submit(judge, name, draws): name for name in queue}
-            for future in as_completed(futures):
-                found[futures[future]] = future.result()
-                on_done("judging", len(found), len(queue))
+            futures = [pool.submit(judge, part, draws) for part in parts]
+            for place, future in enumerate(as_completed(futures), start=1):
+                rows += future.result()
+                on_done("judging", place, len(parts))
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-    return [row for name in names for row in found[name]]
+    places = {claim_id: place for place, claim_id in enumerate(order)}
+    return sorted(rows, key=lambda row: places[row.id])

@@ -57,24 +57,22 @@ def compare_command(**flags: Any) -> None:
     if out is not None:
         check_out(out, scenario.digest, overwrite=flags["overwrite"])
     profile = load(scenario.profile)
-    records: list[RunRecord] = []
     with_works = flags["plots"] if flags["with_works"] is None else flags["with_works"]
     if with_works and out is None:
         raise ValueError("--works records into a results directory: add --out DIR")
     if flags["save_detailed"] and json_path is None:
         raise ValueError("--save-detailed adds to the JSON: say where with --json FILE")
-    result = _run(
-        scenario,
-        profile,
-        records if out is not None else None,
-        percentiles=percentiles,
-        record_works=with_works,
-        is_detailed=flags["save_detailed"],
-        workers=flags["workers"],
-        most_cpu_s=flags["max_cpu_s"],
-    )
-    if out is not None:
-        _write(out, scenario, result, records, with_plots=flags["plots"])
+    options = {
+        "percentiles": percentiles,
+        "record_works": with_works,
+        "is_detailed": flags["save_detailed"],
+        "workers": flags["workers"],
+        "most_cpu_s": flags["max_cpu_s"],
+    }
+    if out is None:
+        result = _run(scenario, profile, None, **options)
+    else:
+        result = _run_into(out, scenario, profile, with_plots=flags["plots"], **options)
     if json_path is not None:
         write_text(json_path, to_json(result.plain))
     if json_path != "-":
@@ -111,12 +109,17 @@ def _run(scenario: Scenario, profile: Profile, records: list[RunRecord] | None, 
         return compare(scenario, profile, on_run=on_run, on_done=on_step, **options)
 
 
-def _write(out: Path, scenario: Scenario, result: Comparison, records: list[RunRecord], *, with_plots: bool) -> None:
-    from sim.report.results import write_results, writing
+def _run_into(out: Path, scenario: Scenario, profile: Profile, *, with_plots: bool, **options: Any) -> Comparison:
+    """Compare and write the results directory. Requests go to disk run by run; records stay for figures and works."""
+    from sim.report.results import rows_of, write_results, writing
 
+    records: list[RunRecord] | None = [] if with_plots or options["record_works"] else None
     with writing(out) as scratch:
+        with rows_of(scratch) as rows_in:
+            result = _run(scenario, profile, records, rows_in=rows_in, **options)
         if with_plots:
             from sim.report.figures import draw_comparison
 
-            draw_comparison(scratch, result, records)
-        write_results(scratch, scenario, result.plain, records)
+            draw_comparison(scratch, result, records or [])
+        write_results(scratch, scenario, result.plain, records or [])
+    return result

@@ -1,33 +1,42 @@
 """The `lanesim` command: finds the sub-command, turns bad input into one line and an exit code.
 
-Exit 0 done, 2 bad input, 1 the run itself failed, 130 interrupted. Sub-commands are loaded when used, so that
-`lanesim compare` imports neither torch nor pandas. Not here: what they do (one file each
-beside this one, and the entry-point group `lanesim.commands` for others).
+Exit 0 done, 2 bad input, 1 the run itself failed, 130, 143 or 129 stopped by a signal. Sub-commands are loaded when
+used, so that `lanesim compare` imports neither torch nor pandas. Not here: what they do (one file each beside this one,
+and the entry-point group `lanesim.commands` for others), signals (sim.cli.signals).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
 from sim.cli.lazy import LazyGroup
+from sim.cli.signals import exit_code, have_streams, listen, stop, stopped_word
 
 COMMANDS = {
     "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
     "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
+    "plot": ("sim.cli.plot:plot_command", "Pictures of a store, or over several results directories."),
     "report": ("sim.cli.report:report_command", "A store as one HTML page: answer, pictures, tables, assumptions."),
+    "check": ("calibrate.cli.files:check_command", "What a file is, and whether it is sound; nothing is run."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "claims": ("sim.cli.claims:claims_command", "Published claims: claimed, simulated, verdict and why."),
-    "plot": ("sim.cli.plot:plot_command", "Pictures of a store, or over several results directories."),
+    "capacity": ("sim.cli.capacity:capacity_command", "Highest load that meets the SLOs, and replicas for a rate."),
+    "tune": (
+        "sim.cli.tune:tune_command",
+        "Best draft length by load: a vLLM table, what it gains and how sure that is.",
+    ),
     "trace": ("sim.cli.trace:trace_command", "Perfetto trace of a results directory."),
 }
 
 
 class Interrupted(Exception):
-    """The user pressed Ctrl-C."""
+    """A signal asked the process to stop."""
 
 
 class MainGroup(LazyGroup):
@@ -56,7 +65,7 @@ def run(args: Sequence[str]) -> int:
     """Run one command line; the exit code. Warnings become notes on stderr, each once."""
     import warnings
 
-    warnings.showwarning = lambda message, *_, **__: print(f"lanesim: note: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: _tell(f"note: {message}")
     try:
         lanesim.main(args=list(args), prog_name="lanesim", standalone_mode=False)
     except click.exceptions.Exit as exit_:
@@ -67,16 +76,15 @@ def run(args: Sequence[str]) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
     except (Interrupted, KeyboardInterrupt, click.Abort):
-        return _fail("interrupted; nothing incomplete was left", 130)
+        return _fail(f"{stopped_word()}; nothing incomplete was left", exit_code())
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _nowhere(0)
     except ValueError as error:
         if os.environ.get("LANESIM_DEBUG"):
             raise
         return _fail(str(error), 2)
     except OSError as error:
-        return _fail(f"{error.filename or 'file'}: {error.strerror or error}", 2)
+        return _fail(f"{error.filename or 'a file or stream'}: {error.strerror or error}", 2)
     except MemoryError:
         return _fail("not enough memory for this run; fewer --num-prompts need less", 1)
     except RuntimeError as error:
@@ -87,18 +95,51 @@ def run(args: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print("lanesim: " + " ".join(message.split()), file=sys.stderr)
+    _tell(message)
     return code
 
 
+def _tell(message: str) -> None:
+    """One line on stderr, if anybody listens there."""
+    from sim.files.read import printable
+
+    with suppress(OSError):
+        print(f"lanesim: {printable(message)}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
-    """Entry point of the `lanesim` script.
+    """Run the command line and exit with its code.
 
     Numpy's BLAS would start a thread per core as it is imported, which costs more than a small run; nothing here
     multiplies matrices. A library must not decide that, so only the command does.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        listen(stop)
+        have_streams()
+        code = _run_and_flush()
+    except KeyboardInterrupt:
+        code = _fail(f"{stopped_word()}; nothing incomplete was left", exit_code())
+    finally:
+        listen(signal.SIG_IGN)
+    sys.exit(code)
+
+
+def _run_and_flush() -> int:
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _nowhere(0)
+    except OSError as error:
+        return _nowhere(_fail(f"stdout: {error.strerror or error}", 2))
+    return code
+
+
+def _nowhere(code: int) -> int:
+    """What is still to be written to stdout goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 if __name__ == "__main__":

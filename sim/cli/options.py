@@ -5,6 +5,7 @@ Not here: what the values mean and their checks (sim.experiment.scenario).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+BOUND = re.compile(r"[A-Za-z0-9_]+:[-+.0-9eE]+")
+"""What looks like a bound of --goodput, on whatever metric."""
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 ENGINE_NAMES = ("vllm-0.24", "vllm-0.23", "vllm-0.19", "vllm-0.12", "vllm-0.9", "sglang-0.5", "trtllm-1.0", "ideal")
@@ -123,7 +126,7 @@ class ListOptions(click.Command):
         spread: list[str] = []
         is_listing = False
         for arg in args:
-            is_value = is_listing and arg.partition(":")[0] in GOODPUT_METRICS
+            is_value = is_listing and (arg.partition(":")[0] in GOODPUT_METRICS or bool(BOUND.fullmatch(arg)))
             if is_value and spread[-1] != "--goodput":
                 spread.append("--goodput")
             spread.append(arg)

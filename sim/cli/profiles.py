@@ -25,7 +25,7 @@ def profiles_command(ctx: click.Context) -> None:
 
     caption = "mean error on held-out points, percent; – = not validated; * = overlap of streams measured"
     table = Table(box=SIMPLE_HEAD, caption=caption, padding=(0, 0, 0, 1))
-    table.add_column("profile", no_wrap=True)
+    table.add_column("profile", no_wrap=True, min_width=max(map(len, shipped())))
     table.add_column("measured", no_wrap=True)
     for title in ("body", "decode", "prefill", "draft", "verify"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -38,7 +38,7 @@ def profiles_command(ctx: click.Context) -> None:
             cells.append(f"{error.mean_error_pct:.1f}" if error is not None and known else "–")
         measured = (profile.conditions or "–").removeprefix("kernel tables, ")
         table.add_row(name + " *" * profile.overlap.measured, measured, *cells)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 @profiles_command.command("show", epilog="Example: lanesim profiles show h100-sxm/llama-2-7b+tinyllama-1.1b")

@@ -1,9 +1,9 @@
 """Engines: what a serving engine of one version adds to the GPU's time, and the limits that it sets itself untold.
 
-A profile says what the GPU takes; an engine adds four constants, as they were measured on that GPU or, for a pair that
+A profile says what the GPU takes; an engine adds five constants, as they were measured on that GPU or, for a pair that
 never was, pooled over what was, with the spread. Data in sim/engines, one JSON per engine and version. A profile that
 was measured together with an engine keeps those constants of its own in `host` and names the engine there.
-Not here: what the four constants do to a work (sim.costs.works), how they are fitted (calibrate, realrun.validate).
+Not here: what the constants do to a work (sim.costs.works), how they are fitted (calibrate, realrun.validate).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from sim.costs.profile import Gpu, HostCosts, Profile
+from sim.costs.profile import LONGEST_S, Gpu, HostCosts, Profile
+from sim.files.json_values import convert, parse_json
+from sim.files.read import read_text
 from sim.names import unknown
 
 ENGINES = Path(__file__).parent.parent / "engines"
@@ -26,7 +28,7 @@ UNNAMED = "the profile's own"
 """Of profiles from before they named their engine."""
 ADDED_BY_AN_ENGINE = "step_s, row_s, gap_s and draft_pass_s are 0 here: an engine adds them"
 """What the source of a profile's host says where that is so."""
-CONSTANTS = ("step_s", "row_s", "draft_pass_s", "gap_s")
+CONSTANTS = ("step_s", "row_s", "draft_pass_s", "gap_s", "frontend_s")
 NO_SPECULATION = "none"
 NO_ENGINE = "no engine"
 """Name of what a real host adds that no engine and no measurement knows."""
@@ -75,6 +77,7 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     """GPU of the measurements."""
     is_pooled: bool = False
     """Some constant was never measured with this engine on this GPU."""
+    frontend_s: float = 0.0
     caps: tuple[CapRule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -82,6 +85,8 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
             value = getattr(self, field)
             if not isfinite(value) or value < 0.0:
                 raise ValueError(f"engine {self.name!r}: {field}={value!r} must be finite and not negative")
+            if value > LONGEST_S:
+                raise ValueError(f"engine {self.name!r}: {field}={value!r} must be at most {LONGEST_S:g} seconds")
         if self.is_async != (NO_SPECULATION in self.async_methods):
             raise ValueError(f"engine {self.name!r}: is_async says whether async_methods holds {NO_SPECULATION!r}")
 
@@ -107,6 +112,7 @@ class _Measured(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     is_pooled: bool
     measured_on: str
     source: str
+    frontend_s: float = 0.0
 
 
 class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,6 +160,7 @@ def load_engine(name: str, gpu: str) -> EngineCosts:
         row_s=entry.row_s,
         draft_pass_s=entry.draft_pass_s,
         gap_s=entry.gap_s,
+        frontend_s=entry.frontend_s,
         is_async=NO_SPECULATION in held.async_methods,
         source=f"{'pooled: ' if entry.is_pooled else ''}{entry.source}",
         error_pct=entry.error_pct,
@@ -166,12 +173,9 @@ def load_engine(name: str, gpu: str) -> EngineCosts:
 
 @lru_cache(maxsize=32)
 def _read(path: Path) -> _EngineFile:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_EngineFile)
-    except OSError as error:
-        raise ValueError(f"engine file {str(path)!r} cannot be read: {error.strerror or error}") from error
-    except msgspec.DecodeError as error:
-        raise ValueError(f"engine file {str(path)!r}: {error}") from error
+    where = f"engine file {str(path)!r}"
+    text = read_text(path, "engine file")
+    return convert(parse_json(text, where), _EngineFile, where, text)
 
 
 def own_engine(profile: Profile) -> EngineCosts | None:

@@ -254,26 +254,11 @@ class Measured(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True)
     chunk_tokens: int
 
 
-class CompactKernels(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="compact"
-):
-    """All constants of one GPU, engine and attention implementation."""
+class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a GPU under load makes of the layers of a pass, over what kernels say that were timed one by one."""
 
-    gemm: Gemm
-    decode_attention: DecodeAttention
-    """Grouped queries."""
-    multi_head_decode_attention: DecodeAttention
-    """Models in which every query head has its own KV head."""
-    prefill_attention: PrefillAttention
-    verify_attention: VerifyAttention
-    elementwise: Elementwise
-    head: Head
-    all_reduce: AllReduce | None
-    attention_implementation: str
-    kv_layout: str
-    measured: Measured
     body_ratios: tuple[tuple[int, float], ...] = ()
-    """(tokens, ratio): what the layers of a pass take on a served GPU over what the constants above say."""
+    """(tokens, ratio): what the layers of a pass take, attention left out, over what the kernels say."""
 
     def __post_init__(self) -> None:
         tokens = [count for count, _ in self.body_ratios]
@@ -293,6 +278,24 @@ class CompactKernels(
         (low, before), (high, after) = ratios[place - 1 : place + 1]
         share = log(tokens / low) / log(high / low)
         return before + share * (after - before)
+
+
+class CompactKernels(Served, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="compact"):
+    """All constants of one GPU, engine and attention implementation."""
+
+    gemm: Gemm
+    decode_attention: DecodeAttention
+    """Grouped queries."""
+    multi_head_decode_attention: DecodeAttention
+    """Models in which every query head has its own KV head."""
+    prefill_attention: PrefillAttention
+    verify_attention: VerifyAttention
+    elementwise: Elementwise
+    head: Head
+    all_reduce: AllReduce | None
+    attention_implementation: str
+    kv_layout: str
+    measured: Measured
 
 
 class LinearPass(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from math import isfinite
 
 import msgspec
 
-from sim.costs.kernels import Measured, VerifyAttention
+from sim.costs.kernels import Measured, Served, VerifyAttention
 
 Grid = tuple[tuple[float | None, ...], ...]
 
@@ -142,9 +142,7 @@ class ModelTable(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-class TableKernels(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="table"
-):
+class TableKernels(Served, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="table"):
     """All measured points of one GPU, engine, attention implementation and pair of models. The measured ranges are the
     ends of the axes.
 

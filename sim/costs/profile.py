@@ -28,12 +28,18 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of the groups below."""
 
 
+LONGEST_S = 1e3
+"""No part of a pass takes longer."""
+
+
 def _check(group: _Strict, *, positive: tuple[str, ...] = (), not_negative: tuple[str, ...] = ()) -> None:
     for field in positive + not_negative:
         value = getattr(group, field)
         if not isfinite(value) or value < 0 or (value == 0 and field in positive):
             wanted = "positive" if field in positive else "not negative"
             raise ValueError(f"{field}={value!r} must be finite and {wanted}")
+        if field.endswith("_s") and not field.endswith("_per_s") and value > LONGEST_S:
+            raise ValueError(f"{field}={value!r} must be at most {LONGEST_S:g} seconds; is it in other units?")
 
 
 class Gpu(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,6 +97,8 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Device time that every pass of the target takes beyond its kernels, however far ahead it is submitted."""
     draft_pass_s: float = 0.0
     """The same for every pass of the draft."""
+    frontend_s: float = 0.0
+    """From a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at once."""
     ngram_row_s: float = 3e-5
     """Host time per row to look up an n-gram draft; the default is assumed, not measured."""
     is_synchronous: bool = False
@@ -110,9 +118,10 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str
 
     def __post_init__(self) -> None:
-        times = ("eager_kernel_s", "graph_launch_s", "result_s", "step_s", "row_s", "gap_s", "draft_pass_s", "look_s")
+        times = ("eager_kernel_s", "graph_launch_s", "result_s", "look_s")
+        of_an_engine = ("step_s", "row_s", "gap_s", "draft_pass_s", "frontend_s")
         counts = ("kernels_per_layer", "graph_size_step")
-        _check(self, positive=counts, not_negative=(*times, "ngram_row_s", "max_graph_tokens"))
+        _check(self, positive=counts, not_negative=(*times, *of_an_engine, "ngram_row_s", "max_graph_tokens"))
         if not all(0.0 < seconds < inf for seconds in self.probed_s):
             raise ValueError(f"probed_s={list(self.probed_s)} must be positive and finite")
         for kind, factor in self.served.items():
@@ -156,6 +165,10 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"demand_floor={self.demand_floor!r} must be in 0..1")
 
 
+ROUNDED = 0.01
+"""By how much a mean may seem to exceed a largest value, both rounded."""
+
+
 class KindError(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Relative error of one kind of cost on `points` held-out points, or nulls and the reason why there is none."""
 
@@ -167,6 +180,14 @@ class KindError(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if (self.mean_error_pct is None) != (self.points == 0) or (self.max_error_pct is None) != (self.points == 0):
             raise ValueError("mean_error_pct and max_error_pct must be null exactly when points is 0")
+        if self.points < 0:
+            raise ValueError(f"points={self.points} must be at least 0")
+        if self.mean_error_pct is not None and self.max_error_pct is not None:
+            mean, most = self.mean_error_pct, self.max_error_pct
+            if not 0.0 <= mean <= most * (1.0 + ROUNDED) + ROUNDED or not isfinite(most):
+                raise ValueError(
+                    f"mean_error_pct={mean!r} and max_error_pct={most!r} must be finite, not negative, and in order"
+                )
 
 
 class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):

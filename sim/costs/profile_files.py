@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,8 @@ from typing import Any
 import msgspec
 
 from sim.costs.profile import SCHEMA, Profile
+from sim.files.json_values import convert, parse_json
+from sim.files.read import Unreadable, read_text
 from sim.files.write import write_text
 
 SHIPPED = Path(__file__).parent.parent / "profiles"
@@ -50,28 +50,25 @@ def load(name: str | Path) -> Profile:
             f"unknown profile {text!r}{hint} (a name from `lanesim profiles`, or a path to a .json file)"
         )
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UnknownProfile(f"profile file {text!r} cannot be read: {error.strerror or error}") from error
-    return decode(content, text)
+        content = read_text(path, "profile file")
+    except Unreadable as error:
+        raise UnknownProfile(str(error)) from None
+    return decode(content, str(path))
 
 
-def decode(content: bytes, where: str) -> Profile:
+def decode(content: str | bytes, where: str) -> Profile:
     """The profile in `content`; `where` names it in errors."""
-    try:
-        raw = msgspec.json.decode(content)
-        if not isinstance(raw, dict):
-            raise ValueError(f"profile {where!r}: the file must hold a JSON object, got {type(raw).__name__}")
-        schema = raw.get("schema")
-        if isinstance(schema, int) and schema > SCHEMA:
-            raise ValueError(
-                f"profile {where!r}: schema={schema} is newer than {SCHEMA}, which this version reads; update lanesim"
-            )
-        if schema != SCHEMA:
-            raise ValueError(f"profile {where!r}: schema={schema!r} must be {SCHEMA}")
-        return msgspec.convert(raw, Profile)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"profile {where!r}: {error}{_hint(str(error))}") from error
+    where = f"profile {where!r}"
+    text = content.decode() if isinstance(content, bytes) else content
+    raw = parse_json(text, where)
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where}: the file must hold a JSON object, got {type(raw).__name__}")
+    schema = raw.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise ValueError(f"{where}: schema={schema} is newer than {SCHEMA}, which this version reads; update lanesim")
+    if schema != SCHEMA:
+        raise ValueError(f"{where}: schema={schema!r} must be {SCHEMA}")
+    return convert(raw, Profile, where, text)
 
 
 def encode(profile: Profile) -> bytes:
@@ -108,22 +105,6 @@ def changed(profile: Profile, **fields: Any) -> Profile:
 
 def _json(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
-
-
-def _hint(message: str) -> str:
-    """The nearest valid key for msgspec's message on an unknown one."""
-    match = re.search(r"unknown field `([^`]+)`", message)
-    nearest = get_close_matches(match[1], sorted(set(_keys(Profile))), n=1, cutoff=0.5) if match else []
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
-
-
-def _keys(struct: type[msgspec.Struct]) -> Iterator[str]:
-    """All keys of `struct` and of the structs inside it."""
-    for field in msgspec.structs.fields(struct):
-        yield field.encode_name
-        for part in getattr(field.type, "__args__", (field.type,)):
-            if isinstance(part, type) and issubclass(part, msgspec.Struct):
-                yield from _keys(part)
 
 
 def round_constant(value: float) -> float:

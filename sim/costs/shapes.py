@@ -10,9 +10,19 @@ from difflib import get_close_matches
 
 import msgspec
 
-WEIGHT_BITS = {"bf16": 16.0, "fp8": 8.0, "fp8-block": 8.0, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4.5}
+WEIGHT_BITS = {
+    "bf16": 16.0,
+    "fp8": 8.0,
+    "fp8-block": 8.0,
+    "nvfp4": 4.5,
+    "mxfp4": 4.25,
+    "mxfp4-fp8": 4.25,
+    "mxfp4-marlin": 4.25,
+    "int4": 4.5,
+}
 """Bits of one weight by number format, scales included: one of 8 bits for 16 (nvfp4) or 32 (mxfp4) weights, of 16 for
-32 (int4); those of fp8 are under 0.1 %."""
+32 (int4); those of fp8 are under 0.1 %. They are multiplied with their own kind, but mxfp4 and int4 with bf16 and
+mxfp4-fp8 with 8 bits; mxfp4-marlin is mxfp4 in Marlin kernels, which vLLM may choose on Hopper."""
 KV_BITS = {"bf16": 16.0, "fp8": 8.0}
 
 
@@ -101,6 +111,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     window: int = 0
     """Tokens that attention of `window_layers` layers looks back; the others see all."""
     window_layers: int = 0
+    has_wide_qk_norm: bool = False
+    """Queries and keys are normed over all heads together, which are on several devices: an all-reduce more."""
     formats: Formats | None = None
     """null: everything at `dtype_bytes`."""
 

@@ -67,6 +67,7 @@ class GoodputLength:
     """
 
     draft_tokens_min = 0
+    constant_length = None
 
     def __init__(self, draft_tokens_max: int, round_s: RoundSeconds) -> None:
         self.draft_tokens_max = draft_tokens_max
@@ -162,6 +163,8 @@ class SglangAdaptive:
     its next candidate at the next update, as SGLang probes. CUDA-graph padding of batch sizes is left out.
     Source: AdaptiveStepSlot in sgl-project/sglang@015c872.
     """
+
+    constant_length = None
 
     def __init__(self, start: int, bands: Bands | None = None) -> None:
         self._bands = bands_by_start(SGLANG_BANDS if bands is None else bands)

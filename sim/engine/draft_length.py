@@ -39,6 +39,11 @@ class Controller(Protocol):
         """Look-ahead slots are held for so many, whatever is drafted."""
         ...
 
+    @property
+    def constant_length(self) -> int | None:
+        """What it always chooses; None where it may choose this or that."""
+        ...
+
     def draft_tokens_for(self, batch: int, queue: int) -> int:
         """For a step that carries `batch` requests, prompts included, while `queue` others wait for admission. Asked
         once per draft."""
@@ -48,16 +53,12 @@ class Controller(Protocol):
     def saw_draft(self, latency_s: float, verify_queue: int) -> None: ...
 
 
-def is_fixed(controller: Controller) -> bool:
-    """Whether it never chooses anything."""
-    return controller.draft_tokens_min == controller.draft_tokens_max
-
-
 class Fixed:
     """Always the same draft length."""
 
     def __init__(self, draft_tokens: int) -> None:
         self.draft_tokens_min = self.draft_tokens_max = draft_tokens
+        self.constant_length = draft_tokens
 
     def draft_tokens_for(self, batch: int, queue: int) -> int:
         return self.draft_tokens_max
@@ -79,6 +80,7 @@ class Feedback:
 
     draft_tokens_min = MIN_DRAFT_TOKENS
     draft_tokens_max = MAX_DRAFT_TOKENS
+    constant_length = None
 
     def __init__(self, draft_tokens: int) -> None:
         self.draft_tokens = min(max(draft_tokens, MIN_DRAFT_TOKENS), MAX_DRAFT_TOKENS)
@@ -136,6 +138,7 @@ class ByBatch:
         self._starts = [start for start, _, _ in table]
         self._lengths = [length for _, _, length in table]
         self.draft_tokens_min = min(self._lengths)
+        self.constant_length = self.draft_tokens_min if len(set(self._lengths)) == 1 else None
         self.draft_tokens_max = draft_tokens_max
 
     def draft_tokens_for(self, batch: int, queue: int) -> int:

@@ -112,17 +112,16 @@ class PagedPool(KvPool):
         goal = request.prompt_tokens + request.emitted_tokens
         found = self._found(request, (goal - 1) // self.block_size)
         num_users = self._num_users
-        num_in_use = sum([block in num_users for block in found])
+        free = [block for block in found if block not in num_users]
+        num_in_use = len(found) - len(free)
         if -(-goal // self.block_size) - num_in_use > self.num_free:
             return None
         for block in found:
-            if block in num_users:
-                num_users[block] += 1
-            else:
-                num_users[block] = 1
-                del self._freed[block]
+            num_users[block] = num_users.get(block, 0) + 1
+        for block in free:
+            del self._freed[block]
         self.num_shared += num_in_use
-        self.num_free -= len(found) - num_in_use
+        self.num_free -= len(free)
         history_tokens = len(found) * self.block_size
         self._tables[request.index] = _Table(found)
         self.grow(request, min(goal, history_tokens + tokens))

@@ -66,10 +66,17 @@ class Serving:
         self.intake = Signal()
         """Notified on arrival, and on release while somebody waits in the inbox."""
         self.finished = Signal()
+        self.frontend_s = 0.0
+        """Every request's, between its arrival and the queue; whoever sets it spawns `frontend`."""
+        self._entering: deque[tuple[float, Request]] = deque()
+        """Arrived, and when each is in the queue."""
+        self._came = Signal()
         self.first_measured = 0
         """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
         self.on_finished: Callable[[], None] | None = None
         """Called when a request has its last token: somebody counts over several servings."""
+        self.router: Callable[[Request], None] | None = None
+        """Takes what arrives in place of the inbox: somebody serves it in parts."""
         self.kv_bytes_per_token = 0
         """Of the models that serve: what a copy to another GPU moves."""
         self.num_arrived = 0
@@ -117,8 +124,29 @@ class Serving:
             self.arrive(request)
 
     def arrive(self, request: Request) -> None:
-        """`request` has come in, and waits behind all that wait."""
+        """`request` has come in; it waits behind all that wait, once the frontend is through with it."""
         self.num_arrived += 1
+        if self.frontend_s:
+            self._entering.append((self.host.now_s + self.frontend_s, request))
+            self.host.notify(self._came)
+        else:
+            self.queue_up(request)
+
+    async def frontend(self) -> None:
+        """Pass arrivals on to the queue, each `frontend_s` after it came."""
+        while True:
+            while not self._entering:
+                await self.host.wait(self._came)
+            ready_s, request = self._entering.popleft()
+            if ready_s > self.host.now_s:
+                await self.host.sleep_until(ready_s)
+            self.queue_up(request)
+
+    def queue_up(self, request: Request) -> None:
+        """`request` waits behind all that wait, here or where the router sends it."""
+        if self.router is not None:
+            self.router(request)
+            return
         self.inbox.append(request)
         self.queue.set(len(self.inbox), self.host.now_s)
         self.host.notify(self.intake)

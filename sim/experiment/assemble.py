@@ -29,9 +29,9 @@ from sim.devices.contention import Contention, Regime, contention_of
 from sim.devices.link import link_of
 from sim.engine.adaptive_length import RoundSeconds
 from sim.engine.controllers import build_controller
-from sim.engine.draft_length import Controller, is_fixed
-from sim.engine.fleet import Fleet, FleetGauges, GaugePart
-from sim.engine.gauge import GapSamples
+from sim.engine.draft_length import Controller
+from sim.engine.fleet import Fleet, FleetGauges
+from sim.engine.gauge import GapSamples, GaugePart
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool, SlottedPool
 from sim.engine.serving import Serving
@@ -39,9 +39,10 @@ from sim.experiment.forecast import MeanLoad
 from sim.experiment.partition import Shares, best_shares, check_partition
 from sim.experiment.scenario import Engine, Scenario, Speculation
 from sim.experiment.step_forecast import StepForecast
-from sim.hosts.replica import ReplicaHost
+from sim.hosts.view import HostView
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.policies import continuous_lazy
+from sim.policies.adaptive import check_table, seed_table
 from sim.policies.disaggregated import LINK
 from sim.policies.options import PREEMPTIVE, Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
@@ -78,6 +79,8 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
     workers: int | None
 
 
+HEAVY_BYTES = 60e9
+"""Weights of a target that seed 002's table calls heavy: 34B and more, in bf16."""
 LOAD_SAMPLE = 200
 """Requests whose means tell of a workload."""
 _known_shares: dict[tuple[str, str, int], Shares] = {}
@@ -257,7 +260,7 @@ class Experiment:
     def requests(self) -> list[Request]:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
         workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
-        requests = build_requests(workload, self.seed)
+        requests = build_requests(workload, self.seed, self.scenario.engine.block_size)
         if cut_s is None:
             return requests
         if requests[-1].arrival_s <= cut_s and workload.request_rate < inf and not is_trace(workload):
@@ -271,7 +274,10 @@ class Experiment:
 
     def luck(self, requests: Sequence[Request] = ()) -> Luck:
         """Whose drafts are accepted: the tape of this seed, prepared for `requests` where they are known."""
-        luck = Luck(build_acceptance(self.scenario.speculation, self.draft_tokens), self.seed)
+        speculation = self.scenario.speculation
+        if self.policy.drafts_ahead and speculation.stale_acceptance is not None:
+            speculation = msgspec.structs.replace(speculation, acceptance=speculation.stale_acceptance)
+        luck = Luck(build_acceptance(speculation, self.draft_tokens), self.seed)
         if self.draft_tokens and requests:
             luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], self.draft_tokens)
         return luck
@@ -345,7 +351,7 @@ class Experiment:
             members: list[Serving] = []
 
             def build(index: int, gaps: GapSamples, gauges: FleetGauges) -> Serving:
-                member = self._serving(ReplicaHost(host, index, self.num_gpus), requests)
+                member = self._serving(HostView(host, str(index), first_gpu=index * self.num_gpus), requests)
                 member.gaps = gaps
                 member.queue, member.kv.held = GaugePart(gauges.queue), GaugePart(gauges.held)
                 members.append(member)
@@ -378,19 +384,25 @@ class Experiment:
             max_num_seqs=limits.max_num_seqs * self.num_engines,
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
+        serving.frontend_s = self.engine.frontend_s
         serving.first_measured = self.scenario.workload.num_warmups
         sent = self.models[:1] if options.draft_devices else self.models
         serving.kv_bytes_per_token = sum(kv_bytes_per_token(shape, self.profile.tensor_parallel) for shape in sent)
         return serving
 
     def _start_policy(self, host: SpawningHost, serving: Serving, luck: Luck | None) -> None:
+        if serving.frontend_s:
+            host.spawn(serving.frontend())
         scenario, policy, limits, controller = self.scenario, self.policy, self.limits, serving.controller
         is_whole = scenario.window.stop_s is None
-        is_simple = is_whole and is_fixed(controller)
+        is_simple = is_whole and controller.constant_length is not None
         if policy.is_continuous and luck and is_simple and continuous_lazy.can_be_lazy(serving, limits):
             tasks = continuous_lazy.coroutines(serving, limits, luck)
         else:
-            options = msgspec.structs.replace(scenario.policy_options, partition=self.shares)
+            table = scenario.policy_options.adaptive_table
+            if isinstance(table, str):
+                table = seed_table(is_heavy=self.profile.target.weight_bytes >= HEAVY_BYTES)
+            options = msgspec.structs.replace(scenario.policy_options, partition=self.shares, adaptive_table=table)
             tasks = policy.build(serving, options, limits)
         for task in tasks:
             host.spawn(task)
@@ -448,6 +460,8 @@ def check(scenario: Scenario, profile: Profile) -> None:
         raise ValueError(
             f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
         )
+    if not isinstance(scenario.policy_options.adaptive_table, str):
+        check_table(scenario.policy_options.adaptive_table)
     for name in scenario.policy:
         policy = find_policy(name)
         if policy.needs_draft and draft_tokens == 0:
@@ -458,7 +472,14 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
             )
         is_lane = policy.is_speculative and not policy.is_continuous
-        if draft_tokens and is_lane and limits.method is not Method.DRAFT_MODEL:
+        reads_late = policy.drafts_ahead and limits.method is Method.EAGLE3
+        if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
+            raise ValueError(
+                f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
+                "reads them: speculation.stale_acceptance must say what is accepted then (measured: about 0.6 of the "
+                "acceptance length)"
+            )
+        if draft_tokens and is_lane and not reads_late and limits.method is not Method.DRAFT_MODEL:
             raise ValueError(
                 f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
                 "continuous only"
@@ -580,10 +601,10 @@ def caps_of(experiment: Experiment) -> Caps:
 
 def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int:
     """Slots beyond prompt and output that drafts can take: of the round in flight, and in `continuous` of the next one,
-    which asynchronous scheduling plans a round ahead."""
+    which asynchronous scheduling plans a round ahead, as in a policy that drafts ahead."""
     if draft_tokens_max == 0:
         return 0
-    rounds = 1
+    rounds = 2 if policy.drafts_ahead else 1
     if policy.is_continuous:
         rounds = 3 if is_async else 2
     return rounds * draft_tokens_max + 1

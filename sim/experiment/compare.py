@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from itertools import combinations
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -142,8 +143,11 @@ def compare(
     is_detailed: bool = False,
     workers: int | None = None,
     most_cpu_s: float = inf,
+    rows_in: Path | None = None,
 ) -> Comparison:
     """Run every policy with every replication.
+
+    Each run writes its requests into the directory `rows_in`, as Parquet files in the order of the runs.
 
     `on_run` gets each record, `on_done` hears how far it is. With `record_works` every run says where its time went,
     and the first replication of each policy carries its works; with `is_detailed` every run carries per-request lists.
@@ -163,8 +167,9 @@ def compare(
             record_works=record_works,
             keeps_works=replication == 0,
             keeps_record=on_run is not None,
+            rows_path=None if rows_in is None else str(rows_in / f"{place:03}-{replication:06}.parquet"),
         )
-        for policy in scenario.policy
+        for place, policy in enumerate(scenario.policy)
         for replication in range(scenario.replications)
     ]
     outcomes = _run_all(points, workers, on_done)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +17,9 @@ from sim.costs.profile import Profile
 from sim.devices.contention import Regime
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
+from sim.files.tables import writing_parquet
 from sim.metrics.load import needs_capacity
-from sim.metrics.records import RunRecord
+from sim.metrics.records import RunRecord, request_parts
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
 from sim.workload.generate import is_trace
 
@@ -38,6 +40,8 @@ class Point:
     keeps_works: bool = True
     """Whether recorded works come back with the record, or only what was read from them."""
     keeps_record: bool = False
+    rows_path: str | None = None
+    """Parquet file to write the requests to, where they are wanted without the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,10 @@ def run_point(point: Point) -> Outcome:
     )
     if point.is_detailed:
         run |= detailed(record)
+    if point.rows_path is not None:
+        with writing_parquet(Path(point.rows_path)) as write:
+            for columns in request_parts(record):
+                write(columns)
     return Outcome(
         run=run,
         num_streams=len({usage.stream for usage in record.usage if usage.kind != "host"}),

@@ -172,7 +172,9 @@ def _can_be_imported(build: Callable[..., Any]) -> bool:
 
 def _start_worker(shared: Mapping[str, Any], calls: list[Call]) -> None:
     """Make this process a worker that ends with its parent, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.SIG_DFL)
     prepare(shared, calls)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -30,6 +30,7 @@ from sim.policies.options import Method, PolicyOptions
 from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
+MOST_SEED = 2**63 - 1
 RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
 """Old name and new one."""
 TINY, TINY_INPUT_LEN, TINY_OUTPUT_LEN = "cpu/tiny", 64, 32
@@ -92,6 +93,9 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     method: Method = Method.DRAFT_MODEL
     num_speculative_tokens: int = 4
     acceptance: str = "iid:0.7"
+    stale_acceptance: str | None = None
+    """pipelined, whose drafts are made before the target's newest features exist: acceptance of a head that reads them,
+    such as length:2.59@7 where it was length:4.35@7. null: as `acceptance`, of a draft that reads none."""
     synthetic_acceptance_length: float | None = None
     """vLLM's key, taken in place of `acceptance`: tokens per verify, the earliest drafted tokens accepted first."""
     synthetic_acceptance_rates: tuple[float, ...] | None = None
@@ -215,6 +219,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if len(set(self.policy)) < len(self.policy):
             raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
         _at_least("", self, seed=0, replications=1)
+        if self.seed > MOST_SEED:
+            raise ValueError(f"seed={self.seed} must be at most {MOST_SEED}: tables of results hold it in 64 bits")
 
     @classmethod
     def of(cls, source: Mapping[str, Any] | str | Path | None = None, /, **changes: Any) -> Scenario:

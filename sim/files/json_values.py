@@ -49,9 +49,9 @@ class _Token(NamedTuple):
     """Where the list or object around it begins."""
 
 
-def read_json(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES) -> Any:
+def read_json(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES, has_prose: bool = False) -> Any:
     """The value in a JSON file. Raises ValueError naming file, line and key."""
-    return parse_json(read_text(path, what, most_bytes=most_bytes), f"{what} {str(path)!r}")
+    return parse_json(read_text(path, what, most_bytes=most_bytes), f"{what} {str(path)!r}", has_prose=has_prose)
 
 
 def json_lines(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTES) -> Iterator[tuple[int, Any]]:
@@ -61,8 +61,10 @@ def json_lines(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTE
             yield number, parse_json(line, f"{what} {str(path)!r}", number)
 
 
-def parse_json(text: str, where: str, line: int | None = None) -> Any:
+def parse_json(text: str, where: str, line: int | None = None, *, has_prose: bool = False) -> Any:
     """The value that `text` spells; `where` it stands begins every message, `line` is given for one line of a file.
+
+    `has_prose`: its texts are counted and never shown, and may hold any character.
 
     >>> parse_json('{"a": [1, 2.5, null]}', "note")
     {'a': [1, 2.5, None]}
@@ -71,7 +73,7 @@ def parse_json(text: str, where: str, line: int | None = None) -> Any:
         if text.count("[") + text.count("{") > MOST_DEPTH and _depth(text) > MOST_DEPTH:
             raise ValueError(f"{where}{_at(text, 0, line)}: nested deeper than {MOST_DEPTH} levels")
         value = _DECODER.decode(text)
-        if _SUSPECT.search(text):
+        if not has_prose and _SUSPECT.search(text):
             _refuse_faults(text, where, line)
     except json.JSONDecodeError as error:
         problem = error.msg[0].lower() + error.msg[1:]

@@ -8,12 +8,15 @@ Not here: JSON (sim.files.json_values), YAML (sim.files.yaml_values), CSV and Pa
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 MIB = 1 << 20
 MOST_CONFIG_BYTES = MIB
@@ -84,17 +87,26 @@ def read_text(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES) -> s
 
 
 def lines_of(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTES) -> Iterator[tuple[int, str]]:
-    """Line by line, numbered from 1, each with its end where it has one. Raises ValueError naming the line."""
-    with opened(path, what, most_bytes=most_bytes) as file:
-        number = 0
+    """Line by line, numbered from 1, each with its end where it has one; unpacked where the name ends in .gz. Raises
+    ValueError naming the line."""
+    with ExitStack() as stack:
+        file = stack.enter_context(opened(path, what, most_bytes=most_bytes))
+        if str(path).endswith(".gz"):
+            file = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
+        number = num_bytes = 0
         while True:
             try:
                 line = file.readline(MOST_LINE_BYTES + 1)
             except OSError as error:
                 raise Unreadable(f"{what} {str(path)!r} cannot be read: {error.strerror or error}") from None
+            except (EOFError, zlib.error) as error:
+                raise ValueError(f"{what} {str(path)!r} line {number + 1}: damaged archive: {error}") from None
             if not line:
                 return
             number += 1
+            num_bytes += len(line)
+            if num_bytes > most_bytes:
+                raise ValueError(f"{what} {str(path)!r} has more than the {most_bytes // MIB} MiB that are read")
             if len(line) > MOST_LINE_BYTES:
                 raise ValueError(
                     f"{what} {str(path)!r} line {number}: longer than {MOST_LINE_BYTES // MIB} MiB; is it no text?"

@@ -1,4 +1,4 @@
-"""Tables by column: CSV row by row. Every defect is a ValueError with its file, line and column.
+"""Tables by column: CSV row by row, Parquet in parts. Every defect is a ValueError with its file, line and column.
 
 Not here: what the columns mean.
 """
@@ -6,11 +6,15 @@ Not here: what the columns mean.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sim.files.read import CONTROL, MOST_TABLE_BYTES, lines_of
+from sim.files.read import CONTROL, MOST_TABLE_BYTES, lines_of, opened
+
+MOST_CELLS = 2_000_000_000
+"""Of a Parquet file, rows times columns: a file of a few KB can say that it holds more than any memory."""
 
 
 class CsvRows(NamedTuple):
@@ -37,6 +41,76 @@ def read_csv(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTES)
     return CsvRows(header, _rows(reader, where, len(header)))
 
 
+def read_parquet(path: str | Path, what: str) -> Any:
+    """A Parquet file as an Arrow table. Raises ValueError naming the file."""
+    where = f"{what} {str(path)!r}"
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ValueError(
+            f"{where}: reading Parquet needs the analysis extra: pip install 'lanesim[analysis]'"
+        ) from None
+    with opened(path, what, most_bytes=MOST_TABLE_BYTES) as source:
+        try:
+            file = pq.ParquetFile(source)
+            about = file.metadata
+            if about.num_rows * max(1, about.num_columns) > MOST_CELLS:
+                raise ValueError(f"{where}: {about.num_rows} rows of {about.num_columns} columns; is it damaged?")
+            table = file.read()
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{where} cannot be read as Parquet: {_first_line(error)}") from None
+    names = table.column_names
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise ValueError(f"{where}: column {twice[0]!r} is there twice")
+    return table
+
+
+@contextmanager
+def writing_parquet(path: Path) -> Iterator[Callable[[Mapping[str, Sequence[Any]]], None]]:
+    """A Parquet file that is written in parts: what is yielded takes the columns of each; nan becomes null.
+
+    The first part says which columns there are, and their types.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ValueError("writing Parquet needs the analysis extra: pip install 'lanesim[analysis]'") from None
+    writer: Any = None
+
+    def write(columns: Mapping[str, Sequence[Any]]) -> None:
+        nonlocal writer
+        known = {} if writer is None else {field.name: field.type for field in writer.schema}
+        arrays = {name: pa.array(values, type=known.get(name), from_pandas=True) for name, values in columns.items()}
+        table = pa.table(arrays)
+        if writer is None:
+            writer = pq.ParquetWriter(path, table.schema, compression="zstd")
+        writer.write_table(table)
+
+    try:
+        yield write
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def join_parquet(parts: Sequence[Path], path: Path) -> None:
+    """One Parquet file of the rows of several with the same columns, in their order; one part of one in memory."""
+    import pyarrow.parquet as pq
+
+    first = pq.read_schema(parts[0])
+    with pq.ParquetWriter(path, first, compression="zstd") as writer:
+        for part in parts:
+            with pq.ParquetFile(part) as file:
+                for number in range(file.num_row_groups):
+                    writer.write_table(file.read_row_group(number).cast(first))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def _lines(path: str | Path, what: str, most_bytes: int) -> Iterator[str]:
     for number, line in lines_of(path, what, most_bytes=most_bytes):
         if bad := CONTROL.search(line):
@@ -46,10 +120,11 @@ def _lines(path: str | Path, what: str, most_bytes: int) -> Iterator[str]:
 
 def _rows(reader: Any, where: str, width: int) -> Iterator[tuple[int, list[str]]]:
     while (cells := _next(reader, where)) is not None:
-        if len(cells) == width:
-            yield reader.line_num, cells
-        elif any(cell.strip() for cell in cells):
+        if not any(map(str.strip, cells)):
+            continue
+        if len(cells) != width:
             raise ValueError(f"{where} line {reader.line_num}: {len(cells)} fields, and the header has {width}")
+        yield reader.line_num, cells
 
 
 def _next(reader: Any, where: str) -> list[str] | None:

@@ -68,8 +68,8 @@ def new_folder(path: Path, *, keeps: Callable[[str], bool] = lambda name: True) 
     with locked(path), naming(path):
         sweep(path)
         scratch = _scratch(path)
-        scratch.mkdir()
         try:
+            scratch.mkdir()
             yield scratch
             if path.is_dir():
                 shutil.copymode(path, scratch)

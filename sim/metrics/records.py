@@ -5,6 +5,7 @@ Not here: metrics themselves (sim.metrics.summary), files (sim.report.results).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,6 +13,9 @@ from sim.engine.gauge import GapSamples
 from sim.seam.host import Stream
 from sim.seam.request import Request
 from sim.seam.work import Work
+
+PART_ROWS = 50_000
+"""Requests whose columns are in memory at once: about 20 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +137,17 @@ class RunRecord:
     """(time, tokens in KV from then on)."""
 
 
-def request_columns(record: RunRecord) -> dict[str, list[Any]]:
-    """The requests of a run as columns, one list [requests] per field, unfinished ones marked censored."""
-    requests = record.requests
+def request_parts(record: RunRecord) -> Iterator[dict[str, list[Any]]]:
+    """The columns of PART_ROWS requests at a time: all at once would take more memory than the run."""
+    for first in range(0, max(1, len(record.requests)), PART_ROWS):
+        yield request_columns(record, record.requests[first : first + PART_ROWS])
+
+
+def request_columns(record: RunRecord, requests: Sequence[Request] | None = None) -> dict[str, list[Any]]:
+    """The requests of a run, or some of them, as columns: one list [requests] per field, unfinished ones marked
+    censored."""
+    if requests is None:
+        requests = record.requests
     return {
         "policy": [record.policy] * len(requests),
         "seed": [record.seed] * len(requests),

@@ -85,7 +85,7 @@ def summarise(
     result |= _spread("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
     result["steady_output_throughput"] = _steady_throughput(record, measured)
     result |= _windowed(record, measured, finished)
-    result |= _prefix_cache(record, measured)
+    result |= prefix_cache(record, measured)
     result |= _speculation(record, measured)
     return result | _device(record, duration_s)
 
@@ -186,7 +186,7 @@ def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence
     }
 
 
-def _prefix_cache(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:
+def prefix_cache(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:
     """What was found of prompts when they were first seated: tokens, and their share of all blocks, a last one in part
     among them. None where there is no prefix cache."""
     block = record.cache_block_tokens

@@ -67,13 +67,21 @@ class _Member(NamedTuple):
         return 0 if self.accepted is None else int(self.accepted[step - self.first_step])
 
 
+def _grown(steps: Ints, length: int) -> Ints:
+    """`steps` with zeros behind it where it lacks some for `length`."""
+    if length <= len(steps):
+        return steps
+    return np.concatenate([steps, np.zeros(length, np.int64)])
+
+
 class _RowBlocks:
     """What the tables of decoding rows gain, by the step that they are planned for."""
 
-    __slots__ = ("_draft_tokens", "_gains", "_is_async", "_pool")
+    __slots__ = ("_draft_tokens", "_gains", "_is_async", "_lookahead", "_pool")
 
-    def __init__(self, pool: PagedPool, draft_tokens: int, *, is_async: bool) -> None:
+    def __init__(self, pool: PagedPool, draft_tokens: int, lookahead: int, *, is_async: bool) -> None:
         self._pool = pool
+        self._lookahead = lookahead
         self._draft_tokens = draft_tokens
         self._is_async = is_async
         self._gains = np.zeros(_GROWTH_STEPS, dtype=np.int64)
@@ -82,7 +90,7 @@ class _RowBlocks:
     @property
     def _reach(self) -> int:
         """Slots beyond a row's context that its plan holds: the round's own, and look-ahead for the next draft."""
-        return 2 * self._draft_tokens + 1
+        return self._draft_tokens + 1 + self._lookahead
 
     def of_plans(self, member: _Member, *, must_end: bool) -> Ints:
         """[plans] blocks of its table after each plan for it, its first round's first.
@@ -110,23 +118,34 @@ class _RowBlocks:
 
     def join(self, member: _Member, *, must_end: bool) -> _Member:
         """From now on its gains are taken by number; its table has in name what it will have in the end."""
-        member = member._replace(prompt_blocks=self._pool.length(member.request))
-        blocks = self.of_plans(member, must_end=must_end)
-        gains = np.diff(blocks, prepend=member.prompt_blocks)
-        first = 1 if self._is_async else 0
-        start, end = member.first_step + first, member.first_step + len(gains)
-        if end > len(self._gains):
-            self._gains = np.concatenate([self._gains, np.zeros(len(self._gains) + len(gains), np.int64)])
-        self._gains[start:end] += gains[first:]
-        self._pool.assign(member.request, int(blocks[-1]))
-        return member
+        request, accepted, start = member.request, member.accepted, member.first_step
+        block_size = self._pool.block_size
+        num_blocks = self._pool.length(request)
+        if accepted is None:
+            end = start + request.output_tokens - 1
+            self._gains = _grown(self._gains, end)
+            first = -request.prompt_tokens % block_size
+            if first == 0 and self._is_async:
+                first = block_size
+            self._gains[start + first : end : block_size] += 1
+            self._pool.assign(request, -(-(request.prompt_tokens + request.output_tokens - 1) // block_size))
+        else:
+            blocks = self.of_plans(member, must_end=must_end)
+            self._gains = _grown(self._gains, start + len(blocks))
+            self._gains[start + 1 : start + len(blocks)] += blocks[1:] - blocks[:-1]
+            if not self._is_async:
+                self._gains[start] += blocks[0] - num_blocks
+            self._pool.assign(request, int(blocks[-1]))
+        return member._replace(prompt_blocks=num_blocks)
 
     def take(self, step: int, completed: Sequence[Request]) -> None:
         """Rows are planned for `step`, and so are first rounds of the `completed` prompts, of the step under way."""
         gain = 0
         if step < len(self._gains):
-            gain, self._gains[step] = int(self._gains[step]), 0
-        gain += sum([self.first_gain(request) for request in completed if request.output_tokens > 1])
+            gain, self._gains[step] = self._gains.item(step), 0
+        for request in completed:
+            if request.output_tokens > 1:
+                gain += self.first_gain(request)
         if gain:
             self._pool.take(gain)
 
@@ -209,8 +228,7 @@ class _Rows:
             request.drafted_tokens = num_rounds * self._draft_tokens
             request.accepted_tokens = total
             start = self.step + 1
-            if start + num_rounds > len(self._advance):
-                self._advance = np.concatenate([self._advance, np.zeros(len(self._advance) + num_rounds, np.int64)])
+            self._advance = _grown(self._advance, start + num_rounds)
             self._advance[start : start + num_rounds] += accepted
         request.kv_tokens = request.prompt_tokens + gained
         self.num_rows += 1
@@ -271,10 +289,12 @@ class _Rows:
 
 async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, stream: Stream) -> None:
     host, kv, gaps = serving.host, serving.kv, serving.gaps
-    draft_tokens = serving.controller.draft_tokens_max
+    draft_tokens = _length(serving)
     tokens_per_row = draft_tokens + 1
     is_async = limits.async_scheduling
-    blocks = _RowBlocks(serving.paged, draft_tokens, is_async=is_async) if serving.paged.is_sharing else None
+    lookahead = serving.controller.draft_tokens_max
+    is_sharing = serving.paged.is_sharing
+    blocks = _RowBlocks(serving.paged, draft_tokens, lookahead, is_async=is_async) if is_sharing else None
     rows = _Rows(luck, draft_tokens, serving.first_measured, blocks)
     plan: _Plan | None = None
     partial: _Partial | None = None
@@ -282,7 +302,7 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
     while True:
         num_rows = rows.num_rows
         if plan is None or not (num_rows or plan.chunks):
-            if not _has_room(serving, limits, num_rows, partial):
+            if serving.inbox and not _has_room(serving, limits, num_rows, partial):
                 await engine(serving, limits, stream, _with_tables(serving, rows, partial, last_step_s))
                 return
             if blocks is not None:
@@ -297,7 +317,7 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
         started_s = host.now_s
         target, last = _submit(serving, rows, step, stream, limits.method)
         if is_async:
-            if not _has_room(serving, limits, num_rows + len(completed), partial):
+            if serving.inbox and not _has_room(serving, limits, num_rows + len(completed), partial):
                 running, under_way = _under_way(serving, rows, step, last_step_s)
                 flight = Flight(under_way.step, target, last, draft_tokens, started_s, under_way.accepted)
                 await engine(serving, limits, stream, running, flight)
@@ -342,9 +362,16 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
         last_step_s = now_s
 
 
+def _length(serving: Serving) -> int:
+    """The draft length; where it is 0 and longer ones might be, the drafter is loaded and kept up to date."""
+    length = serving.controller.constant_length
+    assert length is not None, "a lazy account needs one draft length"
+    return length
+
+
 def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: Method) -> tuple[Ticket, Ticket]:
     """The target pass of a step, and the drafts that follow it; their tickets."""
-    host, draft_tokens = serving.host, serving.controller.draft_tokens_max
+    host, draft_tokens = serving.host, _length(serving)
     num_rows, context_tokens, chunks, completed = rows.num_rows, rows.context_tokens, step.chunks, step.completed
     row_tokens = num_rows * (draft_tokens + 1)
     target = last = host.run(
@@ -359,7 +386,7 @@ def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: 
         ),
         stream,
     )
-    if draft_tokens:
+    if serving.controller.draft_tokens_max:
         num_drafted = num_rows + len(completed)
         last = host.run(
             Work(
@@ -369,7 +396,7 @@ def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: 
                 row_tokens=draft_row_tokens(method, num_drafted, row_tokens),
                 context_tokens=context_tokens + sum([request.prompt_tokens for request in completed]),
                 chunks=chunks,
-                head_rows=num_drafted,
+                head_rows=num_drafted if draft_tokens else 0,
                 draft_tokens=draft_tokens if num_drafted else 0,
             ),
             stream,
@@ -391,6 +418,8 @@ def _has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: 
 
 def _fill(serving: Serving, partial: _Partial | None, limits: EngineLimits, num_seated: int, budget: int) -> _Plan:
     """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats."""
+    if partial is None and not serving.inbox:
+        return _Plan([], (), [], None, serving.host.now_s)
     serving.take_in()
     pool, lookahead = serving.paged, serving.controller.draft_tokens_max
     prompts: list[Request] = []
@@ -457,7 +486,7 @@ def _under_way(serving: Serving, rows: _Rows, plan: _Plan, last_step_s: float) -
     """While `plan`, which was made ahead if there are rows, is under way: tables as they were planned; the running
     requests, oldest first, and the step with what its rows are going to accept."""
     lookahead = serving.controller.draft_tokens_max
-    tokens_per_row = lookahead + 1
+    tokens_per_row = _length(serving) + 1
     step = Step([], [], plan.prompts, plan.chunks)
     accepted = []
     for member in rows.write_out(last_step_s):

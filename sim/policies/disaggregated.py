@@ -19,7 +19,7 @@ from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.seam.host import Stream, Ticket
 from sim.seam.lane import Lane
 from sim.seam.request import Request
-from sim.seam.work import Kind, Model, Work
+from sim.seam.work import Kind, Work
 
 LINK = "link"
 """The device between the GPUs of a replica."""
@@ -67,10 +67,7 @@ async def _prefill_gpu(serving: Serving, options: PolicyOptions, pools: _Pools, 
         if options.prefill_chunk_tokens is not None:
             await rounds.prefill_by_chunks(serving, request, stream, options.prefill_chunk_tokens, draft_stream)
         else:
-            prompt = rounds.submit_prompt(serving, request, Model.TARGET, stream)
-            if has_drafts:
-                request.draft_prefill = rounds.submit_prompt(serving, request, Model.DRAFT, draft_stream)
-            await prompt
+            await rounds.submit_prefill(serving, request, stream, draft_stream)
         gpu = _place(serving, request)
         serving.commit_prefill(request)
         if request.is_finished:

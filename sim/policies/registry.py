@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.engine.serving import Serving
 from sim.names import unknown
-from sim.policies import baseline, continuous, disaggregated, pd, pdv, unified
+from sim.policies import adaptive, baseline, continuous, disaggregated, pd, pdv, pipelined, unified
 from sim.policies.options import EngineLimits, PolicyOptions
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Policy:
     """GPUs of one replica that seat requests, each within the engine's limits."""
     has_workers: bool = False
     """Serves as many requests at once as it has workers."""
+    drafts_ahead: bool = False
+    """Drafts before the result of the verify before is known: room for one more draft, no replay."""
     is_continuous: bool = False
     """Continuous batching: keeps its KV and batches, so `batching` and `kv` cannot be otherwise."""
     lanes: tuple[tuple[str, ...], ...] = ()
@@ -136,6 +138,41 @@ _BUILT_IN = (
         needs_draft=True,
         takes=("decode_batch", "queue_factor", "spin_s", "pipelined", *LANE_OPTIONS),
         lanes=(("prefill",), ("draft", "verify")),
+    ),
+    Policy(
+        name="adaptive",
+        summary="the lane policy that a table says for the load",
+        source="seed 002",
+        build=adaptive.coroutines,
+        needs_draft=True,
+        takes=(
+            "adaptive_table",
+            "hysteresis",
+            "workers",
+            "decode_batch",
+            "verify_batch",
+            "verify_lead",
+            "hybrid_requests",
+            "queue_factor",
+            "spin_s",
+            "pipelined",
+            "poll_s",
+            "batch_by",
+            "prefill_chunk_tokens",
+            "batching",
+            "kv",
+            "stream_priorities",
+        ),
+    ),
+    Policy(
+        name="pipelined",
+        summary="drafts the next window while the target verifies the last one; a rejection throws it away",
+        source="seed 000, PEARL",
+        build=pipelined.coroutines,
+        needs_draft=True,
+        drafts_ahead=True,
+        num_gpus=lambda options: 1 + min(1, options.draft_devices),
+        takes=("decode_batch", "poll_s", "draft_devices", "prefill_chunk_tokens", "batching", "stream_priorities"),
     ),
     Policy(
         name="disaggregated",

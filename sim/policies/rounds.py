@@ -17,15 +17,16 @@ from sim.seam.request import Request
 from sim.seam.work import Model
 
 
-def submit_prefill(serving: Serving, request: Request, stream: Stream) -> Ticket:
-    """Prefill `request` in the target and, where one drafts, in the draft model; the ticket is the target's last.
+def submit_prefill(serving: Serving, request: Request, stream: Stream, draft_stream: Stream | None = None) -> Ticket:
+    """Prefill `request` in the target and, where one drafts, in the draft model, on `draft_stream` if that is another;
+    the ticket is the target's last.
 
     Prompts beyond the engine's token budget go in several works. The target goes first, for the first token's sake;
     the first draft comes after the draft model's own prefill.
     """
     ticket = submit_prompt(serving, request, Model.TARGET, stream)
     if serving.controller.draft_tokens_max:
-        request.draft_prefill = submit_prompt(serving, request, Model.DRAFT, stream)
+        request.draft_prefill = submit_prompt(serving, request, Model.DRAFT, draft_stream or stream)
     return ticket
 
 

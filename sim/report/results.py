@@ -7,10 +7,11 @@ Not here: how that is done (sim.files.write), what the results mean.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import msgspec
@@ -18,18 +19,21 @@ import msgspec
 from sim.experiment.compare import RESULT_SCHEMA, Comparison
 from sim.experiment.scenario import Scenario, to_plain
 from sim.files.json_values import convert, parse_json
-from sim.files.read import Unreadable, read_text
+from sim.files.read import CONTROL, Unreadable, read_text
+from sim.files.tables import join_parquet, read_parquet, writing_parquet
 from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
-from sim.metrics.records import RunRecord, WorkRecord, request_columns
+from sim.metrics.records import RunRecord, WorkRecord, request_parts
 from sim.report.perfetto import trace_json
 
 SUMMARY = "summary.json"
 TRACE = "trace.json"
+REQUESTS = "requests.parquet"
+WORKS = "work.parquet"
 RESULT_FILES = (
     "scenario.yaml",
-    "requests.parquet",
-    "work.parquet",
+    REQUESTS,
+    WORKS,
     TRACE,
     "latency_cdf.png",
     "timeline.png",
@@ -117,60 +121,125 @@ def _stays(name: str, out: Path, scratch: Path) -> bool:
     return name.endswith(".png") and _held(out).digest == _held(scratch).digest is not None
 
 
+@contextmanager
+def rows_of(directory: Path) -> Iterator[Path]:
+    """A directory for the requests of each run, Parquet files that become requests.parquet at the end of the block."""
+    parts = directory / "rows"
+    parts.mkdir()
+    yield parts
+    join_parquet(sorted(parts.iterdir()), directory / REQUESTS)
+    rmtree(parts)
+
+
 def write_results(directory: Path, scenario: Scenario, result: dict[str, Any], records: Sequence[RunRecord]) -> None:
-    """scenario.yaml, requests.parquet, work.parquet and trace.json where works were recorded, and summary.json."""
+    """scenario.yaml, requests.parquet unless it is there, work.parquet and trace.json where works were recorded, and
+    summary.json."""
     (directory / "scenario.yaml").write_text(yaml_text(to_plain(scenario)))
-    write_parquet(directory / "requests.parquet", _joined([request_columns(record) for record in records]))
+    if not (directory / REQUESTS).exists():
+        with writing_parquet(directory / REQUESTS) as write:
+            for record in records:
+                for columns in request_parts(record):
+                    write(columns)
     with_works = [record for record in records if record.works]
     if with_works:
-        columns: dict[str, list[Any]] = {"policy": [], "seed": []}
+        columns = {"policy": [], "seed": []}
         for record in with_works:
             columns["policy"] += [record.policy] * len(record.works)
             columns["seed"] += [record.seed] * len(record.works)
         for name in WorkRecord.__dataclass_fields__:
             columns[name] = [getattr(work, name) for record in with_works for work in record.works]
-        write_parquet(directory / "work.parquet", columns)
+        write_parquet(directory / WORKS, columns)
         (directory / TRACE).write_text(trace_json(with_works))
     (directory / SUMMARY).write_text(to_json(result))
 
 
 def write_parquet(path: Path, columns: dict[str, list[Any]]) -> None:
     """One parquet file; nan becomes null. Raises ValueError if pyarrow is not installed."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ValueError("--out writes parquet and needs the analysis extra: pip install 'lanesim[analysis]'") from None
-    table = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
-    pq.write_table(table, path, compression="zstd")
+    with writing_parquet(path) as write:
+        write(columns)
 
 
-def read_columns(path: Path) -> dict[str, list[Any]]:
-    """The columns of a parquet file of a results directory. Raises ValueError naming the file."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ValueError("reading results needs the analysis extra: pip install 'lanesim[analysis]'") from None
+TEXT, COUNT, COUNTS, TIME, MOMENT, FLAG = "text", "count", "list of counts", "time", "time or null", "true or false"
+COLUMNS: dict[str, dict[str, str]] = {
+    REQUESTS: dict.fromkeys(("policy", "id"), TEXT)
+    | dict.fromkeys(("seed", "index", "prompt_tokens", "output_tokens", "emitted_tokens"), COUNT)
+    | dict.fromkeys(("num_rounds", "drafted_tokens", "accepted_tokens"), COUNT)
+    | dict.fromkeys(("scheduled_s", "first_token_s", "last_token_s"), MOMENT)
+    | {"arrival_s": TIME, "is_censored": FLAG},
+    WORKS: dict.fromkeys(("policy", "kind", "model", "stream", "device"), TEXT)
+    | dict.fromkeys(("seed", "rows", "row_tokens", "context_tokens", "chunk_tokens", "draft_tokens"), COUNT)
+    | dict.fromkeys(("submitted_s", "issue_start_s", "issued_s", "start_s", "end_s", "ready_s"), TIME)
+    | {"is_cancelled": FLAG, "requests": COUNTS},
+}
+"""What the columns hold; a file may have more."""
+REAL_COLUMNS = {"eligible_s": TIME, "reacted_s": MOMENT, "padded_tokens": COUNT, "emitted": COUNTS, "accepted": COUNTS}
+"""Those of works that a replay adds."""
+
+
+def read_columns(path: Path, more: Mapping[str, str] = {}) -> dict[str, list[Any]]:
+    """The columns of requests.parquet or work.parquet of a results directory, checked; `more` are needed, too.
+
+    Raises ValueError naming file and column.
+    """
+    where = f"results {str(path)!r}"
     if not path.exists():
-        raise ValueError(f"{str(path)!r} does not exist: want a results directory that `lanesim compare --out` wrote")
-    try:
-        columns: dict[str, list[Any]] = pq.read_table(path).to_pydict()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error}") from None
+        raise ValueError(f"{where} do not exist: want a results directory that `lanesim compare --out` wrote")
+    table = read_parquet(path, "results")
+    for name, kind in {**COLUMNS[path.name], **more}.items():
+        if name not in table.column_names:
+            raise ValueError(f"{where}: no column {name!r}")
+        _check_column(table[name], kind, f"{where}: column {name!r}")
+    columns: dict[str, list[Any]] = table.to_pydict()
     return columns
+
+
+def _check_column(column: Any, kind: str, where: str) -> None:
+    """Raise ValueError unless the Arrow column holds only values of this kind."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = column.type
+    values = column
+    if kind == COUNTS:
+        is_list = pa.types.is_list(found) or pa.types.is_large_list(found)
+        values = pc.list_flatten(column) if is_list else column
+        is_right = is_list and (pa.types.is_integer(values.type) or len(values) == 0)
+    elif kind == TEXT:
+        is_right = pa.types.is_string(found) or pa.types.is_large_string(found)
+    elif kind == FLAG:
+        is_right = pa.types.is_boolean(found)
+    elif kind == COUNT:
+        is_right = pa.types.is_integer(found)
+    else:
+        is_right = pa.types.is_floating(found) or (kind == MOMENT and pa.types.is_null(found))
+    if not is_right:
+        raise ValueError(f"{where} must hold {kind}, got {found}")
+    if kind != MOMENT and (column.null_count or values.null_count):
+        raise ValueError(f"{where} lacks values: every row needs one")
+    if len(values) and kind in (COUNT, COUNTS) and pc.min(values).as_py() < 0:
+        raise ValueError(f"{where} holds {pc.min(values).as_py()}: counts start at 0")
+    if (
+        kind in (TIME, MOMENT)
+        and pa.types.is_floating(found)
+        and pc.all(pc.is_finite(values)).as_py() not in (True, None)
+    ):
+        raise ValueError(f"{where} holds a value that is not finite")
+    if kind == TEXT and any(CONTROL.search(text) for text in pc.unique(values).to_pylist()):
+        raise ValueError(f"{where} holds a control character")
 
 
 def read_summary(directory: Path) -> Comparison:
     """summary.json of a results directory. Raises ValueError naming what is wrong."""
-    path = directory / SUMMARY
-    where = f"summary {str(path)!r}"
     try:
-        text = read_text(path, "summary")
+        return read_summary_file(directory / SUMMARY)
     except Unreadable as error:
-        raise ValueError(
-            f"{str(directory)!r} holds no results ({error}): want what `lanesim compare --out` wrote"
-        ) from None
+        raise ValueError(f"{error}; want a results directory that `lanesim compare --out` wrote") from None
+
+
+def read_summary_file(path: Path) -> Comparison:
+    """What `compare` wrote as JSON, in a results directory or elsewhere. Raises ValueError, Unreadable among them."""
+    where = f"summary {str(path)!r}"
+    text = read_text(path, "summary")
     result = parse_json(text, where)
     if not isinstance(result, dict) or "policies" not in result:
         raise ValueError(f"{where} is no result of `lanesim compare`")
@@ -179,11 +248,12 @@ def read_summary(directory: Path) -> Comparison:
     return convert(result, Comparison, where, text)
 
 
+def is_replay(directory: Path) -> bool:
+    """Whether what is there was measured."""
+    return _held(directory).is_replay
+
+
 def to_json(result: dict[str, Any]) -> str:
     """JSON text, on one line if it holds per-request lists; a nan or infinity in it is a defect and raises."""
     is_detailed = any("ttfts" in run for run in result.get("runs", ()))
     return json.dumps(result, indent=None if is_detailed else 1, allow_nan=False) + "\n"
-
-
-def _joined(tables: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    return {name: [value for table in tables for value in table[name]] for name in tables[0]}

@@ -278,10 +278,9 @@ def draw_gpu_comparison(points: Points) -> Any:
 
 def draw_acceptance(points: Points) -> Any:
     """Tokens per verify round, and the share of drafted tokens that are accepted, over the draft length."""
-    own = points.rows[points.rows["acceptance_length_tokens"].notna()]
-    if own.empty or K not in points.keys:
-        raise NotDrawn(f"needs a grid over {K} with speculation")
-    points = Points(frame=own)
+    points = Points(frame=points.rows[points.rows["acceptance_length_tokens"].notna()])
+    if points.rows.empty or not {K, ACCEPTANCE} & set(points.keys):
+        raise NotDrawn(f"needs a grid over {K} or {ACCEPTANCE}, and speculation")
     load = points.load
     if load is not None:
         # Luck belongs to the request, so the load changes nothing but which rounds are cut short at the end.

@@ -126,7 +126,8 @@ class Points:
         which only steady loads with two or more replications have, `is_overloaded`, `is_steady`, `replications`."""
         import pandas as pd
 
-        keys = list(dict.fromkeys([*self.keys, "policy", "profile"]))
+        # A panel's rows may all have one load, say, and its picture asks for it all the same.
+        keys = [key for key in dict.fromkeys([*self.keys, *WORDS, *LOADS]) if key in self.rows]
         has = [metric for metric in metrics if metric in self.rows]
         columns = {name: self.rows[name].tolist() for name in {*keys, *has, "scenario_hash", "is_steady", "unstable"}}
         rows = []

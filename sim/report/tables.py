@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sim.devices.partition import MEASURED
@@ -71,7 +72,7 @@ def comparison_tables(console: Console, result: Comparison, percentiles: Sequenc
     if len(result.policies) > 1:
         console.print(_paired(result.paired, result.policies[0].policy))
     for line in notes(result):
-        console.print(line, style="dim", highlight=False)
+        console.print(line, style="dim", highlight=False, markup=False)
 
 
 def _head(result: Comparison) -> list[str]:
@@ -85,8 +86,9 @@ def _head(result: Comparison) -> list[str]:
         load += f", at most {workload['max_concurrency']} at once"
     engine = result.runs[0].get("engine")
     lines = [
-        f"[bold]{result.profile.name}[/]  {f'engine {engine}, ' if engine else ''}{load}, "
-        f"{workload['dataset_name']} lengths, k={speculation['num_speculative_tokens']}, {speculation['acceptance']}, "
+        f"[bold]{escape(result.profile.name)}[/]  {escape(f'engine {engine}, ') if engine else ''}{escape(load)}, "
+        f"{escape(workload['dataset_name'])} lengths, k={speculation['num_speculative_tokens']}, "
+        f"{escape(speculation['acceptance'])}, "
         f"{scenario['replications']} replications from seed {scenario['seed']}"
     ]
     return lines + _caps_lines(result)

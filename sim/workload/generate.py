@@ -17,7 +17,9 @@ import numpy as np
 from sim.draws import Floats, Integers
 from sim.names import unknown
 from sim.seam.request import Request
+from sim.workload.content import BLOCK_TOKENS, Content, reblocked
 from sim.workload.lengths import LENGTH_TABLES
+from sim.workload.sessions import Sessions, Sharing, requests_of
 from sim.workload.traces import TRACE_NAMES, Trace, read_trace, rescaled
 
 FIXED_INPUT_LEN, FIXED_OUTPUT_LEN = 1024, 128
@@ -34,7 +36,7 @@ LEAST_AUTO_PROMPTS = 1000
 """Requests of a run whose length is left to lanesim, before it is known how many it needs."""
 MEAN_SAMPLE = 20_000
 """Draws whose mean stands for a workload's mean length."""
-_ARRIVALS, _PROMPTS, _OUTPUTS = range(3)
+_ARRIVALS, _PROMPTS, _OUTPUTS, _PREFIXES = range(4)
 """Streams of the seed."""
 
 
@@ -69,6 +71,21 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     num_warmups: int = 0
     """How many of num_prompts are left out of the metrics."""
     trace_arrivals: TraceArrivals = TraceArrivals.RESCALED
+    prefix_len: int = 0
+    """Tokens of a system prompt before every prompt, which requests share."""
+    num_prefixes: int = 1
+    """System prompts, one drawn for each session."""
+    num_turns: int = 1
+    """Requests of a session, each with all that was said before it in its prompt."""
+    turn_gap_s: float = 30.0
+    """Seconds from one turn to the next, answered or not."""
+    num_forks: int = 1
+    """Times that each prompt is asked at once, with answers of their own; a session goes on from the first."""
+
+    @property
+    def sharing(self) -> Sharing:
+        """What generated prompts have in common."""
+        return Sharing(self.prefix_len, self.num_turns, self.turn_gap_s, self.num_forks)
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "max_concurrency", "input_len", "output_len"):
@@ -88,6 +105,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not (isfinite(self.burstiness) and self.burstiness > 0.0):
             raise ValueError(f"workload.burstiness={self.burstiness!r} must be a finite number above 0; 1 is Poisson")
+        for name, least in (("prefix_len", 0), ("num_prefixes", 1), ("num_turns", 1), ("num_forks", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"workload.{name}={getattr(self, name)!r} must be at least {least}")
+        if not (isfinite(self.turn_gap_s) and self.turn_gap_s >= 0.0):
+            raise ValueError(f"workload.turn_gap_s={self.turn_gap_s!r} must be a finite number of seconds from 0")
+        if self.num_prefixes > 1 and not self.prefix_len:
+            raise ValueError(
+                f"workload.num_prefixes={self.num_prefixes}: prompts without workload.prefix_len have none"
+            )
         if self.dataset_name not in DATASET_NAMES:
             raise ValueError(unknown("workload.dataset_name", self.dataset_name, DATASET_NAMES))
         is_trace = self.dataset_name in TRACE_NAMES
@@ -96,6 +122,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(
                     f"workload.{name}={getattr(self, name)}: dataset_name={self.dataset_name!r} says how long every "
                     "request is; leave it out"
+                )
+        for name, default in (("prefix_len", 0), ("num_turns", 1), ("num_forks", 1)):
+            if is_trace and getattr(self, name) != default:
+                raise ValueError(
+                    f"workload.{name}={getattr(self, name)}: the file of dataset_name={self.dataset_name!r} says what "
+                    "prompts have in common; leave it out"
                 )
         if is_trace and not self.dataset_path:
             raise ValueError(
@@ -108,16 +140,24 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def build_requests(workload: Workload, seed: int) -> list[Request]:
-    """The requests of `workload` in order of arrival, index 0 first.
+def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKENS) -> list[Request]:
+    """The requests of `workload` in order of arrival, index 0 first, their content in blocks of `block_tokens`.
 
     A trace without arrival times gets drawn ones. Raises ValueError for a trace that cannot be served.
     """
     count = num_requests(workload)
+    contents: list[Content] = []
     if is_trace(workload):
-        trace = _trace(workload, count)
+        trace = _trace(workload, count, block_tokens)
         arrivals = _trace_arrivals(trace, workload, seed)
         prompts, outputs, ids = trace.prompt_tokens, trace.output_tokens, list(trace.ids)
+        contents = reblocked(trace.contents, trace.content_tokens, block_tokens, trace.source)
+    elif workload.sharing != Sharing(turn_gap_s=workload.turn_gap_s):
+        drawn = requests_of(_sessions(workload, count, seed), workload.sharing, count, block_tokens)
+        return [
+            Request(index, str(index), each.arrival_s, each.prompt_tokens, each.output_tokens, each.content)
+            for index, each in enumerate(drawn)
+        ]
     else:
         arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
         prompts, outputs = _lengths(workload.dataset_name, count, seed)
@@ -127,7 +167,28 @@ def build_requests(workload: Workload, seed: int) -> list[Request]:
     if workload.output_len is not None:
         outputs = np.full(count, workload.output_len)
     columns = zip(range(count), ids, arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
-    return [Request(*row) for row in columns]
+    if not contents:
+        return [Request(*row) for row in columns]
+    return [Request(*row, content) for row, content in zip(columns, contents, strict=True)]
+
+
+def _sessions(workload: Workload, count: int, seed: int) -> Sessions:
+    """As many sessions as requests are wanted, in order of their beginning."""
+    sharing = workload.sharing
+    turns, forks = sharing.num_turns, sharing.num_forks
+    asked, answered = _lengths(workload.dataset_name, count * turns, seed, forks)
+    if workload.input_len is not None:
+        asked = np.full(count * turns, workload.input_len)
+    if workload.output_len is not None:
+        answered = np.full(count * turns * forks, workload.output_len)
+    rate = workload.request_rate / sharing.requests_per_session
+    prefixes = _stream(seed, _PREFIXES).random(count) * workload.num_prefixes
+    return Sessions(
+        arrival_times(count, rate, workload.burstiness, seed),
+        prefixes.astype(np.int64),
+        asked.reshape(count, turns),
+        answered.reshape(count, turns, forks),
+    )
 
 
 def mean_tokens(workload: Workload, seed: int) -> tuple[float, float]:
@@ -135,11 +196,17 @@ def mean_tokens(workload: Workload, seed: int) -> tuple[float, float]:
     if is_trace(workload):
         trace = _trace(workload, None)
         prompts, outputs = trace.prompt_tokens, trace.output_tokens
+    elif workload.sharing.requests_per_session > 1:
+        sample = build_requests(msgspec.structs.replace(workload, num_prompts=MEAN_SAMPLE, num_warmups=0), seed)
+        return (
+            sum(request.prompt_tokens for request in sample) / MEAN_SAMPLE,
+            sum(request.output_tokens for request in sample) / MEAN_SAMPLE,
+        )
     else:
         prompts, outputs = _lengths(workload.dataset_name, MEAN_SAMPLE, seed)
     given_prompt, given_output = workload.input_len, workload.output_len
     return (
-        float(prompts.mean()) if given_prompt is None else float(given_prompt),
+        workload.prefix_len + (float(prompts.mean()) if given_prompt is None else float(given_prompt)),
         float(outputs.mean()) if given_output is None else float(given_output),
     )
 
@@ -160,20 +227,20 @@ def num_requests(workload: Workload) -> int:
     return trace_length(workload) if is_trace(workload) else LEAST_AUTO_PROMPTS
 
 
-def _trace(workload: Workload, count: int | None) -> Trace:
+def _trace(workload: Workload, count: int | None, block_tokens: int = BLOCK_TOKENS) -> Trace:
     source = workload.dataset_path or ""
     path = Path(source.rpartition("#")[0] or source)
     try:
         stamp = path.stat()
     except OSError:
-        return read_trace(workload.dataset_name, source, count)
-    return _read_trace(workload.dataset_name, source, count, stamp.st_mtime_ns, stamp.st_size)
+        return read_trace(workload.dataset_name, source, count, block_tokens)
+    return _read_trace(workload.dataset_name, source, count, block_tokens, stamp.st_mtime_ns, stamp.st_size)
 
 
 @lru_cache(maxsize=4)
-def _read_trace(name: str, source: str, count: int | None, mtime_ns: int, size: int) -> Trace:
+def _read_trace(name: str, source: str, count: int | None, block_tokens: int, mtime_ns: int, size: int) -> Trace:
     """A file is read once as long as it stays as it is."""
-    return read_trace(name, source, count)
+    return read_trace(name, source, count, block_tokens)
 
 
 def arrival_times(count: int, request_rate: float, burstiness: float, seed: int) -> Floats:
@@ -199,12 +266,14 @@ def _trace_arrivals(trace: Trace, workload: Workload, seed: int) -> Floats:
     return arrival_times(len(trace.prompt_tokens), rate, workload.burstiness, seed)
 
 
-def _lengths(dataset_name: str, count: int, seed: int) -> tuple[Integers, Integers]:
+def _lengths(dataset_name: str, count: int, seed: int, num_forks: int = 1) -> tuple[Integers, Integers]:
+    """[count] prompts and [count * num_forks] answers, those of one prompt together."""
     if dataset_name == "fixed":
-        return np.full(count, FIXED_INPUT_LEN), np.full(count, FIXED_OUTPUT_LEN)
-    return LENGTH_TABLES[dataset_name].sample(
-        _stream(seed, _PROMPTS).random(count), _stream(seed, _OUTPUTS).random(count)
+        return np.full(count, FIXED_INPUT_LEN), np.full(count * num_forks, FIXED_OUTPUT_LEN)
+    prompts, outputs = LENGTH_TABLES[dataset_name].sample(
+        np.repeat(_stream(seed, _PROMPTS).random(count), num_forks), _stream(seed, _OUTPUTS).random(count * num_forks)
     )
+    return prompts[::num_forks], outputs
 
 
 def _stream(seed: int, purpose: int) -> np.random.Generator:

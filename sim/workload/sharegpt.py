@@ -5,14 +5,16 @@ Not here: arrival times; these files have none.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sim.files.json_values import read_json
 from sim.workload.trace_files import TraceRow, tokens_of
 
+MOST_CONVERSATION_BYTES = 2 << 30
+"""Of such a file, which is read at once: the one that everybody uses has 640 MB."""
 LEAST_TOKENS = 4
 """Counted conversations with a shorter prompt or answer are passed over, as in `vllm bench serve`; its upper bounds are
 not applied."""
@@ -24,28 +26,23 @@ def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> list[Tr
     An entry has `prompt_tokens` and `output_tokens`, or `conversations` with texts under `value`, which are
     counted by the tokenizer.json in the local directory `tokenizer`. Raises ValueError, one line naming the entry.
     """
-    try:
-        entries = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON (truncated?): {error}") from None
+    entries = read_json(path, "trace", most_bytes=MOST_CONVERSATION_BYTES, has_prose=True)
     if not isinstance(entries, list) or not entries:
-        raise ValueError(f"{path}: want a non-empty JSON list of conversations")
+        raise ValueError(f"trace {path!r}: want a non-empty JSON list of conversations")
     rows: list[TraceRow] = []
     for row in _rows(path, entries, tokenizer):
         if len(rows) == most:
             break
         rows.append(row)
     if not rows:
-        raise ValueError(f"{path}: no conversation of at least two turns of {LEAST_TOKENS} tokens in it")
+        raise ValueError(f"trace {path!r}: no conversation of at least two turns of {LEAST_TOKENS} tokens in it")
     return rows
 
 
 def _rows(path: str, entries: list[Any], tokenizer: str | None) -> Iterator[TraceRow]:
     count: Callable[[str], int] | None = None
     for number, entry in enumerate(entries, start=1):
-        where = f"{path} entry {number}"
+        where = f"trace {path!r} entry {number}"
         if not isinstance(entry, dict):
             raise ValueError(f"{where}: want an object, got {type(entry).__name__}")
         label = str(entry.get("id", ""))
@@ -70,13 +67,13 @@ def _rows(path: str, entries: list[Any], tokenizer: str | None) -> Iterator[Trac
 
 def _counter(path: str, tokenizer: str | None) -> Callable[[str], int]:
     if not tokenizer:
-        raise ValueError(f"{path}: texts without lengths; name a tokenizer: {path}#tokenizer=DIRECTORY")
+        raise ValueError(f"trace {path!r}: texts without lengths; name a tokenizer: {path}#tokenizer=DIRECTORY")
     if not Path(tokenizer).is_dir():
         raise ValueError(f"tokenizer={tokenizer!r} must be a local directory")
     try:
         tokenizers = import_module("tokenizers")
     except ImportError:
-        raise ValueError(f"{path}: counting tokens needs the tokenizers package (pip install tokenizers)") from None
+        raise ValueError(f"trace {path!r}: counting its tokens needs `pip install tokenizers`") from None
     file = Path(tokenizer) / "tokenizer.json"
     try:
         encode = tokenizers.Tokenizer.from_file(str(file)).encode

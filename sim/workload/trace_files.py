@@ -5,14 +5,16 @@ Not here: what the columns of a format mean (sim.workload.traces).
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any, NamedTuple
 
+from sim.files.json_values import json_lines
+from sim.files.tables import read_csv
+
+TRACE = "trace"
 Cell = Any
 """A value as the file gives it: text from CSV, anything from JSON."""
 RowReader = Callable[[tuple[Cell, ...], str], "TraceRow"]
@@ -20,6 +22,8 @@ RowReader = Callable[[tuple[Cell, ...], str], "TraceRow"]
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "datetime": 1.0}
 """Seconds per unit of a clock; datetime is ISO 8601 text."""
+MOST_TOKENS = 10**9
+"""Of one prompt or answer: a thousand times the longest context there is."""
 _EPOCH = datetime(1970, 1, 1)
 
 
@@ -31,26 +35,28 @@ class TraceRow(NamedTuple):
     output_tokens: int
     shared_prefix_tokens: int = 0
     id: str = ""
+    content: Sequence[int] = ()
+    """What names its whole blocks (sim.workload.content); empty where the file does not tell."""
 
 
 def number_of(cell: Cell, where: str, field: str) -> int:
     """A whole number from 0."""
     try:
-        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and (value := int(cell)) >= 0:
+        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and 0 <= (value := int(cell)) <= MOST_TOKENS:
             return value
     except ValueError:
         pass
-    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number from 0")
+    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number from 0 to {MOST_TOKENS}")
 
 
 def tokens_of(cell: Cell, where: str, field: str) -> int:
     """A length of at least one token."""
     try:
-        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and (value := int(cell)) >= 1:
+        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and 1 <= (value := int(cell)) <= MOST_TOKENS:
             return value
     except ValueError:
         pass
-    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number of tokens, at least 1")
+    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number of tokens, 1 to {MOST_TOKENS}")
 
 
 def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
@@ -61,7 +67,7 @@ def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
             return moment.timestamp() if moment.tzinfo else (moment - _EPOCH).total_seconds()
         if not isinstance(cell, bool) and isfinite(value := float(cell)):
             return value * UNITS_S[unit]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         pass
     wanted = "an ISO 8601 date and time" if unit == "datetime" else f"a number ({unit})"
     raise ValueError(f"{where}: {field}={cell!r:.40} must be {wanted}")
@@ -70,14 +76,9 @@ def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
 def column_names(path: str, kind: str) -> list[str]:
     """Columns of a CSV file (`csv`), or fields of the first object of JSON lines; none where it cannot be read."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            line = next((line for line in file if line.strip()), "")
-    except (OSError, UnicodeDecodeError):
-        return []
-    if kind == "csv":
-        return [name.strip() for name in next(csv.reader([line]), [])]
-    try:
-        first = json.loads(line)
+        if kind == "csv":
+            return read_csv(path, TRACE).header
+        _, first = next(json_lines(path, TRACE), (0, None))
     except ValueError:
         return []
     return list(first) if isinstance(first, dict) else []
@@ -85,55 +86,27 @@ def column_names(path: str, kind: str) -> list[str]:
 
 def csv_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> list[TraceRow]:
     """The first `most` rows of a CSV file with a header that has at least the columns `names`."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            header = next(reader, None)
-            if header is None:
-                raise ValueError(f"{path}: empty; want a header line with {', '.join(names)}")
-            header = [name.strip() for name in header]
-            for name in names:
-                if name not in header:
-                    raise ValueError(f"{path} line 1: {_missing('column', name, header)}")
-            places = [header.index(name) for name in names]
-            return _collect(path, _csv_cells(path, reader, places, len(header)), read_row, most)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as text: {_reason(error)}") from None
-    except csv.Error as error:
-        raise ValueError(f"{path} line {reader.line_num}: not valid CSV: {error}") from None
-
-
-def _csv_cells(path: str, reader: Any, places: list[int], width: int) -> Iterator[tuple[int, tuple[Cell, ...]]]:
-    for cells in reader:
-        if not cells:
-            continue
-        if len(cells) != width:
-            raise ValueError(f"{path} line {reader.line_num}: {len(cells)} fields, and the header has {width}")
-        yield reader.line_num, tuple([cells[place] for place in places])
+    header, rows = read_csv(path, TRACE)
+    for name in names:
+        if name not in header:
+            raise ValueError(f"{TRACE} {path!r} line 1: {_missing('column', name, header)}")
+    places = [header.index(name) for name in names]
+    return _collect(path, ((line, tuple([cells[place] for place in places])) for line, cells in rows), read_row, most)
 
 
 def json_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> list[TraceRow]:
     """The first `most` objects of a JSON-lines file, each with at least the fields `names`."""
-    try:
-        with open(path, "rb") as file:
-            return _collect(path, _json_cells(path, file, names), read_row, most)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {_reason(error)}") from None
+    return _collect(path, _json_cells(path, names), read_row, most)
 
 
-def _json_cells(path: str, lines: Iterable[bytes], names: tuple[str, ...]) -> Iterator[tuple[int, tuple[Cell, ...]]]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path} line {number}: not valid JSON: {_reason(error)}") from None
+def _json_cells(path: str, names: tuple[str, ...]) -> Iterator[tuple[int, tuple[Cell, ...]]]:
+    for number, row in json_lines(path, TRACE):
+        where = f"{TRACE} {path!r} line {number}"
         if not isinstance(row, dict):
-            raise ValueError(f"{path} line {number}: want an object with {', '.join(names)}")
+            raise ValueError(f"{where}: want an object with {', '.join(names)}")
         for name in names:
             if name not in row:
-                raise ValueError(f"{path} line {number}: {_missing('field', name, list(row))}")
+                raise ValueError(f"{where}: {_missing('field', name, list(row))}")
         yield number, tuple([row[name] for name in names])
 
 
@@ -145,17 +118,17 @@ def _collect(
     for line, cells in rows:
         if len(collected) == most:
             break
-        row = read_row(cells, f"{path} line {line}")
+        row = read_row(cells, f"{TRACE} {path!r} line {line}")
         if row.arrival_s is not None:
             if newest_s is not None and row.arrival_s < newest_s:
                 raise ValueError(
-                    f"{path} line {line}: arrival is {newest_s - row.arrival_s:.6g} s before the row above; "
+                    f"{TRACE} {path!r} line {line}: arrival is {newest_s - row.arrival_s:.6g} s before the row above; "
                     "sort the file by arrival"
                 )
             newest_s = row.arrival_s
         collected.append(row)
     if not collected:
-        raise ValueError(f"{path}: no requests in it")
+        raise ValueError(f"{TRACE} {path!r}: no requests in it")
     return collected
 
 
@@ -163,7 +136,3 @@ def _missing(what: str, name: str, present: list[str]) -> str:
     nearest = get_close_matches(name, present, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"no {what} {name!r}{hint} (it has: {', '.join(present)})"
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

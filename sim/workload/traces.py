@@ -9,7 +9,10 @@ format has something to say about it:
     sharegpt      a JSON list of conversations, lengths given or counted: FILE#tokenizer=DIRECTORY
     csv, jsonl    FILE, with columns such as arrival_s or arrival_time (s), prompt_tokens or input_len, output_tokens or
                   output_len (ALIASES); or FILE#arrival=ts_ms,prompt=in,output=out[,unit=ms][,id=..][,session=..]
-                  [,prefix=..]
+                  [,prefix=..][,blocks=..[,block_tokens=16]][,tokens=..]
+
+What prompts have in common is read from blocks (prefix_blocks, hash_ids), tokens (input_tok_ids) or sessions, whose
+next prompt goes on from the last prompt and its answer. Any file may be packed with gzip (.gz).
 
 Files are checked row by row: errors are one line with file, line and field. Not here: reading rows
 (sim.workload.trace_files), conversations (sim.workload.sharegpt), and drawn arrivals (sim.workload.generate).
@@ -17,15 +20,27 @@ Files are checked row by row: errors are one line with file, line and field. Not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sim.draws import Floats, Integers
 from sim.names import unknown
+from sim.workload.content import (
+    BLOCK_FIELDS,
+    BLOCK_TOKENS,
+    MOONCAKE_BLOCK_TOKENS,
+    TOKEN_FIELDS,
+    Chains,
+    Content,
+    blocks_of_tokens,
+    common,
+    listed,
+    whole_blocks,
+)
 from sim.workload.sharegpt import sharegpt_rows
 from sim.workload.trace_files import (
     UNITS_S,
@@ -40,8 +55,6 @@ from sim.workload.trace_files import (
 )
 
 TRACE_NAMES = ("trace-azure", "mooncake", "sharegpt", "csv", "jsonl")
-MOONCAKE_BLOCK_TOKENS = 512
-"""Tokens behind one entry of hash_ids (Mooncake's trace description)."""
 
 
 class Trace(NamedTuple):
@@ -55,10 +68,14 @@ class Trace(NamedTuple):
     ids: tuple[str, ...]
     shared_prefix_tokens: Integers
     """[requests] leading prompt tokens that an earlier request of the trace had as well."""
+    contents: tuple[Content, ...] = ()
+    """[requests] chained ids of whole blocks, as far as another has them; empty where the file does not tell."""
+    content_tokens: int = BLOCK_TOKENS
+    """Behind one id."""
 
 
 ALIASES = {
-    "arrival": ("arrival_s", "arrival_time", "arrived_at", "timestamp_s", "timestamp_ms"),
+    "arrival": ("arrival_s", "arrival_time", "arrived_at", "timestamp_s", "timestamp_ms", "arrival_time_ns"),
     "prompt": (
         "prompt_tokens",
         "input_len",
@@ -69,6 +86,8 @@ ALIASES = {
         "prompt_length",
     ),
     "output": ("output_tokens", "output_len", "output_length", "output_toks", "num_output_tokens"),
+    "blocks": tuple(BLOCK_FIELDS),
+    "tokens": TOKEN_FIELDS,
 }
 """Columns that csv and jsonl files are searched for, in this order, where none is named. Times without a unit in their
 name are seconds."""
@@ -88,7 +107,13 @@ class ColumnMap:
     session: str = ""
     """Requests of one session share the conversation so far: the session's last prompt and answer."""
     prefix: str = ""
-    """Shared leading prompt tokens, stated outright."""
+    """Shared leading prompt tokens, stated outright; with whom is not known, so that nothing is found by it."""
+    blocks: str = ""
+    """Chained ids of the prompt's blocks."""
+    block_tokens: int = 0
+    """Behind one of them; 0 = as the column's name says: 512 of hash_ids, else 16."""
+    tokens: str = ""
+    """The prompt's tokens themselves."""
 
     def __post_init__(self) -> None:
         for name in ("prompt", "output"):
@@ -96,6 +121,8 @@ class ColumnMap:
                 raise ValueError(f"column map: {name}= must name a column")
         if self.session and self.prefix:
             raise ValueError(f"column map: session={self.session!r} and prefix={self.prefix!r} both say what is shared")
+        if self.block_tokens < 0:
+            raise ValueError(f"column map: block_tokens={self.block_tokens} must be at least 1")
         if self.unit and self.unit not in UNITS_S:
             raise ValueError(unknown("unit of arrivals", self.unit, UNITS_S))
         if self.arrival and not self.unit and self._ending not in UNITS_S:
@@ -114,12 +141,21 @@ class ColumnMap:
     @classmethod
     def parse(cls, text: str) -> ColumnMap:
         """From `arrival=ts_ms,prompt=in,output=out`."""
-        return cls(**_options(text, [field.name for field in fields(cls)]))
+        options: dict[str, Any] = {**_options(text, [field.name for field in fields(cls)])}
+        if "block_tokens" in options:
+            options["block_tokens"] = tokens_of(options["block_tokens"], "column map", "block_tokens")
+        return cls(**options)
+
+    def content_tokens(self, block_tokens: int) -> int:
+        """Tokens behind one id of content, where an engine's blocks have `block_tokens`."""
+        return (self.block_tokens or BLOCK_FIELDS.get(self.blocks, BLOCK_TOKENS)) if self.blocks else block_tokens
 
 
-def read_trace(name: str, source: str, num_prompts: int | None = None) -> Trace:
-    """The first `num_prompts` requests (None = all) of a file in format `name`. Raises ValueError, one line."""
+def read_trace(name: str, source: str, num_prompts: int | None = None, block_tokens: int = BLOCK_TOKENS) -> Trace:
+    """The first `num_prompts` requests (None = all) of a file in format `name`, for an engine whose blocks have
+    `block_tokens`. Raises ValueError, one line."""
     path, text = source, ""
+    content_tokens = MOONCAKE_BLOCK_TOKENS if name == "mooncake" else block_tokens
     if "#" in source and "=" in source.rpartition("#")[2]:
         path, _, text = source.rpartition("#")
     if name == "trace-azure":
@@ -132,14 +168,16 @@ def read_trace(name: str, source: str, num_prompts: int | None = None) -> Trace:
         rows = sharegpt_rows(path, _options(text, ["tokenizer"]).get("tokenizer"), num_prompts)
     elif name in ("csv", "jsonl"):
         columns = _with_aliases(ColumnMap.parse(text), text, path, name)
-        wanted = [columns.arrival, columns.prompt, columns.output, columns.id, columns.session, columns.prefix]
+        content_tokens = columns.content_tokens(block_tokens)
+        named = columns.blocks or columns.tokens
+        wanted = [columns.arrival, columns.prompt, columns.output, columns.id, columns.session, columns.prefix, named]
         read = csv_rows if name == "csv" else json_rows
-        rows = read(path, tuple(filter(None, wanted)), _mapped_row(columns), num_prompts)
+        rows = read(path, tuple(filter(None, wanted)), _mapped_row(columns, content_tokens), num_prompts)
     else:
         raise ValueError(unknown("trace format", name, TRACE_NAMES))
     if num_prompts is not None and len(rows) < num_prompts:
-        raise ValueError(f"{path}: {len(rows)} requests in it, and num_prompts={num_prompts}; lower num_prompts")
-    return _to_trace(path, rows)
+        raise ValueError(f"trace {path!r}: {len(rows)} requests, num_prompts={num_prompts}; lower num_prompts")
+    return _to_trace(path, rows, content_tokens)
 
 
 def _with_aliases(columns: ColumnMap, text: str, path: str, name: str) -> ColumnMap:
@@ -151,7 +189,9 @@ def _with_aliases(columns: ColumnMap, text: str, path: str, name: str) -> Column
         for role, aliases in ALIASES.items()
         if role not in named
     }
-    chosen = {role: alias for role, alias in found.items() if alias is not None}
+    chosen: dict[str, Any] = {role: alias for role, alias in found.items() if alias is not None}
+    if columns.blocks or "blocks" in chosen:
+        chosen.pop("tokens", None)
     if chosen.get("arrival") in SECONDS and "unit" not in named:
         chosen["unit"] = "s"
     return replace(columns, **chosen)
@@ -193,7 +233,7 @@ def _azure_row(cells: tuple[Cell, ...], where: str) -> TraceRow:
 
 
 def _mooncake(path: str, most: int | None) -> list[TraceRow]:
-    if path.endswith(".csv"):
+    if path.endswith((".csv", ".csv.gz")):
         names = ("timestamp_ms", "input_length", "output_length", "n_prefix_blocks_seen_before")
 
         def from_counts(cells: tuple[Cell, ...], where: str) -> TraceRow:
@@ -207,25 +247,35 @@ def _mooncake(path: str, most: int | None) -> list[TraceRow]:
     seen: set[int] = set()
 
     def from_hashes(cells: tuple[Cell, ...], where: str) -> TraceRow:
-        hashes = cells[3]
-        if not isinstance(hashes, list) or not all(type(value) is int for value in hashes):
-            raise ValueError(f"{where}: hash_ids={hashes!r:.40} must be a list of whole numbers")
+        hashes = listed(cells[3], where, "hash_ids")
         num_shared = next((place for place, value in enumerate(hashes) if value not in seen), len(hashes))
         seen.update(hashes)
+        prompt = tokens_of(cells[1], where, "input_length")
         return TraceRow(
             seconds_of(cells[0], "ms", where, "timestamp"),
-            tokens_of(cells[1], where, "input_length"),
+            prompt,
             tokens_of(cells[2], where, "output_length"),
             num_shared * MOONCAKE_BLOCK_TOKENS,
+            content=whole_blocks(hashes, prompt, MOONCAKE_BLOCK_TOKENS, where, "hash_ids"),
         )
 
     return json_rows(path, ("timestamp", "input_length", "output_length", "hash_ids"), from_hashes, most)
 
 
-def _mapped_row(columns: ColumnMap) -> Callable[[tuple[Cell, ...], str], TraceRow]:
+def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[tuple[Cell, ...], str], TraceRow]:
     has = [bool(name) for name in (columns.arrival, columns.id, columns.session, columns.prefix)]
     unit = columns.arrival_unit
     conversations: dict[str, int] = {}
+    chains = Chains()
+
+    def content(cell: Cell, prompt: int, where: str) -> Sequence[int]:
+        if columns.blocks:
+            blocks = listed(cell, where, columns.blocks)
+            return whole_blocks(blocks, prompt, content_tokens, where, columns.blocks)
+        tokens = listed(cell, where, columns.tokens)
+        if len(tokens) != prompt:
+            raise ValueError(f"{where}: {columns.tokens} has {len(tokens)} tokens, and {columns.prompt} says {prompt}")
+        return chains.of(blocks_of_tokens(tokens, content_tokens))
 
     def row(cells: tuple[Cell, ...], where: str) -> TraceRow:
         left = iter(cells)
@@ -234,18 +284,23 @@ def _mapped_row(columns: ColumnMap) -> Callable[[tuple[Cell, ...], str], TraceRo
         output = tokens_of(next(left), where, columns.output)
         label = str(next(left)) if has[1] else ""
         shared = 0
+        ids: Sequence[int] = ()
         if has[2]:
             session = str(next(left))
             shared = conversations.get(session, 0)
             conversations[session] = prompt + output
+            if not (columns.blocks or columns.tokens):
+                ids = chains.of((session, place) for place in range((prompt + output) // content_tokens))
         if has[3]:
             shared = number_of(next(left), where, columns.prefix)
-        return TraceRow(arrival_s, prompt, output, shared, label)
+        if columns.blocks or columns.tokens:
+            ids = content(next(left), prompt, where)
+        return TraceRow(arrival_s, prompt, output, shared, label, ids)
 
     return row
 
 
-def _to_trace(path: str, rows: list[TraceRow]) -> Trace:
+def _to_trace(path: str, rows: list[TraceRow], content_tokens: int) -> Trace:
     prompts = np.array([row.prompt_tokens for row in rows], dtype=np.int64)
     arrival_s = None
     if rows[0].arrival_s is not None:
@@ -258,4 +313,6 @@ def _to_trace(path: str, rows: list[TraceRow]) -> Trace:
         output_tokens=np.array([row.output_tokens for row in rows], dtype=np.int64),
         ids=tuple(row.id or str(index) for index, row in enumerate(rows)),
         shared_prefix_tokens=np.minimum(prompts, [row.shared_prefix_tokens for row in rows]),
+        contents=tuple(common([row.content for row in rows])) if any(row.content for row in rows) else (),
+        content_tokens=content_tokens,
     )

@@ -28,7 +28,9 @@ UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))
 """Works that ask nothing of the device never slow each other, as on ScriptHost."""
 ONE_SECOND = Link(latency_s=1.0, bytes_per_s=inf)
 """A link on which every copy takes a second."""
-ON_ONE_GPU = [name for name, policy in POLICIES.items() if policy.num_gpus(PolicyOptions()) == 1]
+ON_ONE_GPU = [
+    name for name, policy in POLICIES.items() if policy.num_gpus(PolicyOptions()) == 1 and not policy.drafts_ahead
+]
 """Policies that can be replayed."""
 Log = list[tuple[float, str, str, str, tuple[int, ...]]]
 WorkLog = list[tuple[float, float, str, str, tuple[int, ...]]]
@@ -55,6 +57,7 @@ class NotedController:
     """A draft length that only its owner changes, and a note of all that it is told."""
 
     draft_tokens_min = 0
+    constant_length = None
 
     def __init__(self, draft_tokens: int, draft_tokens_max: int) -> None:
         self.draft_tokens = draft_tokens

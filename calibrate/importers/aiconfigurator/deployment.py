@@ -57,13 +57,15 @@ TOKENS = (
 """Of a pass, at which body and head are given: both sides of the steps that GEMMs take."""
 CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
 """Measured in the finer tables, and in no profile: what interpolation is judged by."""
+WIDE_NORM_S = 1e-5
+"""Kernels of a norm over all heads of queries and keys, in fp32; assumed."""
+NORM_BYTES = 8.0
+"""Two sums per token."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Of decode attention; shorter ones cost what 128 tokens cost."""
 CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 HISTORIES = (0, 1024, 4096, 16384, 65536)
-LEAST_ATTENTION_S = 1e-6
-"""Of what is left of a latent-attention module when its GEMMs are taken out: never less."""
 DIGITS = 4
 HOW = "every second point of each axis left out and interpolated"
 
@@ -217,6 +219,8 @@ class Composed:
         total = self._gemms_s(shape.attention_gemms(degree), tokens, formats.projections)
         dense_s = self._gemms_s(shape.mlp_gemms(shape.intermediate, degree), tokens, formats.mlp)
         reduce_s = self._lookups.reduce_s(degree, tokens * shape.hidden * shape.dtype_bytes)
+        if shape.has_wide_qk_norm:
+            total = total + WIDE_NORM_S + self._lookups.reduce_s(degree, tokens * NORM_BYTES)
         experts = shape.experts
         if experts is None:
             total = total + dense_s + 2.0 * reduce_s
@@ -250,7 +254,10 @@ class Composed:
         return self._lookups.gather_s(deployment.data_parallel, message_bytes)
 
     def _gemms_s(self, gemms: Sequence[tuple[int, int]], tokens: Array, weights: str) -> Array:
-        each = [self._lookups.gemm_s(columns, depth, tokens, weights) for columns, depth in gemms]
+        each = [
+            self._lookups.gemm_s(columns, depth, tokens, weights) + self._lookups.quantise_s(depth, tokens, weights)
+            for columns, depth in gemms
+        ]
         return np.asarray(np.sum(each, axis=0))
 
     def _head_s(self, tokens: Array) -> Array:
@@ -272,9 +279,7 @@ class Composed:
     def _decode_grid(self, window: int) -> Array:
         if self._shape.latent is not None:
             points = self._latent_points("generation")
-            rest = self._gemms_s(self._projections(), points.sequences, self._formats.projections)
-            points = points._replace(seconds=np.maximum(points.seconds - rest, LEAST_ATTENTION_S))
-            return _grid(points, np.ones(len(points.seconds), dtype=bool), 1.0)
+            return _grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
         points, factor = self._points("generation_attention_perf", window)
         use = np.ones(len(points.seconds), dtype=np.bool_)
         if not window:
@@ -284,19 +289,13 @@ class Composed:
     def _prefill_curve(self, window: int) -> Array:
         if self._shape.latent is not None:
             points = self._latent_points("context")
-            points = points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0]))
-            rest = self._gemms_s(self._projections(), points.tokens, self._formats.projections)
-            points = points._replace(seconds=np.maximum(points.seconds - rest, LEAST_ATTENTION_S))
-            return _chunks(points)
+            return _chunks(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
         points, _ = self._points("context_attention_perf", window)
         return _chunks(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
 
-    def _projections(self) -> tuple[tuple[int, int], ...]:
-        return self._shape.attention_gemms(self._deployment.tensor_parallel)
-
     def _latent_points(self, phase: str) -> AttentionTable:
         heads = self._shape.heads // self._deployment.tensor_parallel
-        return self._lookups.latent(phase, heads, self._formats.projections, self._formats.kv)
+        return self._lookups.latent(phase, heads, self._formats.kv)
 
     def _points(self, table: str, window: int) -> tuple[AttentionTable, float]:
         """Points of the heads on one device, and by how much a row here is more than a row there: where the layout was

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from calibrate.fit.kernels import fit_all_reduce
 from calibrate.fit.tables import AttentionTable, GemmTable
 from calibrate.importers.roofs import check_all
 from sim.costs.kernels import AllReduce
 from sim.costs.profile import Gpu
+from sim.files.tables import read_parquet
+from sim.files.yaml_values import read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,14 +62,14 @@ class KernelFiles:
     def datasheet(self) -> Gpu:
         path = self._root / f"{self._gpu.replace('-', '_')}.yaml"
         try:
-            sheet = yaml.safe_load(path.read_text())["gpu"]
+            sheet = read_yaml(path, "datasheet")["gpu"]
             gpu = Gpu(
                 name=self._gpu,
                 memory_bytes=int(sheet["mem_capacity"]),
                 peak_flops=float(sheet["bfloat16_tc_flops"]),
                 bandwidth_bytes_per_s=float(sheet["mem_bw"]),
             )
-        except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(
                 f"{path.name}: no datasheet of {self._gpu!r} (gpu: mem_bw, mem_capacity, bfloat16_tc_flops): {reason}"
@@ -191,9 +192,7 @@ class KernelFiles:
         if found is None:
             raise ValueError(f"{self._folder.name}: no table {group}/{engine}/VERSION/{table}.parquet")
         path, version = found
-        import pandas as pd
-
-        frame: Any = pd.read_parquet(path)
+        frame: Any = read_parquet(path, "table").to_pandas()
         missing = [column for column in [*columns, "latency"] if column not in frame]
         if missing:
             raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(frame.columns)}")

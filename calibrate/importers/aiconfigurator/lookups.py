@@ -9,6 +9,7 @@ Not here: reading files (files), what a layer is made of (deployment).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from calibrate.importers.aiconfigurator.files import KernelFiles
 from sim.costs.profile import Gpu
 from sim.costs.shapes import WEIGHT_BITS, Experts, ModelShape
 
-ENGINES = ("vllm", "trtllm", "sglang")
+ENGINES = ("vllm", "sglang", "trtllm")
 """Whose tables there are, in the order in which they stand in for one another."""
 GEMM_NAMES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "nvfp4": "nvfp4", "int4": "int4_wo"}
 EXPERT_NAMES = {
@@ -28,17 +29,25 @@ EXPERT_NAMES = {
     "fp8": ("fp8",),
     "fp8-block": ("fp8_block",),
     "nvfp4": ("nvfp4",),
-    "mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
+    "mxfp4": ("w4a16_mxfp4",),
+    "mxfp4-fp8": ("w4a8_mxfp4_mxfp8",),
+    "mxfp4-marlin": ("int4_wo",),
     "int4": ("int4_wo",),
 }
 """Weight format -> moe_dtype, first choice first."""
+MARLIN = "mxfp4-marlin"
+"""Marlin was timed with int4 weights alone: scaled from those, and never faster than the other kernel for mxfp4."""
 KV_NAMES = {"bf16": "bfloat16", "fp8": "fp8"}
 SKEWS = ("power_law_1.2", "power_law_1.01", "balanced")
 """Distributions of tokens over experts in the tables, most like a real router first."""
-WEIGHT_ONLY = ("int4", "mxfp4")
+WEIGHT_ONLY = ("int4", "mxfp4", "mxfp4-fp8", "mxfp4-marlin")
 """Formats that are unpacked to bf16 on the way to the multiplier."""
+SCALED_BY_BLOCK = ("fp8-block", "nvfp4")
+"""Formats whose activations get their scales at run time."""
+QUANTISE_S = 5e-6
+"""Of the kernels that find and apply them; fitted on served cells (benchmarks/silicon.py lists them)."""
 STREAM_SHARE = 0.8
-"""Of the bandwidth, at which packed weights of a weight-only GEMM stream; assumed."""
+"""Of the bandwidth, at which packed weights of a weight-only GEMM stream, and activations are quantised; assumed."""
 UNPACK_SHARE = 0.85
 """Of bf16's rate, at which they multiply; assumed."""
 T = TypeVar("T")
@@ -74,9 +83,11 @@ class Lookups:
     def gemm_s(self, columns: int, depth: int, tokens: Array, weights: str = "bf16") -> Array:
         """One GEMM of each of `tokens` rows with weights in a format of WEIGHT_BITS."""
         table = self._gemm_table(weights)
-        if table is not None:
-            return _at_tokens(table, columns, depth, tokens)
-        return self._packed_gemm_s(columns, depth, tokens, weights)
+        if table is None:
+            return self._packed_gemm_s(columns, depth, tokens, weights)
+        low, high = np.log(SUSTAINED_TOKENS)
+        share = np.clip((np.log(tokens) - low) / (high - low), 0.0, 1.0)
+        return np.asarray(_at_tokens(table, columns, depth, tokens) * (1.0 + (SUSTAINED_RATIO - 1.0) * share))
 
     def is_measured(self, tokens: int) -> bool:
         """Whether GEMMs of so many tokens were measured in every format that was looked up."""
@@ -113,6 +124,9 @@ class Lookups:
     def experts_s(self, shape: ModelShape, experts: Experts, weights: str, split: tuple[int, int], at: Array) -> Array:
         """One expert layer, routed tokens in and out, of `at` tokens in the whole group; `split` is (ways in which
         every expert is cut, ways in which experts are spread)."""
+        if weights == MARLIN:
+            own_s = self.experts_s(shape, experts, "mxfp4", split, at)
+            return np.asarray(np.maximum(own_s, self._scaled_experts_s(shape, experts, weights, split, at)))
         table = self._expert_table((shape.hidden, experts.intermediate, experts.per_token, experts.num), weights, split)
         if table is not None:
             return table.at(at)
@@ -202,21 +216,19 @@ class Lookups:
             )
         return found
 
-    def latent(self, phase: str, heads: int, weights: str, kv: str) -> AttentionTable:
-        """Whole modules of latent attention, projections included, of so many query heads on one device; `phase` is
-        context or generation. Measured on DeepSeek-V3's ranks, which all public models share."""
-        table = f"mla_{phase}_module_perf"
-        names = ["batch_size", "isl", "step", "num_heads", "kv_cache_dtype", "gemm_type"]
-        gemm = "fp8_block" if weights in ("fp8", "fp8-block") else "bfloat16"
+    def latent(self, phase: str, heads: int, kv: str) -> AttentionTable:
+        """The kernel of latent attention alone with so many query heads on one device; `phase` is context or
+        generation. Measured on DeepSeek-V3's ranks, which all public models share. vLLM's tables hold whole modules,
+        launches and all, so another engine's kernels stand in."""
+        table = f"{phase}_mla_perf"
+        names = ["batch_size", "isl", "step", "num_heads"]
 
         def of(engine: str) -> AttentionTable:
-            frame = self.files.read("mla", engine, table, names)
+            frame = self.files.read("mla", engine, table, [*names, "kv_cache_dtype"])
             frame = frame[(frame["num_heads"] == heads) & (frame["kv_cache_dtype"] == KV_NAMES[kv])]
-            own = frame[frame["gemm_type"] == gemm]
-            frame = frame[frame["gemm_type"] == "bfloat16"] if own.empty else own
             if frame.empty:
                 raise ValueError("none")
-            columns = {name: frame[name].to_numpy(dtype=float) for name in names[:4]}
+            columns = {name: frame[name].to_numpy(dtype=float) for name in names}
             ones = np.ones(len(frame))
             return AttentionTable(
                 columns["batch_size"],
@@ -233,8 +245,8 @@ class Lookups:
         return found
 
     def reduce_s(self, devices: int, message_bytes: Array) -> Array:
-        """An all-reduce among `devices`: the engine's own or NCCL's, whichever is faster at that size, as engines
-        choose; under CUDA graphs."""
+        """An all-reduce among `devices` in service: the engine's own or NCCL's, whichever is faster at that size, as
+        engines choose, under CUDA graphs; and what it takes that the devices do not arrive together."""
         if devices == 1:
             return np.zeros(len(message_bytes))
 
@@ -249,11 +261,26 @@ class Lookups:
             return _curve(frame)
 
         own = self._first(of, f"all-reduces of {devices}")
-        nccl = self._nccl("all_reduce", devices)
-        curves = [curve for curve in (own, nccl) if curve is not None]
+        curves = [curve for curve in (own, self._nccl("all_reduce", devices)) if curve is not None]
+        if self._has_fused_reduces():
+            with suppress(ValueError):
+                curves.append(of("trtllm"))
         if not curves:
             raise ValueError(f"no all-reduce of {devices} devices in the tables of {self.gpu.name!r}")
-        return np.asarray(np.min([_message_s(curve, message_bytes) for curve in curves], axis=0))
+        fastest = np.min([_message_s(curve, message_bytes) for curve in curves], axis=0)
+        return np.asarray(REDUCE_RATIO * fastest + REDUCE_SKEW_S * np.log2(devices))
+
+    def _has_fused_reduces(self) -> bool:
+        """Whether vLLM runs TensorRT-LLM's all-reduces, through FlashInfer: on Blackwell data-centre GPUs."""
+        return self.engine == "vllm" and self.gpu.name.startswith(("b200", "b300", "gb"))
+
+    def quantise_s(self, depth: int, tokens: Array, weights: str) -> Array:
+        """Bringing [tokens, depth] of bf16 activations to the format of the GEMM that reads them: a kernel of its own
+        for block-scaled formats; static scales are applied by the kernel before."""
+        if weights not in SCALED_BY_BLOCK:
+            return np.zeros(len(tokens))
+        moved = tokens * depth * (2.0 + WEIGHT_BITS[weights] / 8.0)
+        return QUANTISE_S + moved / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
 
     def gather_s(self, devices: int, message_bytes: Array) -> Array:
         """All-gather of `message_bytes` in all among `devices` and the reduce-scatter back (NCCL): how vLLM moves
@@ -297,6 +324,15 @@ SPLIT = ("moe_tp_size", "moe_ep_size")
 LAUNCH_BOUND_S = 1.5e-5
 """A GEMM table in which none is shorter was timed launch by launch: vLLM 0.24's block-scaled FP8 takes 58 us on H200
 and 170 us on B200 whatever its size, other engines' take 4."""
+REDUCE_RATIO = 1.35
+REDUCE_SKEW_S = 1e-6
+"""Of an all-reduce in service over one in the tables, where all devices arrive at once; the latter per doubling of the
+devices. Fitted on served cells (benchmarks/silicon.py lists them)."""
+SUSTAINED_RATIO = 1.17
+SUSTAINED_TOKENS = (128, 2048)
+"""GEMMs of passes of so many tokens and more take that much longer in service than in the tables, which are timed at
+boost clocks for an instant; none of it up to the first count. Fitted likewise."""
+DENTS_UP_TO = 256
 OUTLIER = 1.25
 """A GEMM slower by this factor than one of as many tokens, at least as many columns and at least as deep is a slip."""
 LAUNCH_S = 1e-5
@@ -305,7 +341,28 @@ LAUNCH_S = 1e-5
 
 def _expert_table(frame: Any) -> ExpertTable:
     frame = frame.sort_values("num_tokens")
-    return ExpertTable(frame["num_tokens"].to_numpy(dtype=float), frame["latency"].to_numpy(dtype=float) * 1e-3)
+    tokens, seconds = frame["num_tokens"].to_numpy(dtype=float), frame["latency"].to_numpy(dtype=float) * 1e-3
+    return ExpertTable(tokens, _no_dents(tokens, seconds))
+
+
+def _no_dents(tokens: Array, seconds: Array) -> Array:
+    """`seconds` lifted to their concave hull up to DENTS_UP_TO tokens: the experts that so many tokens activate grow
+    ever more slowly, so that a time below the line between fewer and more tokens is one draw of the router that was
+    luckier than its neighbours."""
+    hull: list[int] = []
+    few = [int(i) for i in np.flatnonzero(tokens <= DENTS_UP_TO)]
+    for i in few:
+        while len(hull) > 1:
+            a, b = hull[-2:]
+            line = seconds[a] + (seconds[i] - seconds[a]) * (tokens[b] - tokens[a]) / (tokens[i] - tokens[a])
+            if seconds[b] >= line:
+                break
+            hull.pop()
+        hull.append(i)
+    lifted = seconds.copy()
+    if few:
+        lifted[few] = np.interp(tokens[few], tokens[hull], seconds[hull])
+    return lifted
 
 
 def _curve(frame: Any) -> tuple[Array, Array]:
@@ -324,12 +381,14 @@ def _message_s(curve: tuple[Array, Array], message_bytes: Array) -> Array:
 
 
 def _without_outliers(table: GemmTable) -> GemmTable:
-    """Slips replaced by the least time of a larger matrix."""
+    """Slips replaced by the least time of a larger matrix; and no GEMM takes longer than one of more tokens."""
     seconds = np.where(np.isnan(table.seconds), np.inf, table.seconds)
     least = seconds
     for axis in (1, 2):
         least = np.flip(np.minimum.accumulate(np.flip(least, axis), axis=axis), axis)
-    mended = np.where(table.seconds > OUTLIER * least, least, table.seconds)
+    mended = np.where(seconds > OUTLIER * least, least, seconds)
+    mended = np.flip(np.minimum.accumulate(np.flip(mended, 0), axis=0), 0)
+    mended = np.where(np.isnan(table.seconds), np.nan, mended)
     return table._replace(seconds=mended)
 
 

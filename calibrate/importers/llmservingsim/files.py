@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from calibrate.fit.errors import Array
@@ -22,6 +21,7 @@ from calibrate.hardware.datasheets import Datasheet, datasheet_of_device
 from calibrate.importers.columns import CsvTable
 from sim.costs.passes import layer_kv_bytes
 from sim.costs.shapes import ModelShape
+from sim.files.yaml_values import read_yaml
 
 REPOSITORY, LICENCE = "casys-kaist/LLMServingSim", "MIT"
 GEMMS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -182,12 +182,9 @@ def _sum(table: CsvTable, axis: str, times: dict[str, int]) -> tuple[NDArray[np.
 
 
 def _read_meta(path: Path) -> dict[str, Any] | None:
-    try:
-        meta = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path.name}: cannot be read: {str(error).splitlines()[0]}") from error
+    meta = read_yaml(path, "tables' record")
     if not isinstance(meta, dict):
         raise ValueError(f"{path.name}: must hold keys such as vllm_version and gpu")
     return meta

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from realrun.validate.cells.fit import Fitted, fit_constant
+from realrun.validate.cells.joint import JointFit, fit_constants
 from realrun.validate.cells.table import LENGTHS, MEASURED, Cell, CellTable
 from realrun.validate.vllm.compare import Compared, compared
 from sim.costs.engine import engine_of, with_engine
@@ -163,10 +164,7 @@ def fit_on_cells(
     It carries the others of that engine from then on. Raises ValueError where a marked cell lacks the metric.
     """
     profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
-    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
-    for cell in cells:
-        if metric not in cell.measured:
-            raise ValueError(f"{table.where(cell)}: marked by --fit, and has no {metric} (--fit-metric)")
+    cells = _marked_cells(table, is_fit, (metric,))
     sign = -1.0 if metric == THROUGHPUT else 1.0
 
     def slowness_pct(candidate: Profile) -> float:
@@ -177,6 +175,41 @@ def fit_on_cells(
         return sign * sum(errors) / len(errors)
 
     return fit_constant(profile, constant, slowness_pct)
+
+
+def fit_jointly(
+    table: CellTable,
+    is_fit: Sequence[bool],
+    profile: Profile,
+    setup: Setup,
+    constants: Sequence[str],
+    metrics: Sequence[str],
+) -> JointFit:
+    """Several constants of the engine at once: least squares over `metrics` of the marked cells, each an equal share.
+
+    Raises ValueError as `fit_on_cells`, and where the cells cannot tell the constants.
+    """
+    profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
+    cells = _marked_cells(table, is_fit, metrics)
+
+    def ratios(candidate: Profile) -> list[float]:
+        return [
+            found[MEASURED[metric]] / cell.measured[metric]
+            for cell in cells
+            for found in [_simulated(table, cell, candidate, setup)]
+            for metric in metrics
+        ]
+
+    return fit_constants(profile, constants, ratios)
+
+
+def _marked_cells(table: CellTable, is_fit: Sequence[bool], metrics: Sequence[str]) -> list[Cell]:
+    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
+    for cell in cells:
+        for metric in metrics:
+            if metric not in cell.measured:
+                raise ValueError(f"{table.where(cell)}: marked by --fit, and has no {metric} (--fit-metric)")
+    return cells
 
 
 def _simulated(table: CellTable, cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:

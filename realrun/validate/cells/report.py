@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from realrun.validate.cells.compare import JudgedCell
 from realrun.validate.cells.table import MEASURED
 from sim.files.write import write_figure
 from sim.report.figures import DPI, set_theme
 from sim.report.tables import percent, significant
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FIGURE = "validation-cells.png"
 CELL_INCHES, MOST_INCHES = 0.28, 24.0
@@ -56,7 +59,7 @@ def print_cells(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False)
     table = Table(box=SIMPLE_HEAD, title=f"{result['profile']['name']}: closed-loop cells", title_justify="left")
     table.add_column("cell", overflow="fold")
     for heading in ("", "metric"):
@@ -81,7 +84,22 @@ def print_cells(result: dict[str, Any]) -> None:
                 f"{errors['cells']} judged",
                 highlight=False,
             )
-    if fit := result["fit"]:
+    fit = result["fit"]
+    if fit and "ratios" in fit:
+        _print_ratios(console, fit)
+    elif fit and "constants" in fit:
+        told = ", ".join(
+            f"{each['constant']} = {each['value_s'] * 1e3:.4f} ± {each['half_width_s'] * 1e3:.4f} ms"
+            + ("" if each["is_told"] else " (not told from 0)")
+            for each in fit["constants"]
+        )
+        lines = ", ".join(str(line) for line in fit["lines"])
+        console.print(
+            f"{told}, fitted on {fit['metric']} of lines {lines} (mean size of error left {fit['error_pct']:.2f} %)",
+            style="dim",
+            highlight=False,
+        )
+    elif fit:
         bound = "; at its bound, 0 is too slow already" if fit["is_at_bound"] else ""
         lines = ", ".join(str(line) for line in fit["lines"])
         console.print(
@@ -91,6 +109,17 @@ def print_cells(result: dict[str, Any]) -> None:
         )
     for note in result["notes"]:
         console.print(note, style="dim", highlight=False)
+
+
+def _print_ratios(console: Console, fit: dict[str, Any]) -> None:
+    ratios = ", ".join(f"{each['ratio']:.3f} ± {each['half_width']:.3f} at {each['tokens']}" for each in fit["ratios"])
+    console.print(
+        f"layers take times the profile's, by tokens: {ratios}; before the engine {1e3 * fit['frontend_s']:.3g} ± "
+        f"{1e3 * fit['frontend_half_width_s']:.2g} ms; fitted on {', '.join(fit['metrics'])} of lines "
+        f"{', '.join(map(str, fit['lines']))} (mean size of the error left "
+        f"{fit['mean_absolute_error_pct']:.2f} %)",
+        highlight=False,
+    )
 
 
 def _values(values: dict[str, float | None]) -> tuple[str, str, str]:

@@ -10,13 +10,13 @@ Not here: simulating them (realrun.validate.cells.compare), fitting on them (rea
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from sim.files.tables import read_csv
 from sim.names import unknown
 
 MEASURED = {
@@ -46,6 +46,8 @@ WHOLE = {
 }
 """Optional whole numbers and the least of each."""
 TEXTS = ("label", "arm", "acceptance")
+MOST_WHOLE = 10**9
+"""No count or length of any cell is near it."""
 COLUMNS = (*REQUIRED, *LENGTHS, *WHOLE, "output_len_std", "acceptance_length", *TEXTS, *MEASURED)
 
 
@@ -97,7 +99,7 @@ class CellTable:
     """Columns that mean nothing here."""
 
     def where(self, cell: Cell) -> str:
-        return f"{self.path} line {cell.line}"
+        return f"table {self.path!r} line {cell.line}"
 
 
 def parse_columns(text: str | None) -> dict[str, str]:
@@ -121,62 +123,39 @@ def read_cells(path: Path, renamed: Mapping[str, str], *, has_requests: bool = F
 
     Raises ValueError naming file, line and column.
     """
-    rows = _rows(path)
-    if not rows:
-        raise ValueError(
-            f"{str(path)!r} is empty; want a header line with {', '.join(REQUIRED + LENGTHS)} and measured means"
-        )
-    header = _header(rows[0], renamed, str(path), REQUIRED if has_requests else REQUIRED + LENGTHS)
+    where = f"table {str(path)!r}"
+    names, rows = read_csv(path, "table")
+    header = _header(names, renamed, where, REQUIRED if has_requests else REQUIRED + LENGTHS)
     cells = []
-    for number, row in enumerate(rows[1:], start=2):
-        if not any(value.strip() for value in row):
-            continue
-        where = f"{path} line {number}"
-        if len(row) != len(header):
-            raise ValueError(f"{where}: {len(row)} values, and the header has {len(header)} columns")
+    for number, row in rows:
         texts = {name: value.strip() for name, value in zip(header, row, strict=True)}
-        cells.append(_cell(texts, number, where, has_requests=has_requests))
+        cells.append(_cell(texts, number, f"{where} line {number}", has_requests=has_requests))
     if not cells:
-        raise ValueError(f"{str(path)!r} has no cell below its header")
+        raise ValueError(f"{where} has no cell below its header")
     return CellTable(path=str(path), cells=cells, unused=[name for name in header if name not in COLUMNS])
 
 
 def read_request_list(path: Path) -> list[tuple[int, int]]:
     """Prompt and output tokens of the requests of `path`, in order. Raises ValueError naming file, line and column."""
-    rows = _rows(path)
-    header = [name.strip() for name in rows[0]] if rows else []
+    what = f"requests {str(path)!r}"
+    header, rows = read_csv(path, "requests")
     for column in REQUEST_COLUMNS:
         if column not in header:
-            raise ValueError(f"{path} line 1: no column {column!r}; want {' and '.join(REQUEST_COLUMNS)}")
+            raise ValueError(f"{what} line 1: no column {column!r}; want {' and '.join(REQUEST_COLUMNS)}")
     places = [header.index(column) for column in REQUEST_COLUMNS]
     requests = []
-    for number, row in enumerate(rows[1:], start=2):
-        if not any(value.strip() for value in row):
-            continue
-        where = f"{path} line {number}"
-        if len(row) != len(header):
-            raise ValueError(f"{where}: {len(row)} values, and the header has {len(header)} columns")
+    for number, row in rows:
+        where = f"{what} line {number}"
         prompt, output = (
             _whole(row[place].strip(), 1, column, where) for place, column in zip(places, REQUEST_COLUMNS, strict=True)
         )
         requests.append((prompt, output))
     if not requests:
-        raise ValueError(f"{str(path)!r} has no request below its header")
+        raise ValueError(f"{what} has no request below its header")
     return requests
 
 
-def _rows(path: Path) -> list[list[str]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return list(csv.reader(file, strict=True))
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{str(path)!r} is not a CSV table: {error}") from None
-
-
-def _header(row: Sequence[str], renamed: Mapping[str, str], path: str, required: Sequence[str]) -> list[str]:
-    names = [name.strip() for name in row]
+def _header(names: list[str], renamed: Mapping[str, str], path: str, required: Sequence[str]) -> list[str]:
     for theirs in renamed:
         if theirs not in names:
             raise ValueError(f"{path} line 1: --columns: {unknown('column', theirs, names)}")
@@ -243,11 +222,11 @@ def _whole(text: str, least: int, name: str, where: str) -> int:
     """A whole number; 8.0 is one."""
     try:
         value = float(text)
-        if value.is_integer() and value >= least:
+        if value.is_integer() and least <= value <= MOST_WHOLE:
             return int(value)
     except ValueError:
         pass
-    raise ValueError(f"{where}: {name}={text!r:.40} must be a whole number, at least {least}")
+    raise ValueError(f"{where}: {name}={text!r:.40} must be a whole number, {least} to {MOST_WHOLE}")
 
 
 def _positive(text: str, name: str, where: str) -> float:

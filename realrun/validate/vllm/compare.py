@@ -23,6 +23,7 @@ from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve, to_plain
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, weighted_percentiles
+from sim.metrics.summary import prefix_cache
 from sim.seam.request import Request
 
 VALIDATION_SCHEMA = 1
@@ -91,6 +92,7 @@ def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdic
         "num_requests": len(real.requests),
         "clock_offset_s": real.clock_offset_s,
         "preemptions": sum(request.num_preemptions for request in record.requests),
+        **prefix_cache(record, record.requests),
         "metrics": metrics(real.requests, record),
         "notes": _notes(real, record),
     }

@@ -8,15 +8,16 @@ Not here: the comparison with a simulation (realrun.validate.vllm.compare).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sim.files.json_values import json_lines
 from sim.seam.request import Request
+from sim.workload.content import BLOCK_TOKENS, Content, read_prompts
 
 LENGTHS = ("input_toks", "output_toks")
 STAMPS = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
@@ -56,35 +57,44 @@ class RealRun:
     def fresh(self) -> list[Request]:
         """The same requests, unserved."""
         return [
-            Request(each.index, each.id, each.arrival_s, each.prompt_tokens, each.output_tokens)
+            Request(each.index, each.id, each.arrival_s, each.prompt_tokens, each.output_tokens, each.content)
             for each in self.requests
         ]
 
 
-def read_requests(path: Path) -> RealRun:
-    """The run in `path`. Raises ValueError, one line naming file, line and field."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{str(path)!r} is not UTF-8 text; want JSON lines") from None
-    rows = [_row(line, number, str(path)) for number, line in enumerate(lines, start=1) if line.strip()]
+def read_requests(path: Path, prompts: Path | None = None, block_tokens: int = BLOCK_TOKENS) -> RealRun:
+    """The run in `path`; `prompts` says row by row what they have in common, in blocks of `block_tokens`.
+
+    Raises ValueError, one line naming file, line and field.
+    """
+    rows = [_row(raw, number, f"requests {str(path)!r}") for number, raw in json_lines(path, "requests")]
     if not rows:
-        raise ValueError(f"{str(path)!r} is empty; want one JSON object per request")
-    _check_ids(rows, str(path))
+        raise ValueError(f"requests {str(path)!r} is empty; want one JSON object per request")
+    where = f"requests {str(path)!r}"
+    _check_ids(rows, where)
+    contents = {} if prompts is None else _joined(rows, where, prompts, block_tokens)
     rows.sort(key=lambda row: (row.arrival_time, row.queued_ts, row.line))
-    _check_overtaking(rows, str(path))
-    offset_s = _clock_offset_s(rows, str(path))
-    return RealRun(requests=_on_one_clock(rows, offset_s), clock_offset_s=offset_s)
+    _check_overtaking(rows, where)
+    offset_s = _clock_offset_s(rows, where)
+    return RealRun(requests=_on_one_clock(rows, offset_s, contents), clock_offset_s=offset_s)
 
 
-def _row(line: str, number: int, path: str) -> Stamped:
+def _joined(rows: Sequence[Stamped], path: str, prompts: Path, block_tokens: int) -> dict[int, Content]:
+    """Content by line of the requests' file: the first row's is in the first row of `prompts`, and so on."""
+    read = read_prompts(prompts, block_tokens)
+    if len(read) != len(rows):
+        raise ValueError(f"prompts {str(prompts)!r} has {len(read)}, and {path} {len(rows)}; want one per request")
+    for number, (row, (_, length)) in enumerate(zip(rows, read, strict=True), start=1):
+        if length is not None and length != row.input_toks:
+            raise ValueError(
+                f"prompts {str(prompts)!r}: prompt {number} has {length} tokens, request {row.id} on line {row.line} "
+                f"of {path} has {row.input_toks}: want the prompts in the order of the requests"
+            )
+    return {row.line: content[: row.input_toks // block_tokens] for row, (content, _) in zip(rows, read, strict=True)}
+
+
+def _row(raw: Any, number: int, path: str) -> Stamped:
     where = f"{path} line {number}"
-    try:
-        raw = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: want a JSON object with {', '.join(FIELDS)}, got {type(raw).__name__}")
     if lacking := [name for name in FIELDS if raw.get(name) is None]:
@@ -161,7 +171,7 @@ def _clock_offset_s(rows: Sequence[Stamped], path: str) -> float:
     return lags_s[0]
 
 
-def _on_one_clock(rows: Sequence[Stamped], offset_s: float) -> list[Request]:
+def _on_one_clock(rows: Sequence[Stamped], offset_s: float, contents: Mapping[int, Content]) -> list[Request]:
     """`rows` in order of arrival as finished requests; the first arrival is at 0."""
     start_s = rows[0].arrival_time
     return [
@@ -171,6 +181,7 @@ def _on_one_clock(rows: Sequence[Stamped], offset_s: float) -> list[Request]:
             arrival_s=row.arrival_time - start_s,
             prompt_tokens=row.input_toks,
             output_tokens=row.output_toks,
+            content=contents.get(row.line, ()),
             prefilled_tokens=row.input_toks,
             emitted_tokens=row.output_toks,
             queued_s=row.queued_ts - offset_s - start_s,

@@ -67,13 +67,14 @@ class TablePasses(ModelPasses):
         weights = shape.active_layer_weights / profile.tensor_parallel
         self.compute_roof = max(2.0 * weights * tokens / seconds for tokens, seconds in points)
         self.bandwidth_roof = shape.read_bytes(1) / (shape.layers * profile.tensor_parallel * points[0][1])
+        self._ratio = profile.table.body_ratio
         self._lines: dict[tuple[int, int, bool], Line] = {}
         self._chunks: dict[int, list[float]] = {}
         self.row_curves: dict[tuple[int, int, int], RowCurve] = {}
         """Kept by (rows, row tokens, head rows)."""
 
     def layer_s(self, tokens: int) -> float:
-        return value_at(self._table.body.tokens, self._table.body.seconds, tokens)
+        return value_at(self._table.body.tokens, self._table.body.seconds, tokens) * self._ratio(tokens)
 
     def fused_s(self, tokens: int) -> float:
         """By its share of a layer's weights: the projection itself is not among the points."""

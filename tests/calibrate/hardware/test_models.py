@@ -80,7 +80,7 @@ def test_a_config_that_is_not_there_or_no_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         source_of(str(tmp_path / "absent.json"))
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ValueError, match="is no JSON"):
+    with pytest.raises(ValueError, match="not valid JSON"):
         source_of(str(tmp_path / "broken.json"))
 
 

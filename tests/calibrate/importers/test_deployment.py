@@ -14,7 +14,14 @@ import pytest
 from calibrate.hardware.models import with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from calibrate.importers.aiconfigurator.files import KernelFiles
-from calibrate.importers.aiconfigurator.lookups import Lookups
+from calibrate.importers.aiconfigurator.lookups import (
+    QUANTISE_S,
+    REDUCE_RATIO,
+    REDUCE_SKEW_S,
+    STREAM_SHARE,
+    SUSTAINED_RATIO,
+    Lookups,
+)
 from calibrate.importers.aiconfigurator.profile import ASSUMED_ELEMENTWISE
 from sim.costs.forms.build import build_costs
 from sim.costs.passes import layer_rest_s
@@ -28,6 +35,12 @@ LLAMA = MODELS["llama-3.1-8b"]
 SPARSE = msgspec.structs.replace(
     LLAMA, name="sparse", experts=Experts(num=8, per_token=2, intermediate=2048, shared_intermediate=1024)
 )
+
+
+def served_ms(tokens: int, columns: int, depth: int) -> float:
+    """A GEMM in service: longer by SUSTAINED_RATIO from 2,048 tokens on, by half of it (in logs) at 512."""
+    share = {1: 0.0, 64: 0.0, 512: 0.5, 2048: 1.0}[tokens]
+    return gemm_ms(tokens, columns, depth) * (1.0 + (SUSTAINED_RATIO - 1.0) * share)
 
 
 def expert_ms(tokens: int) -> float:
@@ -86,7 +99,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("tokens", [1, 64, 512])
 def test_a_dense_layer_is_its_gemms_and_its_element_wise_kernels(tables: Path, tokens: int) -> None:
     profile = imported(tables, LLAMA)
-    gemms = sum(gemm_ms(tokens, columns, depth) for columns, depth in LLAMA.gemms())
+    gemms = sum(served_ms(tokens, columns, depth) for columns, depth in LLAMA.gemms())
     assert body_ms(profile, tokens) == pytest.approx(gemms + rest_ms(profile, LLAMA, tokens), rel=2e-3)
 
 
@@ -94,7 +107,7 @@ def test_a_dense_layer_is_its_gemms_and_its_element_wise_kernels(tables: Path, t
 def test_a_sparse_layer_is_attention_router_routed_and_shared_experts(tables: Path, tokens: int) -> None:
     profile = imported(tables, SPARSE)
     gemms = (*SPARSE.attention_gemms(), (8, 4096), *SPARSE.mlp_gemms(1024))
-    expected = sum(gemm_ms(tokens, columns, depth) for columns, depth in gemms) + expert_ms(tokens)
+    expected = sum(served_ms(tokens, columns, depth) for columns, depth in gemms) + expert_ms(tokens)
     assert body_ms(profile, tokens) == pytest.approx(expected + rest_ms(profile, SPARSE, tokens), rel=2e-3)
 
 
@@ -176,14 +189,44 @@ def test_a_table_that_was_timed_with_its_launches_is_not_used(tmp_path: Path) ->
         imported(tables, LLAMA)
 
 
-def test_a_slip_of_a_table_is_replaced_by_a_larger_matrix(tmp_path: Path) -> None:
+def test_a_slip_of_a_table_is_replaced_by_more_tokens_or_a_larger_matrix(tmp_path: Path) -> None:
     def slip(frame: Any) -> Any:
         is_slip = (frame.m == 64) & (frame.n == 4096) & (frame.k == 4096) & (frame.gemm_dtype == "bfloat16")
         return frame.assign(latency=frame.latency.where(~is_slip, 5.0))
 
     lookups = Lookups(KernelFiles(write_tables(tmp_path, gemm_perf=slip), "a100-sxm"))
     seconds = float(lookups.gemm_s(4096, 4096, np.array([64.0]))[0])
-    assert seconds == pytest.approx(1e-3 * gemm_ms(64, 4096, 8192), rel=1e-6)
+    assert seconds == pytest.approx(1e-3 * min(gemm_ms(64, 4096, 8192), gemm_ms(128, 4096, 4096)), rel=1e-6)
+
+
+def test_ranks_of_a_server_do_not_arrive_together(tables: Path) -> None:
+    """The synthetic all-reduce takes 10 us and a bandwidth of 100 GB/s, NCCL's takes longer."""
+    lookups = Lookups(KernelFiles(tables, "a100-sxm"))
+    message = np.array([1e6])
+    own_s = 1e-5 + 1e6 / 1e11
+    assert float(lookups.reduce_s(2, message)[0]) == pytest.approx(REDUCE_RATIO * own_s + REDUCE_SKEW_S, rel=1e-3)
+    assert float(lookups.reduce_s(1, message)[0]) == 0.0
+
+
+def test_activations_of_block_scaled_formats_are_quantised_by_a_kernel_of_their_own(tables: Path) -> None:
+    lookups = Lookups(KernelFiles(tables, "a100-sxm"))
+    tokens = np.array([1000.0])
+    moved_s = 1000 * 4096 * 3.0 / (STREAM_SHARE * 2e12)
+    assert float(lookups.quantise_s(4096, tokens, "fp8-block")[0]) == pytest.approx(QUANTISE_S + moved_s)
+    assert float(lookups.quantise_s(4096, tokens, "fp8")[0]) == 0.0
+
+
+def test_a_dent_in_the_experts_a_draw_of_the_router_is_filled(tmp_path: Path) -> None:
+    import pandas as pd
+
+    file = sparse_tables(tmp_path) / "a100_sxm" / "moe__vllm__0.14.0__moe_perf.parquet"
+    frame = pd.read_parquet(file)
+    extra = frame[(frame.num_tokens == 16) & (frame.moe_ep_size == 1)].assign(num_tokens=8, latency=0.001)
+    pd.concat([frame, extra]).to_parquet(file)
+    assert SPARSE.experts is not None
+    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
+    seconds = float(lookups.experts_s(SPARSE, SPARSE.experts, "bf16", (1, 1), np.array([8.0]))[0])
+    assert seconds == pytest.approx(1e-3 * expert_ms(8))
 
 
 def test_of_several_versions_the_newest_that_fits_is_read(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def with_line(**changes: object) -> Change:
         (lambda lines: [lines[0].replace("attn_decode", "decode"), *lines[1:]], "no column 'time_stats.attn_decode"),
         (lambda lines: [lines[0].replace("kv_cache_size,", "context,"), *lines[1:]], "no column 'kv_cache_size'"),
         (lambda lines: lines[:1], "attention.csv: has no rows"),
-        (lambda lines: [*lines, lines[1][:30]], "must be a number"),
+        (lambda lines: [*lines, lines[1][:30]], "fields, and the header has"),
         (with_line(attn_decode=-1.0), "must not be negative"),
         (with_line(attn_decode="nan"), "must be finite"),
         (with_line(attn_decode=0.0), "must be positive"),

@@ -127,7 +127,7 @@ def with_line(**changes: object) -> Change:
         (lambda text: text.replace("mlp_up_proj.median", "mlp_up.median", 1), "no column 'time_stats.mlp_up_proj"),
         (lambda text: text.replace(",num_tokens", ",tokens", 1), "no column 'num_tokens'"),
         (lambda text: text.partition("\n")[0] + "\n", "mlp.csv: has no rows"),
-        (lambda text: text + "0.1,0.2", "must be a number"),
+        (lambda text: text + "0.1,0.2", "fields, and the header has"),
         (lambda text: "".join(text.splitlines(keepends=True)[:12]), "11 token counts are too few to fit; want 20"),
         (with_line(attn_pre_proj=-0.3), "must not be negative"),
         (with_line(attn_pre_proj="nan"), "must be finite"),

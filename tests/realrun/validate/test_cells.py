@@ -121,6 +121,31 @@ def test_a_second_constant_can_be_fitted_on_other_cells(tmp_path: Path) -> None:
     assert result["fit"]["lines"] == [5]
 
 
+def test_two_planted_constants_are_found_at_once(tmp_path: Path) -> None:
+    """0.7 ms per target pass and 0.4 ms per draft pass; all cells of concurrency 1 tell both."""
+    planted = with_constant(with_constant(quick(), "gap_s", 7e-4), "draft_pass_s", 4e-4)
+    table, out = measured(tmp_path, planted), tmp_path / "fitted.json"
+    result = result_of(cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", quick()),
+                       "--fit", "concurrency=1,4", "--fit-constant", "gap_s,draft_pass_s",
+                       "--fit-metric", "tpot_ms,e2el_ms", "--fitted-profile", str(out))  # fmt: skip
+    found = {each["constant"]: each for each in result["fit"]["constants"]}
+    assert found["host.gap_s"]["value_s"] == pytest.approx(7e-4, rel=0.01)
+    assert found["host.draft_pass_s"]["value_s"] == pytest.approx(4e-4, rel=0.01)
+    assert all(each["is_told"] for each in found.values())
+    assert result["judged"]["tpot_ms"]["mean_absolute_error_pct"] < 0.2
+    host = load(out).host
+    assert (host.gap_s, host.draft_pass_s) == (pytest.approx(7e-4, rel=0.01), pytest.approx(4e-4, rel=0.01))
+    assert "on the mean tpot_ms and e2el_ms of 4 closed-loop cells of cells.csv" in host.source
+
+
+def test_constants_that_the_marked_cells_cannot_tell_are_refused(tmp_path: Path) -> None:
+    table = measured(tmp_path, quick())
+    profile = write_profile(tmp_path / "q.json", quick())
+    assert "draft_pass_s moves none of the marked cells" in refusal(
+        cells_command, str(table), "--profile", profile, "--fit", "arm=none", "--fit-constant", "gap_s,draft_pass_s"
+    )
+
+
 def test_a_fit_starts_from_the_named_engine_and_the_fitted_profile_is_its_own(tmp_path: Path) -> None:
     """Planted: vLLM 0.12 on H100 with 0.5 ms more per target pass. The engine's other constants stay as they are."""
     engine = load_engine("vllm-0.12", "h100-sxm")
@@ -268,8 +293,8 @@ def test_a_defect_of_a_cell_is_one_line_that_names_it(name: str, tmp_path: Path)
         ("concurency,input_len,output_len,tpot_ms\n1,1,1,1\n", "did you mean 'concurency'"),
         ("concurrency,input_len,output_len\n1,1,1\n", "no measured mean"),
         ("concurrency,input_len,output_len,tpot_ms,tpot_ms\n1,1,1,1,1\n", "column 'tpot_ms' is there twice"),
-        ("concurrency,input_len,output_len,tpot_ms\n1,1,1\n", "line 2: 3 values, and the header has 4"),
-        ('concurrency,input_len,output_len,tpot_ms\n"1"x,1,1,1\n', "is not a CSV table"),
+        ("concurrency,input_len,output_len,tpot_ms\n1,1,1\n", "line 2: 3 fields, and the header has 4"),
+        ('concurrency,input_len,output_len,tpot_ms\n"1"x,1,1,1\n', "not valid CSV"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_one_line(text: str, says: str, tmp_path: Path) -> None:
@@ -355,9 +380,9 @@ def test_lengths_beside_a_list_are_not_read_and_that_is_said(tmp_path: Path) -> 
     [
         ("prompt_tokens\n5\n", "line 1: no column 'output_tokens'"),
         ("prompt_tokens,output_tokens\n", "has no request below its header"),
-        ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0' must be a whole number, at least 1"),
-        ("prompt_tokens,output_tokens\n5\n", "line 2: 1 values, and the header has 2 columns"),
-        ("", "line 1: no column 'prompt_tokens'"),
+        ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0' must be a whole number, 1 to 1000000000"),
+        ("prompt_tokens,output_tokens\n5\n", "line 2: 1 fields, and the header has 2"),
+        ("", "is empty; want a header line"),
     ],
 )
 def test_a_bad_list_of_requests_is_one_line(text: str, message: str, tmp_path: Path) -> None:
@@ -389,3 +414,37 @@ def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_p
     assert unlike["mean_tpot_ms"] > alike["mean_tpot_ms"]
     assert unlike["p95_tpot_ms"] > 1.4 * alike["p95_tpot_ms"]
     assert own["p95_tpot_ms"] < 1.1 * alike["p95_tpot_ms"]
+
+
+def test_ratios_of_the_layers_and_the_time_before_the_engine_are_found(tmp_path: Path) -> None:
+    """Planted: 10 % more at 8 tokens, 30 % more at 1,024, 6 ms before the engine."""
+    start = quick()
+    kernels = msgspec.structs.replace(start.compact, body_ratios=((8, 1.1), (1024, 1.3)))
+    planted = with_constant(msgspec.structs.replace(start, kernels=kernels), "frontend_s", 6e-3)
+    table, out = measured(tmp_path, planted, waves=3), tmp_path / "fitted.json"
+    result = result_of(
+        cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", start), "--fit", "arm=none",
+        "--fit-ratios", "8,1024", "--fit-metric", "ttft_ms,tpot_ms", "--waves", "3", "--fitted-profile", str(out),
+    )  # fmt: skip
+    fit = result["fit"]
+    assert [each["ratio"] for each in fit["ratios"]] == pytest.approx([1.1, 1.3], abs=0.01)
+    assert fit["frontend_s"] == pytest.approx(6e-3, rel=0.05)
+    assert fit["mean_absolute_error_pct"] < 0.2
+    assert result["judged"]["output_throughput"]["mean_absolute_error_pct"] < 0.5
+    fitted = load(out)
+    assert fitted.conditions == "served"
+    assert [count for count, _ in fitted.compact.body_ratios] == [8, 1024]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--fit", "arm=none", "--fit-ratios", "64,8"), "want rising counts of tokens"),
+        (("--fit", "arm=none", "--fit-ratios", "x"), "want rising counts of tokens"),
+        (("--fit-ratios", "8,64"), "--fit-ratios fits marked cells"),
+        (("--fit", "arm=none,concurrency=1", "--fit-ratios", "8,64"), "1 measured values are too few to fit 2 ratios"),
+    ],
+)
+def test_a_fit_of_ratios_that_cannot_be_is_one_line(flags: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    table = str(measured(tmp_path, quick(), ("tpot_ms",), waves=1))
+    assert message in refusal(cells_command, table, "--profile", PAIR, *flags)

@@ -131,6 +131,34 @@ def test_the_result_holds_the_resolved_scenario_and_no_path(tmp_path: Path) -> N
     assert str(tmp_path) not in json.dumps(result)
 
 
+def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: Path) -> None:
+    """The last line arrives first: 96 of its 100 tokens are six blocks, four of which the others have as well."""
+    path = write_lines(tmp_path / "requests.jsonl", [row(3), row(2), row(1), row(0)])
+    blocks = [[1, 2, 3, 4, 50 + place, 60 + place] for place in range(4)]
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"input_toks": 100, "prefix_blocks": ids} for ids in blocks])
+    run = read_requests(path, prompts)
+    assert [request.content for request in run.fresh()] == [(0, 1, 2, 3)] * 4
+    result = result_of(vllm_command, *flags(path, "--prompts", str(prompts)))
+    assert result["prefix_cache_hit_tokens"] == 3 * 64
+    assert result["prefix_cache_hit_rate"] == 3 * 4 / (4 * 7)
+    assert result_of(vllm_command, *flags(path))["prefix_cache_hit_rate"] == 0.0
+    halves = result_of(vllm_command, *flags(path, "--prompts", str(prompts), "--block-size", "32"))
+    assert halves["prefix_cache_hit_tokens"] == 3 * 64
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ([{"prefix_blocks": []}] * 3, "has 3, and requests"),
+        ([{"input_toks": 99, "prefix_blocks": []}] * 4, "prompt 1 has 99 tokens, request r0 on line 1 of"),
+        ([{"hash": []}] * 4, "line 1: no prefix_blocks, hash_ids"),
+    ],
+)
+def test_prompts_that_are_not_those_of_the_requests_are_one_line(prompts: list[Row], says: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "requests.jsonl", rows())
+    assert says in refusal(vllm_command, *flags(path, "--prompts", str(write_lines(tmp_path / "p.jsonl", prompts))))
+
+
 def test_speculation_is_simulated_with_the_acceptance_given(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "r.jsonl", rows())
     pair = [flag if flag != PROFILE else "h100-sxm/llama-3.1-8b+eagle3" for flag in flags(path)]
@@ -189,12 +217,15 @@ DEFECTS: dict[str, Defect] = {
     "negative output": (lambda: lines(row(0, output_toks=-3)), "line 1: output_toks=-3"),
     "broken length": (lambda: lines(row(0, output_toks=2.5)), "line 1: output_toks=2.5"),
     "length that is true": (lambda: lines(row(0, output_toks=True)), "line 1: output_toks=True"),
-    "nan": (lambda: lines(row(0, queued_ts=float("nan"))), "line 1: queued_ts=nan"),
-    "infinity": (lambda: lines(row(0, last_token_ts=float("inf"))), "line 1: last_token_ts=inf"),
-    "number beyond floats": (lambda: lines(row(0, last_token_ts=10**400)), "line 1: last_token_ts="),
+    "nan": (lambda: lines(row(0, queued_ts=float("nan"))), "line 1: 'queued_ts' NaN is no number"),
+    "infinity": (lambda: lines(row(0, last_token_ts=float("inf"))), "line 1: 'last_token_ts' Infinity is no number"),
+    "number beyond floats": (
+        lambda: lines(row(0, last_token_ts=10**400)),
+        "line 1: 'last_token_ts' 100000000000000000000000 must be below 2^63",
+    ),
     "text for a time": (lambda: lines(row(0, queued_ts="now")), "line 1: queued_ts='now'"),
     "not JSON": (lambda: lines() + "{oops\n", "line 5: not valid JSON"),
-    "nested too deep": (lambda: lines() + "[" * 100_000, "line 5: not valid JSON"),
+    "nested too deep": (lambda: lines() + "[" * 100_000, "line 5: nested deeper"),
     "a list": (lambda: lines() + "[1]\n", "line 5: want a JSON object"),
     "the same id twice": (lambda: lines(row(0), row(1, request_id="r0")), "line 2: request_id 'r0' again"),
     "empty file": (lambda: "", "is empty"),

@@ -63,7 +63,7 @@ def test_every_form_is_read(tmp_path: Path) -> None:
         ("markov:.9,.1,0,0", "must be above 0 and at most 1"),
         ("markov:.8,.2", "wants FIRST <= AFTER"),
         ("markov:0,1", "wants FIRST <= AFTER"),
-        ("tape:absent.jsonl", "acceptance tape 'absent.jsonl': No such file"),
+        ("tape:absent.jsonl", "acceptance tape 'absent.jsonl' cannot be read: No such file"),
     ],
 )
 def test_a_bad_form_is_one_line_that_says_what_is_wanted(spec: str, message: str) -> None:

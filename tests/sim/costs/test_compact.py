@@ -11,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.costs.forms.build import build_costs
-from sim.costs.forms.compact import CompactCosts
-from sim.costs.kernels import DecodeAttention, Elementwise, Gemm, Head, Measured, PrefillAttention, VerifyAttention
+from sim.costs.forms.compact import CompactCosts, CompactPasses
+from sim.costs.kernels import (
+    BLOCK_QUERIES,
+    DecodeAttention,
+    Elementwise,
+    Gemm,
+    Head,
+    Measured,
+    PrefillAttention,
+    VerifyAttention,
+)
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape
@@ -326,3 +335,63 @@ def test_a_ratio_of_the_layers_stands_between_counts_on_their_logs_and_is_held_b
 def test_ratios_that_mean_nothing_are_refused(ratios: tuple[tuple[int, float], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         msgspec.structs.replace(load("h100-sxm/llama-2-7b").compact, body_ratios=ratios)
+
+
+def with_kernels(**changes: object) -> Profile:
+    return msgspec.structs.replace(PLAIN, kernels=msgspec.structs.replace(PLAIN.kernels, **changes))
+
+
+@pytest.mark.parametrize(("heads", "fixed_s"), [(1, 100.0), (2, 7.0)])
+def test_a_model_whose_every_query_head_has_its_own_kv_head_has_attention_constants_of_its_own(
+    heads: int, fixed_s: float
+) -> None:
+    grouped = msgspec.structs.replace(PLAIN.compact.decode_attention, fixed_s=7.0)
+    shape = msgspec.structs.replace(TINY_SHAPE, heads=heads)
+    profile = msgspec.structs.replace(with_kernels(decode_attention=grouped), target=shape)
+    without = msgspec.structs.replace(grouped, fixed_s=0.0)
+    changes = {"decode_attention": without, "multi_head_decode_attention": without}
+    free = msgspec.structs.replace(with_kernels(**changes), target=shape)
+    saved_s = CompactCosts(profile).cost(decode(3, 57)).device_s - CompactCosts(free).cost(decode(3, 57)).device_s
+    assert saved_s == pytest.approx(fixed_s)
+
+
+def test_further_queries_of_a_row_compute_their_pairs_unless_a_padded_tile_holds_them() -> None:
+    """2 rows of 3 tokens over 60 of KV; a pair of query and key is 4 FLOP at 8 FLOP/s, a tile is as good as free."""
+    gpu = msgspec.structs.replace(PLAIN.gpu, peak_flops=8.0)
+    tiles = VerifyAttention(kv_slowdown=2.0, query_tile=16, tile_compute_share=1e30)
+    one_by_one = CompactCosts(msgspec.structs.replace(PLAIN, gpu=gpu))
+    in_tiles = CompactCosts(msgspec.structs.replace(with_kernels(verify_attention=tiles), gpu=gpu))
+    work = verify(2, 2, 54)
+    assert one_by_one.cost(work).device_s - in_tiles.cost(work).device_s == pytest.approx(0.5 * (6 - 2) * 60 / 2)
+
+
+def test_a_draft_head_projects_the_features_that_it_reads_to_one() -> None:
+    """A GEMM of 10 s; 2 bytes for each of 3 weights, and of 3 inputs and 1 output per token."""
+    shape = msgspec.structs.replace(TINY_SHAPE, fused_features=3)
+    passes = CompactPasses(PLAIN, shape, ())
+    assert passes.fused_s(5) == pytest.approx(10.0 + 2 * (3 + 5 * (3 + 1)))
+
+
+@pytest.mark.parametrize("lengths", [(300, 100), (100, 300)])
+def test_the_tail_of_prefill_attention_is_that_of_the_longest_chunk(lengths: tuple[int, int]) -> None:
+    attention = msgspec.structs.replace(PLAIN.compact.prefill_attention, block_s=128.0)
+    with_tail = CompactPasses(with_kernels(prefill_attention=attention), TINY_SHAPE, ())
+    without = CompactPasses(PLAIN, TINY_SHAPE, ())
+    chunks = [Chunk(tokens, 0) for tokens in lengths]
+    assert with_tail.chunks_attention_s(chunks) - without.chunks_attention_s(chunks) == pytest.approx(
+        128.0 * 300 / BLOCK_QUERIES
+    )
+
+
+@pytest.mark.parametrize(("ahead_s", "prepare_s"), [(0.0, 3.0), (1.0, 2.0), (9.0, 0.0)])
+def test_what_the_host_prepared_ahead_is_over_already(ahead_s: float, prepare_s: float) -> None:
+    host = msgspec.structs.replace(PLAIN.host, step_s=1.0, row_s=1.0)
+    costs = CompactCosts(msgspec.structs.replace(PLAIN, host=host))
+    assert costs.cost(msgspec.structs.replace(decode(2, 57), ahead_s=ahead_s)).prepare_s == pytest.approx(prepare_s)
+
+
+def test_the_gap_between_works_is_device_time_of_every_pass() -> None:
+    host = msgspec.structs.replace(PLAIN.host, gap_s=3.0)
+    with_gap, without = CompactCosts(msgspec.structs.replace(PLAIN, host=host)), CompactCosts(PLAIN)
+    for work in (decode(3, 57), verify(2, 2, 54)):
+        assert with_gap.cost(work).device_s - without.cost(work).device_s == pytest.approx(3.0)

@@ -15,6 +15,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.forms.interpolation import filled
 from sim.costs.forms.table import TableCosts
 from sim.costs.kernels import VerifyAttention
+from sim.costs.profile_files import load
 from sim.costs.works import OutsideProfile, OutsideProfileWarning
 from sim.seam.work import Chunk, Kind, Model, Work
 from tests.sim.costs.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, VERIFY, table
@@ -238,3 +239,14 @@ def _time(price: Any, work: Work, calls: int = 5000) -> float:
     for _ in range(calls):
         price(work)
     return (time.perf_counter() - start_s) / calls
+
+
+def test_a_served_gpus_ratio_acts_on_the_layers_of_a_table() -> None:
+    profile = load("a100-sxm/llama-3.1-8b")
+    kernels = msgspec.structs.replace(profile.table, body_ratios=((8, 1.0), (128, 1.5)))
+    plain, served = (
+        TableCosts(msgspec.structs.replace(profile, kernels=each)).passes(Model.TARGET)
+        for each in (msgspec.structs.replace(profile.table, body_ratios=()), kernels)
+    )
+    assert [served.body_s(n) / plain.body_s(n) for n in (1, 8, 32, 128, 4096)] == pytest.approx([1, 1, 1.25, 1.5, 1.5])
+    assert served.head_s(8) == plain.head_s(8)

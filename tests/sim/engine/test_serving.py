@@ -90,6 +90,21 @@ def test_a_closed_loop_lets_the_next_request_arrive_when_a_place_is_free() -> No
     assert list(serving.inbox) == asked[2:]
 
 
+def test_a_frontend_passes_every_request_on_its_own_time_after_it_came() -> None:
+    """3 s each, many at once: two at 0 s are in the queue at 3 s, one of 1 s at 4 s. It counts from arrival."""
+    asked = [request(0), request(1), request(2, arrival_s=1.0)]
+    served = Served(asked)
+    served.serving.frontend_s = 3.0
+    served.host.spawn(served.serving.frontend())
+    lengths: dict[float, int] = {}
+    for time_s in (2.5, 3.5, 4.5):
+        served.at(time_s, lambda now=time_s: lengths.update({now: len(served.serving.inbox)}))
+    serving = served.run()
+    assert lengths == {2.5: 0, 3.5: 2, 4.5: 3}
+    assert serving.num_arrived == 3
+    assert [r.arrival_s for r in asked] == [0.0, 0.0, 1.0]
+
+
 def test_a_closed_loop_of_one_goes_on_when_its_only_request_is_done() -> None:
     asked = [request(0), request(1)]
     served = Served(asked, max_concurrency=1)

@@ -57,7 +57,7 @@ def test_sharegpt_texts_are_counted_by_a_local_tokenizer(write: Write, tmp_path:
     ("text", "message"),
     [
         ("", "not valid JSON"),
-        ('[{"prompt_tokens": 5, "outp', "not valid JSON (truncated?)"),
+        ('[{"prompt_tokens": 5, "outp', "not valid JSON: unterminated string"),
         ("{}", "want a non-empty JSON list"),
         ("[3]", "entry 1: want an object, got int"),
         ('[{"prompt_tokens": 5}]', "entry 1: output_tokens=None must be"),

@@ -55,19 +55,22 @@ def test_num_prompts_takes_the_first_rows_and_looks_at_no_other(write: Write) ->
 
 
 def test_more_prompts_than_rows_is_an_error(write: Write) -> None:
-    with pytest.raises(ValueError, match="3 requests in it, and num_prompts=4"):
+    with pytest.raises(ValueError, match="3 requests, num_prompts=4"):
         read_trace("trace-azure", write(AZURE), 4)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "empty; want a header line with TIMESTAMP"),
+        ("", "is empty; want a header line"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests in it"),
         ("TIMESTAMP,ContextToken,GeneratedTokens\n", "line 1: no column 'ContextTokens'; did you mean 'ContextToken'?"),
         (AZURE + "2023-11-16 18:15:52,18\n", "line 5: 2 fields, and the header has 3"),
         (AZURE + "2023-11-16 18:15:52,ten,4\n", "line 5: ContextTokens='ten' must be a whole number of tokens"),
-        (AZURE + "2023-11-16 18:15:52,0,4\n", "line 5: ContextTokens='0' must be a whole number of tokens, at least 1"),
+        (
+            AZURE + "2023-11-16 18:15:52,0,4\n",
+            "line 5: ContextTokens='0' must be a whole number of tokens, 1 to 1000000000",
+        ),
         (AZURE + "2023-11-16 18:15:52,5,-4\n", "line 5: GeneratedTokens='-4' must be"),
         (AZURE + "2023-11-16 18:15:52,5,\n", "line 5: GeneratedTokens='' must be"),
         (AZURE + "2023-11-16 18:15:50,5,4\n", "line 5: arrival is 1.68059 s before the row above"),
@@ -90,7 +93,7 @@ def test_an_absent_or_binary_file_is_one_line(tmp_path: Path) -> None:
             read_trace(name, str(tmp_path / "absent"))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x9f" * 10)
     for name in ("trace-azure", "mooncake", "sharegpt"):
-        with pytest.raises(ValueError, match=r"cannot be read as text|not valid JSON"):
+        with pytest.raises(ValueError, match=r"not UTF-8 text|cannot be read"):
             read_trace(name, str(tmp_path / "binary"))
 
 
@@ -126,7 +129,7 @@ def test_mooncake_csv_counts_its_blocks(write: Write) -> None:
             '{"timestamp": "x", "input_length": 5, "output_length": 5, "hash_ids": []}',
             "timestamp='x' must be a number (ms)",
         ),
-        ('{"timestamp": NaN, "input_length": 5, "output_length": 5, "hash_ids": []}', "timestamp=nan must be"),
+        ('{"timestamp": NaN, "input_length": 5, "output_length": 5, "hash_ids": []}', "'timestamp' NaN is no number"),
         ('{"timestamp": 1, "input_length": 5.5, "output_length": 5, "hash_ids": []}', "input_length=5.5 must be"),
         ('{"timestamp": 1, "input_length": true, "output_length": 5, "hash_ids": []}', "input_length=True must be"),
         ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ["a"]}', "hash_ids=['a'] must be a list"),

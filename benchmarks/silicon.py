@@ -1,0 +1,402 @@
+"""Served cells beside lanesim and a peer: `python -m benchmarks.silicon CELLS.csv --json OUT [--peer PREDICTIONS.csv]`.
+
+CELLS.csv is ai-dynamo/aiconfigurator's silicon_sample.csv or a part of it: closed loops of vLLM, SGLang and
+TensorRT-LLM, mean TTFT and TPOT. Every aggregated row gets a profile from the kernel tables of the installed
+aiconfigurator-core (its models' config.json among them) and a closed loop of its concurrency: lengths uniform in 0.8 to
+1 of ISL and OSL where the rows come from InferenceX, whose client draws them so; within SPREAD of them elsewhere.
+Classes are engine, dense or MoE, and the format of the GEMMs. Counted apart: rows that constants were fitted on, and
+rows whose labels cannot be (over ROOF_SHARE of the datasheet's roofs, or requests that mostly wait). --peer takes the
+rows with aic_ttft_ms and aic_tpot_ms beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from calibrate.hardware.models import source_of, with_formats
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+from sim.costs.engine import EngineCosts, load_engine, with_engine
+from sim.costs.profile import Profile
+from sim.costs.shapes import ModelShape
+from sim.experiment.run import simulate
+from sim.experiment.scenario import Scenario, resolve
+from sim.metrics.summary import summarise
+from sim.seam.request import Request
+
+RANGE_RATIO = 0.8
+"""InferenceX's client draws lengths uniformly between this share and the whole of ISL and OSL."""
+SPREAD = 0.1
+"""Of the lengths of other clients, which say nothing of it: none at all would march all requests in step for ever,
+which their TTFT excludes."""
+MISLABELLED = ("nvidia/Llama-3.1-8B-Instruct-FP8",)
+"""Cells of H200 that imply 76 % of its peak."""
+EXACT_SOURCE = "aic-auto-gap-analysis"
+WAVES, FEW_WAVES, MANY = 10, 4, 128
+"""Requests per place in flight, as InferenceX has it; fewer beyond so many places."""
+ROOF_SHARE = 0.6
+"""A cell that reaches more of the datasheet's roofs, arithmetic of its prompts and one reading of its weights alone, is
+not what its label says."""
+STARVED_SHARE = 5.0
+"""A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
+BUDGET = 8192
+CHECKPOINTS = {
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
+    "nvidia/Qwen3-32B-NVFP4": "Qwen/Qwen3-32B",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-R1",
+    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-ai/DeepSeek-V3",
+}
+"""The row's model -> the config.json of the same architecture that the package has."""
+FORMATS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "int4_wo": None}
+"""gemm_quant_mode -> weights; None: as the checkpoint says."""
+BLACKWELL = ("b200", "b300", "gb200", "gb300")
+OLDEST_VLLM = "0.11"
+"""Rows without a version are of autumn 2025."""
+FRONTEND_S, FRONTEND_TOKEN_S = 0.010, 3e-6
+"""Of a request outside the engine: HTTP, and tokenising its prompt. Fitted on the TTFT of marked cells."""
+EAGER_GAP_S = 0.022
+"""Qwen3-235B with vLLM 0.12 takes 40 to 58 ms a step at any load, as without CUDA graphs; fitted on marked cells."""
+
+
+class Cell(NamedTuple):
+    """One row as it is read: which profile, which loop, what was measured."""
+
+    id: str
+    engine: str
+    version: str
+    model: str
+    gpu: str
+    weights: str | None
+    kv: str | None
+    deployment: Deployment
+    concurrency: int
+    input_len: int
+    output_len: int
+    is_exact: bool
+    ttft_ms: float
+    tpot_ms: float
+    family: str
+    """Of the class: engine, dense or MoE, GEMM format."""
+
+
+class Judged(NamedTuple):
+    cell: Cell
+    tpot_ms: float
+    ttft_ms: float
+    is_marked: bool
+    is_doubtful: bool
+    is_starved: bool
+
+
+def read_cells(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["mode"] == "agg"]
+
+
+def cell_of(row: Mapping[str, str]) -> Cell:
+    """The row with what its label gets wrong repaired: widths that are products of two, gpt-oss called nvfp4."""
+    tensor, expert, data, batch = _widths(row)
+    is_dense = _is_dense(row["model_path"])
+    gpu = row["system"].replace("_", "-")
+    is_blackwell = gpu.partition("-")[0] in BLACKWELL
+    weights = FORMATS[row["gemm_quant_mode"]]
+    kv = None
+    if "gpt-oss" in row["model_path"]:
+        weights = "mxfp4-fp8" if is_blackwell else "mxfp4-marlin"
+    if is_blackwell or (is_dense and row["gemm_quant_mode"] and row["backend"] == "vllm"):
+        kv = "fp8"
+    return Cell(
+        id=row["id"],
+        engine=row["backend"],
+        version=row["backend_version"] or OLDEST_VLLM,
+        model=row["model_path"],
+        gpu=gpu,
+        weights=weights,
+        kv=kv,
+        deployment=Deployment(tensor, expert if expert > 1 else None, data, row["backend"]),
+        concurrency=batch,
+        input_len=_whole(row["isl"]),
+        output_len=_whole(row["osl"]),
+        is_exact=EXACT_SOURCE in row["silicon_data_source"],
+        ttft_ms=float(row["silicon_ttft_ms"]),
+        tpot_ms=float(row["silicon_tpot_ms"]),
+        family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
+    )
+
+
+def _widths(row: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """(tensor, expert, data parallel, concurrency of one rank)."""
+    tensor, data = _whole(row["tp_size"]) or 1, _whole(row["attention_dp_size"]) or 1
+    cut, spread, batch = _whole(row["moe_tp_size"]), _whole(row["moe_ep_size"]), _whole(row["batch_size"])
+    if _is_dense(row["model_path"]):
+        return tensor, 1, 1, batch
+    if cut > 1 and cut == spread:
+        width, total = cut, batch * data
+    elif data > 1 and tensor == data and spread == data * data:
+        width, total = data, batch * data
+    else:
+        if not _whole(row["attention_dp_size"]) and cut * spread > tensor:
+            data = cut * spread // tensor
+        return tensor, max(spread, 1), data, batch
+    return (1, width, width, max(1, total // width)) if data > 1 else (width, width, 1, total)
+
+
+def _is_dense(model: str) -> bool:
+    return "Llama" in model or "Qwen3-32B" in model
+
+
+def _whole(text: str) -> int:
+    return int(float(text)) if text else 0
+
+
+def is_marked(cell: Cell) -> bool:
+    """Whether constants were fitted on the cell: those of calibrate.importers.aiconfigurator.lookups (REDUCE_RATIO,
+    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S) and those here."""
+    if cell.engine != "vllm" or cell.concurrency not in (4, 64):
+        return "Qwen3-235B" in cell.model and cell.input_len == 4000 and cell.output_len == 100
+    dense = "Llama-3.1-70B" in cell.model and (cell.gpu == "h200-sxm" or cell.weights == "nvfp4")
+    sparse = "gpt-oss" in cell.model and cell.gpu == "b200-sxm" and cell.version == "0.15.1"
+    return (dense or sparse) and cell.output_len == 1024
+
+
+def shape_of(cell: Cell, configs: Path) -> ModelShape:
+    name = CHECKPOINTS.get(cell.model, cell.model).replace("/", "--")
+    shape = source_of(str(configs / f"{name}_config.json"), plain=False).shape
+    formats = shape.formats
+    is_block = cell.weights == "fp8" and formats is not None and formats.projections == "fp8-block"
+    return with_formats(shape, None if is_block else cell.weights, cell.kv)
+
+
+@lru_cache(maxsize=512)
+def profile_of(
+    model: str, gpu: str, weights: str | None, kv: str | None, deployment: Deployment
+) -> tuple[Profile, ModelShape]:
+    tables, revision = installed_tables()
+    cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, 1.0, 1.0, "")
+    shape = shape_of(cell, tables.parent / "model_configs")
+    return import_deployment(tables, gpu, shape, None, deployment, source=revision), shape
+
+
+def engine_of(cell: Cell) -> EngineCosts:
+    """The synchronous vLLM 0.12 as sim/engines has it; everything else plans ahead and hides what it does."""
+    ideal = load_engine("ideal", cell.gpu)
+    if cell.engine != "vllm" or not cell.version.startswith("0.12"):
+        return ideal
+    if "Qwen3-235B" in cell.model:
+        return msgspec.structs.replace(ideal, name="vllm-0.12", gap_s=EAGER_GAP_S)
+    return load_engine("vllm-0.12", cell.gpu)
+
+
+def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
+    is_async = not (cell.engine == "vllm" and cell.version.startswith("0.12"))
+    return resolve(
+        {
+            "profile": profile.name,
+            "policy": "autoregressive",
+            "engine": {
+                "max_num_seqs": max(cell.concurrency, 256),
+                "max_num_batched_tokens": BUDGET,
+                "async_scheduling": is_async,
+            },
+            "workload": {
+                "num_prompts": num_prompts,
+                "request_rate": "inf",
+                "max_concurrency": cell.concurrency,
+                "input_len": cell.input_len,
+                "output_len": cell.output_len,
+            },
+            "speculation": {"num_speculative_tokens": 0},
+        }
+    )
+
+
+def requests_of(cell: Cell, count: int, seed: int = 0) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    least, most = (1.0 - SPREAD, 1.0 + SPREAD) if cell.is_exact else (RANGE_RATIO, 1.0)
+    prompts, outputs = (
+        rng.integers(int(least * length), int(most * length) + 1, count) for length in (cell.input_len, cell.output_len)
+    )
+    return [Request(i, str(i), 0.0, int(prompts[i]), int(outputs[i])) for i in range(count)]
+
+
+@lru_cache(maxsize=4096)
+def _loop(key: Cell) -> tuple[float, float]:
+    """Mean TPOT and TTFT, milliseconds, of a cell without its id and figures."""
+    profile, _ = profile_of(key.model, key.gpu, key.weights, key.kv, key.deployment)
+    profile = with_engine(profile, engine_of(key))
+    count = max(8, (FEW_WAVES if key.concurrency > MANY else WAVES) * key.concurrency)
+    scenario = scenario_of(key, profile, count)
+    record = simulate(scenario, "autoregressive", 0, profile, requests=requests_of(key, count))
+    run = summarise(record)
+    frontend_ms = 1e3 * (FRONTEND_S + FRONTEND_TOKEN_S * key.input_len)
+    return float(run["mean_tpot_ms"]), float(run["mean_ttft_ms"]) + frontend_ms
+
+
+def predicted(cell: Cell) -> tuple[float, float]:
+    return _loop(cell._replace(id="", ttft_ms=0.0, tpot_ms=0.0, family=""))
+
+
+def roof_share(cell: Cell, profile: Profile, shape: ModelShape) -> float:
+    """The least that a token of output takes by the datasheet over what was measured."""
+    devices = cell.deployment.tensor_parallel * cell.deployment.data_parallel
+    bits = 16.0 if cell.weights in (None, "bf16", "mxfp4-marlin") else 4.0 if cell.weights == "nvfp4" else 8.0
+    peak = profile.gpu.peak_flops * 16.0 / bits * devices
+    prompts = cell.concurrency * cell.deployment.data_parallel / cell.output_len
+    compute_s = prompts * 2.0 * cell.input_len * shape.layers * shape.active_layer_weights / peak
+    read_s = shape.read_bytes(cell.concurrency) / (profile.gpu.bandwidth_bytes_per_s * devices)
+    return (compute_s + read_s) / (1e-3 * cell.tpot_ms)
+
+
+def is_outside(cell: Cell) -> bool:
+    """Whether requests wait longer than they are served, so that the concurrency of the label was never in the engine;
+    or the model's rows are known to be mislabelled."""
+    return cell.model in MISLABELLED or cell.ttft_ms > (cell.output_len - 1) * cell.tpot_ms
+
+
+def judge(rows: Iterable[Mapping[str, str]]) -> Iterator[Judged | tuple[Cell, str]]:
+    """Every row judged, or refused with the reason."""
+    cells = [cell_of(row) for row in rows]
+    first: dict[tuple[Any, ...], float] = {}
+    for cell in sorted(cells, key=lambda cell: cell.concurrency):
+        first.setdefault(_series(cell), cell.ttft_ms)
+    for cell in cells:
+        try:
+            profile, shape = profile_of(cell.model, cell.gpu, cell.weights, cell.kv, cell.deployment)
+            tpot_ms, ttft_ms = predicted(cell)
+        except ValueError as error:
+            yield cell, " ".join(str(error).split())[:200]
+            continue
+        yield Judged(
+            cell=cell,
+            tpot_ms=tpot_ms,
+            ttft_ms=ttft_ms,
+            is_marked=is_marked(cell),
+            is_doubtful=roof_share(cell, profile, shape) > ROOF_SHARE or is_outside(cell),
+            is_starved=cell.ttft_ms > STARVED_SHARE * first[_series(cell)],
+        )
+
+
+def _series(cell: Cell) -> tuple[Any, ...]:
+    return (*cell[1:8], cell.input_len, cell.output_len)
+
+
+def classes_of(found: list[Judged | tuple[Cell, str]], peer: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+    """A row per class, and one each for the marked and the doubtful rows of it."""
+    classes: dict[str, list[Judged]] = {}
+    refused: dict[str, int] = {}
+    for entry in found:
+        if isinstance(entry, Judged):
+            suffix = " (labels in doubt)" if entry.is_doubtful else " (fitted on)" if entry.is_marked else ""
+            classes.setdefault(entry.cell.family + suffix, []).append(entry)
+        else:
+            refused[entry[0].family] = refused.get(entry[0].family, 0) + 1
+    result = []
+    for name in sorted({*classes, *refused}):
+        rows = classes.get(name, [])
+        served = [row for row in rows if not row.is_starved]
+        shared = [row for row in rows if peer.get(row.cell.id, {}).get("aic_tpot_ms")]
+        result.append(
+            {
+                "class": name,
+                "cells": len(rows),
+                "refused": refused.get(name, 0),
+                "tpot_mean_abs_pct": _mean_abs([100 * (row.tpot_ms / row.cell.tpot_ms - 1) for row in rows]),
+                "tpot_mean_pct": _mean([100 * (row.tpot_ms / row.cell.tpot_ms - 1) for row in rows]),
+                "ttft_mean_abs_pct": _mean_abs([100 * (row.ttft_ms / row.cell.ttft_ms - 1) for row in served]),
+                "ttft_cells": len(served),
+                "peer_cells": len(shared),
+                "peer_tpot_mean_abs_pct": _mean_abs(
+                    [100 * (float(peer[row.cell.id]["aic_tpot_ms"]) / row.cell.tpot_ms - 1) for row in shared]
+                ),
+                "tpot_mean_abs_pct_on_peer_cells": _mean_abs(
+                    [100 * (row.tpot_ms / row.cell.tpot_ms - 1) for row in shared]
+                ),
+            }
+        )
+    return result
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(fmean(values), 2) if values else None
+
+
+def _mean_abs(values: list[float]) -> float | None:
+    return _mean([abs(value) for value in values])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", type=Path)
+    parser.add_argument("--json", type=Path, required=True, dest="out")
+    parser.add_argument("--peer", type=Path, nargs="*", default=[], help="the rows with aic_ttft_ms and aic_tpot_ms")
+    parser.add_argument("--only", default="", help="only classes whose name holds this text, such as 'vllm moe'")
+    parser.add_argument("--every", type=int, default=1, help="only every so manieth row")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    rows = [row for row in read_cells(options.cells) if options.only in cell_of(row).family][:: options.every]
+    peer = {row["id"]: row for path in options.peer for row in csv.DictReader(path.open(newline=""))}
+    found, start_s = [], time.perf_counter()
+    for i, entry in enumerate(judge(rows)):
+        found.append(entry)
+        if i % 50 == 49:
+            print(f"{i + 1} of {len(rows)} rows, {time.perf_counter() - start_s:.0f} s", flush=True)
+    classes = classes_of(found, peer)
+    result = {
+        "classes": classes,
+        "refusals": sorted({(cell.family, cell.model, cell.gpu, why) for cell, why in _refused(found)}),
+        "fitted_on": sorted(entry.cell.id for entry in found if isinstance(entry, Judged) and entry.is_marked),
+        "cells": [
+            {
+                "id": entry.cell.id,
+                "class": entry.cell.family,
+                "tpot_ms": round(entry.tpot_ms, 3),
+                "ttft_ms": round(entry.ttft_ms, 1),
+                "tpot_error_pct": round(100 * (entry.tpot_ms / entry.cell.tpot_ms - 1), 1),
+                "ttft_error_pct": round(100 * (entry.ttft_ms / entry.cell.ttft_ms - 1), 1),
+                "is_fitted_on": entry.is_marked,
+                "is_doubtful": entry.is_doubtful,
+                "is_starved": entry.is_starved,
+            }
+            for entry in found
+            if isinstance(entry, Judged)
+        ],
+    }
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print_table(classes)
+
+
+def _refused(found: list[Judged | tuple[Cell, str]]) -> Iterator[tuple[Cell, str]]:
+    return (entry for entry in found if not isinstance(entry, Judged))
+
+
+def print_table(classes: list[dict[str, Any]]) -> None:
+    columns = (
+        "class",
+        "cells",
+        "refused",
+        "tpot_mean_abs_pct",
+        "tpot_mean_pct",
+        "peer_tpot_mean_abs_pct",
+        "ttft_mean_abs_pct",
+    )
+    print("| " + " | ".join(columns) + " |")
+    print("|---" * len(columns) + "|")
+    for row in classes:
+        print("| " + " | ".join("–" if row[name] is None else str(row[name]) for name in columns) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""`lanesim check FILE...`: what a file is and whether it is sound, without running anything.
+
+Every format is told by what is in the file, since users name files as they like, and then read by its own reader.
+Not here: the readers. It lives in this package because this one alone knows all formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sim.cli.console import write_text
+
+FIRST_LINES = 1
+YAML_ENDINGS = (".yaml", ".yml")
+
+
+@click.command("check", epilog="Example: lanesim check scenario.yaml results/demo-h100 profile.json")
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "json_path", default=None, metavar="FILE", help="Write what was found as JSON; - = stdout.")
+def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
+    """Say what each FILE is, and whether it is sound; nothing is run.
+
+    Known: scenarios, grids, profiles, engines, models' config.json, results and stores (folders), points, traces,
+    ShareGPT conversations, acceptance tapes, requests of a vLLM run, tables of closed-loop cells, step curves. The
+    first one that is not sound ends the command with exit code 2.
+    """
+    from sim.cli.console import claim
+
+    claim(files={"--json": json_path}, inputs=paths)
+    found = []
+    for path in paths:
+        kind, content = check_file(path)
+        found.append({"path": str(path), "kind": kind, "content": content})
+        if json_path != "-":
+            print(f"{path}: {kind}: {content}")
+    if json_path is not None:
+        from sim.report.results import to_json
+
+        write_text(json_path, to_json({"files": found}))
+
+
+def check_file(path: Path) -> tuple[str, str]:
+    """(what it is, what is in it). Raises ValueError, one line that names the file, where it is not sound or not known.
+
+    >>> import sim.costs.profile_files
+    >>> check_file(sim.costs.profile_files.SHIPPED / "h100-sxm" / "llama-2-7b.json")
+    ('profile', 'h100-sxm/llama-2-7b')
+    """
+    from sim.files.read import read_bytes
+
+    if path.is_dir():
+        return _folder(path)
+    if path.suffix in YAML_ENDINGS:
+        return _yaml(path)
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    if path.suffix == ".csv":
+        return _csv(path)
+    if path.suffix == ".jsonl":
+        return _json_lines(path)
+    if path.suffix == ".json":
+        return _json(path)
+    read_bytes(path, "file")
+    raise ValueError(
+        f"file {str(path)!r}: want a name that ends with .yaml, .json, .jsonl, .csv or .parquet, or a folder of results"
+    )
+
+
+def _folder(path: Path) -> tuple[str, str]:
+    from sim.report.results import REQUESTS, SUMMARY, WORKS, is_replay, read_columns, read_summary
+    from sim.studies.store import MARK, Store
+
+    if (path / MARK).exists():
+        keys = Store(path).keys()
+        return "store", f"{len(keys)} rows"
+    if (path / "config.json").exists() and not (path / SUMMARY).exists():
+        return _json(path / "config.json")
+    if is_replay(path):
+        from realrun.validate.readback import read_replay
+        from realrun.validate.readback import read_summary as read_replay_summary
+        from sim.costs.profile_files import load
+
+        scenario, about = read_replay_summary(path)
+        observed = read_replay(path, scenario, about, load(path / "profile.json"))
+        return "replay", f"{len(observed)} runs of {', '.join(scenario.policy)}"
+    summary = read_summary(path)
+    requests = read_columns(path / REQUESTS)
+    if (path / WORKS).exists():
+        read_columns(path / WORKS)
+    return "results", f"{len(summary.runs)} runs, {len(requests['index'])} requests"
+
+
+def _yaml(path: Path) -> tuple[str, str]:
+    from sim.experiment.scenario import resolve
+    from sim.experiment.scenario_file import read_scenario
+
+    raw = read_scenario(path)
+    if "grid" in raw or "zip" in raw:
+        from sim.studies.grid import Grid
+
+        grid = Grid.of(path)
+        return "grid", f"{grid.num_scenarios} scenarios, {grid.num_runs} runs"
+    try:
+        scenario = resolve(raw)
+    except ValueError as error:
+        raise ValueError(f"scenario file {str(path)!r}: {error}") from None
+    return "scenario", f"{', '.join(scenario.policy)} on {scenario.profile}"
+
+
+def _parquet(path: Path) -> tuple[str, str]:
+    from sim.files.tables import read_parquet
+    from sim.report.results import COLUMNS, read_columns
+
+    if path.name in COLUMNS:
+        columns = read_columns(path)
+        return "results table", f"{len(next(iter(columns.values())))} rows"
+    table = read_parquet(path, "table")
+    return "Parquet table", f"{table.num_rows} rows of {', '.join(table.column_names[:8])}"
+
+
+def _csv(path: Path) -> tuple[str, str]:
+    from calibrate.fit.steps import COLUMNS, read_curve
+    from realrun.validate.cells.table import REQUIRED, read_cells
+    from sim.files.tables import read_csv
+
+    header, rows = read_csv(path, "table")
+    names = set(header)
+    if names >= set(REQUIRED):
+        return "closed-loop cells", f"{len(read_cells(path, {}).cells)} cells"
+    if names >= set(COLUMNS):
+        return "step curve", f"{len(read_curve(path))} steps"
+    for name, needed in (
+        ("trace-azure", {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
+        ("mooncake", {"timestamp_ms", "input_length", "output_length", "n_prefix_blocks_seen_before"}),
+    ):
+        if names >= needed:
+            return _trace(name, path)
+    if _has_lengths(names):
+        return _trace("csv", path)
+    return "table of no kind known here", f"{sum(1 for _ in rows)} rows of {', '.join(header[:8])}"
+
+
+def _json_lines(path: Path) -> tuple[str, str]:
+    from realrun.validate.vllm.requests import FIELDS, read_requests
+    from sim.acceptance.tape import read_tapes
+    from sim.files.json_values import json_lines
+
+    _, first = next(json_lines(path, "file"), (0, None))
+    if first is None:
+        raise ValueError(f"file {str(path)!r} is empty")
+    names = set(first) if isinstance(first, dict) else set()
+    if names >= {"schema", "places"}:
+        from calibrate.points import file as points_file
+
+        points = points_file.read(path)
+        points_file.check_host(path, points)
+        return "points", f"{len(points.points)} places measured, {len(points.left)} visits left"
+    if names >= set(FIELDS):
+        return "requests of a vLLM run", f"{len(read_requests(path).requests)} requests"
+    if names >= {"timestamp", "input_length", "output_length", "hash_ids"}:
+        return _trace("mooncake", path)
+    if _has_lengths(names):
+        return _trace("jsonl", path)
+    return "acceptance tape", f"{len(read_tapes(str(path)))} requests"
+
+
+def _json(path: Path) -> tuple[str, str]:
+    from sim.files.json_values import read_json
+    from sim.workload.sharegpt import MOST_CONVERSATION_BYTES
+
+    content = read_json(path, "file", most_bytes=MOST_CONVERSATION_BYTES, has_prose=True)
+    if isinstance(content, list):
+        from sim.workload.sharegpt import sharegpt_rows
+
+        if all(isinstance(entry, dict) and "conversations" in entry for entry in content[:FIRST_LINES]):
+            return "ShareGPT conversations", f"{len(content)} of them; counting tokens needs a tokenizer"
+        return "ShareGPT conversations", f"{len(sharegpt_rows(str(path), None, None))} with lengths"
+    if not isinstance(content, dict):
+        raise ValueError(f"file {str(path)!r}: want an object or a list, got {type(content).__name__}")
+    for keys, read in _OBJECTS:
+        if keys <= set(content):
+            return read(path)
+    raise ValueError(f"file {str(path)!r}: no kind of file that lanesim reads has the keys {', '.join(content)[:200]}")
+
+
+def _profile(path: Path) -> tuple[str, str]:
+    from sim.costs.profile_files import load
+
+    return "profile", load(path).name
+
+
+def _engine(path: Path) -> tuple[str, str]:
+    from sim.costs.engine import load_engine
+
+    return "engine", load_engine(str(path), "").name
+
+
+def _config(path: Path) -> tuple[str, str]:
+    from calibrate.hardware.models import source_of
+
+    return "model config", source_of(str(path), plain=False).shape.name
+
+
+def _summary(path: Path) -> tuple[str, str]:
+    from sim.report.results import read_summary_file
+
+    return "comparison", f"{len(read_summary_file(path).runs)} runs"
+
+
+_OBJECTS: tuple[tuple[set[str], Callable[[Path], tuple[str, str]]], ...] = (
+    ({"kernels", "gpu"}, _profile),
+    ({"constants", "caps"}, _engine),
+    ({"policies", "runs"}, _summary),
+    ({"model_type"}, _config),
+)
+"""Keys that tell a kind of object, and what reads it."""
+
+
+def _has_lengths(names: set[Any]) -> bool:
+    from sim.workload.traces import ALIASES
+
+    return bool(names & set(ALIASES["prompt"])) and bool(names & set(ALIASES["output"]))
+
+
+def _trace(name: str, path: Path) -> tuple[str, str]:
+    from sim.workload.traces import read_trace
+
+    return f"trace ({name})", f"{len(read_trace(name, str(path)).prompt_tokens)} requests"

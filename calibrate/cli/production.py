@@ -1,0 +1,151 @@
+"""`lanesim calibrate production`: constants and acceptance from what a running server exports. No GPU needed here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calibrate.cli.output import A_PATH, check_out
+
+if TYPE_CHECKING:
+    from calibrate.production.fit import Production
+    from calibrate.production.served import Served
+
+EXAMPLE = (
+    "\b\nExample:\n  lanesim calibrate production --bench-json c8.json --bench-json c32.json \\\n"
+    "    --profile h100-sxm/llama-3.1-8b --out mine.json"
+)
+
+
+@click.command("production", epilog=EXAMPLE)
+@click.option("--metrics-before", type=A_PATH, default=None, help="A saved look at /metrics.")
+@click.option("--metrics-after", type=A_PATH, default=None, help="Another, later one of the same server.")
+@click.option(
+    "--duration-s", type=float, default=None, help="Seconds between the looks; where the server counts no steps."
+)
+@click.option("--bench-json", type=A_PATH, multiple=True, help="Result of `vllm bench serve --save-result`; repeat.")
+@click.option("--log", "log_path", type=A_PATH, default=None, help="The server's log; with --input-len, --output-len.")
+@click.option("--input-len", type=click.IntRange(min=1), default=None, help="Mean prompt tokens of what the log saw.")
+@click.option("--output-len", type=click.IntRange(min=2), default=None, help="Mean output tokens of what the log saw.")
+@click.option(
+    "--num-speculative-tokens", type=click.IntRange(min=1), default=None, help="Where the source has no rates."
+)
+@click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
+@click.option("--engine", "engine_name", default=None, help="Engine to start from [as in compare].")
+@click.option("--constants", default=None, help="step_s,row_s,draft_pass_s,gap_s [those that the levels can tell].")
+@click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
+@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+def production_command(profile_name: str, out: Path | None, json_path: str | None, **flags: Any) -> None:
+    """Fit the engine's constants and read the acceptance from a server that runs: two looks at /metrics, results of its
+    benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too."""
+    from calibrate.production.fit import fit_served
+    from realrun.validate.cells.compare import Setup
+    from sim.cli.console import progress, write_text
+    from sim.costs.profile_files import load
+    from sim.report.results import to_json
+
+    paths = [flags["metrics_before"], flags["metrics_after"], *flags["bench_json"], flags["log_path"], profile_name]
+    if out is not None:
+        check_out(out, paths)
+    served = read_served(flags)
+    profile = load(profile_name)
+    constants = None if flags["constants"] is None else flags["constants"].split(",")
+    engine = {} if flags["engine_name"] is None else {"name": flags["engine_name"]}
+    with progress() as on_step:
+        on_step("fitting", 0, 1)
+        found = fit_served(profile, served, Setup(engine=engine), constants)
+    if out is not None:
+        from calibrate.cli.output import write
+
+        write(found.fit.profile, out)
+    if json_path is not None:
+        write_text(json_path, to_json(plain(found)))
+    if json_path != "-":
+        show(found)
+
+
+def read_served(flags: dict[str, Any]) -> list[Served]:
+    """The levels of all sources. Raises ValueError where there is none, or one lacks what it needs."""
+    from calibrate.production.bench import read_bench
+    from calibrate.production.logs import levels
+    from calibrate.production.metrics import between
+
+    before, after, log_path = flags["metrics_before"], flags["metrics_after"], flags["log_path"]
+    if (before is None) != (after is None):
+        raise ValueError(
+            "--metrics-before and --metrics-after belong together: one look says nothing of the time between"
+        )
+    num_tokens = flags["num_speculative_tokens"]
+    served = [read_bench(path, num_speculative_tokens=num_tokens) for path in flags["bench_json"]]
+    if before is not None:
+        served.append(between(before, after, duration_s=flags["duration_s"]))
+    if log_path is not None:
+        if flags["input_len"] is None or flags["output_len"] is None:
+            raise ValueError("--log does not tell how long requests are: add --input-len and --output-len")
+        served += levels(
+            log_path,
+            prompt_tokens=flags["input_len"],
+            output_tokens=flags["output_len"],
+            num_speculative_tokens=num_tokens,
+        )
+    if not served:
+        raise ValueError("nothing to read: give --metrics-before and --metrics-after, --bench-json, or --log")
+    return served
+
+
+def plain(found: Production) -> dict[str, Any]:
+    """As `--json` has it."""
+    fit = found.fit
+    return {
+        "constants": [
+            {"constant": name, "value_s": value_s, "half_width_s": fit.half_widths_s[name], "is_told": fit.told[name]}
+            for name, value_s in fit.values_s.items()
+        ],
+        "error_pct": fit.error_pct,
+        "acceptance": None if found.accepted is None else found.accepted.quote,
+        "acceptance_length": None if found.accepted is None else found.accepted.length,
+        "levels": [
+            {
+                "source": level.served.source,
+                "concurrency": level.served.concurrency,
+                "input_len": level.served.prompt_tokens,
+                "output_len": level.served.output_tokens,
+                "errors_pct": level.errors_pct,
+                "left_out_error_pct": level.predicted_pct,
+            }
+            for level in found.levels
+        ],
+    }
+
+
+def show(found: Production) -> None:
+    """Constants, acceptance, and the error left at each level."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    table = Table(box=SIMPLE_HEAD, title="levels of load, simulated with what they told", title_justify="left")
+    for title in ("source", "in flight", "prompt", "output", "errors left %", "predicted from the others %"):
+        table.add_column(title, justify="left" if title == "source" else "right")
+    for level in found.levels:
+        errors = ", ".join(f"{name} {error:+.1f}" for name, error in level.errors_pct.items())
+        table.add_row(
+            escape(level.served.source),
+            f"{level.served.concurrency:.1f}",
+            f"{level.served.prompt_tokens:.0f}",
+            f"{level.served.output_tokens:.0f}",
+            errors,
+            "–" if level.predicted_pct is None else f"{level.predicted_pct:+.1f}",
+        )
+    console.print(table)
+    for name, value_s in found.fit.values_s.items():
+        told = "" if found.fit.told[name] else " (not told from 0)"
+        console.print(
+            f"{name} = {value_s * 1e3:.4f} ± {found.fit.half_widths_s[name] * 1e3:.4f} ms{told}", highlight=False
+        )
+    if found.accepted is not None:
+        console.print(f"acceptance: --acceptance {found.accepted.quote}", highlight=False)

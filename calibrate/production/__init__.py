@@ -1,0 +1,1 @@
+"""Constants and acceptance from a server that runs: its metrics, its log, its benchmark's results, or a probe of it."""

@@ -1,0 +1,141 @@
+"""What a server's counters grew by between two looks at its `/metrics`: vLLM's (V1) and SGLang's names.
+
+Counters and histograms only grow, so their differences are the means of all that was served between the looks, however
+long ago the server was started. Not here: where the two texts come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from calibrate.production.served import Accepted, Served
+from sim.files.read import read_text
+
+MOST_METRICS_BYTES = 64 << 20
+PREFIXES = ("vllm:", "sglang:")
+TTFT = ("time_to_first_token_seconds",)
+TPOT = ("request_time_per_output_token_seconds",)
+ITL = ("inter_token_latency_seconds", "time_per_output_token_seconds")
+"""Mean gap between a request's emissions: of whole steps, so that several tokens of one verify are one sample."""
+E2EL = ("e2e_request_latency_seconds",)
+PROMPT, OUTPUT = ("request_prompt_tokens",), ("request_generation_tokens",)
+STEPS = ("iteration_tokens_total",)
+ACCEPT_LENGTH = ("spec_accept_length",)
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Growth:
+    """Differences between two looks, summed over engines and models."""
+
+    def __init__(self, before: Mapping[Sample, float], after: Mapping[Sample, float], source: str) -> None:
+        self._by_name: dict[str, float] = {}
+        self._by_position: dict[int, float] = {}
+        self.latest: dict[str, float] = {}
+        """Gauges, as they stand at the second look."""
+        self.source = source
+        for (name, labels), value in after.items():
+            bare = name.removeprefix("vllm:").removeprefix("sglang:")
+            grown = value - before.get((name, labels), 0.0)
+            self.latest[bare] = value
+            if grown < 0.0:
+                if bare.endswith(("_total", "_sum", "_count")):
+                    raise ValueError(f"{source}: {name} fell from one look to the next: the server was restarted")
+                continue
+            self._by_name[bare] = self._by_name.get(bare, 0.0) + grown
+            position = dict(labels).get("position")
+            if position is not None and "accepted_tokens_per_pos" in bare:
+                self._by_position[int(position)] = self._by_position.get(int(position), 0.0) + grown
+
+    def total(self, name: str) -> float:
+        return self._by_name.get(f"{name}_total", self._by_name.get(name, 0.0))
+
+    def mean(self, names: Iterable[str]) -> float | None:
+        """Of the first histogram that has grown."""
+        for name in names:
+            if count := self._by_name.get(f"{name}_count", 0.0):
+                return self._by_name[f"{name}_sum"] / count
+        return None
+
+    def count(self, names: Iterable[str]) -> float:
+        return next((count for name in names if (count := self._by_name.get(f"{name}_count", 0.0))), 0.0)
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """Of the drafts between the looks; None where nothing was drafted."""
+        drafts = self.total("spec_decode_num_drafts")
+        if drafts:
+            accepted = [self._by_position[place] / drafts for place in sorted(self._by_position)]
+            draft_tokens = round(self.total("spec_decode_num_draft_tokens") / drafts)
+            return Accepted(drafts=drafts, draft_tokens=draft_tokens, rates=tuple(accepted[:draft_tokens]))
+        return None
+
+
+def between(before: Path, after: Path, *, duration_s: float | None = None) -> Served:
+    """Means of what was served between two saved looks. Raises ValueError, one line naming the file.
+
+    How many requests decoded at once is told by the steps: tokens written over steps and tokens per step and request;
+    where a server counts no steps, by Little's law from `duration_s` between the looks.
+    """
+    return served_between(samples(before), samples(after), source=str(after), duration_s=duration_s)
+
+
+def served_between(
+    before: Mapping[Sample, float], after: Mapping[Sample, float], *, source: str, duration_s: float | None
+) -> Served:
+    """As `between`, of samples at hand."""
+    grown = Growth(before, after, source)
+    prompt_tokens, output_tokens, e2el_s = (grown.mean(names) for names in (PROMPT, OUTPUT, E2EL))
+    num_requests = grown.count(E2EL)
+    if not num_requests:
+        raise ValueError(f"{source}: no request was finished between the two looks")
+    if prompt_tokens is None or output_tokens is None:
+        prompt_tokens, output_tokens = (
+            grown.total(name) / num_requests for name in ("prompt_tokens", "generation_tokens")
+        )
+    accepted = grown.accepted
+    tokens_per_step = accepted.length if accepted is not None else 1.0
+    itl_s, tpot_s = grown.mean(ITL), grown.mean(TPOT)
+    steps = grown.count(STEPS)
+    if steps:
+        concurrency = (grown.total("generation_tokens") - num_requests) / (steps * tokens_per_step)
+    elif duration_s is not None and e2el_s is not None:
+        concurrency = num_requests * e2el_s / duration_s
+    else:
+        raise ValueError(f"{source}: the server counts no steps; say how long it was between the looks: --duration-s")
+    return Served(
+        source=source,
+        concurrency=max(concurrency, 1.0) if concurrency > 0.9 else concurrency,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        ttft_s=grown.mean(TTFT),
+        tpot_s=tpot_s if tpot_s is not None or itl_s is None else itl_s / tokens_per_step,
+        output_tokens_per_s=None if duration_s is None else grown.total("generation_tokens") / duration_s,
+        accepted=accepted,
+        num_requests=round(num_requests),
+    )
+
+
+def samples(path: Path) -> dict[Sample, float]:
+    """The server's own samples of a saved look, by name and labels."""
+    return parse(read_text(path, "metrics", most_bytes=MOST_METRICS_BYTES), f"metrics {str(path)!r}")
+
+
+def parse(text: str, where: str) -> dict[Sample, float]:
+    """As `samples`, of a text. Raises ValueError where it is not Prometheus' format, or no server's."""
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        raise ValueError("reading /metrics needs the production extra: pip install 'lanesim[production]'") from None
+    found = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name.startswith(PREFIXES) and not sample.name.endswith(("_bucket", "_created")):
+                    found[sample.name, tuple(sorted(sample.labels.items()))] = float(sample.value)
+    except (ValueError, KeyError, IndexError) as error:
+        raise ValueError(f"{where}: not in Prometheus' text format: {' '.join(str(error).split())[:80]}") from None
+    if not found:
+        raise ValueError(f"{where}: no metric of vLLM (vllm:...) or SGLang (sglang:...)")
+    return found

@@ -1,0 +1,117 @@
+"""What a running server says of itself at one level of load, whatever said it; and that as a closed-loop cell.
+
+Not here: reading metrics, logs and results (calibrate.production.metrics, .logs, .bench), driving a server
+(calibrate.production.probe), fitting (calibrate.production.fit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from realrun.validate.cells.table import Cell
+
+LEAST_CONCURRENCY = 1.0
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts and what became of them.
+
+    >>> Accepted(drafts=100, draft_tokens=3, rates=(0.7, 0.4, 0.2)).length
+    2.3
+    """
+
+    drafts: float
+    """Verify rounds that were counted; the weight of what follows."""
+    draft_tokens: int
+    rates: tuple[float, ...]
+    """Unconditional: the share of drafts accepted up to each position, as vLLM counts them; empty where unknown."""
+    mean_length: float | None = None
+    """Tokens per verify, bonus included, where only that is known."""
+
+    @property
+    def length(self) -> float:
+        """Tokens per verify, bonus included."""
+        if self.mean_length is not None:
+            return self.mean_length
+        return round(1.0 + sum(self.rates), 12)
+
+    @property
+    def quote(self) -> str:
+        """As `--acceptance` takes it."""
+        if self.rates:
+            return "vllm:" + ",".join(f"{rate:.4g}" for rate in self.rates)
+        return f"length:{self.length:.4g}@{self.draft_tokens}"
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over one stretch of serving. Seconds; None where the source does not tell."""
+
+    source: str
+    """File, or URL and level."""
+    concurrency: float
+    """Requests that decode at once."""
+    prompt_tokens: float
+    output_tokens: float
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    output_tokens_per_s: float | None = None
+    accepted: Accepted | None = None
+    num_requests: int = 0
+
+    def __post_init__(self) -> None:
+        if self.concurrency < LEAST_CONCURRENCY:
+            raise ValueError(f"{self.source}: {self.concurrency:.2f} requests at once in the mean: hardly any load")
+        if self.tpot_s is None and self.output_tokens_per_s is None:
+            raise ValueError(f"{self.source}: neither a time per output token nor tokens per second")
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """As a cell's columns have it."""
+        found = {
+            "ttft_ms": None if self.ttft_s is None else self.ttft_s * 1e3,
+            "tpot_ms": None if self.tpot_s is None else self.tpot_s * 1e3,
+            "output_throughput": self.output_tokens_per_s,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def cell_of(served: Served, line: int) -> Cell:
+    """The closed loop of as many requests as decoded at once, of mean lengths."""
+    accepted = served.accepted
+    return Cell(
+        line=line,
+        concurrency=round(served.concurrency),
+        input_len=max(1, round(served.prompt_tokens)),
+        output_len=max(2, round(served.output_tokens)),
+        output_len_std=0.0,
+        output_len_max=None,
+        num_prompts=None,
+        num_speculative_tokens=0 if accepted is None else accepted.draft_tokens,
+        acceptance=None if accepted is None else accepted.quote,
+        max_num_seqs=None,
+        max_num_batched_tokens=None,
+        num_gpu_blocks=None,
+        label=served.source,
+        arm="",
+        measured=served.measured,
+        texts={},
+    )
+
+
+def pooled(parts: Sequence[Accepted]) -> Accepted | None:
+    """All drafts together; None for none. Raises ValueError where their lengths differ."""
+    if not parts:
+        return None
+    lengths = sorted({part.draft_tokens for part in parts})
+    if len(lengths) > 1:
+        raise ValueError(f"draft lengths {', '.join(map(str, lengths))} in one source; want one")
+    drafts = sum(part.drafts for part in parts)
+    if drafts <= 0.0:
+        return parts[0]
+    mean_length = sum(part.length * part.drafts for part in parts) / drafts
+    if not all(part.rates for part in parts):
+        return Accepted(drafts=drafts, draft_tokens=lengths[0], rates=(), mean_length=mean_length)
+    rates = tuple(sum(part.rates[place] * part.drafts for part in parts) / drafts for place in range(lengths[0]))
+    return Accepted(drafts=drafts, draft_tokens=lengths[0], rates=rates)

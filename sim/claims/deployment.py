@@ -1,0 +1,103 @@
+"""Section G: seed 002's deployment table, on calibrated GPUs with runs that drain.
+
+For every concurrency the seed recommends PD or PDV (its unified worker). Here both serve the same closed loop on two
+GPUs and two pairs, under every regime of overlap, beside continuous batching with and without speculation. Not here:
+the table's rules (sim/claims/ledger/G.yaml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sim.claims.cells import Cell, Ratio, bracket, cell, ratios, span
+from sim.claims.ledger import Row, Section
+from sim.devices.contention import Regime
+
+GPUS = {"a100": "a100-sxm", "h100": "h100-sxm"}
+PAIRS = {"7b": "llama-2-7b+tinyllama-1.1b", "34b": "codellama-34b+tinyllama-1.1b"}
+CONCURRENCIES = (1, 2, 8, 16, 32, 64, 128)
+OTHERS = ("autoregressive", "continuous")
+PD, PDV, EITHER = "PD", "PDV", "depends on overlap"
+METRIC = "output_throughput"
+WORTHWHILE = 0.02
+"""Of throughput: a smaller difference decides nothing, and the simpler scheduler (PD) is taken, as the seed has it."""
+REPLICATIONS = 3
+LEAST_PROMPTS, PROMPTS_PER_PLACE = 24, 4
+
+
+def seed_choice(concurrency: int, pair: str) -> str:
+    """Seed 002's table as its slide 9 writes it.
+
+    >>> [seed_choice(concurrency, "7b") for concurrency in (1, 8, 64)], seed_choice(1, "34b")
+    (['PD', 'PD', 'PDV'], 'PDV')
+    """
+    if concurrency >= 32:
+        return PDV
+    if 6 <= concurrency <= 16:
+        return PD
+    return PDV if pair == "34b" else PD
+
+
+def choice(by_regime: Mapping[Regime, Ratio]) -> str:
+    """PDV where it is better by more than WORTHWHILE, beyond its interval, under every regime; PD where it is so under
+    none; else what overlap is decides."""
+    better = [found.low > 1.0 + WORTHWHILE for found in by_regime.values()]
+    if all(better):
+        return PDV
+    return EITHER if any(better) else PD
+
+
+def judge(section: Section, draws: int, gpu: str | None = None) -> list[Row]:
+    """A row per GPU, pair and concurrency; `draws` is the most replications behind each."""
+    replications = max(2, min(REPLICATIONS, draws))
+    rows = []
+    for name in GPUS if gpu is None else (gpu,):
+        for pair in PAIRS:
+            for concurrency in CONCURRENCIES:
+                rows.append(_row(section, name, pair, concurrency, replications))
+    return rows
+
+
+def _row(section: Section, gpu: str, pair: str, concurrency: int, replications: int) -> Row:
+    profile = f"{GPUS[gpu]}/{PAIRS[pair]}"
+    load: dict[str, Any] = {
+        "input_len": int(section.constant("input_len")),
+        "output_len": int(section.constant("output_len")),
+        "num_prompts": max(LEAST_PROMPTS, PROMPTS_PER_PLACE * concurrency),
+        "request_rate": "inf",
+        "max_concurrency": concurrency,
+        "num_speculative_tokens": int(section.constant("draft_tokens")),
+        "acceptance": f"length:{section.constant(f'acceptance_length_{pair}')}",
+    }
+    pd = bracket("pd", replications, profile=profile, **load)
+    pdv = bracket("unified", replications, profile=profile, **load)
+    others = {policy: cell(policy, replications, profile=profile, **load) for policy in OTHERS}
+    by_regime = ratios(pdv, pd, METRIC)
+    recommended = choice(by_regime)
+    best, best_tokens_per_s = _best(pd, pdv, others)
+    claimed = seed_choice(concurrency, pair)
+    low, high = span(list(by_regime.values()))
+    return section.row(
+        f"G.{gpu}.{pair}.{concurrency}",
+        recommended,
+        (low, high),
+        is_met=recommended == claimed,
+        claimed=claimed,
+        **{f"ratio_{regime.value}": found.value for regime, found in by_regime.items()},
+        low=low,
+        high=high,
+        pd=pd[Regime.SHARED].mean(METRIC),
+        pdv=pdv[Regime.SHARED].mean(METRIC),
+        **{policy: found.mean(METRIC) for policy, found in others.items()},
+        best=best,
+        best_tokens_per_s=best_tokens_per_s,
+    )
+
+
+def _best(pd: Mapping[Regime, Cell], pdv: Mapping[Regime, Cell], others: Mapping[str, Cell]) -> tuple[str, float]:
+    """The policy with the highest throughput where streams share the GPU."""
+    found = {policy: own.mean(METRIC) for policy, own in others.items()}
+    found |= {PD: pd[Regime.SHARED].mean(METRIC), PDV: pdv[Regime.SHARED].mean(METRIC)}
+    name = max(found, key=lambda policy: found[policy])
+    return name, found[name]

@@ -1,0 +1,64 @@
+"""`lanesim capacity`: the command line of sim.studies.attainment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sim.cli.console import claim, progress, write_text
+from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
+
+EXAMPLE = (
+    "\b\nExample:\n  lanesim capacity --profile h100-sxm/llama-3.1-8b --policy autoregressive \\\n"
+    "    --goodput ttft:500 tpot:40 --input-len 512 --output-len 64 --num-prompts 600 --target-rate 100 --price 2.5/h"
+)
+
+
+@click.command("capacity", cls=ListOptions, epilog=EXAMPLE)
+@scenario_options
+@click.option("--attainment", "share", type=float, default=0.95, show_default=True, help="Share that meets all SLOs.")
+@click.option("--concurrency", "is_concurrency", is_flag=True, help="Highest number in flight in place of the rate.")
+@click.option("--target-rate", type=float, default=None, help="Requests per second to find the replicas for.")
+@click.option("--price", default=None, metavar="USD/h", help="Of one replica, such as 2.5/h.")
+@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
+def capacity_command(**flags: Any) -> None:
+    """Highest request rate at which a share of the requests meets all SLOs (--goodput) jointly, with its interval.
+
+    With --target-rate the fewest replicas that are simulated to be enough, under each routing.
+    """
+    from sim.costs.profile_files import load
+    from sim.experiment.scenario import resolve
+    from sim.studies.attainment import highest_load
+
+    options = {name: flags.pop(name) for name in ("share", "is_concurrency", "target_rate", "workers")}
+    price_per_h = parse_price(flags.pop("price"))
+    json_path, path = flags.pop("json_path"), flags["scenario"]
+    scenario = resolve(gather(flags))
+    claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
+    with progress() as on_step:
+        result = highest_load(scenario, load(scenario.profile), price_per_h=price_per_h, on_done=on_step, **options)
+    if json_path is not None:
+        from sim.report.results import to_json
+
+        write_text(json_path, to_json(result.plain))
+    if json_path != "-":
+        from rich.console import Console
+
+        from sim.report.answers import print_attainment
+
+        print_attainment(Console(), result)
+
+
+def parse_price(text: str | None) -> float | None:
+    """Dollars per hour, as `2.5/h` or `2.5`."""
+    if text is None:
+        return None
+    try:
+        price = float(text.strip().removeprefix("$").removesuffix("/h"))
+    except ValueError:
+        price = -1.0
+    if not 0.0 <= price < float("inf"):
+        raise ValueError(f"--price {text!r}: want dollars per hour of one replica, such as 2.5/h")
+    return price

@@ -1,0 +1,114 @@
+"""Pipelined: the draft model drafts the next window while the target verifies the last one, and a rejection throws the
+window in flight away (overlap within a request: seed 000, phase 1; PEARL, Liu et al. 2024, arXiv 2408.11850).
+
+All rows go in step. In a step the draft model drafts a window of `draft_tokens` for every row, going on from its newest
+tokens, while the target checks the window before. A row whose last window was rejected has none: the target computes
+its next token, and the window that is drafted meanwhile counts if it begins with that one. So what a row has to verify
+is a window less its first token, and a hit also says that the token after it was guessed. Every draft is made before
+the newest features of the target exist: a head that reads them has its stale acceptance (speculation.stale_acceptance).
+A row whose prompt the draft model still computes is decoded by the target alone. The draft model may have a GPU of its
+own (`draft_devices: 1`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from sim.engine.serving import Serving
+from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
+from sim.policies.pd import prefill_lane
+from sim.seam.host import Stream, Ticket
+from sim.seam.lane import Lane
+from sim.seam.request import Request
+from sim.seam.work import Kind, Model, Work
+
+
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+    decode, host = Lane("decode"), serving.host
+    verify_stream = host.stream("verify", priority=options.priority(1))
+    draft_stream = host.stream("draft", device=min(1, options.draft_devices), priority=options.priority(2))
+    prefill_stream = host.stream("prefill")
+    return [
+        _steps(serving, options, limits, decode, verify_stream, draft_stream),
+        prefill_lane(serving, options, decode, prefill_stream, draft_stream if options.draft_devices else None),
+    ]
+
+
+async def _steps(
+    serving: Serving,
+    options: PolicyOptions,
+    limits: EngineLimits,
+    decode: Lane,
+    verify_stream: Stream,
+    draft_stream: Stream,
+) -> None:
+    """Step after step over the oldest requests of the lane; the rest wait until one of these is through."""
+    host, controller = serving.host, serving.controller
+    at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
+    rows: list[Request] = []
+    windows: dict[int, int] = {}
+    """Tokens that each row has to verify, by arrival index."""
+    while True:
+        if not rows:
+            await decode.filled(host, poll_s=options.poll_s)
+        rows += decode.take_now(host, at_most=at_most - len(rows))
+        started_s = host.now_s
+        window = max(1, controller.draft_tokens_for(len(rows), len(serving.inbox)))
+        drafting = [row for row in rows if row.draft_prefill is None or row.draft_prefill.is_done]
+        draft = _submit_ahead(serving, drafting, windows, window, draft_stream) if drafting else None
+        verify = _submit_check(serving, rows, windows, {row.index for row in drafting}, verify_stream)
+        accepted = (await verify).accepted
+        is_hit = [count > windows.get(row.index, 0) for row, count in zip(rows, accepted, strict=True)]
+        if draft is not None and any(is_hit):
+            await draft
+        elif draft is not None:
+            draft.cancel()
+        counts = [min(count, windows.get(row.index, 0)) for row, count in zip(rows, accepted, strict=True)]
+        going_on = serving.commit_rounds(rows, counts)
+        windows = {row.index: window - 1 for row, hit in zip(rows, is_hit, strict=True) if hit and not row.is_finished}
+        rows = going_on
+        controller.saw_draft(host.now_s - started_s, 0)
+
+
+def _submit_ahead(
+    serving: Serving, rows: Sequence[Request], windows: dict[int, int], window: int, stream: Stream
+) -> Ticket:
+    """The next window of every row, from its newest drafted token on."""
+    for row in rows:
+        row.draft_prefill = None
+    work = Work(
+        kind=Kind.DRAFT,
+        model=Model.DRAFT,
+        requests=tuple(rows),
+        rows=len(rows),
+        row_tokens=len(rows),
+        context_tokens=sum(row.context_tokens + windows.get(row.index, 0) for row in rows),
+        head_rows=len(rows),
+        draft_tokens=window,
+    )
+    return serving.host.run(work, stream)
+
+
+def _submit_check(
+    serving: Serving, rows: Sequence[Request], windows: dict[int, int], drafting: set[int], stream: Stream
+) -> Ticket:
+    """The rows' windows and a token each through the target. What comes back may be one more than a window holds, for
+    rows that are `drafting`: the token after it was guessed, too, by the first of the next window."""
+    pending = [windows.get(row.index, 0) for row in rows]
+    row_tokens = sum(pending) + len(rows)
+    for row, tokens in zip(rows, pending, strict=True):
+        serving.open_round(row, tokens)
+        row.drafted = tokens + (row.index in drafting)
+    work = Work(
+        kind=Kind.VERIFY,
+        requests=tuple(rows),
+        rows=len(rows),
+        row_tokens=row_tokens,
+        context_tokens=sum(row.context_tokens for row in rows),
+        head_rows=row_tokens,
+    )
+    ticket = serving.host.run(work, stream)
+    for row, tokens in zip(rows, pending, strict=True):
+        row.drafted = tokens
+    return ticket

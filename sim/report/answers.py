@@ -1,0 +1,137 @@
+"""Answers of studies on the terminal and as JSON. Not here: the answers (sim.studies), comparisons (tables)."""
+
+from __future__ import annotations
+
+import json
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from sim.report.tables import number
+from sim.studies.attainment import Attainment, Fleet, Highest, Limit
+from sim.studies.tune import Tuning
+
+
+def print_tuning(console: Console, result: Tuning) -> None:
+    """The lengths by concurrency, the verdict, what to type, and what it rests on."""
+    table = Table(box=SIMPLE_HEAD, title=f"{result.objective} against no speculation, by draft length K")
+    table.add_column("in flight", justify="right")
+    shown = [length.k for length in result.points[0].lengths]
+    for k in shown:
+        table.add_column(str(k), justify="right")
+    table.add_column("answer", justify="right")
+    table.add_column("5 to 95 %", justify="right")
+    table.add_column("regret", justify="right")
+    for point in result.points:
+        interval = "–" if point.interval is None else f"{point.interval[0]:.2f} to {point.interval[1]:.2f}"
+        table.add_row(
+            str(point.concurrency),
+            *(_times(length.speedup, is_chosen=length.k == point.k and _drafts(result)) for length in point.lengths),
+            str(point.k) if _drafts(result) else "none",
+            interval,
+            f"{100.0 * point.expected_regret:.1f} %",
+        )
+    console.print(table)
+    console.print(f"verdict: {result.verdict}", highlight=False)
+    gain = result.gain
+    low, high = gain.interval
+    console.print(
+        f"{gain.of} over {gain.over}: {100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
+        + ("" if gain.is_sure else ", which may be nothing"),
+        highlight=False,
+    )
+    console.print(f"break-even: {_break_even(result)}", highlight=False)
+    console.print(f"expected regret against the best length of each draw: {100 * result.expected_regret:.1f} %")
+    deployment = result.deployment
+    console.print(deployment.vllm_serve, soft_wrap=True, highlight=False)
+    if deployment.sglang_flags:
+        console.print(f"sglang: {deployment.sglang_flags}", soft_wrap=True, highlight=False)
+    if deployment.sglang_adaptive_config is not None:
+        text = json.dumps(deployment.sglang_adaptive_config)
+        console.print(f"speculative_adaptive.json: {text}", soft_wrap=True, highlight=False)
+    console.print(f"intervals: 5 to 95 % of {result.draws} {result.covers}", soft_wrap=True, highlight=False)
+    for note in result.notes:
+        console.print(f"note: {note}", soft_wrap=True, highlight=False)
+
+
+def _drafts(result: Tuning) -> bool:
+    return result.deployment.speculative_config is not None
+
+
+def _times(speedup: float | None, *, is_chosen: bool) -> str:
+    if speedup is None:
+        return "–"
+    return f"[bold]{speedup:.2f}[/bold]" if is_chosen else f"{speedup:.2f}"
+
+
+def _break_even(result: Tuning) -> str:
+    most = result.points[-1].concurrency
+    low, high = (_requests(value, most) for value in result.break_even_interval)
+    middle = result.break_even_concurrency
+    if middle == 0.0:
+        return "drafting never pays"
+    return f"{_requests(middle, most)} requests in flight ({low} to {high})"
+
+
+def _requests(value: float | None, most: int) -> str:
+    return f"more than {most}" if value is None else f"{value:.0f}"
+
+
+def print_attainment(console: Console, result: Attainment) -> None:
+    """One row per policy, then the replicas for the target rate."""
+    unit = "in flight" if result.of == "concurrency" else "requests/s"
+    has_price = any(found.usd_per_million_tokens is not None for found in result.highest)
+    table = Table(
+        box=SIMPLE_HEAD, title=f"highest {result.of} at which {100 * result.share:g} % of requests meet all SLOs"
+    )
+    table.add_column("policy")
+    for name in (unit, "95 %", "saturated/s", "output tok/s", *(["$/M tokens"] if has_price else [])):
+        table.add_column(name, justify="right")
+    for found in result.highest:
+        interval = "–" if found.ci95 is None else f"{number(found.ci95[0])} to {number(found.ci95[1])}"
+        cells = [_load(found), interval, number(found.saturated_per_s), number(found.output_tokens_per_s)]
+        table.add_row(found.policy, *cells, *([number(found.usd_per_million_tokens)] if has_price else []))
+    console.print(table)
+    for found in result.highest:
+        console.print(_limit(found, result.share), highlight=False, soft_wrap=True)
+    for fleet in result.fleets:
+        console.print(_replicas(fleet, result), highlight=False, soft_wrap=True)
+    for note in result.notes:
+        console.print(f"note: {note}", soft_wrap=True, highlight=False)
+
+
+def _load(found: Highest) -> str:
+    if found.load is None:
+        return found.limit.value
+    return number(found.load)
+
+
+def _limit(found: Highest, share: float) -> str:
+    """Why the load ends there."""
+    shares = ", ".join(
+        f"{name.removesuffix('_ms')} {100 * value:.1f} %"
+        for name, value in found.attainment.items()
+        if value is not None and name != "all"
+    )
+    if found.limit is Limit.NEVER:
+        return f"{found.policy}: never; requests that are alone meet {shares} of them"
+    if found.limit is Limit.UNBOUNDED:
+        return f"{found.policy}: unbounded; these SLOs hold with every request at once, since none bounds the waiting"
+    if found.limit is Limit.THROUGHPUT:
+        return f"{found.policy}: as much as it can serve at all; the SLOs hold up to there ({shares})"
+    return f"{found.policy}: beyond it fewer than {100 * share:g} % meet them; there {shares}"
+
+
+def _replicas(fleet: Fleet, result: Attainment) -> str:
+    head = f"{fleet.policy}, {fleet.routing}, {result.target_rate:g} requests/s: "
+    if fleet.enough is None:
+        return head + "no number of replicas meets the SLOs"
+    enough, fewer = fleet.enough, fleet.one_fewer
+    text = f"{head}{fleet.replicas} replicas ({100 * enough.attainment:.1f} % meet the SLOs, "
+    text += f"{100 * enough.ci95[0]:.1f} to {100 * enough.ci95[1]:.1f})"
+    if fewer is not None:
+        text += f"; {fewer.replicas} do not ({100 * fewer.attainment:.1f} %)"
+    if fleet.usd_per_million_tokens is not None:
+        text += f"; ${number(fleet.usd_per_million_tokens)} per million output tokens"
+    return text

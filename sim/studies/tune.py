@@ -1,0 +1,553 @@
+"""Which draft length at which load: a closed loop at every concurrency and draft length, in every world that the
+evidence allows, and of that a table by batch size, or one length where a table gains nothing that is sure.
+
+Worlds are paired: all settings meet the same requests, luck and costs, so that their ratios vary less than they do.
+A length is chosen for the least expected regret, that is what it loses on average against the best one of each world.
+Not here: worlds (draws), the words of an engine's command line (deploy), how it is shown (sim.cli.tune).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import exp, inf, log, log2
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from sim.costs.profile import Profile
+from sim.costs.works import graph_sizes
+from sim.draws import Floats
+from sim.experiment.assemble import check, limits_of
+from sim.experiment.compare import CostSource, Interval, cost_source
+from sim.experiment.points import Point, run_points
+from sim.experiment.scenario import Scenario, to_plain
+from sim.metrics.summary import Run, number
+from sim.policies.registry import find_policy
+from sim.studies.deploy import Deployment, deployment
+from sim.studies.draws import Draw, covers, draw_worlds
+from sim.workload.generate import TraceArrivals, is_trace, trace_length
+
+TUNING_SCHEMA = 1
+DEFAULT_DRAWS = 20
+LOW_PERCENT, HIGH_PERCENT = 5.0, 95.0
+"""Of the draws: intervals hold 90 % of them."""
+REQUESTS_PER_SLOT, FEWEST_REQUESTS = 8, 48
+"""Of a run with its concurrency left open; the first of them per slot are left out."""
+FEWEST_FOR_VERDICT = 10
+"""Draws below which no table is preferred to one length."""
+LEAST_GAIN = 0.01
+"""Of a table over one length, from which it is an answer: two equal servers were measured 1.5 % apart (vLLM 0.23 on
+GH200, swiss-ai/apertus-speculative-decoding)."""
+PLAIN = -1
+"""Stands for the engine without a drafter, beside draft lengths from 0 (a drafter is loaded and idle) on."""
+CHANGE_LOSS = 0.0005
+"""Relative throughput that a further row of the table must save: less is the grid's interpolation."""
+
+
+class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
+    """One draft length at one concurrency; 0 = a drafter is loaded and drafts nothing."""
+
+    k: int
+    speedup: float | None
+    """Mean over the draws, against the engine without a drafter; None where that reaches nothing."""
+    interval: Interval | None
+    """5 to 95 % of the draws."""
+    expected_regret: float
+    """What it loses on average against the best length of each draw, share."""
+    chance_best: float
+    fits_graphs: bool
+    """All its rows' tokens fit the captured graphs."""
+
+
+class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One concurrency that was simulated, and the length that the answer has there."""
+
+    concurrency: int
+    k: int
+    speedup: float | None
+    interval: Interval | None
+    expected_regret: float
+    lengths: list[LengthAt]
+
+
+class Gain(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean over the concurrencies of what one setting has over another, relative, with 5 to 95 % of the draws."""
+
+    of: str
+    over: str
+    mean: float
+    interval: Interval
+    is_sure: bool
+    """The whole interval is above 0, and the mean not below LEAST_GAIN."""
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What `tune --json` holds."""
+
+    schema: int = TUNING_SCHEMA
+    scenario: dict[str, Any]
+    profile: CostSource
+    objective: str
+    draws: int
+    covers: str
+    verdict: str
+    """In a line: a table, one length, or no speculation."""
+    table: list[list[int]]
+    """[first batch size, last one, draft length], as vLLM has it; of one row where one length is as good."""
+    gain: Gain
+    """Of the best table over the best single length, whichever is the answer."""
+    break_even_concurrency: float | None
+    """Where the best draft length from 1 on gains nothing any more; None where it does at every concurrency tried."""
+    break_even_interval: tuple[float | None, float | None]
+    """5 to 95 % of the draws; None as above."""
+    expected_regret: float
+    """Mean over the concurrencies of what the answer loses against the best length of each draw."""
+    points: list[TunedPoint]
+    deployment: Deployment
+    notes: list[str]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+
+class Grid(NamedTuple):
+    """Throughputs, or goodputs [concurrencies, settings, draws]; settings are PLAIN and draft lengths."""
+
+    concurrencies: tuple[int, ...]
+    settings: tuple[int, ...]
+    values: Floats
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(k for k in self.settings if k != PLAIN)
+
+    def of(self, setting: int) -> Floats:
+        """[concurrencies, draws]."""
+        found: Floats = self.values[:, self.settings.index(setting), :]
+        return found
+
+
+def tune(
+    scenario: Scenario,
+    profile: Profile,
+    *,
+    concurrencies: Sequence[int] | None = None,
+    lengths: Sequence[int] | None = None,
+    draws: int = DEFAULT_DRAWS,
+    workers: int | None = None,
+    target_model: str | None = None,
+    draft_model: str | None = None,
+    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> Tuning:
+    """The best draft length by batch size for the scenario's requests, engine and drafter.
+
+    `lengths` are tried, by default 0 up to num_speculative_tokens; `concurrencies`, by default 1, 2, 4 and so on up to
+    the most requests that the engine seats. Raises ValueError for a scenario that cannot be tuned.
+    """
+    scenario = _checked(scenario, profile, draws)
+    tried = concurrencies_of(scenario, profile) if concurrencies is None else _rising("concurrency", concurrencies, 1)
+    most = scenario.speculation.num_speculative_tokens
+    candidates = tuple(range(most + 1)) if lengths is None else _rising("draft length", lengths, 0)
+    if candidates[-1] < 1:
+        raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
+    worlds = draw_worlds(scenario, profile, draws)
+    grid = simulate_grid(scenario, worlds, tried, candidates, workers, on_done)
+    return answer(scenario, profile, grid, target_model=target_model, draft_model=draft_model)
+
+
+def concurrencies_of(scenario: Scenario, profile: Profile) -> tuple[int, ...]:
+    """1, 2, 4 and so on up to the engine's seats, or the scenario's own max_concurrency if that is fewer."""
+    seats = limits_of(scenario, profile).max_num_seqs
+    most = min(seats, scenario.workload.max_concurrency or seats)
+    return (*(2**power for power in range(most.bit_length()) if 2**power < most), most)
+
+
+def simulate_grid(
+    scenario: Scenario,
+    worlds: Sequence[Draw],
+    concurrencies: Sequence[int],
+    lengths: Sequence[int],
+    workers: int | None,
+    on_done: Callable[[str, int, int], None],
+) -> Grid:
+    """Run every setting at every concurrency in every world."""
+    settings = (PLAIN, *lengths)
+    points = [
+        _point(scenario, concurrency, setting, max(lengths), world)
+        for concurrency in concurrencies
+        for setting in settings
+        for world in worlds
+    ]
+    on_done("simulating", 0, len(points))
+    values = np.zeros(len(points))
+    for index, outcome in run_points(
+        points, workers=workers, on_done=lambda done: on_done("simulating", done, len(points))
+    ):
+        values[index] = _value(outcome.run, scenario)
+    shape = len(concurrencies), len(settings), len(worlds)
+    return Grid(tuple(concurrencies), settings, values.reshape(shape))
+
+
+def answer(
+    scenario: Scenario,
+    profile: Profile,
+    grid: Grid,
+    *,
+    target_model: str | None = None,
+    draft_model: str | None = None,
+) -> Tuning:
+    """What the grid says. Pure."""
+    limits = limits_of(scenario, profile)
+    fits = Fits(most_graph_tokens=_most_graph_tokens(scenario, profile), most_tokens=limits.max_num_batched_tokens)
+    most_batch = max(limits.max_num_seqs, grid.concurrencies[-1])
+    table = best_table(grid, fits, most_batch)
+    one = best_single(grid, fits)
+    by_table = np.stack([grid.of(length_in(table, c))[i] for i, c in enumerate(grid.concurrencies)])
+    gain = _gain("the table", _setting_name(one), by_table, grid.of(one))
+    is_table = len(table) > 1 and gain.is_sure and grid.values.shape[2] >= FEWEST_FOR_VERDICT
+    if is_table:
+        verdict = "a table: " + ", ".join(f"K = {k} for {start}..{end}" for start, end, k in table)
+        chosen = [length_in(table, concurrency) for concurrency in grid.concurrencies]
+    else:
+        verdict = "no speculation" if one == PLAIN else f"one length: K = {one}"
+        table = ((1, most_batch, max(one, 0)),)
+        chosen = [one] * len(grid.concurrencies)
+    points = [_tuned_point(grid, fits, i, k) for i, k in enumerate(chosen)]
+    break_even, interval = _break_even(grid, fits)
+    return Tuning(
+        scenario=to_plain(scenario),
+        profile=cost_source(profile),
+        objective=_objective(scenario),
+        draws=grid.values.shape[2],
+        covers=covers(scenario, profile),
+        verdict=verdict,
+        table=[list(row) for row in table],
+        gain=gain,
+        break_even_concurrency=break_even,
+        break_even_interval=interval,
+        expected_regret=sum(point.expected_regret for point in points) / len(points),
+        points=points,
+        deployment=deployment(
+            scenario,
+            profile,
+            table,
+            plausible_lengths(grid, fits, table),
+            target_model=target_model,
+            draft_model=draft_model,
+        ),
+        notes=_notes(grid, table, fits),
+    )
+
+
+# -- choosing
+
+
+class Fits(NamedTuple):
+    """Which draft lengths a step of so many requests has room for."""
+
+    most_graph_tokens: int | None
+    """Of the captured passes; None where none are captured."""
+    most_tokens: int
+
+    def __call__(self, k: int, batch: int) -> bool:
+        """Whether `batch` rows of a draft of `k` fit; nothing drafted fits always."""
+        tokens = batch * (k + 1)
+        is_captured = self.most_graph_tokens is None or tokens <= self.most_graph_tokens
+        return k <= 0 or (is_captured and tokens <= self.most_tokens)
+
+
+Table = tuple[tuple[int, int, int], ...]
+
+
+def best_table(grid: Grid, fits: Fits, most_batch: int) -> Table:
+    """The lengths of least expected regret by batch size, between the grid's concurrencies by its values on their
+    logarithms; a further row must save CHANGE_LOSS of the throughput over the sizes it changes."""
+    sizes = np.arange(1, most_batch + 1)
+    lengths = grid.lengths
+    losses = np.full((len(lengths), most_batch), inf)
+    values = np.stack([_at_sizes(grid.of(k), grid.concurrencies, sizes) for k in lengths])
+    allowed = np.array([[fits(k, int(size)) for size in sizes] for k in lengths])
+    best = np.where(allowed[:, :, None], values, -inf).max(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        regret = np.nan_to_num(1.0 - values / best[None, :, :]).mean(axis=2)
+    losses[allowed] = regret[allowed]
+    if lengths[0] > 0:
+        # Beyond what fits any of them, the shortest is what is left.
+        losses[0, ~allowed.any(axis=0)] = 0.0
+    chosen = _cheapest_path(losses, np.log2(sizes + 1.0) - np.log2(sizes), CHANGE_LOSS)
+    return _rows([lengths[place] for place in chosen])
+
+
+def _cheapest_path(losses: Floats, weights: Floats, change_loss: float) -> list[int]:
+    """[sizes] which row of `losses` [lengths, sizes] to take, where every change costs `change_loss`; sizes weigh as
+    much as their share of an octave."""
+    num_lengths, num_sizes = losses.shape
+    total = losses[:, 0] * weights[0]
+    came_from = np.zeros((num_lengths, num_sizes), dtype=np.int64)
+    for size in range(1, num_sizes):
+        changed = int(np.argmin(total))
+        stay = total <= total[changed] + change_loss
+        came_from[:, size] = np.where(stay, np.arange(num_lengths), changed)
+        total = np.where(stay, total, total[changed] + change_loss) + losses[:, size] * weights[size]
+    place = int(np.argmin(total))
+    path = [place]
+    for size in range(num_sizes - 1, 0, -1):
+        place = int(came_from[place, size])
+        path.append(place)
+    return path[::-1]
+
+
+def _at_sizes(values: Floats, concurrencies: Sequence[int], sizes: np.ndarray[Any, Any]) -> Floats:
+    """[sizes, draws] from [concurrencies, draws]: values per request, straight on the logarithm of the concurrency."""
+    places = np.log2(sizes)
+    known = [log2(concurrency) for concurrency in concurrencies]
+    per_request = values / np.asarray(concurrencies, dtype=float)[:, None]
+    found = np.stack([np.interp(places, known, per_request[:, draw]) for draw in range(values.shape[1])], axis=1)
+    scaled: Floats = found * sizes[:, None]
+    return scaled
+
+
+def _rows(by_size: Sequence[int]) -> Table:
+    rows: list[tuple[int, int, int]] = []
+    for size, k in enumerate(by_size, start=1):
+        if rows and rows[-1][2] == k:
+            rows[-1] = rows[-1][0], size, k
+        else:
+            rows.append((size, size, k))
+    return tuple(rows)
+
+
+def length_in(table: Sequence[Sequence[int]], batch: int) -> int:
+    """The table's length at a batch size; beyond its end the last one."""
+    found = [k for start, _, k in table if start <= batch]
+    return found[-1] if found else table[0][2]
+
+
+def best_single(grid: Grid, fits: Fits) -> int:
+    """The one length of least expected regret over all concurrencies, PLAIN among them, that fits at all of them."""
+    able = [k for k in grid.settings if k == PLAIN or (k > 0 and fits(k, grid.concurrencies[-1]))]
+    values = np.stack([grid.of(k) for k in able])
+    best = values.max(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        regret = np.nan_to_num(1.0 - values / best).mean(axis=(1, 2))
+    return able[int(np.argmin(regret))]
+
+
+def plausible_lengths(grid: Grid, fits: Fits, table: Table, least: float = 0.1) -> dict[int, tuple[int, ...]]:
+    """By the start of each row: the lengths that are best there in at least that share of the draws, and its own."""
+    found = {}
+    for start, end, k in table:
+        inside = [i for i, c in enumerate(grid.concurrencies) if start <= c <= end]
+        chances = [_chances_best(grid, fits, i) for i in inside]
+        likely = {j for chance in chances for j, share in chance.items() if share >= least}
+        found[start] = tuple(sorted(likely | {k}))
+    return found
+
+
+def _chances_best(grid: Grid, fits: Fits, i: int) -> dict[int, float]:
+    able = [k for k in grid.lengths if fits(k, grid.concurrencies[i])] or [grid.lengths[0]]
+    values = np.stack([grid.of(k)[i] for k in able])
+    winners = np.argmax(values, axis=0)
+    return {k: float(np.mean(winners == place)) for place, k in enumerate(able)}
+
+
+# -- saying
+
+
+def _tuned_point(grid: Grid, fits: Fits, i: int, chosen: int) -> TunedPoint:
+    concurrency = grid.concurrencies[i]
+    chances = _chances_best(grid, fits, i)
+    settings = [grid.of(k)[i] for k in grid.settings if k == PLAIN or fits(k, concurrency)]
+    best = np.stack(settings).max(axis=0)
+    lengths = [
+        LengthAt(
+            k=k,
+            speedup=_speedup(grid, i, k)[0],
+            interval=_speedup(grid, i, k)[1],
+            expected_regret=_regret(grid.of(k)[i], best),
+            chance_best=chances.get(k, 0.0),
+            fits_graphs=fits(k, concurrency),
+        )
+        for k in grid.lengths
+    ]
+    speedup, interval = _speedup(grid, i, chosen)
+    return TunedPoint(
+        concurrency=concurrency,
+        k=max(chosen, 0),
+        speedup=speedup,
+        interval=interval,
+        expected_regret=_regret(grid.of(chosen)[i], best),
+        lengths=lengths,
+    )
+
+
+def _speedup(grid: Grid, i: int, setting: int) -> tuple[float | None, Interval | None]:
+    plain = grid.of(PLAIN)[i]
+    if not (plain > 0.0).all():
+        return None, None
+    ratios = grid.of(setting)[i] / plain
+    return float(ratios.mean()), _percentiles(ratios)
+
+
+def _regret(values: Floats, best: Floats) -> float:
+    is_known = best > 0.0
+    if not is_known.any():
+        return 0.0
+    return max(0.0, float((1.0 - values[is_known] / best[is_known]).mean()))
+
+
+def _gain(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
+    """Of [concurrencies, draws] over the same, geometric mean over the concurrencies."""
+    is_known = ((ours > 0.0) & (theirs > 0.0)).all(axis=1)
+    if not is_known.any():
+        return Gain(of=name, over=other_name, mean=0.0, interval=(0.0, 0.0), is_sure=False)
+    gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
+    interval = _percentiles(gains)
+    mean = float(gains.mean())
+    is_sure = interval[0] > 0.0 and mean >= LEAST_GAIN
+    return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
+
+
+def _percentiles(values: Floats) -> Interval:
+    low, high = np.percentile(values, [LOW_PERCENT, HIGH_PERCENT]).tolist()
+    return low, high
+
+
+def _break_even(grid: Grid, fits: Fits) -> tuple[float | None, tuple[float | None, float | None]]:
+    """Median and 5 to 95 % over the draws; infinite ones are None."""
+    found = sorted(_crossing(grid, fits, draw) for draw in range(grid.values.shape[2]))
+
+    def at(percent: float) -> float | None:
+        value = found[min(len(found) - 1, int(percent / 100.0 * len(found)))]
+        return None if value == inf else value
+
+    return at(50.0), (at(LOW_PERCENT), at(HIGH_PERCENT))
+
+
+def _crossing(grid: Grid, fits: Fits, draw: int) -> float:
+    """The concurrency beyond which no draft pays in one draw, straight on logarithms; infinite where the largest one
+    tried still gains, 0 where the smallest one does not."""
+    gains = []
+    for i, concurrency in enumerate(grid.concurrencies):
+        able = [grid.of(k)[i, draw] for k in grid.lengths if k > 0 and fits(k, concurrency)]
+        plain = grid.of(PLAIN)[i, draw]
+        best = max(able, default=0.0)
+        gains.append(log(best / plain) if best > 0.0 and plain > 0.0 else (-1.0 if plain > 0.0 else 0.0))
+    if gains[-1] > 0.0:
+        return inf
+    last = max((i for i, gain in enumerate(gains) if gain > 0.0), default=None)
+    if last is None:
+        return 0.0
+    part = gains[last] / (gains[last] - gains[last + 1])
+    low, high = (log(concurrency) for concurrency in grid.concurrencies[last : last + 2])
+    return exp(low + part * (high - low))
+
+
+def _notes(grid: Grid, table: Table, fits: Fits) -> list[str]:
+    notes = []
+    if any(k == 0 for _, _, k in table) and len(table) > 1:
+        notes.append(
+            "where the table says 0 the drafter stays loaded and its KV is kept up to date; that is in the figures"
+        )
+    beyond = [k for k in grid.lengths if k > 0 and not fits(k, grid.concurrencies[-1])]
+    if beyond and fits.most_graph_tokens is not None:
+        notes.append(
+            f"no row's batch x (K + 1) exceeds the {fits.most_graph_tokens} tokens of the largest captured graph"
+        )
+    if len(table) > 1:
+        notes.append(
+            "vLLM captures full graphs for a table with model runner V2 only; V1 falls back to piecewise ones, about "
+            "7 ms a step more at small batch on a GH200 (vLLM 0.23, swiss-ai/apertus-speculative-decoding)"
+        )
+    if grid.values.shape[2] < FEWEST_FOR_VERDICT:
+        notes.append(f"fewer than {FEWEST_FOR_VERDICT} draws: one length is named whatever a table would gain")
+    return notes
+
+
+def _setting_name(setting: int) -> str:
+    return "no speculation" if setting == PLAIN else f"K = {setting}"
+
+
+def _objective(scenario: Scenario) -> str:
+    return "request goodput" if _has_slo(scenario) else "output throughput"
+
+
+# -- running
+
+
+def _checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
+    """With one policy, a fixed length and a closed loop, whatever the load of the scenario was."""
+    if draws < 1:
+        raise ValueError(f"draws={draws!r} must be at least 1")
+    if len(scenario.policy) != 1 or not find_policy(scenario.policy[0]).is_continuous:
+        raise ValueError(
+            f"tune: draft lengths by batch size are for --policy continuous, got {', '.join(scenario.policy)}"
+        )
+    if scenario.policy[0] != "continuous":
+        raise ValueError(f"policy {scenario.policy[0]!r} never drafts: tune wants --policy continuous")
+    speculation = msgspec.structs.replace(
+        scenario.speculation,
+        controller="fixed",
+        num_speculative_tokens_per_batch_size=None,
+        speculative_adaptive_config=None,
+    )
+    scenario = msgspec.structs.replace(scenario, speculation=speculation)
+    check(scenario, profile)
+    return scenario
+
+
+def _rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
+    found = tuple(sorted(set(values)))
+    if not found or found[0] < least:
+        raise ValueError(f"{name}: {list(found)} must be at least one number from {least} on")
+    return found
+
+
+def _point(scenario: Scenario, concurrency: int, setting: int, most: int, world: Draw) -> Point:
+    """One closed loop. A length of 0 beside others has the drafter loaded, as a table's 0 has."""
+    workload = scenario.workload
+    count = max(FEWEST_REQUESTS, REQUESTS_PER_SLOT * concurrency)
+    if isinstance(workload.num_prompts, int):
+        count = workload.num_prompts
+    elif is_trace(workload):
+        count = min(count, trace_length(workload))
+    workload = msgspec.structs.replace(
+        workload,
+        num_prompts=count,
+        num_warmups=workload.num_warmups or min(concurrency, count // 4),
+        request_rate=inf,
+        max_concurrency=concurrency,
+        trace_arrivals=TraceArrivals.RESCALED,
+    )
+    changes: Mapping[str, Any]
+    if setting == 0:
+        changes = {
+            "num_speculative_tokens": most,
+            "controller": "by_batch",
+            "num_speculative_tokens_per_batch_size": ((1, concurrency, 0),),
+        }
+    else:
+        changes = {"num_speculative_tokens": max(setting, 0)}
+    speculation = msgspec.structs.replace(scenario.speculation, **changes)
+    settled = msgspec.structs.replace(scenario, workload=workload, speculation=speculation)
+    return Point(scenario=world.scenario(settled), policy=scenario.policy[0], seed=world.seed, profile=world.profile)
+
+
+def _value(run: Run, scenario: Scenario) -> float:
+    """What is maximised: requests a second that meet the SLOs where some are given, else tokens a second."""
+    if _has_slo(scenario):
+        return number(run, "request_goodput") or 0.0
+    return number(run, "steady_output_throughput") or number(run, "output_throughput") or 0.0
+
+
+def _has_slo(scenario: Scenario) -> bool:
+    return any(bound is not None for bound in scenario.goodput.bounds_ms.values())
+
+
+def _most_graph_tokens(scenario: Scenario, profile: Profile) -> int | None:
+    sizes = graph_sizes(profile.host) if scenario.engine.cuda_graph else []
+    return max(sizes) if sizes else None

@@ -1,0 +1,167 @@
+"""What prompts have in common: chained ids of their blocks, from whatever a file or a generator says of them.
+
+An id stands for a block and for all that comes before it, so that requests which begin alike have equal ids as far as
+they are alike. Ids count up from 0 and mean nothing else; what no other request has is left out. Not here: who holds
+which block (sim.engine.paged).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sim.files.json_values import json_lines
+
+BLOCK_TOKENS = 16
+"""Behind one of `prefix_blocks`: vLLM's block, where nobody says otherwise."""
+MOONCAKE_BLOCK_TOKENS = 512
+"""Behind one of `hash_ids` (Mooncake's trace description)."""
+BLOCK_FIELDS = {"prefix_blocks": BLOCK_TOKENS, "hash_ids": MOONCAKE_BLOCK_TOKENS}
+"""Fields of files that name a prompt's blocks, and the tokens behind one."""
+TOKEN_FIELDS = ("input_tok_ids", "prompt_token_ids")
+"""Fields that have the tokens themselves."""
+LENGTH_FIELDS = ("input_toks", "input_length", "prompt_tokens", "input_len")
+Content = tuple[int, ...]
+
+
+class Chains:
+    """Ids of blocks by all that comes before them.
+
+    >>> chains = Chains()
+    >>> chains.of(["system", "a"]), chains.of(["system", "b"]), chains.of(["a"])
+    ((0, 1), (0, 2), (3,))
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, Hashable], int] = {}
+
+    def of(self, blocks: Iterable[Hashable]) -> Content:
+        ids = []
+        last = -1
+        for block in blocks:
+            last = self._ids.setdefault((last, block), len(self._ids))
+            ids.append(last)
+        return tuple(ids)
+
+
+def common(contents: Sequence[Sequence[int]]) -> list[Content]:
+    """Of each content the leading blocks that another one has as well, as chained ids from 0: nobody can find the rest.
+
+    Ids that do not stand for what comes before them, as plain hashes of blocks, are chained first.
+
+    >>> common([(70, 80, 81), (70, 80, 82), (70,), (9,)]), common([(5, 6), (7, 6)])
+    ([(0, 1), (0, 1), (0,), ()], [(), ()])
+    """
+    lengths = np.array([len(content) for content in contents], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    total = int(lengths.sum())
+    try:
+        flat = np.fromiter(chain.from_iterable(contents), dtype=np.int64, count=total)
+    except OverflowError:
+        chains = Chains()
+        return common([chains.of(content) for content in contents])
+    _, first, kinds, uses = np.unique(flat, return_index=True, return_inverse=True, return_counts=True)
+    before = np.concatenate(([-1], kinds[:-1]))[:total]
+    before[starts[lengths > 0]] = -1
+    if (before != before[first][kinds]).any():
+        chains = Chains()
+        return common([chains.of(content) for content in contents])
+    ends_alone = np.append(np.flatnonzero(uses[kinds] == 1), total)
+    first_alone = ends_alone[np.searchsorted(ends_alone, starts)]
+    ends = np.minimum(starts + lengths, first_alone)
+    ids = np.empty(len(first), dtype=np.int64)
+    ids[np.argsort(first, kind="stable")] = np.arange(len(first))
+    flat_ids = ids[kinds].tolist()
+    return [tuple(flat_ids[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+
+def listed(cell: Any, where: str, field: str) -> list[int]:
+    """A list of whole numbers or texts: JSON's, or in a CSV cell separated by blanks or as JSON."""
+    values = cell
+    if isinstance(cell, str):
+        text = cell.strip()
+        try:
+            values = msgspec.json.decode(text) if text.startswith("[") else [int(part) for part in text.split()]
+        except ValueError:
+            values = None
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError(f"{where}: {field}={cell!r:.40} must be a list of whole numbers")
+    return values
+
+
+def whole_blocks(blocks: list[int], prompt_tokens: int, block_tokens: int, where: str, field: str) -> list[int]:
+    """`blocks` without a last one in part. Raises ValueError where there are more than the prompt has."""
+    most = -(-prompt_tokens // block_tokens)
+    if len(blocks) > most:
+        raise ValueError(
+            f"{where}: {field} has {len(blocks)} blocks, and {prompt_tokens} prompt tokens are {most} of {block_tokens}"
+        )
+    return blocks[: prompt_tokens // block_tokens]
+
+
+def blocks_of_tokens(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, ...]]:
+    """Whole blocks of a prompt's tokens."""
+    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        yield tuple(tokens[start : start + block_tokens])
+
+
+def reblocked(contents: Sequence[Content], content_tokens: int, block_tokens: int, source: str) -> list[Content]:
+    """Contents in blocks of `content_tokens` as an engine with blocks of `block_tokens` has them.
+
+    Raises ValueError where the two sizes do not divide.
+
+    >>> reblocked([(0, 1, 2, 3), (0, 1)], 16, 32, "trace"), reblocked([(0, 1), (0,)], 16, 8, "trace")
+    ([(1, 3), (1,)], [(0, 1, 2, 3), (0, 1)])
+    """
+    if content_tokens == block_tokens:
+        return list(contents)
+    if block_tokens % content_tokens == 0:
+        step = block_tokens // content_tokens
+        return [content[step - 1 :: step] for content in contents]
+    parts, rest = divmod(content_tokens, block_tokens)
+    if rest:
+        raise ValueError(
+            f"{source}: its content is in blocks of {content_tokens} tokens, which engine.block_size={block_tokens} "
+            "neither divides nor is a multiple of"
+        )
+    return [tuple([block * parts + part for block in content for part in range(parts)]) for content in contents]
+
+
+def read_prompts(path: Path, block_tokens: int) -> list[tuple[Content, int | None]]:
+    """Of each line of a JSON-lines file its content in blocks of `block_tokens`, and the prompt tokens where they are.
+
+    Lines have `prefix_blocks`, `hash_ids` or `input_tok_ids`. Raises ValueError, one line naming file and line.
+    """
+    chains = Chains()
+    field, content_tokens = "", block_tokens
+    contents: list[Sequence[int]] = []
+    lengths: list[int | None] = []
+    for number, row in json_lines(path, "prompts"):
+        where = f"prompts {str(path)!r} line {number}"
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: want an object with prefix_blocks or input_tok_ids")
+        if not field:
+            field = next((name for name in (*BLOCK_FIELDS, *TOKEN_FIELDS) if name in row), "")
+            content_tokens = BLOCK_FIELDS.get(field, block_tokens)
+        if field not in row:
+            wanted = field or ", ".join((*BLOCK_FIELDS, *TOKEN_FIELDS))
+            raise ValueError(f"{where}: no {wanted} (it has: {', '.join(row)})")
+        blocks = listed(row[field], where, field)
+        length = next((row[name] for name in LENGTH_FIELDS if name in row), None)
+        if field in TOKEN_FIELDS:
+            length = len(blocks)
+            contents.append(chains.of(blocks_of_tokens(blocks, block_tokens)))
+        else:
+            if length is not None:
+                blocks = whole_blocks(blocks, length, content_tokens, where, field)
+            contents.append(blocks)
+        lengths.append(length)
+    if not contents:
+        raise ValueError(f"prompts {str(path)!r} is empty; want one JSON object per request")
+    shared = reblocked(common(contents), content_tokens, block_tokens, str(path))
+    return list(zip(shared, lengths, strict=True))

@@ -1,0 +1,78 @@
+"""Served cells as they are read: what a row's label gets wrong is repaired, what cannot be is counted apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.silicon import Cell, Judged, cell_of, classes_of, is_marked, is_outside
+from calibrate.importers.aiconfigurator.deployment import Deployment
+
+ROW = {
+    "id": "a",
+    "backend": "vllm",
+    "backend_version": "0.19.0",
+    "model_path": "MiniMaxAI/MiniMax-M2.5",
+    "system": "b200_sxm",
+    "mode": "agg",
+    "silicon_data_source": "db-dump",
+    "gemm_quant_mode": "fp8",
+    "isl": "1024",
+    "osl": "1024",
+    "batch_size": "64.0",
+    "tp_size": "2.0",
+    "attention_dp_size": "1.0",
+    "moe_tp_size": "2.0",
+    "moe_ep_size": "1.0",
+    "silicon_ttft_ms": "100",
+    "silicon_tpot_ms": "10",
+}
+
+
+def cell(**changes: str) -> Cell:
+    return cell_of({**ROW, **changes})
+
+
+@pytest.mark.parametrize(
+    ("widths", "deployment", "concurrency"),
+    [
+        ({}, Deployment(2), 64),
+        ({"moe_tp_size": "1", "moe_ep_size": "2"}, Deployment(2, 2), 64),
+        ({"tp_size": "64", "moe_tp_size": "8", "moe_ep_size": "8"}, Deployment(8, 8), 64),
+        ({"attention_dp_size": "2", "moe_tp_size": "1", "moe_ep_size": "4"}, Deployment(1, 2, 2), 64),
+        ({"attention_dp_size": "", "tp_size": "1", "moe_tp_size": "2", "moe_ep_size": "1"}, Deployment(1, None, 2), 64),
+    ],
+)
+def test_widths_that_are_products_are_taken_apart(
+    widths: dict[str, str], deployment: Deployment, concurrency: int
+) -> None:
+    read = cell(**widths)
+    assert (read.deployment, read.concurrency) == (deployment, concurrency)
+
+
+def test_gpt_oss_is_mxfp4_whatever_its_label_says() -> None:
+    oss = {"model_path": "openai/gpt-oss-120b", "gemm_quant_mode": "nvfp4"}
+    assert (cell(**oss).weights, cell(**oss).family) == ("mxfp4-fp8", "vllm moe nvfp4")
+    assert cell(**oss, system="h200_sxm").weights == "mxfp4-marlin"
+
+
+def test_a_request_that_waits_longer_than_it_is_served_was_never_in_the_engine() -> None:
+    assert is_outside(cell(silicon_ttft_ms="10231"))
+    assert not is_outside(cell(silicon_ttft_ms="10229"))
+
+
+def test_rows_that_constants_were_fitted_on_judge_nothing_and_are_counted() -> None:
+    marked = {"model_path": "meta-llama/Llama-3.1-70B", "system": "h200_sxm"}
+    assert is_marked(cell(**marked))
+    assert not is_marked(cell(**marked, batch_size="8"))
+    judged = [
+        Judged(cell(), 11.0, 150.0, is_marked=False, is_doubtful=False, is_starved=False),
+        Judged(cell(id="b"), 9.0, 100.0, is_marked=False, is_doubtful=False, is_starved=True),
+        Judged(cell(id="c"), 90.0, 100.0, is_marked=True, is_doubtful=False, is_starved=False),
+        Judged(cell(id="d"), 90.0, 100.0, is_marked=True, is_doubtful=True, is_starved=False),
+    ]
+    refused = (cell(id="e"), "no table")
+    rows = {row["class"]: row for row in classes_of([*judged, refused], {"a": {"aic_tpot_ms": "12"}})}
+    plain = rows["vllm moe fp8"]
+    assert (plain["cells"], plain["refused"], plain["tpot_mean_abs_pct"], plain["ttft_mean_abs_pct"]) == (2, 1, 10, 50)
+    assert (plain["tpot_mean_pct"], plain["peer_tpot_mean_abs_pct"], plain["peer_cells"]) == (0, 20, 1)
+    assert rows["vllm moe fp8 (fitted on)"]["cells"] == rows["vllm moe fp8 (labels in doubt)"]["cells"] == 1

@@ -1,0 +1,74 @@
+"""Several constants at once: found where the cells tell them, refused where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from realrun.validate.cells.joint import fit_constants
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+
+PROFILE = load("h100-sxm/llama-3.1-8b+llama-3.2-1b")
+LEVELS = ((1, 0), (8, 0), (64, 0), (1, 3), (8, 3), (64, 3))
+"""Rows of a step, drafted tokens."""
+
+
+def step_s(profile: Profile, rows: int, draft_tokens: int) -> float:
+    """A step as simple as can be: 5 ms of kernels and what the host adds."""
+    host = profile.host
+    return 5e-3 + host.step_s + rows * host.row_s + draft_tokens * host.draft_pass_s
+
+
+def ratios(true: Sequence[float], levels: Sequence[tuple[int, int]] = LEVELS, noise: float = 0.0):
+    measured = [5e-3 + true[0] + rows * true[1] + k * true[2] for rows, k in levels]
+    wrong = np.exp(noise * np.random.default_rng(3).standard_normal(len(levels)))
+    return lambda profile: [
+        step_s(profile, rows, k) / (real * factor)
+        for (rows, k), real, factor in zip(levels, measured, wrong.tolist(), strict=True)
+    ]
+
+
+def test_three_constants_come_back_from_cells_that_tell_them() -> None:
+    found = fit_constants(PROFILE, ("step_s", "row_s", "draft_pass_s"), ratios((2e-3, 4e-5, 3e-4)))
+    assert found.values_s == pytest.approx({"step_s": 2e-3, "row_s": 4e-5, "draft_pass_s": 3e-4}, rel=1e-3)
+    assert found.error_pct < 0.01
+    assert all(found.told.values())
+    assert found.profile.host.row_s == pytest.approx(4e-5, rel=1e-3)
+
+
+def test_intervals_hold_the_truth_behind_noise_and_are_as_wide_as_the_noise_makes_them() -> None:
+    true = {"step_s": 2e-3, "row_s": 4e-5}
+    quiet, noisy = (
+        fit_constants(PROFILE, ("step_s", "row_s"), ratios((2e-3, 4e-5, 0.0), LEVELS[:3] * 4, noise))
+        for noise in (0.01, 0.04)
+    )
+    for found in (quiet, noisy):
+        for name, value_s in true.items():
+            assert abs(found.values_s[name] - value_s) < found.half_widths_s[name]
+    assert noisy.half_widths_s["step_s"] == pytest.approx(4.0 * quiet.half_widths_s["step_s"], rel=0.3)
+
+
+def test_a_constant_that_is_not_there_ends_at_0_and_is_not_told() -> None:
+    found = fit_constants(PROFILE, ("step_s", "row_s"), ratios((2e-3, 0.0, 0.0)))
+    assert found.values_s["row_s"] == pytest.approx(0.0, abs=1e-9)
+    assert found.told == {"step_s": True, "row_s": False}
+
+
+def test_a_constant_that_moves_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="draft_pass_s moves none of the marked cells"):
+        fit_constants(PROFILE, ("step_s", "draft_pass_s"), ratios((2e-3, 4e-5, 0.0), LEVELS[:3]))
+
+
+def test_constants_that_move_all_cells_alike_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot tell step_s from row_s"):
+        fit_constants(PROFILE, ("step_s", "row_s"), ratios((2e-3, 4e-5, 0.0), [(8, 0), (8, 0), (8, 0)]))
+
+
+def test_more_constants_than_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 measured values cannot tell 2 constants"):
+        fit_constants(PROFILE, ("step_s", "row_s"), ratios((2e-3, 4e-5, 0.0), [(8, 0)]))
+    with pytest.raises(ValueError, match="each constant once"):
+        fit_constants(PROFILE, ("step_s", "step_s"), ratios((2e-3, 4e-5, 0.0)))

@@ -1,0 +1,242 @@
+"""Tuned draft lengths: every choice on grids made by hand, what is printed under vLLM's rules, and real cells."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.cli.main import run
+from sim.costs.profile_files import load
+from sim.experiment.scenario import Scenario
+from sim.studies.tune import PLAIN, Fits, Grid, answer, best_single, best_table, length_in, tune
+from tests.calibrate.support import published
+
+HEAD = "h100-sxm/llama-3.1-8b+eagle3"
+ANY = Fits(most_graph_tokens=None, most_tokens=100_000)
+
+
+def grid(concurrencies: tuple[int, ...], **speedups: Any) -> Grid:
+    """From speed-ups [concurrencies] or [concurrencies, draws] by draft length, k0 and so on; plain serves 1 each."""
+    first = np.asarray(next(iter(speedups.values())))
+    num_draws = first.shape[1] if first.ndim == 2 else 10
+    settings = [PLAIN, *(int(name[1:]) for name in speedups)]
+    values = np.ones((len(concurrencies), len(settings), num_draws))
+    for place, speedup in enumerate(speedups.values(), start=1):
+        given = np.asarray(speedup, dtype=float)
+        values[:, place, :] = given if given.ndim == 2 else given[:, None]
+    values *= np.asarray(concurrencies, dtype=float)[:, None, None]
+    return Grid(concurrencies, tuple(settings), values)
+
+
+def scenario(**changes: Any) -> Scenario:
+    return Scenario.of(profile=HEAD, policy="continuous", num_speculative_tokens=4, acceptance="iid:0.6", **changes)
+
+
+def test_a_table_changes_where_the_lines_between_two_concurrencies_cross() -> None:
+    """K = 4 falls from 2 to 1 over four octaves while K = 1 stays at 1.45: they meet at 2^2.2 = 4.6."""
+    table = best_table(grid((1, 16), k1=[1.45, 1.45], k4=[2.0, 1.0]), ANY, 16)
+    assert table == ((1, 4, 4), (5, 16, 1))
+
+
+def test_the_length_of_least_expected_regret_wins_and_not_the_likeliest() -> None:
+    """K = 4 is best in six of ten worlds, by 5 %; in the others it loses half."""
+    k4 = [[1.05] * 6 + [0.5] * 4]
+    found = grid((1,), k1=[[1.0] * 10], k4=k4)
+    assert best_table(found, ANY, 1) == ((1, 1, 1),)
+    assert best_single(found, ANY) in (PLAIN, 1)
+
+
+def test_no_row_exceeds_the_captured_graphs_nor_the_budget() -> None:
+    """With 512 tokens 85 rows can verify 5 drafted tokens, and 256 rows one."""
+    found = grid((1, 512), k0=[0.9, 0.9], k1=[1.5, 1.5], k5=[3.0, 3.0])
+    graphs = best_table(found, Fits(most_graph_tokens=512, most_tokens=100_000), 512)
+    assert graphs == ((1, 85, 5), (86, 256, 1), (257, 512, 0))
+    assert best_table(found, Fits(most_graph_tokens=None, most_tokens=512), 512) == graphs
+    assert all(end * (k + 1) <= 512 for _, end, k in graphs)
+
+
+def test_a_row_that_saves_next_to_nothing_is_not_made() -> None:
+    assert best_table(grid((1, 2, 4), k1=[1.5, 1.5003, 1.5], k2=[1.5003, 1.5, 1.5003]), ANY, 4) == ((1, 4, 2),)
+
+
+def test_a_table_is_the_answer_only_where_its_gain_is_sure() -> None:
+    sure = answer(scenario(), load(HEAD), grid((1, 64), k0=[0.9, 0.9], k1=[1.2, 1.2], k4=[1.5, 0.9]))
+    assert len(sure.table) > 1
+    assert sure.gain.is_sure
+    worlds = [[1.5] * 6 + [1.0] * 4, [0.9] * 10]
+    unsure = answer(scenario(), load(HEAD), grid((1, 64), k0=[[0.9] * 10] * 2, k1=[[1.2] * 10] * 2, k4=worlds))
+    assert unsure.gain.interval[0] < 0.0
+    assert unsure.verdict.startswith("one length: K = ")
+    assert len(unsure.table) == 1
+
+
+def test_a_table_of_few_draws_is_never_the_answer() -> None:
+    nine = [[1.5] * 9, [0.9] * 9]
+    found = answer(scenario(), load(HEAD), grid((1, 64), k1=[[1.2] * 9] * 2, k4=nine))
+    assert len(found.table) == 1
+    assert any("fewer than 10 draws" in note for note in found.notes)
+
+
+def test_no_speculation_is_an_answer_and_its_line_names_none() -> None:
+    found = answer(scenario(), load(HEAD), grid((1, 64), k0=[0.9, 0.9], k1=[0.8, 0.7]))
+    assert (found.verdict, found.table[0][2], found.break_even_concurrency) == ("no speculation", 0, 0.0)
+    assert found.deployment.speculative_config is None
+    assert "speculative" not in found.deployment.vllm_serve
+
+
+def test_break_even_lies_where_the_best_gain_is_nothing() -> None:
+    """On logarithms of both: from 1.25 at 4 to 0.8 at 64 it is half-way, at 16."""
+    found = answer(scenario(), load(HEAD), grid((4, 64), k0=[0.9, 0.9], k1=[1.25, 0.8]))
+    assert found.break_even_concurrency == pytest.approx(16.0)
+    assert found.break_even_interval == pytest.approx((16.0, 16.0))
+
+
+def test_break_even_beyond_the_last_concurrency_is_null() -> None:
+    found = answer(scenario(), load(HEAD), grid((4, 64), k1=[1.25, 1.1]))
+    assert (found.break_even_concurrency, found.break_even_interval) == (None, (None, None))
+
+
+def test_a_length_of_a_point_says_how_often_it_is_best_and_what_it_loses() -> None:
+    found = answer(scenario(), load(HEAD), grid((8,), k1=[[1.2] * 10], k4=[[1.5] * 7 + [0.6] * 3]), target_model="t/T")
+    one, four = found.points[0].lengths
+    assert (one.k, one.chance_best, four.chance_best) == (1, pytest.approx(0.3), pytest.approx(0.7))
+    assert one.expected_regret == pytest.approx(0.7 * (1 - 1.2 / 1.5))
+    assert four.expected_regret == pytest.approx(0.3 * (1 - 0.6 / 1.2))
+    assert found.points[0].k == 1
+
+
+def check_vllm_schema(config: dict[str, Any]) -> None:
+    """The rules of vLLM 0.24 for a speculative config with a batch-size schedule, from its documentation: `method` and
+    `num_speculative_tokens` above 0; `num_speculative_tokens_per_batch_size` a list of [first, last, K] with positive
+    sizes, the first from 1, sorted, without overlap, K from 0 to num_speculative_tokens."""
+    assert set(config) <= {"method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
+    assert config["method"] in ("eagle3", "draft_model", "ngram")
+    most = config["num_speculative_tokens"]
+    assert isinstance(most, int)
+    assert most > 0
+    rows = config.get("num_speculative_tokens_per_batch_size", [[1, 1, most]])
+    before = 0
+    for first, last, k in rows:
+        assert all(isinstance(value, int) for value in (first, last, k))
+        assert before < first <= last
+        assert 0 <= k <= most
+        before = last
+    assert rows[0][0] == 1
+    assert max(k for _, _, k in rows) == most
+
+
+def test_the_command_line_parses_and_its_config_is_vllms() -> None:
+    found = answer(
+        scenario(max_num_seqs=64),
+        load(HEAD),
+        grid((1, 64), k0=[0.9, 0.95], k1=[1.2, 0.9], k4=[1.5, 0.5]),
+        target_model="meta-llama/Llama-3.1-8B-Instruct",
+        draft_model="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    )
+    words = shlex.split(found.deployment.vllm_serve)
+    assert words[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct"]
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert flags["--max-num-seqs"] == "64"
+    config = json.loads(flags["--speculative-config"])
+    assert config == found.deployment.speculative_config
+    assert config["num_speculative_tokens_per_batch_size"] == found.table
+    check_vllm_schema(config)
+
+
+def test_sglangs_bands_begin_with_the_rows_and_hold_their_lengths() -> None:
+    found = answer(scenario(), load(HEAD), grid((1, 64), k0=[0.9, 0.95], k1=[1.2, 0.9], k4=[1.5, 0.5]))
+    bands = found.deployment.sglang_adaptive_config
+    assert bands is not None
+    assert [int(key) for key in bands] == [start for start, _, _ in found.table]
+    assert all(k in bands[str(start)]["candidate_steps"] for start, _, k in found.table)
+    words = shlex.split(found.deployment.sglang_flags)
+    steps = int(words[words.index("--speculative-num-steps") + 1])
+    assert steps in bands["1"]["candidate_steps"]
+    assert words[words.index("--speculative-num-draft-tokens") + 1] == str(steps + 1)
+
+
+def test_the_last_length_goes_on_beyond_the_table() -> None:
+    assert [length_in([[1, 4, 3], [5, 8, 1]], batch) for batch in (1, 4, 5, 999)] == [3, 3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policy": "pd"}, "for --policy continuous"),
+        ({"policy": "autoregressive"}, "never drafts"),
+        ({"num_speculative_tokens": 0}, "some draft length from 1 on"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        tune(_changed(**changes), load(HEAD), draws=1)
+
+
+def _changed(**changes: Any) -> Scenario:
+    return Scenario.of(**({"profile": HEAD, "policy": "continuous", "num_speculative_tokens": 2} | changes))
+
+
+TUNE = [
+    "tune", "--profile", HEAD, "--acceptance", "length:2.6@3", "--lengths", "1,3", "--concurrencies", "1,16",
+    "--max-num-seqs", "16", "--input-len", "64", "--output-len", "16", "--num-prompts", "24", "--draws", "2",
+    "--workers", "1",
+]  # fmt: skip
+
+
+def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*TUNE, "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {"table", "break_even_concurrency", "points", "expected_regret", "verdict", "deployment"} <= set(result)
+    assert [set(point) >= {"concurrency", "k", "speedup", "interval"} for point in result["points"]] == [True] * 2
+    check_vllm_schema(result["deployment"]["speculative_config"])
+    assert run(TUNE) == 0
+    out = capsys.readouterr().out
+    assert "vllm serve llama-3.1-8b" in out
+    assert "verdict: one length" in out
+
+
+def test_with_slos_it_maximises_goodput(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*TUNE, "--goodput", "tpot:0.001", "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["objective"] == "request goodput"
+    assert result["points"][0]["speedup"] is None
+
+
+CHAT_LENGTHS, CHAT_CELLS = "lengths_chat.csv", "cells.csv"
+RATES_AT_7 = "vllm:.518,.310,.194,.1255,.082,.0563,.0378"
+"""As vLLM logged them at K = 7, over all concurrencies."""
+
+
+@pytest.mark.slow
+def test_the_table_for_gh200_loses_little_against_the_best_measured_length(tmp_path: Path) -> None:
+    """EAGLE-3, chat, lengths 0, 1, 3, 7: at most 1 % on average and 3 % at worst, of measured tokens per second."""
+    folder = published("unlicensed_local_only/apertus_gh200")
+    measured: dict[tuple[int, int], float] = {}
+    for row in csv.DictReader((folder / CHAT_CELLS).open()):
+        if row["workload"] == "chat" and row["method"] in ("none", "eagle31") and row["arm"] != "plain-b":
+            measured[int(row["concurrency"]), int(row["k"])] = float(row["output_tok_per_s"])
+    trace = tmp_path / "chat.csv"
+    lengths = list(csv.DictReader((folder / CHAT_LENGTHS).open()))
+    lines = [f"{i},{row['prompt_tokens']},{row['output_tokens']}" for i, row in enumerate(lengths * 8)]
+    trace.write_text("\n".join(["arrival_time,input_len,output_len", *lines]) + "\n")
+    one = Scenario.of(
+        profile="gh200/apertus-8b+eagle3", policy="continuous", engine="vllm-0.23", acceptance=RATES_AT_7,
+        num_speculative_tokens=7, max_num_seqs=256, max_num_batched_tokens=16384,
+        dataset_name="csv", dataset_path=str(trace), **{"engine.gpu_memory_utilization": 0.8},
+    )  # fmt: skip
+    found = tune(
+        one, load(one.profile), lengths=[0, 1, 3, 7], concurrencies=[1, 8, 32, 64, 128, 256], draws=10, workers=1
+    )
+    assert len(found.table) > 1
+    regrets = []
+    for concurrency in (1, 8, 32, 64, 128, 256):
+        best = max(measured[concurrency, k] for k in (0, 1, 3, 7))
+        regrets.append(1.0 - measured[concurrency, length_in(found.table, concurrency)] / best)
+    assert sum(regrets) / len(regrets) <= 0.01
+    assert max(regrets) <= 0.03

@@ -1,0 +1,226 @@
+"""Content of prompts: ids by chains, blocks of other sizes, what files say of it, and what the generator makes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.workload.content import Chains, common, read_prompts, reblocked
+from sim.workload.generate import Workload, build_requests, mean_tokens
+from sim.workload.traces import read_trace
+
+Write = Callable[..., str]
+DATA = Path("/work/shared/data")
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(rows: list[Any], name: str = "t.jsonl") -> str:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return written
+
+
+def row(prompt: int, at_s: float = 0.0, output: int = 5, **more: Any) -> dict[str, Any]:
+    return {"arrival_s": at_s, "prompt_tokens": prompt, "output_tokens": output, **more}
+
+
+def test_an_id_stands_for_a_block_and_all_before_it() -> None:
+    chains = Chains()
+    assert [chains.of(blocks) for blocks in ([7, 8, 9], [7, 8, 4], [8, 9], [7])] == [(0, 1, 2), (0, 1, 3), (4, 5), (0,)]
+
+
+def test_what_nobody_else_has_is_left_out_and_ids_count_from_0() -> None:
+    assert common([(9, 7, 3), (9, 7, 2), (), (5,), (9,)]) == [(0, 1), (0, 1), (), (), (0,)]
+    assert common([]) == []
+    assert common([(), ()]) == [(), ()]
+
+
+def test_hashes_of_blocks_alone_are_chained_first() -> None:
+    """The second block of each is the same by itself, and after another first one it is another one; -4 is a name."""
+    assert common([(1, -4), (2, -4), (2, -4)]) == [(), (2, 3), (2, 3)]
+    assert common([(1, 1), (1, 1), (1,)]) == [(0, 1), (0, 1), (0,)]
+
+
+def test_hashes_of_any_size_are_names() -> None:
+    assert common([(1 << 80, 5), (1 << 80, 6)]) == [(0,), (0,)]
+
+
+def test_larger_blocks_take_the_last_id_of_each_and_leave_a_rest_out() -> None:
+    assert reblocked([(0, 1, 2, 3, 4), (0,)], 16, 32, "t") == [(1, 3), ()]
+
+
+def test_a_larger_block_is_as_many_smaller_ones() -> None:
+    assert reblocked([(0, 2), (0,), ()], 512, 256, "t") == [(0, 1, 4, 5), (0, 1), ()]
+
+
+def test_sizes_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"blocks of 16 tokens, which engine\.block_size=24 neither"):
+        reblocked([(0,)], 16, 24, "t")
+
+
+def test_mooncakes_hashes_are_content_without_the_last_block_in_part(write: Write) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [5, 6, 7]},
+        {"timestamp": 1, "input_length": 1536, "output_length": 5, "hash_ids": [5, 6, 7]},
+    ]
+    trace = read_trace("mooncake", write(rows))
+    assert (trace.contents, trace.content_tokens) == (((0, 1), (0, 1)), 512)
+
+
+def test_a_trace_packed_with_gzip_is_the_same(write: Write, tmp_path: Path) -> None:
+    path = write([row(40, prefix_blocks=[4, 5]), row(40, prefix_blocks=[4, 6])])
+    packed = tmp_path / "t.jsonl.gz"
+    packed.write_bytes(gzip.compress(Path(path).read_bytes()))
+    assert read_trace("jsonl", str(packed)).contents == read_trace("jsonl", path).contents == ((0,), (0,))
+
+
+def test_a_broken_archive_is_one_line(tmp_path: Path) -> None:
+    packed = tmp_path / "t.jsonl.gz"
+    packed.write_bytes(gzip.compress(b'{"arrival_s": 0}' * 999)[:-9])
+    with pytest.raises(ValueError, match="line 1: damaged archive"):
+        read_trace("jsonl", str(packed))
+
+
+def test_tokens_are_cut_into_the_engines_blocks(write: Write) -> None:
+    tokens = list(range(40))
+    path = write([row(40, input_tok_ids=tokens), row(39, input_tok_ids=tokens[:20] + tokens[:19])])
+    assert read_trace("jsonl", path).contents == ((0,), (0,))
+    assert read_trace("jsonl", path, block_tokens=10).contents == ((0, 1), (0, 1))
+    assert read_trace("jsonl", path, block_tokens=21).contents == ((), ())
+
+
+def test_a_csv_column_lists_blocks_between_blanks(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('arrival_s,prompt_tokens,output_tokens,mine\n0,70,5,3 4\n1,70,5,"[3, 9]"\n')
+    trace = read_trace("csv", f"{path}#blocks=mine,block_tokens=32")
+    assert (trace.contents, trace.content_tokens) == (((0,), (0,)), 32)
+
+
+def test_a_sessions_next_prompt_goes_on_from_the_answer(write: Write) -> None:
+    """20 + 14 tokens are two blocks, and the next prompt of 40 begins with them."""
+    path = write([row(20, output=14, chat="a"), row(33, 1.0, chat="b"), row(40, 2.0, output=9, chat="a")])
+    assert read_trace("jsonl", path + "#session=chat").contents == ((0, 1), (), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prefix_blocks": [1, 2, 3]}, "prefix_blocks has 3 blocks, and 20 prompt tokens are 2 of 16"),
+        ({"prefix_blocks": [1, "x"]}, "prefix_blocks=[1, 'x'] must be a list of whole numbers"),
+        ({"input_tok_ids": [1, 2]}, "input_tok_ids has 2 tokens, and prompt_tokens says 20"),
+        ({"input_tok_ids": None}, "input_tok_ids=None must be a list of whole numbers"),
+    ],
+)
+def test_content_that_cannot_be_is_named(write: Write, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape("line 1: " + message)):
+        read_trace("jsonl", write([row(20, **fields)]))
+
+
+def test_prompts_beside_a_run_say_their_content_line_by_line(write: Write) -> None:
+    blocks = write([{"input_toks": 40, "prefix_blocks": [9, 8]}, {"input_toks": 33, "prefix_blocks": [9, 1]}])
+    assert read_prompts(Path(blocks), 16) == [((0,), 40), ((0,), 33)]
+    tokens = write([{"input_tok_ids": [1] * 5}, {"input_tok_ids": [1] * 9}], "p.jsonl")
+    assert read_prompts(Path(tokens), 4) == [((0,), 5), ((0,), 9)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "is empty"),
+        ([{"x": 1}], "no prefix_blocks, hash_ids, input_tok_ids, prompt_token_ids (it has: x)"),
+        ([{"prefix_blocks": []}, {"input_tok_ids": []}], "line 2: no prefix_blocks (it has: input_tok_ids)"),
+        ([[1]], "line 1: want an object"),
+    ],
+)
+def test_prompts_that_say_nothing_are_refused(write: Write, rows: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_prompts(Path(write(rows)), 16)
+
+
+def generated(**workload: Any) -> list[Any]:
+    told = {"dataset_name": "fixed", "input_len": 20, "output_len": 12, "num_prompts": 6, "request_rate": 1.0}
+    return build_requests(Workload(**(told | workload)), 3)
+
+
+def test_system_prompts_come_before_every_prompt() -> None:
+    requests = generated(prefix_len=40, num_prefixes=2, num_prompts=40)
+    assert {request.prompt_tokens for request in requests} == {60}
+    assert {len(request.content) for request in requests} == {2}
+    assert len({request.content for request in requests}) == 2
+
+
+def test_a_turn_has_all_that_was_said_before_in_its_prompt() -> None:
+    requests = generated(num_turns=3, turn_gap_s=1e4, request_rate=float("inf"), num_prompts=3)
+    assert [r.prompt_tokens for r in requests] == [20, 20, 20]
+    requests = generated(num_turns=3, turn_gap_s=1e-4, num_prompts=3)
+    assert [r.prompt_tokens for r in requests] == [20, 52, 84]
+    assert [len(r.content) for r in requests] == [2, 4, 6]
+    assert requests[2].content[:2] == requests[0].content
+    assert np.diff([r.arrival_s for r in requests]) == pytest.approx([1e-4, 1e-4])
+
+
+def test_forks_ask_the_same_at_once_and_have_answers_of_their_own() -> None:
+    requests = generated(dataset_name="azure-conv", input_len=None, output_len=None, num_forks=3)
+    assert requests[0].arrival_s == requests[2].arrival_s < requests[3].arrival_s
+    assert requests[0].content == requests[2].content != requests[3].content
+    assert len(requests[0].content) == requests[0].prompt_tokens // 16
+    assert len({request.output_tokens for request in requests[:3]}) > 1
+
+
+def test_a_longer_run_begins_with_the_same_requests() -> None:
+    more = {"dataset_name": "azure-conv", "input_len": None, "output_len": None, "prefix_len": 30, "num_turns": 3}
+    few, many = (generated(num_prompts=count, turn_gap_s=2.0, num_forks=2, **more) for count in (7, 50))
+    for ours, theirs in zip(few, many, strict=False):
+        assert (ours.arrival_s, ours.prompt_tokens, ours.output_tokens) == (
+            theirs.arrival_s,
+            theirs.prompt_tokens,
+            theirs.output_tokens,
+        )
+        assert [i % (1 << 32) for i in ours.content] == [i % (1 << 32) for i in theirs.content]
+
+
+def test_requests_come_at_the_rate_that_was_asked_for() -> None:
+    requests = generated(num_turns=4, num_forks=2, turn_gap_s=1.0, request_rate=8.0, num_prompts=4000)
+    assert 4000 / requests[-1].arrival_s == pytest.approx(8.0, rel=0.1)
+
+
+def test_mean_lengths_count_the_conversation_so_far() -> None:
+    told = Workload(dataset_name="fixed", input_len=20, output_len=12, prefix_len=100, num_turns=2, turn_gap_s=0.0)
+    assert mean_tokens(told, 0) == (100 + 20 + 32 / 2, 12.0)
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        ({"num_turns": 0}, "workload.num_turns=0 must be at least 1"),
+        ({"prefix_len": -1}, "workload.prefix_len=-1 must be at least 0"),
+        ({"num_prefixes": 2}, "prompts without workload.prefix_len have none"),
+        ({"turn_gap_s": -1.0}, "workload.turn_gap_s=-1.0 must be a finite number"),
+        ({"dataset_name": "jsonl", "dataset_path": "x", "num_forks": 2}, "says what prompts have in common"),
+    ],
+)
+def test_sharing_that_cannot_be_is_one_line(workload: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Workload(**workload)
+
+
+@pytest.mark.skipif(not (DATA / "traces/mooncake").is_dir(), reason="no public data here")
+def test_the_conversation_trace_has_the_hits_that_its_hashes_tell() -> None:
+    """36.6 % of 288,500 blocks were seen before, last ones in part left out."""
+    trace = read_trace("mooncake", str(DATA / "traces/mooncake/conversation_trace.jsonl.gz"))
+    seen: set[int] = set()
+    num_found = 0
+    for content, tokens in zip(trace.contents, trace.prompt_tokens.tolist(), strict=True):
+        num_found += sum(block in seen for block in content[: (tokens - 1) // 512])
+        seen.update(content)
+    assert num_found / -(-trace.prompt_tokens // 512).sum() == pytest.approx(0.366, abs=5e-5)
