@@ -22,7 +22,7 @@ COMMANDS = {
     "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
     "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
     "plot": ("sim.cli.plot:plot_command", "Pictures of a store, or over several results directories."),
-    "report": ("sim.cli.report:report_command", "A store as one HTML page: answer, pictures, tables, assumptions."),
+    "report": ("sim.cli.plot:report_command", "A store as one HTML page: answer, pictures, tables, assumptions."),
     "check": ("calibrate.cli.files:check_command", "What a file is, and whether it is sound; nothing is run."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "claims": ("sim.cli.claims:claims_command", "Published claims: claimed, simulated, verdict and why."),

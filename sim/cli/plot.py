@@ -1,4 +1,4 @@
-"""`lanesim plot`: pictures of a store, or one figure over several results directories."""
+"""`lanesim plot` and `lanesim report`: pictures and the page of a store; one figure over several results directories."""
 
 from __future__ import annotations
 
@@ -50,6 +50,21 @@ def plot_command(
     claim(files={"--out": out}, inputs=[path for each in places for path in others_of(each)])
     results = [read_summary(directory) for directory in places]
     write_figure(out, lambda path: draw_throughput_latency(path, results))
+    print(out)
+
+
+@click.command("report", epilog="Example: lanesim report results/store --out page.html")
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="HTML file to write.")
+@click.option("--question", default=None, help="What the sweep was to answer. [default: from its grid]")
+@click.option("--price", default=None, metavar="DOLLARS/h", help="Of one GPU, for $ per million tokens: 2.5/h.")
+def report_command(store: Path, out: Path, question: str | None, price: str | None) -> None:
+    """Write one page that needs no network: question, answer, pictures, tables, assumptions, errors, how to rerun."""
+    from sim.files.write import write_text
+    from sim.report.page import page
+
+    claim(files={"--out": out}, inputs=[store / "store.json"])
+    write_text(out, page(store, question=question, price_per_hour=None if price is None else dollars(price)))
     print(out)
 
 
