@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PAIR := llama-2-7b+tinyllama-1.1b
 
-.PHONY: demo test test-real mutation gpu gpu-report notebooks accuracy check format clean
+.PHONY: demo test test-real mutation gpu gpu-report notebooks accuracy accuracy-public check format clean
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile a100-sxm/$(PAIR) --out results/demo-a100 --plots --overwrite
@@ -30,6 +30,10 @@ notebooks: .venv/.notebooks      ## executes every notebook on small settings an
 
 accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured, predicted and replayed here, three times
 	$(BIN)/python -m benchmarks.replay_accuracy
+
+accuracy-public: .venv/.dev      ## docs/accuracy.md: public runs of others, judged; DATA=FOLDER holds what it names
+	@test -n "$(DATA)" || { echo "make accuracy-public DATA=FOLDER: the folder with the public data" >&2; exit 2; }
+	$(BIN)/python -m benchmarks.accuracy $(DATA) $(if $(PEER),--peer $(PEER))
 
 check: .venv/.dev                ## format, lint, types
 	$(BIN)/ruff format --check .
