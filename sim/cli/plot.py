@@ -1,4 +1,4 @@
-"""`lanesim plot` and `lanesim report`: pictures and the page of a store; one figure over several results directories."""
+"""`lanesim plot` and `lanesim report`: pictures and page of a store; one figure over several results directories."""
 
 from __future__ import annotations
 
