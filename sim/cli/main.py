@@ -21,10 +21,11 @@ from sim.cli.signals import exit_code, have_streams, listen, stop, stopped_word
 COMMANDS = {
     "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
     "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
+    "plot": ("sim.cli.plot:plot_command", "Pictures of a store, or over several results directories."),
+    "report": ("sim.cli.plot:report_command", "A store as one HTML page: answer, pictures, tables, assumptions."),
     "check": ("calibrate.cli.files:check_command", "What a file is, and whether it is sound; nothing is run."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "claims": ("sim.cli.claims:claims_command", "Published claims: claimed, simulated, verdict and why."),
-    "plot": ("sim.cli.plot:plot_command", "Throughput against latency over several results directories."),
     "capacity": ("sim.cli.capacity:capacity_command", "Highest load that meets the SLOs, and replicas for a rate."),
     "tune": (
         "sim.cli.tune:tune_command",
