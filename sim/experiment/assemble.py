@@ -83,8 +83,8 @@ HEAVY_BYTES = 60e9
 """Weights of a target that seed 002's table calls heavy: 34B and more, in bf16."""
 LOAD_SAMPLE = 200
 """Requests whose means tell of a workload."""
-_known_shares: dict[tuple[str, str, int], Shares] = {}
-"""Chosen ones by scenario, policy and profile."""
+_known_shares: dict[tuple[str, str, int], tuple[Profile, Shares]] = {}
+"""Chosen ones by scenario, policy and profile, which is kept as well: another one must not get its identity."""
 
 
 class SpawningHost(Host, Protocol):
@@ -215,8 +215,8 @@ class Experiment:
             return {lane: partition[lane] for lane in self.policy.lane_names if lane in partition}
         key = self.scenario.digest, self.policy_name, id(self.profile)
         if key not in _known_shares:
-            _known_shares[key] = best_shares(self.policy.lanes, self.costs(), self.mean_load())
-        return _known_shares[key]
+            _known_shares[key] = self.profile, best_shares(self.policy.lanes, self.costs(), self.mean_load())
+        return _known_shares[key][1]
 
     def mean_load(self) -> MeanLoad:
         """The scenario in means, the same for all its seeds."""
