@@ -39,7 +39,11 @@ EXAMPLE = (
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--max-cpu-s", type=float, default=60.0, show_default=True, help="CPU budget of `num_prompts: auto`.")
 @click.option("--draws", type=int, default=0, help="Worlds within the errors of costs and acceptance; 0 = none.")
+@click.option(
+    "--until-ci", type=float, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
+)
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
+@click.option("--emit-vllm", is_flag=True, help="Run nothing: print the vLLM command lines that would check it.")
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
@@ -48,6 +52,9 @@ def compare_command(**flags: Any) -> None:
 
     path = flags["scenario"]
     scenario = resolve(gather(flags))
+    if flags["emit_vllm"]:
+        _print_lines(scenario)
+        return
     percentiles = _percentiles(flags["metric_percentiles"])
     asked = percentiles if flags["metric_percentiles"] else []
     out, json_path = flags["out"], flags["json_path"]
@@ -70,7 +77,13 @@ def compare_command(**flags: Any) -> None:
         "workers": flags["workers"],
         "most_cpu_s": flags["max_cpu_s"],
         "draws": flags["draws"],
+        "until_ci": flags["until_ci"],
     }
+    if flags["until_ci"] is not None:
+        from sim.studies.precision import sized
+
+        with progress() as on_step:
+            scenario = sized(scenario, profile, flags["until_ci"], workers=flags["workers"], on_done=on_step)
     if out is None:
         result = _run(scenario, profile, None, **options)
     else:
@@ -85,6 +98,15 @@ def compare_command(**flags: Any) -> None:
         comparison_tables(Console(), result, asked)
         if out is not None:
             print(f"results in {out}")
+
+
+def _print_lines(scenario: Scenario) -> None:
+    """On stdout what can be typed, what it lacks as comments."""
+    from sim.costs.profile_files import load
+    from sim.studies.deploy import checking_lines
+
+    serve, bench, notes = checking_lines(scenario, load(scenario.profile))
+    print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
 
 
 def _percentiles(text: str | None) -> list[float]:
@@ -103,7 +125,12 @@ def _percentiles(text: str | None) -> list[float]:
 
 
 def _run(
-    scenario: Scenario, profile: Profile, records: list[RunRecord] | None, draws: int, **options: Any
+    scenario: Scenario,
+    profile: Profile,
+    records: list[RunRecord] | None,
+    draws: int,
+    until_ci: float | None,
+    **options: Any,
 ) -> Comparison:
     """Compare with a progress bar; keeps the records where they are wanted."""
     from sim.experiment.compare import compare
@@ -111,6 +138,12 @@ def _run(
     on_run = None if records is None else records.append
     with progress() as on_step:
         result = compare(scenario, profile, on_run=on_run, on_done=on_step, **options)
+    if until_ci is not None:
+        import msgspec
+
+        from sim.studies.precision import wider_than
+
+        result = msgspec.structs.replace(result, notes=[*result.notes, *wider_than(result, until_ci)])
     return _told(result, profile, draws, options["workers"])
 
 
