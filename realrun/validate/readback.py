@@ -97,7 +97,11 @@ def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
     told = convert(summary, _Summary, where, text)
     if [(run.policy, run.seed) for run in told.runs] != [(run.policy, run.seed) for run in told.replay.runs]:
         raise ValueError(f"{where}: `runs` and `replay.runs` are not of the same policies and seeds")
-    scenario = resolve(read_scenario(directory / "scenario.yaml"))
+    raw = read_scenario(directory / "scenario.yaml")
+    try:
+        scenario = resolve(raw)
+    except ValueError as error:
+        raise ValueError(f"scenario file {str(directory / 'scenario.yaml')!r}: {error}") from None
     if scenario.digest != summary.get("scenario_hash"):
         raise ValueError(
             f"{str(directory)!r}: scenario.yaml ({scenario.digest}) is not the scenario that was replayed "
