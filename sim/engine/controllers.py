@@ -22,8 +22,8 @@ def build_controller(
     goodput). Without drafts every one is fixed at 0.
 
     by_batch reads `table`, sglang_adaptive `bands` (None: SGLang's own); goodput and adaptive_verification ask
-    `round_s` what a round of so many rows and drafted, or verified, tokens takes. Raises ValueError for an unknown name,
-    and for what its name needs and lacks.
+    `round_s` what a round of so many rows and drafted, or verified, tokens takes. Raises ValueError for an unknown
+    name, and for what its name needs and lacks.
 
     >>> build_controller("by_batch", 3, table=((1, 64, 3), (65, 128, 1))).draft_tokens_for(100, 0)
     1
