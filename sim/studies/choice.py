@@ -71,11 +71,11 @@ def best_table(grid: LengthGrid, fits: Fits, most_batch: int) -> Table:
     if lengths[0] > 0:
         # Beyond what fits any of them, the shortest is what is left.
         losses[0, ~allowed.any(axis=0)] = 0.0
-    chosen = _cheapest_path(losses, np.log2(sizes + 1.0) - np.log2(sizes), CHANGE_LOSS)
+    chosen = cheapest_path(losses, np.log2(sizes + 1.0) - np.log2(sizes), CHANGE_LOSS)
     return _rows([lengths[place] for place in chosen])
 
 
-def _cheapest_path(losses: Floats, weights: Floats, change_loss: float) -> list[int]:
+def cheapest_path(losses: Floats, weights: Floats, change_loss: float) -> list[int]:
     """[sizes] which row of `losses` [lengths, sizes] to take, where every change costs `change_loss`; sizes weigh as
     much as their share of an octave."""
     num_lengths, num_sizes = losses.shape

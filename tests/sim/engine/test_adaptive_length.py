@@ -177,7 +177,8 @@ def test_a_step_without_drafts_keeps_the_drafter_up_to_date() -> None:
 
 def test_a_lane_without_drafts_keeps_the_drafter_up_to_date_before_it_decodes() -> None:
     run = SimRun("pd", [request(0, output=2)], luck=AlwaysAccept(), controller=NotedController(0, 4))
-    assert [t.work.kind.value for t in run.tickets if t.stream.name == "decode"] == ["draft", "verify"]
+    works = [(t.work.kind.value, t.work.head_rows) for t in run.tickets if t.stream.name == "decode"]
+    assert works == [("draft", 0), ("verify", 1)]
 
 
 def scenario(controller: str, **changes: object) -> Scenario:

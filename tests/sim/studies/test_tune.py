@@ -14,7 +14,7 @@ import pytest
 from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.experiment.scenario import Scenario
-from sim.studies.choice import PLAIN, Fits, LengthGrid, best_single, best_table, length_in
+from sim.studies.choice import PLAIN, Fits, LengthGrid, best_single, best_table, cheapest_path, length_in
 from sim.studies.tune import answer, tune
 from tests.calibrate.support import published
 
@@ -64,6 +64,12 @@ def test_no_row_exceeds_the_captured_graphs_nor_the_budget() -> None:
 
 def test_a_row_that_saves_next_to_nothing_is_not_made() -> None:
     assert best_table(grid((1, 2, 4), k1=[1.5, 1.5003, 1.5], k2=[1.5003, 1.5, 1.5003]), ANY, 4) == ((1, 4, 2),)
+
+
+def test_a_length_that_loses_less_than_a_change_is_begun_with() -> None:
+    losses = np.array([[0.0, 1.0, 1.0], [0.0003, 0.0, 0.0]])
+    assert cheapest_path(losses, np.ones(3), 0.0005) == [1, 1, 1]
+    assert cheapest_path(losses, np.ones(3), 0.0002) == [0, 1, 1]
 
 
 def test_a_table_is_the_answer_only_where_its_gain_is_sure() -> None:
