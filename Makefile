@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PAIR := llama-2-7b+tinyllama-1.1b
 
-.PHONY: demo test test-real mutation gpu gpu-report accuracy check format clean
+.PHONY: demo test test-real mutation gpu gpu-report notebooks accuracy accuracy-public check format clean
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile a100-sxm/$(PAIR) --out results/demo-a100 --plots --overwrite
@@ -25,8 +25,15 @@ gpu:                             ## the measuring campaign on a CUDA machine; ca
 gpu-report:                      ## profiles, raw points and docs/validation from what `make gpu` measured
 	$(PYTHON) -m calibrate.campaign results/campaign --device cuda --ship
 
+notebooks: .venv/.notebooks      ## executes every notebook on small settings and leaves them as they are
+	$(BIN)/python -m benchmarks.notebooks
+
 accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured, predicted and replayed here, three times
 	$(BIN)/python -m benchmarks.replay_accuracy
+
+accuracy-public: .venv/.dev      ## docs/accuracy.md: public runs of others, judged; DATA=FOLDER holds what it names
+	@test -n "$(DATA)" || { echo "make accuracy-public DATA=FOLDER: the folder with the public data" >&2; exit 2; }
+	$(BIN)/python -m benchmarks.accuracy $(DATA) $(if $(PEER),--peer $(PEER))
 
 check: .venv/.dev                ## format, lint, types
 	$(BIN)/ruff format --check .
@@ -49,6 +56,10 @@ clean:
 
 .venv/.real: .venv/.dev
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.23.0 -c constraints.txt
+	touch $@
+
+.venv/.notebooks: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks]'
 	touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml constraints.txt

@@ -13,6 +13,7 @@ acceptance model or a cost table of one's own: docs/extending.md.
 from sim.acceptance.forms import parse_quoted, register_acceptance
 from sim.acceptance.models import Acceptance, run_lengths
 from sim.acceptance.quoted import CarriedLength, Quoted, lengths_by_k
+from sim.claims.run import claims
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, save_profile
@@ -24,7 +25,7 @@ from sim.experiment.scenario import Scenario
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import Policy, policy_names, register
-from sim.report.notebook import Comparison, Results, Simulation, compare, load, simulate, sweep
+from sim.report.notebook import Comparison, Results, Simulation, compare, load, simulate, sweep, tune
 from sim.seam.host import Host
 from sim.seam.lane import Lane
 from sim.seam.request import Request
@@ -57,6 +58,7 @@ __all__ = [
     "VerifyGrid",
     "Work",
     "changed",
+    "claims",
     "compare",
     "lengths_by_k",
     "load",
@@ -72,4 +74,5 @@ __all__ = [
     "simulate",
     "sweep",
     "thresholds",
+    "tune",
 ]

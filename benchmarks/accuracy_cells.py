@@ -14,9 +14,12 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
+from benchmarks.accuracy_matrix import rows_of_cells
 from benchmarks.accuracy_report import Line, Section, markdown_table, number, percent, profile_text
 from realrun.cli.engine_flags import engine_block
 from realrun.validate.cells.compare import JudgedCell, Setup, fit_on_cells, judge_cells, speedups, spread
+from realrun.validate.cells.device import DeviceFit as FittedDevice
+from realrun.validate.cells.device import fit_device
 from realrun.validate.cells.fit import Fitted, marked, parse_mark
 from realrun.validate.cells.table import CellTable, parse_columns, read_cells
 from sim.costs.profile import Profile
@@ -26,10 +29,18 @@ SILICON = "aiconfigurator/silicon_llama31_8b_h100_tp1.csv"
 SILICON_COLUMNS = "isl=input_len,osl=output_len,batch_size=concurrency,silicon_ttft_ms=ttft_ms,silicon_tpot_ms=tpot_ms"
 STUDY = "unlicensed_local_only/a100_eagle3_study/runs_summary.csv"
 STUDY_PHASES = ("phase2_results", "phase3_results")
-PROMPT_TOKENS = {"gsm8k": 850, "humaneval": 170, "rag_shared_prefix": 840}
-"""Inferred from the TTFT, not recorded: 8-shot GSM8K, HumanEval, retrieval."""
+PROMPT_TOKENS = {"gsm8k": 717, "humaneval": 206, "rag_shared_prefix": 682}
+"""From the study's server logs: prompt and generation throughput at concurrency 1."""
 
 Z_95 = NormalDist().inv_cdf(0.95)
+
+
+class DeviceFit(NamedTuple):
+    """Ratios of the layers' time at these token counts, and the frontend: metrics, and cells (as --fit)."""
+
+    tokens: tuple[int, ...]
+    metrics: tuple[str, ...]
+    marks: tuple[str, ...]
 
 
 class Fit(NamedTuple):
@@ -48,7 +59,9 @@ class CellRun:
     source: str
     profile: str
     setup: Setup
-    fits: Sequence[Fit]
+    fits: Sequence[Fit | DeviceFit]
+    gpu: str
+    engine: str
 
 
 H100 = CellRun(
@@ -60,11 +73,13 @@ H100 = CellRun(
         engine=engine_block({"engine_name": "trtllm-1.0", "max_num_seqs": 512, "max_num_batched_tokens": 8192})
     ),
     fits=(Fit("step_s", "tpot_ms", ("concurrency=8",)),),
+    gpu="H100",
+    engine="trtllm-1.0",
 )
 A100 = CellRun(
     title="A100, Llama-3.1-8B fp16, vLLM 0.24, EAGLE-3",
     source="manojarulmurugan/SpecDecoding-Study-vLLM-SGLang@d96e4fb6ecef (no licence; figures quoted), phases 2 and 3, "
-    "means of the repeats; prompt lengths inferred from the TTFT: "
+    "means of the repeats; prompt lengths from the server logs: "
     + ", ".join(f"{name} {tokens}" for name, tokens in PROMPT_TOKENS.items())
     + "; outputs of humaneval end by themselves, of recorded mean, their spread inferred from E2EL at concurrency 1",
     profile="a100-sxm/llama-3.1-8b+eagle3",
@@ -73,12 +88,21 @@ A100 = CellRun(
         method=None,
     ),
     fits=(
-        Fit("gap_s", "output_throughput", ("label=gsm8k,arm=none,concurrency=1,8",)),
+        DeviceFit((8, 64, 2048), ("output_throughput", "itl_p50_ms", "ttft_ms"), ("label=gsm8k,arm=none",)),
         Fit("draft_pass_s", "output_throughput", ("label=gsm8k,arm=eagle3,concurrency=1",)),
     ),
+    gpu="A100",
+    engine="vllm-0.24",
+)
+PEER_TEXT = (
+    "aiconfigurator 0.12 on the same 42 cells, asked by its public API: mean size of the error of TPOT 1.6 %, of TTFT "
+    "51 %: its TPOT is better than lanesim's here"
 )
 TPOT_BAR_PCT = 3.5
 A100_BAR_PCT = 5.0
+"""Of each arm, mean and largest, and of the largest speed-up."""
+GOODPUT_BAR_PCT, SPEEDUP_BAR_PCT = 6.0, 3.0
+"""Of all cells and all speed-ups, mean."""
 
 
 class Outcome(NamedTuple):
@@ -94,9 +118,14 @@ def run_cells(run: CellRun, table: CellTable) -> Outcome:
     fitted_texts = []
     for fit in run.fits:
         marks = marked(table.cells, [parse_mark(text) for text in fit.marks])
-        profile, fitted = fit_on_cells(table, marks, profile, run.setup, fit.constant, fit.metric)
         is_fit = [a or b for a, b in zip(is_fit, marks, strict=True)]
-        fitted_texts.append(_fit_text(fit, fitted, sum(marks)))
+        if isinstance(fit, DeviceFit):
+            cells = [cell for cell, is_marked in zip(table.cells, marks, strict=True) if is_marked]
+            profile, found = fit_device(cells, profile, run.setup, fit.tokens, fit.metrics, "plain cells")
+            fitted_texts.append(_device_text(fit, found, sum(marks)))
+        else:
+            profile, fitted = fit_on_cells(table, marks, profile, run.setup, fit.constant, fit.metric)
+            fitted_texts.append(_fit_text(fit, fitted, sum(marks)))
     judged = judge_cells(table, is_fit, profile, run.setup)
     settings = ", ".join(f"{name} {value}" for name, value in run.setup.engine.items())
     engine = f"engine: {settings}; {run.setup.waves} requests per place in flight where the table has no number"
@@ -113,13 +142,51 @@ def _fit_text(fit: Fit, fitted: Fitted, num_cells: int) -> str:
     )
 
 
-def h100_section(data: Path, scratch: Path) -> Section:
+def _device_text(fit: DeviceFit, fitted: FittedDevice, num_cells: int) -> str:
+    cells = " and ".join(f"`{mark}`" for mark in fit.marks)
+    ratios = ", ".join(f"{ratio:.3f} ± {width:.3f} at {count}" for count, ratio, width in fitted.ratios)
+    return (
+        f"fitted: the layers' time over the tables', by tokens: {ratios}; before the engine "
+        f"{1e3 * fitted.frontend_s:.2f} ± {1e3 * fitted.frontend_half_width_s:.2f} ms; on {', '.join(fit.metrics)} of "
+        f"{num_cells} cells, {cells}; {fitted.error_pct:.2f} % left on them"
+    )
+
+
+def h100_section(data: Path, peer: Path | None) -> Section:
     table = read_cells(data / SILICON, parse_columns(SILICON_COLUMNS))
+    peers = _peer_errors(table, peer)
     outcome = run_cells(H100, table)
-    errors = _errors(outcome.judged, "tpot_ms")
-    lines = _error_lines(f"TPOT, {len(errors)} cells", errors, TPOT_BAR_PCT, None)
-    tail = _cells_table(outcome.judged, {"tpot_ms": "TPOT (ms)", "ttft_ms": "TTFT (ms)"})
-    return Section(title=H100.title, about=outcome.about, lines=lines, tail=tail)
+    errors = judged_errors(outcome.judged, "tpot_ms")
+    lines = error_lines(f"TPOT, {len(errors)} cells", errors, TPOT_BAR_PCT, None)
+    tail = cells_table(outcome.judged, {"tpot_ms": "TPOT (ms)", "ttft_ms": "TTFT (ms)"})
+    rows = rows_of_cells(
+        outcome.judged,
+        gpu=H100.gpu,
+        engine=H100.engine,
+        model="llama-3.1-8b",
+        method="none",
+        peer="aiconfigurator 0.12" if peers else "",
+        peer_errors_pct=peers,
+    )
+    about = [*outcome.about, PEER_TEXT]
+    return Section(title=H100.title, about=about, lines=lines, tail=tail, rows=rows)
+
+
+def _peer_errors(table: CellTable, path: Path | None) -> dict[int, dict[str, float | None]]:
+    """By line of `table`: the errors of what a peer predicts for the cell of the same id, where it does."""
+    if path is None:
+        return {}
+    with path.open(newline="") as file:
+        predicted = {row["id"]: row for row in csv.DictReader(file)}
+    found: dict[int, dict[str, float | None]] = {}
+    for cell in table.cells:
+        row = predicted.get(cell.texts["id"], {})
+        found[cell.line] = {
+            column: 100.0 * (float(row[theirs]) / cell.measured[ours] - 1.0)
+            for column, ours, theirs in (("TPOT", "tpot_ms", "aic_tpot_ms"), ("TTFT", "ttft_ms", "aic_ttft_ms"))
+            if row.get(theirs)
+        }
+    return found
 
 
 def a100_section(data: Path, scratch: Path) -> Section:
@@ -135,14 +202,18 @@ def a100_section(data: Path, scratch: Path) -> Section:
     lines: list[Line] = []
     for label, arm in arms:
         own = [each for each in outcome.judged if (each.cell.label, each.cell.arm) == (label, arm)]
-        errors = _errors(own, "output_throughput")
-        lines += _error_lines(f"goodput, {label} {arm}, {len(errors)} cells", errors, A100_BAR_PCT, A100_BAR_PCT)
+        errors = judged_errors(own, "output_throughput")
+        if errors:
+            lines += error_lines(f"goodput, {label} {arm}, {len(errors)} cells", errors, A100_BAR_PCT, A100_BAR_PCT)
+    everything = judged_errors(outcome.judged, "output_throughput")
+    lines += error_lines(f"goodput, {len(everything)} cells", everything, GOODPUT_BAR_PCT, None)
     pairs = speedups(outcome.judged)
     gains = [pair["error_pct"] for pair in pairs if pair["role"] == "judged"]
-    lines += _error_lines(f"speed-up, {len(gains)} pairs", gains, A100_BAR_PCT, A100_BAR_PCT)
+    lines += error_lines(f"speed-up, {len(gains)} pairs", gains, SPEEDUP_BAR_PCT, A100_BAR_PCT)
     metrics = {"output_throughput": "goodput (tok/s)", "itl_ms": "ITL (ms)", "ttft_ms": "TTFT (ms)"}
-    tail = _cells_table(outcome.judged, metrics) + "\n" + _pairs_table(pairs)
-    return Section(title=A100.title, about=outcome.about, lines=lines, tail=tail)
+    tail = cells_table(outcome.judged, metrics) + "\n" + pairs_table(pairs)
+    rows = rows_of_cells(outcome.judged, gpu=A100.gpu, engine=A100.engine, model="llama-3.1-8b", method="eagle3")
+    return Section(title=A100.title, about=outcome.about, lines=lines, tail=tail, rows=rows)
 
 
 def study_cells(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -201,17 +272,18 @@ def _study_cell(
         "output_throughput": mean("goodput"),
         "ttft_ms": mean("ttft_mean"),
         "itl_ms": mean("itl_mean"),
+        "itl_p50_ms": mean("itl_p50"),
         "e2el_ms": mean("e2e_mean"),
     }
 
 
-def _errors(judged: Sequence[JudgedCell], metric: str) -> list[float]:
+def judged_errors(judged: Sequence[JudgedCell], metric: str) -> list[float]:
     """Of the cells that judge, percent."""
     values = [each.metrics[metric]["error_pct"] for each in judged if not each.is_fit and metric in each.metrics]
     return [value for value in values if value is not None]
 
 
-def _error_lines(what: str, errors: Sequence[float], mean_bar: float, largest_bar: float | None) -> list[Line]:
+def error_lines(what: str, errors: Sequence[float], mean_bar: float | None, largest_bar: float | None) -> list[Line]:
     """The mean size of the errors, the largest one, and their mean with its sign."""
     found = spread(errors)
     mean_size, largest = found["mean_absolute_error_pct"], found["max_absolute_error_pct"]
@@ -222,7 +294,7 @@ def _error_lines(what: str, errors: Sequence[float], mean_bar: float, largest_ba
     ]
 
 
-def _cells_table(judged: Sequence[JudgedCell], metrics: Mapping[str, str]) -> str:
+def cells_table(judged: Sequence[JudgedCell], metrics: Mapping[str, str]) -> str:
     """One row per cell; three columns for each of `metrics`, column -> title."""
     headings = [f"{title}{part}" for title in metrics.values() for part in (", real", ", lanesim", ", error")]
     rows = [
@@ -239,7 +311,7 @@ def _texts(values: Mapping[str, float | None] | None) -> list[str]:
     return [number(values["real"]), number(values["simulated"]), percent(values["error_pct"])]
 
 
-def _pairs_table(pairs: Sequence[Mapping[str, Any]]) -> str:
+def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         [
             f"{pair['name']} speed-up",

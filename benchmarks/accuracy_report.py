@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sim.costs.profile import Profile
 
-HOST_TIMES = ("step_s", "row_s", "gap_s", "draft_pass_s", "graph_launch_s", "result_s")
+if TYPE_CHECKING:
+    from benchmarks.accuracy_matrix import Row
+
+HOST_TIMES = ("step_s", "row_s", "gap_s", "draft_pass_s", "frontend_s", "graph_launch_s", "result_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,8 @@ class Section:
     tail: str = ""
     """Markdown below the lines."""
     has_peer: bool = field(default=False)
+    rows: Sequence[Row] = ()
+    """Of the matrix."""
 
 
 def number(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from benchmarks.accuracy import main
 from benchmarks.accuracy_acceptance import errors_pct, spec
 from benchmarks.accuracy_cells import H100, SILICON, run_cells, study_cells
+from benchmarks.accuracy_matrix import Row, crossing, draw_speedups, matrix_text
 from benchmarks.accuracy_report import Line, Section, section_text, summary_text
 from benchmarks.accuracy_runs import peer_figures
+from benchmarks.accuracy_served import MEASURED_COLUMNS, STUDY, gh200_table, setup
 from realrun.validate.cells.compare import simulate_cell
 from realrun.validate.cells.fit import with_constant
 from realrun.validate.cells.table import parse_columns, read_cells
@@ -44,7 +47,7 @@ def test_a_summary_without_figures_is_refused() -> None:
 
 def run_row(**changes: Any) -> dict[str, str]:
     row = {"phase": "phase2_results", "model": "meta-llama/Llama-3.1-8B-Instruct", "w": "fp16", "kv": "fp16",
-           "spec": "none", "k": 0, "wl": "gsm8k", "conc": 8, "tau": "", "ttft_mean": 100, "itl_mean": 10,
+           "spec": "none", "k": 0, "wl": "gsm8k", "conc": 8, "tau": "", "ttft_mean": 100, "itl_mean": 10, "itl_p50": 9,
            "e2e_mean": 3000, "goodput": 600, "nreq": 160, "tot_out": 40960, "e2e_p50": 3000, "e2e_p95": 3500,
            "wlp": '{"max_new_tokens": 256}'}  # fmt: skip
     return {name: str(value) for name, value in (row | changes).items()}
@@ -66,7 +69,7 @@ def test_repeats_of_both_phases_are_averaged_and_other_runs_left_out() -> None:
         ("none", 615.0, ""),
         ("eagle3", 600.0, pytest.approx(2.9)),
     ]
-    assert (cells[0]["input_len"], cells[0]["output_len"], cells[0]["num_prompts"]) == (850, 256, 160)
+    assert (cells[0]["input_len"], cells[0]["output_len"], cells[0]["num_prompts"]) == (717, 256, 160)
 
 
 def test_outputs_that_end_by_themselves_get_the_spread_that_e2el_shows_at_concurrency_one() -> None:
@@ -112,7 +115,7 @@ def write_silicon(data: Path, gap_s: float) -> Path:
     profile = with_constant(with_constant(load(H100.profile), "step_s", 0.0), "gap_s", gap_s)
     path = data / SILICON
     path.parent.mkdir(parents=True)
-    header = ["isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms"]
+    header = ["isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms", "id"]
     points = [(isl, 24, float(c)) for c in (8, 16) for isl in (128, 512)]
 
     def write(rows: list[tuple[float, ...]]) -> None:
@@ -120,9 +123,19 @@ def write_silicon(data: Path, gap_s: float) -> Path:
             csv.writer(file).writerows([header, *rows])
 
     columns = parse_columns("isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms")
-    write([(*point, 1.0, 1.0) for point in points])
+    write([(*point, 1.0, 1.0, 0) for point in points])
     found = [simulate_cell(cell, profile, H100.setup) for cell in read_cells(path, columns).cells]
-    write([(*point, 99.0, each["mean_tpot_ms"]) for point, each in zip(points, found, strict=True)])
+    pairs = enumerate(zip(points, found, strict=True))
+    write([(*point, 99.0, each["mean_tpot_ms"], index) for index, (point, each) in pairs])
+    return path
+
+
+def write_peer(folder: Path) -> Path:
+    """Another predictor that has half of the last cell's TPOT, and no other cell."""
+    with (folder / "data" / SILICON).open(newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    path = folder / "peer.csv"
+    path.write_text(f"id,aic_tpot_ms,aic_ttft_ms\n{last['id']},{0.5 * float(last['silicon_tpot_ms'])},\n")
     return path
 
 
@@ -142,8 +155,83 @@ def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Pa
     out = tmp_path / "accuracy.md"
     assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100"]) == 0
     text = out.read_text()
-    assert text.count("| judged |") == text.count("| fit |") == 2
+    cells = text[text.rindex("## H100") :]
+    assert cells.count("| judged |") == cells.count("| fit |") == 2
+    assert "| H100 | trtllm-1.0 | llama-3.1-8b | none | 0 | 2 of 4 |" in text
+    assert "## Matrix" in text
     assert "1 of 1 bars met." in text
     assert "step_s = " in text
+    assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100", "--peer", str(write_peer(tmp_path))]) == 0
+    assert "aiconfigurator 0.12: TPOT -50.0" in out.read_text()
     assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100", "--only", "a100"]) == 1
     assert "a100 could not be run: " in out.read_text()
+
+
+def drafting_row(concurrency: int, real: float, simulated: float, k: int = 3, **changes: Any) -> Row:
+    """A cell whose plain partner has 100 tokens per second on both sides."""
+    fields: dict[str, Any] = {
+        "gpu": "G", "engine": "e", "model": "m", "method": "eagle3", "workload": "chat", "is_fit": False, "k": k,
+        "concurrency": str(concurrency), "speedup": (real, simulated), "throughput": (100 * real, 100 * simulated),
+        "errors_pct": {"tok/s": 100.0 * (simulated / real - 1.0)},
+    }  # fmt: skip
+    return Row(**fields | changes)
+
+
+def plain_row(concurrency: int) -> Row:
+    return drafting_row(concurrency, 1.0, 1.0, k=0, method="none", speedup=None)
+
+
+def test_a_crossing_lies_between_two_cells_on_their_logs() -> None:
+    assert crossing([(32, 0.8), (1, 1.5), (8, 1.2)]) == pytest.approx(16.0)
+    assert crossing([(1, 1.5), (8, 1.2)]) is None
+    assert crossing([(1, 0.9), (8, 0.8)]) is None
+
+
+def test_the_matrix_counts_signs_crossings_and_the_regret_of_the_best_draft_length() -> None:
+    """At 8 lanesim would deploy k=3, which loses 10 % of the best, k=5; at 32 both deploy none. A measured speed-up
+    within 5 % of 1 has no sign."""
+    rows = [
+        plain_row(8), drafting_row(8, 1.8, 1.9), drafting_row(8, 2.0, 1.7, k=5),
+        plain_row(32), drafting_row(32, 0.9, 0.8), drafting_row(32, 0.97, 1.2, k=5, is_fit=True),
+    ]  # fmt: skip
+    text = matrix_text([*rows[:5], replace(rows[5], throughput=(97.0, 97.0))], None)
+    decided = [line for line in text.splitlines() if line.startswith("| G | m | chat")]
+    assert decided[0].startswith("| G | m | chat | eagle3 | 3 | 2 of 2 | 27 | 25 | -9.34 % |")
+    assert decided[0].endswith("| 5.00 (10.00) |")
+    assert decided[1] == "| G | m | chat | eagle3 | 5 | 1 of 1 | 31 | none |  |  |"
+    assert "| G | e | m | eagle3 | 3 | 2 of 2 | 8.3 (11.1) |" in text
+    assert "| G | e | m | eagle3 | 5 | 1 of 2 | 15.0 (15.0) |" in text
+
+
+def test_the_figure_of_speedups_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("seaborn")
+    draw_speedups([drafting_row(8, 1.8, 1.9), drafting_row(32, 0.9, 0.8, is_fit=True)], tmp_path / "f.png")
+    assert (tmp_path / "f.png").stat().st_size > 10_000
+
+
+def test_a_gh200_cell_brings_its_own_rates_blocks_and_requests(tmp_path: Path) -> None:
+    folder = tmp_path / STUDY
+    folder.mkdir(parents=True)
+    cell = {"sweep": "s", "arm": "eagle-k2", "method": "eagle31", "k": "2", "workload": "chat", "concurrency": "4",
+            "requests": "6", "output_tok_per_s": "100", "kv_pool_tokens": "1600"}  # fmt: skip
+    cells = [cell, cell | {"method": "dspark"}, cell | {"workload": "opb"}]
+    cells = [dict.fromkeys(MEASURED_COLUMNS.values(), "") | each for each in cells]
+    write_rows(folder / "cells.csv", cells)
+    rate = {name: cell[name] for name in ("sweep", "arm", "workload", "concurrency")}
+    places = ((1, "0.3"), (0, "0.6"))
+    write_rows(
+        folder / "per_position.csv",
+        [rate | {"position": place, "accept_rate_at_position": value} for place, value in places]
+        + [rate | {"concurrency": "8", "position": 0, "accept_rate_at_position": "0.9"}],
+    )
+    (folder / "lengths_chat.csv").write_text("prompt_tokens,output_tokens\n50,9\n70,5\n")
+    (found,) = gh200_table(folder, "chat", tmp_path).cells
+    assert (found.acceptance, found.num_gpu_blocks, found.num_prompts) == ("vllm:0.6,0.3", 100, 6)
+    assert setup(tmp_path, "chat").requests == [(50, 9), (70, 5)]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

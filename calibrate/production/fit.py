@@ -63,9 +63,7 @@ def fit_served(
         for name, value_s in fit.values_s.items()
     )
     source = f"{fit.profile.host.source}; {told} fitted by lanesim on {len(cells)} levels of a running server"
-    fitted = msgspec.structs.replace(
-        fit.profile, host=msgspec.structs.replace(fit.profile.host, engine="production", source=source)
-    )
+    fitted = msgspec.structs.replace(fit.profile, host=msgspec.structs.replace(fit.profile.host, source=source))
     levels = [
         Level(
             served=each,
@@ -110,6 +108,11 @@ def _fit(profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[
         return found
 
     return fit_constants(profile, names, ratios)
+
+
+def predicted(found: Production, held_back: Served, setup: Setup) -> dict[str, float]:
+    """Errors, percent by metric, at a level that no constant is of."""
+    return _errors_pct(found.fit.profile, cell_of(held_back, 1), setup)
 
 
 def _left_out(profile: Profile, cells: Sequence[Cell], place: int, setup: Setup, names: Sequence[str]) -> float | None:

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 
 from sim.claims import colocated, deployment, dispec, headline, hockey_stick, measured, noise, three_way
-from sim.claims.ledger import Row, Section, read_section
+from sim.claims.ledger import SECTIONS, Row, Section, read_section
 from sim.experiment.pool import default_workers
 
 DRAWS = 100
@@ -27,6 +27,17 @@ PARTS: dict[tuple[str, str], Judge] = {
     ("H", ""): measured.judge,
 }
 """Who judges a section, or a part of one that is long; the longest first."""
+
+
+def claims(*sections: str, draws: int = DRAWS, workers: int | None = None) -> list[Row]:
+    """Published claims beside what is simulated from their conditions: `lanesim claims`; no section = all of them.
+
+    >>> import lanesim
+    >>> rows = lanesim.claims("F", draws=2, workers=1)
+    >>> [row.verdict.value for row in rows if row.id.startswith("F.spec")]
+    ['refuted', 'explained', 'reproduced']
+    """
+    return judge_all(sections or SECTIONS, draws=draws, workers=workers)
 
 
 def judge(part: tuple[str, str], draws: int = DRAWS) -> list[Row]:

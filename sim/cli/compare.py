@@ -38,6 +38,10 @@ EXAMPLE = (
 @click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--max-cpu-s", type=float, default=60.0, show_default=True, help="CPU budget of `num_prompts: auto`.")
+@click.option("--draws", type=int, default=0, help="Worlds within the errors of costs and acceptance; 0 = none.")
+@click.option(
+    "--until-ci", type=float, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
+)
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
@@ -68,7 +72,14 @@ def compare_command(**flags: Any) -> None:
         "is_detailed": flags["save_detailed"],
         "workers": flags["workers"],
         "most_cpu_s": flags["max_cpu_s"],
+        "draws": flags["draws"],
+        "until_ci": flags["until_ci"],
     }
+    if flags["until_ci"] is not None:
+        from sim.studies.precision import sized
+
+        with progress() as on_step:
+            scenario = sized(scenario, profile, flags["until_ci"], workers=flags["workers"], on_done=on_step)
     if out is None:
         result = _run(scenario, profile, None, **options)
     else:
@@ -100,13 +111,41 @@ def _percentiles(text: str | None) -> list[float]:
     return values
 
 
-def _run(scenario: Scenario, profile: Profile, records: list[RunRecord] | None, **options: Any) -> Comparison:
+def _run(
+    scenario: Scenario,
+    profile: Profile,
+    records: list[RunRecord] | None,
+    draws: int,
+    until_ci: float | None,
+    **options: Any,
+) -> Comparison:
     """Compare with a progress bar; keeps the records where they are wanted."""
     from sim.experiment.compare import compare
 
     on_run = None if records is None else records.append
     with progress() as on_step:
-        return compare(scenario, profile, on_run=on_run, on_done=on_step, **options)
+        result = compare(scenario, profile, on_run=on_run, on_done=on_step, **options)
+    if until_ci is not None:
+        import msgspec
+
+        from sim.studies.precision import wider_than
+
+        result = msgspec.structs.replace(result, notes=[*result.notes, *wider_than(result, until_ci)])
+    return _told(result, profile, draws, options["workers"])
+
+
+def _told(result: Comparison, profile: Profile, draws: int, workers: int | None) -> Comparison:
+    """With what survives the draws, and the nearest measured cells."""
+    import msgspec
+
+    from sim.studies.evidence import asked_of_comparison, evidence
+
+    if draws:
+        from sim.studies.verdicts import over_draws
+
+        with progress() as on_step:
+            result = over_draws(result, profile, draws, workers=workers, on_done=on_step)
+    return msgspec.structs.replace(result, evidence=evidence(profile, asked_of_comparison(result, profile)))
 
 
 def _run_into(out: Path, scenario: Scenario, profile: Profile, *, with_plots: bool, **options: Any) -> Comparison:

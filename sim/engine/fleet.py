@@ -137,20 +137,6 @@ class FleetGauges:
         self.held = Gauge()
 
 
-class GaugePart(Gauge):
-    """One replica's part of a total."""
-
-    __slots__ = ("_total",)
-
-    def __init__(self, total: Gauge) -> None:
-        super().__init__()
-        self._total = total
-
-    def set(self, value: int, now_s: float) -> None:
-        self._total.add(value - self.value, now_s)
-        super().set(value, now_s)
-
-
 def _known_blocks(request: Request, known: set[int]) -> int:
     """Blocks from the prompt's beginning that are `known`; ids are chained, so a later one implies the earlier."""
     count = 0

@@ -36,6 +36,20 @@ class Gauge:
         return (self._integral + self.value * (end_s - self._since_s)) / end_s if end_s > 0.0 else 0.0
 
 
+class GaugePart(Gauge):
+    """One of several parts of a total, which changes with each of them."""
+
+    __slots__ = ("_total",)
+
+    def __init__(self, total: Gauge) -> None:
+        super().__init__()
+        self._total = total
+
+    def set(self, value: int, now_s: float) -> None:
+        self._total.add(value - self.value, now_s)
+        super().set(value, now_s)
+
+
 class GapSamples:
     """Gaps between emissions (ITL samples), equal neighbours counted once with their number."""
 

@@ -68,7 +68,7 @@ class PagedPool(KvPool):
         """Then these, longest free first: a named block, or how many without a name."""
         self._newest = 0
         """Names of blocks, and of what is in `_freed`, count up from here."""
-        self._num_users: dict[int, int] = {}
+        self._num_users: Counter[int] = Counter()
         """Named block -> tables that it is in; none where it is free."""
         self._block_of: dict[int, int] = {}
         """Key -> the named block that is found by it."""
@@ -116,8 +116,7 @@ class PagedPool(KvPool):
         num_in_use = len(found) - len(free)
         if -(-goal // self.block_size) - num_in_use > self.num_free:
             return None
-        for block in found:
-            num_users[block] = num_users.get(block, 0) + 1
+        num_users.update(found)
         for block in free:
             del self._freed[block]
         self.num_shared += num_in_use
@@ -198,11 +197,11 @@ class PagedPool(KvPool):
         found: list[int] = []
         block_of = self._block_of
         num_common = min(most, self._num_common.get(request.index, 0))
-        for key in request.content[:num_common]:
-            block = block_of.get(key)
-            if block is None:
-                return found
-            found.append(block)
+        if num_common:
+            for block in map(block_of.get, request.content[:num_common]):
+                if block is None:
+                    return found
+                found.append(block)
         if request.num_preemptions:
             for position in range(num_common, most):
                 block = block_of.get(self._own_key(request, position))
@@ -242,19 +241,21 @@ class PagedPool(KvPool):
             del self._copies[key]
 
     def _free(self, table: _Table) -> None:
+        freed, num_users = self._freed, self._num_users
         if table.num_counted:
             self._newest += 1
-            self._freed[self._newest] = table.num_counted
-            self.num_free += table.num_counted
+            freed[self._newest] = table.num_counted
+        num_in_use = 0
         for block in reversed(table.named):
-            num_users = self._num_users[block]
-            if num_users > 1:
-                self._num_users[block] = num_users - 1
-                self.num_shared -= 1
+            others = num_users[block] - 1
+            if others:
+                num_users[block] = others
+                num_in_use += 1
             else:
-                del self._num_users[block]
-                self._freed[block] = 1
-                self.num_free += 1
+                del num_users[block]
+                freed[block] = 1
+        self.num_shared -= num_in_use
+        self.num_free += len(table) - num_in_use
 
 
 class SlottedPool(PagedPool):

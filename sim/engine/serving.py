@@ -75,6 +75,8 @@ class Serving:
         """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
         self.on_finished: Callable[[], None] | None = None
         """Called when a request has its last token: somebody counts over several servings."""
+        self.router: Callable[[Request], None] | None = None
+        """Takes what arrives in place of the inbox: somebody serves it in parts."""
         self.kv_bytes_per_token = 0
         """Of the models that serve: what a copy to another GPU moves."""
         self.num_arrived = 0
@@ -128,7 +130,7 @@ class Serving:
             self._entering.append((self.host.now_s + self.frontend_s, request))
             self.host.notify(self._came)
         else:
-            self._queue_up(request)
+            self.queue_up(request)
 
     async def frontend(self) -> None:
         """Pass arrivals on to the queue, each `frontend_s` after it came."""
@@ -138,9 +140,13 @@ class Serving:
             ready_s, request = self._entering.popleft()
             if ready_s > self.host.now_s:
                 await self.host.sleep_until(ready_s)
-            self._queue_up(request)
+            self.queue_up(request)
 
-    def _queue_up(self, request: Request) -> None:
+    def queue_up(self, request: Request) -> None:
+        """`request` waits behind all that wait, here or where the router sends it."""
+        if self.router is not None:
+            self.router(request)
+            return
         self.inbox.append(request)
         self.queue.set(len(self.inbox), self.host.now_s)
         self.host.notify(self.intake)

@@ -30,8 +30,8 @@ from sim.devices.link import link_of
 from sim.engine.adaptive_length import RoundSeconds
 from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Controller
-from sim.engine.fleet import Fleet, FleetGauges, GaugePart
-from sim.engine.gauge import GapSamples
+from sim.engine.fleet import Fleet, FleetGauges
+from sim.engine.gauge import GapSamples, GaugePart
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool, SlottedPool
 from sim.engine.serving import Serving
@@ -39,9 +39,10 @@ from sim.experiment.forecast import MeanLoad
 from sim.experiment.partition import Shares, best_shares, check_partition
 from sim.experiment.scenario import Engine, Scenario, Speculation
 from sim.experiment.step_forecast import StepForecast
-from sim.hosts.replica import ReplicaHost
+from sim.hosts.view import HostView
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.policies import continuous_lazy
+from sim.policies.adaptive import check_table, seed_table
 from sim.policies.disaggregated import LINK
 from sim.policies.options import PREEMPTIVE, Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
@@ -78,10 +79,12 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
     workers: int | None
 
 
+HEAVY_BYTES = 60e9
+"""Weights of a target that seed 002's table calls heavy: 34B and more, in bf16."""
 LOAD_SAMPLE = 200
 """Requests whose means tell of a workload."""
-_known_shares: dict[tuple[str, str, int], Shares] = {}
-"""Chosen ones by scenario, policy and profile."""
+_known_shares: dict[tuple[str, str, int], tuple[Profile, Shares]] = {}
+"""Chosen ones by scenario, policy and profile, which is kept as well: another one must not get its identity."""
 
 
 class SpawningHost(Host, Protocol):
@@ -212,8 +215,8 @@ class Experiment:
             return {lane: partition[lane] for lane in self.policy.lane_names if lane in partition}
         key = self.scenario.digest, self.policy_name, id(self.profile)
         if key not in _known_shares:
-            _known_shares[key] = best_shares(self.policy.lanes, self.costs(), self.mean_load())
-        return _known_shares[key]
+            _known_shares[key] = self.profile, best_shares(self.policy.lanes, self.costs(), self.mean_load())
+        return _known_shares[key][1]
 
     def mean_load(self) -> MeanLoad:
         """The scenario in means, the same for all its seeds."""
@@ -348,7 +351,7 @@ class Experiment:
             members: list[Serving] = []
 
             def build(index: int, gaps: GapSamples, gauges: FleetGauges) -> Serving:
-                member = self._serving(ReplicaHost(host, index, self.num_gpus), requests)
+                member = self._serving(HostView(host, str(index), first_gpu=index * self.num_gpus), requests)
                 member.gaps = gaps
                 member.queue, member.kv.held = GaugePart(gauges.queue), GaugePart(gauges.held)
                 members.append(member)
@@ -396,7 +399,10 @@ class Experiment:
         if policy.is_continuous and luck and is_simple and continuous_lazy.can_be_lazy(serving, limits):
             tasks = continuous_lazy.coroutines(serving, limits, luck)
         else:
-            options = msgspec.structs.replace(scenario.policy_options, partition=self.shares)
+            table = scenario.policy_options.adaptive_table
+            if isinstance(table, str):
+                table = seed_table(is_heavy=self.profile.target.weight_bytes >= HEAVY_BYTES)
+            options = msgspec.structs.replace(scenario.policy_options, partition=self.shares, adaptive_table=table)
             tasks = policy.build(serving, options, limits)
         for task in tasks:
             host.spawn(task)
@@ -454,6 +460,8 @@ def check(scenario: Scenario, profile: Profile) -> None:
         raise ValueError(
             f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
         )
+    if not isinstance(scenario.policy_options.adaptive_table, str):
+        check_table(scenario.policy_options.adaptive_table)
     for name in scenario.policy:
         policy = find_policy(name)
         if policy.needs_draft and draft_tokens == 0:

@@ -91,6 +91,8 @@ class Order(StrEnum):
     SAME = "same"
     """No difference shows."""
     OVERLAP = "depends on overlap"
+    DRAWS = "depends on draws"
+    """One shows, but not in all that costs and acceptance might as well be."""
     NONE = "none"
     """Nothing can be said: one replication, or a load without steady means."""
 
@@ -109,6 +111,18 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     """The difference under each regime of overlap, where that matters."""
 
 
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    """`a` - `b` of one metric over worlds that the evidence allows (sim.studies.verdicts)."""
+
+    a: str
+    b: str
+    metric: str
+    mean: float
+    interval: Interval
+    """5 to 95 % of the worlds."""
+    order: Order
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What `compare --json` holds."""
 
@@ -124,6 +138,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: list[Paired]
     notes: list[str]
     """What a reader must know before believing a number."""
+    drawn: list[Drawn] = []
+    """Differences in other worlds, where they were asked for."""
+    evidence: list[str] = []
+    """The nearest measured cells and the simulator's errors there."""
 
     @property
     def plain(self) -> dict[str, Any]:

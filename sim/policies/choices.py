@@ -20,6 +20,26 @@ def may_prefill(num_decoding: int, decode_batch: int, queue_factor: float) -> bo
     return num_decoding < queue_factor * decode_batch
 
 
+LoadTable = tuple[tuple[int, str], ...]
+"""(least load, policy), rising; the first row begins with 1."""
+
+
+def row_for(table: LoadTable, load: int, present: int, hysteresis: float) -> int:
+    """Index of the row that serves `load`: the present one, unless the load is beyond its edge by more than that share
+    of the edge; then the row that the load is in.
+
+    >>> table = ((1, "pd"), (32, "unified"))
+    >>> [row_for(table, load, 0, 0.25) for load in (31, 39, 40)], [row_for(table, load, 1, 0.25) for load in (25, 23)]
+    ([0, 0, 1], [1, 0])
+    """
+    found = max(index for index, (start, _) in enumerate(table) if index == 0 or load >= start)
+    if found > present and load < table[present + 1][0] * (1.0 + hysteresis):
+        return present
+    if found < present and load > table[present][0] * (1.0 - hysteresis):
+        return present
+    return found
+
+
 def is_atomic(num_active: int, hybrid_requests: int) -> bool:
     """PDV hybrid: with at most so many active requests draft and verify run as one (seed 004: 1)."""
     return num_active <= hybrid_requests

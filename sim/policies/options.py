@@ -38,6 +38,8 @@ class BatchBy(StrEnum):
     MEMORY = "memory"
 
 
+SEED_TABLE = "seed-002"
+"""adaptive: the table of that seed."""
 PREEMPTIVE = "preemptive"
 """Priorities that are more than weights."""
 
@@ -96,6 +98,12 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     draft_cooldown_s: float = 5.0
     """Between two changes of their number."""
 
+    adaptive_table: tuple[tuple[int, str], ...] | str = SEED_TABLE
+    """adaptive: [least number of unfinished requests, lane policy] by row, the first at 1; seed-002: the deployment
+    table of that seed."""
+    hysteresis: float = 0.0
+    """adaptive: share of a row's edge by which the load must be beyond it to leave the row."""
+
     partition: dict[str, float] | str | None = None
     """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}; auto suits
     them to the load; lanes without one divide what is left."""
@@ -122,12 +130,16 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"policy_options.{name}={value!r} must be at least 1")
-        for name in ("poll_s", "spin_s", "queue_factor", "draft_cooldown_s"):
+        for name in ("poll_s", "spin_s", "queue_factor", "draft_cooldown_s", "hysteresis"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be a finite number >= 0")
         for name in ("verify_lead", "hybrid_requests", "draft_devices"):
             if getattr(self, name) < 0:
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be at least 0")
+        if isinstance(self.adaptive_table, str) and self.adaptive_table != SEED_TABLE:
+            raise ValueError(
+                f"policy_options.adaptive_table={self.adaptive_table!r}: want rows of [load, policy], or {SEED_TABLE}"
+            )
         if isinstance(self.stream_priorities, str) and self.stream_priorities != PREEMPTIVE:
             raise ValueError(
                 f"policy_options.stream_priorities={self.stream_priorities!r} must be true, false or {PREEMPTIVE}"

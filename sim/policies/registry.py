@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.engine.serving import Serving
 from sim.names import unknown
-from sim.policies import baseline, continuous, disaggregated, pd, pdv, pipelined, unified
+from sim.policies import adaptive, baseline, continuous, disaggregated, pd, pdv, pipelined, unified
 from sim.policies.options import EngineLimits, PolicyOptions
 
 if TYPE_CHECKING:
@@ -138,6 +138,31 @@ _BUILT_IN = (
         needs_draft=True,
         takes=("decode_batch", "queue_factor", "spin_s", "pipelined", *LANE_OPTIONS),
         lanes=(("prefill",), ("draft", "verify")),
+    ),
+    Policy(
+        name="adaptive",
+        summary="the lane policy that a table says for the load",
+        source="seed 002",
+        build=adaptive.coroutines,
+        needs_draft=True,
+        takes=(
+            "adaptive_table",
+            "hysteresis",
+            "workers",
+            "decode_batch",
+            "verify_batch",
+            "verify_lead",
+            "hybrid_requests",
+            "queue_factor",
+            "spin_s",
+            "pipelined",
+            "poll_s",
+            "batch_by",
+            "prefill_chunk_tokens",
+            "batching",
+            "kv",
+            "stream_priorities",
+        ),
     ),
     Policy(
         name="pipelined",

@@ -53,6 +53,8 @@ def print_tuning(console: Console, result: Tuning) -> None:
     console.print(f"intervals: 5 to 95 % of {result.draws} {result.covers}", soft_wrap=True, highlight=False)
     for note in result.notes:
         console.print(f"note: {note}", soft_wrap=True, highlight=False)
+    for line in result.evidence:
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def _drafts(result: Tuning) -> bool:
@@ -99,6 +101,8 @@ def print_attainment(console: Console, result: Attainment) -> None:
         console.print(_replicas(fleet, result), highlight=False, soft_wrap=True)
     for note in result.notes:
         console.print(f"note: {note}", soft_wrap=True, highlight=False)
+    for line in result.evidence:
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def _load(found: Highest) -> str:

@@ -26,6 +26,8 @@ from sim.studies.grid import Grid
 from sim.studies.store import MARK, Keys, Store
 from sim.studies.sweep import Plan, ready, rows_of
 from sim.studies.sweep import sweep as run_sweep
+from sim.studies.tune import DEFAULT_DRAWS, Tuning
+from sim.studies.tune import tune as run_tuning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,6 +218,30 @@ def sweep(
         rows = [row for found in rows_of(plan, plan.jobs(Keys([])), pool) for row in found]
     names = dict.fromkeys(name for row in rows for name in row)
     return frame_of({name: [row.get(name) for row in rows] for name in names}, plan.grid.keys)
+
+
+def tune(
+    source: Source = None,
+    /,
+    *,
+    concurrencies: Sequence[int] | None = None,
+    lengths: Sequence[int] | None = None,
+    draws: int = DEFAULT_DRAWS,
+    workers: int | None = None,
+    **changes: Any,
+) -> Tuning:
+    """The best draft length by batch size: `lanesim tune`; `source` and `changes` as in `compare`.
+
+    `lengths` are tried at `concurrencies`, in as many worlds as `draws`. Raises ValueError for what cannot be tuned.
+
+    >>> import lanesim
+    >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", num_prompts=8)
+    >>> found = lanesim.tune(scenario, concurrencies=(1, 4), lengths=(0, 2), draws=2, workers=1)
+    >>> [point.concurrency for point in found.points]
+    [1, 4]
+    """
+    scenario, profile = _scenario(source, changes)
+    return run_tuning(scenario, profile, concurrencies=concurrencies, lengths=lengths, draws=draws, workers=workers)
 
 
 def runs_frame(runs: Sequence[Run]) -> pd.DataFrame:

@@ -218,8 +218,8 @@ def _difference(row: Paired) -> str:
         return number(None)
     sign = "+" if row.difference > 0 else ""
     text = f"{sign}{number(row.difference)}"
-    if row.order is Order.OVERLAP:
-        return f"{text}\ndepends on overlap"
+    if row.order in (Order.OVERLAP, Order.DRAWS):
+        return f"{text}\n{row.order.value}"
     if row.ci95:
         low, high = row.ci95
         text += f"\n[{number(low)}, {number(high)}]"
@@ -253,7 +253,7 @@ def notes(result: Comparison) -> list[str]:
         lines.append(f"the first {warmups} requests of each run are left out" + " (MSER-5)" * result.length.is_auto)
     if result.scenario["replications"] < 2:
         lines.append("no intervals: they need --replications 2 or more")
-    return [*lines, *result.notes]
+    return [*lines, *result.notes, *result.evidence]
 
 
 def _overlap_lines(result: Comparison) -> list[str]:

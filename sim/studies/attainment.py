@@ -26,6 +26,7 @@ from sim.experiment.points import Point, run_point, run_points
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.stats import interval_95, t_975
 from sim.metrics.summary import Run, number
+from sim.studies.evidence import asked_of, evidence
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 ATTAINMENT_SCHEMA = 1
@@ -76,6 +77,8 @@ class Highest(msgspec.Struct, frozen=True, kw_only=True):
     """Requests per second with a queue that never empties."""
     attainment: dict[str, float | None]
     """Mean share of requests that meet each SLO, and `all` of them, at that load; alone where the limit is never."""
+    in_flight: float
+    """Mean number of requests at that load."""
     output_tokens_per_s: float | None
     usd_per_million_tokens: float | None
     """Output tokens at that load."""
@@ -118,6 +121,8 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
     target_rate: float | None
     fleets: list[Fleet]
     notes: list[str]
+    evidence: list[str]
+    """The nearest measured cells and the simulator's errors there."""
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -174,6 +179,10 @@ def highest_load(
         target_rate=target_rate,
         fleets=fleets,
         notes=_notes(scenario, highest),
+        evidence=evidence(
+            profile,
+            [asked_of(scenario, profile, found.policy, (found.in_flight, found.in_flight)) for found in highest],
+        ),
     )
 
 
@@ -347,6 +356,7 @@ class _Question:
             replications=len(found),
             saturated_per_s=self.saturated_per_s,
             attainment=_mean_shares(runs),
+            in_flight=_in_flight(runs),
             output_tokens_per_s=None if limit is Limit.NEVER else per_s,
             usd_per_million_tokens=None if limit is Limit.NEVER else _usd(price_per_h, 1, per_s),
         )
@@ -465,6 +475,13 @@ def _joint(run: Run) -> float:
     assert isinstance(shares, dict)
     joint = shares["all"]
     return 0.0 if joint is None else float(joint)
+
+
+def _in_flight(runs: Sequence[Run]) -> float:
+    """By Little's law, over runs that drain."""
+    return sum(
+        (number(run, "request_throughput") or 0.0) * (number(run, "mean_e2el_ms") or 0.0) / 1e3 for run in runs
+    ) / len(runs)
 
 
 def _mean_shares(runs: Sequence[Run]) -> dict[str, float | None]:

@@ -26,6 +26,7 @@ from sim.metrics.summary import Run, number
 from sim.policies.registry import find_policy
 from sim.studies.deploy import Deployment, deployment
 from sim.studies.draws import Draw, covers, draw_worlds
+from sim.studies.evidence import asked_of, evidence
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 TUNING_SCHEMA = 1
@@ -106,6 +107,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     points: list[TunedPoint]
     deployment: Deployment
     notes: list[str]
+    evidence: list[str]
+    """The nearest measured cells and the simulator's errors there."""
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -240,7 +243,19 @@ def answer(
             draft_model=draft_model,
         ),
         notes=_notes(grid, table, fits),
+        evidence=evidence(
+            profile,
+            [
+                asked_of(scenario, profile, scenario.policy[0], _tried(grid), lengths)
+                for lengths in ((0,), tuple(k for k in grid.lengths if k > 0))
+            ],
+        ),
     )
+
+
+def _tried(grid: Grid) -> tuple[float, float]:
+    """Fewest and most requests in flight."""
+    return float(grid.concurrencies[0]), float(grid.concurrencies[-1])
 
 
 # -- choosing

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from sim.claims import deployment, noise, three_way
+from sim.claims import deployment, dispec, noise, three_way
 from sim.claims.cells import Ratio
+from sim.claims.figures import draw
 from sim.claims.ledger import Verdict, read_section
 from sim.devices.contention import BRACKET
 
@@ -62,3 +65,30 @@ def test_the_ledgers_claims_of_the_deployment_table_are_the_slides() -> None:
     for claim in read_section("G").claims:
         _, _, pair, concurrency = claim.id.split(".")
         assert claim.claimed == deployment.seed_choice(int(concurrency), pair)
+
+
+def test_every_figure_is_drawn_from_rows_alone(tmp_path: Path) -> None:
+    sections = {name: read_section(name) for name in ("C", "F", "G")}
+    rows = [
+        sections["C"].row("C.rate.pd.5", 0.15, (0.14, 0.16)),
+        *dispec.judge(sections["F"], 2),
+        *(
+            sections["G"].row(
+                claim.id, "PD", (0.97, 1.01), is_met=True, ratio_serial=0.98, ratio_shared=0.99, ratio_roofs=1.0,
+                low=0.97, high=1.01, pd=100.0, pdv=99.0, best="continuous", best_tokens_per_s=120.0,
+            )
+            for claim in sections["G"].claims
+        ),
+    ]  # fmt: skip
+    assert draw(tmp_path, rows) == ["C_ratios.png", "F_what_if.png", "G_deployment.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["C_ratios.png", "F_what_if.png", "G_deployment.png"]
+
+
+def test_graphed_drafts_flip_the_laptops_speculation_and_eager_ones_do_not() -> None:
+    rows = {row.id: row for row in dispec.judge(read_section("F"), 3)}
+    eager, graphed = rows["F.spec.speedup"], rows["F.spec.whatif"]
+    # By hand: four drafts of 20.2 ms and a verify of 31.9 ms, then of 3 ms each; 3 tokens per step.
+    assert eager.simulated == pytest.approx(3.0 * 31.9 / (4 * 20.2 + 31.9), rel=0.05)
+    assert graphed.simulated == pytest.approx(3.0 * 31.9 / (4 * 3.0 + 31.9), rel=0.05)
+    assert rows["F.spec.tokens"].details["conditional"] == pytest.approx(1.9375)
+    assert rows["F.disagg.identical"].verdict is Verdict.REPRODUCED

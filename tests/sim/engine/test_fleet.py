@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from sim.costs.profile_files import load
-from sim.engine.fleet import MOST_AHEAD, GaugePart, least_busy, next_in_turn, where_prefix_is
-from sim.engine.gauge import Gauge
+from sim.engine.fleet import MOST_AHEAD, least_busy, next_in_turn, where_prefix_is
+from sim.engine.gauge import Gauge, GaugePart
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.records import RunRecord

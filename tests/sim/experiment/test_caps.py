@@ -101,6 +101,7 @@ def test_equal_caps_stand_in_the_json_of_every_policy() -> None:
         "pd": none | {"decode_batch": 1024},
         "pdv": none | {"decode_batch": 1024, "verify_batch": 1024},
         "unified": none | {"decode_batch": 1024},
+        "adaptive": none | {"decode_batch": 1024, "verify_batch": 1024, "workers": 4},
         "pipelined": none | {"decode_batch": 1024},
         "disaggregated": none | {"decode_batch": 1024},
     }

@@ -46,6 +46,10 @@ VARIANTS = (
     ("unified", {"pipelined": False, "batching": Batching.PER_REQUEST, "kv": KvMode.REFORWARD}),
     ("pd", {"prefill_chunk_tokens": 4, "batch_by": BatchBy.MEMORY}),
     ("pdv", {"prefill_chunk_tokens": 4, "hybrid_requests": 0, "batch_by": BatchBy.QUEUE}),
+    ("adaptive", {"adaptive_table": ((1, "pd"), (3, "unified")), "hysteresis": 0.2}),
+    ("adaptive", {"adaptive_table": ((1, "pdv"), (2, "baseline"), (4, "pd")), "pipelined": False}),
+    ("disaggregated", {"prefill_devices": 2, "decode_devices": 3}),
+    ("disaggregated", {"draft_devices": 2, "draft_autoscale": True, "requests_per_draft_device": 1}),
     ("pdv", {"hybrid_requests": 3, "stream_priorities": "preemptive"}),
 )
 """Options that change what a policy does beside those above."""

@@ -1,0 +1,112 @@
+"""`lanesim probe`: drive an OpenAI-compatible endpoint, fit its engine's constants, predict a level held back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calibrate.cli.output import A_PATH, check_out
+
+if TYPE_CHECKING:
+    from calibrate.production.served import Served
+
+EXAMPLE = (
+    "\b\nExample:\n  lanesim probe http://localhost:8000 --profile h100-sxm/llama-3.1-8b \\\n"
+    "    --levels 1,4,16,64 --held-back 16 --out mine.json"
+)
+LEAST_REQUESTS = 8
+
+
+@click.command("probe", epilog=EXAMPLE)
+@click.argument("url")
+@click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
+@click.option("--model", default=None, help="As the server names it. [its only one]")
+@click.option("--levels", default="1,4,16", show_default=True, help="Requests at once, one closed loop each.")
+@click.option("--held-back", type=int, default=None, help="Level that is predicted, not fitted. [the middle one]")
+@click.option("--requests-per-stream", type=click.IntRange(min=3), default=6, show_default=True, help="Of each level.")
+@click.option("--input-len", type=click.IntRange(min=1), default=128, show_default=True, help="Words of each prompt.")
+@click.option("--output-len", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens asked for.")
+@click.option("--num-speculative-tokens", type=click.IntRange(min=1), default=None, help="Not needed with /metrics.")
+@click.option("--engine", "engine_name", default=None, help="Engine to start from [as in compare].")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the prompts' words.")
+@click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
+@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+def probe_command(url: str, profile_name: str, out: Path | None, json_path: str | None, **flags: Any) -> None:
+    """Time a server from outside: closed loops of streamed requests at several levels. One level is held back and
+    predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
+    from calibrate.cli.production import plain, show
+    from calibrate.production.fit import fit_served, predicted
+    from calibrate.production.probe import base_of
+    from realrun.validate.cells.compare import Setup
+    from sim.cli.console import write_text
+    from sim.costs.profile_files import load
+    from sim.report.results import to_json
+
+    base = base_of(url)
+    levels = _levels(flags["levels"])
+    held_back = levels[len(levels) // 2] if flags["held_back"] is None else flags["held_back"]
+    if held_back not in levels:
+        raise ValueError(f"--held-back {held_back} is none of --levels {flags['levels']}")
+    if out is not None:
+        check_out(out, [profile_name])
+    profile = load(profile_name)
+    served = _drive(base, levels, flags)
+    setup = Setup(engine={} if flags["engine_name"] is None else {"name": flags["engine_name"]})
+    fitted_on = [each for each in served if each.concurrency != held_back]
+    found = fit_served(profile, fitted_on, setup)
+    held = next(each for each in served if each.concurrency == held_back)
+    errors_pct = predicted(found, held, setup)
+    if out is not None:
+        from calibrate.cli.output import write
+
+        write(found.fit.profile, out)
+    if json_path is not None:
+        held_plain = {"concurrency": held_back, "measured": held.measured, "errors_pct": errors_pct}
+        write_text(json_path, to_json(plain(found) | {"held_back": held_plain}))
+    if json_path != "-":
+        show(found)
+        told = ", ".join(f"{name} {error:+.1f} %" for name, error in errors_pct.items())
+        print(f"held back, {held_back} at once, predicted: {told}")
+
+
+def _levels(text: str) -> list[int]:
+    try:
+        levels = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ValueError(f"--levels {text!r}: want numbers of requests at once, such as 1,4,16") from None
+    if levels[0] < 1 or len(levels) < 2:
+        raise ValueError(f"--levels {text!r}: want at least two different ones, each at least 1: one is held back")
+    return levels
+
+
+def _drive(base: str, levels: list[int], flags: dict[str, Any]) -> list[Served]:
+    from calibrate.production.probe import connected, find, level
+    from sim.cli.console import progress
+
+    served = []
+    with connected(base, levels[-1]) as client, progress() as on_step:
+        endpoint = find(client, base, flags["model"])
+        for concurrency in levels:
+            count = max(LEAST_REQUESTS, flags["requests_per_stream"] * concurrency)
+            on_done = partial(on_step, f"{concurrency} at once")
+            served.append(
+                level(
+                    client,
+                    endpoint,
+                    concurrency=concurrency,
+                    num_requests=count,
+                    input_words=flags["input_len"],
+                    output_tokens=flags["output_len"],
+                    seed=flags["seed"],
+                    on_done=partial(_tell, on_done, count),
+                )
+            )
+    return served
+
+
+def _tell(on_done: Callable[[int, int], None], count: int, done: int) -> None:
+    on_done(done, count)

@@ -1,0 +1,116 @@
+"""Adaptive: the lane policy that a table says for the load, new requests only (seed 002's deployment table, or a
+calibrated one).
+
+The load is the number of unfinished requests. A request stays with the policy that took it in, so after a change both
+run until the old one's are through, on the same GPU and in the same memory; with `hysteresis` a row is left only when
+the load is so far beyond its edge. Continuous batching keeps its memory otherwise and cannot be a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from sim.engine.gauge import GaugePart
+from sim.engine.serving import Serving
+from sim.hosts.view import HostView
+from sim.policies import baseline, pd, pdv, unified
+from sim.policies.choices import LoadTable, row_for
+from sim.policies.options import EngineLimits, PolicyOptions
+from sim.seam.request import Request
+
+PARTS: dict[str, Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]] = {
+    "baseline": baseline.coroutines,
+    "pd": pd.coroutines,
+    "pdv": pdv.coroutines,
+    "unified": unified.coroutines,
+}
+"""What a row of the table can name."""
+
+
+class Part(Serving):
+    """What one policy serves of `whole`: in its memory and its seats, with its controller, into its account."""
+
+    def __init__(self, whole: Serving, label: str) -> None:
+        super().__init__(
+            HostView(whole.host, label),
+            (),
+            whole.kv,
+            whole.controller,
+            max_concurrency=None,
+            max_num_batched_tokens=whole.max_num_batched_tokens,
+        )
+        self.whole = whole
+        self.gaps = whole.gaps
+        self.queue = GaugePart(whole.queue)
+        self.first_measured = whole.first_measured
+
+    def admit_now(self) -> Request | None:
+        """As of any serving, within the seats that all parts have together."""
+        most = self.whole.max_num_seqs
+        if most is not None and self.whole.num_active >= most:
+            return None
+        request = super().admit_now()
+        if request is not None:
+            self.whole.num_admitted += 1
+        return request
+
+    def release(self, request: Request) -> None:
+        self.num_finished += 1
+        self.whole.release(request)
+
+
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+    table = options.adaptive_table
+    if isinstance(table, str):
+        table = seed_table(is_heavy=False)
+    parts = {name: Part(serving, name) for name in dict.fromkeys(name for _, name in table)}
+    serving.router = _Router(serving, table, options.hysteresis, parts).arrived
+    serving.on_finished = partial(_wake, list(parts.values()), serving.on_finished)
+    return [task for name, part in parts.items() for task in PARTS[name](part, options, limits)]
+
+
+class _Router:
+    """Every request to the policy of the present row."""
+
+    def __init__(self, serving: Serving, table: LoadTable, hysteresis: float, parts: dict[str, Part]) -> None:
+        self.serving, self.table, self.hysteresis, self.parts = serving, table, hysteresis, parts
+        self.row = 0
+
+    def arrived(self, request: Request) -> None:
+        load = self.serving.num_arrived - self.serving.num_finished
+        self.row = row_for(self.table, load, self.row, self.hysteresis)
+        self.parts[self.table[self.row][1]].arrive(request)
+
+
+def _wake(parts: Sequence[Part], then: Callable[[], None] | None) -> None:
+    """A seat is free, and memory: whoever waits for it looks."""
+    if then is not None:
+        then()
+    for part in parts:
+        if part.inbox:
+            part.host.notify(part.intake)
+
+
+def seed_table(*, is_heavy: bool) -> LoadTable:
+    """Seed 002's: from 32 requests on its unified worker, 6 to 16 pd, and else that worker where the target `is_heavy`
+    (34B or more), pd where not.
+
+    >>> seed_table(is_heavy=False)
+    ((1, 'pd'), (32, 'unified'))
+    """
+    if is_heavy:
+        return ((1, "unified"), (6, "pd"), (17, "unified"))
+    return ((1, "pd"), (32, "unified"))
+
+
+def check_table(table: Sequence[tuple[int, str]]) -> None:
+    """Raise ValueError for rows that do not begin with 1, do not rise, or name no lane policy."""
+    starts = [start for start, _ in table]
+    if not starts or starts[0] != 1 or any(later <= earlier for earlier, later in pairwise(starts)):
+        raise ValueError(f"policy_options.adaptive_table: rows begin at {starts}; want 1 first, then rising")
+    for _, name in table:
+        if name not in PARTS:
+            raise ValueError(f"policy_options.adaptive_table: {name!r} is none of {', '.join(PARTS)}")

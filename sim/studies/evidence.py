@@ -1,0 +1,178 @@
+"""What was measured near a question, and how wrong the simulator was there: the last lines of every answer.
+
+Cells are real serving runs with the source of their figures (sim/evidence/cells.json, made as docs/accuracy.md says);
+no measured file is part of the project. A cell is near where GPU, target and drafting method are the question's and its
+requests in flight, and draft length, are within a factor of two of some that were asked about. Engines are named, not
+matched. Not here: errors of kernels, which a profile states itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import inf, log2
+from pathlib import Path
+
+import msgspec
+
+from sim.costs.profile import Profile
+from sim.experiment.assemble import limits_of
+from sim.experiment.compare import Comparison
+from sim.experiment.scenario import Scenario, resolve
+from sim.policies.registry import find_policy
+
+CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
+FACTOR = 2.0
+NONE = "none"
+"""The method where nothing is drafted."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured cell, or the mean size of the error over some that differ in lengths alone."""
+
+    gpu: str
+    engine: str
+    model: str
+    method: str
+    k: int
+    in_flight: int
+    workload: str
+    metric: str
+    error_pct: float
+    """Simulated over measured, less one."""
+    speedup_error_pct: float | None
+    """Of the throughput over that without drafts on the same engine."""
+    source: str
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    schema: int
+    cells: tuple[Cell, ...]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a question is about."""
+
+    method: str
+    """`none`, or what drafts."""
+    ks: tuple[int, ...]
+    in_flight: tuple[float, float]
+    """Fewest and most requests."""
+
+
+def asked_of(
+    scenario: Scenario, profile: Profile, policy: str, in_flight: tuple[float, float], ks: Sequence[int] | None = None
+) -> Asked:
+    """What is asked of `policy` with so many requests in flight, at the scenario's draft length or `ks`."""
+    lengths = (scenario.speculation.num_speculative_tokens,) if ks is None else tuple(ks)
+    if not find_policy(policy).is_speculative or not any(lengths):
+        return Asked(method=NONE, ks=(0,), in_flight=in_flight)
+    method = limits_of(scenario, profile).method.value
+    return Asked(method=method, ks=tuple(k for k in lengths if k), in_flight=in_flight)
+
+
+def asked_of_comparison(result: Comparison, profile: Profile) -> list[Asked]:
+    """One question per policy, at its mean number of requests in flight (Little's law), or the loop's."""
+    scenario = resolve(result.scenario)
+    asked = []
+    for row in result.policies:
+        rate, e2el_ms = row.mean["request_throughput"], row.mean["mean_e2el_ms"]
+        in_flight = scenario.workload.max_concurrency or (rate or 0.0) * (e2el_ms or 0.0) / 1e3
+        asked.append(asked_of(scenario, profile, row.policy, (in_flight, in_flight)))
+    return asked
+
+
+@lru_cache(maxsize=1)
+def cells() -> tuple[Cell, ...]:
+    """All measured cells."""
+    return msgspec.json.decode(CELLS.read_bytes(), type=_File).cells
+
+
+def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
+    """One line per kind of question: its near cells and their errors, or that there are none and which come nearest.
+
+    >>> import lanesim
+    >>> profile = lanesim.load_profile("gh200/apertus-8b+eagle3")
+    >>> evidence(profile, [Asked(method="none", ks=(0,), in_flight=(200.0, 200.0))])[0][:75]
+    'measured nearest: gh200, vllm-0.23, apertus-8b, none, K = 0, 128 to 256 in '
+    """
+    return list(dict.fromkeys(_line(profile, one) for one in asked))
+
+
+def _line(profile: Profile, asked: Asked) -> str:
+    gpu, model = profile.gpu.name, profile.target.name
+    near = [
+        cell
+        for cell in cells()
+        if (cell.gpu, cell.model, cell.method) == (gpu, model, asked.method) and _is_near(cell, asked)
+    ]
+    if near:
+        return f"measured nearest: {_named(near)}"
+    low, high = asked.in_flight
+    span = f"{low:.0f}" if round(low) == round(high) else f"{low:.0f} to {high:.0f}"
+    ranked = sorted(cells(), key=lambda cell: _distance(cell, gpu, model, asked))
+    best = _differs(ranked[0], gpu, model, asked)
+    nearest = [cell for cell in ranked if _differs(cell, gpu, model, asked) == best and cell.source == ranked[0].source]
+    return (
+        f"no evidence within {FACTOR:g} x: nothing measured on {gpu} with {model}, {asked.method}, {span} in flight; "
+        f"nearest, with another {' and '.join(best) or 'load'}: {_named(nearest)}"
+    )
+
+
+def _is_near(cell: Cell, asked: Asked) -> bool:
+    low, high = asked.in_flight
+    is_load = low / FACTOR <= cell.in_flight <= high * FACTOR
+    return is_load and any(_ratio(cell.k, k) <= FACTOR for k in asked.ks)
+
+
+def _ratio(a: int, b: int) -> float:
+    if a == b:
+        return 1.0
+    return max(a, b) / min(a, b) if min(a, b) else inf
+
+
+def _differs(cell: Cell, gpu: str, model: str, asked: Asked) -> list[str]:
+    return [
+        name
+        for name, mine, theirs in (
+            ("GPU", gpu, cell.gpu),
+            ("model", model, cell.model),
+            ("method", asked.method, cell.method),
+        )
+        if mine != theirs
+    ]
+
+
+def _distance(cell: Cell, gpu: str, model: str, asked: Asked) -> tuple[int, bool, float]:
+    """Fewest differences, the method the worst of them, then the load."""
+    differs = _differs(cell, gpu, model, asked)
+    low, high = (max(1.0, load) for load in asked.in_flight)
+    off = max(0.0, log2(low / cell.in_flight), log2(cell.in_flight / high))
+    return len(differs), "method" in differs, off
+
+
+def _named(found: Iterable[Cell]) -> str:
+    """Of one kind and source; the first source where there are several."""
+    group = list(found)
+    group = [cell for cell in group if cell.source == group[0].source]
+    first = group[0]
+    ks, loads = sorted({cell.k for cell in group}), sorted({cell.in_flight for cell in group})
+    errors = [cell.error_pct for cell in group]
+    text = (
+        f"{first.gpu}, {first.engine}, {first.model}, {first.method}, K = {_span(ks)}, {_span(loads)} in flight: "
+        f"{first.metric} {_percents(errors)}"
+    )
+    speedups = [cell.speedup_error_pct for cell in group if cell.speedup_error_pct is not None]
+    if speedups:
+        text += f", speed-up {_percents(speedups)}"
+    return f"{text} ({len(group)} cell{'s' * (len(group) > 1)}; {first.source})"
+
+
+def _span(values: Sequence[int]) -> str:
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def _percents(errors: Sequence[float]) -> str:
+    if len(errors) == 1:
+        return f"{errors[0]:+.1f} %"
+    return f"{min(errors):+.1f} to {max(errors):+.1f} %"

@@ -1,0 +1,113 @@
+"""`--until-ci`: as many replications as it takes for intervals of means to be as narrow as asked for.
+
+A pilot of ten replications says how many; then as many fresh ones are made, which share nothing with the pilot. Adding
+until an interval is narrow would stop at lucky moments, and cover less than it says. What the fresh ones leave wider
+is told. Not here: how long each must be for steady means (sim.experiment.steady).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil, sqrt
+
+import msgspec
+
+from sim.costs.profile import Profile
+from sim.draws import child_seed
+from sim.experiment.assemble import check
+from sim.experiment.compare import Comparison
+from sim.experiment.points import Point, run_points
+from sim.experiment.scenario import Scenario
+from sim.experiment.steady import settle
+from sim.metrics.stats import t_975
+from sim.metrics.summary import number
+from sim.workload.generate import MOST_PROMPTS, is_trace
+
+PILOTS = 10
+SPREAD_MARGIN = 1.29
+"""A pilot's spread times this is above the true one four times in five (chi-square with 9 degrees of freedom)."""
+PILOT_KEY = 1_000_041
+"""Child of the scenario's seed that the pilot draws from."""
+MOST_REPLICATIONS = 64
+"""Beyond it runs grow longer instead."""
+MOST_TIMES_LONGER = 20
+METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "steady_output_throughput")
+
+
+def sized(
+    scenario: Scenario,
+    profile: Profile,
+    share: float,
+    *,
+    workers: int | None = None,
+    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> Scenario:
+    """`scenario` with as many replications, at its settled length, as make half of the 95 % intervals of METRICS at
+    most `share` of their means, for every policy; runs grow longer where more than MOST_REPLICATIONS would be needed.
+
+    Raises ValueError for a share that no run can reach.
+    """
+    if not 0.001 <= share < 1.0:
+        raise ValueError(f"--until-ci {share!r}: want a share of the mean from 0.001 to below 1, such as 0.05")
+    check(scenario, profile)
+    on_done("settling the length", 0, 1)
+    settled, length = settle(scenario, profile)
+    points = [
+        Point(scenario=settled, policy=policy, seed=child_seed(scenario.seed, PILOT_KEY, replication), profile=profile)
+        for policy in scenario.policy
+        for replication in range(PILOTS)
+    ]
+    on_done("pilots", 0, len(points))
+    done = dict(run_points(points, workers=workers, on_done=lambda count: on_done("pilots", count, len(points))))
+    most = 2
+    for place in range(len(scenario.policy)):
+        runs = [done[place * PILOTS + index].run for index in range(PILOTS)]
+        for metric in METRICS:
+            values = [value for run in runs if (value := number(run, metric)) is not None]
+            if len(values) == PILOTS:
+                most = max(most, replications_for(values, share / SPREAD_MARGIN))
+    if most <= MOST_REPLICATIONS:
+        return msgspec.structs.replace(scenario, replications=most)
+    times = min(MOST_TIMES_LONGER, ceil(most / MOST_REPLICATIONS))
+    workload = settled.workload
+    if not is_trace(workload):
+        count = min(MOST_PROMPTS, length.num_prompts * times)
+        workload = msgspec.structs.replace(workload, num_prompts=count)
+    return msgspec.structs.replace(scenario, workload=workload, replications=MOST_REPLICATIONS)
+
+
+def replications_for(values: Sequence[float], share: float) -> int:
+    """Replications whose 95 % interval has at most `share` of the mean on either side, by the spread of `values`.
+
+    >>> replications_for([10.0, 10.0, 10.0], 0.05), replications_for([9.0, 10.0, 11.0], 0.05)
+    (2, 18)
+    """
+    mean = sum(values) / len(values)
+    spread = sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    if mean == 0.0:
+        return 2
+    least = spread / (share * abs(mean))
+    count = max(2, int(least**2))
+    while t_975(count - 1) * least > sqrt(count):
+        count += 1
+    return count
+
+
+def wider_than(result: Comparison, share: float) -> list[str]:
+    """A line per policy whose intervals are wider than asked for all the same, or that has none."""
+    lines = []
+    for row in result.policies:
+        if not row.load.is_steady:
+            lines.append(f"--until-ci: {row.policy} is {row.load.verdict.value}: no length makes its means steady")
+            continue
+        wide = []
+        for metric in METRICS:
+            mean, interval = row.mean.get(metric), row.ci95.get(metric)
+            if mean and interval and (interval[1] - interval[0]) / 2.0 > share * abs(mean):
+                wide.append(f"{metric} {100.0 * (interval[1] - interval[0]) / 2.0 / abs(mean):.1f} %")
+        if wide:
+            lines.append(
+                f"--until-ci {share:g}: {row.policy} has wider ones all the same, since the pilot saw less spread: "
+                + ", ".join(wide)
+            )
+    return lines

@@ -1,0 +1,177 @@
+"""A probe of a server on loopback: what it counts, how many it keeps in flight, and what it says of servers that fail.
+
+The server answers from a script; nothing is timed but what the script holds back.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from calibrate.production.probe import Timed, base_of, connected, find, level, middle
+from tests.calibrate.production.test_served import look
+
+
+class Server(ThreadingHTTPServer):
+    """Counts what it is asked; `fails` and `is_chat` change how it answers."""
+
+    daemon_threads = True
+
+    def __init__(self, *, is_chat: bool = False, has_metrics: bool = False, answer: str | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.is_chat, self.has_metrics, self.answer = is_chat, has_metrics, answer
+        self.asked: list[dict[str, Any]] = []
+        self.now = self.most = self.streams = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _reply(self, code: int, text: str, kind: str = "application/json") -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self._reply(200, json.dumps({"data": [{"id": "tiny"}]}))
+        elif self.path == "/metrics" and self.server.has_metrics:
+            served = self.server.streams
+            drafts = (2 * served, served) if served else (0, 0)
+            self._reply(200, look(served, 40 * served, drafts=2 * served, accepted=drafts), "text/plain")
+        else:
+            self._reply(404, "{}")
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.is_chat != self.path.endswith("/chat/completions"):
+            self._reply(404, "{}")
+            return
+        if self.server.answer is not None:
+            self._reply(500, self.server.answer)
+            return
+        with self.server.lock:
+            self.server.asked.append(asked)
+            self.server.now += 1
+            self.server.most = max(self.server.most, self.server.now)
+        self._stream(asked)
+        with self.server.lock:
+            self.server.now -= 1
+            self.server.streams += 1
+
+    def _stream(self, asked: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        # Several tokens a piece, as a server that speculates sends them.
+        pieces = max(1, asked["max_tokens"] // 2)
+        for _ in range(pieces):
+            threading.Event().wait(0.002)
+            choice = {"delta": {"content": "a b"}} if self.server.is_chat else {"text": "a b"}
+            self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+            self.wfile.flush()
+        usage = {"prompt_tokens": 70, "completion_tokens": asked["max_tokens"]}
+        self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+
+
+@contextmanager
+def serving(**how: Any) -> Iterator[Server]:
+    server = Server(**how)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_level_keeps_its_streams_in_flight_and_counts_the_servers_tokens(is_chat: bool) -> None:
+    with serving(is_chat=is_chat) as server, connected(server.url, 4) as client:
+        endpoint = find(client, server.url, None)
+        assert (endpoint.model, endpoint.is_chat) == ("tiny", is_chat)
+        found = level(client, endpoint, concurrency=4, num_requests=20, input_words=8, output_tokens=16)
+    assert server.most == 4
+    assert len(server.asked) == 1 + 20
+    assert (found.concurrency, found.prompt_tokens, found.output_tokens) == (4.0, 70.0, 16.0)
+    assert found.tpot_s is not None
+    assert found.tpot_s >= 7 * 0.002 / 15
+    assert found.accepted is None
+    prompts = [asked["messages"][0]["content"] if is_chat else asked["prompt"] for asked in server.asked]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_drafts_are_read_from_the_servers_metrics() -> None:
+    with serving(has_metrics=True) as server, connected(server.url, 2) as client:
+        endpoint = find(client, server.url, "tiny")
+        found = level(client, endpoint, concurrency=2, num_requests=8, input_words=8, output_tokens=16)
+    assert found.accepted is not None
+    assert found.accepted.rates == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"answer": '{"error": "out of memory"}'}, "answers 500: .*out of memory"),
+        ({"is_chat": True, "answer": "no"}, "answers 500: no"),
+    ],
+)
+def test_a_server_that_fails_is_one_line(how: dict[str, Any], message: str) -> None:
+    with serving(**how) as server, connected(server.url, 1) as client, pytest.raises(ValueError, match=message):
+        find(client, server.url, "tiny")
+
+
+def test_no_server_is_one_line() -> None:
+    with serving() as server:
+        url = server.url
+    with pytest.raises(ValueError, match=url), connected(url, 1) as client:
+        find(client, url, None)
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://h:8000", "http://h:8000"),
+        ("http://h:8000/v1/", "http://h:8000"),
+        ("https://h/serve/v1?x=1", "https://h/serve"),
+    ],
+)
+def test_an_address_goes_without_its_version(url: str, base: str) -> None:
+    assert base_of(url) == base
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "file:///etc/passwd", "http://"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="want the address of a server"):
+        base_of(url)
+
+
+def timed(sent_s: float, last_s: float, tokens: int = 2) -> Timed:
+    return Timed(sent_s=sent_s, first_s=sent_s, last_s=last_s, prompt_tokens=1, output_tokens=tokens)
+
+
+def test_a_levels_middle_leaves_out_the_first_of_each_stream_and_what_drains() -> None:
+    first, steady, last = (
+        [timed(0.0, 1.0), timed(0.1, 1.1)],
+        [timed(1.0, 2.0), timed(1.1, 2.1)],
+        [timed(2.0, 3.0), timed(2.1, 3.1)],
+    )
+    assert middle([*first, *steady, *last], 2) == steady
+    assert middle([*first, timed(1.0, 2.0, tokens=1)], 2) == first

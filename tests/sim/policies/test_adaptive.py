@@ -1,0 +1,115 @@
+"""Adaptive: a row of its table is the policy itself, and rows change with the load."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.costs.profile_files import load
+from sim.experiment.assemble import check
+from sim.experiment.run import simulate
+from sim.experiment.scenario import Scenario
+from sim.policies.adaptive import check_table, seed_table
+from sim.policies.choices import row_for
+from sim.policies.options import EngineLimits, PolicyOptions
+from tests.sim.hosts.test_contract import outcome, requests
+from tests.sim.support import AlwaysAccept, SimRun, request
+
+
+def parts(run: SimRun) -> dict[int, set[str]]:
+    """Policies that had a hand in each request."""
+    found: dict[int, set[str]] = {}
+    for ticket in run.tickets:
+        for row in ticket.work.requests:
+            found.setdefault(row.index, set()).add(ticket.stream.name.rpartition(".")[2])
+    return found
+
+
+@pytest.mark.parametrize("policy", ["baseline", "pd", "pdv", "unified"])
+def test_a_table_of_one_row_is_that_policy(policy: str) -> None:
+    own = PolicyOptions(poll_s=0.0, spin_s=0.0)
+    ours = PolicyOptions(poll_s=0.0, spin_s=0.0, adaptive_table=((1, policy),))
+    assert outcome(SimRun("adaptive", requests(), options=ours).serving.requests) == outcome(
+        SimRun(policy, requests(), options=own).serving.requests
+    )
+
+
+def test_a_request_stays_with_the_policy_of_the_load_that_it_met() -> None:
+    """Three at once, one after they are through: the third finds three and goes to the other row."""
+    asked = [request(i) for i in range(3)] + [request(3, arrival_s=1000.0)]
+    options = PolicyOptions(poll_s=0.0, spin_s=0.0, adaptive_table=((1, "pd"), (3, "unified")))
+    run = SimRun("adaptive", asked, luck=AlwaysAccept(), options=options)
+    assert parts(run) == {0: {"pd"}, 1: {"pd"}, 2: {"unified"}, 3: {"pd"}}
+    assert run.serving.is_all_finished
+
+
+def test_hysteresis_keeps_a_row_while_the_load_wavers_about_its_edge() -> None:
+    table = ((1, "pd"), (10, "pdv"), (20, "unified"))
+    loads = [9, 11, 9, 11, 13, 11, 9, 8, 7, 25, 19, 15]
+    rows, row = [], 0
+    for one in loads:
+        row = row_for(table, one, row, 0.2)
+        rows.append(row)
+    assert rows == [0, 0, 0, 0, 1, 1, 1, 0, 0, 2, 2, 1]
+    plain = [row_for(table, one, 0, 0.0) for one in loads]
+    assert plain == [0, 1, 0, 1, 1, 1, 0, 0, 0, 2, 1, 1]
+
+
+def test_the_seats_are_those_of_all_parts_together() -> None:
+    asked = [request(i) for i in range(5)]
+    options = PolicyOptions(poll_s=0.0, spin_s=0.0, adaptive_table=((1, "pd"), (2, "unified")))
+    run = SimRun("adaptive", asked, luck=AlwaysAccept(), options=options, limits=EngineLimits(max_num_seqs=2))
+    events = sorted([(r.scheduled_s, 1) for r in asked] + [(r.last_token_s, -1) for r in asked])
+    active = most = 0
+    for _, change in events:
+        active += change
+        most = max(most, active)
+    assert most == 2
+    assert run.serving.is_all_finished
+    assert run.serving.queue.peak == 4 - 1
+
+
+def test_the_seeds_table_is_the_one_of_its_slide() -> None:
+    """C >= 32 its worker, 6 to 16 pd, else by the target."""
+    light, heavy = seed_table(is_heavy=False), seed_table(is_heavy=True)
+    for concurrency, wanted in [(1, "pd"), (6, "pd"), (16, "pd"), (20, "pd"), (32, "unified"), (128, "unified")]:
+        assert light[row_for(light, concurrency, 0, 0.0)][1] == wanted
+    for concurrency, wanted in [
+        (1, "unified"),
+        (5, "unified"),
+        (6, "pd"),
+        (16, "pd"),
+        (17, "unified"),
+        (64, "unified"),
+    ]:
+        assert heavy[row_for(heavy, concurrency, 0, 0.0)][1] == wanted
+
+
+def test_the_target_decides_which_of_the_seeds_tables_it_is() -> None:
+    for profile, parts_wanted in [
+        ("a100-sxm/codellama-34b+tinyllama-1.1b", {"unified"}),
+        ("a100-sxm/llama-2-7b+tinyllama-1.1b", {"pd"}),
+    ]:
+        given = Scenario.of(
+            profile=profile, policy="adaptive", num_prompts=3, request_rate=0.1, input_len=64, output_len=8
+        )
+        record = simulate(given, "adaptive", 0, load(profile), record_works=True)
+        assert {work.stream.rpartition(".")[2] for work in record.works} == parts_wanted
+
+
+@pytest.mark.parametrize(
+    ("table", "wanted"),
+    [
+        (((2, "pd"),), r"rows begin at \[2\]; want 1 first, then rising"),
+        (((1, "pd"), (1, "pdv")), "then rising"),
+        ((), "want 1 first"),
+        (((1, "continuous"),), "'continuous' is none of baseline, pd, pdv, unified"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(table: tuple, wanted: str) -> None:
+    with pytest.raises(ValueError, match=wanted):
+        check_table(table)
+    given = Scenario.of(
+        profile="cpu/tiny", policy="adaptive", **{"policy_options.adaptive_table": [list(r) for r in table]}
+    )
+    with pytest.raises(ValueError, match=wanted):
+        check(given, load("cpu/tiny"))

@@ -1,0 +1,165 @@
+"""Worlds that the evidence allows, what survives them, and the measured cells at the end of an answer."""
+
+from __future__ import annotations
+
+from math import log, sqrt
+
+import msgspec
+import numpy as np
+import pytest
+
+from sim.cli.main import run
+from sim.costs.profile import KindError
+from sim.costs.profile_files import load
+from sim.experiment.compare import Order, compare
+from sim.experiment.scenario import Scenario
+from sim.studies.draws import SD_PER_MEAN_ABS, body_spread, covers, draw_worlds, kind_spreads
+from sim.studies.evidence import Asked, asked_of_comparison, cells, evidence
+from sim.studies.verdicts import over_draws
+
+HEAD = "h100-sxm/llama-3.1-8b+eagle3"
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+
+
+def scenario(**changes: object) -> Scenario:
+    made = {"profile": HEAD, "policy": "continuous", "acceptance": "length:2.6@3", **changes}
+    return Scenario.of(**made)
+
+
+def test_worlds_are_the_same_however_many_are_drawn() -> None:
+    few, many = (draw_worlds(scenario(), load(HEAD), count) for count in (2, 6))
+    assert [world.profile for world in few] == [world.profile for world in many[:2]]
+    assert [world.quoted for world in few] == [world.quoted for world in many[:2]]
+    assert len({world.seed for world in many}) == 6
+
+
+def test_costs_of_two_neighbours_are_as_far_above_as_below() -> None:
+    one, other = draw_worlds(scenario(), load(HEAD), 2)
+    for kind in ("prefill", "decode", "verify", "draft"):
+        product = one.profile.host.served[kind] * other.profile.host.served[kind]
+        assert product == pytest.approx(1.0)
+    for (tokens, ratio), (same, inverse) in zip(
+        one.profile.compact.body_ratios, other.profile.compact.body_ratios, strict=True
+    ):
+        assert tokens == same
+        assert ratio * inverse == pytest.approx(1.0)
+
+
+def test_factors_spread_as_the_held_out_errors_say() -> None:
+    """400 worlds, one seed: standard deviations of the logarithms within 15 %; whole passes beyond the layers."""
+    profile = load(HEAD)
+    error = KindError(mean_error_pct=5.0, max_error_pct=9.0, points=9, held_out="example")
+    body = KindError(mean_error_pct=3.0, max_error_pct=9.0, points=9, held_out="example")
+    errors = {**profile.errors, "decode": error, "body": body, "verify_body": body}
+    profile = msgspec.structs.replace(profile, errors=errors)
+    assert body_spread(profile) == pytest.approx(0.03 * SD_PER_MEAN_ABS)
+    assert kind_spreads(profile)["decode"].whole == pytest.approx(0.04 * SD_PER_MEAN_ABS)
+    worlds = draw_worlds(scenario(), profile, 400)
+    factors = [log(world.profile.host.served["decode"]) for world in worlds]
+    assert np.std(factors) == pytest.approx(0.04 * SD_PER_MEAN_ABS, rel=0.15)
+    ratios = [log(dict(world.profile.compact.body_ratios)[256]) for world in worlds]
+    assert np.std(ratios) == pytest.approx(0.03 * SD_PER_MEAN_ABS, rel=0.15)
+
+
+def test_kinds_that_were_never_validated_share_half_of_what_is_assumed_of_them() -> None:
+    profile = load(HEAD)
+    assert profile.errors["verify"].mean_error_pct is None
+    spread = kind_spreads(profile)["verify"]
+    assert spread.shared == pytest.approx(spread.own)
+    assert sqrt(spread.whole**2 + body_spread(profile) ** 2) == pytest.approx(0.1 * SD_PER_MEAN_ABS)
+    assert kind_spreads(profile)["decode"].shared == 0.0
+    assert "verify never validated: 10 % assumed" in covers(scenario(), profile)
+
+
+def test_the_acceptance_of_a_world_is_exact_where_it_was_measured() -> None:
+    from sim.experiment.assemble import build_acceptance
+
+    for world in draw_worlds(scenario(), load(HEAD), 4):
+        for k, is_exact in ((3, True), (7, False)):
+            speculation = world.scenario(scenario(num_speculative_tokens=k)).speculation
+            length = build_acceptance(speculation, k).expected_length(k)
+            if is_exact:
+                assert length == pytest.approx(2.6)
+            else:
+                assert length != pytest.approx(3.29, abs=0.005)
+
+
+def test_an_order_stays_only_if_it_holds_in_the_draws() -> None:
+    """One request at a time is slower in every world; what is stated of the rest is what all worlds state."""
+    one = Scenario.of(
+        profile=PAIR, policy=("continuous", "baseline"), num_prompts=40, input_len=128, output_len=24, request_rate=10,
+        replications=3, **{"policy_options.workers": 1},
+    )  # fmt: skip
+    profile = load(PAIR)
+    result = compare(one, profile, workers=1)
+    told = over_draws(result, profile, 6, workers=1)
+    before = {(row.a, row.metric): row.order for row in result.paired}
+    after = {(row.a, row.metric): row.order for row in told.paired}
+    drawn = {(row.a, row.metric): row for row in told.drawn}
+    for key, order in before.items():
+        if order in (Order.LOWER, Order.HIGHER):
+            assert after[key] is (order if drawn[key].order is order else Order.DRAWS)
+        else:
+            assert after[key] is order
+    assert drawn["baseline", "mean_e2el_ms"].interval[0] > 0.0
+    assert "an order is stated only if it holds" in told.notes[-1]
+    with pytest.raises(ValueError, match="at least 2"):
+        over_draws(result, profile, 1)
+
+
+def test_a_policy_against_itself_has_no_order_in_any_draw() -> None:
+    """autoregressive, and continuous with nothing to draft, are one scheduler."""
+    one = Scenario.of(
+        profile=PAIR, policy=("autoregressive", "continuous"), num_prompts=12, input_len=64, output_len=8,
+        num_speculative_tokens=0, replications=2,
+    )  # fmt: skip
+    told = over_draws(compare(one, load(PAIR), workers=1), load(PAIR), 2, workers=1)
+    assert {row.order for row in told.drawn} == {Order.SAME}
+
+
+def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() -> None:
+    profile = load("a100-sxm/llama-3.1-8b+eagle3")
+
+    def line(method: str, k: int, in_flight: float) -> str:
+        return evidence(profile, [Asked(method=method, ks=(k,), in_flight=(in_flight, in_flight))])[0]
+
+    assert line("eagle3", 5, 16.0).startswith(
+        "measured nearest: a100-sxm, vllm-0.24, llama-3.1-8b, eagle3, K = 5, 8 to"
+    )
+    assert "speed-up -3.8 to +1.1 % (2 cells" in line("eagle3", 5, 16.0)
+    assert line("eagle3", 5, 129.0).startswith("no evidence within 2 x")
+    assert "nearest, with another load: a100-sxm" in line("eagle3", 5, 129.0)
+    assert line("eagle3", 2, 16.0).startswith("no evidence within 2 x")
+    assert "with another method" in line("draft_model", 4, 16.0)
+
+
+def test_every_cell_names_its_source_and_no_file() -> None:
+    assert len(cells()) >= 40
+    for cell in cells():
+        assert cell.source
+        assert abs(cell.error_pct) < 10.0
+        assert (cell.method == "none") == (cell.k == 0)
+
+
+def test_the_question_of_a_comparison_is_its_load() -> None:
+    one = Scenario.of(profile=PAIR, policy=("autoregressive", "pd"), num_prompts=20, input_len=64, output_len=8)
+    profile = load(PAIR)
+    asked = asked_of_comparison(compare(one, profile, workers=1), profile)
+    assert [(question.method, question.ks) for question in asked] == [("none", (0,)), ("draft_model", (4,))]
+    closed = Scenario.of(one_plain(one), max_concurrency=7)
+    asked = asked_of_comparison(compare(closed, profile, workers=1), profile)
+    assert asked[0].in_flight == (7, 7)
+
+
+def one_plain(one: Scenario) -> dict[str, object]:
+    from sim.experiment.scenario import to_plain
+
+    return to_plain(one)
+
+
+def test_compare_ends_with_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--input-len", "64", "--output-len", "8", "--num-prompts", "12", "--replications", "2", "--workers", "1"]
+    assert run(["compare", "--profile", PAIR, "--policy", "pd", "--policy", "continuous", *flags, "--draws", "2"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no evidence within 2 x: nothing measured on h100-sxm with llama-2-7b, draft_model" in out
+    assert "an order is stated only if it holds from 5 to 95 % of 2 draws of costs" in out
