@@ -43,6 +43,7 @@ EXAMPLE = (
     "--until-ci", type=float, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
 )
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
+@click.option("--emit-vllm", is_flag=True, help="Run nothing: print the vLLM command lines that would check it.")
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
@@ -51,6 +52,9 @@ def compare_command(**flags: Any) -> None:
 
     path = flags["scenario"]
     scenario = resolve(gather(flags))
+    if flags["emit_vllm"]:
+        _print_lines(scenario)
+        return
     percentiles = _percentiles(flags["metric_percentiles"])
     asked = percentiles if flags["metric_percentiles"] else []
     out, json_path = flags["out"], flags["json_path"]
@@ -94,6 +98,15 @@ def compare_command(**flags: Any) -> None:
         comparison_tables(Console(), result, asked)
         if out is not None:
             print(f"results in {out}")
+
+
+def _print_lines(scenario: Scenario) -> None:
+    """On stdout what can be typed, what it lacks as comments."""
+    from sim.costs.profile_files import load
+    from sim.studies.deploy import checking_lines
+
+    serve, bench, notes = checking_lines(scenario, load(scenario.profile))
+    print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
 
 
 def _percentiles(text: str | None) -> list[float]:

@@ -15,16 +15,17 @@ from contextlib import suppress
 
 import click
 
-from sim.cli.lazy import LazyGroup
+from sim.cli.lazy import SOURCE, LazyGroup
 from sim.cli.signals import exit_code, have_streams, listen, stop, stopped_word
 
 COMMANDS = {
     "compare": ("sim.cli.compare:compare_command", "Policies side by side on the same draws, with intervals."),
     "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
+    "plot": ("sim.cli.plot:plot_command", "Pictures of a store, or over several results directories."),
+    "report": ("sim.cli.plot:report_command", "A store as one HTML page: answer, pictures, tables, assumptions."),
     "check": ("calibrate.cli.files:check_command", "What a file is, and whether it is sound; nothing is run."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "claims": ("sim.cli.claims:claims_command", "Published claims: claimed, simulated, verdict and why."),
-    "plot": ("sim.cli.plot:plot_command", "Throughput against latency over several results directories."),
     "capacity": ("sim.cli.capacity:capacity_command", "Highest load that meets the SLOs, and replicas for a rate."),
     "tune": (
         "sim.cli.tune:tune_command",
@@ -46,6 +47,11 @@ class MainGroup(LazyGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted from None
+        except ValueError as error:
+            source = ctx.meta.get(SOURCE)
+            if source is not None and source not in str(error):
+                error.add_note(f"(scenario file {source!r})")
+            raise
 
 
 @click.group(
@@ -81,7 +87,7 @@ def run(args: Sequence[str]) -> int:
     except ValueError as error:
         if os.environ.get("LANESIM_DEBUG"):
             raise
-        return _fail(str(error), 2)
+        return _fail(" ".join([str(error), *getattr(error, "__notes__", ())]), 2)
     except OSError as error:
         return _fail(f"{error.filename or 'a file or stream'}: {error.strerror or error}", 2)
     except MemoryError:

@@ -85,10 +85,14 @@ def scenario_options(function: F) -> F:
 
 def gather(flags: dict[str, Any]) -> dict[str, Any]:
     """The raw scenario of a command line; removes from `flags` what it used. Raises ValueError."""
+    from sim.cli.lazy import SOURCE
     from sim.experiment.scenario_file import FLAT_NAMES, parse_override, read_scenario, set_dotted
 
     path = flags.pop("scenario")
-    raw: dict[str, Any] = read_scenario(path) if path is not None else {}
+    raw: dict[str, Any] = {}
+    if path is not None:
+        click.get_current_context().meta[SOURCE] = str(path)
+        raw = read_scenario(path)
     policies = flags.pop("policy")
     if policies:
         raw["policy"] = list(policies)

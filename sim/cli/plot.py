@@ -1,4 +1,4 @@
-"""`lanesim plot`: one figure over several results directories."""
+"""`lanesim plot` and `lanesim report`: pictures and page of a store; one figure over several results directories."""
 
 from __future__ import annotations
 
@@ -9,25 +9,100 @@ import click
 from sim.cli.console import claim
 
 
-@click.command("plot", epilog="Example: lanesim plot results/rate-1 results/rate-2 --out throughput_latency.png")
-@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.command("plot", epilog="Example: lanesim plot results/store --price 2.5/h")
+@click.argument("places", metavar="STORE | DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=None,
-    help="[default: throughput_latency.png beside the first one]",
+    help="Folder of a store's pictures [default: STORE/figures]; of directories, the file [throughput_latency.png].",
 )
-def plot_command(directories: tuple[Path, ...], out: Path | None) -> None:
-    """Draw throughput against latency, one line per policy and profile through the loads of DIRECTORIES.
+@click.option("--only", multiple=True, metavar="NAME", help="Draw this picture; repeat for several.")
+@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only points with this value of a key.")
+@click.option("--price", default=None, metavar="DOLLARS/h", help="Of one GPU, for $ per million tokens: 2.5/h.")
+@click.option("--table", type=click.Path(path_type=Path), default=None, help="What `lanesim tune --json` wrote.")
+def plot_command(
+    places: tuple[Path, ...],
+    out: Path | None,
+    only: tuple[str, ...],
+    where: tuple[str, ...],
+    price: str | None,
+    table: Path | None,
+) -> None:
+    """Draw what a STORE of `lanesim sweep` holds, as PNG and SVG: throughput against latency, the tail over the rate,
+    improvement, draft length by load, Pareto, acceptance, utilisation, GPUs side by side, a timeline.
 
-    Each directory is one `lanesim compare --out`.
+    Of directories that `lanesim compare --out` wrote: throughput against latency, one line per policy and profile
+    through their loads.
     """
+    from sim.studies.store import MARK
+
+    if len(places) == 1 and (places[0] / MARK).exists():
+        _plot_store(places[0], out, only, where, price, table)
+        return
+    if only or where or price or table:
+        raise ValueError("--only, --where, --price and --table go with a store, which `lanesim sweep --out` wrote")
     from sim.files.write import write_figure
     from sim.report.figures import draw_throughput_latency
     from sim.report.results import others_of, read_summary
 
-    out = out or directories[0].resolve().parent / "throughput_latency.png"
-    claim(files={"--out": out}, inputs=[path for each in directories for path in others_of(each)])
-    results = [read_summary(directory) for directory in directories]
+    out = out or places[0].resolve().parent / "throughput_latency.png"
+    claim(files={"--out": out}, inputs=[path for each in places for path in others_of(each)])
+    results = [read_summary(directory) for directory in places]
     write_figure(out, lambda path: draw_throughput_latency(path, results))
     print(out)
+
+
+@click.command("report", epilog="Example: lanesim report results/store --out page.html")
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="HTML file to write.")
+@click.option("--question", default=None, help="What the sweep was to answer. [default: from its grid]")
+@click.option("--price", default=None, metavar="DOLLARS/h", help="Of one GPU, for $ per million tokens: 2.5/h.")
+def report_command(store: Path, out: Path, question: str | None, price: str | None) -> None:
+    """Write one page that needs no network: question, answer, pictures, tables, assumptions, errors, how to rerun."""
+    from sim.files.write import write_text
+    from sim.report.page import page
+
+    claim(files={"--out": out}, inputs=[store / "store.json"])
+    write_text(out, page(store, question=question, price_per_hour=None if price is None else dollars(price)))
+    print(out)
+
+
+def _plot_store(
+    store: Path, out: Path | None, only: tuple[str, ...], where: tuple[str, ...], price: str | None, table: Path | None
+) -> None:
+    from sim.experiment.scenario_file import parse_override
+    from sim.names import unknown
+    from sim.report.figures import set_theme
+    from sim.report.grid_figures import pictures, read_table
+    from sim.report.store_figures import write_pictures
+    from sim.report.store_points import read_points
+
+    drawable = pictures(
+        price_per_hour=None if price is None else dollars(price), table=None if table is None else read_table(table)
+    )
+    for name in only:
+        if name not in drawable:
+            raise ValueError(unknown("picture", name, drawable))
+    set_theme()
+    points = read_points(store).where(dict(parse_override(text) for text in where))
+    chosen = {name: drawable[name] for name in only or drawable}
+    files, missing = write_pictures(out or store / "figures", points, chosen)
+    if only and missing:
+        raise ValueError("; ".join(f"{name}: {why}" for name, why in missing.items()))
+    for file in files:
+        print(file)
+    for name, why in missing.items():
+        print(f"not drawn: {name} {why}")
+
+
+def dollars(text: str) -> float:
+    """`2.5/h` as dollars per hour."""
+    value, slash, per = text.partition("/")
+    try:
+        price = float(value)
+    except ValueError:
+        price = -1.0
+    if not 0.0 < price < float("inf") or (slash and per != "h"):
+        raise ValueError(f"--price {text!r}: want dollars per hour of one GPU, such as 2.5/h")
+    return price

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.studies.rows import SCENARIO
 from sim.studies.store import Store
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ UNITS = {
 """Columns of frames for vLLM's keys that do not name their unit."""
 FIRST = ("scenario_hash", "policy", "seed", "replication")
 LAST = ("error", "notes", "model_version", "profile_hash", "key")
-SCENARIO = "scenario."
 ALWAYS = ("profile",)
 """Keys of the scenario that have a column whether they vary or not."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ KIND_COLOURS = {
     "step": "#8172b3",
     "copy": "#937860",
 }
+KIND_HATCHES = {"prefill": "", "draft": "////", "verify": "....", "step": "", "copy": "xx"}
+"""They tell kinds apart in grey."""
 PHASE_COLOURS = {
     "queue": "#8c8c8c",
     "prefill": KIND_COLOURS["prefill"],
@@ -35,6 +38,15 @@ DPI = 130
 
 
 def draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None:
+    import matplotlib.pyplot as plt
+
+    figure = timelines(title, records)
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
+
+
+def timelines(title: str, records: Sequence[RunRecord]) -> Any:
+    """What runs when on the streams of each record, a stretch in the middle."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
@@ -63,6 +75,7 @@ def draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None
                 left=(left_s - start_s) * 1e3,
                 height=0.8,
                 color=KIND_COLOURS[work.kind],
+                hatch=KIND_HATCHES[work.kind],
                 alpha=1.0 if work.model == "target" or work.kind != "prefill" else 0.5,
                 edgecolor="white",
                 linewidth=0.4,
@@ -73,12 +86,15 @@ def draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None
         axis.set_title(record.policy, loc="left", fontsize=9, pad=2)
         axis.grid(axis="y", visible=False)
     axes[-1, 0].set_xlabel("ms of simulated time, from the middle of the run")
-    handles = [Patch(color=colour, label=kind) for kind, colour in KIND_COLOURS.items() if kind in seen]
+    handles = [
+        Patch(facecolor=colour, edgecolor="white", hatch=KIND_HATCHES[kind], label=kind)
+        for kind, colour in KIND_COLOURS.items()
+        if kind in seen
+    ]
     figure.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False)
     figure.suptitle(title, x=0.01, ha="left")
     figure.tight_layout()
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    return figure
 
 
 def timeline_window(works: Sequence[WorkRecord]) -> tuple[float, float]:

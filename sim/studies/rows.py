@@ -35,6 +35,8 @@ from sim.metrics.summary import Run, number
 from sim.policies.registry import POLICIES, find_policy
 
 Row = dict[str, bool | str | int | float | None]
+SCENARIO = "scenario."
+"""Begins the columns that hold the resolved scenario."""
 PROFILES = "profiles"
 """What workers are given: profiles by the name that scenarios have for them."""
 MODEL_ROOMS = (
@@ -155,7 +157,7 @@ def _labels(job: Job, replication: int) -> Row:
         "error": None,
         "notes": None,
     }
-    return labels | {f"scenario.{key}": text for key, text in scenario_columns(scenario)}
+    return labels | {SCENARIO + key: text for key, text in scenario_columns(scenario)}
 
 
 def scenario_columns(scenario: Scenario) -> Iterator[tuple[str, str]]:

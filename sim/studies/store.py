@@ -26,7 +26,7 @@ import numpy as np
 from sim.files.json_values import convert, read_json
 from sim.files.lock import Busy
 from sim.files.write import new_file, write_text
-from sim.studies.rows import Row, model_version
+from sim.studies.rows import SCENARIO, Row, model_version
 
 STORE_SCHEMA = 1
 MARK = "store.json"
@@ -152,6 +152,20 @@ class Store:
         is_first = np.ones(len(keys), dtype=bool)
         is_first[1:] = keys[1:] != keys[:-1]
         return table.filter(pa.array(is_first))
+
+    def scenario(self, key: str) -> dict[str, str]:
+        """The resolved scenario of the row with this key: JSON by dotted key."""
+        import pyarrow.compute as pc
+
+        for table in self._tables():
+            own = table.filter(pc.equal(table["key"], key)).slice(0, 1).to_pylist()
+            if own:
+                return {
+                    name.removeprefix(SCENARIO): text
+                    for name, text in own[0].items()
+                    if name.startswith(SCENARIO) and text is not None
+                }
+        raise ValueError(f"store {str(self.path)!r} has no row {key!r}")
 
     def _tables(self, columns: list[str] | None = None) -> list[Any]:
         """Every part; anew if one that was listed has been merged meanwhile."""

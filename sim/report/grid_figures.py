@@ -1,0 +1,290 @@
+"""Pictures of a store over two keys at once: improvement, draft length by load, Pareto; and a timeline of one point.
+
+Imports matplotlib and seaborn; only called where pictures were asked for. Not here: lines over the load
+(sim.report.store_figures), the numbers (sim.report.store_points).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.costs.profile_files import load as load_profile
+from sim.draws import child_seed
+from sim.experiment.run import simulate
+from sim.experiment.scenario import resolve
+from sim.experiment.scenario_file import set_dotted
+from sim.files.json_values import read_json
+from sim.report.store_figures import (
+    MOST_LINES,
+    MOST_PANELS,
+    Draw,
+    Lines,
+    NotDrawn,
+    draw_acceptance,
+    draw_gpu_comparison,
+    draw_hockey_stick,
+    draw_throughput_latency,
+    draw_utilisation,
+    named,
+    panels_of,
+)
+from sim.report.store_points import ACCEPTANCE, CONCURRENCY, K, Points, spoken
+from sim.report.work_figures import timelines
+
+METRIC = "mean_e2el_ms"
+TIMELINE_PROMPTS = 60
+HOUR_S, MILLION = 3600.0, 1e6
+Table = Sequence[tuple[int, int, int]]
+"""Draft length by batch size as vLLM has it: first, last, draft length."""
+
+
+def pictures(*, price_per_hour: float | None = None, table: Table | None = None) -> dict[str, Draw]:
+    """All pictures of a store by name; `price_per_hour` of a GPU for the Pareto's second axis, a tuned `table` for the
+    draft lengths."""
+    return {
+        "throughput_latency": draw_throughput_latency,
+        "hockey_stick": draw_hockey_stick,
+        "improvement": draw_improvement,
+        "draft_length": lambda points: draw_draft_length(points, table),
+        "pareto": lambda points: draw_pareto(points, price_per_hour),
+        "acceptance": draw_acceptance,
+        "utilisation": draw_utilisation,
+        "gpu_comparison": draw_gpu_comparison,
+        "timeline": draw_timeline,
+    }
+
+
+def draw_improvement(points: Points, metric: str = METRIC) -> Any:
+    """Change of mean latency from the first policy to each other one, over load and acceptance (or draft length).
+
+    Cells carry the change in percent; in brackets where its interval holds zero, with a question mark where regimes of
+    overlap disagree, empty where a policy is overloaded.
+    """
+    policies = points.values("policy")
+    if len(policies) < 2:
+        raise NotDrawn("needs two policies")
+    if points.load is None:
+        raise NotDrawn("needs a grid over the load")
+    rest = [key for key in points.keys if key not in (points.load, "policy")]
+    if not rest:
+        raise NotDrawn("needs a second key beside the load: acceptance, or any other")
+    down = next((key for key in (ACCEPTANCE, K) if key in rest), rest[0])
+    panels = [
+        (f"{policy} against {policies[0]}\n{title}".strip(), own, policy)
+        for title, own in panels_of(points, ["policy"], [points.load, down])
+        for policy in policies[1:]
+        if policy in own.values("policy") and policies[0] in own.values("policy")
+    ]
+    across = points.load
+    left_out = _left_out(len(panels))
+
+    def cells(own: Points, policy: str) -> tuple[Any, list[list[str]]]:
+        changes = Points(frame=own.rows[own.rows["policy"].isin([policies[0], policy])]).paired("policy", metric)
+        shade = np.full((len(points.values(down)), len(points.values(across))), np.nan)
+        texts = [["" for _ in points.values(across)] for _ in points.values(down)]
+        for _, row in changes.iterrows():
+            if down not in row or row["is_overloaded"]:
+                continue
+            y, x = points.values(down).index(row[down]), points.values(across).index(row[across])
+            shade[y, x] = row["change_pct"]
+            text = f"{row['change_pct']:+.0f}"
+            texts[y][x] = f"{text}?" if row["is_open"] else text if row["is_clear"] else f"({text})"
+        return shade, texts
+
+    found = [(title, *cells(own, policy)) for title, own, policy in panels[:MOST_PANELS]]
+    most = max([5.0, *(float(np.nanmax(np.abs(shade))) for _, shade, _ in found if not np.isnan(shade).all())])
+    note = "(…): not clear; ?: depends on overlap; empty: no steady means"
+    return _heat_maps(
+        points, found, across, down, f"Mean E2EL against {policies[0]}, % (below 0: faster)\n{note}{left_out}",
+        palette="vlag", bounds=(-most, most),
+    )  # fmt: skip
+
+
+def draw_draft_length(points: Points, table: Table | None = None) -> Any:
+    """Mean time per output token by draft length and load; the best of each load boxed, a tuned table drawn in."""
+    if K not in points.keys or points.load is None:
+        raise NotDrawn(f"needs a grid over {K} and the load")
+    if table is not None and points.load != CONCURRENCY:
+        raise NotDrawn(f"a table is by batch size: it can be drawn in where the grid is over {CONCURRENCY}")
+    load, metric = points.load, "mean_tpot_ms"
+    speculative = Points(frame=points.rows[points.rows["policy"] != "autoregressive"])
+    found, boxes = [], []
+    panels = list(panels_of(speculative, [], [load, K]))
+    for title, own in panels[:MOST_PANELS]:
+        means = own.means([metric])
+        shade = np.full((len(points.values(K)), len(points.values(load))), np.nan)
+        for _, row in means.iterrows():
+            if not row["is_overloaded"]:
+                shade[points.values(K).index(row[K]), points.values(load).index(row[load])] = row[metric]
+        texts = [["" if np.isnan(value) else f"{value:.3g}" for value in line] for line in shade]
+        found.append((title, shade, texts))
+        boxes.append([(int(np.nanargmin(column)), x) for x, column in enumerate(shade.T) if not np.isnan(column).all()])
+    if not found:
+        raise NotDrawn("needs a policy that drafts")
+    drawn = "; line: the tuned table" if table is not None else ""
+    note = f"boxed: the shortest of each load{drawn}; empty: overloaded{_left_out(len(panels))}"
+    figure = _heat_maps(
+        points, found, load, K, f"Mean TPOT (ms)\n{note}",
+        palette="crest", bounds=None,
+    )  # fmt: skip
+    from matplotlib.patches import Rectangle
+
+    for axis, own_boxes in zip([axis for axis in figure.axes if axis.get_label() != "<colorbar>"], boxes, strict=False):
+        for y, x in own_boxes:
+            axis.add_patch(Rectangle((x + 0.04, y + 0.04), 0.92, 0.92, fill=False, edgecolor="black", linewidth=1.8))
+        if table is not None:
+            ks, loads = points.values(K), points.values(load)
+            wanted = [next((k for first, last, k in table if first <= size <= last), None) for size in loads]
+            known = [(x + 0.5, ks.index(k) + 0.5) for x, k in enumerate(wanted) if k in ks]
+            axis.plot(*zip(*known, strict=True), color="black", marker="o", linewidth=1.2, markerfacecolor="white")
+    return figure
+
+
+def _left_out(num_panels: int) -> str:
+    return f"; {MOST_PANELS} of {num_panels} panels, --where chooses" if num_panels > MOST_PANELS else ""
+
+
+def _heat_maps(
+    points: Points,
+    found: Sequence[tuple[str, Any, list[list[str]]]],
+    across: str,
+    down: str,
+    title: str,
+    *,
+    palette: str,
+    bounds: tuple[float, float] | None,
+) -> Any:
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    xs, ys = points.values(across), points.values(down)
+    columns = min(max(1, 14 // len(xs)), 3, len(found))
+    rows = -(-len(found) // columns)
+    size = (1.6 + 0.62 * len(xs)) * columns + 0.6, (1.3 + 0.42 * len(ys)) * rows + 0.5
+    figure, axes = plt.subplots(rows, columns, figsize=(max(6.5, size[0]), size[1]), squeeze=False)
+    low, high = bounds if bounds else (None, None)
+    for axis, (name, shade, texts) in zip(axes.flat, found, strict=False):
+        sns.heatmap(
+            shade, ax=axis, annot=np.array(texts), fmt="", cmap=palette, vmin=low, vmax=high, cbar=False,
+            linewidths=0.5, annot_kws={"fontsize": 8}, xticklabels=[f"{x:g}" for x in xs], yticklabels=ys,
+        )  # fmt: skip
+        axis.invert_yaxis()
+        axis.grid(visible=False)
+        axis.set_xlabel(spoken(across))
+        axis.set_ylabel(spoken(down))
+        axis.tick_params(axis="y", rotation=0)
+        axis.set_title(name, loc="left", fontsize=9)
+    for axis in list(axes.flat)[len(found) :]:
+        axis.set_visible(False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
+    """Tokens per second that a user sees against what a GPU delivers; nothing beats the line in both."""
+    import matplotlib.pyplot as plt
+
+    from sim.report.figures import set_theme
+
+    set_theme()
+    across = [key for key in (points.load, K) if key is not None]
+    if not across:
+        raise NotDrawn("needs a grid over the load or the draft length")
+    by = ["policy", *[key for key in ("profile",) if key in points.keys]]
+    panels = list(panels_of(points, by, across))[:MOST_PANELS]
+    names = tuple(dict.fromkeys(named(row, by) for _, row in points.rows[by].drop_duplicates().iterrows()))
+    lines = Lines(names=names[:MOST_LINES])
+    figure, axes = plt.subplots(1, len(panels), figsize=(5.4 * len(panels) + 1.6, 4.2), squeeze=False)
+    for axis, (title, own) in zip(axes[0], panels, strict=True):
+        table = own.means(["output_throughput_tokens_per_s", "mean_tpot_ms"])
+        table = table[table["mean_tpot_ms"].notna() & ~table["is_overloaded"]]
+        users = 1e3 / table["mean_tpot_ms"].to_numpy()
+        gpus = table["output_throughput_tokens_per_s"].to_numpy() / _devices(own)
+        labels = [named(row, by) for _, row in table.iterrows()]
+        for name in lines.names:
+            mine = [place for place, label in enumerate(labels) if label == name]
+            style = lines.style(name) | {"linestyle": "none"}
+            axis.plot(users[mine], gpus[mine], label=name, **style)
+        best = _front(users, gpus)
+        axis.plot(users[best], gpus[best], color="black", linewidth=1.0, zorder=1, label="best of all")
+        for place in best:
+            text = ", ".join(
+                f"{table.iloc[place][key]:g}" if key != K else f"k={table.iloc[place][key]}" for key in across
+            )
+            axis.annotate(text, (users[place], gpus[place]), textcoords="offset points", xytext=(4, 3), fontsize=6)
+        axis.set_xlabel("output (tokens/s per user)")
+        axis.set_ylabel("output (tokens/s per GPU)")
+        axis.set_ylim(bottom=0.0)
+        axis.set_title(title, loc="left", fontsize=9)
+        if price_per_hour is not None:
+            cost = axis.secondary_yaxis("right")
+            ticks = [tick for tick in axis.get_yticks() if tick > 0.0]
+            cost.set_yticks(ticks, [f"{price_per_hour / HOUR_S / tick * MILLION:.2g}" for tick in ticks])
+            cost.set_ylabel("$ per million output tokens")
+    handles, names_shown = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names_shown, loc="center left", bbox_to_anchor=(0.995, 0.5), frameon=False)
+    keys = " and ".join(spoken(key) for key in across)
+    figure.suptitle(f"Speed for a user against what a GPU delivers; numbers: {keys}", x=0.01, ha="left")
+    return figure
+
+
+def _devices(points: Points) -> int:
+    return int(points.rows["devices.count"].iloc[0]) if "devices.count" in points.rows else 1
+
+
+def _front(xs: Any, ys: Any) -> list[int]:
+    """Places of the points that no other one beats in both, by x."""
+    order = sorted(range(len(xs)), key=lambda place: (-xs[place], -ys[place]))
+    front: list[int] = []
+    for place in order:
+        if not front or ys[place] > ys[front[-1]]:
+            front.append(place)
+    return front[::-1]
+
+
+def draw_timeline(points: Points) -> Any:
+    """What runs when on the GPU's streams, for every policy at the middle of the other keys; simulated again, short."""
+    rows = points.rows
+    for key in points.keys:
+        if key != "policy":
+            values = points.values(key)
+            rows = rows[rows[key] == values[len(values) // 2]]
+    records, title = [], ""
+    for policy in points.values("policy"):
+        own = rows[rows["policy"] == policy]
+        if own.empty:
+            continue
+        raw: dict[str, Any] = {"policy": policy}
+        for name, text in points.scenario(own.iloc[0]["key"]).items():
+            if json.loads(text) is not None:
+                set_dotted(raw, name, json.loads(text))
+        raw["workload"]["num_prompts"] = min(TIMELINE_PROMPTS, int(own.iloc[0]["num_prompts"]))
+        raw["workload"]["num_warmups"] = 0
+        scenario = resolve(raw)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            profile = load_profile(scenario.profile)
+            record = simulate(scenario, policy, child_seed(scenario.seed, 0), profile, record_works=True)
+        records.append(record)
+        title = named(own.iloc[0], [key for key in points.keys if key != "policy"])
+    if not records:
+        raise NotDrawn("needs a point that ran at the middle of the grid")
+    return timelines(f"What runs when: {title}", records)
+
+
+def read_table(path: Path) -> Table:
+    """The draft lengths by batch size that `lanesim tune --json` wrote. Raises ValueError naming the file."""
+    raw = read_json(path, "table")
+    rows: Any = raw.get("table") if isinstance(raw, dict) else raw
+    try:
+        return [(int(first), int(last), int(k)) for first, last, k in rows]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
+        ) from None

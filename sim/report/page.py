@@ -1,0 +1,243 @@
+"""A store as one HTML page that needs nothing else: question, answer, pictures, tables, assumptions, how to rerun it.
+
+No script and no address in it: pictures are inside, and its policy forbids the browser to fetch anything. Light or dark
+as the reader has it, and printable. Not here: the numbers (sim.report.store_points), the pictures (store_figures,
+grid_figures).
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from sim.costs.profile_files import load as load_profile
+from sim.files.yaml_values import yaml_text
+from sim.report.figures import set_theme
+from sim.report.grid_figures import pictures
+from sim.report.store_figures import NotDrawn, named, save
+from sim.report.store_points import Points, Rank, read_points, spoken
+from sim.studies.store import Begun, Store
+
+METRIC, METRIC_NAME = "mean_e2el_ms", "mean E2EL"
+MOST_ROWS = 300
+"""Of the table of points; the store has the others."""
+COLUMNS = (
+    ("output_throughput_tokens_per_s", "output tokens/s"),
+    ("mean_ttft_ms", "mean TTFT, ms"),
+    ("p99_ttft_ms", "P99 TTFT, ms"),
+    ("mean_tpot_ms", "mean TPOT, ms"),
+    ("mean_e2el_ms", "mean E2EL, ms"),
+    ("p99_e2el_ms", "P99 E2EL, ms"),
+    ("device_utilization", "GPU busy, %"),
+    ("rejected_token_share", "rejected, % of GPU time"),
+)
+SHARES = ("device_utilization", "rejected_token_share")
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1b1f; --paper: #fff; --rule: #d5d5dc; --soft: #f4f4f7; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e6ea; --paper: #17171a; --rule: #3c3c44; --soft: #222227; } }
+@media print { :root { --ink: #000; --paper: #fff; --rule: #bbb; --soft: #fff; } figure, tr { break-inside: avoid; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 72rem;
+  margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid var(--rule); }
+figure { margin: 1.2rem 0; } figure img { max-width: 100%; background: #fff; border-radius: 4px; padding: 6px; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: 2px 10px 2px 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } pre { background: var(--soft); padding: 10px; overflow-x: auto; }
+"""
+
+
+def page(path: Path, *, question: str | None = None, price_per_hour: float | None = None) -> str:
+    """The page of the store at `path`. Raises ValueError where there is no store or no point that ran."""
+    set_theme()
+    points = read_points(path)
+    grids = [begun for begun in Store(path).grids() if begun.model_version == points.frame["model_version"].iloc[0]]
+    asked = question or _question(points)
+    drawn, missing = _drawn(points, price_per_hour)
+    parts = [
+        f"<h1>{_safe(asked)}</h1>",
+        _section("Answer", _answers(points)),
+        _section("Pictures", "".join(drawn) + _list([f"{name}: {why}" for name, why in missing.items()], "Not drawn:")),
+        _section("Points", _points_table(points)),
+        _section("What it rests on", _assumptions(points)),
+        _section("Points that failed", _failures(points)) if len(points.failed) else "",
+        _section("Run it again", _rerun(grids)),
+    ]
+    body = "\n".join(part for part in parts if part)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<link rel="icon" href="data:,">\n<title>{_safe(asked)}</title>\n<style>{STYLE}</style>\n</head>\n'
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _question(points: Points) -> str:
+    choices = [spoken(key).partition(" (")[0] for key in points.keys if key not in points.conditions]
+    which = " and ".join([", ".join(choices[:-1]), choices[-1]] if len(choices) > 1 else choices) or "setting"
+    loads = "" if points.load is None else f" at {_range(points.values(points.load))} {spoken(points.load)}"
+    return f"Which {which} serves fastest{loads}?"
+
+
+def _range(values: Sequence[Any]) -> str:
+    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
+
+
+def _answers(points: Points) -> str:
+    ranks = points.ranked(METRIC)
+    settings = [key for key in points.keys if key not in points.conditions]
+    head = [*(spoken(key) for key in points.conditions), "best", f"{METRIC_NAME}, ms", "next best", "slower by, %", "",
+            "keep up"]  # fmt: skip
+    rows = [[_value(value) for value in rank.condition.values()] + _answer(rank, settings) for rank in ranks]
+    num_settings = max(rank.num_settings for rank in ranks)
+    notes = []
+    if num_settings > 2:
+        notes.append(
+            f"Each line is the best of up to {num_settings} settings: the best of many is also the luckiest of those "
+            "near it, so trust the interval against the next one, not the rank alone."
+        )
+    if points.rows.groupby("scenario_hash").size().min() < 2:
+        notes.append("One replication: no interval can be given; add `replications: 5`.")
+    if bool(points.rows["is_transient"].any()):
+        notes.append("Some points are transients, too short for steady means: `num_prompts: auto` finds the length.")
+    return _table(head, rows) + "".join(f"<p>{_safe(note)}</p>" for note in notes)
+
+
+def _answer(rank: Rank, settings: Sequence[str]) -> list[str]:
+    """Cells of one line of the answer: the best setting and the next one, each under what tells them apart."""
+    keep_up = f"{rank.num_steady} of {rank.num_settings}"
+    if rank.best is None:
+        return ["none keeps up", "–", "–", "–", "", keep_up]
+    low, high = rank.interval or (rank.mean, rank.mean)
+    best = [named(rank.best, settings), f"{rank.mean:.0f}" + (f" ± {high - rank.mean:.0f}" if high > low else "")]
+    if rank.second is None or rank.change is None:
+        return [*best, "–", "–", "", keep_up]
+    change = rank.change
+    apart = f"{change['change_pct']:.1f}" + (
+        f" ({change['low']:.1f} to {change['high']:.1f})" if change["high"] > change["low"] else ""
+    )
+    verdict = "depends on overlap" if change["is_open"] else "clear" if change["is_clear"] else "not clear"
+    return [*best, named(rank.second, settings), apart, verdict, keep_up]
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _drawn(points: Points, price_per_hour: float | None) -> tuple[list[str], dict[str, str]]:
+    import matplotlib.pyplot as plt
+
+    found, missing = [], {}
+    for name, draw in pictures(price_per_hour=price_per_hour).items():
+        try:
+            figure = draw(points)
+        except NotDrawn as reason:
+            missing[name] = str(reason)
+            continue
+        image = BytesIO()
+        with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
+            save(figure, image, "svg")
+        plt.close(figure)
+        text = base64.b64encode(image.getvalue()).decode()
+        caption = " ".join((draw.__doc__ or figure.get_suptitle()).split("\n")[0].split())
+        found.append(
+            f'<figure><img alt="{_safe(name)}" src="data:image/svg+xml;base64,{text}">'
+            f"<figcaption>{_safe(caption)}</figcaption></figure>\n"
+        )
+    return found, missing
+
+
+def _points_table(points: Points) -> str:
+    table = points.means([metric for metric, _ in COLUMNS])
+    keys = points.keys or ["policy"]
+    head = [spoken(key) for key in keys] + [label for _, label in COLUMNS] + ["load"]
+    rows = []
+    for _, row in table.head(MOST_ROWS).iterrows():
+        cells = [_value(row[key]) for key in keys]
+        cells += [_cell(row, metric) for metric, _ in COLUMNS]
+        rows.append([*cells, "overloaded" if row["is_overloaded"] else "steady" if row["is_steady"] else "undecided"])
+    count = len(table)
+    more = f"<p>The first {MOST_ROWS} of {count} points; `lanesim.load` has all.</p>" if count > MOST_ROWS else ""
+    return more + "<p>Means over replications, ± half of the 95 % interval where there is one.</p>" + _table(head, rows)
+
+
+def _cell(row: Any, metric: str) -> str:
+    scale = 100.0 if metric in SHARES else 1.0
+    value, high = float(row[metric]) * scale, float(row[f"{metric}.high"]) * scale
+    if value != value:
+        return "–"
+    return f"{value:.4g}" + (f" ± {high - value:.2g}" if high > value else "")
+
+
+def _assumptions(points: Points) -> str:
+    lines = []
+    for name in points.values("profile"):
+        profile = load_profile(name)
+        errors = [
+            f"{kind} {error.mean_error_pct:.1f} %"
+            for kind, error in profile.errors.items()
+            if error.mean_error_pct is not None
+        ]
+        held_out = (
+            f"mean error on held-out points: {', '.join(errors)}" if errors else "not validated on held-out points"
+        )
+        overlap = (
+            "measured" if profile.overlap.measured else "not measured: orders are stated only where three regimes agree"
+        )
+        lines.append(f"{name}: {profile.source}; {held_out}; overlap of streams {overlap}.")
+    engines = ", ".join(dict.fromkeys(map(str, points.rows["engine"])))
+    lines.append(f"Engine: {engines}. Model {points.frame['model_version'].iloc[0]}.")
+    scenario = points.scenario(points.rows["key"].iloc[0])
+    for key in ("speculation.acceptance", "workload.dataset_name", "workload.num_prompts"):
+        if key not in points.keys and key in scenario:
+            lines.append(f"{key}: {json.loads(scenario[key])}")
+    lines += list(dict.fromkeys(str(note) for note in points.rows["notes"].dropna()))
+    return _list(lines)
+
+
+def _failures(points: Points) -> str:
+    keys = [key for key in points.keys if key in points.failed]
+    errors: dict[str, list[str]] = {}
+    for _, row in points.failed.iterrows():
+        errors.setdefault(str(row["error"]), []).append(named(row, keys or ["policy"]))
+    lines = [f"{len(places)} points, first {places[0]}: {error}" for error, places in errors.items()]
+    return _list(lines)
+
+
+def _rerun(grids: Sequence[Begun]) -> str:
+    texts = [f"<p>grid.yaml:</p><pre>{_safe(yaml_text(_bare(begun.grid)))}</pre>" for begun in grids]
+    return (
+        "".join(texts) + "<p><code>lanesim sweep grid.yaml --out STORE</code>, then "
+        "<code>lanesim report STORE --out page.html</code></p>"
+    )
+
+
+def _bare(grid: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in grid.items() if value}
+
+
+def _section(title: str, content: str) -> str:
+    return f"<h2>{_safe(title)}</h2>\n{content}"
+
+
+def _list(lines: Sequence[str], title: str = "") -> str:
+    if not lines:
+        return ""
+    items = "".join(f"<li>{_safe(line)}</li>" for line in lines)
+    return (f"<p>{_safe(title)}</p>" if title else "") + f"<ul>{items}</ul>"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{_safe(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+
+
+def _safe(text: str) -> str:
+    return html.escape(text)

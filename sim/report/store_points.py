@@ -1,0 +1,267 @@
+"""A store's rows summed up: means with intervals over the replications of a point, and differences taken draw by draw.
+
+Frames of sim.report.store_frame in, frames out; imports pandas inside functions. Not here: pictures and pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.devices.contention import BRACKET, Regime
+from sim.metrics.stats import interval_95
+from sim.report.store_frame import store_frame
+from sim.studies.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RATE, CONCURRENCY = "workload.request_rate", "workload.max_concurrency"
+K, ACCEPTANCE = "speculation.num_speculative_tokens", "speculation.acceptance"
+LOADS = {RATE: "requests/s", CONCURRENCY: "requests in flight, at most"}
+"""Keys that say how heavy the load is, and how an axis calls them."""
+CONDITIONS = ("workload.", "speculation.acceptance", "speculation.synthetic_", "window.", "goodput.")
+WORDS = {
+    K: "draft length (tokens)",
+    ACCEPTANCE: "acceptance",
+    "profile": "profile",
+    "policy": "policy",
+    "engine.name": "engine",
+}
+
+
+def read_points(path: Path) -> Points:
+    """The points of a store. Raises ValueError where there is none, or none that ran."""
+    points = Points(frame=store_frame(path), path=path)
+    if len(points.frame) == 0 or points.rows.empty:
+        raise ValueError(f"store {str(path)!r} has no point that ran; see the column `error` of lanesim.load")
+    return points
+
+
+Draw = dict[str, Any]
+"""A row, as a mapping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """The best setting under one condition, and the next one."""
+
+    condition: Draw
+    num_settings: int
+    num_steady: int
+    """Settings that keep up with the load."""
+    best: Draw | None = None
+    mean: float = float("nan")
+    interval: tuple[float, float] | None = None
+    second: Draw | None = None
+    change: Draw | None = None
+    """From the best to the second: `change_pct`, `low`, `high`, `is_clear`, `is_open`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """The rows of a store that ran, and the keys that tell them apart."""
+
+    frame: Any
+    """As `lanesim.load` gives it; rows that failed are left out of everything but `failed`."""
+    path: Path | None = None
+    """Of the store."""
+
+    @cached_property
+    def failed(self) -> pd.DataFrame:
+        return self.frame[self.frame["error"].notna()]
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The rows that ran."""
+        return self.frame[self.frame["error"].isna()]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Keys that vary among the rows that ran, the policy among them, the load first; none that follows from others,
+        as lengths do from a profile that has its own, or the second key of a zipped pair from the first."""
+        names = [name for name in self.rows.columns if "." in name or name in ("profile", "policy")]
+        varied = [name for name in names if _is_key(name) and self.rows[name].nunique(dropna=False) > 1]
+        found: list[str] = []
+        num_combinations = 1
+        for name in sorted(varied, key=lambda name: (name not in LOADS, name != "policy", name not in WORDS)):
+            count = len(self.rows[[*found, name]].drop_duplicates())
+            if count > num_combinations:
+                found, num_combinations = [*found, name], count
+        return found
+
+    @property
+    def load(self) -> str | None:
+        """The key of the load that varies, if one does."""
+        return next((key for key in LOADS if key in self.keys), None)
+
+    def values(self, key: str) -> list[Any]:
+        """What a key takes on, sorted; policies and profiles as they come."""
+        found = list(dict.fromkeys(self.rows[key].tolist()))
+        return sorted(found) if self.rows[key].dtype.kind in "ifb" else found
+
+    def scenario(self, key: str) -> dict[str, str]:
+        """The resolved scenario of a row, its values as JSON by their dotted keys."""
+        assert self.path is not None
+        return Store(self.path).scenario(key)
+
+    def where(self, fixed: Mapping[str, Any]) -> Points:
+        """Only the rows with these values. Raises ValueError naming a value that is not there."""
+        frame = self.frame
+        for key, value in fixed.items():
+            if key not in frame:
+                raise ValueError(f"{key}: not a key that this store varies ({', '.join(self.keys) or 'none does'})")
+            matching = frame[frame[key].isna() if value is None or value != value else frame[key] == value]
+            if matching.empty:
+                values = ", ".join(map(str, dict.fromkeys(frame[key].tolist())))
+                raise ValueError(f"{key}={value}: the store has {values}")
+            frame = matching
+        return Points(frame=frame, path=self.path)
+
+    def means(self, metrics: Sequence[str]) -> pd.DataFrame:
+        """One row per point: its keys, for each metric `M`, `M.low` and `M.high` of the 95 % interval of the mean,
+        which only steady loads with two or more replications have, `is_overloaded`, `is_steady`, `replications`."""
+        import pandas as pd
+
+        # A panel's rows may all have one load, say, and its picture asks for it all the same.
+        keys = [key for key in dict.fromkeys([*self.keys, *WORDS, *LOADS]) if key in self.rows]
+        has = [metric for metric in metrics if metric in self.rows]
+        columns = {name: self.rows[name].tolist() for name in {*keys, *has, "scenario_hash", "is_steady", "unstable"}}
+        rows = []
+        for places in self._places("scenario_hash"):
+            row: dict[str, Any] = {key: columns[key][places[0]] for key in [*keys, "scenario_hash"]}
+            row["is_steady"] = all(columns["is_steady"][place] for place in places)
+            row["is_overloaded"] = any(columns["unstable"][place] for place in places)
+            row["replications"] = len(places)
+            for metric in metrics:
+                known = [float(columns[metric][place]) for place in places] if metric in columns else []
+                known = [value for value in known if value == value]
+                mean = sum(known) / len(known) if known else float("nan")
+                interval = interval_95(known) if row["is_steady"] and len(known) == len(places) else None
+                row[metric] = mean
+                row[f"{metric}.low"], row[f"{metric}.high"] = interval or (mean, mean)
+            rows.append(row)
+        found = pd.DataFrame(rows)
+        order = [key for key in self.keys if key in found]
+        return found.sort_values(order, kind="stable").reset_index(drop=True) if order else found
+
+    def _places(self, *names: str) -> list[list[int]]:
+        """Places of the rows that have the same values in some columns, in order of appearance."""
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        columns = [[None if value != value else value for value in self.rows[name].tolist()] for name in names]
+        for place in range(len(self.rows)):
+            groups.setdefault(tuple(column[place] for column in columns), []).append(place)
+        return list(groups.values())
+
+    @cached_property
+    def conditions(self) -> list[str]:
+        """Keys that vary and that nobody chooses: load, lengths, acceptance. All others are settings."""
+        return [key for key in self.keys if key in LOADS or key.startswith(CONDITIONS)]
+
+    def ranked(self, metric: str) -> list[Rank]:
+        """Under each condition, the setting with the lowest mean of `metric` among those with steady means, and how
+        clearly."""
+        table = self.means([metric])
+        settings = [key for key in self.keys if key not in self.conditions]
+        groups = table.groupby(self.conditions, sort=True, dropna=False) if self.conditions else [((), table)]
+        return [
+            self._rank(dict(zip(self.conditions, place, strict=True)), own, settings, metric) for place, own in groups
+        ]
+
+    def _rank(self, condition: Draw, table: Any, settings: Sequence[str], metric: str) -> Rank:
+        steady = table[table["is_steady"] & table[metric].notna()].sort_values(metric, kind="stable")
+        rank = Rank(condition=condition, num_settings=len(table), num_steady=len(steady))
+        if steady.empty:
+            return rank
+        best = steady.iloc[0]
+        rank = replace(
+            rank,
+            best={key: best[key] for key in settings},
+            mean=float(best[metric]),
+            interval=(float(best[f"{metric}.low"]), float(best[f"{metric}.high"])),
+        )
+        # Settings that are the same run, as draft lengths are to a policy that drafts nothing, tell nothing apart.
+        others = steady[steady[metric] != best[metric]]
+        if others.empty:
+            return rank
+        second = others.iloc[0]
+        ours, theirs = (self._draws(row["scenario_hash"]) for row in (best, second))
+        both = [seed for seed in ours if seed in theirs]
+        if both:
+            change = _change([ours[seed] for seed in both], [theirs[seed] for seed in both], metric)
+            rank = replace(rank, second={key: second[key] for key in settings}, change=change)
+        return rank
+
+    def _draws(self, scenario_hash: str) -> dict[int, Draw]:
+        """Rows of one point by their seed."""
+        own = self.rows[self.rows["scenario_hash"] == scenario_hash]
+        return {draw["seed"]: draw for draw in own.to_dict("records")}
+
+    def paired(self, key: str, metric: str) -> pd.DataFrame:
+        """How `metric` differs between values of `key`, draw by draw, all else equal: a row per other keys and value.
+
+        `change_pct` against the first value, with `low` and `high`; `is_clear` where the interval leaves out zero,
+        `is_open` where regimes of overlap disagree about that, `is_overloaded` where no steady means exist.
+        """
+        import pandas as pd
+
+        first, *others = self.values(key)
+        rest = [name for name in self.keys if name != key]
+        regimes = [f"{metric}_if_{regime.value}" for regime in BRACKET]
+        names = {*rest, key, metric, "seed", "is_steady", *(name for name in regimes if name in self.rows)}
+        columns = {name: self.rows[name].tolist() for name in names}
+        rows = []
+        for places in self._places(*rest):
+            fixed = {name: columns[name][places[0]] for name in rest}
+            draws: dict[Any, dict[int, dict[str, Any]]] = {}
+            for place in places:
+                draw = {name: values[place] for name, values in columns.items()}
+                draws.setdefault(draw[key], {})[draw["seed"]] = draw
+            for value in others:
+                both = [seed for seed in draws.get(first, {}) if seed in draws.get(value, {})]
+                if both:
+                    ours, theirs = ([draws[which][seed] for seed in both] for which in (first, value))
+                    rows.append(fixed | {key: value} | _change(ours, theirs, metric))
+        return pd.DataFrame(rows)
+
+
+def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> dict[str, Any]:
+    """Of `metric`, percent of the first's mean, with what each regime of overlap says of its sign."""
+    orders = set()
+    found: dict[str, Any] = {}
+    for regime in BRACKET:
+        ours, others = ([_under(draw, metric, regime) for draw in draws] for draws in (base, theirs))
+        mean = sum(ours) / len(ours)
+        changes = [100.0 * (other - our) / mean for our, other in zip(ours, others, strict=True)]
+        interval = interval_95(changes)
+        order = 0 if interval is None or interval[0] <= 0.0 <= interval[1] else (1 if interval[0] > 0.0 else -1)
+        orders.add(order)
+        if regime is Regime.SHARED:
+            average = sum(changes) / len(changes)
+            low, high = interval or (average, average)
+            found = {"change_pct": average, "low": low, "high": high, "is_clear": order != 0}
+    is_steady = all(draw["is_steady"] for draw in (*base, *theirs))
+    return found | {"is_open": len(orders) > 1, "is_overloaded": not is_steady}
+
+
+def _under(draw: Draw, metric: str, regime: Regime) -> float:
+    """A metric under a regime of overlap; as reported where it makes no difference."""
+    own = float(draw[metric])
+    other = draw.get(f"{metric}_if_{regime.value}")
+    return own if regime is Regime.SHARED or other is None or other != other else float(other)
+
+
+def _is_key(name: str) -> bool:
+    """A key of the scenario, rather than a part of a metric."""
+    block = name.partition(".")[0]
+    return name in ("profile", "policy") or block in (
+        "policy_options", "engine", "workload", "speculation", "devices", "window", "goodput",
+    )  # fmt: skip
+
+
+def spoken(key: str) -> str:
+    """What an axis calls a key."""
+    return LOADS.get(key) or WORDS.get(key) or key.rpartition(".")[2].replace("_", " ")

@@ -1,0 +1,101 @@
+"""What is made of a store's rows: means and intervals, differences draw by draw, who is best and how clearly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from sim.metrics.stats import interval_95
+from sim.report.store_points import ACCEPTANCE, RATE, Points
+
+METRIC = "mean_e2el_ms"
+
+
+def row(policy: str, rate: float, seed: int, value: float, **more: Any) -> dict[str, Any]:
+    return {
+        "scenario_hash": f"{policy} {rate} {more.get(ACCEPTANCE)}",
+        "policy": policy,
+        "profile": "gpu/model",
+        "seed": seed,
+        RATE: rate,
+        METRIC: value,
+        "unstable": False,
+        "is_steady": True,
+        "error": None,
+    } | more
+
+
+def points(*rows: dict[str, Any]) -> Points:
+    return Points(frame=pd.DataFrame(rows))
+
+
+def test_means_have_the_interval_of_their_replications_unless_the_load_is_not_steady() -> None:
+    values = [10.0, 12.0, 17.0]
+    rows = [row("pd", 1.0, seed, value) for seed, value in enumerate(values)]
+    found = points(*rows, *(each | {"scenario_hash": "x", RATE: 2.0, "is_steady": False} for each in rows)).means(
+        [METRIC]
+    )
+    assert found[METRIC].tolist() == [13.0, 13.0]
+    assert (found[f"{METRIC}.low"][0], found[f"{METRIC}.high"][0]) == interval_95(values)
+    assert (found[f"{METRIC}.low"][1], found[f"{METRIC}.high"][1]) == (13.0, 13.0)
+
+
+def test_differences_are_taken_draw_by_draw() -> None:
+    """Both differ widely between draws, and by exactly a tenth in each."""
+    rows = [row("a", 1.0, seed, value) for seed, value in ((3, 100.0), (1, 300.0))]
+    rows += [row("b", 1.0, seed, value) for seed, value in ((1, 320.0), (3, 120.0))]
+    (change,) = points(*rows).paired("policy", METRIC).to_dict("records")
+    assert (change["policy"], change["change_pct"]) == ("b", pytest.approx(10.0))
+    assert (change["low"], change["high"]) == (pytest.approx(10.0), pytest.approx(10.0))
+    assert change["is_clear"]
+    assert not change["is_open"]
+
+
+@pytest.mark.parametrize(("serial", "is_open"), [((121.0, 122.0), False), ((101.0, 80.0), True)])
+def test_a_difference_is_open_where_a_regime_of_overlap_denies_it(serial: tuple[float, float], is_open: bool) -> None:
+    rows = [row("a", 1.0, seed, 100.0) for seed in (1, 2)]
+    column = f"{METRIC}_if_serial"
+    rows += [row("b", 1.0, seed, 120.0 + seed, **{column: value}) for seed, value in zip((1, 2), serial, strict=True)]
+    (change,) = points(*rows).paired("policy", METRIC).to_dict("records")
+    assert (change["is_clear"], change["is_open"]) == (True, is_open)
+
+
+def test_the_best_is_named_under_each_condition_among_those_that_keep_up() -> None:
+    rows = []
+    for acceptance, slow in (("iid:.5", 90.0), ("iid:.9", 110.0)):
+        for seed in (1, 2):
+            rows.append(row("a", 1.0, seed, 100.0 + seed, **{ACCEPTANCE: acceptance}))
+            rows.append(row("b", 1.0, seed, slow + seed, **{ACCEPTANCE: acceptance}))
+            rows.append(row("c", 1.0, seed, 1.0, **{ACCEPTANCE: acceptance}) | {"is_steady": False})
+    low, high = points(*rows).ranked(METRIC)
+    assert (low.condition, low.best, low.second) == ({ACCEPTANCE: "iid:.5"}, {"policy": "b"}, {"policy": "a"})
+    assert (high.best, high.mean, high.num_settings, high.num_steady) == ({"policy": "a"}, 101.5, 3, 2)
+    assert high.change is not None
+    assert high.change["change_pct"] == pytest.approx(100.0 * 10.0 / 101.5)
+
+
+def test_settings_that_are_the_same_run_are_no_second_best() -> None:
+    rows = [row("a", 1.0, 1, 5.0), row("b", 1.0, 1, 5.0), row("c", 1.0, 1, 7.0)]
+    (rank,) = points(*rows).ranked(METRIC)
+    assert rank.second == {"policy": "c"}
+
+
+def test_a_key_that_follows_from_another_is_none_of_its_own() -> None:
+    lengths = {"gpu/a": 64.0, "gpu/b": None}
+    rows = [
+        row(policy, 1.0, 1, 5.0, profile=profile) | {"workload.input_len": length, "scenario_hash": policy + profile}
+        for profile, length in lengths.items()
+        for policy in ("a", "b")
+    ]
+    assert points(*rows).keys == ["policy", "profile"]
+
+
+def test_points_are_chosen_by_a_key_and_a_value_that_is_not_there_is_named() -> None:
+    both = points(row("a", 1.0, 1, 5.0), row("a", 2.0, 1, 5.0))
+    assert both.where({RATE: 2.0}).rows[RATE].tolist() == [2.0]
+    with pytest.raises(ValueError, match=r"workload.request_rate=3: the store has 1.0, 2.0"):
+        both.where({RATE: 3})
+    with pytest.raises(ValueError, match=r"color: not a key that this store varies \(workload.request_rate\)"):
+        both.where({"color": "red"})
