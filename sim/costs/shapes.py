@@ -365,6 +365,10 @@ EAGLE3_HEADS = {"apertus-8b": {"intermediate": 14336, "vocab": 131072}}
 (swiss-ai/apertus-speculative-decoding)."""
 
 
+SPARSE_HEAD_WIDTH = 6
+"""Width of the dense MLP of a head for a model with experts, over its hidden size; assumed: its layers say nothing."""
+
+
 def eagle3_head(target: ModelShape) -> ModelShape:
     """The EAGLE-3 draft head of `target`: one decoder layer of its width that reads embedding and feature together.
 
@@ -377,7 +381,7 @@ def eagle3_head(target: ModelShape) -> ModelShape:
         name=EAGLE3,
         layers=1,
         hidden=target.hidden,
-        intermediate=target.intermediate,
+        intermediate=target.intermediate if target.experts is None else SPARSE_HEAD_WIDTH * target.hidden,
         heads=target.heads,
         kv_heads=target.kv_heads,
         head_dim=target.head_dim,
