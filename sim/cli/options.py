@@ -68,6 +68,13 @@ def scenario_options(function: F) -> F:
             click.option(f"--{name.replace('_', '-')}", name, type=kind, default=None, help=help_)
             for name, (kind, help_) in FLAGS.items()
         ),
+        click.option(
+            "--speculative-config",
+            metavar="JSON",
+            default=None,
+            help="vLLM's, verbatim: method (draft_model, eagle3, mtp, pard, dflash, dspark, ngram), "
+            "num_speculative_tokens and the rest; other flags win.",
+        ),
         click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:200 tpot:50 e2el:5000."),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any scenario key, dotted."),
     ]
@@ -89,6 +96,12 @@ def gather(flags: dict[str, Any]) -> dict[str, Any]:
     policies = flags.pop("policy")
     if policies:
         raw["policy"] = list(policies)
+    speculative_config = flags.pop("speculative_config")
+    if speculative_config is not None:
+        from sim.experiment.vllm_config import speculation_of
+
+        for name, value in speculation_of(speculative_config).items():
+            set_dotted(raw, f"speculation.{name}", value)
     for name in FLAGS:
         value = flags.pop(name)
         if value is not None:
