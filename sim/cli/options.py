@@ -49,7 +49,10 @@ FLAGS: dict[str, tuple[type, str]] = {
         "iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (unconditional rates, as vLLM logs "
         "them), per-position:.74,.66,.76 (conditional rates), beta:13,8, markov:.13,.82, tape:FILE.",
     ),
-    "controller": (str, "Draft-length controller: fixed, feedback, by_batch, goodput, sglang_adaptive."),
+    "controller": (
+        str,
+        "Draft-length controller: fixed, feedback, by_batch, goodput, sglang_adaptive, adaptive_verification.",
+    ),
     "engine": (str, f"Engine: {', '.join(ENGINE_NAMES)}; default: the profile's own, else {ENGINE_NAMES[0]}."),
     "max_num_seqs": (int, "Requests admitted and unfinished, in every policy; default: the engine's on that GPU."),
     "max_num_batched_tokens": (int, "Tokens of one target pass, in every policy; default: likewise."),

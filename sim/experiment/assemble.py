@@ -28,7 +28,7 @@ from sim.costs.shapes import ModelShape, kv_bytes_per_token
 from sim.devices.contention import Contention, Regime, contention_of
 from sim.devices.link import link_of
 from sim.engine.adaptive_length import RoundSeconds
-from sim.engine.controllers import build_controller
+from sim.engine.controllers import VERIFYING, build_controller
 from sim.engine.draft_length import Controller
 from sim.engine.fleet import Fleet, FleetGauges
 from sim.engine.gauge import GapSamples, GaugePart
@@ -162,6 +162,10 @@ class Experiment:
             bands=speculation.speculative_adaptive_config,
             round_s=self._round_seconds(),
         )
+        if self.num_slots is not None and speculation.controller == VERIFYING and self.draft_tokens:
+            raise ValueError(
+                f"speculation.controller={VERIFYING} is simulated only: a replay verifies all that was drafted"
+            )
         if self.num_slots is not None and controller.draft_tokens_min == 0 < controller.draft_tokens_max:
             raise ValueError(
                 f"speculation.controller={speculation.controller} may choose not to draft, which a replay cannot: its "
@@ -176,6 +180,8 @@ class Experiment:
         def round_s(rows: int, draft_tokens: int) -> float:
             if not known:
                 known.append(self.steps())
+            if self.scenario.speculation.controller == VERIFYING:
+                return known[0].step_s(rows, draft_tokens, (), drafted_anew=self.draft_tokens)
             return known[0].round_s(rows, draft_tokens)
 
         return round_s
@@ -498,6 +504,10 @@ def check(scenario: Scenario, profile: Profile) -> None:
             )
         controller = Experiment(scenario=scenario, policy_name=name, seed=scenario.seed, profile=profile).controller()
         longest = controller.draft_tokens_max
+        if is_lane and draft_tokens and scenario.speculation.controller == VERIFYING:
+            raise ValueError(
+                f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous"
+            )
         if is_lane and options.kv is KvMode.NONE and controller.draft_tokens_min == 0 < longest:
             raise ValueError(
                 f"policy {name!r}: speculation.controller={scenario.speculation.controller} may choose not to draft, "

@@ -101,7 +101,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     synthetic_acceptance_rates: tuple[float, ...] | None = None
     """vLLM's key, likewise: unconditional rate of each drafted token."""
     controller: str = "fixed"
-    """Chooses the draft length: fixed, feedback, by_batch, goodput, sglang_adaptive."""
+    """Chooses the draft length: fixed, feedback, by_batch, goodput, sglang_adaptive; or what of it is verified:
+    adaptive_verification."""
     num_speculative_tokens_per_batch_size: BatchTable | None = None
     """by_batch: vLLM's key, [first batch size, last one, draft length] each, no length above num_speculative_tokens."""
     speculative_adaptive_config: dict[str, Band] | None = None

@@ -26,8 +26,10 @@ class StepForecast:
         """A step of `rows` that each verify `draft_tokens` and draft as many anew."""
         return self.step_s(rows, draft_tokens, ())
 
-    def step_s(self, rows: int, draft_tokens: int, prompts: tuple[int, ...]) -> float:
-        """The same with whole `prompts` of so many tokens beside them."""
+    def step_s(
+        self, rows: int, draft_tokens: int, prompts: tuple[int, ...], *, drafted_anew: int | None = None
+    ) -> float:
+        """The same with whole `prompts` of so many tokens beside them; `drafted_anew` in place of as many."""
         row_tokens = rows * (draft_tokens + 1)
         context_tokens = round(rows * self._context_tokens)
         chunks = tuple(Chunk(tokens, 0) for tokens in prompts)
@@ -40,11 +42,12 @@ class StepForecast:
             head_rows=row_tokens + len(chunks),
         )
         works = [target]
+        anew = draft_tokens if drafted_anew is None else drafted_anew
         num_drafting = rows + len(chunks)
         if self._has_draft:
             method, in_kv = self._limits.method, context_tokens + sum(prompts)
-            works.append(draft_of(method, num_drafting, row_tokens, in_kv, chunks, draft_tokens))
-        elif draft_tokens:
+            works.append(draft_of(method, num_drafting, row_tokens, in_kv, chunks, anew))
+        elif anew:
             works.append(Work(kind=Kind.HOST, rows=num_drafting))
         return self._seconds(works)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from sim.engine.adaptive_length import AdaptiveVerification
 from sim.engine.serving import Serving
 from sim.policies.options import EngineLimits, Method, PolicyOptions
 from sim.seam.host import Stream, Ticket
@@ -164,7 +165,8 @@ def plan_step(serving: Serving, running: list[Request], limits: EngineLimits, dr
 
 
 def begin_step(serving: Serving, planned: Step) -> Step:
-    """`planned` as it is submitted: rows that have finished meanwhile left out, drafts cut to what had room."""
+    """`planned` as it is submitted: rows that have finished meanwhile left out, drafts cut to what had room and to what
+    the controller would verify."""
     step = Step([], [], planned.prompts, planned.chunks)
     for request, tokens in zip(planned.rows, planned.row_tokens, strict=True):
         if request.is_finished:
@@ -176,6 +178,11 @@ def begin_step(serving: Serving, planned: Step) -> Step:
         step.row_tokens.append(request.in_flight)
     for request, chunk in zip(step.prompts, step.chunks, strict=True):
         request.in_flight = chunk.new_tokens
+    if isinstance(serving.controller, AdaptiveVerification) and step.rows:
+        for place, (request, tokens) in enumerate(zip(step.rows, serving.controller.verified(step.rows), strict=True)):
+            if tokens < request.drafted:
+                serving.trim_draft(request, tokens)
+                request.in_flight = step.row_tokens[place] = tokens + 1
     return step
 
 
