@@ -95,6 +95,8 @@ def _folder(path: Path) -> tuple[str, str]:
 
 
 def _yaml(path: Path) -> tuple[str, str]:
+    from sim.costs.profile_files import load
+    from sim.experiment.assemble import check
     from sim.experiment.scenario import resolve
     from sim.experiment.scenario_file import read_scenario
 
@@ -106,6 +108,7 @@ def _yaml(path: Path) -> tuple[str, str]:
         return "grid", f"{grid.num_scenarios} scenarios, {grid.num_runs} runs"
     try:
         scenario = resolve(raw)
+        check(scenario, load(scenario.profile))
     except ValueError as error:
         raise ValueError(f"scenario file {str(path)!r}: {error}") from None
     return "scenario", f"{', '.join(scenario.policy)} on {scenario.profile}"

@@ -162,14 +162,17 @@ def _from_config(path: Path, weights: Path | None) -> Source:
     if config.get("multi_query") is True:
         kv_heads = 1
     head_dim = config.get("head_dim") or dimensions["hidden"] // dimensions["heads"]
+    for key, value in (("num_key_value_heads", kv_heads), ("head_dim", head_dim)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{path}: {key}={value!r:.60} must be a whole number of at least 1")
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     name = (path.parent.name if path.name == "config.json" else path.stem).lower()
     window, window_layers = _window(path, config, kind, dimensions["layers"])
     try:
         shape = ModelShape(
             name=name or "model",
-            kv_heads=int(kv_heads),
-            head_dim=int(head_dim),
+            kv_heads=kv_heads,
+            head_dim=head_dim,
             tied_embeddings=bool(config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
             dtype_bytes=DTYPE_BYTES.get(dtype, 2),
             is_gated=kind in GATED,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -32,6 +33,8 @@ WORDS = (
     *("ribbon", "saddle", "timber", "umbrella", "velvet", "whisper", "yellow", "anchor"),
 )
 MOST_FAILURES = 3
+NOT_SO = (400, 404, 405, 422)
+"""Answers to a path or a field that a server does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,8 @@ class Endpoint:
     model: str
     is_chat: bool
     """Speaks /v1/chat/completions alone."""
+    is_strict: bool = False
+    """Refuses what OpenAI does not have, such as vLLM's `ignore_eos`: answers may end early then."""
 
     @property
     def path(self) -> str:
@@ -68,8 +73,12 @@ class Endpoint:
             "stream": True,
         }
         if self.is_chat:
-            return asked | {"messages": [{"role": "user", "content": prompt}]}
-        return asked | {"prompt": prompt, "ignore_eos": True, "stream_options": {"include_usage": True}}
+            asked["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            asked["prompt"] = prompt
+        if not self.is_strict:
+            asked |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
+        return asked
 
 
 def base_of(url: str) -> str:
@@ -107,14 +116,14 @@ def find(client: Client, url: str, model: str | None) -> Endpoint:
             served = f"serves {len(names)} models: {', '.join(names[:5])}" if names else "names no model"
             raise ValueError(f"{url} {served}; say which with --model")
         model = names[0]
-    endpoint = Endpoint(url=url, model=model, is_chat=False)
-    tried = client.post(endpoint.path, json=endpoint.body("river", 1))
-    if tried.status_code in (404, 405):
-        endpoint = Endpoint(url=url, model=model, is_chat=True)
-        tried = client.post(endpoint.path, json=endpoint.body("river", 1))
-    if tried.status_code != 200:
-        raise ValueError(f"{endpoint.path} answers {tried.status_code}: {' '.join(tried.text.split())[:200]}")
-    return endpoint
+    for is_chat, is_strict in product((False, True), repeat=2):
+        endpoint = Endpoint(url=url, model=model, is_chat=is_chat, is_strict=is_strict)
+        tried = client.post(endpoint.path, json=endpoint.body("river", 2))
+        if tried.status_code == 200:
+            return endpoint
+        if tried.status_code not in NOT_SO:
+            break
+    raise ValueError(f"{endpoint.path} answers {tried.status_code}: {' '.join(tried.text.split())[:200]}")
 
 
 def look(client: Client, url: str) -> dict[Sample, float] | None:

@@ -53,9 +53,9 @@ EXAMPLE = (
     "--fit-constant",
     default="gap_s",
     show_default=True,
-    help="gap_s, per target pass; draft_pass_s; step_s, per work; row_s, per sequence of it; frontend_s, per request. "
-    "Several, by commas, are fitted at once by least squares, with intervals; what the cells cannot tell apart is "
-    "refused.",
+    help="gap_s, per target pass; draft_pass_s; step_s, per work; row_s, per sequence of it; frontend_s, per request; "
+    "ratio@N, of the GPU's layers under load to the tables' at N tokens and more. Several, by commas, are fitted at "
+    "once by least squares, with intervals; what the cells cannot tell apart is refused.",
 )
 @click.option(
     "--fitted-profile",
@@ -126,6 +126,7 @@ def cells_command(
     """
     from realrun.validate.cells.compare import Setup, judge_cells, result_of
     from realrun.validate.cells.fit import HOST_CONSTANTS, marked, parse_mark
+    from realrun.validate.cells.joint import RATIO, check_constant
     from realrun.validate.cells.report import draw_cells, print_cells
     from realrun.validate.cells.table import MEASURED, parse_columns, read_cells, read_request_list
     from sim.costs.profile_files import load
@@ -134,14 +135,17 @@ def cells_command(
     check_outputs(flags, [path, profile_name, flags["engine_name"]])
     _check_fit(fits, flags["fitted_profile"])
     metrics, constants = fit_metric.split(","), fit_constant.split(",")
+    is_joint = len(constants) > 1 or fit_constant.startswith(RATIO)
+    for constant in constants if is_joint else ():
+        check_constant(constant)
     for name, values, known in (
         ("--fit-metric", metrics, MEASURED),
-        ("--fit-constant", constants, HOST_CONSTANTS),
+        ("--fit-constant", constants if len(constants) == 1 and not is_joint else (), HOST_CONSTANTS),
     ):
         for value in values:
             if value not in known:
                 raise ValueError(unknown(name, value, known))
-    if len(constants) == 1 and len(metrics) > 1 and fit_ratios is None:
+    if not is_joint and len(metrics) > 1 and fit_ratios is None:
         raise ValueError(f"--fit-metric {fit_metric}: one constant is fitted on one metric; several on several")
     setup = Setup(
         engine=engine_block(flags),
@@ -160,7 +164,7 @@ def cells_command(
     if fit_ratios is not None:
         profile, fit = _fit_ratios(table, is_fit, profile, setup, fit_ratios, metrics)
     elif marks:
-        fit_them = _fit if len(constants) == 1 else _fit_jointly
+        fit_them = _fit_jointly if is_joint else _fit
         profile, fit = fit_them(table, is_fit, profile, setup, constants, metrics)
     with progress() as on_step:
         judged = judge_cells(table, is_fit, profile, setup, partial(on_step, "simulating"))
@@ -242,31 +246,40 @@ def _fit_jointly(
     metrics: Sequence[str],
 ) -> tuple[Profile, dict[str, Any]]:
     """As `_fit`, of several constants at once."""
+    import msgspec
+
     from realrun.validate.cells.compare import fit_jointly
-    from realrun.validate.cells.fit import with_constant
+    from realrun.validate.cells.joint import RATIO
+    from sim.costs.profile import SERVED
 
     found = fit_jointly(table, is_fit, profile, setup, constants, metrics)
-    lines = [cell.line for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
-    fitted, last = found.profile, constants[-1]
-    told = ", ".join(
-        f"{name} = {value_s * 1e3:.4g} ± {found.half_widths_s[name] * 1e3:.2g} ms"
-        for name, value_s in found.values_s.items()
+    fitted, told = found.profile, []
+    for name, value in found.values_s.items():
+        scale, unit = (1.0, "") if name.startswith(RATIO) else (1e3, " ms")
+        told.append(f"{name} = {value * scale:.4g} ± {found.half_widths_s[name] * scale:.2g}{unit}")
+    marked_cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
+    named = [cell.texts["id"] for cell in marked_cells if "id" in cell.texts]
+    source = (
+        f"{', '.join(told)} fitted by lanesim on the mean {' and '.join(metrics)} of {len(marked_cells)} closed-loop "
+        f"cells of {Path(table.path).name}{': ' if named else ''}{', '.join(named)}"
     )
-    source = f"{told} fitted by lanesim on the mean {' and '.join(metrics)} of {len(lines)} closed-loop cells of "
-    fitted = with_constant(fitted, last, found.values_s[last], source + Path(table.path).name)
+    host = msgspec.structs.replace(fitted.host, source=f"{fitted.host.source}; {source}")
+    fitted = msgspec.structs.replace(fitted, host=host)
+    if any(name.startswith(RATIO) for name in constants):
+        fitted = msgspec.structs.replace(fitted, conditions=SERVED, source=f"layers served; the rest: {fitted.source}")
     return fitted, {
         "constants": [
             {
-                "constant": f"host.{name}",
-                "value_s": value_s,
-                "half_width_s": found.half_widths_s[name],
+                "constant": name if name.startswith(RATIO) else f"host.{name}",
+                "value" if name.startswith(RATIO) else "value_s": value_s,
+                "half_width" if name.startswith(RATIO) else "half_width_s": found.half_widths_s[name],
                 "is_told": found.told[name],
             }
             for name, value_s in found.values_s.items()
         ],
         "metric": ",".join(metrics),
         "error_pct": found.error_pct,
-        "lines": lines,
+        "lines": [cell.line for cell in marked_cells],
     }
 
 

@@ -117,12 +117,18 @@ def first_layers(target: Any, draft_layers: int) -> Any:
     return draft
 
 
+DAMAGED = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError)
+"""What the library raises for weights that are none: it looks into the file as if it were sound."""
+
+
 def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu") -> Any:
     """Real weights from a local directory in the library's format.
 
     Raises ValueError if there are none, if they cannot be read, or if any tensor of the model is missing or of another
     shape: the library would fill those in at random.
     """
+    from pickle import UnpicklingError
+
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -130,11 +136,16 @@ def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device:
         raise ValueError(f"{str(path)!r} holds no model: wanted a local directory with config.json and weights")
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=dtype, local_files_only=True, output_loading_info=True
+            str(path),
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            weights_only=True,
+            output_loading_info=True,
         )
     except torch.cuda.OutOfMemoryError:
         raise
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except (SafetensorError, UnpicklingError, *DAMAGED) as error:
         reason = " ".join(str(error).split())[:MOST_REASON]
         raise ValueError(f"{str(path)!r}: the weights cannot be loaded: {reason}") from error
     defects = [str(key) for name in ("missing_keys", "mismatched_keys") for key in loaded[name]]

@@ -49,7 +49,7 @@ __all__ = [
 FORMS = {
     "iid": "iid:0.7",
     "length": "length:2.6@3 (acceptance length, bonus included, at draft length 3)",
-    "vllm": "vllm:.74,.49,.37 (unconditional rates, as vLLM logs them)",
+    "vllm": "vllm:.74,.49,.37 (unconditional rates, as vLLM logs them; with ~1.1 behind them requests differ)",
     "per-position": "per-position:.74,.66,.76 (conditional rates)",
     "beta": "beta:13,8",
     "markov": "markov:.13,.82 or markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]",

@@ -137,7 +137,7 @@ def _gains(rows: dict[str, Row]) -> Any:
     axis.set_xlabel("requests at once")
     axis.set_ylabel("PDV over PD, tokens/s (%)")
     axis.set_title("Seed 004: three lanes against two, batches as stated")
-    axis.legend(fontsize="small", loc="lower right")
+    axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.tight_layout()
     return figure
 

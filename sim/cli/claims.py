@@ -8,7 +8,7 @@ import click
 
 from sim.cli.console import claim, progress, write_text
 
-EXAMPLE = "\b\nExample:\n  lanesim claims --section A --json -"
+EXAMPLE = "\b\nExample:\n  lanesim claims --section C --section F"
 
 
 @click.command("claims", epilog=EXAMPLE)
@@ -31,7 +31,7 @@ def claims_command(
     for name in names:
         if name not in SECTIONS:
             raise ValueError(unknown("section", name, SECTIONS))
-    claim(files={"--json": json_path})
+    claim(files={"--json": json_path}, folders={"--plots": plots})
     with progress() as on_step:
         rows = judge_all(names, draws=draws or DRAWS, workers=workers, on_done=on_step)
     if plots is not None:

@@ -49,6 +49,7 @@ EXAMPLE = (
     "--until-ci", type=float, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
 )
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
+@click.option("--emit-vllm", is_flag=True, help="Run nothing: print the vLLM command lines that would check it.")
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
@@ -62,6 +63,9 @@ def compare_command(**flags: Any) -> None:
         _run_grid(raw, lists, path, flags)
         return
     scenario = resolve(raw)
+    if flags["emit_vllm"]:
+        _print_lines(scenario)
+        return
     percentiles = _percentiles(flags["metric_percentiles"])
     asked = percentiles if flags["metric_percentiles"] else []
     out, json_path = flags["out"], flags["json_path"]
@@ -124,7 +128,7 @@ def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | Non
     from sim.experiment.scenario_file import set_dotted
     from sim.report.tables import comparison_tables
 
-    for name in ("out", "plots", "result_dir", "with_works", "save_detailed", "until_ci"):
+    for name in ("out", "plots", "result_dir", "with_works", "save_detailed", "until_ci", "emit_vllm"):
         if flags[name]:
             flag = "works" if name == "with_works" else name.replace("_", "-")
             raise ValueError(f"--{flag} goes with one value per flag; for a grid, see `lanesim sweep --help`")
@@ -162,6 +166,15 @@ def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | Non
 def _spelt(value: Any) -> Any:
     """As JSON has it: an infinite rate is a text."""
     return "inf" if value == float("inf") else value
+
+
+def _print_lines(scenario: Scenario) -> None:
+    """On stdout what can be typed, what it lacks as comments."""
+    from sim.costs.profile_files import load
+    from sim.studies.deploy import checking_lines
+
+    serve, bench, notes = checking_lines(scenario, load(scenario.profile))
+    print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
 
 
 def _percentiles(text: str | None) -> list[float]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import click
 
-from sim.cli.lazy import LazyGroup
+from sim.cli.lazy import SOURCE, LazyGroup
 from sim.cli.signals import exit_code, have_streams, listen, stop, stopped_word
 
 COMMANDS = {
@@ -47,6 +47,11 @@ class MainGroup(LazyGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted from None
+        except ValueError as error:
+            source = ctx.meta.get(SOURCE)
+            if source is not None and source not in str(error):
+                error.add_note(f"(scenario file {source!r})")
+            raise
 
 
 @click.group(
@@ -82,7 +87,7 @@ def run(args: Sequence[str]) -> int:
     except ValueError as error:
         if os.environ.get("LANESIM_DEBUG"):
             raise
-        return _fail(str(error), 2)
+        return _fail(" ".join([str(error), *getattr(error, "__notes__", ())]), 2)
     except OSError as error:
         return _fail(f"{error.filename or 'a file or stream'}: {error.strerror or error}", 2)
     except MemoryError:

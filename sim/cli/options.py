@@ -102,10 +102,14 @@ def gather(flags: dict[str, Any], lists: dict[str, list[Any]] | None = None) -> 
     Flags with several values go into `lists` by their dotted key, the first into the scenario; without `lists` they are
     refused, and of several profiles the last one wins.
     """
+    from sim.cli.lazy import SOURCE
     from sim.experiment.scenario_file import FLAT_NAMES, parse_override, read_scenario, set_dotted
 
     path = flags.pop("scenario")
-    raw: dict[str, Any] = read_scenario(path) if path is not None else {}
+    raw: dict[str, Any] = {}
+    if path is not None:
+        click.get_current_context().meta[SOURCE] = str(path)
+        raw = read_scenario(path)
     policies = flags.pop("policy")
     if policies:
         raw["policy"] = list(policies)

@@ -21,12 +21,15 @@ def profiles_command(ctx: click.Context) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from sim.costs.profile import SERVED
     from sim.costs.profile_files import load, shipped
 
-    caption = "mean error on held-out points, percent; – = not validated; * = overlap of streams measured"
+    caption = (
+        "mean error on held-out points, percent; – = not validated; s = layers fitted to a served GPU, under load; "
+        "* = overlap of streams measured"
+    )
     table = Table(box=SIMPLE_HEAD, caption=caption, padding=(0, 0, 0, 1))
     table.add_column("profile", no_wrap=True, min_width=max(map(len, shipped())))
-    table.add_column("measured", no_wrap=True)
     for title in ("body", "decode", "prefill", "draft", "verify"):
         table.add_column(title, justify="right", no_wrap=True)
     for name in shipped():
@@ -36,8 +39,8 @@ def profiles_command(ctx: click.Context) -> None:
             error = profile.errors.get(kind)
             known = error is not None and error.mean_error_pct is not None
             cells.append(f"{error.mean_error_pct:.1f}" if error is not None and known else "–")
-        measured = (profile.conditions or "–").removeprefix("kernel tables, ")
-        table.add_row(name + " *" * profile.overlap.measured, measured, *cells)
+        marks = " s" * (profile.conditions == SERVED) + " *" * profile.overlap.measured
+        table.add_row(name + marks, *cells)
     Console(markup=False).print(table)
 
 

@@ -131,6 +131,10 @@ class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"schema={self.schema!r} must be {ENGINE_SCHEMA}")
         if not self.constants or self.constants[-1].gpus or not all(entry.gpus for entry in self.constants[:-1]):
             raise ValueError("the last of `constants`, and no other, is for all other GPUs: gpus = []")
+        for entry in self.constants:
+            for field in CONSTANTS:
+                if not 0.0 <= getattr(entry, field) <= LONGEST_S:
+                    raise ValueError(f"{field}={getattr(entry, field)!r} must be 0 to {LONGEST_S:g} seconds")
         last = self.caps[-1] if self.caps else None
         if last is None or last.min_memory_gib or last.not_on:
             raise ValueError("the last of `caps` must hold on every GPU")

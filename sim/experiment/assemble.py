@@ -142,8 +142,8 @@ class Experiment:
 
     @property
     def most_seated(self) -> int:
-        """Requests that the policy admits at once, memory apart."""
-        most = self.limits.max_num_seqs
+        """Requests that one replica of the policy admits at once, memory apart."""
+        most = self.limits.max_num_seqs * self.num_engines
         return min(most, self.scenario.policy_options.workers) if self.policy.has_workers else most
 
     @property

@@ -39,7 +39,14 @@ _floors: dict[tuple[str, str, int], float] = {}
 
 
 def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
-    """Saturated throughput of `policy` with the scenario's lengths, engine, caps and overlap; kept for the process."""
+    """Saturated throughput of `policy` with the scenario's lengths, engine, caps and overlap; kept for the process.
+
+    One replica is saturated: several of them serve as many times that, since none is ever idle then.
+    """
+    count = scenario.devices.count
+    if count > 1:
+        one, (low, high) = capacity(_one_replica(scenario), policy, profile)
+        return count * one, (count * low, count * high)
     saturated, _ = _saturated(scenario, policy, profile)
     key = saturated.digest, policy, id(profile)
     if key not in _known:
@@ -54,6 +61,9 @@ def capacity_floor(scenario: Scenario, policy: str, profile: Profile) -> float:
     Throughput rises with the requests in flight, so it is FLOOR_SHARE of the loop's. 0 where no more than a few can be
     in flight at all: there the loop is the saturated run.
     """
+    count = scenario.devices.count
+    if count > 1:
+        return count * capacity_floor(_one_replica(scenario), policy, profile)
     saturated, in_flight = _saturated(scenario, policy, profile)
     few = _at_most(scenario, FEW_PROMPTS)
     if in_flight < 2 * FEW_IN_FLIGHT or few < FEW_PROMPTS:
@@ -65,6 +75,10 @@ def capacity_floor(scenario: Scenario, policy: str, profile: Profile) -> float:
         record = simulate(scenario, policy, child_seed(scenario.seed, CAPACITY_KEY), profile)
         _floors[key] = FLOOR_SHARE * saturated_throughput(record.requests, FEW_IN_FLIGHT, _mean_tokens(saturated))[0]
     return _floors[key]
+
+
+def _one_replica(scenario: Scenario) -> Scenario:
+    return msgspec.structs.replace(scenario, devices=msgspec.structs.replace(scenario.devices, count=1))
 
 
 def forget() -> None:

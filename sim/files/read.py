@@ -123,4 +123,5 @@ def printable(text: str) -> str:
     >>> printable("a\x1b[31mb\nc")
     'a\\x1b[31mb c'
     """
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], " ".join(text.split()))
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)

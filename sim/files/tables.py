@@ -58,6 +58,7 @@ def read_parquet(path: str | Path, what: str) -> Any:
             if about.num_rows * max(1, about.num_columns) > MOST_CELLS:
                 raise ValueError(f"{where}: {about.num_rows} rows of {about.num_columns} columns; is it damaged?")
             table = file.read()
+            table.validate(full=True)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{where} cannot be read as Parquet: {_first_line(error)}") from None
     names = table.column_names

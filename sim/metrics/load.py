@@ -66,7 +66,9 @@ def judge(rate_per_s: float, rate_error_per_s: float, capacity_per_s: float, ci9
         verdict = Verdict.OVERLOADED
     else:
         verdict = Verdict.UNDECIDED
-    return Load(verdict=verdict, rate_per_s=rate_per_s, capacity_per_s=capacity_per_s, ci95=ci95)
+    return Load(
+        verdict=verdict, rate_per_s=rate_per_s, capacity_per_s=capacity_per_s, ci95=None if high == inf else ci95
+    )
 
 
 def trace_rate(arrivals_s: Sequence[float]) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sim.experiment.compare import RESULT_SCHEMA, Comparison
+from sim.experiment.compare import PAIRED_METRICS, RESULT_SCHEMA, Comparison
 from sim.experiment.scenario import Scenario, to_plain
 from sim.files.json_values import convert, parse_json
 from sim.files.read import CONTROL, Unreadable, read_text
@@ -245,7 +245,13 @@ def read_summary_file(path: Path) -> Comparison:
         raise ValueError(f"{where} is no result of `lanesim compare`")
     if result.get("schema") != RESULT_SCHEMA:
         raise ValueError(f"{where}: schema={result.get('schema')!r} must be {RESULT_SCHEMA}")
-    return convert(result, Comparison, where, text)
+    found = convert(result, Comparison, where, text)
+    if not found.policies or not found.runs:
+        raise ValueError(f"{where}: no policy or no run in it")
+    for row in found.policies:
+        if lacking := [metric for metric in PAIRED_METRICS if metric not in row.mean]:
+            raise ValueError(f"{where}: policy {row.policy!r} has no {lacking[0]!r} among its means")
+    return found
 
 
 def is_replay(directory: Path) -> bool:

@@ -16,6 +16,7 @@ from sim.costs.profile import Profile
 from sim.experiment.assemble import limits_of
 from sim.experiment.scenario import Scenario
 from sim.policies.options import Method
+from sim.workload.generate import mean_tokens, num_requests
 
 SGLANG_ALGORITHMS = {Method.EAGLE3: "EAGLE3", Method.DRAFT_MODEL: "STANDALONE", Method.NGRAM: "NGRAM"}
 SGLANG_CONFIG = "speculative_adaptive.json"
@@ -73,6 +74,49 @@ def deployment(
         sglang_flags=_sglang_flags(limits.method, draft, table),
         sglang_adaptive_config=_sglang_bands(limits.method, table, plausible),
     )
+
+
+def checking_lines(
+    scenario: Scenario, profile: Profile, *, target_model: str | None = None, draft_model: str | None = None
+) -> tuple[str, str, list[str]]:
+    """The `vllm serve` and `vllm bench serve` lines that would check a scenario on the GPU, and in what they differ.
+
+    Prompts are random, of the workload's mean lengths where they vary.
+
+    >>> import lanesim
+    >>> given = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", input_len=64, request_rate=4)
+    >>> checking_lines(given, lanesim.load_profile(given.profile))[1].split()[:3]
+    ['vllm', 'bench', 'serve']
+    """
+    workload, k = scenario.workload, scenario.speculation.num_speculative_tokens
+    seqs = limits_of(scenario, profile).max_num_seqs
+    lines = deployment(scenario, profile, [[1, seqs, k]], {}, target_model=target_model, draft_model=draft_model)
+    prompt_tokens, output_tokens = (round(mean) for mean in mean_tokens(workload, scenario.seed))
+    notes = []
+    if workload.dataset_name != "fixed" and (workload.input_len is None or workload.output_len is None):
+        notes.append(
+            f"{workload.dataset_name}: every request has its mean lengths, {prompt_tokens} and {output_tokens} tokens; "
+            "simulate with --input-len and --output-len to compare like with like"
+        )
+    if k:
+        notes.append(
+            f"{scenario.speculation.acceptance}: random prompts are accepted otherwise; take acceptance from the result"
+        )
+    bench = [
+        "vllm", "bench", "serve", "--model", target_model or profile.target.name,
+        "--dataset-name", "random",
+        "--random-input-len", str(prompt_tokens), "--random-output-len", str(output_tokens),
+        "--num-prompts", str(num_requests(workload)), "--request-rate", f"{workload.request_rate:g}",
+        "--seed", str(scenario.seed), "--ignore-eos", "--save-result", "--save-detailed",
+    ]  # fmt: skip
+    if workload.burstiness != 1.0:
+        bench += ["--burstiness", f"{workload.burstiness:g}"]
+    if workload.max_concurrency is not None:
+        bench += ["--max-concurrency", str(workload.max_concurrency)]
+    asked = {name.removesuffix("_ms"): bound for name, bound in scenario.goodput.bounds_ms.items() if bound is not None}
+    if asked:
+        bench += ["--goodput", *(f"{name}:{bound:g}" for name, bound in asked.items())]
+    return lines.vllm_serve, shlex.join(bench), notes
 
 
 def _sglang_flags(method: Method, draft: str | None, table: Sequence[Sequence[int]]) -> str:

@@ -61,7 +61,11 @@ class Grid:
     def of(cls, source: Mapping[str, Any] | str | Path) -> Grid:
         """A grid from a file or raw mapping. Raises ValueError, one line naming the key."""
         if isinstance(source, str | Path):
-            return cls._of(read_scenario(Path(source)), Path(source).parent)
+            raw = read_scenario(Path(source))
+            try:
+                return cls._of(raw, Path(source).parent)
+            except ValueError as error:
+                raise ValueError(f"grid file {str(source)!r}: {error}") from None
         return cls._of(source, Path())
 
     @classmethod

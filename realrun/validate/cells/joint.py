@@ -1,8 +1,10 @@
-"""Several host constants fitted at once on marked cells, with how well the cells tell each of them.
+"""Several constants fitted at once on marked cells, with how well the cells tell each of them: the host's, and with
+them `ratio@N`, of the GPU's layers under load to the tables' at N tokens and more.
 
-Least squares on the logarithm of simulated over measured, constants at least 0. The derivatives say which constants the
-cells can tell apart: one that moves no metric, or moves all of them as another does, is refused by name, because its
-value would be an accident. Not here: one constant by a search (realrun.validate.cells.fit), what a cell's error is.
+Least squares on the logarithm of simulated over measured, host constants at least 0. The derivatives say which
+constants the cells can tell apart: one that moves no metric, or moves all of them as another does, is refused by name,
+because its value would be an accident. Not here: one constant by a search (realrun.validate.cells.fit), ratios alone
+and the time before the engine (realrun.validate.cells.device), what a cell's error is.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from realrun.validate.cells.fit import HOST_CONSTANTS, with_constant
+from sim.costs.kernels import CompactKernels
+from sim.costs.points import TableKernels
 from sim.costs.profile import Profile
 from sim.metrics.stats import t_975
 from sim.names import unknown
@@ -24,6 +29,10 @@ Ratios = Callable[[Profile], Sequence[float]]
 
 UNIT_S = {"gap_s": 1e-3, "draft_pass_s": 1e-3, "step_s": 1e-3, "row_s": 1e-5}
 """What each constant is counted in, so that all have values about 1."""
+RATIO = "ratio@"
+UNTOUCHED = 16
+"""The first ratio holds from its tokens on; the tables' times hold up to this part of them."""
+LEAST_RATIO = 0.3
 STEP = 0.05
 """Of a derivative, in those units: large beside the jitter of a simulation, small beside a constant."""
 LEAST_NOISE = 0.005
@@ -37,7 +46,7 @@ MOST_ROUNDS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointFit:
-    """Constants, half of each one's 95 % interval, and what the fit leaves."""
+    """Constants (seconds; ratios as such), half of each one's 95 % interval, and what the fit leaves."""
 
     profile: Profile
     """With the constants."""
@@ -51,8 +60,8 @@ class JointFit:
 
     @property
     def told(self) -> dict[str, bool]:
-        """Whether each constant differs from 0 by more than its interval."""
-        return {name: self.values_s[name] > self.half_widths_s[name] for name in self.values_s}
+        """Whether each constant differs from 0, a ratio from 1, by more than its interval."""
+        return {name: abs(value - _plain(name)) > self.half_widths_s[name] for name, value in self.values_s.items()}
 
 
 def fit_constants(profile: Profile, names: Sequence[str], ratios: Ratios) -> JointFit:
@@ -62,24 +71,24 @@ def fit_constants(profile: Profile, names: Sequence[str], ratios: Ratios) -> Joi
     cells cannot tell, or cannot tell apart.
     """
     for name in names:
-        if name not in HOST_CONSTANTS:
-            raise ValueError(unknown("host constant", name, HOST_CONSTANTS))
+        check_constant(name)
     if len(set(names)) != len(names):
         raise ValueError(f"--fit {','.join(names)}: each constant once")
-    units = np.array([UNIT_S[name] for name in names])
+    units = np.array([UNIT_S.get(name, 1.0) for name in names])
+    least = np.array([LEAST_RATIO if name.startswith(RATIO) else 0.0 for name in names])
 
     def errors(counts: Floats) -> Floats:
         found: Floats = np.log(np.asarray(ratios(_with(profile, names, counts * units)), dtype=float))
         return found
 
-    counts = np.zeros(len(names))
+    counts = np.array([_plain(name) for name in names])
     now = errors(counts)
     if len(now) < len(names):
         raise ValueError(f"--fit {','.join(names)}: {len(now)} measured values cannot tell {len(names)} constants")
     slopes = _slopes(errors, counts, now)
     _refuse_what_is_not_told(names, slopes)
     for _ in range(MOST_ROUNDS):
-        better, there = _step(errors, counts, now, slopes)
+        better, there = _step(errors, counts, now, slopes, least)
         has_moved = float(np.abs(better - counts).max()) > STEP / 50.0
         counts, now = better, there
         slopes = _slopes(errors, counts, now)
@@ -97,10 +106,41 @@ def fit_constants(profile: Profile, names: Sequence[str], ratios: Ratios) -> Joi
     )
 
 
+def check_constant(name: str) -> None:
+    """Raise ValueError for what is neither a host constant nor `ratio@N`."""
+    if name.startswith(RATIO):
+        tokens_of(name)
+    elif name not in HOST_CONSTANTS:
+        raise ValueError(unknown("constant", name, (*HOST_CONSTANTS, f"{RATIO}2048")))
+
+
+def tokens_of(name: str) -> int:
+    """N of `ratio@N`."""
+    digits = name.removeprefix(RATIO)
+    if not digits.isdecimal() or int(digits) < UNTOUCHED:
+        raise ValueError(f"{name!r}: want {RATIO} and a count of at least {UNTOUCHED} tokens, such as {RATIO}2048")
+    return int(digits)
+
+
+def _plain(name: str) -> float:
+    """Its value where nothing is added to the tables."""
+    return 1.0 if name.startswith(RATIO) else 0.0
+
+
 def _with(profile: Profile, names: Sequence[str], values_s: Floats) -> Profile:
-    for name, value_s in zip(names, values_s.tolist(), strict=True):
-        profile = with_constant(profile, name, value_s)
-    return profile
+    ratios: dict[int, float] = {}
+    for name, value in zip(names, values_s.tolist(), strict=True):
+        if name.startswith(RATIO):
+            ratios[tokens_of(name)] = value
+        else:
+            profile = with_constant(profile, name, value)
+    if not ratios:
+        return profile
+    kernels = profile.kernels
+    if not isinstance(kernels, CompactKernels | TableKernels):
+        raise ValueError(f"profile {profile.name!r} has no layers of its own to correct (kernels.form=linear)")
+    points = ((min(ratios) // UNTOUCHED, 1.0), *sorted(ratios.items()))
+    return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(kernels, body_ratios=points))
 
 
 def _slopes(errors: Callable[[Floats], Floats], counts: Floats, now: Floats) -> Floats:
@@ -113,11 +153,13 @@ def _slopes(errors: Callable[[Floats], Floats], counts: Floats, now: Floats) -> 
     return np.column_stack(columns)
 
 
-def _step(errors: Callable[[Floats], Floats], counts: Floats, now: Floats, slopes: Floats) -> tuple[Floats, Floats]:
+def _step(
+    errors: Callable[[Floats], Floats], counts: Floats, now: Floats, slopes: Floats, least: Floats
+) -> tuple[Floats, Floats]:
     """Counts and errors after one Gauss-Newton step within the bounds, halved until it helps; the old ones if none."""
     from scipy.optimize import lsq_linear
 
-    wanted = lsq_linear(slopes, slopes @ counts - now, bounds=(0.0, np.inf)).x
+    wanted = lsq_linear(slopes, slopes @ counts - now, bounds=(least, np.inf)).x
     share = 1.0
     while share > 0.05:
         there = counts + share * (wanted - counts)

@@ -88,11 +88,7 @@ def print_cells(result: dict[str, Any]) -> None:
     if fit and "ratios" in fit:
         _print_ratios(console, fit)
     elif fit and "constants" in fit:
-        told = ", ".join(
-            f"{each['constant']} = {each['value_s'] * 1e3:.4f} ± {each['half_width_s'] * 1e3:.4f} ms"
-            + ("" if each["is_told"] else " (not told from 0)")
-            for each in fit["constants"]
-        )
+        told = ", ".join(map(_told, fit["constants"]))
         lines = ", ".join(str(line) for line in fit["lines"])
         console.print(
             f"{told}, fitted on {fit['metric']} of lines {lines} (mean size of error left {fit['error_pct']:.2f} %)",
@@ -109,6 +105,15 @@ def print_cells(result: dict[str, Any]) -> None:
         )
     for note in result["notes"]:
         console.print(note, style="dim", highlight=False)
+
+
+def _told(each: dict[str, Any]) -> str:
+    """One of several constants, with its interval."""
+    if "value" in each:
+        text, plain = f"{each['value']:.3f} ± {each['half_width']:.3f}", 1
+    else:
+        text, plain = f"{each['value_s'] * 1e3:.4f} ± {each['half_width_s'] * 1e3:.4f} ms", 0
+    return f"{each['constant']} = {text}" + ("" if each["is_told"] else f" (not told from {plain})")
 
 
 def _print_ratios(console: Console, fit: dict[str, Any]) -> None:

@@ -65,10 +65,13 @@ def test_planted_constants_and_launch_are_found() -> None:
 def test_what_the_law_misses_is_kept_by_tokens() -> None:
     """A step of 256 tokens is 8 % longer than any law has it; the profile says so there, not at 64 and 2,048."""
     curve = [Step(n, 1.08 * s if n == 256 else s) for n, s in curve_of(planted())]
-    served = fit_steps(load(START), curve, "planted").profile
+    fit = fit_steps(load(START), curve, "planted")
+    served = fit.profile
     for tokens, seconds in curve:
         if tokens not in (576, 640, 768):
             assert step_s(served, tokens) == pytest.approx(seconds, rel=1e-4)
+    (bumped,) = (step for step in fit.steps if step.tokens == 256)
+    assert bumped.left_out_s == pytest.approx(bumped.seconds / 1.08, rel=0.02)
     assert dict(served.compact.body_ratios)[256] == pytest.approx(1.08, abs=0.03)
 
 

@@ -23,9 +23,16 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, *, is_chat: bool = False, has_metrics: bool = False, answer: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        is_chat: bool = False,
+        is_strict: bool = False,
+        has_metrics: bool = False,
+        answer: str | None = None,
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.is_chat, self.has_metrics, self.answer = is_chat, has_metrics, answer
+        self.is_chat, self.is_strict, self.has_metrics, self.answer = is_chat, is_strict, has_metrics, answer
         self.asked: list[dict[str, Any]] = []
         self.now = self.most = self.streams = 0
         self.lock = threading.Lock()
@@ -62,6 +69,9 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.is_chat != self.path.endswith("/chat/completions"):
             self._reply(404, "{}")
+            return
+        if self.server.is_strict and "ignore_eos" in asked:
+            self._reply(422, "{}")
             return
         if self.server.answer is not None:
             self._reply(500, self.server.answer)
@@ -102,11 +112,11 @@ def serving(**how: Any) -> Iterator[Server]:
         server.server_close()
 
 
-@pytest.mark.parametrize("is_chat", [False, True])
-def test_a_level_keeps_its_streams_in_flight_and_counts_the_servers_tokens(is_chat: bool) -> None:
-    with serving(is_chat=is_chat) as server, connected(server.url, 4) as client:
+@pytest.mark.parametrize(("is_chat", "is_strict"), [(False, False), (False, True), (True, False), (True, True)])
+def test_a_level_keeps_its_streams_in_flight_and_counts_the_servers_tokens(is_chat: bool, is_strict: bool) -> None:
+    with serving(is_chat=is_chat, is_strict=is_strict) as server, connected(server.url, 4) as client:
         endpoint = find(client, server.url, None)
-        assert (endpoint.model, endpoint.is_chat) == ("tiny", is_chat)
+        assert (endpoint.model, endpoint.is_chat, endpoint.is_strict) == ("tiny", is_chat, is_strict)
         found = level(client, endpoint, concurrency=4, num_requests=20, input_words=8, output_tokens=16)
     assert server.most == 4
     assert len(server.asked) == 1 + 20

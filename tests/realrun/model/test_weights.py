@@ -147,3 +147,19 @@ def test_weights_that_are_cut_short_incomplete_or_of_another_shape_are_refused(t
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(ValueError, match="the weights cannot be loaded"):
         load_model(tmp_path)
+
+
+def test_a_pickle_that_is_no_weights_is_refused_and_not_executed(tmp_path: Path) -> None:
+    import pickle
+
+    class Runs:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (tmp_path / "executed",)
+
+    model = tiny_model()
+    model.config.save_pretrained(tmp_path)
+    for content in (b"", b"garbage", b"PK\x03\x04" + 40 * b"\0", pickle.dumps(Runs())):
+        (tmp_path / "pytorch_model.bin").write_bytes(content)
+        with pytest.raises(ValueError, match="the weights cannot be loaded"):
+            load_model(tmp_path)
+    assert not (tmp_path / "executed").exists()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from realrun.validate.cells.joint import fit_constants
+from sim.costs.kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 
@@ -55,6 +56,43 @@ def test_a_constant_that_is_not_there_ends_at_0_and_is_not_told() -> None:
     found = fit_constants(PROFILE, ("step_s", "row_s"), ratios((2e-3, 0.0, 0.0)))
     assert found.values_s["row_s"] == pytest.approx(0.0, abs=1e-9)
     assert found.told == {"step_s": True, "row_s": False}
+
+
+def layers_s(profile: Profile, tokens: int) -> float:
+    """1 ms of layers per 100 tokens as the tables have them, times the profile's ratio there, and the host's step."""
+    kernels = profile.kernels
+    assert isinstance(kernels, CompactKernels)
+    counts, found = zip(*(kernels.body_ratios or ((1, 1.0),)), strict=True)
+    return 1e-5 * tokens * float(np.interp(tokens, counts, found)) + profile.host.step_s
+
+
+def test_a_ratio_of_the_layers_is_told_from_what_the_host_adds() -> None:
+    """1.2 at 2,048 tokens and more, 1 up to 128, 2 ms of the host."""
+    levels = {32: 0.32e-3 + 2e-3, 128: 1.28e-3 + 2e-3, 2048: 1.2 * 20.48e-3 + 2e-3, 8192: 1.2 * 81.92e-3 + 2e-3}
+    found = fit_constants(
+        PROFILE,
+        ("step_s", "ratio@2048"),
+        lambda profile: [layers_s(profile, tokens) / real for tokens, real in levels.items()],
+    )
+    assert found.values_s == pytest.approx({"step_s": 2e-3, "ratio@2048": 1.2}, rel=1e-3)
+    assert all(found.told.values())
+    assert isinstance(found.profile.kernels, CompactKernels)
+    assert found.profile.kernels.body_ratios == ((128, 1.0), (2048, pytest.approx(1.2, rel=1e-3)))
+
+
+def test_a_ratio_of_1_is_not_told() -> None:
+    found = fit_constants(
+        PROFILE,
+        ("step_s", "ratio@2048"),
+        lambda profile: [layers_s(profile, n) / (1e-5 * n + 2e-3) for n in (32, 128, 2048, 8192)],
+    )
+    assert found.told == {"step_s": True, "ratio@2048": False}
+
+
+@pytest.mark.parametrize("name", ["ratio@", "ratio@x", "ratio@8", "ratios"])
+def test_a_name_that_is_no_constant_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"ratio@2048"):
+        fit_constants(PROFILE, ("step_s", name), ratios((2e-3, 0.0, 0.0)))
 
 
 def test_a_constant_that_moves_nothing_is_refused() -> None:

@@ -9,8 +9,9 @@ import pytest
 from sim.costs.profile_files import load
 from sim.engine.fleet import MOST_AHEAD, least_busy, next_in_turn, where_prefix_is
 from sim.engine.gauge import Gauge, GaugePart
+from sim.experiment.capacity import capacity, capacity_floor
 from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario
+from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
 from sim.policies.registry import POLICIES
@@ -101,6 +102,15 @@ def test_two_gpus_bear_twice_the_load_of_one() -> None:
     )
     assert two["request_throughput"] / one["request_throughput"] > 1.3  # type: ignore[operator]
     assert two["device_utilization"] <= 1.0  # type: ignore[operator]
+
+
+def test_replicas_bear_as_many_times_the_load_of_one() -> None:
+    given = Scenario.of(profile="cpu/tiny", policy="pd", request_rate=50)
+    four = Scenario.of(to_plain(given), **{"devices.count": 4})
+    one = capacity(given, "pd", load("cpu/tiny"))
+    assert capacity(four, "pd", load("cpu/tiny")) == (4 * one[0], (4 * one[1][0], 4 * one[1][1]))
+    floor = capacity_floor(given, "pd", load("cpu/tiny"))
+    assert capacity_floor(four, "pd", load("cpu/tiny")) == 4 * floor
 
 
 def test_parts_of_a_gauge_add_up_to_it() -> None:

@@ -1,0 +1,115 @@
+"""Commands killed at random moments: after the same command again, results are those of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+SMALL = ["--num-prompts", "300", "--input-len", "16", "--output-len", "4", "--request-rate", "20"]
+KILLS = int(os.environ.get("LANESIM_KILLS", "30"))
+GRID = f"""scenario:
+  profile: {PAIR}
+  policy: pd
+  workload: {{dataset_name: fixed, num_prompts: 100, input_len: 16, output_len: 4}}
+grid:
+  workload.request_rate: [1, 2, 4, 8]
+  seed: [0, 1]
+"""
+REPLAYED = ["--policy", "pd", "--profile", "cpu/tiny", "--num-prompts", "8", "--request-rate", "20", "--device", "cpu"]
+MEASURED = ["--device", "cpu", "--target", "tiny-target", "--draft", "tiny-draft", "--budget", "5", "--no-serving"]
+
+
+def compared(out: Path) -> Any:
+    return json.loads((out / "summary.json").read_text())
+
+
+def swept(out: Path) -> Any:
+    import lanesim
+
+    frame = lanesim.load(out)
+    keys = ["workload.request_rate", "seed"]
+    kept = [name for name in frame.columns if not name.startswith(("wall_", "date_"))]
+    return frame[kept].sort_values([key for key in keys if key in frame.columns]).to_csv(index=False)
+
+
+def replayed(out: Path) -> Any:
+    """What does not depend on the clock: complete, every request once."""
+    from sim.report.results import read_columns
+
+    summary = json.loads((out / "summary.json").read_text())
+    columns = read_columns(out / "requests.parquet")
+    return summary["replay"]["partial"], summary["scenario_hash"], columns["index"], columns["emitted_tokens"]
+
+
+def measured(out: Path) -> Any:
+    """Which places there are, once each, in the profile and in its points."""
+    from calibrate.points import file as points_file
+    from sim.costs.profile_files import load
+
+    points = points_file.read(out.with_suffix(".points.jsonl"))
+    visits = [len(visits) == points.num_visits for visits in points.visits.values()]
+    return len(load(out).points) == len(points.places), points.left, all(visits)
+
+
+COMMANDS: dict[str, tuple[list[str], str, Callable[[Path], Any]]] = {
+    "compare": (["compare", "--profile", PAIR, "--policy", "pd", *SMALL, "--workers", "1"], "r", compared),
+    "sweep": (["sweep", "{folder}/grid.yaml", "--workers", "2", "--resume"], "store", swept),
+    "replay": (["replay", *REPLAYED], "r", replayed),
+    "measure": (["calibrate", "measure", *MEASURED], "p.json", measured),
+}
+
+
+def started(name: str, folder: Path) -> subprocess.Popen[bytes]:
+    command, out, _ = COMMANDS[name]
+    folder.mkdir(exist_ok=True)
+    (folder / "grid.yaml").write_text(GRID)
+    parts = [part.replace("{folder}", str(folder)) for part in command]
+    return subprocess.Popen(
+        [sys.executable, "-m", "sim.cli.entry", *parts, "--out", str(folder / out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finished(name: str, folder: Path) -> Any:
+    process = started(name, folder)
+    errors = process.communicate()[1].decode()
+    assert process.returncode == 0, errors
+    return COMMANDS[name][2](folder / COMMANDS[name][1])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_at_a_random_moment_and_run_again_it_is_as_if_nothing_had_been(name: str, tmp_path: Path) -> None:
+    if name in ("replay", "measure"):
+        pytest.importorskip("torch")
+    began = time.monotonic()
+    undisturbed = finished(name, tmp_path / "undisturbed")
+    took_s = time.monotonic() - began
+    rng = random.Random(name)
+    num_killed = 0
+    for number in range(KILLS):
+        # Half of them have a complete set of results in place already.
+        folder = tmp_path / f"{number // 2}"
+        process = started(name, folder)
+        time.sleep(rng.uniform(0.2, 1.1) * took_s)
+        process.kill()
+        process.communicate()
+        num_killed += process.returncode != 0
+        out = folder / COMMANDS[name][1]
+        if number % 2 and name != "measure":
+            assert COMMANDS[name][2](out) == undisturbed, "the old complete set stands, or the new one"
+        assert finished(name, folder) == undisturbed
+        assert [path.name for path in folder.iterdir() if ".part-" in path.name or path.name.endswith(".old")] == []
+    print(f"{name}: {num_killed} of {KILLS} killed under way")
+    assert num_killed

@@ -1,0 +1,110 @@
+"""A damaged file of any format: one line on stderr that names it, exit code 0 or 2, no hang, its bytes unchanged."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import signal
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sim.cli.main import run
+from tests.attack.mutations import damaged
+from tests.attack.samples import Sample, filled, samples
+
+FORMATS = (
+    *("scenario", "grid", "profile", "engine", "config", "points", "trace azure", "trace mooncake", "trace csv"),
+    *("trace jsonl", "sharegpt", "tape", "requests", "cells", "curve", "summary", "requests.parquet", "work.parquet"),
+)
+CHECK_CPU_S = 5.0
+COMMAND_CPU_S = 5.0
+"""A damaged scenario may be a sound one that takes long: then the command is left alone."""
+
+
+class TooLong(BaseException):
+    """More processor time than was allowed."""
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sample]:
+    return samples(tmp_path_factory.mktemp("attack"))
+
+
+@contextlib.contextmanager
+def at_most(cpu_s: float) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def told(args: list[str], cpu_s: float) -> tuple[int, list[str]]:
+    """Exit code and lines on stderr, notes left out. TooLong where it takes too much processor time."""
+    errors = io.StringIO()
+    with (
+        contextlib.redirect_stderr(errors),
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
+        at_most(cpu_s),
+    ):
+        code = run(args)
+    return code, [line for line in errors.getvalue().splitlines() if not line.startswith("lanesim: note: ")]
+
+
+def attack(sample: Sample, content: bytes) -> int:
+    """The exit code of `check`; fails where the property does not hold."""
+    with TemporaryDirectory() as place:
+        folder = Path(place) / "attacked"
+        folder.mkdir()
+        path = sample.laid(folder, content)
+        subject = folder if sample.is_folder else path
+        verdict, lines = told(["check", str(subject)], CHECK_CPU_S)
+        assert_one_line(verdict, lines, folder)
+        for command in sample.commands:
+            with contextlib.suppress(TooLong):
+                assert_one_line(*told(filled(command, path), COMMAND_CPU_S), folder)
+        assert path.read_bytes() == content
+        for name, other in sample.beside:
+            assert name == "trace.json" or (folder / name).read_bytes() == other
+    return verdict
+
+
+def assert_one_line(code: int, lines: list[str], folder: Path) -> None:
+    assert code in (0, 2), lines
+    assert len(lines) == (1 if code == 2 else 0), lines
+    assert code == 0 or folder.name in lines[0], lines
+    assert all(line.isprintable() for line in lines), lines
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_sound_file_is_sound(kind: str, made: dict[str, Sample]) -> None:
+    assert attack(made[kind], made[kind].content) == 0
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(rng=st.randoms(use_true_random=False))
+def test_a_damaged_file_is_one_line(kind: str, made: dict[str, Sample], rng: random.Random) -> None:
+    sample = made[kind]
+    attack(sample, damaged(sample.content, sample.name, rng))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", FORMATS)
+def test_two_thousand_damaged_files_are_one_line_each(kind: str, made: dict[str, Sample]) -> None:
+    sample = made[kind]
+    for seed in range(2000):
+        attack(sample, damaged(sample.content, sample.name, random.Random(seed)))
