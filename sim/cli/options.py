@@ -49,7 +49,10 @@ FLAGS: dict[str, tuple[type, str]] = {
         "iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (unconditional rates, as vLLM logs "
         "them), per-position:.74,.66,.76 (conditional rates), beta:13,8, markov:.13,.82, tape:FILE.",
     ),
-    "controller": (str, "Draft-length controller: fixed, feedback, by_batch, goodput, sglang_adaptive."),
+    "controller": (
+        str,
+        "Draft-length controller: fixed, feedback, by_batch, goodput, sglang_adaptive, adaptive_verification.",
+    ),
     "engine": (str, f"Engine: {', '.join(ENGINE_NAMES)}; default: the profile's own, else {ENGINE_NAMES[0]}."),
     "max_num_seqs": (int, "Requests admitted and unfinished, in every policy; default: the engine's on that GPU."),
     "max_num_batched_tokens": (int, "Tokens of one target pass, in every policy; default: likewise."),
@@ -88,6 +91,13 @@ def scenario_options(function: F) -> F:
             )
             for name, (kind, help_) in FLAGS.items()
         ),
+        click.option(
+            "--speculative-config",
+            metavar="JSON",
+            default=None,
+            help="vLLM's, verbatim: method (draft_model, eagle3, mtp, pard, dflash, dspark, ngram), "
+            "num_speculative_tokens and the rest; other flags win.",
+        ),
         click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:200 tpot:50 e2el:5000."),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any scenario key, dotted."),
     ]
@@ -113,6 +123,12 @@ def gather(flags: dict[str, Any], lists: dict[str, list[Any]] | None = None) -> 
     policies = flags.pop("policy")
     if policies:
         raw["policy"] = list(policies)
+    speculative_config = flags.pop("speculative_config")
+    if speculative_config is not None:
+        from sim.experiment.vllm_config import speculation_of
+
+        for name, value in speculation_of(speculative_config).items():
+            set_dotted(raw, f"speculation.{name}", value)
     for name in FLAGS:
         value = flags.pop(name)
         if name == "profile":
