@@ -49,6 +49,7 @@ from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
 from sim.seam.host import Host
 from sim.seam.request import Request
 from sim.seam.work import Kind
+from sim.workload.classes import assign_classes
 from sim.workload.generate import Workload, build_requests, is_trace, trace_length
 
 
@@ -267,6 +268,7 @@ class Experiment:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
         workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
         requests = build_requests(workload, self.seed, self.scenario.engine.block_size)
+        assign_classes(requests, self.scenario.slo_classes, self.seed)
         if cut_s is None:
             return requests
         if requests[-1].arrival_s <= cut_s and workload.request_rate < inf and not is_trace(workload):
@@ -422,6 +424,7 @@ class Experiment:
             policy=self.policy_name,
             seed=self.seed,
             requests=requests,
+            slo_classes=self.scenario.slo_classes,
             gaps=serving.gaps,
             end_s=max(request.last_token_s for request in requests) if is_drained else now_s,
             window_s=self.scenario.window.stop_s,
