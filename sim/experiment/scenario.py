@@ -27,6 +27,7 @@ from sim.engine.fleet import Routing
 from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
 from sim.policies.options import Method, PolicyOptions
+from sim.workload.classes import SloClass, check_classes
 from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
@@ -209,6 +210,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     devices: Devices = Devices()
     window: Window = Window()
     goodput: Goodput = Goodput()
+    slo_classes: tuple[SloClass, ...] = ()
+    """Classes of requests with priorities and SLOs of their own: name, share, priority, ttft_ms, tpot_ms, e2el_ms."""
     seed: int = 0
     replications: int = 1
 
@@ -220,6 +223,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if len(set(self.policy)) < len(self.policy):
             raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
         _at_least("", self, seed=0, replications=1)
+        check_classes(self.slo_classes)
         if self.seed > MOST_SEED:
             raise ValueError(f"seed={self.seed} must be at most {MOST_SEED}: tables of results hold it in 64 bits")
 
