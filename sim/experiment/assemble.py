@@ -453,7 +453,7 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
             )
         is_lane = policy.is_speculative and not policy.is_continuous
-        reads_late = policy.drafts_ahead and limits.method is Method.EAGLE3
+        reads_late = policy.drafts_ahead and limits.method.reads_features
         if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
             raise ValueError(
                 f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
@@ -465,9 +465,10 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
                 "continuous only"
             )
-        if method is Method.EAGLE3 and draft_tokens and not _has_head(profile):
+        if method.reads_features and draft_tokens and _own_method(profile) is not method:
+            drafter = {Method.EAGLE3: "an EAGLE-3 head", Method.MTP: "an MTP layer"}.get(method, "a DSpark drafter")
             raise ValueError(
-                f"speculation.method=eagle3 needs a profile with an EAGLE-3 head (…/target+eagle3); the draft of "
+                f"speculation.method={method} needs a profile with {drafter} (…/target+{method}); the draft of "
                 f"{profile.name!r} is {profile.draft.name if profile.draft else 'none'}"
             )
         options = scenario.policy_options
@@ -554,8 +555,7 @@ def limits_of(scenario: Scenario, profile: Profile, *, is_real: bool = False) ->
     """
     given, method = scenario.engine, scenario.speculation.method
     engine = engine_for(scenario, profile, is_real=is_real)
-    if method is Method.DRAFT_MODEL and _has_head(profile):
-        method = Method.EAGLE3
+    method = _own_method(profile) or method if method is Method.DRAFT_MODEL else method
     drafting = method.value if scenario.speculation.num_speculative_tokens else NO_SPECULATION
     is_async = not is_real and engine.plans_ahead(drafting)
     caps = engine.cap_rule(profile.gpu)
@@ -601,8 +601,16 @@ def _sampled(workload: Workload) -> Workload:
     return msgspec.structs.replace(workload, num_prompts=count, num_warmups=0)
 
 
-def _has_head(profile: Profile) -> bool:
-    return profile.draft is not None and profile.draft.fused_features > 0
+def _own_method(profile: Profile) -> Method | None:
+    """How the profile's draft drafts where that follows from its shape; None for a model of its own."""
+    draft = profile.draft
+    if draft is None:
+        return None
+    if draft.projects_context:
+        return Method.DSPARK
+    if draft.input_features:
+        return Method.MTP
+    return Method.EAGLE3 if draft.fused_features else None
 
 
 def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -> None:

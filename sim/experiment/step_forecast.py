@@ -8,9 +8,9 @@ Good for what a run asks often: the `goodput` controller, and how an answer move
 from __future__ import annotations
 
 from sim.costs.cost import CostModel
-from sim.policies.continuous import draft_row_tokens
+from sim.policies.continuous import draft_of
 from sim.policies.options import EngineLimits, Method
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.seam.work import Chunk, Kind, Work
 
 
 class StepForecast:
@@ -45,18 +45,8 @@ class StepForecast:
         anew = draft_tokens if drafted_anew is None else drafted_anew
         num_drafting = rows + len(chunks)
         if self._has_draft:
-            works.append(
-                Work(
-                    kind=Kind.DRAFT,
-                    model=Model.DRAFT,
-                    rows=num_drafting,
-                    row_tokens=draft_row_tokens(self._limits.method, num_drafting, row_tokens),
-                    context_tokens=context_tokens + sum(prompts),
-                    chunks=chunks,
-                    head_rows=num_drafting if anew else 0,
-                    draft_tokens=anew,
-                )
-            )
+            method, in_kv = self._limits.method, context_tokens + sum(prompts)
+            works.append(draft_of(method, num_drafting, row_tokens, in_kv, chunks, anew))
         elif anew:
             works.append(Work(kind=Kind.HOST, rows=num_drafting))
         return self._seconds(works)
