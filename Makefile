@@ -19,11 +19,17 @@ test-real: .venv/.real           ## the real-hardware backend's tests; installs 
 mutation: .venv/.dev             ## how many of the committed mutants the tests kill, into docs/testing.md
 	$(BIN)/python -m tests.mutants
 
-gpu:                             ## the measuring campaign on a CUDA machine; call again until it says done
-	$(PYTHON) -m calibrate.campaign results/campaign --device cuda
+gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine; call again until it says done
+	.venv-gpu/bin/python -m calibrate.campaign results/campaign --device cuda
 
-gpu-report:                      ## profiles, raw points and docs/validation from what `make gpu` measured
-	$(PYTHON) -m calibrate.campaign results/campaign --device cuda --ship
+gpu-report: .venv-gpu/.ready     ## profiles, raw points and docs/validation from what `make gpu` measured
+	.venv-gpu/bin/python -m calibrate.campaign results/campaign --device cuda --ship
+
+.venv-gpu/.ready: pyproject.toml constraints.txt
+	# With the machine's own torch, where it has one that sees its GPU.
+	$(PYTHON) -m venv --system-site-packages .venv-gpu
+	.venv-gpu/bin/pip install --quiet --disable-pip-version-check -e '.[analysis,gpu]'
+	touch $@
 
 notebooks: .venv/.notebooks      ## executes every notebook on small settings and leaves them as they are
 	$(BIN)/python -m benchmarks.notebooks
@@ -45,7 +51,7 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv results build *.egg-info
+	rm -rf .venv .venv-gpu results build *.egg-info
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

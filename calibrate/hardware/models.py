@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.costs.shapes import EAGLE3, KV_BITS, WEIGHT_BITS, Experts, Formats, Latent, ModelShape, eagle3_head, model
+from sim.costs.shapes import HEADS, KV_BITS, WEIGHT_BITS, Experts, Formats, Latent, ModelShape, model
 from sim.files.json_values import read_json
 from sim.names import unknown
 
@@ -95,11 +95,11 @@ def _special(shape: ModelShape) -> str:
 
 
 def shapes_of(target: str, draft: str | None, *, plain: bool = True) -> tuple[ModelShape, ModelShape | None]:
-    """Dimensions of a target and its draft; `eagle3` is the target's own EAGLE-3 head."""
+    """Dimensions of a target and its draft; `eagle3`, `mtp` and `dspark` are the target's own."""
     shape = source_of(target, plain=plain).shape
     if draft is None:
         return shape, None
-    return shape, eagle3_head(shape) if draft == EAGLE3 else source_of(draft, plain=plain).shape
+    return shape, HEADS[draft](shape) if draft in HEADS else source_of(draft, plain=plain).shape
 
 
 def with_dtype(shape: ModelShape, dtype: str) -> ModelShape:

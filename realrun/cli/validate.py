@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.console import claim, write_text
-from sim.cli.lazy import Commands, LazyGroup
+from sim.cli.lazy import SOURCE, Commands, LazyGroup
 
 if TYPE_CHECKING:
     from realrun.validate.compare import Judged
@@ -68,6 +68,7 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
     from sim.costs.profile_files import load
     from sim.report.results import others_of, to_json
 
+    click.get_current_context().meta[SOURCE] = str(directory)
     claim(files={"--json": json_path}, inputs=[profile_name, *others_of(directory)])
     scenario, summary = read_summary(directory)
     profile = load(profile_name if profile_name is not None else directory / "profile.json")

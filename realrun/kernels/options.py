@@ -58,6 +58,11 @@ class PairOptions:
             raise ValueError("cuda_graphs=True needs batch_buckets and context_buckets")
 
     @property
+    def most_rows(self) -> int:
+        """Rows of the largest pass: decoding ones padded to the largest bucket, and prompts of all other slots."""
+        return self.slots + max(self.batch_buckets, default=0)
+
+    @property
     def is_gathering(self) -> bool:
         """Attention copies the rows' KV together before it reads it."""
         return self.attention is not Attention.FLASH_PAGED

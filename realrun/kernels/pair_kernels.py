@@ -83,6 +83,7 @@ class PairKernels:
         )
         self.passes = Passes(target_decoder, draft_decoder, self.sequences, options.temperature)
         self._free = list(range(options.slots))[::-1]
+        self._issuers: dict[tuple[str, int], Issuer] = {}
         self.synchronize()
 
     @property
@@ -91,10 +92,20 @@ class PairKernels:
         return f"{self.options.implementation};dtype={str(self.target.dtype).removeprefix('torch.')}"
 
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
-        """A new stream with its own buffers. Higher priority is served first."""
+        """The stream called `name` with its own buffers, made when it is first asked for. Higher priority goes first.
+
+        One stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue, and
+        each has a workspace of its own.
+        """
+        found = self._issuers.get((name, priority))
+        if found is None:
+            found = self._issuers[name, priority] = self._new_issuer(name, priority)
+        return found
+
+    def _new_issuer(self, name: str, priority: int) -> Issuer:
         options = self.options
         decoders = [self.target] if self.draft_model is None else [self.target, self.draft_model]
-        rows_max = max(options.slots, *options.batch_buckets, 1)
+        rows_max = options.most_rows
         widest_head = max(decoder.kv_heads * decoder.head_dim for decoder in decoders)
         workspace = Workspace(
             num_elements=rows_max * options.max_tokens * widest_head if options.is_gathering else 0,

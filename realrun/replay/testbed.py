@@ -27,6 +27,12 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """By bytes per weight."""
 SPARE_SLOTS = 8
 """For requests that are finished while their draft prefill is still under way."""
+MOST_STREAMS = 8
+"""Streams that policies replayed together ask for, lanes of one name sharing theirs (realrun.kernels.pair_kernels)."""
+CUBLAS_BYTES = 32 << 20
+"""Workspace of cuBLAS per handle and stream on Hopper (its documentation); a stream and its capture have one each."""
+GRAPH_BYTES = GIB
+"""Private pools of captured graphs; assumed, never measured."""
 CONTEXT_BUCKETS = 4
 """Contexts that CUDA graphs are captured for, in equal steps from the shortest prompt to the longest request."""
 
@@ -62,8 +68,8 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     profile = experiments[0].profile
     models = loaded_models(profile, with_draft=drafted > 0)
     weights = sum(shape.weight_bytes for shape in models)
-    per_slot = max_tokens * sum(shape.kv_bytes_per_token for shape in models)
-    has = available_bytes(device) * experiments[0].scenario.engine.gpu_memory_utilization
+    per_slot = max_tokens * (sum(shape.kv_bytes_per_token for shape in models) + _workspace_bytes_per_token(models))
+    has = available_bytes(device) * experiments[0].scenario.engine.gpu_memory_utilization - _reserved_bytes(device)
     fitting = int((has - weights) // per_slot) - SPARE_SLOTS - 1
     if fitting < 1:
         raise ValueError(
@@ -74,6 +80,17 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     slots = min(fitting, max(most_at_once(experiment) for experiment in experiments))
     shortest = min(request.prompt_tokens for request in requests)
     return Sizes(slots=slots, min_tokens=shortest, max_tokens=max_tokens, draft_tokens_max=drafted)
+
+
+def _workspace_bytes_per_token(models: Sequence[ModelShape]) -> int:
+    """Gathered keys and values of one slot's token on every stream; rows padded to a bucket come beside the slots."""
+    widest = max(shape.kv_heads * shape.head_dim * shape.dtype_bytes for shape in models)
+    return MOST_STREAMS * 2 * 2 * widest
+
+
+def _reserved_bytes(device: torch.device) -> int:
+    """What CUDA's libraries and captured graphs take beside weights, KV and workspaces."""
+    return 0 if device.type == "cpu" else 2 * MOST_STREAMS * CUBLAS_BYTES + GRAPH_BYTES
 
 
 def build_kernels(

@@ -14,7 +14,7 @@ import msgspec
 
 from realrun.replay.measured import MeasuredWork
 from realrun.replay.measured_host import WakeLatency
-from realrun.validate.compare import Observed
+from realrun.validate.compare import LATENCIES, STATISTICS, Observed
 from sim.costs.profile import Profile
 from sim.experiment.assemble import Experiment
 from sim.experiment.compare import RESULT_SCHEMA
@@ -41,6 +41,10 @@ REQUEST_FIELDS = (
     "drafted_tokens",
     "accepted_tokens",
 )
+
+
+METRICS = (*(key.format(name) for name in LATENCIES for key in STATISTICS.values()), "output_throughput")
+"""Keys of a run that are compared."""
 
 
 class _Run(msgspec.Struct):
@@ -97,7 +101,17 @@ def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
     told = convert(summary, _Summary, where, text)
     if [(run.policy, run.seed) for run in told.runs] != [(run.policy, run.seed) for run in told.replay.runs]:
         raise ValueError(f"{where}: `runs` and `replay.runs` are not of the same policies and seeds")
-    scenario = resolve(read_scenario(directory / "scenario.yaml"))
+    for run in summary["runs"]:
+        for key in METRICS:
+            if not isinstance(run.get(key, "absent"), float | int | None):
+                raise ValueError(
+                    f"{where}: {key}={run.get(key, 'absent')!r:.40} of {run['policy']} must be a number or null"
+                )
+    raw = read_scenario(directory / "scenario.yaml")
+    try:
+        scenario = resolve(raw)
+    except ValueError as error:
+        raise ValueError(f"scenario file {str(directory / 'scenario.yaml')!r}: {error}") from None
     if scenario.digest != summary.get("scenario_hash"):
         raise ValueError(
             f"{str(directory)!r}: scenario.yaml ({scenario.digest}) is not the scenario that was replayed "

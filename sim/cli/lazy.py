@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 SOURCE = "lanesim.source"
-"""Key of click's meta for the scenario file of the command, which errors name."""
+"""Key of click's meta for the file or directory that the command is about, which errors name."""
 Commands = Mapping[str, tuple[str, str]]
 """Name -> (module:attribute, one line for the help)."""
 

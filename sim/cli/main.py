@@ -50,7 +50,7 @@ class MainGroup(LazyGroup):
         except ValueError as error:
             source = ctx.meta.get(SOURCE)
             if source is not None and source not in str(error):
-                error.add_note(f"(scenario file {source!r})")
+                error.add_note(f"({source!r})")
             raise
 
 

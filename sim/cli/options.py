@@ -49,7 +49,10 @@ FLAGS: dict[str, tuple[type, str]] = {
         "iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (unconditional rates, as vLLM logs "
         "them), per-position:.74,.66,.76 (conditional rates), beta:13,8, markov:.13,.82, tape:FILE.",
     ),
-    "controller": (str, "Draft-length controller: fixed, feedback, by_batch, goodput, sglang_adaptive."),
+    "controller": (
+        str,
+        "Draft-length controller: fixed, feedback, by_batch, goodput, sglang_adaptive, adaptive_verification.",
+    ),
     "engine": (str, f"Engine: {', '.join(ENGINE_NAMES)}; default: the profile's own, else {ENGINE_NAMES[0]}."),
     "max_num_seqs": (int, "Requests admitted and unfinished, in every policy; default: the engine's on that GPU."),
     "max_num_batched_tokens": (int, "Tokens of one target pass, in every policy; default: likewise."),
@@ -59,14 +62,41 @@ FLAGS: dict[str, tuple[type, str]] = {
 }
 
 
+class Listed(click.ParamType[Any]):
+    """A number, or several with commas between: a small grid, where a command takes one."""
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self.kind: click.ParamType[Any] = click.INT if kind is int else click.FLOAT
+        self.name = "integer" if kind is int else "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "," in value:
+            return [self.kind.convert(part.strip(), param, ctx) for part in value.split(",")]
+        return self.kind.convert(value, param, ctx)
+
+
 def scenario_options(function: F) -> F:
     """Add the scenario argument and every flag of FLAGS, --policy, --goodput and --set."""
     decorators = [
         click.argument("scenario", required=False, type=click.Path(path_type=Path)),
         click.option("--policy", multiple=True, help="Policy to run; repeat for several."),
         *(
-            click.option(f"--{name.replace('_', '-')}", name, type=kind, default=None, help=help_)
+            click.option(
+                f"--{name.replace('_', '-')}",
+                name,
+                type=Listed(kind) if kind in (int, float) else kind,
+                multiple=name == "profile",
+                default=None,
+                help=help_,
+            )
             for name, (kind, help_) in FLAGS.items()
+        ),
+        click.option(
+            "--speculative-config",
+            metavar="JSON",
+            default=None,
+            help="vLLM's, verbatim: method (draft_model, eagle3, mtp, pard, dflash, dspark, ngram), "
+            "num_speculative_tokens and the rest; other flags win.",
         ),
         click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:200 tpot:50 e2el:5000."),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any scenario key, dotted."),
@@ -76,8 +106,12 @@ def scenario_options(function: F) -> F:
     return function
 
 
-def gather(flags: dict[str, Any]) -> dict[str, Any]:
-    """The raw scenario of a command line; removes from `flags` what it used. Raises ValueError."""
+def gather(flags: dict[str, Any], lists: dict[str, list[Any]] | None = None) -> dict[str, Any]:
+    """The raw scenario of a command line; removes from `flags` what it used. Raises ValueError.
+
+    Flags with several values go into `lists` by their dotted key, the first into the scenario; without `lists` they are
+    refused, and of several profiles the last one wins.
+    """
     from sim.cli.lazy import SOURCE
     from sim.experiment.scenario_file import FLAT_NAMES, parse_override, read_scenario, set_dotted
 
@@ -89,8 +123,25 @@ def gather(flags: dict[str, Any]) -> dict[str, Any]:
     policies = flags.pop("policy")
     if policies:
         raw["policy"] = list(policies)
+    speculative_config = flags.pop("speculative_config")
+    if speculative_config is not None:
+        from sim.experiment.vllm_config import speculation_of
+
+        for name, value in speculation_of(speculative_config).items():
+            set_dotted(raw, f"speculation.{name}", value)
     for name in FLAGS:
         value = flags.pop(name)
+        if name == "profile":
+            value = list(dict.fromkeys(value)) if lists is not None else list(value)[-1:]
+            value = value[0] if len(value) == 1 else value or None
+        if isinstance(value, list):
+            if lists is None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} {','.join(map(str, value))}: want one value; `lanesim compare` takes several")
+            if len(set(value)) < len(value):
+                raise ValueError(f"--{name.replace('_', '-')} {','.join(map(str, value))}: a value stands twice")
+            lists[FLAT_NAMES[name]] = value
+            value = value[0]
         if value is not None:
             set_dotted(raw, FLAT_NAMES[name], value)
     for name, bound_ms in parse_goodput(flags.pop("goodput")).items():

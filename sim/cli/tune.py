@@ -20,6 +20,11 @@ EXAMPLE = (
 @click.option("--lengths", default=None, help="Draft lengths to try. [default: 0,1,.. to num_speculative_tokens]")
 @click.option("--concurrencies", default=None, help="Requests in flight to try. [default: 1,2,4,.. to max_num_seqs]")
 @click.option("--draws", type=int, default=20, show_default=True, help="Worlds within the errors of costs, acceptance.")
+@click.option(
+    "--controllers",
+    default=None,
+    help="Those to run as well, by their tax: by_batch, sglang_adaptive, goodput with commas. [default: none]",
+)
 @click.option("--target-model", default=None, help="Name of the target for `vllm serve`. [default: the profile's]")
 @click.option("--draft-model", default=None, help="Name of the draft. [default: the profile's]")
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
@@ -37,6 +42,7 @@ def tune_command(**flags: Any) -> None:
     options = {name: flags.pop(name) for name in ("draws", "target_model", "draft_model", "workers")}
     concurrencies = whole_numbers("--concurrencies", flags.pop("concurrencies"))
     lengths = whole_numbers("--lengths", flags.pop("lengths"))
+    named = flags.pop("controllers")
     json_path, path = flags.pop("json_path"), flags["scenario"]
     raw = gather(flags)
     raw.setdefault("policy", ["continuous"])
@@ -50,6 +56,7 @@ def tune_command(**flags: Any) -> None:
             load(scenario.profile),
             concurrencies=concurrencies,
             lengths=lengths,
+            controllers=[name.strip() for name in named.split(",")] if named else (),
             on_done=on_step,
             **options,
         )

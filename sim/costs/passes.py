@@ -52,12 +52,16 @@ class ModelPasses(ABC):
         self.kv_bytes = layer_kv_bytes(shape, profile.tensor_parallel)
         """Bytes of KV of one token in one layer on one device."""
         self.layers = shape.layers
-        self.reads_features = shape.fused_features > 0
+        self.projects_context = shape.projects_context
+        self.reads_features = shape.fused_features > 0 and not shape.projects_context
+        self.most_row_tokens = shape.window if shape.window_layers == shape.layers else 0
+        """KV that a row reads at most, where every layer has a window; else 0."""
         self.num_kernels = shape.layers * profile.host.kernels_per_layer + HEAD_KERNELS
         self._padded = _padding(graph_sizes)
         self._body: dict[int, float] = {}
         self._head: dict[int, float] = {}
         self._fusion: dict[int, float] = {}
+        self._projected: dict[int, float] = {}
 
     @abstractmethod
     def layer_s(self, tokens: int) -> float:
@@ -66,6 +70,20 @@ class ModelPasses(ABC):
     @abstractmethod
     def fused_s(self, tokens: int) -> float:
         """The projection of the target's features before the first layer."""
+
+    def keys_s(self, tokens: int) -> float:
+        """Keys and values of `tokens` features in every layer, by their share of the layers' matrices."""
+        shape = self._shape
+        weights = 2 * shape.kv_heads * shape.head_dim * shape.hidden
+        return self.body_s(tokens) * weights / shape.layer_weights
+
+    def slots_s(self, work: Work) -> float:
+        """What a block drafter takes beside its pass: context projected into its KV, the serial head slot by slot."""
+        tokens = work.projected_tokens
+        known = self._projected.get(tokens)
+        if known is None:
+            known = self._projected[tokens] = self.fused_s(tokens) + self.keys_s(tokens) if tokens else 0.0
+        return known + (work.head_rows // work.rows * self._shape.serial_slot_s if work.rows else 0.0)
 
     @abstractmethod
     def logits_s(self, rows: int) -> float:
@@ -117,6 +135,8 @@ class ModelPasses(ABC):
             total_tokens += sum(chunk.new_tokens for chunk in chunks)
             attention_s = self.chunks_attention_s(chunks)
         if rows:
+            if self.most_row_tokens:
+                context_tokens = min(context_tokens, rows * self.most_row_tokens)
             attention_s += self.rows_s(rows, row_tokens, context_tokens + row_tokens, beside_chunks=bool(chunks))
         if total_tokens == 0:
             return self.head_s(head_rows)

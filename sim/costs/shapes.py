@@ -111,6 +111,14 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     window: int = 0
     """Tokens that attention of `window_layers` layers looks back; the others see all."""
     window_layers: int = 0
+    input_features: int = 0
+    """Vectors of `hidden` that every pass projects to one before its layers: 2 in an MTP layer, embedding and state."""
+    shares_head: bool = False
+    """Embedding and LM head are the target's: no weights of their own."""
+    projects_context: bool = False
+    """A block drafter: context reaches its KV as projected features, never through its layers."""
+    serial_slot_s: float = 0.0
+    """Device time per drafted slot of a serial head behind the layers."""
     has_wide_qk_norm: bool = False
     """Queries and keys are normed over all heads together, which are on several devices: an all-reduce more."""
     formats: Formats | None = None
@@ -143,8 +151,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def is_plain(self) -> bool:
-        """Dense, full attention, one number format: what the compact law knows."""
-        return not (self.experts or self.latent or self.window_layers or self.formats)
+        """Dense, one kind of attention in all layers, one number format: what the compact law knows."""
+        return not (self.experts or self.latent or self.formats) and self.window_layers in (0, self.layers)
 
     def gemms(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """(columns, depth) of a dense layer's weight matrices on one of `tensor_parallel` devices: attention's, then
@@ -175,8 +183,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def fusion_weights(self) -> int:
-        """Parameters of the projection before the first layer; 0 where there is none."""
-        return self.fused_features * self.hidden * self.hidden
+        """Parameters of the projections before the first layer; 0 where there are none."""
+        return (self.fused_features + self.input_features) * self.hidden * self.hidden
 
     @property
     def layer_weights(self) -> int:
@@ -205,6 +213,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def head_weights(self) -> int:
         """Parameters outside the layers: embedding, the LM head where it is not the embedding, and the projection
         before the layers."""
+        if self.shares_head:
+            return self.fusion_weights
         rows = self.vocab + (0 if self.tied_embeddings else self.embedding_rows or self.vocab)
         return rows * self.hidden + self.fusion_weights
 
@@ -355,6 +365,10 @@ EAGLE3_HEADS = {"apertus-8b": {"intermediate": 14336, "vocab": 131072}}
 (swiss-ai/apertus-speculative-decoding)."""
 
 
+SPARSE_HEAD_WIDTH = 6
+"""Width of the dense MLP of a head for a model with experts, over its hidden size; assumed: its layers say nothing."""
+
+
 def eagle3_head(target: ModelShape) -> ModelShape:
     """The EAGLE-3 draft head of `target`: one decoder layer of its width that reads embedding and feature together.
 
@@ -367,7 +381,7 @@ def eagle3_head(target: ModelShape) -> ModelShape:
         name=EAGLE3,
         layers=1,
         hidden=target.hidden,
-        intermediate=target.intermediate,
+        intermediate=target.intermediate if target.experts is None else SPARSE_HEAD_WIDTH * target.hidden,
         heads=target.heads,
         kv_heads=target.kv_heads,
         head_dim=target.head_dim,
@@ -381,6 +395,61 @@ def eagle3_head(target: ModelShape) -> ModelShape:
     return msgspec.structs.replace(head, **EAGLE3_HEADS.get(target.name, {}))
 
 
+MTP, DSPARK = "mtp", "dspark"
+DSPARK_LAYERS, DSPARK_FEATURES, DSPARK_WINDOW, DSPARK_SLOT_S = 5, 6, 2048, 40e-6
+
+
+def mtp_layer(target: ModelShape) -> ModelShape:
+    """The multi-token-prediction layer of `target`: one layer of its kind, experts and all, over embedding and hidden
+    state projected to one; embedding and LM head are the target's. Run once per drafted token.
+
+    Source: DeepSeek-V3 (arXiv 2412.19437, section 2.2).
+    """
+    experts = target.experts
+    return msgspec.structs.replace(
+        target,
+        name=MTP,
+        layers=1,
+        window_layers=0,
+        window=0,
+        experts=None if experts is None else msgspec.structs.replace(experts, dense_layers=0),
+        input_features=2,
+        shares_head=True,
+    )
+
+
+def dspark_drafter(target: ModelShape) -> ModelShape:
+    """The DSpark drafter of `target`: five gated layers of its width, each over a sliding window, which fill all slots
+    in one pass; six hidden states of the target, fused, are its context; a serial head goes through the slots.
+
+    Source: the published drafter of Apertus-8B (swiss-ai/apertus-speculative-decoding); 40 us a slot as issue reports
+    have it.
+    """
+    return ModelShape(
+        name=DSPARK,
+        layers=DSPARK_LAYERS,
+        hidden=target.hidden,
+        intermediate=target.intermediate,
+        heads=target.heads,
+        kv_heads=target.kv_heads,
+        head_dim=target.head_dim,
+        vocab=target.vocab,
+        tied_embeddings=True,
+        max_context=target.max_context,
+        dtype_bytes=target.dtype_bytes,
+        fused_features=DSPARK_FEATURES,
+        window=DSPARK_WINDOW,
+        window_layers=DSPARK_LAYERS,
+        shares_head=True,
+        projects_context=True,
+        serial_slot_s=DSPARK_SLOT_S,
+    )
+
+
+HEADS = {EAGLE3: eagle3_head, MTP: mtp_layer, DSPARK: dspark_drafter}
+"""Drafters that belong to a target."""
+
+
 def draft_model(name: str, target: ModelShape) -> ModelShape:
-    """The shape called `name` as a draft for `target`; `eagle3` is that target's own head."""
-    return eagle3_head(target) if name == EAGLE3 else model(name)
+    """The shape called `name` as a draft for `target`; a name of HEADS is that target's own."""
+    return HEADS[name](target) if name in HEADS else model(name)

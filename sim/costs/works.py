@@ -78,6 +78,8 @@ class WorkCosts(ABC, Generic[PassesT]):
         launch_s = self._launch_s(passes, tokens, bool(work.chunks))
         num_kernels = passes.num_kernels
         device_s += passes.extra_s + passes.fusion_s(tokens)
+        if passes.projects_context:
+            device_s += passes.slots_s(work)
         if work.draft_tokens > 1 and work.rows:
             later = _later_passes(work)
             later_cost = self.cost(later)

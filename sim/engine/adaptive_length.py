@@ -1,15 +1,21 @@
-"""Draft-length controllers that estimate acceptance as they go: argmax of goodput, and SGLang's bands.
+"""Draft-length controllers that estimate acceptance as they go: argmax of goodput, vLLM's adaptive verification, and
+SGLang's bands.
 
-Both learn from the verify rounds alone, so they pay for what they do not know. Not here: the protocol, and controllers
+All learn from the verify rounds alone, so they pay for what they do not know. Not here: the protocol, and controllers
 that estimate no acceptance rate by place (draft_length).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import accumulate
+from operator import mul
 
 import msgspec
+
+from sim.seam.request import Request
 
 MEMORY_ROUNDS = 500.0
 """Rounds that the running acceptance rates remember, older ones ever less."""
@@ -17,6 +23,9 @@ PRIOR_RATE, PRIOR_ROUNDS = 0.7, 5.0
 """What is believed of the first drafted token before anything was seen, and how many rounds that is worth."""
 PROBE_EVERY = 200
 """Decisions for nothing after which one token is drafted, to see whether acceptance has changed."""
+
+OWN_ROUNDS = 10.0
+"""Rounds of its own by which a request's luck counts as much as that of all others."""
 
 RoundSeconds = Callable[[int, int], float]
 """(rows, draft length) -> seconds of a whole round."""
@@ -48,14 +57,17 @@ class RunningRates:
                 self._reached[place] *= kept
                 self._accepted[place] *= kept
 
-    def survival(self) -> list[float]:
-        """[places] chance that a draft is accepted up to and including each of its tokens."""
-        chances, chance, rate = [], 1.0, PRIOR_RATE
+    def conditional(self) -> list[float]:
+        """[places] chance that a token is accepted where all before it were."""
+        rates, rate = [], PRIOR_RATE
         for reached, accepted in zip(self._reached, self._accepted, strict=True):
             rate = (accepted + PRIOR_ROUNDS * rate) / (reached + PRIOR_ROUNDS)
-            chance *= rate
-            chances.append(chance)
-        return chances
+            rates.append(rate)
+        return rates
+
+    def survival(self) -> list[float]:
+        """[places] chance that a draft is accepted up to and including each of its tokens."""
+        return list(accumulate(self.conditional(), mul))
 
 
 class GoodputLength:
@@ -111,6 +123,81 @@ def best_length(survival: list[float], seconds: list[float]) -> int:
         if tokens / seconds[k] > most:
             best, most = k, tokens / seconds[k]
     return best
+
+
+class AdaptiveVerification:
+    """vLLM's adaptive verification: all draft the same, and each step verifies the drafted tokens that are likeliest to
+    survive, of whatever request, up to the number with the most expected tokens per second.
+
+    A token survives with the product of its request's acceptance rates up to it. vLLM takes these from the drafter's
+    confidence; here they are the running rates of all requests, moved by what each request has accepted itself. The
+    drafts of tokens that are left out are paid. Source: vLLM's documentation, adaptive verification.
+    """
+
+    constant_length = None
+
+    def __init__(self, draft_tokens: int, round_s: RoundSeconds) -> None:
+        self.draft_tokens_min = self.draft_tokens_max = draft_tokens
+        self._round_s = round_s
+        self._rates = RunningRates(draft_tokens)
+        self._rounds = self._accepted = 0.0
+        self._known_s: dict[tuple[int, int], float] = {}
+
+    def draft_tokens_for(self, batch: int, queue: int) -> int:
+        return self.draft_tokens_max
+
+    def saw_round(self, drafted: int, accepted: int) -> None:
+        self._rates.saw(drafted, accepted)
+        kept = min(1.0, MEMORY_ROUNDS / (self._rounds + 1.0))
+        self._rounds = kept * (self._rounds + 1.0)
+        self._accepted = kept * (self._accepted + accepted)
+
+    def saw_draft(self, latency_s: float, verify_queue: int) -> None:
+        pass
+
+    def verified(self, rows: Sequence[Request]) -> list[int]:
+        """[rows] how many of its drafted tokens each verifies; the likeliest first, of equals the oldest row's."""
+        rates = self._rates.conditional()
+        lifts = [self._lift(request) for request in rows]
+        slots = [(-min(1.0, rates[0] * lifts[i]), i) for i, request in enumerate(rows) if request.drafted]
+        heapify(slots)
+        taken = [0] * len(rows)
+        order: list[int] = []
+        gained = [float(len(rows))]
+        while slots:
+            chance, place = heappop(slots)
+            taken[place] += 1
+            order.append(place)
+            gained.append(gained[-1] - chance)
+            depth = taken[place]
+            if depth < rows[place].drafted:
+                heappush(slots, (chance * min(1.0, rates[depth] * lifts[place]), place))
+        best = max(range(len(gained)), key=lambda count: (gained[count] / self._seconds(len(rows), count), -count))
+        for place in order[best:]:
+            taken[place] -= 1
+        return taken
+
+    def _lift(self, request: Request) -> float:
+        """A request's own rate over everybody's, drawn to 1 while it has few rounds. Both are accepted tokens over
+        these and one rejection per round."""
+        rounds, accepted = request.num_rounds, request.accepted_tokens
+        if not rounds or not self._accepted:
+            return 1.0
+        everybodys = self._accepted / (self._accepted + self._rounds)
+        own = accepted / (accepted + rounds)
+        return (OWN_ROUNDS + rounds * own / everybodys) / (OWN_ROUNDS + rounds)
+
+    def _seconds(self, rows: int, tokens: int) -> float:
+        """Of a round whose rows verify so many drafted tokens in all: between the draft lengths either side."""
+        length, rest = divmod(tokens, rows)
+        low = self._of_length(rows, length)
+        return low if not rest else low + rest / rows * (self._of_length(rows, length + 1) - low)
+
+    def _of_length(self, rows: int, length: int) -> float:
+        key = rows, length
+        if key not in self._known_s:
+            self._known_s[key] = self._round_s(rows, length)
+        return self._known_s[key]
 
 
 class Band(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

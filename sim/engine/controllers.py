@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sim.engine.adaptive_length import Bands, GoodputLength, RoundSeconds, SglangAdaptive
+from sim.engine.adaptive_length import AdaptiveVerification, Bands, GoodputLength, RoundSeconds, SglangAdaptive
 from sim.engine.draft_length import BatchTable, ByBatch, Controller, Feedback, Fixed
 
-CONTROLLERS = ("fixed", "feedback", "by_batch", "goodput", "sglang_adaptive")
+VERIFYING = "adaptive_verification"
+"""Also chooses what is verified of what was drafted."""
+CONTROLLERS = ("fixed", "feedback", "by_batch", "goodput", "sglang_adaptive", VERIFYING)
 
 
 def build_controller(
@@ -19,8 +21,9 @@ def build_controller(
     """The controller called `name`; `draft_tokens` is what it starts at, or the most that it may draft (by_batch,
     goodput). Without drafts every one is fixed at 0.
 
-    by_batch reads `table`, sglang_adaptive `bands` (None: SGLang's own), goodput asks `round_s` what a round of so many
-    rows and drafted tokens takes. Raises ValueError for an unknown name, and for what its name needs and lacks.
+    by_batch reads `table`, sglang_adaptive `bands` (None: SGLang's own); goodput and adaptive_verification ask
+    `round_s` what a round of so many rows and drafted, or verified, tokens takes. Raises ValueError for an unknown
+    name, and for what its name needs and lacks.
 
     >>> build_controller("by_batch", 3, table=((1, 64, 3), (65, 128, 1))).draft_tokens_for(100, 0)
     1
@@ -38,5 +41,5 @@ def build_controller(
             raise ValueError("controller by_batch needs a table of draft lengths by batch size")
         return ByBatch(table, draft_tokens)
     if round_s is None:
-        raise ValueError("controller goodput needs what a round costs: it runs where a profile is known")
-    return GoodputLength(draft_tokens, round_s)
+        raise ValueError(f"controller {name} needs what a round costs: it runs where a profile is known")
+    return (AdaptiveVerification if name == VERIFYING else GoodputLength)(draft_tokens, round_s)

@@ -75,6 +75,8 @@ class Serving:
         """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
         self.on_finished: Callable[[], None] | None = None
         """Called when a request has its last token: somebody counts over several servings."""
+        self._has_priorities = False
+        """Some request may wait ahead of one that came before it."""
         self.router: Callable[[Request], None] | None = None
         """Takes what arrives in place of the inbox: somebody serves it in parts."""
         self.kv_bytes_per_token = 0
@@ -143,12 +145,16 @@ class Serving:
             self.queue_up(request)
 
     def queue_up(self, request: Request) -> None:
-        """`request` waits behind all that wait, here or where the router sends it."""
+        """`request` waits behind all of its priority and above, here or where the router sends it."""
         if self.router is not None:
             self.router(request)
             return
-        self.inbox.append(request)
-        self.queue.set(len(self.inbox), self.host.now_s)
+        inbox, place = self.inbox, len(self.inbox)
+        self._has_priorities |= request.priority != 0
+        while place and inbox[place - 1].priority < request.priority:
+            place -= 1
+        inbox.insert(place, request)
+        self.queue.set(len(inbox), self.host.now_s)
         self.host.notify(self.intake)
 
     def admit_now(self) -> Request | None:
@@ -177,9 +183,10 @@ class Serving:
     def take_in(self) -> None:
         """The engine is at a step boundary: what has arrived meanwhile is queued now."""
         for request in reversed(self.inbox):
-            if request.queued_s == request.queued_s:
+            if request.queued_s != request.queued_s:
+                request.queued_s = self.host.now_s
+            elif not self._has_priorities:
                 break
-            request.queued_s = self.host.now_s
 
     def seat_now(self, most_tokens: int) -> tuple[Request, Chunk] | None:
         """The oldest waiting request and its first chunk of at most `most_tokens`, if all its tokens fit.

@@ -18,17 +18,14 @@ import msgspec
 from sim.acceptance.forms import AcceptanceSummary, parse_quoted
 from sim.acceptance.luck import Luck
 from sim.acceptance.models import Acceptance, IidAcceptance
-from sim.costs.cost import Link
 from sim.costs.engine import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
-from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token
 from sim.devices.contention import Contention, Regime, contention_of
-from sim.devices.link import link_of
 from sim.engine.adaptive_length import RoundSeconds
-from sim.engine.controllers import build_controller
+from sim.engine.controllers import VERIFYING, build_controller
 from sim.engine.draft_length import Controller
 from sim.engine.fleet import Fleet, FleetGauges
 from sim.engine.gauge import GapSamples, GaugePart
@@ -43,12 +40,12 @@ from sim.hosts.view import HostView
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.policies import continuous_lazy
 from sim.policies.adaptive import check_table, seed_table
-from sim.policies.disaggregated import LINK
 from sim.policies.options import PREEMPTIVE, Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
 from sim.seam.host import Host
 from sim.seam.request import Request
 from sim.seam.work import Kind
+from sim.workload.classes import assign_classes
 from sim.workload.generate import Workload, build_requests, is_trace, trace_length
 
 
@@ -162,6 +159,10 @@ class Experiment:
             bands=speculation.speculative_adaptive_config,
             round_s=self._round_seconds(),
         )
+        if self.num_slots is not None and speculation.controller == VERIFYING and self.draft_tokens:
+            raise ValueError(
+                f"speculation.controller={VERIFYING} is simulated only: a replay verifies all that was drafted"
+            )
         if self.num_slots is not None and controller.draft_tokens_min == 0 < controller.draft_tokens_max:
             raise ValueError(
                 f"speculation.controller={speculation.controller} may choose not to draft, which a replay cannot: its "
@@ -176,6 +177,8 @@ class Experiment:
         def round_s(rows: int, draft_tokens: int) -> float:
             if not known:
                 known.append(self.steps())
+            if self.scenario.speculation.controller == VERIFYING:
+                return known[0].step_s(rows, draft_tokens, (), drafted_anew=self.draft_tokens)
             return known[0].round_s(rows, draft_tokens)
 
         return round_s
@@ -261,6 +264,7 @@ class Experiment:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
         workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
         requests = build_requests(workload, self.seed, self.scenario.engine.block_size)
+        assign_classes(requests, self.scenario.slo_classes, self.seed)
         if cut_s is None:
             return requests
         if requests[-1].arrival_s <= cut_s and workload.request_rate < inf and not is_trace(workload):
@@ -308,30 +312,6 @@ class Experiment:
     def num_gpus(self) -> int:
         """Of one replica."""
         return self.policy.num_gpus(self.scenario.policy_options)
-
-    def links(self) -> dict[str, Link]:
-        """Between the GPUs of each replica, as its policy names them."""
-        if self.num_gpus == 1:
-            return {}
-        count, link = self.scenario.devices.count, link_of(self.scenario.devices.link)
-        return {LINK: link} if count == 1 else {f"{LINK}.{index}": link for index in range(count)}
-
-    def costs_elsewhere(self) -> dict[int, ShippedCosts]:
-        """Of GPUs that are others than the profile's, by their index. Raises ValueError for other models on them."""
-        name, options = self.scenario.devices.prefill_profile, self.scenario.policy_options
-        if name is None or self.num_gpus == 1:
-            return {}
-        other = load(name)
-        if other.target != self.profile.target or (self.draft_tokens and other.draft != self.profile.draft):
-            raise ValueError(
-                f"devices.prefill_profile={name!r} is of {other.target.name} and "
-                f"{other.draft.name if other.draft else 'no draft'}; want the models of {self.profile.name!r}"
-            )
-        costs = build_costs(
-            other, engine_of(self.scenario.engine.name, other), cuda_graph=self.scenario.engine.cuda_graph
-        )
-        gpus = (replica * self.num_gpus for replica in range(self.scenario.devices.count))
-        return {first + index: costs for first in gpus for index in range(options.prefill_devices)}
 
     def start(
         self, host: SpawningHost, requests: Sequence[Request], *, luck: Luck | None = None, records_kv: bool = False
@@ -416,6 +396,7 @@ class Experiment:
             policy=self.policy_name,
             seed=self.seed,
             requests=requests,
+            slo_classes=self.scenario.slo_classes,
             gaps=serving.gaps,
             end_s=max(request.last_token_s for request in requests) if is_drained else now_s,
             window_s=self.scenario.window.stop_s,
@@ -472,7 +453,7 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
             )
         is_lane = policy.is_speculative and not policy.is_continuous
-        reads_late = policy.drafts_ahead and limits.method is Method.EAGLE3
+        reads_late = policy.drafts_ahead and limits.method.reads_features
         if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
             raise ValueError(
                 f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
@@ -484,9 +465,10 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
                 "continuous only"
             )
-        if method is Method.EAGLE3 and draft_tokens and not _has_head(profile):
+        if method.reads_features and draft_tokens and _own_method(profile) is not method:
+            drafter = {Method.EAGLE3: "an EAGLE-3 head", Method.MTP: "an MTP layer"}.get(method, "a DSpark drafter")
             raise ValueError(
-                f"speculation.method=eagle3 needs a profile with an EAGLE-3 head (…/target+eagle3); the draft of "
+                f"speculation.method={method} needs a profile with {drafter} (…/target+{method}); the draft of "
                 f"{profile.name!r} is {profile.draft.name if profile.draft else 'none'}"
             )
         options = scenario.policy_options
@@ -497,6 +479,10 @@ def check(scenario: Scenario, profile: Profile) -> None:
             )
         controller = Experiment(scenario=scenario, policy_name=name, seed=scenario.seed, profile=profile).controller()
         longest = controller.draft_tokens_max
+        if is_lane and draft_tokens and scenario.speculation.controller == VERIFYING:
+            raise ValueError(
+                f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous"
+            )
         if is_lane and options.kv is KvMode.NONE and controller.draft_tokens_min == 0 < longest:
             raise ValueError(
                 f"policy {name!r}: speculation.controller={scenario.speculation.controller} may choose not to draft, "
@@ -569,8 +555,7 @@ def limits_of(scenario: Scenario, profile: Profile, *, is_real: bool = False) ->
     """
     given, method = scenario.engine, scenario.speculation.method
     engine = engine_for(scenario, profile, is_real=is_real)
-    if method is Method.DRAFT_MODEL and _has_head(profile):
-        method = Method.EAGLE3
+    method = _own_method(profile) or method if method is Method.DRAFT_MODEL else method
     drafting = method.value if scenario.speculation.num_speculative_tokens else NO_SPECULATION
     is_async = not is_real and engine.plans_ahead(drafting)
     caps = engine.cap_rule(profile.gpu)
@@ -616,8 +601,16 @@ def _sampled(workload: Workload) -> Workload:
     return msgspec.structs.replace(workload, num_prompts=count, num_warmups=0)
 
 
-def _has_head(profile: Profile) -> bool:
-    return profile.draft is not None and profile.draft.fused_features > 0
+def _own_method(profile: Profile) -> Method | None:
+    """How the profile's draft drafts where that follows from its shape; None for a model of its own."""
+    draft = profile.draft
+    if draft is None:
+        return None
+    if draft.projects_context:
+        return Method.DSPARK
+    if draft.input_features:
+        return Method.MTP
+    return Method.EAGLE3 if draft.fused_features else None
 
 
 def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -> None:

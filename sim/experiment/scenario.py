@@ -27,6 +27,7 @@ from sim.engine.fleet import Routing
 from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
 from sim.policies.options import Method, PolicyOptions
+from sim.workload.classes import SloClass, check_classes
 from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
@@ -101,7 +102,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     synthetic_acceptance_rates: tuple[float, ...] | None = None
     """vLLM's key, likewise: unconditional rate of each drafted token."""
     controller: str = "fixed"
-    """Chooses the draft length: fixed, feedback, by_batch, goodput, sglang_adaptive."""
+    """Chooses the draft length: fixed, feedback, by_batch, goodput, sglang_adaptive; or what of it is verified:
+    adaptive_verification."""
     num_speculative_tokens_per_batch_size: BatchTable | None = None
     """by_batch: vLLM's key, [first batch size, last one, draft length] each, no length above num_speculative_tokens."""
     speculative_adaptive_config: dict[str, Band] | None = None
@@ -208,6 +210,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     devices: Devices = Devices()
     window: Window = Window()
     goodput: Goodput = Goodput()
+    slo_classes: tuple[SloClass, ...] = ()
+    """Classes of requests with priorities and SLOs of their own: name, share, priority, ttft_ms, tpot_ms, e2el_ms."""
     seed: int = 0
     replications: int = 1
 
@@ -219,6 +223,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         if len(set(self.policy)) < len(self.policy):
             raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
         _at_least("", self, seed=0, replications=1)
+        check_classes(self.slo_classes)
         if self.seed > MOST_SEED:
             raise ValueError(f"seed={self.seed} must be at most {MOST_SEED}: tables of results hold it in 64 bits")
 

@@ -8,9 +8,9 @@ Good for what a run asks often: the `goodput` controller, and how an answer move
 from __future__ import annotations
 
 from sim.costs.cost import CostModel
-from sim.policies.continuous import draft_row_tokens
+from sim.policies.continuous import draft_of
 from sim.policies.options import EngineLimits, Method
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.seam.work import Chunk, Kind, Work
 
 
 class StepForecast:
@@ -26,8 +26,10 @@ class StepForecast:
         """A step of `rows` that each verify `draft_tokens` and draft as many anew."""
         return self.step_s(rows, draft_tokens, ())
 
-    def step_s(self, rows: int, draft_tokens: int, prompts: tuple[int, ...]) -> float:
-        """The same with whole `prompts` of so many tokens beside them."""
+    def step_s(
+        self, rows: int, draft_tokens: int, prompts: tuple[int, ...], *, drafted_anew: int | None = None
+    ) -> float:
+        """The same with whole `prompts` of so many tokens beside them; `drafted_anew` in place of as many."""
         row_tokens = rows * (draft_tokens + 1)
         context_tokens = round(rows * self._context_tokens)
         chunks = tuple(Chunk(tokens, 0) for tokens in prompts)
@@ -40,21 +42,12 @@ class StepForecast:
             head_rows=row_tokens + len(chunks),
         )
         works = [target]
+        anew = draft_tokens if drafted_anew is None else drafted_anew
         num_drafting = rows + len(chunks)
         if self._has_draft:
-            works.append(
-                Work(
-                    kind=Kind.DRAFT,
-                    model=Model.DRAFT,
-                    rows=num_drafting,
-                    row_tokens=draft_row_tokens(self._limits.method, num_drafting, row_tokens),
-                    context_tokens=context_tokens + sum(prompts),
-                    chunks=chunks,
-                    head_rows=num_drafting if draft_tokens else 0,
-                    draft_tokens=draft_tokens,
-                )
-            )
-        elif draft_tokens:
+            method, in_kv = self._limits.method, context_tokens + sum(prompts)
+            works.append(draft_of(method, num_drafting, row_tokens, in_kv, chunks, anew))
+        elif anew:
             works.append(Work(kind=Kind.HOST, rows=num_drafting))
         return self._seconds(works)
 

@@ -13,6 +13,7 @@ from sim.engine.gauge import GapSamples
 from sim.seam.host import Stream
 from sim.seam.request import Request
 from sim.seam.work import Work
+from sim.workload.classes import SloClass
 
 PART_ROWS = 50_000
 """Requests whose columns are in memory at once: about 20 MB."""
@@ -103,6 +104,8 @@ class RunRecord:
     seed: int
     requests: list[Request]
     """By arrival index. Unfinished ones are censored."""
+    slo_classes: Sequence[SloClass] = ()
+    """Of the requests, if they are of several."""
     gaps: GapSamples
     end_s: float
     """When the run stopped: last completion, or the window's end."""

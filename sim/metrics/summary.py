@@ -16,10 +16,12 @@ from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, weighted_percentiles
 from sim.seam.request import Request
+from sim.workload.classes import SloClass
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
-Value = bool | str | int | float | None | dict[str, int | float | None] | list[float | None]
+ByName = dict[str, int | float | None]
+Value = bool | str | int | float | None | ByName | list[float | None]
 Run = dict[str, Value]
 """A run's metrics as JSON has them, flat, under the keys of `vllm bench serve`."""
 POLL_CPU_S = 1e-6
@@ -80,6 +82,11 @@ def summarise(
     result["slo_attainment"] = shares
     good = shares.get("all")
     result["request_goodput"] = None if good is None else _ratio(good * len(finished), duration_s)
+    result["slo_classes"] = {
+        f"{each.name}.{key}": value
+        for each in record.slo_classes
+        for key, value in _class_summary(each, measured, duration_s).items()
+    }
     for name in ("ttft", "tpot", "e2el"):
         result |= _spread(name, samples[name], np.ones(len(samples[name])), percentiles)
     result |= _spread("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
@@ -135,6 +142,21 @@ def _spread(name: str, values_s: Floats, counts: Floats, percentiles: Sequence[f
         f"std_{name}_ms": variance**0.5 * 1e3,
     }
     return result | {key: value * 1e3 for key, value in zip(keys, values, strict=True)}
+
+
+def _class_summary(of: SloClass, measured: Sequence[Request], duration_s: float) -> ByName:
+    """What became of one class: its requests that meet all of its SLOs, per second and as a share of the finished."""
+    own = [request for request in measured if request.slo_class == of.name]
+    finished = [request for request in own if request.is_finished]
+    good = _slo_shares(finished, of.bounds_ms).get("all")
+    ttfts_s = [request.first_token_s - request.arrival_s for request in finished]
+    return {
+        "num_prompts": len(own),
+        "completed": len(finished),
+        "slo_attainment": good,
+        "request_goodput": None if good is None else _ratio(good * len(finished), duration_s),
+        "mean_ttft_ms": 1e3 * sum(ttfts_s) / len(ttfts_s) if ttfts_s else None,
+    }
 
 
 def _slo_shares(finished: Sequence[Request], slo_ms: dict[str, float | None]) -> dict[str, int | float | None]:

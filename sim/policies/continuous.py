@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from sim.engine.adaptive_length import AdaptiveVerification
 from sim.engine.serving import Serving
 from sim.policies.options import EngineLimits, Method, PolicyOptions
 from sim.seam.host import Stream, Ticket
@@ -164,7 +165,8 @@ def plan_step(serving: Serving, running: list[Request], limits: EngineLimits, dr
 
 
 def begin_step(serving: Serving, planned: Step) -> Step:
-    """`planned` as it is submitted: rows that have finished meanwhile left out, drafts cut to what had room."""
+    """`planned` as it is submitted: rows that have finished meanwhile left out, drafts cut to what had room and to what
+    the controller would verify."""
     step = Step([], [], planned.prompts, planned.chunks)
     for request, tokens in zip(planned.rows, planned.row_tokens, strict=True):
         if request.is_finished:
@@ -176,6 +178,11 @@ def begin_step(serving: Serving, planned: Step) -> Step:
         step.row_tokens.append(request.in_flight)
     for request, chunk in zip(step.prompts, step.chunks, strict=True):
         request.in_flight = chunk.new_tokens
+    if isinstance(serving.controller, AdaptiveVerification) and step.rows:
+        for place, (request, tokens) in enumerate(zip(step.rows, serving.controller.verified(step.rows), strict=True)):
+            if tokens < request.drafted:
+                serving.trim_draft(request, tokens)
+                request.in_flight = step.row_tokens[place] = tokens + 1
     return step
 
 
@@ -211,20 +218,50 @@ def draft_work(step: Step, completed: Sequence[Request], draft_tokens: int, meth
     num_rows = len(step.rows) + len(completed)
     if method is Method.NGRAM:
         return Work(kind=Kind.HOST, rows=num_rows)
+    context_tokens = sum(request.context_tokens for request in step.rows)
+    context_tokens += sum(request.prefill_goal for request in completed)
+    requests = (*step.rows, *completed, *step.prompts)
+    return draft_of(method, num_rows, sum(step.row_tokens), context_tokens, step.chunks, draft_tokens, requests)
+
+
+def draft_of(
+    method: Method,
+    num_rows: int,
+    verified_tokens: int,
+    context_tokens: int,
+    chunks: tuple[Chunk, ...],
+    draft_tokens: int,
+    requests: Sequence[Request] = (),
+) -> Work:
+    """The draft of `draft_tokens` tokens for each of `num_rows` rows, of which `verified_tokens` were just verified and
+    `context_tokens` are in KV, beside `chunks` of prompts.
+
+    - draft_model: two tokens a row in the first pass, then one pass per token.
+    - eagle3, mtp: every verified token in the first pass, then one pass per token.
+    - parallel: every verified token and the masked slots after the newest in one pass, LM head over all slots.
+    - dspark: the slots in one pass, LM head over all; verified tokens and prompts are projected into its KV, no more.
+    """
+    row_tokens, head_rows, passes, projected = DRAFT_ROW_TOKENS * num_rows, num_rows, draft_tokens, 0
+    if method in (Method.EAGLE3, Method.MTP):
+        row_tokens = verified_tokens
+    elif method is Method.PARALLEL:
+        row_tokens = verified_tokens + num_rows * max(0, draft_tokens - 1)
+        head_rows, passes = num_rows * draft_tokens, min(1, draft_tokens)
+    elif method is Method.DSPARK:
+        row_tokens = head_rows = num_rows * draft_tokens
+        passes = min(1, draft_tokens)
+        projected = verified_tokens + sum(chunk.new_tokens for chunk in chunks)
+        chunks = ()
+    has_pass = method is not Method.DSPARK or draft_tokens > 0
     return Work(
         kind=Kind.DRAFT,
         model=Model.DRAFT,
-        requests=(*step.rows, *completed, *step.prompts),
-        rows=num_rows,
-        row_tokens=draft_row_tokens(method, num_rows, sum(step.row_tokens)),
-        context_tokens=sum(request.context_tokens for request in step.rows)
-        + sum(request.prefill_goal for request in completed),
-        chunks=step.chunks,
-        head_rows=num_rows if draft_tokens else 0,
-        draft_tokens=draft_tokens if num_rows else 0,
+        requests=requests,
+        rows=num_rows if has_pass else 0,
+        row_tokens=row_tokens,
+        context_tokens=context_tokens if has_pass else 0,
+        chunks=chunks,
+        head_rows=head_rows if draft_tokens else 0,
+        draft_tokens=passes if num_rows else 0,
+        projected_tokens=projected,
     )
-
-
-def draft_row_tokens(method: Method, num_rows: int, verified_tokens: int) -> int:
-    """Tokens of the first draft pass: an EAGLE head takes every verified token, a draft model two per row."""
-    return verified_tokens if method is Method.EAGLE3 else DRAFT_ROW_TOKENS * num_rows

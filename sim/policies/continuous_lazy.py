@@ -23,11 +23,11 @@ import numpy as np
 
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
-from sim.policies.continuous import Flight, Step, draft_row_tokens, engine
+from sim.policies.continuous import Flight, Step, draft_of, engine
 from sim.policies.options import EngineLimits, Method
 from sim.seam.host import Stream, Ticket
 from sim.seam.request import Request
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.seam.work import Chunk, Kind, Work
 
 _GROWTH_STEPS = 4096
 
@@ -389,15 +389,13 @@ def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: 
     if serving.controller.draft_tokens_max:
         num_drafted = num_rows + len(completed)
         last = host.run(
-            Work(
-                kind=Kind.DRAFT,
-                model=Model.DRAFT,
-                rows=num_drafted,
-                row_tokens=draft_row_tokens(method, num_drafted, row_tokens),
-                context_tokens=context_tokens + sum([request.prompt_tokens for request in completed]),
-                chunks=chunks,
-                head_rows=num_drafted if draft_tokens else 0,
-                draft_tokens=draft_tokens if num_drafted else 0,
+            draft_of(
+                method,
+                num_drafted,
+                row_tokens,
+                context_tokens + sum([request.prompt_tokens for request in completed]),
+                chunks,
+                draft_tokens,
             ),
             stream,
         )

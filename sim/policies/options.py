@@ -154,11 +154,22 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Method(StrEnum):
-    """What drafts, under vLLM's names: a smaller model, an EAGLE-3 head of the target, a look-up of n-grams."""
+    """What drafts, under vLLM's names: a smaller model; an EAGLE-3 head of the target; a layer of the target's kind
+    that predicts the token after next, run once per token (MTP); a drafter that fills all slots in one pass (PARD,
+    P-EAGLE, DFlash); DSpark, a block over all slots whose context is projected features alone, with a serial head
+    behind it; a look-up of n-grams."""
 
     DRAFT_MODEL = "draft_model"
     EAGLE3 = "eagle3"
+    MTP = "mtp"
+    PARALLEL = "parallel"
+    DSPARK = "dspark"
     NGRAM = "ngram"
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether it drafts from the target's own hidden states, of every token that was verified."""
+        return self in (Method.EAGLE3, Method.MTP, Method.DSPARK)
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):

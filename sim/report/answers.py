@@ -41,6 +41,13 @@ def print_tuning(console: Console, result: Tuning) -> None:
         + ("" if gain.is_sure else ", which may be nothing"),
         highlight=False,
     )
+    for gain in result.dynamic:
+        low, high = gain.interval
+        worth = "worth it" if gain.is_sure else "not worth it for sure"
+        console.print(
+            f"{gain.of} over {gain.over}: {100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f}), {worth}",
+            highlight=False,
+        )
     console.print(f"break-even: {_break_even(result)}", highlight=False)
     console.print(f"expected regret against the best length of each draw: {100 * result.expected_regret:.1f} %")
     deployment = result.deployment

@@ -36,6 +36,11 @@ class Request:
     """Chained ids, from 0, of its whole KV blocks: equal ids mean equal tokens up to and with that block. Those of the
     prompt, and of the answer where that is known; empty where nothing is known."""
 
+    priority: int = 0
+    """Of those that wait for admission higher ones go first."""
+    slo_class: str | None = None
+    """Which of the scenario's classes it is of."""
+
     prefilled_tokens: int = 0
     """Tokens that prefill brought into KV: of the prompt, and after a preemption of the output so far."""
     prefill_goal: int = -1

@@ -86,7 +86,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     head_rows: int = 0
     """Token positions that go through the LM head and the sampler."""
     draft_tokens: int = 0
-    """DRAFT only: tokens drafted per row, one pass after the other."""
+    """DRAFT only: passes one after the other, each drafts a token per row; 1 where one pass fills all slots."""
+    projected_tokens: int = 0
+    """DRAFT of a block drafter: tokens whose features it projects into its KV, those of prompts among them."""
     num_bytes: int = 0
     """COPY only: bytes moved."""
     ahead_s: float = 0.0

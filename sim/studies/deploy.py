@@ -18,7 +18,12 @@ from sim.experiment.scenario import Scenario
 from sim.policies.options import Method
 from sim.workload.generate import mean_tokens, num_requests
 
-SGLANG_ALGORITHMS = {Method.EAGLE3: "EAGLE3", Method.DRAFT_MODEL: "STANDALONE", Method.NGRAM: "NGRAM"}
+SGLANG_ALGORITHMS = {
+    Method.EAGLE3: "EAGLE3",
+    Method.MTP: "NEXTN",
+    Method.DRAFT_MODEL: "STANDALONE",
+    Method.NGRAM: "NGRAM",
+}
 SGLANG_CONFIG = "speculative_adaptive.json"
 
 
@@ -121,6 +126,8 @@ def checking_lines(
 
 def _sglang_flags(method: Method, draft: str | None, table: Sequence[Sequence[int]]) -> str:
     steps = table[0][2] or max(row[2] for row in table)
+    if method not in SGLANG_ALGORITHMS:
+        return ""
     flags = ["--speculative-algorithm", SGLANG_ALGORITHMS[method]]
     if method is Method.NGRAM:
         return shlex.join([*flags, "--speculative-num-draft-tokens", str(steps)])

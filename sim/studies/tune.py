@@ -9,8 +9,9 @@ Not here: worlds (draws), the words of an engine's command line (deploy), how it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import exp, inf, log, log2
-from typing import Any, NamedTuple
+from dataclasses import replace
+from math import inf
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,12 +19,28 @@ import numpy as np
 from sim.costs.profile import Profile
 from sim.costs.works import graph_sizes
 from sim.draws import Floats
-from sim.experiment.assemble import check, limits_of
+from sim.engine.adaptive_length import Band
+from sim.experiment.assemble import Experiment, check, limits_of
 from sim.experiment.compare import CostSource, Interval, cost_source
 from sim.experiment.points import Point, run_points
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.summary import Run, number
+from sim.names import unknown
 from sim.policies.registry import find_policy
+from sim.studies.choice import (
+    HIGH_PERCENT,
+    LOW_PERCENT,
+    PLAIN,
+    Fits,
+    LengthGrid,
+    Table,
+    best_single,
+    best_table,
+    break_even,
+    chances_best,
+    length_in,
+    plausible_lengths,
+)
 from sim.studies.deploy import Deployment, deployment
 from sim.studies.draws import Draw, covers, draw_worlds
 from sim.studies.evidence import asked_of, evidence
@@ -31,8 +48,6 @@ from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 TUNING_SCHEMA = 1
 DEFAULT_DRAWS = 20
-LOW_PERCENT, HIGH_PERCENT = 5.0, 95.0
-"""Of the draws: intervals hold 90 % of them."""
 REQUESTS_PER_SLOT, FEWEST_REQUESTS = 8, 48
 """Of a run with its concurrency left open; the first of them per slot are left out."""
 FEWEST_FOR_VERDICT = 10
@@ -40,10 +55,10 @@ FEWEST_FOR_VERDICT = 10
 LEAST_GAIN = 0.01
 """Of a table over one length, from which it is an answer: two equal servers were measured 1.5 % apart (vLLM 0.23 on
 GH200, swiss-ai/apertus-speculative-decoding)."""
-PLAIN = -1
-"""Stands for the engine without a drafter, beside draft lengths from 0 (a drafter is loaded and idle) on."""
-CHANGE_LOSS = 0.0005
-"""Relative throughput that a further row of the table must save: less is the grid's interpolation."""
+MEMORY_SHARE = 0.8
+"""Of mean requests, so that hardly any has to give way to others."""
+DYNAMIC = ("by_batch", "sglang_adaptive", "goodput")
+DYNAMIC_WORLDS = 4
 
 
 class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +113,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """[first batch size, last one, draft length], as vLLM has it; of one row where one length is as good."""
     gain: Gain
     """Of the best table over the best single length, whichever is the answer."""
+    dynamic: list[Gain]
+    """Of controllers that choose as they go, over the best single length, with all that they pay; those asked for."""
     break_even_concurrency: float | None
     """Where the best draft length from 1 on gains nothing any more; None where it does at every concurrency tried."""
     break_even_interval: tuple[float | None, float | None]
@@ -117,23 +134,6 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-class Grid(NamedTuple):
-    """Throughputs, or goodputs [concurrencies, settings, draws]; settings are PLAIN and draft lengths."""
-
-    concurrencies: tuple[int, ...]
-    settings: tuple[int, ...]
-    values: Floats
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return tuple(k for k in self.settings if k != PLAIN)
-
-    def of(self, setting: int) -> Floats:
-        """[concurrencies, draws]."""
-        found: Floats = self.values[:, self.settings.index(setting), :]
-        return found
-
-
 def tune(
     scenario: Scenario,
     profile: Profile,
@@ -141,6 +141,7 @@ def tune(
     concurrencies: Sequence[int] | None = None,
     lengths: Sequence[int] | None = None,
     draws: int = DEFAULT_DRAWS,
+    controllers: Sequence[str] = (),
     workers: int | None = None,
     target_model: str | None = None,
     draft_model: str | None = None,
@@ -149,7 +150,9 @@ def tune(
     """The best draft length by batch size for the scenario's requests, engine and drafter.
 
     `lengths` are tried, by default 0 up to num_speculative_tokens; `concurrencies`, by default 1, 2, 4 and so on up to
-    the most requests that the engine seats. Raises ValueError for a scenario that cannot be tuned.
+    the most requests that the engine seats. `controllers` are run as well, in the first worlds: `by_batch` with the
+    best table, `sglang_adaptive` with its bands, `goodput`, which knows the profile's costs and no acceptance. Raises
+    ValueError for a scenario that cannot be tuned.
     """
     scenario = _checked(scenario, profile, draws)
     tried = concurrencies_of(scenario, profile) if concurrencies is None else _rising("concurrency", concurrencies, 1)
@@ -157,15 +160,26 @@ def tune(
     candidates = tuple(range(most + 1)) if lengths is None else _rising("draft length", lengths, 0)
     if candidates[-1] < 1:
         raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
+    for name in controllers:
+        if name not in DYNAMIC:
+            raise ValueError(unknown("controller", name, DYNAMIC))
     worlds = draw_worlds(scenario, profile, draws)
     grid = simulate_grid(scenario, worlds, tried, candidates, workers, on_done)
-    return answer(scenario, profile, grid, target_model=target_model, draft_model=draft_model)
+    found = answer(scenario, profile, grid, target_model=target_model, draft_model=draft_model)
+    if not controllers:
+        return found
+    gains = _dynamic_gains(scenario, profile, grid, worlds[:DYNAMIC_WORLDS], controllers, workers, on_done)
+    return msgspec.structs.replace(found, dynamic=gains)
 
 
 def concurrencies_of(scenario: Scenario, profile: Profile) -> tuple[int, ...]:
-    """1, 2, 4 and so on up to the engine's seats, or the scenario's own max_concurrency if that is fewer."""
+    """1, 2, 4 and so on up to the engine's seats, the scenario's own max_concurrency, or MEMORY_SHARE of the requests
+    that memory holds, whichever is fewest: a batch that is kept small by memory is no larger with more in flight."""
+    experiment = Experiment(scenario=scenario, policy_name=scenario.policy[0], seed=scenario.seed, profile=profile)
+    sample, pool = experiment.sample(), experiment.pool()
+    held = pool.num_blocks * len(sample) / sum(pool.blocks_for(request) for request in sample)
     seats = limits_of(scenario, profile).max_num_seqs
-    most = min(seats, scenario.workload.max_concurrency or seats)
+    most = max(1, min(seats, scenario.workload.max_concurrency or seats, int(MEMORY_SHARE * held)))
     return (*(2**power for power in range(most.bit_length()) if 2**power < most), most)
 
 
@@ -176,7 +190,7 @@ def simulate_grid(
     lengths: Sequence[int],
     workers: int | None,
     on_done: Callable[[str, int, int], None],
-) -> Grid:
+) -> LengthGrid:
     """Run every setting at every concurrency in every world."""
     settings = (PLAIN, *lengths)
     points = [
@@ -192,20 +206,19 @@ def simulate_grid(
     ):
         values[index] = _value(outcome.run, scenario)
     shape = len(concurrencies), len(settings), len(worlds)
-    return Grid(tuple(concurrencies), settings, values.reshape(shape))
+    return LengthGrid(tuple(concurrencies), settings, values.reshape(shape))
 
 
 def answer(
     scenario: Scenario,
     profile: Profile,
-    grid: Grid,
+    grid: LengthGrid,
     *,
     target_model: str | None = None,
     draft_model: str | None = None,
 ) -> Tuning:
     """What the grid says. Pure."""
-    limits = limits_of(scenario, profile)
-    fits = Fits(most_graph_tokens=_most_graph_tokens(scenario, profile), most_tokens=limits.max_num_batched_tokens)
+    limits, fits = limits_of(scenario, profile), fits_of(scenario, profile)
     most_batch = max(limits.max_num_seqs, grid.concurrencies[-1])
     table = best_table(grid, fits, most_batch)
     one = best_single(grid, fits)
@@ -220,7 +233,7 @@ def answer(
         table = ((1, most_batch, max(one, 0)),)
         chosen = [one] * len(grid.concurrencies)
     points = [_tuned_point(grid, fits, i, k) for i, k in enumerate(chosen)]
-    break_even, interval = _break_even(grid, fits)
+    middle, interval = break_even(grid, fits)
     return Tuning(
         scenario=to_plain(scenario),
         profile=cost_source(profile),
@@ -230,7 +243,8 @@ def answer(
         verdict=verdict,
         table=[list(row) for row in table],
         gain=gain,
-        break_even_concurrency=break_even,
+        dynamic=[],
+        break_even_concurrency=middle,
         break_even_interval=interval,
         expected_regret=sum(point.expected_regret for point in points) / len(points),
         points=points,
@@ -253,129 +267,23 @@ def answer(
     )
 
 
-def _tried(grid: Grid) -> tuple[float, float]:
+def _tried(grid: LengthGrid) -> tuple[float, float]:
     """Fewest and most requests in flight."""
     return float(grid.concurrencies[0]), float(grid.concurrencies[-1])
 
 
-# -- choosing
-
-
-class Fits(NamedTuple):
-    """Which draft lengths a step of so many requests has room for."""
-
-    most_graph_tokens: int | None
-    """Of the captured passes; None where none are captured."""
-    most_tokens: int
-
-    def __call__(self, k: int, batch: int) -> bool:
-        """Whether `batch` rows of a draft of `k` fit; nothing drafted fits always."""
-        tokens = batch * (k + 1)
-        is_captured = self.most_graph_tokens is None or tokens <= self.most_graph_tokens
-        return k <= 0 or (is_captured and tokens <= self.most_tokens)
-
-
-Table = tuple[tuple[int, int, int], ...]
-
-
-def best_table(grid: Grid, fits: Fits, most_batch: int) -> Table:
-    """The lengths of least expected regret by batch size, between the grid's concurrencies by its values on their
-    logarithms; a further row must save CHANGE_LOSS of the throughput over the sizes it changes."""
-    sizes = np.arange(1, most_batch + 1)
-    lengths = grid.lengths
-    losses = np.full((len(lengths), most_batch), inf)
-    values = np.stack([_at_sizes(grid.of(k), grid.concurrencies, sizes) for k in lengths])
-    allowed = np.array([[fits(k, int(size)) for size in sizes] for k in lengths])
-    best = np.where(allowed[:, :, None], values, -inf).max(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        regret = np.nan_to_num(1.0 - values / best[None, :, :]).mean(axis=2)
-    losses[allowed] = regret[allowed]
-    if lengths[0] > 0:
-        # Beyond what fits any of them, the shortest is what is left.
-        losses[0, ~allowed.any(axis=0)] = 0.0
-    chosen = _cheapest_path(losses, np.log2(sizes + 1.0) - np.log2(sizes), CHANGE_LOSS)
-    return _rows([lengths[place] for place in chosen])
-
-
-def _cheapest_path(losses: Floats, weights: Floats, change_loss: float) -> list[int]:
-    """[sizes] which row of `losses` [lengths, sizes] to take, where every change costs `change_loss`; sizes weigh as
-    much as their share of an octave."""
-    num_lengths, num_sizes = losses.shape
-    total = losses[:, 0] * weights[0]
-    came_from = np.zeros((num_lengths, num_sizes), dtype=np.int64)
-    for size in range(1, num_sizes):
-        changed = int(np.argmin(total))
-        stay = total <= total[changed] + change_loss
-        came_from[:, size] = np.where(stay, np.arange(num_lengths), changed)
-        total = np.where(stay, total, total[changed] + change_loss) + losses[:, size] * weights[size]
-    place = int(np.argmin(total))
-    path = [place]
-    for size in range(num_sizes - 1, 0, -1):
-        place = int(came_from[place, size])
-        path.append(place)
-    return path[::-1]
-
-
-def _at_sizes(values: Floats, concurrencies: Sequence[int], sizes: np.ndarray[Any, Any]) -> Floats:
-    """[sizes, draws] from [concurrencies, draws]: values per request, straight on the logarithm of the concurrency."""
-    places = np.log2(sizes)
-    known = [log2(concurrency) for concurrency in concurrencies]
-    per_request = values / np.asarray(concurrencies, dtype=float)[:, None]
-    found = np.stack([np.interp(places, known, per_request[:, draw]) for draw in range(values.shape[1])], axis=1)
-    scaled: Floats = found * sizes[:, None]
-    return scaled
-
-
-def _rows(by_size: Sequence[int]) -> Table:
-    rows: list[tuple[int, int, int]] = []
-    for size, k in enumerate(by_size, start=1):
-        if rows and rows[-1][2] == k:
-            rows[-1] = rows[-1][0], size, k
-        else:
-            rows.append((size, size, k))
-    return tuple(rows)
-
-
-def length_in(table: Sequence[Sequence[int]], batch: int) -> int:
-    """The table's length at a batch size; beyond its end the last one."""
-    found = [k for start, _, k in table if start <= batch]
-    return found[-1] if found else table[0][2]
-
-
-def best_single(grid: Grid, fits: Fits) -> int:
-    """The one length of least expected regret over all concurrencies, PLAIN among them, that fits at all of them."""
-    able = [k for k in grid.settings if k == PLAIN or (k > 0 and fits(k, grid.concurrencies[-1]))]
-    values = np.stack([grid.of(k) for k in able])
-    best = values.max(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        regret = np.nan_to_num(1.0 - values / best).mean(axis=(1, 2))
-    return able[int(np.argmin(regret))]
-
-
-def plausible_lengths(grid: Grid, fits: Fits, table: Table, least: float = 0.1) -> dict[int, tuple[int, ...]]:
-    """By the start of each row: the lengths that are best there in at least that share of the draws, and its own."""
-    found = {}
-    for start, end, k in table:
-        inside = [i for i, c in enumerate(grid.concurrencies) if start <= c <= end]
-        chances = [_chances_best(grid, fits, i) for i in inside]
-        likely = {j for chance in chances for j, share in chance.items() if share >= least}
-        found[start] = tuple(sorted(likely | {k}))
-    return found
-
-
-def _chances_best(grid: Grid, fits: Fits, i: int) -> dict[int, float]:
-    able = [k for k in grid.lengths if fits(k, grid.concurrencies[i])] or [grid.lengths[0]]
-    values = np.stack([grid.of(k)[i] for k in able])
-    winners = np.argmax(values, axis=0)
-    return {k: float(np.mean(winners == place)) for place, k in enumerate(able)}
+def fits_of(scenario: Scenario, profile: Profile) -> Fits:
+    """By the captured graphs and the token budget of the scenario's engine on that GPU."""
+    budget = limits_of(scenario, profile).max_num_batched_tokens
+    return Fits(most_graph_tokens=_most_graph_tokens(scenario, profile), most_tokens=budget)
 
 
 # -- saying
 
 
-def _tuned_point(grid: Grid, fits: Fits, i: int, chosen: int) -> TunedPoint:
+def _tuned_point(grid: LengthGrid, fits: Fits, i: int, chosen: int) -> TunedPoint:
     concurrency = grid.concurrencies[i]
-    chances = _chances_best(grid, fits, i)
+    chances = chances_best(grid, fits, i)
     settings = [grid.of(k)[i] for k in grid.settings if k == PLAIN or fits(k, concurrency)]
     best = np.stack(settings).max(axis=0)
     lengths = [
@@ -400,7 +308,7 @@ def _tuned_point(grid: Grid, fits: Fits, i: int, chosen: int) -> TunedPoint:
     )
 
 
-def _speedup(grid: Grid, i: int, setting: int) -> tuple[float | None, Interval | None]:
+def _speedup(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, Interval | None]:
     plain = grid.of(PLAIN)[i]
     if not (plain > 0.0).all():
         return None, None
@@ -432,37 +340,7 @@ def _percentiles(values: Floats) -> Interval:
     return low, high
 
 
-def _break_even(grid: Grid, fits: Fits) -> tuple[float | None, tuple[float | None, float | None]]:
-    """Median and 5 to 95 % over the draws; infinite ones are None."""
-    found = sorted(_crossing(grid, fits, draw) for draw in range(grid.values.shape[2]))
-
-    def at(percent: float) -> float | None:
-        value = found[min(len(found) - 1, int(percent / 100.0 * len(found)))]
-        return None if value == inf else value
-
-    return at(50.0), (at(LOW_PERCENT), at(HIGH_PERCENT))
-
-
-def _crossing(grid: Grid, fits: Fits, draw: int) -> float:
-    """The concurrency beyond which no draft pays in one draw, straight on logarithms; infinite where the largest one
-    tried still gains, 0 where the smallest one does not."""
-    gains = []
-    for i, concurrency in enumerate(grid.concurrencies):
-        able = [grid.of(k)[i, draw] for k in grid.lengths if k > 0 and fits(k, concurrency)]
-        plain = grid.of(PLAIN)[i, draw]
-        best = max(able, default=0.0)
-        gains.append(log(best / plain) if best > 0.0 and plain > 0.0 else (-1.0 if plain > 0.0 else 0.0))
-    if gains[-1] > 0.0:
-        return inf
-    last = max((i for i, gain in enumerate(gains) if gain > 0.0), default=None)
-    if last is None:
-        return 0.0
-    part = gains[last] / (gains[last] - gains[last + 1])
-    low, high = (log(concurrency) for concurrency in grid.concurrencies[last : last + 2])
-    return exp(low + part * (high - low))
-
-
-def _notes(grid: Grid, table: Table, fits: Fits) -> list[str]:
+def _notes(grid: LengthGrid, table: Table, fits: Fits) -> list[str]:
     notes = []
     if any(k == 0 for _, _, k in table) and len(table) > 1:
         notes.append(
@@ -520,6 +398,52 @@ def _rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
     if not found or found[0] < least:
         raise ValueError(f"{name}: {list(found)} must be at least one number from {least} on")
     return found
+
+
+def _dynamic_gains(
+    scenario: Scenario,
+    profile: Profile,
+    grid: LengthGrid,
+    worlds: Sequence[Draw],
+    controllers: Sequence[str],
+    workers: int | None,
+    on_done: Callable[[str, int, int], None],
+) -> list[Gain]:
+    """Every row of every request is followed in these runs, so they take longer: few worlds."""
+    fits = fits_of(scenario, profile)
+    table = best_table(grid, fits, max(limits_of(scenario, profile).max_num_seqs, grid.concurrencies[-1]))
+    one = best_single(grid, fits)
+    plausible = plausible_lengths(grid, fits, table)
+    bands = {str(start): {"candidate_steps": steps} for start, steps in plausible.items()}
+    settings: dict[str, dict[str, Any]] = {
+        "by_batch": {"num_speculative_tokens_per_batch_size": table},
+        "sglang_adaptive": {"speculative_adaptive_config": msgspec.convert(bands, dict[str, Band])},
+        "goodput": {},
+    }
+    points = [
+        _controlled(scenario, concurrency, grid.lengths[-1], name, settings[name], world)
+        for name in controllers
+        for concurrency in grid.concurrencies
+        for world in worlds
+    ]
+    on_done("controllers", 0, len(points))
+    values = np.zeros(len(points))
+    for index, outcome in run_points(
+        points, workers=workers, on_done=lambda done: on_done("controllers", done, len(points))
+    ):
+        values[index] = _value(outcome.run, scenario)
+    by_name = values.reshape(len(controllers), len(grid.concurrencies), len(worlds))
+    reference = grid.of(one)[:, : len(worlds)]
+    return [_gain(name, _setting_name(one), by_name[place], reference) for place, name in enumerate(controllers)]
+
+
+def _controlled(
+    scenario: Scenario, concurrency: int, most: int, name: str, settings: Mapping[str, Any], world: Draw
+) -> Point:
+    """One closed loop under a controller that chooses as it goes."""
+    point = _point(scenario, concurrency, most, most, world)
+    speculation = msgspec.structs.replace(point.scenario.speculation, controller=name, **settings)
+    return replace(point, scenario=msgspec.structs.replace(point.scenario, speculation=speculation))
 
 
 def _point(scenario: Scenario, concurrency: int, setting: int, most: int, world: Draw) -> Point:

@@ -18,8 +18,8 @@ from sim.experiment.compare import PAIRED_METRICS, Comparison, Drawn, Order
 from sim.experiment.points import Point, run_points
 from sim.experiment.scenario import resolve
 from sim.metrics.summary import Run, number
+from sim.studies.choice import HIGH_PERCENT, LOW_PERCENT
 from sim.studies.draws import covers, draw_worlds
-from sim.studies.tune import HIGH_PERCENT, LOW_PERCENT
 
 STATED = (Order.LOWER, Order.HIGHER)
 

@@ -219,6 +219,9 @@ class Composed:
         total = self._gemms_s(shape.attention_gemms(degree), tokens, formats.projections)
         dense_s = self._gemms_s(shape.mlp_gemms(shape.intermediate, degree), tokens, formats.mlp)
         reduce_s = self._lookups.reduce_s(degree, tokens * shape.hidden * shape.dtype_bytes)
+        if shape.input_features:
+            projection_s = self._lookups.gemm_s(shape.hidden // degree, shape.input_features * shape.hidden, tokens)
+            total = total + projection_s / shape.layers
         if shape.has_wide_qk_norm:
             total = total + WIDE_NORM_S + self._lookups.reduce_s(degree, tokens * NORM_BYTES)
         experts = shape.experts

@@ -69,6 +69,9 @@ class CompactPasses(ModelPasses):
             kernels.elementwise, kernels.all_reduce, self._gpu, self._shape, self._tensor_parallel, tokens
         )
         gemms_s = sum(self._gemm_s(tokens, columns, depth) for columns, depth in self._gemms)
+        if self._shape.input_features:
+            depth = self._shape.input_features * self._shape.hidden
+            gemms_s += self._gemm_s(tokens, self._shape.hidden // self._tensor_parallel, depth) / self.layers
         return (gemms_s + rest_s) * kernels.body_ratio(tokens)
 
     def _gemm_s(self, tokens: int, columns: int, depth: int) -> float:
@@ -83,6 +86,11 @@ class CompactPasses(ModelPasses):
     def fused_s(self, tokens: int) -> float:
         shape = self._shape
         return self._gemm_s(tokens, shape.hidden // self._tensor_parallel, shape.fused_features * shape.hidden)
+
+    def keys_s(self, tokens: int) -> float:
+        shape = self._shape
+        columns = 2 * max(1, shape.kv_heads // self._tensor_parallel) * shape.head_dim
+        return self.layers * self._gemm_s(tokens, columns, shape.hidden)
 
     def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
         """What a pass of `rows` decode or verify rows costs apart from its context."""
@@ -164,6 +172,8 @@ class CompactCosts(WorkCosts[CompactPasses]):
         if work.context_tokens > part.most_context_tokens:
             self._check_range(passes, work)
         kv_tokens = work.context_tokens + row_tokens
+        if passes.most_row_tokens:
+            kv_tokens = min(work.context_tokens, rows * passes.most_row_tokens) + row_tokens
         power, root, layers = passes.sharpness, passes.inverse_sharpness, passes.layers
         attention_s = layers * (part.blocks_power + (kv_tokens * part.kv_token_s) ** power) ** root
         device_s = part.device_s + attention_s + kv_tokens * part.query_s
@@ -172,6 +182,8 @@ class CompactCosts(WorkCosts[CompactPasses]):
         num_later = work.draft_tokens - 1
         if passes.reads_features:
             device_s += passes.fusion_s(row_tokens)
+        elif passes.projects_context:
+            device_s += passes.slots_s(work)
         if num_later > 0:
             key = rows, rows, rows
             later = passes.row_parts.get(key) or self._new_row_part(passes, key, work)

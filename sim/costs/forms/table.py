@@ -213,6 +213,8 @@ class TableCosts(WorkCosts[TablePasses]):
         if work.context_tokens > curve.most_context_tokens:
             self._check_range(passes, work)
         kv_tokens = work.context_tokens + row_tokens
+        if passes.most_row_tokens:
+            kv_tokens = min(work.context_tokens, rows * passes.most_row_tokens) + row_tokens
         points, seconds, slopes, launch_s, _ = curve
         i = bisect_right(points, kv_tokens) - 1
         device_s = seconds[i] + slopes[i] * (kv_tokens - points[i])
@@ -220,6 +222,8 @@ class TableCosts(WorkCosts[TablePasses]):
         num_later = work.draft_tokens - 1
         if passes.reads_features:
             device_s += passes.fusion_s(row_tokens)
+        elif passes.projects_context:
+            device_s += passes.slots_s(work)
         if num_later > 0:
             key = rows, rows, rows
             later = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,9 @@ from realrun.replay.probe import probe
 from sim.costs.profile_files import load
 from sim.experiment.compare import RESULT_SCHEMA
 from sim.report.results import read_columns
+from tests.attack.mutations import damaged
+from tests.attack.samples import Sample
+from tests.attack.test_mutations import attack
 from tests.sim.support import ON_ONE_GPU as REPLAYED
 
 SMALL = ["--profile", "cpu/tiny", "--num-prompts", "6", "--request-rate", "inf", "--input-len", "24"]
@@ -243,3 +247,13 @@ def _error(done: Result) -> Any:
     """What the command raised; `lanesim` turns a ValueError into one line and exit code 2."""
     assert done.exception is not None, done.output
     return done.exception
+
+
+@pytest.mark.parametrize("name", ["summary.json", "requests.parquet", "work.parquet", "profile.json", "scenario.yaml"])
+def test_a_damaged_replay_is_one_line(replayed: Path, name: str) -> None:
+    files = {path.name: path.read_bytes() for path in replayed.iterdir() if path.suffix != ".png"}
+    beside = tuple((other, content) for other, content in files.items() if other != name)
+    sample = Sample(name, files[name], beside=beside, is_folder=True)
+    assert attack(sample, sample.content) == 0
+    for seed in range(6):
+        attack(sample, damaged(sample.content, name, random.Random(seed)))

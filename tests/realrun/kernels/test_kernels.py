@@ -70,6 +70,24 @@ def test_decoding_rows_are_padded_to_the_longest_draft_and_to_the_buckets() -> N
     assert len(verify.result()) == 3
 
 
+def test_a_mixed_step_has_room_for_padded_rows_and_the_prompts_of_all_other_slots() -> None:
+    """4 slots: 3 rows padded to 4, and a chunk."""
+    kernels = tiny_kernels(slots=4, batch_buckets=(4,), context_buckets=(32, 64))
+    issuer = kernels.issuer("all")
+    *decoding, joining = admitted(kernels, (6, 9, 4, 5))
+    prefill_in_chunks(kernels, decoding, 16, issuer)
+    step = kernels.verify(decoding, issuer, chunks=[PromptChunk(joining, 5)])
+    assert step.plan.shape.num_rows == 5
+    assert [len(row.tokens) for row in step.result()] == [1, 1, 1, 1]
+
+
+def test_lanes_of_one_name_and_priority_share_a_stream() -> None:
+    kernels = tiny_kernels()
+    verify = kernels.issuer("verify", priority=1)
+    assert kernels.issuer("verify", priority=1) is verify
+    assert len({id(each) for each in (verify, kernels.issuer("verify"), kernels.issuer("draft", priority=1))}) == 3
+
+
 def test_listed_shapes_are_all_that_a_bucketed_loop_ever_issues() -> None:
     kernels = tiny_kernels(batch_buckets=(1, 2, 6), context_buckets=(16, 32, 64))
     issuer = kernels.issuer("all")
@@ -130,6 +148,20 @@ def test_no_decoding_pass_reads_back_or_copies_from_the_host(temperature: float)
         inputs = torch.tensor([(kernels.sequences.scratch, 0, -1, 0)] * shape.num_rows)
         with Capturable():
             kernels.passes.run(shape, inputs, issuer.workspace)
+
+
+def test_passes_are_issued_without_anything_that_would_be_differentiated() -> None:
+    kernels = tiny_kernels()
+    issuer, modes = kernels.issuer("all"), []
+    program = issuer.program
+
+    def noted(*arguments: Any) -> Any:
+        modes.append(torch.is_inference_mode_enabled())
+        return program(*arguments)
+
+    issuer.program = noted
+    kernels.prefill([PromptChunk(slot, 5) for slot in admitted(kernels, (5,))], issuer).result()
+    assert modes == [True]
 
 
 def test_static_buffers_stay_where_they_are() -> None:

@@ -5,15 +5,25 @@ from __future__ import annotations
 import pytest
 
 from sim.costs.profile_files import load
-from sim.engine.adaptive_length import PROBE_EVERY, Band, GoodputLength, RunningRates, SglangAdaptive, best_length
-from sim.engine.controllers import CONTROLLERS, build_controller
+from sim.engine.adaptive_length import (
+    PROBE_EVERY,
+    AdaptiveVerification,
+    Band,
+    GoodputLength,
+    RunningRates,
+    SglangAdaptive,
+    best_length,
+)
+from sim.engine.controllers import CONTROLLERS, VERIFYING, build_controller
 from sim.engine.draft_length import ByBatch
-from sim.experiment.assemble import Experiment
+from sim.experiment.assemble import Experiment, check
 from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.scenario import Scenario, resolve, to_plain
+from sim.seam.request import Request
 from tests.sim.support import AlwaysAccept, NotedController, SimRun, request
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 
 
 def test_a_table_holds_for_gaps_and_beyond_its_end_what_stood_before() -> None:
@@ -167,7 +177,8 @@ def test_a_step_without_drafts_keeps_the_drafter_up_to_date() -> None:
 
 def test_a_lane_without_drafts_keeps_the_drafter_up_to_date_before_it_decodes() -> None:
     run = SimRun("pd", [request(0, output=2)], luck=AlwaysAccept(), controller=NotedController(0, 4))
-    assert [t.work.kind.value for t in run.tickets if t.stream.name == "decode"] == ["draft", "verify"]
+    works = [(t.work.kind.value, t.work.head_rows) for t in run.tickets if t.stream.name == "decode"]
+    assert works == [("draft", 0), ("verify", 1)]
 
 
 def scenario(controller: str, **changes: object) -> Scenario:
@@ -207,7 +218,7 @@ def test_goodput_serves_within_a_per_cent_of_the_best_fixed_length() -> None:
     assert simulate(scenario("goodput"), "continuous", 1, profile).end_s < 1.01 * min(fixed)
 
 
-@pytest.mark.parametrize("controller", CONTROLLERS)
+@pytest.mark.parametrize("controller", [name for name in CONTROLLERS if name != VERIFYING])
 @pytest.mark.parametrize("policy", ["continuous", "pd", "pdv", "unified", "baseline"])
 def test_every_controller_serves_every_policy(controller: str, policy: str) -> None:
     changes = {"num_speculative_tokens_per_batch_size": [[1, 1, 4], [2, 8, 0]]} if controller == "by_batch" else {}
@@ -241,3 +252,62 @@ def test_what_a_controller_does_not_read_is_refused() -> None:
         scenario("by_batch")
     with pytest.raises(ValueError, match="needs what a round costs"):
         build_controller("goodput", 4)
+
+
+def drafted(count: int, *, num_rounds: int = 0, accepted: int = 0) -> Request:
+    made = request(0)
+    made.drafted, made.num_rounds, made.accepted_tokens = count, num_rounds, accepted
+    return made
+
+
+def test_adaptive_verification_takes_all_where_tokens_are_free_and_none_where_they_cost_a_round_each() -> None:
+    rows = [drafted(3), drafted(3)]
+    free = AdaptiveVerification(3, lambda rows, k: 1.0)
+    dear = AdaptiveVerification(3, lambda rows, k: 1.0 + 10.0 * k)
+    assert (free.verified(rows), dear.verified(rows)) == ([3, 3], [0, 0])
+
+
+def test_adaptive_verification_stops_where_the_next_token_no_longer_pays() -> None:
+    """Untold, a token survives with 0.7, 0.49, 0.34. A place of both rows adds half of a round: (2 + 1.4) / 1.5 beats
+    2 / 1 and (2 + 1.4 + 0.98) / 2."""
+    controller = AdaptiveVerification(3, lambda rows, k: 1.0 + 0.5 * k)
+    assert controller.verified([drafted(3), drafted(3)]) == [1, 1]
+
+
+def test_adaptive_verification_prefers_the_request_that_has_accepted_more() -> None:
+    """Everybody accepts 1 of 3; one row has had 3 each time, the other nothing. Of four tokens the lucky row gets all
+    its three."""
+    controller = AdaptiveVerification(3, lambda rows, k: 1.0 + 0.55 * k)
+    for _ in range(200):
+        controller.saw_round(3, 1)
+    lucky, unlucky = drafted(3, num_rounds=40, accepted=120), drafted(3, num_rounds=40, accepted=0)
+    taken = controller.verified([unlucky, lucky])
+    assert taken[1] > taken[0]
+
+
+def test_what_is_not_verified_is_paid_for_as_a_draft_and_never_accepted() -> None:
+    """Drafts of 4 where verifying costs a round a token: each round emits one token, and the drafter ran all along."""
+    controller = AdaptiveVerification(4, lambda rows, k: 1.0 + 10.0 * k)
+    run = SimRun("continuous", [request(0, output=4)], luck=AlwaysAccept(), controller=controller)
+    works = [(t.work.kind.value, t.work.row_tokens, t.work.draft_tokens) for t in run.tickets]
+    assert works == [("step", 0, 0), ("draft", 2, 4), *[("step", 1, 0), ("draft", 2, 4)] * 3]
+    assert run.serving.requests[0].accepted_tokens == 0
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_adaptive_verification_serves_and_gives_all_memory_back(async_scheduling: bool) -> None:
+    profile = load(HEAD)
+    one = Scenario.of(to_plain(scenario(VERIFYING)), **{"engine.async_scheduling": async_scheduling})
+    record = simulate(one, "continuous", 1, profile)
+    assert all(request.is_finished for request in record.requests)
+    assert all(request.kv_tokens == 0 for request in record.requests)
+
+
+def test_lanes_and_replays_verify_all_that_they_draft() -> None:
+    with pytest.raises(ValueError, match="is for continuous"):
+        check(Scenario.of(to_plain(scenario(VERIFYING)), policy="pd", profile=PAIR), load(PAIR))
+    experiment = Experiment(
+        scenario=scenario(VERIFYING), policy_name="continuous", seed=1, profile=load(HEAD), num_slots=8
+    )
+    with pytest.raises(ValueError, match="simulated only"):
+        experiment.controller()

@@ -258,6 +258,7 @@ def test_every_key_of_a_run_in_which_nothing_happened() -> None:
         "phases_ms": NO_PHASES,
         "slo_attainment": {"ttft_ms": None, "all": None},
         "request_goodput": None,
+        "slo_classes": {},
         **dict.fromkeys(latencies),
         "steady_output_throughput": None,
         "throughput_completed_window": None,

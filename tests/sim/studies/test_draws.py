@@ -113,8 +113,12 @@ def test_a_policy_against_itself_has_no_order_in_any_draw() -> None:
         profile=PAIR, policy=("autoregressive", "continuous"), num_prompts=12, input_len=64, output_len=8,
         num_speculative_tokens=0, replications=2,
     )  # fmt: skip
-    told = over_draws(compare(one, load(PAIR), workers=1), load(PAIR), 2, workers=1)
+    result = compare(one, load(PAIR), workers=1)
+    told = over_draws(result, load(PAIR), 2, workers=1)
     assert {row.order for row in told.drawn} == {Order.SAME}
+    stated = [msgspec.structs.replace(row, order=Order.LOWER) for row in result.paired]
+    told = over_draws(msgspec.structs.replace(result, paired=stated), load(PAIR), 2, workers=1)
+    assert {row.order for row in told.paired} == {Order.DRAWS}
 
 
 def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() -> None:

@@ -14,14 +14,15 @@ import pytest
 from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.experiment.scenario import Scenario
-from sim.studies.tune import PLAIN, Fits, Grid, answer, best_single, best_table, length_in, tune
+from sim.studies.choice import PLAIN, Fits, LengthGrid, best_single, best_table, cheapest_path, length_in
+from sim.studies.tune import answer, concurrencies_of, tune
 from tests.calibrate.support import published
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
 ANY = Fits(most_graph_tokens=None, most_tokens=100_000)
 
 
-def grid(concurrencies: tuple[int, ...], **speedups: Any) -> Grid:
+def grid(concurrencies: tuple[int, ...], **speedups: Any) -> LengthGrid:
     """From speed-ups [concurrencies] or [concurrencies, draws] by draft length, k0 and so on; plain serves 1 each."""
     first = np.asarray(next(iter(speedups.values())))
     num_draws = first.shape[1] if first.ndim == 2 else 10
@@ -31,7 +32,7 @@ def grid(concurrencies: tuple[int, ...], **speedups: Any) -> Grid:
         given = np.asarray(speedup, dtype=float)
         values[:, place, :] = given if given.ndim == 2 else given[:, None]
     values *= np.asarray(concurrencies, dtype=float)[:, None, None]
-    return Grid(concurrencies, tuple(settings), values)
+    return LengthGrid(concurrencies, tuple(settings), values)
 
 
 def scenario(**changes: Any) -> Scenario:
@@ -63,6 +64,12 @@ def test_no_row_exceeds_the_captured_graphs_nor_the_budget() -> None:
 
 def test_a_row_that_saves_next_to_nothing_is_not_made() -> None:
     assert best_table(grid((1, 2, 4), k1=[1.5, 1.5003, 1.5], k2=[1.5003, 1.5, 1.5003]), ANY, 4) == ((1, 4, 2),)
+
+
+def test_a_length_that_loses_less_than_a_change_is_begun_with() -> None:
+    losses = np.array([[0.0, 1.0, 1.0], [0.0003, 0.0, 0.0]])
+    assert cheapest_path(losses, np.ones(3), 0.0005) == [1, 1, 1]
+    assert cheapest_path(losses, np.ones(3), 0.0002) == [0, 1, 1]
 
 
 def test_a_table_is_the_answer_only_where_its_gain_is_sure() -> None:
@@ -165,6 +172,15 @@ def test_the_last_length_goes_on_beyond_the_table() -> None:
     assert [length_in([[1, 4, 3], [5, 8, 1]], batch) for batch in (1, 4, 5, 999)] == [3, 3, 1, 1]
 
 
+def test_no_more_are_tried_at_once_than_seats_and_most_of_the_memory_hold() -> None:
+    """Blocks for 20 requests of 64 + 16 tokens and the drafts' 13 slots, 6 each: 16 of them."""
+    profile = load(HEAD)
+    few = scenario(input_len=64, output_len=16, max_num_seqs=48)
+    assert concurrencies_of(few, profile) == (1, 2, 4, 8, 16, 32, 48)
+    assert concurrencies_of(scenario(input_len=64, output_len=16, num_gpu_blocks=120), profile) == (1, 2, 4, 8, 16)
+    assert concurrencies_of(scenario(input_len=64, output_len=16, max_concurrency=5), profile) == (1, 2, 4, 5)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -199,6 +215,20 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "vllm serve llama-3.1-8b" in out
     assert "verdict: one length" in out
+
+
+def test_controllers_are_told_by_what_they_gain_over_one_length(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table of the single best length is that length."""
+    controllers = "by_batch,sglang_adaptive,goodput"
+    flags = [*TUNE, "--lengths", "2", "--controllers", controllers]
+    assert run([*flags, "--json", "-"]) == 0
+    dynamic = {gain["of"]: gain for gain in json.loads(capsys.readouterr().out)["dynamic"]}
+    assert list(dynamic) == controllers.split(",")
+    assert dynamic["by_batch"]["mean"] == pytest.approx(0.0, abs=1e-9)
+    assert dynamic["sglang_adaptive"]["mean"] == pytest.approx(0.0, abs=1e-9)
+    assert not dynamic["goodput"]["is_sure"]
+    assert run([*TUNE, "--controllers", "goodpt"]) == 2
+    assert "did you mean 'goodput'" in capsys.readouterr().err
 
 
 def test_with_slos_it_maximises_goodput(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,91 @@
+"""vLLM's `speculative_config` JSON, taken verbatim: which keys of a scenario it sets.
+
+Keys that change nothing here (paths, revisions, quantisation of the drafter, which the profile says) are accepted and
+have no effect; a key that nobody knows is refused with the nearest name, as is a method without a cost here.
+Not here: reading scenario files (scenario_file), what the keys mean (scenario).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sim.names import unknown
+from sim.policies.options import Method
+
+METHODS = {
+    "draft_model": Method.DRAFT_MODEL,
+    "ngram": Method.NGRAM,
+    "eagle": Method.EAGLE3,
+    "eagle3": Method.EAGLE3,
+    "mtp": Method.MTP,
+    "parallel": Method.PARALLEL,
+    "pard": Method.PARALLEL,
+    "p_eagle": Method.PARALLEL,
+    "peagle": Method.PARALLEL,
+    "dflash": Method.PARALLEL,
+    "dspark": Method.DSPARK,
+}
+"""vLLM's `method` -> what runs here; names that end in `_mtp` are MTP of one model family."""
+TAKEN = (
+    "num_speculative_tokens",
+    "synthetic_acceptance_length",
+    "synthetic_acceptance_rates",
+    "num_speculative_tokens_per_batch_size",
+)
+"""Keys of the same name in `speculation`."""
+PARALLEL_KEY = "parallel_drafting"
+WITHOUT_EFFECT = (
+    "model",
+    "quantization",
+    "draft_tensor_parallel_size",
+    "max_model_len",
+    "revision",
+    "code_revision",
+    "tokenizer",
+    "attention_backend",
+    "moe_backend",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "enforce_eager",
+    "use_local_argmax_reduction",
+    "draft_sample_method",
+    "rejection_sample_method",
+    "load_format",
+)
+
+
+def speculation_of(text: str) -> dict[str, Any]:
+    """The `speculation` block that the JSON object `text` stands for. Raises ValueError.
+
+    >>> speculation_of('{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3}')
+    {'method': 'eagle3', 'num_speculative_tokens': 3}
+    """
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--speculative-config is no JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"--speculative-config must be a JSON object, got {type(config).__name__}")
+    known = ("method", PARALLEL_KEY, *TAKEN, *WITHOUT_EFFECT)
+    for key in config:
+        if key not in known:
+            raise ValueError(unknown("key of --speculative-config", key, known))
+    block: dict[str, Any] = {"method": _method(config).value}
+    block |= {key: config[key] for key in TAKEN if config.get(key) is not None}
+    if "num_speculative_tokens" not in block:
+        raise ValueError("--speculative-config: num_speculative_tokens is missing, and no profile says it")
+    if "num_speculative_tokens_per_batch_size" in block:
+        block["controller"] = "by_batch"
+    return block
+
+
+def _method(config: dict[str, Any]) -> Method:
+    """As vLLM tells it: by name, from the model where there is none; a draft model may draft in parallel."""
+    name = config.get("method")
+    if name is None:
+        name = "ngram" if config.get("model") in ("ngram", "[ngram]") else "draft_model"
+    method = Method.MTP if str(name).endswith("_mtp") else METHODS.get(str(name))
+    if method is None:
+        raise ValueError(unknown("method of --speculative-config", str(name), METHODS))
+    return Method.PARALLEL if config.get(PARALLEL_KEY) and method is Method.DRAFT_MODEL else method

@@ -1,0 +1,178 @@
+"""Choosing among draft lengths, given what each is worth at every concurrency in every world. Pure.
+
+A length is chosen for the least expected regret: what it loses on average against the best one of each world.
+Not here: where the values come from, and what is said of the choice (tune).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, inf, log, log2
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.draws import Floats
+
+PLAIN = -1
+"""Stands for the engine without a drafter, beside draft lengths from 0 (a drafter is loaded and idle) on."""
+CHANGE_LOSS = 0.0005
+"""Relative throughput that a further row of the table must save: less is the grid's interpolation."""
+LOW_PERCENT, HIGH_PERCENT = 5.0, 95.0
+"""Of the draws: intervals hold 90 % of them."""
+
+
+class LengthGrid(NamedTuple):
+    """Throughputs, or goodputs [concurrencies, settings, draws]; settings are PLAIN and draft lengths."""
+
+    concurrencies: tuple[int, ...]
+    settings: tuple[int, ...]
+    values: Floats
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(k for k in self.settings if k != PLAIN)
+
+    def of(self, setting: int) -> Floats:
+        """[concurrencies, draws]."""
+        found: Floats = self.values[:, self.settings.index(setting), :]
+        return found
+
+
+class Fits(NamedTuple):
+    """Which draft lengths a step of so many requests has room for."""
+
+    most_graph_tokens: int | None
+    """Of the captured passes; None where none are captured."""
+    most_tokens: int
+
+    def __call__(self, k: int, batch: int) -> bool:
+        """Whether `batch` rows of a draft of `k` fit; nothing drafted fits always."""
+        tokens = batch * (k + 1)
+        is_captured = self.most_graph_tokens is None or tokens <= self.most_graph_tokens
+        return k <= 0 or (is_captured and tokens <= self.most_tokens)
+
+
+Table = tuple[tuple[int, int, int], ...]
+
+
+def best_table(grid: LengthGrid, fits: Fits, most_batch: int) -> Table:
+    """The lengths of least expected regret by batch size, between the grid's concurrencies by its values on their
+    logarithms; a further row must save CHANGE_LOSS of the throughput over the sizes it changes."""
+    sizes = np.arange(1, most_batch + 1)
+    lengths = grid.lengths
+    losses = np.full((len(lengths), most_batch), inf)
+    values = np.stack([_at_sizes(grid.of(k), grid.concurrencies, sizes) for k in lengths])
+    allowed = np.array([[fits(k, int(size)) for size in sizes] for k in lengths])
+    best = np.where(allowed[:, :, None], values, -inf).max(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        regret = np.nan_to_num(1.0 - values / best[None, :, :]).mean(axis=2)
+    losses[allowed] = regret[allowed]
+    if lengths[0] > 0:
+        # Beyond what fits any of them, the shortest is what is left.
+        losses[0, ~allowed.any(axis=0)] = 0.0
+    chosen = cheapest_path(losses, np.log2(sizes + 1.0) - np.log2(sizes), CHANGE_LOSS)
+    return _rows([lengths[place] for place in chosen])
+
+
+def cheapest_path(losses: Floats, weights: Floats, change_loss: float) -> list[int]:
+    """[sizes] which row of `losses` [lengths, sizes] to take, where every change costs `change_loss`; sizes weigh as
+    much as their share of an octave."""
+    num_lengths, num_sizes = losses.shape
+    total = losses[:, 0] * weights[0]
+    came_from = np.zeros((num_lengths, num_sizes), dtype=np.int64)
+    for size in range(1, num_sizes):
+        changed = int(np.argmin(total))
+        stay = total <= total[changed] + change_loss
+        came_from[:, size] = np.where(stay, np.arange(num_lengths), changed)
+        total = np.where(stay, total, total[changed] + change_loss) + losses[:, size] * weights[size]
+    place = int(np.argmin(total))
+    path = [place]
+    for size in range(num_sizes - 1, 0, -1):
+        place = int(came_from[place, size])
+        path.append(place)
+    return path[::-1]
+
+
+def _at_sizes(values: Floats, concurrencies: Sequence[int], sizes: np.ndarray[Any, Any]) -> Floats:
+    """[sizes, draws] from [concurrencies, draws]: values per request, straight on the logarithm of the concurrency."""
+    places = np.log2(sizes)
+    known = [log2(concurrency) for concurrency in concurrencies]
+    per_request = values / np.asarray(concurrencies, dtype=float)[:, None]
+    found = np.stack([np.interp(places, known, per_request[:, draw]) for draw in range(values.shape[1])], axis=1)
+    scaled: Floats = found * sizes[:, None]
+    return scaled
+
+
+def _rows(by_size: Sequence[int]) -> Table:
+    rows: list[tuple[int, int, int]] = []
+    for size, k in enumerate(by_size, start=1):
+        if rows and rows[-1][2] == k:
+            rows[-1] = rows[-1][0], size, k
+        else:
+            rows.append((size, size, k))
+    return tuple(rows)
+
+
+def length_in(table: Sequence[Sequence[int]], batch: int) -> int:
+    """The table's length at a batch size; beyond its end the last one."""
+    found = [k for start, _, k in table if start <= batch]
+    return found[-1] if found else table[0][2]
+
+
+def best_single(grid: LengthGrid, fits: Fits) -> int:
+    """The one length of least expected regret over all concurrencies, PLAIN among them, that fits at all of them."""
+    able = [k for k in grid.settings if k == PLAIN or (k > 0 and fits(k, grid.concurrencies[-1]))]
+    values = np.stack([grid.of(k) for k in able])
+    best = values.max(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        regret = np.nan_to_num(1.0 - values / best).mean(axis=(1, 2))
+    return able[int(np.argmin(regret))]
+
+
+def plausible_lengths(grid: LengthGrid, fits: Fits, table: Table, least: float = 0.1) -> dict[int, tuple[int, ...]]:
+    """By the start of each row: the lengths that are best there in at least that share of the draws, and its own."""
+    found = {}
+    for start, end, k in table:
+        inside = [i for i, c in enumerate(grid.concurrencies) if start <= c <= end]
+        chances = [chances_best(grid, fits, i) for i in inside]
+        likely = {j for chance in chances for j, share in chance.items() if share >= least}
+        found[start] = tuple(sorted(likely | {k}))
+    return found
+
+
+def chances_best(grid: LengthGrid, fits: Fits, i: int) -> dict[int, float]:
+    able = [k for k in grid.lengths if fits(k, grid.concurrencies[i])] or [grid.lengths[0]]
+    values = np.stack([grid.of(k)[i] for k in able])
+    winners = np.argmax(values, axis=0)
+    return {k: float(np.mean(winners == place)) for place, k in enumerate(able)}
+
+
+def break_even(grid: LengthGrid, fits: Fits) -> tuple[float | None, tuple[float | None, float | None]]:
+    """Median and 5 to 95 % over the draws; infinite ones are None."""
+    found = sorted(_crossing(grid, fits, draw) for draw in range(grid.values.shape[2]))
+
+    def at(percent: float) -> float | None:
+        value = found[min(len(found) - 1, int(percent / 100.0 * len(found)))]
+        return None if value == inf else value
+
+    return at(50.0), (at(LOW_PERCENT), at(HIGH_PERCENT))
+
+
+def _crossing(grid: LengthGrid, fits: Fits, draw: int) -> float:
+    """The concurrency beyond which no draft pays in one draw, straight on logarithms; infinite where the largest one
+    tried still gains, 0 where the smallest one does not."""
+    gains = []
+    for i, concurrency in enumerate(grid.concurrencies):
+        able = [grid.of(k)[i, draw] for k in grid.lengths if k > 0 and fits(k, concurrency)]
+        plain = grid.of(PLAIN)[i, draw]
+        best = max(able, default=0.0)
+        gains.append(log(best / plain) if best > 0.0 and plain > 0.0 else (-1.0 if plain > 0.0 else 0.0))
+    if gains[-1] > 0.0:
+        return inf
+    last = max((i for i, gain in enumerate(gains) if gain > 0.0), default=None)
+    if last is None:
+        return 0.0
+    part = gains[last] / (gains[last] - gains[last + 1])
+    low, high = (log(concurrency) for concurrency in grid.concurrencies[last : last + 2])
+    return exp(low + part * (high - low))

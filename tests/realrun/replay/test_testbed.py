@@ -1,0 +1,22 @@
+"""Room for a replay: every stream that a policy can ask for is counted."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from realrun.replay.testbed import MOST_STREAMS
+from sim.costs.profile_files import load
+from sim.experiment.run import simulate
+from sim.experiment.scenario import Scenario
+from sim.policies.registry import POLICIES
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "disaggregated"])
+def test_streams_of_a_policy_are_no_more_than_workspaces_are_counted_for(policy: str) -> None:
+    given = Scenario.of(profile="cpu/tiny", policy=policy, num_prompts=12, request_rate=40.0, num_speculative_tokens=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        record = simulate(given, policy, 0, load("cpu/tiny"))
+    assert len({usage.stream for usage in record.usage if usage.kind != "host"}) <= MOST_STREAMS
