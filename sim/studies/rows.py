@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -135,6 +135,11 @@ def run_job(job: Job) -> list[Row]:
             rows = [failed_row(job, replication, _told(error)) for replication in job.replications]
     notes = "; ".join(dict.fromkeys(str(warning.message) for warning in heard))
     return [row | {"notes": notes or None} for row in rows]
+
+
+def run_jobs(jobs: Sequence[Job]) -> list[list[Row]]:
+    """The rows of each job."""
+    return [run_job(job) for job in jobs]
 
 
 def failed_row(job: Job, replication: int, error: str) -> Row:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
 import msgspec
@@ -22,13 +23,15 @@ from sim.experiment.pool import Pool, WorkerDied, default_workers, started
 from sim.experiment.scenario import Scenario
 from sim.policies.registry import POLICIES, find_policy
 from sim.studies.grid import Grid
-from sim.studies.rows import PROFILES, Job, Row, failed_row, profile_hash, row_key, run_job
+from sim.studies.rows import PROFILES, Job, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 from sim.studies.store import Keys, Store
 
 ASKED_ABOVE = 1_000_000
 """Runs above which a sweep wants to be told twice: about ten hours on two cores."""
 KEPT_EVERY_S, KEPT_ROWS = 2.0, 500
 """Rows are written when they are this old, or so many."""
+MOST_TOGETHER, LONG_RUN = 20_000, 2_000
+"""Requests that one worker is given at once, a few seconds' work; a run of unsettled length counts as the second."""
 SAMPLE_S, SAMPLE_JOBS = 4.0, 12
 """What an estimate may take: points spread over the grid, until the time is up."""
 DIED = "its worker process died: killed, or out of memory"
@@ -161,15 +164,33 @@ def ready(workers: int | None, plan: Plan, executor: Executor | None = None) -> 
 
 def rows_of(plan: Plan, jobs: Iterable[Job], pool: Pool) -> Iterator[list[Row]]:
     """The rows of each job as it is done; a job that kills its worker gives rows that say so."""
-    waiting = iter(jobs)
+    waiting = together(jobs)
     try:
-        for _, rows in pool.run(run_job, waiting):
-            yield rows
+        for _, found in pool.run(run_jobs, waiting):
+            yield from found
     except WorkerDied as death:
-        for job in death.tasks:
+        for job in chain.from_iterable(death.tasks):
             yield from _alone(plan, job)
         with ready(pool.workers, plan) as fresh:
-            yield from rows_of(plan, waiting, fresh)
+            yield from rows_of(plan, chain.from_iterable(waiting), fresh)
+
+
+def together(jobs: Iterable[Job]) -> Iterator[tuple[Job, ...]]:
+    """Jobs that follow each other and differ in the rate alone, for one worker: they share the measured capacity, which
+    costs more than a short run. Long ones are fewer together, so that rows are kept soon after they are made."""
+    batch: list[Job] = []
+    held, requests = None, 0
+    for job in jobs:
+        workload = msgspec.structs.replace(job.scenario.workload, request_rate=1.0)
+        same = msgspec.structs.replace(job.scenario, workload=workload)
+        count = workload.num_prompts if isinstance(workload.num_prompts, int) else LONG_RUN
+        if batch and (same != held or requests + count * len(job.replications) > MOST_TOGETHER):
+            yield tuple(batch)
+            batch, requests = [], 0
+        batch.append(job)
+        held, requests = same, requests + count * len(job.replications)
+    if batch:
+        yield tuple(batch)
 
 
 def _alone(plan: Plan, job: Job) -> Iterator[list[Row]]:

@@ -20,8 +20,8 @@ import lanesim
 from sim.cli.main import run
 from sim.draws import child_seed
 from sim.studies.grid import Grid
-from sim.studies.store import MARK, Store
-from sim.studies.sweep import Plan, sweep
+from sim.studies.store import MARK, Keys, Store
+from sim.studies.sweep import Plan, sweep, together
 
 SCENARIO: dict[str, Any] = {
     "profile": "cpu/tiny",
@@ -62,6 +62,13 @@ def test_a_row_has_the_metrics_of_the_same_comparison() -> None:
     theirs = runs[runs["policy"] == "pd"]
     for key in ("seed", "load", "mean_e2el_ms", "p99_ttft_ms", "output_throughput_tokens_per_s", "device_utilization"):
         assert own[key].tolist() == theirs[key].tolist()
+
+
+def test_points_that_share_a_capacity_go_to_one_worker_unless_they_are_long() -> None:
+    for num_prompts, sizes in ((100, [3, 3]), (9000, [1, 1, 1, 1, 1, 1]), ("auto", [3, 3])):
+        scenario = SCENARIO | {"workload": {"num_prompts": num_prompts}}
+        plan = Plan.of(Grid.of(GRID | {"scenario": scenario}))
+        assert [len(jobs) for jobs in together(plan.jobs(Keys([])))] == sizes
 
 
 def test_a_rerun_adds_nothing_and_grids_merge(tmp_path: Path) -> None:
