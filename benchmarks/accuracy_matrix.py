@@ -167,19 +167,18 @@ def _decisions(rows: Sequence[Row]) -> str:
     for row in rows:
         workloads.setdefault((row.gpu, row.engine, row.model, row.workload), []).append(row)
     for (gpu, _, model, workload), members in workloads.items():
-        drafting = [row for row in members if row.speedup is not None]
-        if not drafting:
-            continue
-        regrets = _regrets_pct(members)
-        for index, k in enumerate(sorted({row.k for row in drafting})):
-            own = [row for row in drafting if row.k == k]
-            signs = [row.speedup for row in own if row.speedup and abs(row.speedup[0] - 1.0) > NEAR_ONE]
-            right = sum((real - 1.0) * (simulated - 1.0) > 0.0 for real, simulated in signs)
-            crossings = [crossing([(float(row.concurrency), row.speedup[side]) for row in own if row.speedup])
-                         for side in (0, 1)]  # fmt: skip
-            regret = f"{fmean(regrets):.2f} ({max(regrets):.2f})" if index == 0 and regrets else ""
-            lines.append([gpu, model, workload, own[0].method, str(k), f"{right} of {len(signs)}",
-                          *_crossing_texts(*crossings), regret])  # fmt: skip
+        for method in dict.fromkeys(row.method for row in members if row.speedup is not None):
+            drafting = [row for row in members if row.speedup is not None and row.method == method]
+            regrets = _regrets_pct([row for row in members if row.k == 0 or row.method == method])
+            for index, k in enumerate(sorted({row.k for row in drafting})):
+                own = [row for row in drafting if row.k == k]
+                signs = [row.speedup for row in own if row.speedup and abs(row.speedup[0] - 1.0) > NEAR_ONE]
+                right = sum((real - 1.0) * (simulated - 1.0) > 0.0 for real, simulated in signs)
+                crossings = [crossing([(float(row.concurrency), row.speedup[side]) for row in own if row.speedup])
+                             for side in (0, 1)]  # fmt: skip
+                regret = f"{fmean(regrets):.2f} ({max(regrets):.2f})" if index == 0 and regrets else ""
+                lines.append([gpu, model, workload, method, str(k), f"{right} of {len(signs)}",
+                              *_crossing_texts(*crossings), regret])  # fmt: skip
     headings = ["GPU", "model", "workload", "method", "k", "signs right", "crosses 1 at c, real", "lanesim", "error",
                 "regret of the best k, %: mean (most)"]  # fmt: skip
     return markdown_table(headings, lines, left=4)

@@ -1,4 +1,4 @@
-"""GH200: Apertus 8B with and without EAGLE-3 in vLLM 0.23, constants of the GPU from its own steps alone.
+"""GH200: Apertus 8B, plain, with EAGLE-3 and DSpark in vLLM 0.23, constants of the GPU from its own steps alone.
 
 Not here: other cells (benchmarks.accuracy_cells), the matrix (benchmarks.accuracy_matrix).
 """
@@ -29,13 +29,15 @@ SOURCE = (
     "passes, prefix caching off; two plain jobs, every other arm one; jobs differ by up to 6 %"
 )
 PROFILE = "gh200/apertus-8b+eagle3"
+DSPARK_PROFILE = "gh200/apertus-8b+dspark"
 WORKLOADS = ("chat", "summarization")
-METHODS = ("none", "eagle31")
+PLAIN, EAGLE, DSPARK = "none", "eagle31", "dspark"
+"""Methods as the study names them."""
 SPREAD_K = 3
 """Draft length of the cells that the spread of requests is fitted on: their p95 TPOT, chat."""
 MOST_SPREAD = 4.0
 BLOCK_SIZE = 16
-PLAIN_BARS, SPEEDUP_BARS, P95_BAR = (3.0, 8.0), (3.0, None), 15.0
+PLAIN_BARS, SPEEDUP_BARS, DSPARK_BARS, P95_BAR = (3.0, 8.0), (3.0, None), (6.0, None), 15.0
 MEASURED_COLUMNS = {
     "output_throughput": "output_tok_per_s",
     "ttft_ms": "ttft_mean_ms",
@@ -45,7 +47,7 @@ MEASURED_COLUMNS = {
 }
 
 
-def setup(data: Path, workload: str) -> Setup:
+def setup(data: Path, workload: str, method: str = "eagle3") -> Setup:
     return Setup(
         engine=engine_block(
             {
@@ -56,7 +58,7 @@ def setup(data: Path, workload: str) -> Setup:
             }
         ),
         requests=read_request_list(data / STUDY / f"lengths_{workload}.csv"),
-        method="eagle3",
+        method=method,
     )
 
 
@@ -68,6 +70,8 @@ def gh200_section(data: Path, scratch: Path) -> Section:
     for workload in WORKLOADS:
         table = gh200_table(folder, workload, scratch)
         judged += judge_cells(table, [False] * len(table.cells), profile, setup(data, workload))
+    table = gh200_table(folder, "chat", scratch, (DSPARK,))
+    dspark = judge_cells(table, [False] * len(table.cells), load(DSPARK_PROFILE), setup(data, "chat", DSPARK))
     spread, tails = _tails(data, scratch, profile)
     plain = [each for each in judged if each.cell.num_speculative_tokens == 0]
     drafting = [each for each in judged if each.cell.num_speculative_tokens]
@@ -81,6 +85,11 @@ def gh200_section(data: Path, scratch: Path) -> Section:
     lines += error_lines(
         f"speed-up, EAGLE-3, chat, {len(pairs)} pairs", [pair["error_pct"] for pair in pairs], *SPEEDUP_BARS
     )
+    dspark_pairs = speedups([*plain, *dspark])
+    gains = [pair["error_pct"] for pair in dspark_pairs]
+    errors = judged_errors(dspark, "output_throughput")
+    lines += error_lines(f"tok/s, DSpark, chat, {len(errors)} cells", errors, None, None)
+    lines += error_lines(f"speed-up, DSpark, chat, {len(gains)} pairs", gains, *DSPARK_BARS)
     sizes = [each for each in tails if each.cell.num_speculative_tokens != SPREAD_K]
     p95 = judged_errors(sizes, "tpot_p95_ms")
     lines += error_lines(
@@ -102,18 +111,22 @@ def gh200_section(data: Path, scratch: Path) -> Section:
         f"{profile.compact.gemm.compute_share:.4f} in the profile), acceptance rates by place from each cell",
         f"spread of requests: {spread:.2f} on the logit scale, fitted on the p95 TPOT of chat at k = {SPREAD_K}; used "
         "for p95 TPOT and for the line that says so, every other figure is without",
-        "EAGLE-3 on summarization, and DSpark, are not judged here",
+        "EAGLE-3 and DSpark on summarization are not judged here",
     ]
     tail = "\n".join(
         [
-            cells_table(judged, titles),
-            pairs_table(pairs),
+            cells_table([*judged, *dspark], titles),
+            pairs_table([*pairs, *dspark_pairs]),
             f"With the spread of requests ({spread:.2f}):\n",
             cells_table(tails, {"tpot_p95_ms": "TPOT p95 (ms)", "output_throughput": "tok/s"}),
         ]
     )
-    rows = rows_of_cells(judged, gpu="GH200", engine="vllm-0.23", model="apertus-8b", method="eagle3")
-    return Section(title="GH200, Apertus 8B, vLLM 0.23, EAGLE-3", about=about, lines=lines, tail=tail, rows=rows)
+    here = {"gpu": "GH200", "engine": "vllm-0.23", "model": "apertus-8b"}
+    rows = rows_of_cells(judged, method="eagle3", **here)
+    rows += [row for row in rows_of_cells([*plain, *dspark], method=DSPARK, **here) if row.k]
+    return Section(
+        title="GH200, Apertus 8B, vLLM 0.23, EAGLE-3 and DSpark", about=about, lines=lines, tail=tail, rows=rows
+    )
 
 
 def _tails(data: Path, scratch: Path, profile: Profile) -> tuple[float, list[JudgedCell]]:
@@ -139,14 +152,14 @@ def _tails(data: Path, scratch: Path, profile: Profile) -> tuple[float, list[Jud
     return spread, judge_cells(drafting, is_fit, profile, replace(plain, acceptance_spread=spread))
 
 
-def gh200_table(folder: Path, workload: str, scratch: Path) -> CellTable:
-    """The plain and EAGLE-3 cells of `workload` in the study's folder."""
+def gh200_table(folder: Path, workload: str, scratch: Path, methods: Sequence[str] = (PLAIN, EAGLE)) -> CellTable:
+    """The cells of `workload` in the study's folder that draft by one of `methods`."""
     with (folder / "cells.csv").open(newline="") as file:
         cells = list(csv.DictReader(file))
     with (folder / "per_position.csv").open(newline="") as file:
         rates = list(csv.DictReader(file))
-    rows = [_row(cell, rates) for cell in cells if cell["workload"] == workload and cell["method"] in METHODS]
-    path = scratch / f"gh200-{workload}.csv"
+    rows = [_row(cell, rates) for cell in cells if cell["workload"] == workload and cell["method"] in methods]
+    path = scratch / f"gh200-{workload}-{methods[-1]}.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

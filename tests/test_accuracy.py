@@ -199,6 +199,7 @@ def test_the_matrix_counts_signs_crossings_and_the_regret_of_the_best_draft_leng
     assert decided[0].startswith("| G | m | chat | eagle3 | 3 | 2 of 2 | 27 | 25 | -9.34 % |")
     assert decided[0].endswith("| 5.00 (10.00) |")
     assert decided[1] == "| G | m | chat | eagle3 | 5 | 1 of 1 | 31 | none |  |  |"
+    assert len(decided) == 2
     assert "| G | e | m | eagle3 | 3 | 2 of 2 | 8.3 (11.1) |" in text
     assert "| G | e | m | eagle3 | 5 | 1 of 2 | 15.0 (15.0) |" in text
 
@@ -235,3 +236,13 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def test_another_method_is_decided_on_beside_the_same_plain_cells() -> None:
+    """Each method's regret is over its own draft lengths: deploying none at 8 loses half of what DSpark gives."""
+    rows = [plain_row(8), drafting_row(8, 1.8, 1.9), drafting_row(8, 2.0, 0.9, method="dspark")]
+    decided = [line for line in matrix_text(rows, None).splitlines() if line.startswith("| G | m | chat")]
+    assert decided == [
+        "| G | m | chat | eagle3 | 3 | 1 of 1 | none | none |  | 0.00 (0.00) |",
+        "| G | m | chat | dspark | 3 | 0 of 1 | none | none |  | 50.00 (50.00) |",
+    ]

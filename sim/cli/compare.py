@@ -28,6 +28,12 @@ EXAMPLE = (
 @click.option("--metric-percentiles", default=None, help="Further percentiles, such as 50,99.9.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
 @click.option("--save-detailed", is_flag=True, help="Add per-request lists to every run of the JSON.")
+@click.option(
+    "--result-dir",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Write each run as `vllm bench serve --save-result` does, a file each.",
+)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Results directory.")
 @click.option(
     "--works/--no-works",
@@ -51,7 +57,12 @@ def compare_command(**flags: Any) -> None:
     from sim.report.results import OWN_FILES, check_out, to_json
 
     path = flags["scenario"]
-    scenario = resolve(gather(flags))
+    lists: dict[str, list[Any]] = {}
+    raw = gather(flags, lists)
+    if lists:
+        _run_grid(raw, lists, path, flags)
+        return
+    scenario = resolve(raw)
     if flags["emit_vllm"]:
         _print_lines(scenario)
         return
@@ -68,8 +79,8 @@ def compare_command(**flags: Any) -> None:
     with_works = flags["plots"] if flags["with_works"] is None else flags["with_works"]
     if with_works and out is None:
         raise ValueError("--works records into a results directory: add --out DIR")
-    if flags["save_detailed"] and json_path is None:
-        raise ValueError("--save-detailed adds to the JSON: say where with --json FILE")
+    if flags["save_detailed"] and json_path is None and flags["result_dir"] is None:
+        raise ValueError("--save-detailed adds to the JSON: say where with --json FILE or --result-dir DIR")
     options = {
         "percentiles": percentiles,
         "record_works": with_works,
@@ -90,6 +101,10 @@ def compare_command(**flags: Any) -> None:
         result = _run_into(out, scenario, profile, with_plots=flags["plots"], **options)
     if json_path is not None:
         write_text(json_path, to_json(result.plain))
+    if flags["result_dir"] is not None:
+        from sim.report.bench import write_bench_results
+
+        write_bench_results(flags["result_dir"], result)
     if json_path != "-":
         from rich.console import Console
 
@@ -98,6 +113,59 @@ def compare_command(**flags: Any) -> None:
         comparison_tables(Console(), result, asked)
         if out is not None:
             print(f"results in {out}")
+
+
+def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | None, flags: dict[str, Any]) -> None:
+    """A comparison for every combination of the values of flags that have several, one after the other."""
+    import json
+    from copy import deepcopy
+    from itertools import product
+
+    from rich.console import Console
+
+    from sim.costs.profile_files import load
+    from sim.experiment.scenario import resolve
+    from sim.experiment.scenario_file import set_dotted
+    from sim.report.tables import comparison_tables
+
+    for name in ("out", "plots", "result_dir", "with_works", "save_detailed", "until_ci", "emit_vllm"):
+        if flags[name]:
+            flag = "works" if name == "with_works" else name.replace("_", "-")
+            raise ValueError(f"--{flag} goes with one value per flag; for a grid, see `lanesim sweep --help`")
+    percentiles = _percentiles(flags["metric_percentiles"])
+    scenarios = []
+    for values in product(*lists.values()):
+        own, keys = deepcopy(raw), dict(zip(lists, values, strict=True))
+        for key, value in keys.items():
+            set_dotted(own, key, value)
+        scenarios.append((keys, resolve(own)))
+    json_path = flags["json_path"]
+    claim(files={"--json": json_path}, inputs=[each for _, one in scenarios for each in inputs_of(path, one)])
+    profiles = {scenario.profile: load(scenario.profile) for _, scenario in scenarios}
+    points = []
+    for keys, scenario in scenarios:
+        result = _run(
+            scenario,
+            profiles[scenario.profile],
+            None,
+            draws=flags["draws"],
+            until_ci=None,
+            percentiles=percentiles,
+            workers=flags["workers"],
+            most_cpu_s=flags["max_cpu_s"],
+        )
+        points.append({"keys": {key: _spelt(value) for key, value in keys.items()}} | result.plain)
+        if json_path != "-":
+            print(", ".join(f"{key}={value}" for key, value in keys.items()))
+            comparison_tables(Console(), result, percentiles if flags["metric_percentiles"] else [])
+    if json_path is not None:
+        grid = {key: [_spelt(value) for value in values] for key, values in lists.items()}
+        write_text(json_path, json.dumps({"grid": grid, "points": points}, indent=1, allow_nan=False) + "\n")
+
+
+def _spelt(value: Any) -> Any:
+    """As JSON has it: an infinite rate is a text."""
+    return "inf" if value == float("inf") else value
 
 
 def _print_lines(scenario: Scenario) -> None:

@@ -62,13 +62,33 @@ FLAGS: dict[str, tuple[type, str]] = {
 }
 
 
+class Listed(click.ParamType[Any]):
+    """A number, or several with commas between: a small grid, where a command takes one."""
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self.kind: click.ParamType[Any] = click.INT if kind is int else click.FLOAT
+        self.name = "integer" if kind is int else "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "," in value:
+            return [self.kind.convert(part.strip(), param, ctx) for part in value.split(",")]
+        return self.kind.convert(value, param, ctx)
+
+
 def scenario_options(function: F) -> F:
     """Add the scenario argument and every flag of FLAGS, --policy, --goodput and --set."""
     decorators = [
         click.argument("scenario", required=False, type=click.Path(path_type=Path)),
         click.option("--policy", multiple=True, help="Policy to run; repeat for several."),
         *(
-            click.option(f"--{name.replace('_', '-')}", name, type=kind, default=None, help=help_)
+            click.option(
+                f"--{name.replace('_', '-')}",
+                name,
+                type=Listed(kind) if kind in (int, float) else kind,
+                multiple=name == "profile",
+                default=None,
+                help=help_,
+            )
             for name, (kind, help_) in FLAGS.items()
         ),
         click.option(
@@ -86,8 +106,12 @@ def scenario_options(function: F) -> F:
     return function
 
 
-def gather(flags: dict[str, Any]) -> dict[str, Any]:
-    """The raw scenario of a command line; removes from `flags` what it used. Raises ValueError."""
+def gather(flags: dict[str, Any], lists: dict[str, list[Any]] | None = None) -> dict[str, Any]:
+    """The raw scenario of a command line; removes from `flags` what it used. Raises ValueError.
+
+    Flags with several values go into `lists` by their dotted key, the first into the scenario; without `lists` they are
+    refused, and of several profiles the last one wins.
+    """
     from sim.cli.lazy import SOURCE
     from sim.experiment.scenario_file import FLAT_NAMES, parse_override, read_scenario, set_dotted
 
@@ -107,6 +131,17 @@ def gather(flags: dict[str, Any]) -> dict[str, Any]:
             set_dotted(raw, f"speculation.{name}", value)
     for name in FLAGS:
         value = flags.pop(name)
+        if name == "profile":
+            value = list(dict.fromkeys(value)) if lists is not None else list(value)[-1:]
+            value = value[0] if len(value) == 1 else value or None
+        if isinstance(value, list):
+            if lists is None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} {','.join(map(str, value))}: want one value; `lanesim compare` takes several")
+            if len(set(value)) < len(value):
+                raise ValueError(f"--{name.replace('_', '-')} {','.join(map(str, value))}: a value stands twice")
+            lists[FLAT_NAMES[name]] = value
+            value = value[0]
         if value is not None:
             set_dotted(raw, FLAT_NAMES[name], value)
     for name, bound_ms in parse_goodput(flags.pop("goodput")).items():

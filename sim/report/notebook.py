@@ -20,6 +20,7 @@ from sim.experiment.run import simulate as run_once
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
+from sim.report.bench import read_bench_row
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
 from sim.studies.grid import Grid
@@ -168,7 +169,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: str | Path, *, version: str | None = None) -> Any:
-    """What is at `path`: Results of a directory that `lanesim compare --out` wrote, a frame of a store.
+    """What is at `path`: Results of a directory that `lanesim compare --out` wrote, a frame of a store, or of a result
+    of `vllm bench serve` (a file that ends with .json), one row with the same columns.
 
     Of a store, one row per point: `scenario_hash`, `policy`, `seed`, the keys that were gone through and the metrics,
     units in their names; rows that another `version` of the model made than the last one are left out, with a note.
@@ -187,6 +189,8 @@ def load(path: str | Path, *, version: str | None = None) -> Any:
     directory = Path(path)
     if (directory / MARK).exists():
         return store_frame(directory, version=version)
+    if directory.suffix == ".json" and directory.is_file():
+        return runs_frame([read_bench_row(directory)])
     held = read_summary(directory)
     requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
     return Results(comparison=Comparison(**msgspec.structs.asdict(held)), runs=runs_frame(held.runs), requests=requests)

@@ -100,7 +100,9 @@ def files_hash(scenario: Scenario) -> str:
     paths = [scenario.workload.dataset_path, scenario.engine.name]
     name, _, path = scenario.speculation.acceptance.partition(":")
     paths.append(path if name == "tape" else None)
-    read = [Path(path) for path in paths if path and Path(path).is_file()]
+    # A path may name a part of its file after a #.
+    whole = [part for path in paths if path for part in (path, path.rpartition("#")[0]) if part]
+    read = [Path(path) for path in whole if Path(path).is_file()]
     return "-".join(_file_hash(str(path), (about := path.stat()).st_mtime_ns, about.st_size) for path in read)
 
 

@@ -20,7 +20,7 @@ SMALL = ["--num-prompts", "12", "--input-len", "64", "--output-len", "16", "--re
 
 
 def compare(*flags: str) -> list[str]:
-    return ["compare", "--profile", PAIR, *SMALL, *flags]
+    return ["compare", *(() if "--profile" in flags else ("--profile", PAIR)), *SMALL, *flags]
 
 
 def result_of(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""Results of `vllm bench serve`: what is written is read again, and has its keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import lanesim
+from sim.cli.main import run
+
+FLAGS = ["compare", "--profile", "cpu/tiny", "--policy", "pd", "--num-prompts", "4", "--output-len", "4"]
+KEYS = {
+    "backend", "label", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "duration",
+    "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "output_throughput",
+    "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "std_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+    "mean_itl_ms", "mean_e2el_ms", "spec_decode_acceptance_length",
+}  # fmt: skip
+
+
+def test_every_run_is_a_result_file_with_vllms_keys_and_lists_where_asked(tmp_path: Path) -> None:
+    flags = [*FLAGS, "--request-rate", "4", "--replications", "2", "--result-dir", str(tmp_path)]
+    assert run(flags) == 0
+    files = sorted(tmp_path.glob("pd-4.0qps-*.json"))
+    assert len(files) == 2
+    result = json.loads(files[0].read_text())
+    assert set(result) >= KEYS
+    assert "ttfts" not in result
+    assert run([*flags, "--save-detailed"]) == 0
+    assert len(json.loads(files[0].read_text())["ttfts"]) == 4
+
+
+def test_a_result_file_is_loaded_as_a_row_with_the_columns_of_a_store(tmp_path: Path) -> None:
+    assert run([*FLAGS, "--request-rate", "inf", "--result-dir", str(tmp_path), "--save-detailed"]) == 0
+    (file,) = tmp_path.iterdir()
+    frame = lanesim.load(file)
+    assert frame["request_rate"].tolist() == [float("inf")]
+    assert {"mean_ttft_ms", "output_throughput_tokens_per_s", "acceptance_length_tokens"} <= set(frame)
+    assert "ttfts" not in frame
+    own = lanesim.compare(profile="cpu/tiny", policy="pd", num_prompts=4, output_len=4, request_rate="inf").frame()
+    assert frame["mean_e2el_ms"].tolist() == own["mean_e2el_ms"].tolist()
+
+
+def test_a_file_that_is_no_such_result_says_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"completed": 3}')
+    with pytest.raises(ValueError, match="no number under 'mean_ttft_ms'"):
+        lanesim.load(path)
+
+
+def test_lists_on_flags_are_a_small_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*FLAGS, "--num-speculative-tokens", "0,2", "--request-rate", "4,inf"]
+    assert run([*flags, "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["grid"] == {"workload.request_rate": [4.0, "inf"], "speculation.num_speculative_tokens": [0, 2]}
+    assert [point["keys"]["speculation.num_speculative_tokens"] for point in result["points"]] == [0, 2, 0, 2]
+    alone = lanesim.compare(
+        profile="cpu/tiny", policy="pd", num_prompts=4, output_len=4, request_rate=4, num_speculative_tokens=2
+    )
+    assert result["points"][1]["runs"][0]["mean_e2el_ms"] == alone.runs[0]["mean_e2el_ms"]
+    assert result["points"][1]["keys"]["workload.request_rate"] == 4.0
+
+
+def test_several_profiles_are_a_grid_and_a_command_for_one_refuses_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*FLAGS, "--profile", "h100-sxm/llama-2-7b+tinyllama-1.1b", "--json", "-"]) == 0
+    assert [point["profile"]["name"] for point in json.loads(capsys.readouterr().out)["points"]] == [
+        "cpu/tiny",
+        "h100-sxm/llama-2-7b+tinyllama-1.1b",
+    ]
+    assert run(["capacity", *FLAGS[1:], "--num-speculative-tokens", "0,2"]) == 2
+    assert "--num-speculative-tokens 0,2: want one value" in capsys.readouterr().err
+    assert run([*FLAGS, "--num-speculative-tokens", "2,2"]) == 2
+    assert "a value stands twice" in capsys.readouterr().err
+    assert run([*FLAGS, "--num-speculative-tokens", "0,2", "--out", "somewhere"]) == 2
+    assert "lanesim sweep" in capsys.readouterr().err
