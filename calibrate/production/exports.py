@@ -1,8 +1,8 @@
 """Levels of load and acceptance from files: a server's log, and results of `vllm bench serve --save-result`.
 
-Of a log the lines count that vLLM and SGLang print every few seconds. A line is a mean over some seconds. Those that begin
-or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say how long
-prompts and outputs are. A result is one level. Not here: requests one by one (realrun.validate.vllm).
+Of a log the lines count that vLLM and SGLang print every few seconds. A line is a mean over some seconds. Those that
+begin or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say
+how long prompts and outputs are. A result is one level. Not here: requests one by one (realrun.validate.vllm).
 """
 
 from __future__ import annotations
