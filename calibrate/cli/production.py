@@ -68,8 +68,7 @@ def production_command(profile_name: str, out: Path | None, json_path: str | Non
 
 def read_served(flags: dict[str, Any]) -> list[Served]:
     """The levels of all sources. Raises ValueError where there is none, or one lacks what it needs."""
-    from calibrate.production.bench import read_bench
-    from calibrate.production.logs import levels
+    from calibrate.production.exports import levels, read_bench
     from calibrate.production.metrics import between
 
     before, after, log_path = flags["metrics_before"], flags["metrics_after"], flags["log_path"]

@@ -12,8 +12,11 @@ LONGEST_LIST = 12
 
 
 @click.group("profiles", invoke_without_command=True, epilog="Example: lanesim profiles show h100-sxm/llama-2-7b")
+@click.option("--gpu", default="", help="Only GPUs whose name holds this.")
+@click.option("--model", default="", help="Only targets and drafts whose name holds this.")
+@click.option("--dtype", default=None, help="Only weights so: bf16, fp8, nvfp4, mxfp4 ...")
 @click.pass_context
-def profiles_command(ctx: click.Context) -> None:
+def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None) -> None:
     """List the shipped cost profiles with their mean held-out errors; `show NAME` prints one."""
     if ctx.invoked_subcommand is not None:
         return
@@ -34,6 +37,11 @@ def profiles_command(ctx: click.Context) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for name in shipped():
         profile = load(name)
+        kind, formats = "bf16", profile.target.formats
+        if formats is not None:
+            kind = formats.mlp if profile.target.experts is None else formats.experts
+        if gpu not in profile.gpu.name or model not in name.partition("/")[2] or dtype not in (None, kind):
+            continue
         cells = []
         for kind in ("body", "decode", "prefill", "draft", "verify"):
             error = profile.errors.get(kind)

@@ -34,8 +34,9 @@ FLOOR_SHARE = 0.7
 
 Capacity = tuple[float, tuple[float, float]]
 """Requests per second and its 95 % interval."""
-_known: dict[tuple[str, str, int], Capacity] = {}
-_floors: dict[tuple[str, str, int], float] = {}
+_known: dict[tuple[str, str, int], tuple[Profile, Capacity]] = {}
+_floors: dict[tuple[str, str, int], tuple[Profile, float]] = {}
+"""By scenario, policy and the identity of the profile, which is kept, so that no other can have it."""
 
 
 def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
@@ -51,8 +52,9 @@ def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
     key = saturated.digest, policy, id(profile)
     if key not in _known:
         record = simulate(saturated, policy, child_seed(scenario.seed, CAPACITY_KEY), profile)
-        _known[key] = saturated_throughput(record.requests, peak_in_flight(record.requests), _mean_tokens(saturated))
-    return _known[key]
+        in_flight = peak_in_flight(record.requests)
+        _known[key] = profile, saturated_throughput(record.requests, in_flight, _mean_tokens(saturated))
+    return _known[key][1]
 
 
 def capacity_floor(scenario: Scenario, policy: str, profile: Profile) -> float:
@@ -73,8 +75,9 @@ def capacity_floor(scenario: Scenario, policy: str, profile: Profile) -> float:
     key = scenario.digest, policy, id(profile)
     if key not in _floors:
         record = simulate(scenario, policy, child_seed(scenario.seed, CAPACITY_KEY), profile)
-        _floors[key] = FLOOR_SHARE * saturated_throughput(record.requests, FEW_IN_FLIGHT, _mean_tokens(saturated))[0]
-    return _floors[key]
+        rate, _ = saturated_throughput(record.requests, FEW_IN_FLIGHT, _mean_tokens(saturated))
+        _floors[key] = profile, FLOOR_SHARE * rate
+    return _floors[key][1]
 
 
 def _one_replica(scenario: Scenario) -> Scenario:

@@ -59,9 +59,9 @@ def read_parquet(path: str | Path, what: str) -> Any:
                 raise ValueError(f"{where}: {about.num_rows} rows of {about.num_columns} columns; is it damaged?")
             table = file.read()
             table.validate(full=True)
-        except (pa.ArrowException, OSError) as error:
+            names: list[str] = table.column_names
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{where} cannot be read as Parquet: {_first_line(error)}") from None
-    names = table.column_names
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ValueError(f"{where}: column {twice[0]!r} is there twice")
     return table

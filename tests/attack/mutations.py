@@ -114,7 +114,9 @@ def _parquet(content: bytes, rng: random.Random) -> bytes:
 
     try:
         table = pq.read_table(io.BytesIO(content))
-    except (pa.ArrowException, OSError):
+        table.validate(full=True)
+        _ = table.column_names
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
         return _bytes(content, rng)
     if not table.num_columns:
         return _bytes(content, rng)

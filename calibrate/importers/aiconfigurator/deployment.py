@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fit.errors import Array, kind_error
+from calibrate.fit.held_out import VERIFY_TOKENS
 from calibrate.fit.table_form import counts, every_second, smooth
 from calibrate.fit.tables import AttentionTable, outside_l2
 from calibrate.hardware.datasheets import check_fits, gpu_name
@@ -208,6 +209,7 @@ class Composed:
         self._l2_bytes = device.l2_bytes
         self._formats = shape.formats or Formats()
         self.tokens = np.array(TOKENS, dtype=float)
+        self.checked = np.array([], dtype=int)
         self.body = self._body_s(self.tokens)
         self.head = self._head_s(self.tokens)
         self.decode = self._attention(self._decode_grid)
@@ -369,16 +371,19 @@ class Composed:
             curve = _curve_through(TOKENS, raw)
             measured = of(np.array(checked, dtype=float))
             predicted = np.array([curve(count) for count in checked])
+            self.checked = np.array(checked)
             return curve, predicted / measured - 1.0, f"{len(checked)} measured token counts between the profile's own"
         keep = every_second(len(TOKENS))
         curve = _curve_through([TOKENS[i] for i in keep], raw[keep])
         out = [i for i in range(len(TOKENS)) if i not in keep]
+        self.checked = np.array([TOKENS[i] for i in out])
         return curve, np.array([curve(TOKENS[i]) for i in out]) / raw[out] - 1.0, HOW
 
     def errors(self) -> dict[str, KindError]:
         """Errors of interpolation at the points left out, and of whole passes there."""
         layers = self._shape.layers
         body, body_errors, how = self._token_errors(self.body, self._body_s)
+        in_verify = (self.checked >= VERIFY_TOKENS[0]) & (self.checked <= VERIFY_TOKENS[1])
         _, head_errors, _ = self._token_errors(self.head, self._head_s)
         rows, contexts = _axes(self.decode)
         grid = self.decode[np.ix_(rows, contexts)]
@@ -411,6 +416,9 @@ class Composed:
                 prompt_pass.append((predicted + body(chunk)) / (self.prefill[i] + measured_body) - 1.0)
         return {
             "body": kind_error(body_errors, f"{how}; one layer's kernels but attention, {layers} layers alike"),
+            "verify_body": kind_error(
+                body_errors[in_verify], f"{how}; body at {VERIFY_TOKENS[0]}..{VERIFY_TOKENS[1]} tokens"
+            ),
             "lm_head": kind_error(head_errors, how),
             "decode_attention": kind_error(np.array(attention), HOW),
             "decode": kind_error(np.array(whole), f"{HOW}; layers of whole passes"),

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.production import production_command
-from calibrate.production.bench import NEEDED
+from calibrate.production.exports import NEEDED
 from calibrate.production.fit import tellable
 from calibrate.production.served import Accepted, Served, cell_of
 from realrun.validate.cells.compare import Setup, simulate_cell

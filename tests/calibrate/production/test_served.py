@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.production.bench import read_bench
-from calibrate.production.logs import levels, read_windows
+from calibrate.production.exports import levels, read_bench, read_windows
 from calibrate.production.metrics import between, parse, served_between
 from calibrate.production.served import Accepted, Served, cell_of, pooled
 
