@@ -96,7 +96,7 @@ def _folder(path: Path) -> tuple[str, str]:
 
 def _yaml(path: Path) -> tuple[str, str]:
     from sim.costs.profile_files import load
-    from sim.experiment.assemble import check
+    from sim.experiment.checks import check
     from sim.experiment.scenario import resolve
     from sim.experiment.scenario_file import read_scenario
 

@@ -55,7 +55,7 @@ def replay_command(**flags: Any) -> None:
     (--acceptance-from model), and `validate` simulates what they were seen to accept.
     """
     from sim.costs.profile_files import load
-    from sim.experiment.assemble import check
+    from sim.experiment.checks import check
     from sim.experiment.scenario import resolve
     from sim.report.results import check_out, place_of, writing
 

@@ -33,15 +33,15 @@ from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool, SlottedPool
 from sim.engine.serving import Serving
 from sim.experiment.forecast import MeanLoad
-from sim.experiment.partition import Shares, best_shares, check_partition
-from sim.experiment.scenario import Engine, Scenario, Speculation
+from sim.experiment.partition import Shares, best_shares
+from sim.experiment.scenario import Scenario, Speculation
 from sim.experiment.step_forecast import StepForecast
 from sim.hosts.view import HostView
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.policies import continuous_lazy
-from sim.policies.adaptive import check_table, seed_table
-from sim.policies.options import PREEMPTIVE, Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
-from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
+from sim.policies.adaptive import seed_table
+from sim.policies.options import PREEMPTIVE, EngineLimits, Method, rows_per_work
+from sim.policies.registry import Policy, find_policy
 from sim.seam.host import Host
 from sim.seam.request import Request
 from sim.seam.work import Kind
@@ -59,10 +59,6 @@ class BeyondContextWarning(UserWarning):
 
 class WindowWarning(UserWarning):
     """The requests do not fill the window of arrivals."""
-
-
-class IgnoredKeyWarning(UserWarning):
-    """A key of the scenario means nothing to a policy that it is given for."""
 
 
 class Caps(msgspec.Struct, frozen=True, kw_only=True):
@@ -430,93 +426,6 @@ class Experiment:
             )
 
 
-def check(scenario: Scenario, profile: Profile) -> None:
-    """Raise ValueError for what only shows when scenario, policies and profile are seen together; warn of keys that a
-    policy ignores."""
-    draft_tokens, method = scenario.speculation.num_speculative_tokens, scenario.speculation.method
-    build_acceptance(scenario.speculation, draft_tokens)
-    limits = limits_of(scenario, profile)
-    check_partition(scenario.policy_options, [find_policy(name) for name in scenario.policy])
-    if scenario.policy_options.partition is not None and profile.gpu.name == "cpu":
-        raise ValueError(
-            f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
-        )
-    if not isinstance(scenario.policy_options.adaptive_table, str):
-        check_table(scenario.policy_options.adaptive_table)
-    for name in scenario.policy:
-        policy = find_policy(name)
-        if policy.needs_draft and draft_tokens == 0:
-            raise ValueError(f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1")
-        if policy.is_speculative and draft_tokens and method is not Method.NGRAM and profile.draft is None:
-            raise ValueError(
-                f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
-                f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
-            )
-        is_lane = policy.is_speculative and not policy.is_continuous
-        reads_late = policy.drafts_ahead and limits.method.reads_features
-        if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
-            raise ValueError(
-                f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
-                "reads them: speculation.stale_acceptance must say what is accepted then (measured: about 0.6 of the "
-                "acceptance length)"
-            )
-        if draft_tokens and is_lane and not reads_late and limits.method is not Method.DRAFT_MODEL:
-            raise ValueError(
-                f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
-                "continuous only"
-            )
-        if method.reads_features and draft_tokens and _own_method(profile) is not method:
-            drafter = {Method.EAGLE3: "an EAGLE-3 head", Method.MTP: "an MTP layer"}.get(method, "a DSpark drafter")
-            raise ValueError(
-                f"speculation.method={method} needs a profile with {drafter} (…/target+{method}); the draft of "
-                f"{profile.name!r} is {profile.draft.name if profile.draft else 'none'}"
-            )
-        options = scenario.policy_options
-        if policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED):
-            raise ValueError(
-                f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
-                f"kv={options.kv} cannot apply to it"
-            )
-        controller = Experiment(scenario=scenario, policy_name=name, seed=scenario.seed, profile=profile).controller()
-        longest = controller.draft_tokens_max
-        if is_lane and draft_tokens and scenario.speculation.controller == VERIFYING:
-            raise ValueError(
-                f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous"
-            )
-        if is_lane and options.kv is KvMode.NONE and controller.draft_tokens_min == 0 < longest:
-            raise ValueError(
-                f"policy {name!r}: speculation.controller={scenario.speculation.controller} may choose not to draft, "
-                "which policy_options.kv=none cannot: its passes follow drafts; use kv=rollback"
-            )
-        if is_lane and longest + 1 > limits.max_num_batched_tokens:
-            raise ValueError(
-                f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens} has no room to verify "
-                f"{longest} drafted tokens of one request; want at least {longest + 1}, or a shorter draft"
-            )
-    for line in ignored_keys(scenario):
-        warnings.warn(line, IgnoredKeyWarning, stacklevel=2)
-
-
-def ignored_keys(scenario: Scenario) -> list[str]:
-    """One line per key that is not at its default and means nothing to some policy of the scenario."""
-    policies = [find_policy(name) for name in scenario.policy]
-    lines = []
-
-    def ignored(block: str, key: str, value: object, by: list[str]) -> None:
-        if by:
-            lines.append(f"{block}.{key}={value} means nothing to {', '.join(by)}")
-
-    for key, default in msgspec.structs.asdict(PolicyOptions()).items():
-        if (value := getattr(scenario.policy_options, key)) != default:
-            by = [policy.name for policy in policies if not policy.takes_option(key)]
-            ignored("policy_options", key, value, by)
-    for key in CONTINUOUS_SETTINGS:
-        if (value := getattr(scenario.engine, key)) != getattr(Engine(), key):
-            by = [policy.name for policy in policies if policy.takes is not None and not policy.is_continuous]
-            ignored("engine", key, value, by)
-    return lines
-
-
 def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
     """The acceptance model of a scenario, vLLM's keys first. Raises ValueError."""
     length, rates = speculation.synthetic_acceptance_length, speculation.synthetic_acceptance_rates
@@ -555,7 +464,7 @@ def limits_of(scenario: Scenario, profile: Profile, *, is_real: bool = False) ->
     """
     given, method = scenario.engine, scenario.speculation.method
     engine = engine_for(scenario, profile, is_real=is_real)
-    method = _own_method(profile) or method if method is Method.DRAFT_MODEL else method
+    method = own_method(profile) or method if method is Method.DRAFT_MODEL else method
     drafting = method.value if scenario.speculation.num_speculative_tokens else NO_SPECULATION
     is_async = not is_real and engine.plans_ahead(drafting)
     caps = engine.cap_rule(profile.gpu)
@@ -601,7 +510,7 @@ def _sampled(workload: Workload) -> Workload:
     return msgspec.structs.replace(workload, num_prompts=count, num_warmups=0)
 
 
-def _own_method(profile: Profile) -> Method | None:
+def own_method(profile: Profile) -> Method | None:
     """How the profile's draft drafts where that follows from its shape; None for a model of its own."""
     draft = profile.draft
     if draft is None:

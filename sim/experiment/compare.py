@@ -21,7 +21,7 @@ from sim.acceptance.forms import parse_quoted
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
-from sim.experiment.assemble import check
+from sim.experiment.checks import check
 from sim.experiment.points import Outcome, Point, run_points
 from sim.experiment.scenario import Scenario, to_plain
 from sim.experiment.steady import Length, load_of, settle, transient_note

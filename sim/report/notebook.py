@@ -15,7 +15,7 @@ import msgspec
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.experiment import compare as experiment
-from sim.experiment.assemble import check
+from sim.experiment.checks import check
 from sim.experiment.run import simulate as run_once
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord, request_columns

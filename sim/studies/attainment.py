@@ -19,8 +19,8 @@ import msgspec
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
-from sim.experiment.assemble import check
 from sim.experiment.capacity import capacity
+from sim.experiment.checks import check
 from sim.experiment.compare import CostSource, Interval, cost_source
 from sim.experiment.points import Point, run_point, run_points
 from sim.experiment.scenario import Scenario, to_plain

@@ -14,7 +14,7 @@ import msgspec
 
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.experiment.assemble import check
+from sim.experiment.checks import check
 from sim.experiment.compare import Comparison
 from sim.experiment.points import Point, run_points
 from sim.experiment.scenario import Scenario

@@ -24,7 +24,7 @@ import msgspec
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
-from sim.experiment.assemble import check
+from sim.experiment.checks import check
 from sim.experiment.compare import PAIRED_METRICS
 from sim.experiment.points import Point, run_point
 from sim.experiment.pool import given

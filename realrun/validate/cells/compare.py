@@ -24,7 +24,7 @@ from realrun.validate.cells.table import LENGTHS, MEASURED, Cell, CellTable
 from realrun.validate.vllm.compare import Compared, compared
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import Profile
-from sim.experiment.assemble import check
+from sim.experiment.checks import check
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve
 from sim.metrics.summary import summarise

@@ -18,7 +18,7 @@ import numpy as np
 
 from realrun.validate.vllm.requests import RealRun
 from sim.costs.profile import Profile
-from sim.experiment.assemble import check
+from sim.experiment.checks import check
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve, to_plain
 from sim.metrics.records import RunRecord

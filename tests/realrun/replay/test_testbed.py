@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 """Room for a replay: every stream that a policy can ask for is counted."""
 
 from __future__ import annotations
@@ -5,6 +6,9 @@ from __future__ import annotations
 import warnings
 
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 from realrun.replay.testbed import MOST_STREAMS
 from sim.costs.profile_files import load

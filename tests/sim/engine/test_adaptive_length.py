@@ -16,7 +16,8 @@ from sim.engine.adaptive_length import (
 )
 from sim.engine.controllers import CONTROLLERS, VERIFYING, build_controller
 from sim.engine.draft_length import ByBatch
-from sim.experiment.assemble import Experiment, check
+from sim.experiment.assemble import Experiment
+from sim.experiment.checks import check
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve, to_plain
 from sim.seam.request import Request

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from sim.costs.profile_files import load
-from sim.experiment.assemble import Experiment, IgnoredKeyWarning, caps_of, check, ignored_keys
+from sim.experiment.assemble import Experiment, caps_of
+from sim.experiment.checks import IgnoredKeyWarning, check, ignored_keys
 from sim.experiment.compare import compare
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve

@@ -12,8 +12,9 @@ from rich.console import Console
 from sim.costs.cost import ConstantCosts, Demands
 from sim.costs.profile_files import load
 from sim.devices.partition import MEASURED
-from sim.experiment.assemble import Experiment, IgnoredKeyWarning, check
+from sim.experiment.assemble import Experiment
 from sim.experiment.capacity import capacity
+from sim.experiment.checks import IgnoredKeyWarning, check
 from sim.experiment.compare import compare
 from sim.experiment.forecast import Forecast, MeanLoad
 from sim.experiment.partition import best_shares

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sim.costs.profile_files import load
-from sim.experiment.assemble import check
+from sim.experiment.checks import check
 from sim.experiment.run import simulate
 from sim.experiment.scenario import resolve
 from sim.metrics.summary import summarise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.costs.profile_files import load
-from sim.experiment.assemble import check
+from sim.experiment.checks import check
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.policies.adaptive import check_table, seed_table

@@ -9,7 +9,7 @@ import pytest
 
 from sim.costs.cost import ConstantCosts, Demands
 from sim.costs.profile_files import load
-from sim.experiment.assemble import check
+from sim.experiment.checks import check
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.policies.options import EngineLimits, PolicyOptions
