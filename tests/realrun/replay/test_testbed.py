@@ -1,4 +1,3 @@
-# ruff: noqa: E402
 """Room for a replay: every stream that a policy can ask for is counted."""
 
 from __future__ import annotations
