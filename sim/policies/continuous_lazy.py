@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from itertools import islice
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -404,13 +405,18 @@ def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: 
 
 def _has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: _Partial | None) -> bool:
     """Whether all who could be admitted now, while `num_seated` and `partial` hold seats, fit for their whole lives;
-    else reservations no longer tell who fits."""
-    free_blocks = serving.kv.free_blocks
+    else reservations no longer tell who fits. No more than a step's tokens of prompts are admitted at once, but of
+    shared ones, which others may have computed."""
+    free_blocks, tokens = serving.kv.free_blocks, 0
+    most_tokens = inf if serving.paged.is_sharing else limits.max_num_batched_tokens
     num_seats = limits.max_num_seqs - num_seated - (partial is not None)
     for request in islice(serving.inbox, max(0, num_seats)):
         free_blocks -= serving.kv.blocks_for(request)
         if free_blocks < 0:
             return False
+        tokens += request.prompt_tokens
+        if tokens >= most_tokens:
+            break
     return True
 
 
