@@ -23,16 +23,20 @@ def rest_of(gpu: str, shape: ModelShape) -> Profile:
     """
     sheet = datasheet(gpu)
     names = [name for name in shipped() if "+" not in name]
-    alike = []
+    alike, known = [], set()
     for name in names:
         profile = load(name)
         like = profile.gpu
+        if not isinstance(profile.kernels, CompactKernels):
+            continue
+        if like.name != "cpu":
+            known.add(like.name)
         same = (like.peak_flops, like.bandwidth_bytes_per_s) == (sheet.gpu.peak_flops, sheet.gpu.bandwidth_bytes_per_s)
-        if (like.name == gpu or same) and isinstance(profile.kernels, CompactKernels):
+        if like.name == gpu or same:
             alike.append(name)
     if not alike:
-        known = ", ".join(sorted({name.split("/")[0] for name in names if not name.startswith("cpu/")}))
-        raise ValueError(f"GPU {gpu!r} has no shipped profile to take from what the tables lack; there are {known}")
+        have = ", ".join(sorted(known))
+        raise ValueError(f"GPU {gpu!r} has no shipped profile to take from what the tables lack; there are {have}")
     own = [name for name in alike if name.endswith(f"/{shape.name}")]
     return load((own or alike)[0])
 

@@ -19,9 +19,13 @@ ENTRY = "from sim.cli.entry import main; main()"
 
 
 def started(*args: str, code: str = ENTRY) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    """A process that heeds all signals, even where the tests were started to ignore a hang-up (nohup)."""
+    command = [sys.executable, "-c", code, *args]
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(
