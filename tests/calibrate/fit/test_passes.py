@@ -103,7 +103,7 @@ def test_the_state_of_the_l2_cache_is_told_where_it_is_known() -> None:
     assert f"L2 never flushed between repetitions: 3 cold, 0 warm, {len(held.points) - 3} unknown" in source
 
 
-@pytest.mark.parametrize("factor", [1e-3, 1e3, 1e4])
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
 def test_points_in_other_units_are_refused(factor: float) -> None:
     profile, held = law(), measured(0.0)
     points = [msgspec.structs.replace(point, device_s=factor * point.device_s) for point in held.points]
