@@ -103,7 +103,8 @@ class Issuer:
             former.values()
         staging = self._staging[turn]
         staging.inputs[: len(rows)] = torch.tensor(rows, dtype=torch.int64)
-        with self._on_stream():
+        # Issuing is what a launch-bound pass costs: no tensor here is ever differentiated.
+        with torch.inference_mode(), self._on_stream():
             inputs = self._inputs[: len(rows)]
             inputs.copy_(staging.inputs[: len(rows)], non_blocking=True)
             graph = self._graphs.get(shape)
@@ -147,7 +148,10 @@ class Issuer:
         torch.cuda.synchronize(self._inputs.device)
         graph = torch.cuda.CUDAGraph()
         inputs = self._inputs[: shape.num_rows]
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"):
+        with (
+            torch.inference_mode(),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"),
+        ):
             results = self.program(shape, inputs, self.workspace)
         return graph, results
 

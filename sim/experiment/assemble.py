@@ -18,15 +18,12 @@ import msgspec
 from sim.acceptance.forms import AcceptanceSummary, parse_quoted
 from sim.acceptance.luck import Luck
 from sim.acceptance.models import Acceptance, IidAcceptance
-from sim.costs.cost import Link
 from sim.costs.engine import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
-from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token
 from sim.devices.contention import Contention, Regime, contention_of
-from sim.devices.link import link_of
 from sim.engine.adaptive_length import RoundSeconds
 from sim.engine.controllers import VERIFYING, build_controller
 from sim.engine.draft_length import Controller
@@ -43,7 +40,6 @@ from sim.hosts.view import HostView
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.policies import continuous_lazy
 from sim.policies.adaptive import check_table, seed_table
-from sim.policies.disaggregated import LINK
 from sim.policies.options import PREEMPTIVE, Batching, EngineLimits, KvMode, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
 from sim.seam.host import Host
@@ -316,30 +312,6 @@ class Experiment:
     def num_gpus(self) -> int:
         """Of one replica."""
         return self.policy.num_gpus(self.scenario.policy_options)
-
-    def links(self) -> dict[str, Link]:
-        """Between the GPUs of each replica, as its policy names them."""
-        if self.num_gpus == 1:
-            return {}
-        count, link = self.scenario.devices.count, link_of(self.scenario.devices.link)
-        return {LINK: link} if count == 1 else {f"{LINK}.{index}": link for index in range(count)}
-
-    def costs_elsewhere(self) -> dict[int, ShippedCosts]:
-        """Of GPUs that are others than the profile's, by their index. Raises ValueError for other models on them."""
-        name, options = self.scenario.devices.prefill_profile, self.scenario.policy_options
-        if name is None or self.num_gpus == 1:
-            return {}
-        other = load(name)
-        if other.target != self.profile.target or (self.draft_tokens and other.draft != self.profile.draft):
-            raise ValueError(
-                f"devices.prefill_profile={name!r} is of {other.target.name} and "
-                f"{other.draft.name if other.draft else 'no draft'}; want the models of {self.profile.name!r}"
-            )
-        costs = build_costs(
-            other, engine_of(self.scenario.engine.name, other), cuda_graph=self.scenario.engine.cuda_graph
-        )
-        gpus = (replica * self.num_gpus for replica in range(self.scenario.devices.count))
-        return {first + index: costs for first in gpus for index in range(options.prefill_devices)}
 
     def start(
         self, host: SpawningHost, requests: Sequence[Request], *, luck: Luck | None = None, records_kv: bool = False

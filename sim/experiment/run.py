@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.acceptance.luck import Luck
+from sim.costs.cost import Link
+from sim.costs.engine import engine_of
+from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.devices.link import link_of
 from sim.devices.ticket import SimTicket
 from sim.experiment.assemble import Accounts, Experiment
 from sim.experiment.scenario import Scenario
 from sim.hosts.simulated import SimHost
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
+from sim.policies.disaggregated import LINK
 from sim.seam.request import Request
 
 OnWork = Callable[[SimTicket], None]
@@ -53,10 +59,37 @@ def _host(experiment: Experiment, luck: Luck, on_work: OnWork | None = None) -> 
         experiment.costs(),
         luck,
         contention=experiment.contention(),
-        links=experiment.links(),
-        costs_elsewhere=experiment.costs_elsewhere(),
+        links=_links(experiment),
+        costs_elsewhere=_costs_elsewhere(experiment),
         on_work=on_work,
     )
+
+
+def _links(experiment: Experiment) -> dict[str, Link]:
+    """Between the GPUs of each replica, as its policy names them."""
+    if experiment.num_gpus == 1:
+        return {}
+    devices = experiment.scenario.devices
+    link = link_of(devices.link)
+    return {LINK: link} if devices.count == 1 else {f"{LINK}.{index}": link for index in range(devices.count)}
+
+
+def _costs_elsewhere(experiment: Experiment) -> dict[int, ShippedCosts]:
+    """Of GPUs that are others than the profile's, by their index. Raises ValueError for other models on them."""
+    scenario, profile, num_gpus = experiment.scenario, experiment.profile, experiment.num_gpus
+    name = scenario.devices.prefill_profile
+    if name is None or num_gpus == 1:
+        return {}
+    other = load(name)
+    if other.target != profile.target or (experiment.draft_tokens and other.draft != profile.draft):
+        raise ValueError(
+            f"devices.prefill_profile={name!r} is of {other.target.name} and "
+            f"{other.draft.name if other.draft else 'no draft'}; want the models of {profile.name!r}"
+        )
+    engine = engine_of(scenario.engine.name, other)
+    costs = build_costs(other, engine, cuda_graph=scenario.engine.cuda_graph)
+    firsts = [replica * num_gpus for replica in range(scenario.devices.count)]
+    return {first + index: costs for first in firsts for index in range(scenario.policy_options.prefill_devices)}
 
 
 def run_recorded(

@@ -20,7 +20,7 @@ from sim.costs.profile import Profile
 from sim.costs.works import graph_sizes
 from sim.draws import Floats
 from sim.engine.adaptive_length import Band
-from sim.experiment.assemble import check, limits_of
+from sim.experiment.assemble import Experiment, check, limits_of
 from sim.experiment.compare import CostSource, Interval, cost_source
 from sim.experiment.points import Point, run_points
 from sim.experiment.scenario import Scenario, to_plain
@@ -55,6 +55,8 @@ FEWEST_FOR_VERDICT = 10
 LEAST_GAIN = 0.01
 """Of a table over one length, from which it is an answer: two equal servers were measured 1.5 % apart (vLLM 0.23 on
 GH200, swiss-ai/apertus-speculative-decoding)."""
+MEMORY_SHARE = 0.8
+"""Of mean requests, so that hardly any has to give way to others."""
 DYNAMIC = ("by_batch", "sglang_adaptive", "goodput")
 DYNAMIC_WORLDS = 4
 
@@ -171,9 +173,13 @@ def tune(
 
 
 def concurrencies_of(scenario: Scenario, profile: Profile) -> tuple[int, ...]:
-    """1, 2, 4 and so on up to the engine's seats, or the scenario's own max_concurrency if that is fewer."""
+    """1, 2, 4 and so on up to the engine's seats, the scenario's own max_concurrency, or MEMORY_SHARE of the requests
+    that memory holds, whichever is fewest: a batch that is kept small by memory is no larger with more in flight."""
+    experiment = Experiment(scenario=scenario, policy_name=scenario.policy[0], seed=scenario.seed, profile=profile)
+    sample, pool = experiment.sample(), experiment.pool()
+    held = pool.num_blocks * len(sample) / sum(pool.blocks_for(request) for request in sample)
     seats = limits_of(scenario, profile).max_num_seqs
-    most = min(seats, scenario.workload.max_concurrency or seats)
+    most = max(1, min(seats, scenario.workload.max_concurrency or seats, int(MEMORY_SHARE * held)))
     return (*(2**power for power in range(most.bit_length()) if 2**power < most), most)
 
 

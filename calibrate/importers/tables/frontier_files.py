@@ -169,7 +169,7 @@ def _list(table: TimeStats, name: str, index: int) -> list[int]:
     try:
         values = json.loads(text)
         return [int(value) for value in values]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError, OverflowError):
         raise ValueError(
             f"{table.where}, line {table.lines[index]}: {name}={text!r} must be a list of counts"
         ) from None

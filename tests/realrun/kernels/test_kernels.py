@@ -150,6 +150,20 @@ def test_no_decoding_pass_reads_back_or_copies_from_the_host(temperature: float)
             kernels.passes.run(shape, inputs, issuer.workspace)
 
 
+def test_passes_are_issued_without_anything_that_would_be_differentiated() -> None:
+    kernels = tiny_kernels()
+    issuer, modes = kernels.issuer("all"), []
+    program = issuer.program
+
+    def noted(*arguments: Any) -> Any:
+        modes.append(torch.is_inference_mode_enabled())
+        return program(*arguments)
+
+    issuer.program = noted
+    kernels.prefill([PromptChunk(slot, 5) for slot in admitted(kernels, (5,))], issuer).result()
+    assert modes == [True]
+
+
 def test_static_buffers_stay_where_they_are() -> None:
     kernels = tiny_kernels()
     issuer = kernels.issuer("all")

@@ -130,3 +130,18 @@ def test_replicas_with_pools_of_gpus_have_links_of_their_own() -> None:
     for name in ("link.0", "link.1"):
         own = sorted((work.start_s, work.end_s) for work in copies if work.stream == name)
         assert all(earlier[1] <= later[0] for earlier, later in pairwise(own))
+
+
+def test_the_prefill_pool_may_be_of_other_gpus_with_the_same_models() -> None:
+    """An H100 computes the same prompts in less time than an A100; other models are refused."""
+    pair = "llama-2-7b+tinyllama-1.1b"
+    given = {"profile": f"a100-sxm/{pair}", "policy": "disaggregated", "num_prompts": 4, "input_len": 2000}
+    took_s = []
+    for prefill in (None, f"h100-sxm/{pair}"):
+        scenario = Scenario.of(**given, output_len=4, request_rate=0.5, **{"devices.prefill_profile": prefill})
+        record = simulate(scenario, "disaggregated", 0, load(scenario.profile), record_works=True)
+        took_s.append(sum(work.end_s - work.start_s for work in record.works if work.stream == "prefill0"))
+    assert took_s[1] < 0.6 * took_s[0]
+    wrong = Scenario.of(**given, **{"devices.prefill_profile": "h100-sxm/llama-3.1-8b"})
+    with pytest.raises(ValueError, match=r"want the models of 'a100-sxm/llama-2-7b\+tinyllama-1.1b'"):
+        simulate(wrong, "disaggregated", 0, load(wrong.profile))

@@ -3,16 +3,19 @@ nothing at all."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.costs.cost import Cost
+from sim.engine.paged import PagedPool
 from sim.policies.options import EngineLimits
 from sim.seam.request import Request
-from sim.seam.work import Chunk, Kind
-from tests.sim.policies.test_properties import COSTS, KeyedLuck, _assert_same_decisions, outcome
+from sim.seam.work import Chunk, Kind, Work
+from tests.sim.policies.test_properties import COSTS, KeyedLuck, SizedCosts, _assert_same_decisions, outcome
 from tests.sim.support import SimRun
 
 BLOCK = 4
@@ -46,22 +49,51 @@ def build(rows: list[Any], *, block: int = BLOCK) -> list[Request]:
     return requests
 
 
+class NotedPool(PagedPool):
+    """The pool that was made last, and its free blocks as works set off."""
+
+    __slots__ = ()
+    newest: ClassVar[list[PagedPool]] = []
+    free: ClassVar[list[int]] = []
+
+    def __init__(self, *sizes: int, is_caching: bool = True) -> None:
+        super().__init__(*sizes, is_caching=is_caching)
+        self.newest[:] = [self]
+        self.free.clear()
+
+
+class NotedCosts(SizedCosts):
+    """Notes how many blocks are free as each work sets off."""
+
+    def cost(self, work: Work) -> Cost:
+        NotedPool.free.append(NotedPool.newest[0].num_free)
+        return SizedCosts.cost(self, work)
+
+
+NOTED = NotedCosts(device_s={}, prepare_s=0.01, launch_s=0.02, result_s=0.005, inflation_per_issuer=0.7)
+
+
 def pair(rows: list[Any], limits: EngineLimits, *, block: int = BLOCK, **more: Any) -> tuple[SimRun, SimRun]:
-    """The plain loop and the lazy account."""
-    plain, lazy = (
-        SimRun(
-            "continuous",
-            build(rows, block=block),
-            costs=COSTS,
-            luck=KeyedLuck(),
-            limits=limits,
-            block_size=block,
-            is_lazy=is_lazy,
-            **more,
-        )
-        for is_lazy in (False, True)
-    )
-    return plain, lazy
+    """The plain loop and the lazy account, which have as many blocks free whenever a work sets off."""
+    runs, notes = [], []
+    with patch("tests.sim.support.PagedPool", NotedPool):
+        for is_lazy in (False, True):
+            runs.append(
+                SimRun(
+                    "continuous",
+                    build(rows, block=block),
+                    costs=NOTED,
+                    luck=KeyedLuck(),
+                    limits=limits,
+                    block_size=block,
+                    is_lazy=is_lazy,
+                    **more,
+                )
+            )
+            notes.append(list(NotedPool.free))
+    if runs[0].serving.paged.is_sharing:
+        assert notes[0] == notes[1]
+    return runs[0], runs[1]
 
 
 def assert_alike(plain: SimRun, lazy: SimRun) -> None:

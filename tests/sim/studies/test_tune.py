@@ -15,7 +15,7 @@ from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.experiment.scenario import Scenario
 from sim.studies.choice import PLAIN, Fits, LengthGrid, best_single, best_table, cheapest_path, length_in
-from sim.studies.tune import answer, tune
+from sim.studies.tune import answer, concurrencies_of, tune
 from tests.calibrate.support import published
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
@@ -170,6 +170,15 @@ def test_sglangs_bands_begin_with_the_rows_and_hold_their_lengths() -> None:
 
 def test_the_last_length_goes_on_beyond_the_table() -> None:
     assert [length_in([[1, 4, 3], [5, 8, 1]], batch) for batch in (1, 4, 5, 999)] == [3, 3, 1, 1]
+
+
+def test_no_more_are_tried_at_once_than_seats_and_most_of_the_memory_hold() -> None:
+    """Blocks for 20 requests of 64 + 16 tokens and the drafts' 13 slots, 6 each: 16 of them."""
+    profile = load(HEAD)
+    few = scenario(input_len=64, output_len=16, max_num_seqs=48)
+    assert concurrencies_of(few, profile) == (1, 2, 4, 8, 16, 32, 48)
+    assert concurrencies_of(scenario(input_len=64, output_len=16, num_gpu_blocks=120), profile) == (1, 2, 4, 8, 16)
+    assert concurrencies_of(scenario(input_len=64, output_len=16, max_concurrency=5), profile) == (1, 2, 4, 5)
 
 
 @pytest.mark.parametrize(
