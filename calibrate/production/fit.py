@@ -8,7 +8,7 @@ Not here: what the server said (calibrate.production.served), least squares (rea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -74,13 +74,7 @@ def fit_served(
     ]
     accepted = pooled([each.accepted for each in served if each.accepted is not None])
     return Production(
-        fit=JointFit(
-            profile=fitted,
-            values_s=fit.values_s,
-            half_widths_s=fit.half_widths_s,
-            error_pct=fit.error_pct,
-            correlation=fit.correlation,
-        ),
+        fit=replace(fit, profile=fitted),
         levels=levels,
         accepted=accepted,
     )

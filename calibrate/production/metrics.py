@@ -21,7 +21,6 @@ ITL = ("inter_token_latency_seconds", "time_per_output_token_seconds")
 E2EL = ("e2e_request_latency_seconds",)
 PROMPT, OUTPUT = ("request_prompt_tokens",), ("request_generation_tokens",)
 STEPS = ("iteration_tokens_total",)
-ACCEPT_LENGTH = ("spec_accept_length",)
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -32,13 +31,10 @@ class Growth:
     def __init__(self, before: Mapping[Sample, float], after: Mapping[Sample, float], source: str) -> None:
         self._by_name: dict[str, float] = {}
         self._by_position: dict[int, float] = {}
-        self.latest: dict[str, float] = {}
-        """Gauges, as they stand at the second look."""
         self.source = source
         for (name, labels), value in after.items():
             bare = name.removeprefix("vllm:").removeprefix("sglang:")
             grown = value - before.get((name, labels), 0.0)
-            self.latest[bare] = value
             if grown < 0.0:
                 if bare.endswith(("_total", "_sum", "_count")):
                     raise ValueError(f"{source}: {name} fell from one look to the next: the server was restarted")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from math import inf
 
 from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.kv import KvPool
-from sim.engine.serving import Serving
+from sim.engine.serving import Serving, bring_in
 from sim.seam.host import Host
 from sim.seam.request import Request
 from sim.seam.wait import Signal
@@ -106,17 +105,11 @@ class Fleet:
 
     async def arrivals(self) -> None:
         """As Serving.arrivals, each request to the replica that the routing chooses."""
-        host = self.host
-        limit = self.max_concurrency if self.max_concurrency is not None else inf
-        for num_arrived, request in enumerate(self.requests):
-            if request.arrival_s > host.now_s:
-                await host.sleep_until(request.arrival_s)
-            while num_arrived - self.num_finished >= limit:
-                await host.wait(self.finished)
-            if limit < inf:
-                request.arrival_s = max(request.arrival_s, host.now_s)
-            self.num_arrived += 1
-            self.servings[self._choose(request)].arrive(request)
+        await bring_in(self, self._route)
+
+    def _route(self, request: Request) -> None:
+        self.num_arrived += 1
+        self.servings[self._choose(request)].arrive(request)
 
     def _choose(self, request: Request) -> int:
         outstanding = [serving.num_arrived - serving.num_finished for serving in self.servings]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from typing import Protocol
 
 from sim.engine.draft_length import Controller
 from sim.engine.gauge import GapSamples, Gauge
@@ -18,6 +19,35 @@ from sim.seam.host import Host
 from sim.seam.request import Request
 from sim.seam.wait import Signal
 from sim.seam.work import Chunk
+
+
+class Door(Protocol):
+    """Where requests come in: one engine's, or that of several behind a router."""
+
+    host: Host
+    requests: Sequence[Request]
+    max_concurrency: int | None
+    finished: Signal
+
+    @property
+    def num_finished(self) -> int: ...
+
+
+async def bring_in(door: Door, arrive: Callable[[Request], None]) -> None:
+    """Let each request `arrive` at its time; with `max_concurrency`, not before a place is free.
+
+    As in `vllm bench serve` a request held back by the limit arrives when it is let in.
+    """
+    host = door.host
+    limit = door.max_concurrency if door.max_concurrency is not None else inf
+    for num_arrived, request in enumerate(door.requests):
+        if request.arrival_s > host.now_s:
+            await host.sleep_until(request.arrival_s)
+        while num_arrived - door.num_finished >= limit:
+            await host.wait(door.finished)
+        if limit < inf:
+            request.arrival_s = max(request.arrival_s, host.now_s)
+        arrive(request)
 
 
 class Serving:
@@ -110,20 +140,8 @@ class Serving:
     # -- arrivals
 
     async def arrivals(self) -> None:
-        """Bring each request in at its time; with `max_concurrency`, not before a place is free.
-
-        As in `vllm bench serve` a request held back by the limit arrives when it is let in.
-        """
-        host = self.host
-        limit = self.max_concurrency if self.max_concurrency is not None else inf
-        for num_arrived, request in enumerate(self.requests):
-            if request.arrival_s > host.now_s:
-                await host.sleep_until(request.arrival_s)
-            while num_arrived - self.num_finished >= limit:
-                await host.wait(self.finished)
-            if limit < inf:
-                request.arrival_s = max(request.arrival_s, host.now_s)
-            self.arrive(request)
+        """Bring each request in at its time (`bring_in`)."""
+        await bring_in(self, self.arrive)
 
     def arrive(self, request: Request) -> None:
         """`request` has come in; it waits behind all that wait, once the frontend is through with it."""

@@ -231,6 +231,24 @@ def draw_hockey_stick(points: Points) -> Any:
     return figure
 
 
+def _draw_rows(
+    axes: Any,
+    panels: Sequence[tuple[str, Points]],
+    lines: Lines,
+    load: str,
+    shown: Sequence[tuple[str, str, float]],
+    by: Sequence[str],
+) -> None:
+    """A row per panel over the load, a column per (metric, label with its unit, scale), from 0 up."""
+    for row, (title, own) in zip(axes, panels, strict=True):
+        for axis, (metric, label, scale) in zip(row, shown, strict=True):
+            _draw_lines(axis, own, lines, load, metric, scale=scale, by=by)
+            axis.set_ylim(bottom=0.0)
+            axis.set_xlabel(spoken(load))
+            axis.set_ylabel(label)
+            axis.set_title(title, loc="left", fontsize=9)
+
+
 def draw_utilisation(points: Points) -> Any:
     """Share of time the GPU is busy, and share of its time spent on tokens that verify rejected."""
     load = _load_of(points)
@@ -239,16 +257,10 @@ def draw_utilisation(points: Points) -> Any:
     panels = list(panels_of(points, by, [load]))
     figure, axes = _figure(2, len(panels))
     shown = (
-        ("device_utilization", "GPU busy (% of time)"),
-        ("rejected_token_share", "rejected tokens (% of GPU time)"),
+        ("device_utilization", "GPU busy (% of time)", 100.0),
+        ("rejected_token_share", "rejected tokens (% of GPU time)", 100.0),
     )
-    for row, (title, own) in zip(axes, panels, strict=True):
-        for axis, (metric, label) in zip(row, shown, strict=True):
-            _draw_lines(axis, own, lines, load, metric, scale=100.0, by=by)
-            axis.set_ylim(bottom=0.0)
-            axis.set_xlabel(spoken(load))
-            axis.set_ylabel(label)
-            axis.set_title(title, loc="left", fontsize=9)
+    _draw_rows(axes, panels, lines, load, shown, by)
     _legend(figure, axes)
     figure.suptitle("What the GPU is busy with; hollow: overloaded", x=0.01, ha="left")
     return figure
@@ -264,13 +276,7 @@ def draw_gpu_comparison(points: Points) -> Any:
     figure, axes = _figure(2, len(panels))
     shown = (("device_utilization", "GPU busy (% of time)", 100.0),
              ("output_throughput_tokens_per_s", "output (tokens/s)", 1.0))  # fmt: skip
-    for row, (title, own) in zip(axes, panels, strict=True):
-        for axis, (metric, label, scale) in zip(row, shown, strict=True):
-            _draw_lines(axis, own, lines, load, metric, scale=scale, by=["profile"])
-            axis.set_ylim(bottom=0.0)
-            axis.set_xlabel(spoken(load))
-            axis.set_ylabel(label)
-            axis.set_title(title, loc="left", fontsize=9)
+    _draw_rows(axes, panels, lines, load, shown, ["profile"])
     _legend(figure, axes)
     figure.suptitle("GPUs side by side; hollow: overloaded", x=0.01, ha="left")
     return figure
