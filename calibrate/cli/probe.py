@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ LEAST_REQUESTS = 8
 @click.option("--model", default=None, help="As the server names it. [its only one]")
 @click.option("--levels", default="1,4,16", show_default=True, help="Requests at once, one closed loop each.")
 @click.option("--held-back", type=int, default=None, help="Level that is predicted, not fitted. [the middle one]")
-@click.option("--requests-per-stream", type=click.IntRange(min=3), default=6, show_default=True, help="Of each level.")
+@click.option("--requests-per-stream", type=click.IntRange(min=3), default=6, show_default=True, help="Of each round.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Over the levels, by turns.")
 @click.option("--input-len", type=click.IntRange(min=1), default=128, show_default=True, help="Words of each prompt.")
 @click.option("--output-len", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens asked for.")
 @click.option("--num-speculative-tokens", type=click.IntRange(min=1), default=None, help="Not needed with /metrics.")
@@ -65,12 +67,15 @@ def probe_command(url: str, profile_name: str, out: Path | None, json_path: str 
 
         write(found.fit.profile, out)
     if json_path is not None:
-        held_plain = {"concurrency": held_back, "measured": held.measured, "errors_pct": errors_pct}
+        held_plain = {"concurrency": held_back, "measured": held.measured, "errors_pct": errors_pct, "spread_pct": held.spread_pct}
         write_text(json_path, to_json(plain(found) | {"held_back": held_plain}))
     if json_path != "-":
         show(found)
         told = ", ".join(f"{name} {error:+.1f} %" for name, error in errors_pct.items())
         print(f"held back, {held_back} at once, predicted: {told}")
+        spreads = ", ".join(f"{each.source} ±{each.spread_pct:.0f} %" for each in served if each.spread_pct is not None)
+        if spreads:
+            print(f"tok/s of one level over its rounds: {spreads}")
 
 
 def _levels(text: str) -> list[int]:
@@ -85,15 +90,17 @@ def _levels(text: str) -> list[int]:
 
 def _drive(base: str, levels: list[int], flags: dict[str, Any]) -> list[Served]:
     from calibrate.production.probe import connected, find, level
+    from calibrate.production.served import middling
     from sim.cli.console import progress
 
-    served = []
+    rounds: dict[int, list[Served]] = {concurrency: [] for concurrency in levels}
     with connected(base, levels[-1]) as client, progress() as on_step:
         endpoint = find(client, base, flags["model"])
-        for concurrency in levels:
+        # By turns, so that a server or a machine that slows down for a while does so for one round of each level.
+        for number, concurrency in product(range(flags["rounds"]), levels):
             count = max(LEAST_REQUESTS, flags["requests_per_stream"] * concurrency)
             on_done = partial(on_step, f"{concurrency} at once")
-            served.append(
+            rounds[concurrency].append(
                 level(
                     client,
                     endpoint,
@@ -101,11 +108,11 @@ def _drive(base: str, levels: list[int], flags: dict[str, Any]) -> list[Served]:
                     num_requests=count,
                     input_words=flags["input_len"],
                     output_tokens=flags["output_len"],
-                    seed=flags["seed"],
+                    seed=flags["seed"] + number,
                     on_done=partial(_tell, on_done, count),
                 )
             )
-    return served
+    return [middling(rounds[concurrency]) for concurrency in levels]
 
 
 def _tell(on_done: Callable[[int, int], None], count: int, done: int) -> None:

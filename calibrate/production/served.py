@@ -59,6 +59,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_s: float | None = None
     accepted: Accepted | None = None
     num_requests: int = 0
+    spread_pct: float | None = None
+    """Half of the range over rounds of the same load, of output tokens per second; None for a single round."""
 
     def __post_init__(self) -> None:
         if self.concurrency < LEAST_CONCURRENCY:
@@ -98,6 +100,18 @@ def cell_of(served: Served, line: int) -> Cell:
         measured=served.measured,
         texts={},
     )
+
+
+def middling(rounds: Sequence[Served]) -> Served:
+    """The round of median throughput, with the drafts of all: a stall in one round is none of the others'."""
+    by_rate = sorted(rounds, key=lambda each: each.output_tokens_per_s or 0.0)
+    middle = by_rate[len(by_rate) // 2]
+    rates = [each.output_tokens_per_s for each in by_rate if each.output_tokens_per_s]
+    if len(rates) < 2:
+        return middle
+    spread_pct = 50.0 * (rates[-1] - rates[0]) / rates[len(rates) // 2]
+    accepted = pooled([each.accepted for each in rounds if each.accepted is not None])
+    return msgspec.structs.replace(middle, spread_pct=spread_pct, accepted=accepted)
 
 
 def pooled(parts: Sequence[Accepted]) -> Accepted | None:

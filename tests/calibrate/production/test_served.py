@@ -9,7 +9,7 @@ import pytest
 
 from calibrate.production.exports import levels, read_bench, read_windows
 from calibrate.production.metrics import between, parse, served_between
-from calibrate.production.served import Accepted, Served, cell_of, pooled
+from calibrate.production.served import Accepted, Served, cell_of, pooled, middling
 
 LABELS = 'engine="0",model_name="m"'
 
@@ -186,3 +186,24 @@ def test_a_level_is_a_closed_loop_of_mean_lengths() -> None:
 def test_drafts_of_several_lengths_are_not_pooled() -> None:
     with pytest.raises(ValueError, match="draft lengths 2, 3 in one source"):
         pooled([Accepted(drafts=1, draft_tokens=k, rates=(0.5,) * k) for k in (2, 3)])
+
+
+def test_the_middling_round_is_the_one_of_median_throughput_with_the_drafts_of_all() -> None:
+    rounds = [
+        Served(
+            source="4 at once",
+            concurrency=4.0,
+            prompt_tokens=64.0,
+            output_tokens=32.0,
+            tpot_s=0.004 / rate,
+            output_tokens_per_s=1000.0 * rate,
+            accepted=Accepted(drafts=10.0, draft_tokens=1, rates=(accepted,)),
+        )
+        for rate, accepted in ((1.0, 0.4), (0.2, 0.5), (1.1, 0.9))
+    ]
+    found = middling(rounds)
+    assert (found.output_tokens_per_s, found.tpot_s) == (1000.0, 0.004)
+    assert found.spread_pct == pytest.approx(45.0)
+    assert found.accepted is not None
+    assert (found.accepted.drafts, found.accepted.rates) == (30.0, (pytest.approx(0.6),))
+    assert middling(rounds[:1]) is rounds[0]
