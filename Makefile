@@ -57,7 +57,8 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.demo: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[analysis]'
+	# Python compiles what is imported; pip would compile all of pandas and scipy first, which takes longer than the runs.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[analysis]'
 	touch $@
 
 .venv/.real: .venv/.dev
