@@ -10,7 +10,7 @@ from __future__ import annotations
 from sim.costs.cost import CostModel
 from sim.policies.continuous import draft_of
 from sim.policies.options import EngineLimits, Method
-from sim.seam.work import Chunk, Kind, Work
+from sim.seam.work import Chunk, Kind, Model, Work
 
 
 class StepForecast:
@@ -50,6 +50,25 @@ class StepForecast:
         elif anew:
             works.append(Work(kind=Kind.HOST, rows=num_drafting))
         return self._seconds(works)
+
+    def lane_round_s(self, rows: int, draft_tokens: int, drafter: int) -> float:
+        """A round of a lane: one of several draft models drafts for `rows`, then the target verifies."""
+        context_tokens = round(rows * self._context_tokens)
+        draft = Work(
+            kind=Kind.DRAFT,
+            model=Model.DRAFT,
+            rows=rows,
+            row_tokens=rows,
+            context_tokens=context_tokens,
+            head_rows=rows,
+            draft_tokens=draft_tokens,
+            drafter=drafter,
+        )
+        verified = rows * (draft_tokens + 1)
+        verify = Work(
+            kind=Kind.VERIFY, rows=rows, row_tokens=verified, context_tokens=context_tokens, head_rows=verified
+        )
+        return self._seconds([draft, verify])
 
     def _seconds(self, works: list[Work]) -> float:
         """Of works one after the other on one stream; with asynchronous scheduling the first was prepared while the
