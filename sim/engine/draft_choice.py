@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 TokensPerSecond = Callable[[int, int], float]
-"""(draft model, rows) -> expected tokens per second of rounds of so many rows."""
+"""(draft model, rows) -> expected tokens per second with so many requests in rounds."""
 
 
 class DraftChoice:
-    """The draft model with the most expected tokens per second of a round of as many rows as the present one; the
-    present model stays unless another has more by the share `hysteresis`, since it must compute what it has missed.
+    """The draft model with the most expected tokens per second at as many rows as the present round has; the present
+    model stays unless another has more by the share `hysteresis`, since it must compute what it has missed.
 
     >>> by_rows = {1: (100.0, 120.0), 8: (800.0, 780.0), 64: (3000.0, 2000.0)}
     >>> choice = DraftChoice((2, 5), lambda drafter, rows: by_rows[rows][drafter], hysteresis=0.05)

@@ -182,18 +182,20 @@ class Experiment:
         """Among the draft models, by what is expected of each; costs are built when somebody asks."""
         if self.num_slots is not None:
             raise ValueError("speculation.drafts are simulated only: a replay has one draft model loaded")
-        speculation = self.scenario.speculation
-        lengths = (self.draft_tokens, *(drafter.num_speculative_tokens for drafter in speculation.drafts))
+        further = self.scenario.speculation.drafts
+        lengths = (self.draft_tokens, *(drafter.num_speculative_tokens for drafter in further))
         known: list[StepForecast] = []
 
         def tokens_per_s(drafter: int, rows: int) -> float:
             if not known:
-                costs = self.host_costs()
-                known.append(StepForecast(costs, self.limits, self._mean_context(), has_draft=True))
-            tokens = self._acceptances()[drafter].expected_length(lengths[drafter])
-            return rows * tokens / known[0].lane_round_s(rows, lengths[drafter], drafter)
+                known.append(StepForecast(self.host_costs(), self.limits, self._mean_context(), has_draft=True))
+            prompt, output = self._mean_lengths()
+            num_rounds = max(0.0, output - 1.0) / self._acceptances()[drafter].expected_length(lengths[drafter])
+            return output * known[0].lane_requests_per_s(
+                rows, max(1, round(prompt)), num_rounds, lengths[drafter], drafter
+            )
 
-        return DraftChoice(lengths, tokens_per_s, hysteresis=speculation.draft_hysteresis)
+        return DraftChoice(lengths, tokens_per_s, hysteresis=self.scenario.speculation.draft_hysteresis)
 
     def _acceptances(self) -> list[Acceptance]:
         """[draft models] the profile's own first."""
@@ -218,10 +220,16 @@ class Experiment:
         """Steps of continuous batching with the requests' mean context."""
         return StepForecast(self.costs(), self.limits, self._mean_context(), has_draft=self.draft_tokens > 0)
 
+    def _mean_lengths(self) -> tuple[float, float]:
+        """Tokens of a prompt and of an output."""
+        sample = self.sample()
+        prompts = sum(request.prompt_tokens for request in sample)
+        return prompts / len(sample), sum(request.output_tokens for request in sample) / len(sample)
+
     def _mean_context(self) -> float:
         """Tokens of a request half-way through its output."""
-        sample = self.sample()
-        return sum(request.prompt_tokens + request.output_tokens / 2.0 for request in sample) / len(sample)
+        prompt, output = self._mean_lengths()
+        return prompt + output / 2.0
 
     def sample(self) -> list[Request]:
         """Requests whose means tell of the workload, the same for all seeds."""

@@ -54,9 +54,9 @@ def check(scenario: Scenario, profile: Profile) -> None:
                     f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and "
                     "adaptive"
                 )
-            for drafter in scenario.speculation.drafts:
-                pair_with(profile, drafter.draft)
-                parse_quoted(drafter.acceptance).model(drafter.num_speculative_tokens)
+            for further in scenario.speculation.drafts:
+                pair_with(profile, further.draft)
+                parse_quoted(further.acceptance).model(further.num_speculative_tokens)
         reads_late = policy.drafts_ahead and limits.method.reads_features
         if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
             raise ValueError(

@@ -127,7 +127,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     drafts: tuple[Drafter, ...] = ()
     """baseline, pd, pdv, unified, adaptive: further draft models, each with draft (a known model, or a profile of that
     pair), acceptance and num_speculative_tokens, in memory beside the profile's own. The one with the most expected
-    tokens per second of rounds of the present size drafts; which that is follows from costs and acceptance."""
+    tokens per second at the rows of the present round drafts, by the costs of prompts and rounds and acceptance."""
     draft_hysteresis: float = 0.05
     """drafts: share by which another one's tokens per second must be more before it takes over; it computes the KV that
     it has missed first."""

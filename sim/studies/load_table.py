@@ -27,7 +27,15 @@ from sim.names import unknown
 from sim.policies.adaptive import PARTS
 from sim.policies.choices import LoadTable
 from sim.studies.draws import Draw, covers, draw_worlds
-from sim.studies.tune import LEAST_GAIN, closed_loop, concurrencies_of, objective, objective_value, rising
+from sim.studies.tune import (
+    LEAST_GAIN,
+    REQUESTS_PER_SLOT,
+    closed_loop,
+    concurrencies_of,
+    objective,
+    objective_value,
+    rising,
+)
 
 CANDIDATES = ("pd", "unified", "pdv", "baseline")
 """In the order in which they stay where none is surely better."""
@@ -99,6 +107,7 @@ def tune_policies(
     """
     scenario = _checked(scenario, profile, candidates, draws)
     tried = concurrencies_of(scenario, profile) if concurrencies is None else rising("concurrency", concurrencies, 1)
+    _check_length(scenario, tried[-1])
     worlds = draw_worlds(scenario, profile, draws)
     found: dict[int, Figures] = {}
     missing = list(tried)
@@ -198,6 +207,16 @@ def _checked(scenario: Scenario, profile: Profile, candidates: Sequence[str], dr
             raise ValueError(unknown("lane policy", name, list(PARTS)))
     check(scenario, profile)
     return msgspec.structs.replace(scenario, policy=tuple(candidates))
+
+
+def _check_length(scenario: Scenario, most: int) -> None:
+    """A policy that gives all requests turns has many half done when a short run ends: their tokens count nowhere."""
+    count = scenario.workload.num_prompts
+    if isinstance(count, int) and count < REQUESTS_PER_SLOT * most:
+        raise ValueError(
+            f"num_prompts={count} is too few to compare policies at {most} in flight: want at least "
+            f"{REQUESTS_PER_SLOT * most}, or auto"
+        )
 
 
 def _simulated(

@@ -91,7 +91,7 @@ def test_what_cannot_be_tuned_is_refused(changes: dict, wanted: str) -> None:
 
 def test_the_command_prints_what_a_scenario_takes(capsys: pytest.CaptureFixture[str]) -> None:
     """On an engine that handles one request at a time workers of their own are as good as lanes: one row."""
-    arguments = ["tune", "--policy", "adaptive", "--profile", "cpu/tiny", "--num-prompts", "8", "--draws", "2"]
+    arguments = ["tune", "--policy", "adaptive", "--profile", "cpu/tiny", "--num-prompts", "32", "--draws", "2"]
     small = ["--concurrencies", "1,4", "--policies", "baseline,pd", "--workers", "1", "--json", "-"]
     assert run([*arguments, *small]) == 0
     found = json.loads(capsys.readouterr().out)
