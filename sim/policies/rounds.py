@@ -27,17 +27,22 @@ def submit_prefill(serving: Serving, request: Request, stream: Stream, draft_str
     """
     ticket = submit_prompt(serving, request, Model.TARGET, stream)
     if serving.controller.draft_tokens_max:
-        if isinstance(serving.controller, DraftChoice):
-            request.drafter = serving.controller.drafter_for(serving.num_active)
         request.draft_prefill = submit_prompt(serving, request, Model.DRAFT, draft_stream or stream)
     return ticket
 
 
 def submit_prompt(serving: Serving, request: Request, model: Model, stream: Stream) -> Ticket:
     """The prompt through one of the models, in as many works as the token budget wants; the last one's ticket."""
-    drafter = request.drafter if model is Model.DRAFT else 0
+    drafter = _first_drafter(serving, request) if model is Model.DRAFT else 0
     chunks = works.prefill(request, model, serving.max_num_batched_tokens, drafter=drafter)
     return [serving.host.run(work, stream) for work in chunks][-1]
+
+
+def _first_drafter(serving: Serving, request: Request) -> int:
+    """The draft model that computes the prompt of `request`: the one for the present load, of several."""
+    if isinstance(serving.controller, DraftChoice):
+        request.drafter = serving.controller.drafter_for(serving.num_active)
+    return request.drafter
 
 
 def submit_draft(
@@ -132,9 +137,7 @@ async def prefill_by_chunks(
     for work in works.prefill(request, Model.TARGET, most_tokens):
         await serving.host.run(work, stream)
     if serving.controller.draft_tokens_max:
-        if isinstance(serving.controller, DraftChoice):
-            request.drafter = serving.controller.drafter_for(serving.num_active)
-        chunks = works.prefill(request, Model.DRAFT, most_tokens, drafter=request.drafter)
+        chunks = works.prefill(request, Model.DRAFT, most_tokens, drafter=_first_drafter(serving, request))
         request.draft_prefill = [serving.host.run(work, draft_stream or stream) for work in chunks][-1]
 
 

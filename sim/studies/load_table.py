@@ -2,7 +2,7 @@
 `adaptive` goes by.
 
 A row begins where another policy is surely better than the one before it: in the mean over the draws by LEAST_GAIN or
-more and beyond its interval, under every regime of overlap where overlap was not measured. Where nothing is, the
+more and beyond its interval, under every regime of overlap where that was neither measured nor given. Where nothing is, the
 policy stays; so the first candidate is what a table says that has nothing to say. Between two neighbouring rows more
 concurrencies are simulated until they are close (CLOSE), and the hysteresis keeps a row until the load is one at which
 the other was simulated to be better. Not here: switching (sim.policies.adaptive), draft lengths (tune).
@@ -51,9 +51,9 @@ class PolicyAt(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     value: float
-    """Of the objective, mean over draws where streams share the GPU."""
+    """Of the objective, mean over draws where streams share the GPU, or under the one regime given."""
     gain: float
-    """Relative, where streams share."""
+    """Relative, likewise."""
     by_overlap: dict[str, Interval]
     """95 % interval of the mean gain under each regime of overlap."""
 
@@ -159,9 +159,14 @@ def choices(figures: Sequence[Figures], candidates: Sequence[str]) -> list[str]:
     for at in figures:
         better = [policy for policy in candidates if is_surely_better(at[policy], at[present])]
         if better:
-            present = max(better, key=lambda policy: sum(at[policy][Regime.SHARED]))
+            present = max(better, key=lambda policy: sum(shown(at[policy])))
         chosen.append(present)
     return chosen
+
+
+def shown(by_regime: Mapping[Regime, Sequence[float]]) -> Sequence[float]:
+    """Where streams share the GPU; of one regime alone that."""
+    return by_regime[Regime.SHARED] if Regime.SHARED in by_regime else next(iter(by_regime.values()))
 
 
 def between(concurrencies: Sequence[int], chosen: Sequence[str]) -> list[int]:
@@ -228,7 +233,7 @@ def _simulated(
     on_done: Callable[[str, int, int], None],
 ) -> dict[int, Figures]:
     """Every candidate at every one of `concurrencies`, in every world and regime."""
-    regimes = BRACKET if not worlds[0].profile.overlap.measured else (Regime.SHARED,)
+    regimes = _regimes(scenario, worlds[0].profile)
     points = [
         Point(
             scenario=world.scenario(closed_loop(scenario, concurrency)),
@@ -256,18 +261,24 @@ def _simulated(
     }
 
 
+def _regimes(scenario: Scenario, profile: Profile) -> Sequence[Regime]:
+    """Those that a gain must show under: all, unless overlap was measured or the scenario says what it is."""
+    given = scenario.devices.overlap
+    if given is not None:
+        return (given,)
+    return (Regime.SHARED,) if profile.overlap.measured else BRACKET
+
+
 def _point(concurrency: int, chosen: str, figures: Figures) -> LoadPoint:
     candidates = []
     for policy, by_regime in figures.items():
-        shared = by_regime[Regime.SHARED]
+        values = shown(by_regime)
         candidates.append(
             PolicyAt(
                 policy=policy,
-                value=sum(shared) / len(shared),
-                gain=gain(shared, figures[chosen][Regime.SHARED])[0],
-                by_overlap={
-                    regime.value: gain(values, figures[chosen][regime])[1] for regime, values in by_regime.items()
-                },
+                value=sum(values) / len(values),
+                gain=gain(values, shown(figures[chosen]))[0],
+                by_overlap={regime.value: gain(own, figures[chosen][regime])[1] for regime, own in by_regime.items()},
             )
         )
     return LoadPoint(concurrency=concurrency, policy=chosen, candidates=candidates)
