@@ -2,10 +2,10 @@
 `adaptive` goes by.
 
 A row begins where another policy is surely better than the one before it: in the mean over the draws by LEAST_GAIN or
-more and beyond its interval, under every regime of overlap where that was neither measured nor given. Where nothing is, the
-policy stays; so the first candidate is what a table says that has nothing to say. Between two neighbouring rows more
-concurrencies are simulated until they are close (CLOSE), and the hysteresis keeps a row until the load is one at which
-the other was simulated to be better. Not here: switching (sim.policies.adaptive), draft lengths (tune).
+more and beyond its interval, under every regime of overlap where that was neither measured nor given. Where nothing
+is, the policy stays; so the first candidate is what a table says that has nothing to say. Between two neighbouring rows
+more concurrencies are simulated until they are close (CLOSE), and the hysteresis keeps a row until the load is one at
+which the other was simulated to be better. Not here: switching (sim.policies.adaptive), draft lengths (tune).
 """
 
 from __future__ import annotations
