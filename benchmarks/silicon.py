@@ -37,9 +37,8 @@ from sim.seam.request import Request
 
 RANGE_RATIO = 0.8
 """InferenceX's client draws lengths uniformly between this share and the whole of ISL and OSL."""
-SPREAD = 0.1
-"""Of the lengths of other clients, which say nothing of it: none at all would march all requests in step for ever,
-which their TTFT excludes."""
+SPREAD = 0.0
+"""Of the lengths of the other client (aiperf, standard deviations 0)."""
 MISLABELLED = ("nvidia/Llama-3.1-8B-Instruct-FP8",)
 """Cells of H200 that imply 76 % of its peak."""
 EXACT_SOURCE = "aic-auto-gap-analysis"
@@ -51,6 +50,9 @@ not what its label says."""
 STARVED_SHARE = 5.0
 """A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
 BUDGET = 8192
+"""Tokens of a step in InferenceX's recipes."""
+EXACT_BUDGET = 1500
+"""In deployments that aiconfigurator generates (cells of EXACT_SOURCE): this, ISL and the concurrency."""
 CHECKPOINTS = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
@@ -200,6 +202,11 @@ def engine_of(cell: Cell) -> EngineCosts:
     return load_engine("vllm-0.12", cell.gpu)
 
 
+def budget_of(cell: Cell) -> int:
+    """Tokens of one step."""
+    return EXACT_BUDGET + cell.input_len + cell.concurrency if cell.is_exact else BUDGET
+
+
 def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
     is_async = not (cell.engine == "vllm" and cell.version.startswith("0.12"))
     return resolve(
@@ -208,7 +215,7 @@ def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
             "policy": "autoregressive",
             "engine": {
                 "max_num_seqs": max(cell.concurrency, 256),
-                "max_num_batched_tokens": BUDGET,
+                "max_num_batched_tokens": budget_of(cell),
                 "async_scheduling": is_async,
             },
             "workload": {

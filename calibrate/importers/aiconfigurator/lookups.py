@@ -44,13 +44,34 @@ WEIGHT_ONLY = ("int4", "mxfp4", "mxfp4-fp8", "mxfp4-marlin")
 """Formats that are unpacked to bf16 on the way to the multiplier."""
 SCALED_BY_BLOCK = ("fp8-block", "nvfp4")
 """Formats whose activations get their scales at run time."""
-QUANTISE_S = 5e-6
-"""Of the kernels that find and apply them; fitted on served cells (benchmarks/silicon.py lists them)."""
 STREAM_SHARE = 0.8
 """Of the bandwidth, at which packed weights of a weight-only GEMM stream, and activations are quantised; assumed."""
 UNPACK_SHARE = 0.85
 """Of bf16's rate, at which they multiply; assumed."""
 T = TypeVar("T")
+
+
+class Service(NamedTuple):
+    """What serving adds to the kernels of an engine's tables, fitted on served cells (benchmarks/silicon.py lists
+    them)."""
+
+    reduce_ratio: float
+    """An all-reduce in service over one in the tables, where all devices arrive at once ..."""
+    reduce_skew_s: float
+    """... and this more per doubling of the devices."""
+    sustained_ratio: float
+    """GEMMs of passes of SUSTAINED_TOKENS[1] tokens and more over those in the tables, which are timed at boost clocks
+    for an instant; none of it up to SUSTAINED_TOKENS[0]."""
+    quantise_s: float
+    """The kernels that find and apply the scales of activations, formats of SCALED_BY_BLOCK; 0: fused into others."""
+
+
+SERVICE = {
+    "vllm": Service(reduce_ratio=1.35, reduce_skew_s=1e-6, sustained_ratio=1.17, quantise_s=5e-6),
+    "sglang": Service(reduce_ratio=1.35, reduce_skew_s=1e-6, sustained_ratio=1.17, quantise_s=5e-6),
+    "trtllm": Service(reduce_ratio=1.0, reduce_skew_s=0.0, sustained_ratio=1.17, quantise_s=0.0),
+}
+SUSTAINED_TOKENS = (128, 2048)
 
 
 class ExpertTable(NamedTuple):
@@ -72,6 +93,7 @@ class Lookups:
     def __init__(self, files: KernelFiles, engine: str = "vllm") -> None:
         self.files = files
         self.engine = engine
+        self.service = SERVICE[engine]
         self.notes: list[str] = []
         self._gemms: dict[str, GemmTable | None] = {}
         self._frames: dict[str, Any] = {}
@@ -87,7 +109,8 @@ class Lookups:
             return self._packed_gemm_s(columns, depth, tokens, weights)
         low, high = np.log(SUSTAINED_TOKENS)
         share = np.clip((np.log(tokens) - low) / (high - low), 0.0, 1.0)
-        return np.asarray(_at_tokens(table, columns, depth, tokens) * (1.0 + (SUSTAINED_RATIO - 1.0) * share))
+        sustained = 1.0 + (self.service.sustained_ratio - 1.0) * share
+        return np.asarray(_at_tokens(table, columns, depth, tokens) * sustained)
 
     def is_measured(self, tokens: int) -> bool:
         """Whether GEMMs of so many tokens were measured in every format that was looked up."""
@@ -110,7 +133,22 @@ class Lookups:
         least_s = float(np.nanmin(table.seconds))
         if least_s > LAUNCH_BOUND_S:
             raise ValueError(f"no {name} GEMM of {engine} below {least_s:g} s: timed with its launches")
+        if (engine, name) in TIMED_WITH_SCALES:
+            table = self._without_scales(table, engine, name)
+        if (engine, name) in UNTUNED:
+            table = _least(table, self.files.gemm(UNTUNED[engine, name], name, is_whole=False))
         return _without_outliers(table)
+
+    def _without_scales(self, table: GemmTable, engine: str, name: str) -> GemmTable:
+        """`table` less what finding the scale of its activations and applying it took, by tokens and depth."""
+        found = np.zeros((len(table.tokens), len(table.depths)))
+        for part in ("computescale_perf", "scale_matrix_perf"):
+            frame = self.files.read("quantize", engine, part, ["m", "k", "quant_dtype"])
+            frame = frame[frame["quant_dtype"] == name].groupby(["m", "k"])["latency"].min().unstack()
+            at_tokens = np.stack([np.interp(table.tokens, frame.index, frame[k]) for k in frame.columns])
+            found += 1e-3 * np.stack([np.interp(table.depths, frame.columns, line) for line in at_tokens.T])
+        least = MOST_SCALES_SHARE * table.seconds
+        return table._replace(seconds=np.maximum(table.seconds - found[:, None, :], least))
 
     def _packed_gemm_s(self, columns: int, depth: int, tokens: Array, weights: str) -> Array:
         """Weight-only formats without a table: packed weights stream, bf16 multiplies."""
@@ -268,7 +306,8 @@ class Lookups:
         if not curves:
             raise ValueError(f"no all-reduce of {devices} devices in the tables of {self.gpu.name!r}")
         fastest = np.min([_message_s(curve, message_bytes) for curve in curves], axis=0)
-        return np.asarray(REDUCE_RATIO * fastest + REDUCE_SKEW_S * np.log2(devices))
+        service = self.service
+        return np.asarray(service.reduce_ratio * fastest + service.reduce_skew_s * np.log2(devices))
 
     def _has_fused_reduces(self) -> bool:
         """Whether vLLM runs TensorRT-LLM's all-reduces, through FlashInfer: on Blackwell data-centre GPUs."""
@@ -277,10 +316,10 @@ class Lookups:
     def quantise_s(self, depth: int, tokens: Array, weights: str) -> Array:
         """Bringing [tokens, depth] of bf16 activations to the format of the GEMM that reads them: a kernel of its own
         for block-scaled formats; static scales are applied by the kernel before."""
-        if weights not in SCALED_BY_BLOCK:
+        if weights not in SCALED_BY_BLOCK or not self.service.quantise_s:
             return np.zeros(len(tokens))
         moved = tokens * depth * (2.0 + WEIGHT_BITS[weights] / 8.0)
-        return QUANTISE_S + moved / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
+        return self.service.quantise_s + moved / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
 
     def gather_s(self, devices: int, message_bytes: Array) -> Array:
         """All-gather of `message_bytes` in all among `devices` and the reduce-scatter back (NCCL): how vLLM moves
@@ -321,17 +360,17 @@ class Lookups:
 
 LAYOUT = ("hidden_size", "inter_size", "topk", "num_experts")
 SPLIT = ("moe_tp_size", "moe_ep_size")
+TIMED_WITH_SCALES = (("trtllm", "fp8"),)
+"""Tables of whole modules that find the scale of their activations at run time (7 us of torch operators, whatever the
+size): checkpoints bring it with them, and the kernel before the GEMM applies it."""
+MOST_SCALES_SHARE = 0.3
+"""Of a GEMM's time is left at least."""
+UNTUNED = {("trtllm", "nvfp4"): "sglang"}
+"""TensorRT-LLM tunes its GEMMs over several kernels when it starts; its table has one kernel for all, 1.4 to 1.8 times
+SGLang's time at 64 tokens and as fast at 1,024. The faster one of the two stands."""
 LAUNCH_BOUND_S = 1.5e-5
 """A GEMM table in which none is shorter was timed launch by launch: vLLM 0.24's block-scaled FP8 takes 58 us on H200
 and 170 us on B200 whatever its size, other engines' take 4."""
-REDUCE_RATIO = 1.35
-REDUCE_SKEW_S = 1e-6
-"""Of an all-reduce in service over one in the tables, where all devices arrive at once; the latter per doubling of the
-devices. Fitted on served cells (benchmarks/silicon.py lists them)."""
-SUSTAINED_RATIO = 1.17
-SUSTAINED_TOKENS = (128, 2048)
-"""GEMMs of passes of so many tokens and more take that much longer in service than in the tables, which are timed at
-boost clocks for an instant; none of it up to the first count. Fitted likewise."""
 DENTS_UP_TO = 256
 OUTLIER = 1.25
 """A GEMM slower by this factor than one of as many tokens, at least as many columns and at least as deep is a slip."""
@@ -378,6 +417,18 @@ def _message_s(curve: tuple[Array, Array], message_bytes: Array) -> Array:
     sizes, seconds = curve
     inside = np.interp(message_bytes, sizes, seconds)
     return np.where(message_bytes > sizes[-1], seconds[-1] * message_bytes / sizes[-1], inside)
+
+
+def _least(table: GemmTable, other: GemmTable) -> GemmTable:
+    """The lesser time wherever both have one."""
+    seconds = table.seconds.copy()
+    axes = (table.tokens, table.columns, table.depths)
+    others = (other.tokens, other.columns, other.depths)
+    pairs = zip(axes, others, strict=True)
+    common = [np.intersect1d(own, its, return_indices=True)[1:] for own, its in pairs]
+    own, its = np.ix_(*(pair[0] for pair in common)), np.ix_(*(pair[1] for pair in common))
+    seconds[own] = np.fmin(seconds[own], other.seconds[its])
+    return table._replace(seconds=seconds)
 
 
 def _without_outliers(table: GemmTable) -> GemmTable:

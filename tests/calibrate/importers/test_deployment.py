@@ -14,14 +14,7 @@ import pytest
 from calibrate.hardware.models import with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from calibrate.importers.aiconfigurator.files import KernelFiles
-from calibrate.importers.aiconfigurator.lookups import (
-    QUANTISE_S,
-    REDUCE_RATIO,
-    REDUCE_SKEW_S,
-    STREAM_SHARE,
-    SUSTAINED_RATIO,
-    Lookups,
-)
+from calibrate.importers.aiconfigurator.lookups import SERVICE, STREAM_SHARE, Lookups
 from calibrate.importers.aiconfigurator.profile import ASSUMED_ELEMENTWISE
 from sim.costs.forms.build import build_costs
 from sim.costs.passes import layer_rest_s
@@ -32,15 +25,16 @@ from sim.seam.work import Chunk, Kind, Work
 from tests.calibrate.support import gemm_ms, write_tables
 
 LLAMA = MODELS["llama-3.1-8b"]
+VLLM = SERVICE["vllm"]
 SPARSE = msgspec.structs.replace(
     LLAMA, name="sparse", experts=Experts(num=8, per_token=2, intermediate=2048, shared_intermediate=1024)
 )
 
 
 def served_ms(tokens: int, columns: int, depth: int) -> float:
-    """A GEMM in service: longer by SUSTAINED_RATIO from 2,048 tokens on, by half of it (in logs) at 512."""
+    """A GEMM in service: longer by `sustained_ratio` from 2,048 tokens on, by half of it (in logs) at 512."""
     share = {1: 0.0, 64: 0.0, 512: 0.5, 2048: 1.0}[tokens]
-    return gemm_ms(tokens, columns, depth) * (1.0 + (SUSTAINED_RATIO - 1.0) * share)
+    return gemm_ms(tokens, columns, depth) * (1.0 + (VLLM.sustained_ratio - 1.0) * share)
 
 
 def expert_ms(tokens: int) -> float:
@@ -204,7 +198,9 @@ def test_ranks_of_a_server_do_not_arrive_together(tables: Path) -> None:
     lookups = Lookups(KernelFiles(tables, "a100-sxm"))
     message = np.array([1e6])
     own_s = 1e-5 + 1e6 / 1e11
-    assert float(lookups.reduce_s(2, message)[0]) == pytest.approx(REDUCE_RATIO * own_s + REDUCE_SKEW_S, rel=1e-3)
+    assert float(lookups.reduce_s(2, message)[0]) == pytest.approx(
+        VLLM.reduce_ratio * own_s + VLLM.reduce_skew_s, rel=1e-3
+    )
     assert float(lookups.reduce_s(1, message)[0]) == 0.0
 
 
@@ -212,8 +208,39 @@ def test_activations_of_block_scaled_formats_are_quantised_by_a_kernel_of_their_
     lookups = Lookups(KernelFiles(tables, "a100-sxm"))
     tokens = np.array([1000.0])
     moved_s = 1000 * 4096 * 3.0 / (STREAM_SHARE * 2e12)
-    assert float(lookups.quantise_s(4096, tokens, "fp8-block")[0]) == pytest.approx(QUANTISE_S + moved_s)
+    assert float(lookups.quantise_s(4096, tokens, "fp8-block")[0]) == pytest.approx(VLLM.quantise_s + moved_s)
     assert float(lookups.quantise_s(4096, tokens, "fp8")[0]) == 0.0
+
+
+def gemms_of(engine: str, name: str, root: Path, extra_ms: float, times: float = 1.0) -> None:
+    """The synthetic GEMMs as `engine` would have timed them in format `name`."""
+    import pandas as pd
+
+    folder = root / "a100_sxm"
+    frame = pd.read_parquet(folder / "gemm__vllm__0.14.0__gemm_perf.parquet")
+    frame = frame[frame.gemm_dtype == "bfloat16"]
+    frame = frame.assign(gemm_dtype=name, latency=times * frame.latency + extra_ms)
+    frame.to_parquet(folder / f"gemm__{engine}__1.0__gemm_perf.parquet")
+
+
+def test_gemms_timed_with_the_search_for_their_scales_lose_it(tmp_path: Path) -> None:
+    import pandas as pd
+
+    gemms_of("trtllm", "fp8", write_tables(tmp_path), extra_ms=0.010)
+    for part, latency in (("computescale", 0.008), ("scale_matrix", 0.002)):
+        rows = [{"m": m, "k": k, "quant_dtype": "fp8", "latency": latency} for m in (1, 8192) for k in (512, 65536)]
+        pd.DataFrame(rows).to_parquet(tmp_path / "a100_sxm" / f"quantize__trtllm__1.0__{part}_perf.parquet")
+    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"), "trtllm")
+    seconds = float(lookups.gemm_s(4096, 4096, np.array([64.0]), "fp8")[0])
+    assert seconds == pytest.approx(1e-3 * gemm_ms(64, 4096, 4096), rel=1e-6)
+
+
+def test_of_an_untuned_table_and_the_kernels_that_tuning_finds_the_faster_stands(tmp_path: Path) -> None:
+    gemms_of("trtllm", "nvfp4", write_tables(tmp_path), extra_ms=0.0, times=1.5)
+    gemms_of("sglang", "nvfp4", tmp_path, extra_ms=0.0)
+    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"), "trtllm")
+    seconds = float(lookups.gemm_s(4096, 4096, np.array([64.0]), "nvfp4")[0])
+    assert seconds == pytest.approx(1e-3 * gemm_ms(64, 4096, 4096), rel=1e-6)
 
 
 def test_a_dent_in_the_experts_a_draw_of_the_router_is_filled(tmp_path: Path) -> None:
