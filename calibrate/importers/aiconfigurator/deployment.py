@@ -259,10 +259,9 @@ class Composed:
         return self._lookups.gather_s(deployment.data_parallel, message_bytes)
 
     def _gemms_s(self, gemms: Sequence[tuple[int, int]], tokens: Array, weights: str) -> Array:
-        each = [
-            self._lookups.gemm_s(columns, depth, tokens, weights) + self._lookups.quantise_s(depth, tokens, weights)
-            for columns, depth in gemms
-        ]
+        each = [self._lookups.gemm_s(columns, depth, tokens, weights) for columns, depth in gemms]
+        is_fused = self._lookups.fuses_quantising and self._deployment.tensor_parallel > 1
+        each += [self._lookups.quantise_s(depth, tokens, weights) for _, depth in gemms[is_fused:]]
         return np.asarray(np.sum(each, axis=0))
 
     def _head_s(self, tokens: Array) -> Array:

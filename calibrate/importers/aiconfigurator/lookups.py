@@ -44,34 +44,13 @@ WEIGHT_ONLY = ("int4", "mxfp4", "mxfp4-fp8", "mxfp4-marlin")
 """Formats that are unpacked to bf16 on the way to the multiplier."""
 SCALED_BY_BLOCK = ("fp8-block", "nvfp4")
 """Formats whose activations get their scales at run time."""
+QUANTISE_S = 5e-6
+"""Of the kernels that find and apply them; fitted on served cells (benchmarks/silicon.py lists them)."""
 STREAM_SHARE = 0.8
 """Of the bandwidth, at which packed weights of a weight-only GEMM stream, and activations are quantised; assumed."""
 UNPACK_SHARE = 0.85
 """Of bf16's rate, at which they multiply; assumed."""
 T = TypeVar("T")
-
-
-class Service(NamedTuple):
-    """What serving adds to the kernels of an engine's tables, fitted on served cells (benchmarks/silicon.py lists
-    them)."""
-
-    reduce_ratio: float
-    """An all-reduce in service over one in the tables, where all devices arrive at once ..."""
-    reduce_skew_s: float
-    """... and this more per doubling of the devices."""
-    sustained_ratio: float
-    """GEMMs of passes of SUSTAINED_TOKENS[1] tokens and more over those in the tables, which are timed at boost clocks
-    for an instant; none of it up to SUSTAINED_TOKENS[0]."""
-    quantise_s: float
-    """The kernels that find and apply the scales of activations, formats of SCALED_BY_BLOCK; 0: fused into others."""
-
-
-SERVICE = {
-    "vllm": Service(reduce_ratio=1.35, reduce_skew_s=1e-6, sustained_ratio=1.17, quantise_s=5e-6),
-    "sglang": Service(reduce_ratio=1.35, reduce_skew_s=1e-6, sustained_ratio=1.17, quantise_s=5e-6),
-    "trtllm": Service(reduce_ratio=1.0, reduce_skew_s=0.0, sustained_ratio=1.17, quantise_s=0.0),
-}
-SUSTAINED_TOKENS = (128, 2048)
 
 
 class ExpertTable(NamedTuple):
@@ -93,7 +72,6 @@ class Lookups:
     def __init__(self, files: KernelFiles, engine: str = "vllm") -> None:
         self.files = files
         self.engine = engine
-        self.service = SERVICE[engine]
         self.notes: list[str] = []
         self._gemms: dict[str, GemmTable | None] = {}
         self._frames: dict[str, Any] = {}
@@ -109,8 +87,7 @@ class Lookups:
             return self._packed_gemm_s(columns, depth, tokens, weights)
         low, high = np.log(SUSTAINED_TOKENS)
         share = np.clip((np.log(tokens) - low) / (high - low), 0.0, 1.0)
-        sustained = 1.0 + (self.service.sustained_ratio - 1.0) * share
-        return np.asarray(_at_tokens(table, columns, depth, tokens) * sustained)
+        return np.asarray(_at_tokens(table, columns, depth, tokens) * (1.0 + (SUSTAINED_RATIO - 1.0) * share))
 
     def is_measured(self, tokens: int) -> bool:
         """Whether GEMMs of so many tokens were measured in every format that was looked up."""
@@ -298,7 +275,7 @@ class Lookups:
                 frame = frame.sort_values("latency").drop_duplicates("message_size")
             return _curve(frame)
 
-        own = self._first(of, f"all-reduces of {devices}")
+        own = None if self._has_nccl_alone() else self._first(of, f"all-reduces of {devices}")
         curves = [curve for curve in (own, self._nccl("all_reduce", devices)) if curve is not None]
         if self._has_fused_reduces():
             with suppress(ValueError):
@@ -306,8 +283,16 @@ class Lookups:
         if not curves:
             raise ValueError(f"no all-reduce of {devices} devices in the tables of {self.gpu.name!r}")
         fastest = np.min([_message_s(curve, message_bytes) for curve in curves], axis=0)
-        service = self.service
-        return np.asarray(service.reduce_ratio * fastest + service.reduce_skew_s * np.log2(devices))
+        return np.asarray(REDUCE_RATIO * fastest + REDUCE_SKEW_S * np.log2(devices))
+
+    def _has_nccl_alone(self) -> bool:
+        version = self.files.version
+        return version is not None and version[:2] <= NCCL_ALONE.get(self.engine, (-1,))
+
+    @property
+    def fuses_quantising(self) -> bool:
+        """Whether the all-reduce before a norm brings activations to the next GEMM's format (TensorRT-LLM)."""
+        return self.engine == "trtllm"
 
     def _has_fused_reduces(self) -> bool:
         """Whether vLLM runs TensorRT-LLM's all-reduces, through FlashInfer: on Blackwell data-centre GPUs."""
@@ -316,10 +301,10 @@ class Lookups:
     def quantise_s(self, depth: int, tokens: Array, weights: str) -> Array:
         """Bringing [tokens, depth] of bf16 activations to the format of the GEMM that reads them: a kernel of its own
         for block-scaled formats; static scales are applied by the kernel before."""
-        if weights not in SCALED_BY_BLOCK or not self.service.quantise_s:
+        if weights not in SCALED_BY_BLOCK:
             return np.zeros(len(tokens))
         moved = tokens * depth * (2.0 + WEIGHT_BITS[weights] / 8.0)
-        return self.service.quantise_s + moved / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
+        return QUANTISE_S + moved / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
 
     def gather_s(self, devices: int, message_bytes: Array) -> Array:
         """All-gather of `message_bytes` in all among `devices` and the reduce-scatter back (NCCL): how vLLM moves
@@ -371,6 +356,16 @@ SGLang's time at 64 tokens and as fast at 1,024. The faster one of the two stand
 LAUNCH_BOUND_S = 1.5e-5
 """A GEMM table in which none is shorter was timed launch by launch: vLLM 0.24's block-scaled FP8 takes 58 us on H200
 and 170 us on B200 whatever its size, other engines' take 4."""
+REDUCE_RATIO = 1.35
+REDUCE_SKEW_S = 1e-6
+"""Of an all-reduce in service over one in the tables, where all devices arrive at once; the latter per doubling of the
+devices. Fitted on served cells (benchmarks/silicon.py lists them)."""
+NCCL_ALONE = {"trtllm": (1, 0)}
+"""Engine and the version up to which NCCL reduces messages of any size; chosen on served cells likewise."""
+SUSTAINED_RATIO = 1.17
+SUSTAINED_TOKENS = (128, 2048)
+"""GEMMs of passes of so many tokens and more take that much longer in service than in the tables, which are timed at
+boost clocks for an instant; none of it up to the first count. Fitted likewise."""
 DENTS_UP_TO = 256
 OUTLIER = 1.25
 """A GEMM slower by this factor than one of as many tokens, at least as many columns and at least as deep is a slip."""

@@ -14,7 +14,14 @@ import pytest
 from calibrate.hardware.models import with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from calibrate.importers.aiconfigurator.files import KernelFiles
-from calibrate.importers.aiconfigurator.lookups import SERVICE, STREAM_SHARE, Lookups
+from calibrate.importers.aiconfigurator.lookups import (
+    QUANTISE_S,
+    REDUCE_RATIO,
+    REDUCE_SKEW_S,
+    STREAM_SHARE,
+    SUSTAINED_RATIO,
+    Lookups,
+)
 from calibrate.importers.aiconfigurator.profile import ASSUMED_ELEMENTWISE
 from sim.costs.forms.build import build_costs
 from sim.costs.passes import layer_rest_s
@@ -25,16 +32,15 @@ from sim.seam.work import Chunk, Kind, Work
 from tests.calibrate.support import gemm_ms, write_tables
 
 LLAMA = MODELS["llama-3.1-8b"]
-VLLM = SERVICE["vllm"]
 SPARSE = msgspec.structs.replace(
     LLAMA, name="sparse", experts=Experts(num=8, per_token=2, intermediate=2048, shared_intermediate=1024)
 )
 
 
 def served_ms(tokens: int, columns: int, depth: int) -> float:
-    """A GEMM in service: longer by `sustained_ratio` from 2,048 tokens on, by half of it (in logs) at 512."""
+    """A GEMM in service: longer by SUSTAINED_RATIO from 2,048 tokens on, by half of it (in logs) at 512."""
     share = {1: 0.0, 64: 0.0, 512: 0.5, 2048: 1.0}[tokens]
-    return gemm_ms(tokens, columns, depth) * (1.0 + (VLLM.sustained_ratio - 1.0) * share)
+    return gemm_ms(tokens, columns, depth) * (1.0 + (SUSTAINED_RATIO - 1.0) * share)
 
 
 def expert_ms(tokens: int) -> float:
@@ -198,9 +204,7 @@ def test_ranks_of_a_server_do_not_arrive_together(tables: Path) -> None:
     lookups = Lookups(KernelFiles(tables, "a100-sxm"))
     message = np.array([1e6])
     own_s = 1e-5 + 1e6 / 1e11
-    assert float(lookups.reduce_s(2, message)[0]) == pytest.approx(
-        VLLM.reduce_ratio * own_s + VLLM.reduce_skew_s, rel=1e-3
-    )
+    assert float(lookups.reduce_s(2, message)[0]) == pytest.approx(REDUCE_RATIO * own_s + REDUCE_SKEW_S, rel=1e-3)
     assert float(lookups.reduce_s(1, message)[0]) == 0.0
 
 
@@ -208,7 +212,7 @@ def test_activations_of_block_scaled_formats_are_quantised_by_a_kernel_of_their_
     lookups = Lookups(KernelFiles(tables, "a100-sxm"))
     tokens = np.array([1000.0])
     moved_s = 1000 * 4096 * 3.0 / (STREAM_SHARE * 2e12)
-    assert float(lookups.quantise_s(4096, tokens, "fp8-block")[0]) == pytest.approx(VLLM.quantise_s + moved_s)
+    assert float(lookups.quantise_s(4096, tokens, "fp8-block")[0]) == pytest.approx(QUANTISE_S + moved_s)
     assert float(lookups.quantise_s(4096, tokens, "fp8")[0]) == 0.0
 
 
