@@ -5,8 +5,8 @@ TensorRT-LLM, mean TTFT and TPOT. Every aggregated row gets a profile from the k
 aiconfigurator-core (its models' config.json among them) and a closed loop of its concurrency: lengths uniform in 0.8 to
 1 of ISL and OSL where the rows come from InferenceX, whose client draws them so; within SPREAD of them elsewhere.
 Classes are engine, dense or MoE, and the format of the GEMMs. Counted apart: rows that constants were fitted on, and
-rows whose labels cannot be (beyond the datasheet's roofs, requests that mostly wait, speculation unmarked). --peer takes
-the rows with aic_ttft_ms and aic_tpot_ms beside them.
+rows whose labels cannot be (beyond the datasheet's roofs, requests that mostly wait, speculation unmarked). --peer
+takes the rows with aic_ttft_ms and aic_tpot_ms beside them.
 """
 
 from __future__ import annotations
