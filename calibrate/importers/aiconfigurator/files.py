@@ -184,8 +184,8 @@ class KernelFiles:
                 found[numbers(parts[2])] = (path, parts[2])
         if not found:
             return None
-        is_any = self.version is None or engine == "nccl"
-        fitting = [version for version in found if is_any or version <= self.version]
+        newest = None if engine == "nccl" else self.version
+        fitting = [version for version in found if newest is None or version <= newest]
         return found[max(fitting) if fitting else min(found)]
 
     def read(self, group: str, engine: str, table: str, columns: list[str]) -> pd.DataFrame:

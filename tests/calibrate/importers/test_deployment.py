@@ -156,8 +156,6 @@ def test_a_chunk_after_history_costs_its_pairs_at_the_rate_of_the_whole_prompt(t
 def test_a_window_bounds_what_its_layers_read(tables: Path) -> None:
     import pandas as pd
 
-    with pytest.raises(ValueError, match="no rows with bf16 KV and a window of 128"):
-        imported(tables, msgspec.structs.replace(LLAMA, window=128, window_layers=16))
     for name in ("generation", "context"):
         file = tables / "a100_sxm" / f"attention__vllm__0.14.0__{name}_attention_perf.parquet"
         frame = pd.read_parquet(file).assign(window_size=0)
@@ -171,6 +169,23 @@ def test_a_window_bounds_what_its_layers_read(tables: Path) -> None:
     assert longest is not None
     assert least is not None
     assert half.decode_attention.seconds[3][-1] == pytest.approx(0.5 * longest + 0.5 * least, rel=2e-2)
+
+
+def test_a_window_that_no_table_has_costs_what_attention_over_so_many_tokens_does(tmp_path: Path) -> None:
+    tables = sparse_tables(tmp_path)
+    full = imported(tables, LLAMA)
+    near = imported(tables, msgspec.structs.replace(LLAMA, window=1024, window_layers=LLAMA.layers))
+    assert "attention over a window of 1024 by rule" in near.source
+    of_all, of_window = full.table.target.decode_attention, near.table.target.decode_attention
+    at = of_all.context_tokens.index(1024)
+    assert [line[-1] for line in of_window.seconds] == [line[at] for line in of_all.seconds]
+    whole, windowed = full.table.target.prefill_attention, near.table.target.prefill_attention
+    short, long = windowed.chunk_tokens.index(1024), windowed.chunk_tokens.index(8192)
+    of_1024 = whole.seconds[short][0]
+    assert of_1024 is not None
+    assert windowed.seconds[short][0] == of_1024
+    assert windowed.seconds[long][0] == pytest.approx(15.0 * of_1024, rel=1e-3)
+    assert windowed.seconds[short][-1] == pytest.approx(2.0 * of_1024, rel=1e-3)
 
 
 def test_a_format_that_no_table_has_is_refused_and_one_of_4_bits_goes_by_rule(tables: Path) -> None:
