@@ -19,7 +19,7 @@ from sim.draws import child_seed
 from sim.experiment.run import simulate
 from sim.experiment.scenario import resolve
 from sim.experiment.scenario_file import set_dotted
-from sim.files.json_values import read_json
+from sim.files.json_values import convert, read_json
 from sim.report.store_figures import (
     MOST_LINES,
     MOST_PANELS,
@@ -281,10 +281,10 @@ def draw_timeline(points: Points) -> Any:
 def read_table(path: Path) -> Table:
     """The draft lengths by batch size that `lanesim tune --json` wrote. Raises ValueError naming the file."""
     raw = read_json(path, "table")
-    rows: Any = raw.get("table") if isinstance(raw, dict) else raw
-    try:
-        return [(int(first), int(last), int(k)) for first, last, k in rows]
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
-        ) from None
+    wanted = f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
+    rows = convert(raw.get("table") if isinstance(raw, dict) else raw, list[tuple[int, int, int]], wanted)
+    ends = [0, *(last for _, last, _ in rows)]
+    for before, (first, last, k) in zip(ends, rows, strict=False):
+        if not before < first <= last or k < 0:
+            raise ValueError(f"{wanted}; got [{first}, {last}, {k}] after {before}")
+    return rows
