@@ -145,7 +145,7 @@ def _text(path: Path) -> tuple[str, str]:
 
 def _csv(path: Path) -> tuple[str, str]:
     from calibrate.fit.steps import COLUMNS, read_curve
-    from realrun.validate.cells.table import REQUIRED, read_cells
+    from realrun.validate.cells.table import REQUEST_COLUMNS, REQUIRED, read_cells, read_request_list
     from sim.files.tables import read_csv
 
     header, rows = read_csv(path, "table")
@@ -160,6 +160,8 @@ def _csv(path: Path) -> tuple[str, str]:
     ):
         if names >= needed:
             return _trace(name, path)
+    if names == set(REQUEST_COLUMNS):
+        return "requests of closed-loop cells", f"{len(read_request_list(path))} requests"
     if _has_lengths(names):
         return _trace("csv", path)
     return "table of no kind known here", f"{sum(1 for _ in rows)} rows of {', '.join(header[:8])}"

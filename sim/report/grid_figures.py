@@ -193,7 +193,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
     from sim.report.figures import set_theme
 
     set_theme()
-    across = [key for key in (points.load, K) if key is not None]
+    across = [key for key in (points.load, K) if key in points.keys]
     if not across:
         raise NotDrawn("needs a grid over the load or the draft length")
     by = ["policy", *[key for key in ("profile",) if key in points.keys]]
@@ -215,7 +215,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
         axis.plot(users[best], gpus[best], color="black", linewidth=1.0, zorder=1, label="best of all")
         for place in best:
             text = ", ".join(
-                f"{table.iloc[place][key]:g}" if key != K else f"k={table.iloc[place][key]}" for key in across
+                f"k={row[key]}" if key == K else f"{row[key]:g}" for row in [table.iloc[place]] for key in across
             )
             axis.annotate(text, (users[place], gpus[place]), textcoords="offset points", xytext=(4, 3), fontsize=6)
         axis.set_xlabel("output (tokens/s per user)")

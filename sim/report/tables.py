@@ -26,8 +26,8 @@ HEADLINE = (
 )
 COLUMN_WIDTH = 11
 """Of a number with its interval below; where they do not fit side by side, policies stand side by side instead."""
-WIDEST = 10_000
-"""Characters; no table is near it."""
+FOLDED, WIDEST = 16, 10_000
+"""Characters that are enough for a column of prose, and that no table has."""
 SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
 PAIRED_SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "steady_output_throughput")
 NAMES = {
@@ -63,9 +63,14 @@ def percent(value: float | None) -> str:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table whole: where the terminal is narrower than its columns can get, lines run over, and no column is
-    cut or left out."""
-    least = Measurement.get(console, console.options.update(max_width=WIDEST), table).minimum
+    """Print a table whole: where the terminal is too narrow for it, columns of prose (which fold) get narrower, and
+    then lines run over; none is cut or left out."""
+    folding = [column for column in table.columns if column.overflow == "fold"]
+    for column in folding:
+        column.max_width = FOLDED
+    least = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+    for column in folding:
+        column.max_width = None
     if least > console.width:
         table.width = least
     console.print(table, crop=False)

@@ -273,7 +273,7 @@ def samples(folder: Path) -> dict[str, Sample]:
         return part(stored, name, again, *commands, every=10)
 
     def seen(name: str, content: bytes, *flags: str, beside: tuple[tuple[str, bytes], ...] = ()) -> Sample:
-        tail = ("--profile", PRODUCTION, "--json", "{folder}/j.json")
+        tail = ("--profile", PAIR, "--json", "{folder}/j.json")
         return Sample(name, content, (("calibrate", "production", *flags, *tail),), beside, every=4)
 
     lengths = ("--input-len", "20", "--output-len", "5")
