@@ -28,7 +28,7 @@ from sim.files.json_values import convert, read_json
 from sim.files.lock import Busy
 from sim.files.read import CONTROL, Unreadable
 from sim.files.tables import read_parquet
-from sim.files.write import new_file, write_text
+from sim.files.write import new_file, sweep_folder, write_text
 from sim.studies.rows import SCENARIO, Row, model_version
 
 STORE_SCHEMA = 1
@@ -89,6 +89,7 @@ class Store:
         try:
             for name in ("parts", "grids"):
                 (path / name).mkdir(exist_ok=True)
+                sweep_folder(path / name)
         except OSError as error:
             raise ValueError(f"--out {str(path)!r} cannot be written: {error.strerror or error}") from None
         return store

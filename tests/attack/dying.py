@@ -1,4 +1,5 @@
-"""Writers that die before each of their file operations, one process each: `python -m tests.attack.dying KIND FOLDER`.
+"""Writers that die before each of their file operations, one process each: `python -m tests.attack.dying KIND FOLDER
+STEP`; with a STEP of 3, before every third.
 
 For every kind there is an old state, a writer that puts a new one in its place, and what a reader must find after the
 writer died and after the same writer has run again. Prints how many died. Copies of this process die, so that each
@@ -8,9 +9,11 @@ takes milliseconds. Not here: the assertions about full disks and two writers (t
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
+import pickle
 import shutil
 import sys
 import traceback
@@ -195,9 +198,25 @@ def copied(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def check(kind: Kind, folder: Path, old: Path, new: Path) -> None:
+@dataclass(frozen=True)
+class Known:
+    """What copies of this process found out for it, which itself must not start a thread."""
+
+    before: set[object]
+    after: set[object]
+    modules: list[str]
+
+
+def know(kind: Kind, old: Path, new: Path, file: Path) -> None:
+    kind.prepare(old)
+    shutil.copytree(old, new)
+    kind.write(new)
+    file.write_bytes(pickle.dumps(Known(kind.read(old), kind.read(new), list(sys.modules))))
+
+
+def check(kind: Kind, folder: Path, known: Known) -> None:
     """What died left the old state, or the new one, or a part of what is added; the same again makes it the new one."""
-    before, after, found = kind.read(old), kind.read(new), kind.read(folder)
+    before, after, found = known.before, known.after, kind.read(folder)
     assert found in (before, after) or (kind.is_added and before <= found <= after), (before, after, found)
     kind.write(folder)
     assert kind.read(folder) == after
@@ -205,13 +224,15 @@ def check(kind: Kind, folder: Path, old: Path, new: Path) -> None:
     assert left == []
 
 
-def main(name: str, place: Path) -> None:
+def main(name: str, place: Path, step: int) -> None:
     kind, old, new = KINDS[name], place / "old", place / "new"
     old.mkdir()
-    assert copied(lambda: kind.prepare(old)) == 0
-    shutil.copytree(old, new)
-    assert copied(lambda: kind.write(new)) == 0
-    for allowed in count():
+    assert copied(lambda: know(kind, old, new, place / "known")) == 0
+    known = pickle.loads((place / "known").read_bytes())
+    for module in known.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    for allowed in count(0, step):
         assert allowed < MOST_OPERATIONS
         folder = place / f"{allowed:03}"
         shutil.copytree(old, folder)
@@ -222,11 +243,11 @@ def main(name: str, place: Path) -> None:
 
         code = copied(work)
         assert code in (0, DIED), code
-        assert copied(lambda folder=folder: check(kind, folder, old, new)) == 0, allowed
+        assert copied(lambda folder=folder: check(kind, folder, known)) == 0, allowed
         if code == 0:
             break
-    print(f"{name}: died before each of {allowed} file operations")
+    print(f"{name}: died {allowed // step} times")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

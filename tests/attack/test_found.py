@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +321,6 @@ def test_lists_of_unlike_length_in_a_replay_name_file_and_column(
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
-
 
 
 TABLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
