@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrate.cli.output import A_PATH, check_out, needs_analysis, write
+from sim.cli.lazy import SOURCE
 
 if TYPE_CHECKING:
     from calibrate.fit.steps import StepFit
@@ -33,6 +34,7 @@ def fit_steps_command(path: Path, name: str, source: str | None, json_path: str 
     from sim.costs.profile_files import load
 
     check_out(out, [path, name], json_path=json_path)
+    click.get_current_context().meta[SOURCE] = str(path)
     profile, curve = load(name), read_curve(path)
     try:
         fit = fit_steps(profile, curve, source or path.name)

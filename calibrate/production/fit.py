@@ -102,7 +102,11 @@ def _fit(profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[
             found.append(ratio if metric == "tpot_ms" else 1.0 / ratio)
         return found
 
-    return fit_constants(profile, names, ratios)
+    try:
+        return fit_constants(profile, names, ratios)
+    except ValueError as error:
+        sources = ", ".join(dict.fromkeys(cell.label for cell in cells))
+        raise ValueError(str(error) if sources in str(error) else f"{sources}: {error}") from None
 
 
 def predicted(found: Production, held_back: Served, setup: Setup) -> dict[str, float]:

@@ -233,7 +233,11 @@ def _part(path: Path, columns: Sequence[str] | None) -> Any:
     """The rows of a part as an Arrow table, or `columns` of them. Raises ValueError where they are none."""
     table = read_parquet(path, "part of a store", columns)
     where = f"part of a store {str(path)!r}"
-    for name in columns or (*LABELS, *COUNTS, "error"):
+    if "error" not in table.column_names:
+        import pyarrow as pa
+
+        table = table.append_column("error", pa.nulls(table.num_rows, pa.string()))
+    for name in columns or (*LABELS, *COUNTS):
         if name not in table.column_names:
             raise ValueError(f"{where}: no column {name!r}")
     for name in table.column_names:
