@@ -1,4 +1,4 @@
-"""One stream's private things: staging buffers, gather workspace, captured graphs and their memory pool.
+"""One stream's private things: staging buffers, captured graphs and their memory pool.
 
 Each stream of a host has one issuer, used by one thread at a time; issuers of one pair share nothing that a pass
 writes but the rows' own state. Inputs travel through pinned buffers made beforehand, results come back the same way.
@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import torch
 
 from realrun.kernels.passes import NOT_FORCED, Column, PassShape
-from realrun.model.attention import Workspace
 
 STAGING_DEPTH = 4
 """Passes in flight per stream before a buffer is used again; reuse waits for the pass that had it."""
 WARM_UP_RUNS = 3
 """Eager runs before a capture: libraries pick algorithms and allocate workspaces in the first ones."""
 
-Program = Callable[[PassShape, torch.Tensor, Workspace], torch.Tensor]
+Program = Callable[[PassShape, torch.Tensor], torch.Tensor]
 
 
 class _Staging(NamedTuple):
@@ -68,10 +67,9 @@ class Issuer:
     """Issues passes on one stream. `rows_max` bounds the rows of a pass, `width_max` the tokens of a verify row."""
 
     def __init__(
-        self, name: str, program: Program, workspace: Workspace, *, rows_max: int, width_max: int, priority: int = 0
+        self, name: str, program: Program, device: torch.device, *, rows_max: int, width_max: int, priority: int = 0
     ) -> None:
-        device = workspace.keys.device
-        self.name, self.program, self.workspace = name, program, workspace
+        self.name, self.program = name, program
         self.is_cuda = device.type == "cuda"
         # torch counts the other way round: lower is served first.
         self.stream = torch.cuda.Stream(device, priority=-priority) if self.is_cuda else None
@@ -109,7 +107,7 @@ class Issuer:
             inputs.copy_(staging.inputs[: len(rows)], non_blocking=True)
             graph = self._graphs.get(shape)
             if graph is None:
-                results = self.program(shape, inputs, self.workspace)
+                results = self.program(shape, inputs)
             else:
                 graph[0].replay()
                 results = graph[1]
@@ -152,7 +150,7 @@ class Issuer:
             torch.inference_mode(),
             torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"),
         ):
-            results = self.program(shape, inputs, self.workspace)
+            results = self.program(shape, inputs)
         return graph, results
 
     def _on_stream(self) -> Any:
