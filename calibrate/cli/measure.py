@@ -77,6 +77,7 @@ def measure_command(
     from calibrate.measure.pair import DEFAULTS, pair_spec
     from calibrate.measure.session import Session
     from calibrate.points import file as points_file
+    from realrun.host import cuda
 
     spec = pair_spec(device, **flags)
     points_path = out.with_suffix(".points.jsonl")
@@ -91,7 +92,7 @@ def measure_command(
         kept = f"points so far are in {points_path}; " if points_path.exists() else ""
         print(f"lanesim: {stopped_word()}; {kept}the same command goes on from there", file=sys.stderr)
         raise SystemExit(exit_code()) from None
-    except torch.cuda.OutOfMemoryError:
+    except cuda.OutOfMemory:
         raise ValueError(
             f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "
             "beside its activations; lower --rows or --context"

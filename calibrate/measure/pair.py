@@ -82,7 +82,6 @@ def pair_spec(
     if rows < 1:
         raise ValueError(f"--rows {rows} must be at least 1")
     if attention is None:
-        check_device(device)
         attention = usual_attention(torch.device(device)).value
     known = [name.value for name in Attention]
     if attention not in known:
@@ -100,12 +99,6 @@ def limits(spec: PairSpec) -> Limits:
         has_draft=spec.draft is not None,
         has_graphs=spec.device == "cuda",
     )
-
-
-def check_device(device: str) -> None:
-    """Raise ValueError for a device that is not there."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda': torch finds no CUDA device here; use --device cpu")
 
 
 def build(spec: PairSpec) -> PairKernels:

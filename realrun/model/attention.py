@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from realrun.host import cuda
 from realrun.model.kv import SlottedKv
 
-HOPPER = (9, 0)
+HOPPER = "9.0"
 """Compute capability that FlashAttention-3 is written for."""
 QUERY_TILE = 128
 """Queries that one block of a fused kernel attends with, those of one KV head together."""
@@ -85,11 +86,13 @@ def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKe
 
 
 def usual_attention(device: torch.device) -> Attention:
-    """What passes on this device run with unless a person or a profile asks for another."""
-    if device.type == "cpu":
+    """What passes on this device run with unless a person or a profile asks for another.
+
+    Raises ValueError if this machine has no such device.
+    """
+    if not cuda.find(device).is_async:
         return Attention.FLASH_CPU
-    is_hopper = torch.cuda.get_device_capability(device) == HOPPER
-    return Attention.FLASH_3 if is_hopper else Attention.FLASH
+    return Attention.FLASH_3 if cuda.properties().capability == HOPPER else Attention.FLASH
 
 
 def num_splits(tiles: int) -> int:
@@ -228,7 +231,8 @@ class GatheringAttention:
         hidden = self._keys_at[:context] > last_seen.unsqueeze(-1)
         mask = torch.zeros(rows, 1, self.group, width, context, dtype=kv.keys.dtype, device=hidden.device)
         mask.masked_fill_(hidden[:, None, None], float("-inf"))
-        keys, values = (kv.keys.new_empty(rows, context, kv.kv_heads, kv.head_dim) for _ in range(2))
+        shape, like = (rows, context, kv.kv_heads, kv.head_dim), {"dtype": kv.keys.dtype, "device": hidden.device}
+        keys, values = torch.empty(shape, **like), torch.empty(shape, **like)
         return _Gathered(rectangle, mask.view(rows, 1, self.group * width, context), keys, values)
 
     def run(self, plan: list[_Gathered], queries: torch.Tensor, layer: int) -> torch.Tensor:

@@ -56,6 +56,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors on "cuda" are fake ones of a GPU with MEMORY_BYTES free, also where torch has no CUDA."""
     _let_cuda_be_current()
     monkeypatch.setattr(torch, "Generator", _HostGenerator)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (MEMORY_BYTES, MEMORY_BYTES))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
