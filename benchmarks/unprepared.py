@@ -86,7 +86,7 @@ ASKED = (
 REFUSED = (
     *(Asked(model, "h200-sxm", "--tp 8") for model in STRANGE),
     Asked("qwen2.5-72b", "a100-sxm", "--tp 4 --weights fp8"),
-    Asked("qwen2.5-72b", "h200-sxm", ""),
+    Asked("qwen2.5-72b", "h100-sxm", ""),
     Asked("qwen2.5-72b", "h200-sxm", "--tp 3"),
     Asked("qwen2.5-72b", "h200", "--tp 4"),
     Asked("qwen2.5-72b", "h200-sxm", "--tp 4 --weights fp6"),

@@ -294,9 +294,7 @@ class Composed:
         try:
             self._lookups.attention(table, self._formats.kv, window)
         except ValueError:
-            note = f"attention over a window of {window} by rule from attention over all"
-            if note not in self._lookups.notes:
-                self._lookups.notes.append(note)
+            self._lookups.note(f"attention over a window of {window} by rule from attention over all")
             return True
         return False
 
@@ -342,7 +340,7 @@ class Composed:
         of = float(fewer.max()) if len(fewer) else float(same.kv_heads.min())
         stand_in = same.where(same.kv_heads == of)
         units = kv_heads * group * shape.head_dim / float(stand_in.heads[0] * stand_in.head_dim[0])
-        self._lookups.notes.append(
+        self._lookups.note(
             f"{table}: {int(stand_in.heads[0])} heads on {int(of)} KV heads of {int(stand_in.head_dim[0])} stand for "
             f"{heads} on {kv_heads} of {shape.head_dim}, {units:g} times"
         )

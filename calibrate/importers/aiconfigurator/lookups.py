@@ -129,7 +129,7 @@ class Lookups:
 
     def _packed_gemm_s(self, columns: int, depth: int, tokens: Array, weights: str) -> Array:
         """Weight-only formats without a table: packed weights stream, bf16 multiplies."""
-        self._note(f"{weights} GEMMs by rule from bf16")
+        self.note(f"{weights} GEMMs by rule from bf16")
         plain_s = self.gemm_s(columns, depth, tokens)
         share = WEIGHT_BITS[weights] / 16.0
         saved_s = 2.0 * columns * depth * (1.0 - share) / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
@@ -194,7 +194,7 @@ class Lookups:
         nearest, table = found
         hidden, wide, per_token, num, cut, spread = nearest
         like = Experts(num=num, per_token=per_token, intermediate=wide)
-        self._note(
+        self.note(
             f"experts scaled from {num} of {hidden} x {wide}, top {per_token}, cut {cut}, spread {spread}: this layout "
             "was never measured"
         )
@@ -334,11 +334,12 @@ class Lookups:
             except ValueError:
                 continue
             if engine != self.engine:
-                self._note(f"{what}: {engine}'s")
+                self.note(f"{what}: {engine}'s")
             return found
         return None
 
-    def _note(self, note: str) -> None:
+    def note(self, note: str) -> None:
+        """Something stood in: said once."""
         if note not in self.notes:
             self.notes.append(note)
 
