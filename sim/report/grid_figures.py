@@ -19,7 +19,7 @@ from sim.draws import child_seed
 from sim.experiment.run import simulate
 from sim.experiment.scenario import resolve
 from sim.experiment.scenario_file import set_dotted
-from sim.files.json_values import read_json
+from sim.files.json_values import convert, read_json
 from sim.report.store_figures import (
     MOST_LINES,
     MOST_PANELS,
@@ -38,6 +38,7 @@ from sim.report.store_points import ACCEPTANCE, CONCURRENCY, K, Points, spoken
 from sim.report.work_figures import timelines
 
 METRIC = "mean_e2el_ms"
+PER_GPU = "output_throughput_per_gpu_tokens_per_s"
 TIMELINE_PROMPTS = 60
 HOUR_S, MILLION = 3600.0, 1e6
 Table = Sequence[tuple[int, int, int]]
@@ -193,7 +194,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
     from sim.report.figures import set_theme
 
     set_theme()
-    across = [key for key in (points.load, K) if key is not None]
+    across = [key for key in (points.load, K) if key in points.keys]
     if not across:
         raise NotDrawn("needs a grid over the load or the draft length")
     by = ["policy", *[key for key in ("profile",) if key in points.keys]]
@@ -202,10 +203,10 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
     lines = Lines(names=names[:MOST_LINES])
     figure, axes = plt.subplots(1, len(panels), figsize=(5.4 * len(panels) + 1.6, 4.2), squeeze=False)
     for axis, (title, own) in zip(axes[0], panels, strict=True):
-        table = own.means(["output_throughput_tokens_per_s", "mean_tpot_ms"])
+        table = own.means(["output_throughput_tokens_per_s", PER_GPU, "mean_tpot_ms"])
         table = table[table["mean_tpot_ms"].notna() & ~table["is_overloaded"]]
         users = 1e3 / table["mean_tpot_ms"].to_numpy()
-        gpus = table["output_throughput_tokens_per_s"].to_numpy() / _devices(own)
+        gpus = table[PER_GPU if PER_GPU in own.rows else "output_throughput_tokens_per_s"].to_numpy()
         labels = [named(row, by) for _, row in table.iterrows()]
         for name in lines.names:
             mine = [place for place, label in enumerate(labels) if label == name]
@@ -215,7 +216,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
         axis.plot(users[best], gpus[best], color="black", linewidth=1.0, zorder=1, label="best of all")
         for place in best:
             text = ", ".join(
-                f"{table.iloc[place][key]:g}" if key != K else f"k={table.iloc[place][key]}" for key in across
+                f"k={row[key]}" if key == K else f"{row[key]:g}" for row in [table.iloc[place]] for key in across
             )
             axis.annotate(text, (users[place], gpus[place]), textcoords="offset points", xytext=(4, 3), fontsize=6)
         axis.set_xlabel("output (tokens/s per user)")
@@ -232,10 +233,6 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
     keys = " and ".join(spoken(key) for key in across)
     figure.suptitle(f"Speed for a user against what a GPU delivers; numbers: {keys}", x=0.01, ha="left")
     return figure
-
-
-def _devices(points: Points) -> int:
-    return int(points.rows["devices.count"].iloc[0]) if "devices.count" in points.rows else 1
 
 
 def _front(xs: Any, ys: Any) -> list[int]:
@@ -281,10 +278,10 @@ def draw_timeline(points: Points) -> Any:
 def read_table(path: Path) -> Table:
     """The draft lengths by batch size that `lanesim tune --json` wrote. Raises ValueError naming the file."""
     raw = read_json(path, "table")
-    rows: Any = raw.get("table") if isinstance(raw, dict) else raw
-    try:
-        return [(int(first), int(last), int(k)) for first, last, k in rows]
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
-        ) from None
+    wanted = f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
+    rows = convert(raw.get("table") if isinstance(raw, dict) else raw, list[tuple[int, int, int]], wanted)
+    ends = [0, *(last for _, last, _ in rows)]
+    for before, (first, last, k) in zip(ends, rows, strict=False):
+        if not before < first <= last or k < 0:
+            raise ValueError(f"{wanted}; got [{first}, {last}, {k}] after {before}")
+    return rows
