@@ -31,6 +31,8 @@ SPAN_IN_E2EL = 20.0
 COMPLETIONS_PER_SLOT = 20
 """The same of a closed loop: requests per place in flight."""
 MOST_WARMUP_SHARE = 0.1
+FILLING = 0.99
+"""Share of the requests that are served within the time that a run takes to fill."""
 PILOT_KEY = 1_000_001
 """Child of the scenario's seed that pilots draw from: they share nothing with the runs that follow."""
 ROUND_TO = 100
@@ -179,8 +181,15 @@ def _affordable(scenario: Scenario, num_policies: int, pilot_s: float, most_cpu_
 
 
 def _warmup(record: RunRecord) -> int:
-    """Requests to leave out, by MSER-5 on the latencies in order of arrival."""
-    return mser_5(_e2els_s(record))
+    """Requests to leave out: by MSER-5 on the latencies in order of arrival, but at least those that arrive while the
+    first ones are served, FILLING of whom take no longer. Until then fewer are in flight than later, and as many tokens
+    are missing: tokens/s of 1,000 requests at 60 % load were 2.0 % low after 20 of them, 0.4 % after 60.
+    """
+    e2els_s = _e2els_s(record)
+    if not len(e2els_s):
+        return 0
+    filled_s = record.requests[0].arrival_s + float(np.quantile(e2els_s, FILLING))
+    return max(mser_5(e2els_s), sum(request.arrival_s < filled_s for request in record.requests))
 
 
 def _e2els_s(record: RunRecord) -> Floats:

@@ -104,6 +104,16 @@ def test_a_length_left_open_spans_twenty_latencies_and_is_the_same_for_all() -> 
     assert settle(scenario, load(LARGE))[1] == length
 
 
+def test_what_is_left_out_arrived_while_the_first_requests_were_served() -> None:
+    """Every request takes 200 tokens at light load, so filling takes as long as any of them."""
+    scenario = Scenario.of(profile=PAIR, policy="continuous", input_len=64, output_len=200, request_rate=20)
+    _, length = settle(scenario, load(PAIR))
+    found = compare(scenario, load(PAIR), workers=1)
+    mean_e2el_s = (found.policies[0].mean["mean_e2el_ms"] or 0.0) / 1e3
+    assert length.num_prompts == 1000
+    assert 20 * mean_e2el_s < length.num_warmups < 3 * 20 * mean_e2el_s
+
+
 def test_a_closed_loop_left_open_gives_every_slot_twenty_completions() -> None:
     scenario = Scenario.of(
         profile=PAIR, policy="continuous", input_len=64, output_len=16, request_rate=inf, max_concurrency=64
