@@ -40,13 +40,13 @@ class Row:
     throughput: tuple[float, float] | None = None
     """Output tokens per second, real and simulated."""
     errors_pct: Mapping[str, float | None] = field(default_factory=dict)
-    """By `tok/s`, `TPOT` (or `ITL`), `TTFT`, `speed-up`."""
+    """By `tok/s`, `TPOT` (or `ITL`), `TTFT`, `speed-up`, `acceptance length`."""
     speedup: tuple[float, float] | None = None
     peer: str = ""
     peer_errors_pct: Mapping[str, float | None] = field(default_factory=dict)
 
 
-COLUMNS = ("tok/s", "TPOT", "TTFT", "speed-up")
+COLUMNS = ("tok/s", "TPOT", "TTFT", "speed-up", "acceptance length")
 METRICS = {"tok/s": (THROUGHPUT,), "TPOT": ("tpot_ms", "itl_ms"), "TTFT": ("ttft_ms",)}
 """Column -> metrics of a cell, the first that it has."""
 RUN_LINES = {"tok/s": "output tok/s", "TPOT": "TPOT mean (ms)", "TTFT": "TTFT mean (ms)"}
@@ -232,10 +232,11 @@ def _cells(rows: Sequence[Row]) -> str:
         lines.append(
             [row.gpu, row.engine, row.method, row.workload, str(row.k), row.concurrency, "fit" if row.is_fit else ""]
             + ["" if error is None else f"{error:+.1f}" for error in errors[:3]]
-            + [*speedup, "" if errors[3] is None else f"{errors[3]:+.1f}", f"{row.peer}: {theirs}" if theirs else ""]
+            + [*speedup, *("" if error is None else f"{error:+.1f}" for error in errors[3:])]
+            + [f"{row.peer}: {theirs}" if theirs else ""]
         )
     headings = ["GPU", "engine", "method", "workload", "k", "c", "role", "tok/s", "TPOT", "TTFT", "speed-up, real",
-                "lanesim", "error", "peer"]  # fmt: skip
+                "lanesim", "error", "acceptance length", "peer"]  # fmt: skip
     return markdown_table(headings, lines, left=4)
 
 

@@ -254,7 +254,13 @@ class Experiment:
         if self.regime is Regime.ROOFS or self.is_partitioned:
             overlap = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
             profile = msgspec.structs.replace(profile, overlap=overlap)
-        return build_costs(profile, self.engine, cuda_graph=self.scenario.engine.cuda_graph)
+        most = self.draft_tokens_max if self.policy.is_continuous else 0
+        return build_costs(
+            profile,
+            self.engine,
+            cuda_graph=self.scenario.engine.cuda_graph,
+            graphed_queries=most + 1 if most else None,
+        )
 
     def requests(self) -> list[Request]:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
@@ -288,7 +294,11 @@ class Experiment:
         num_blocks = engine.num_gpu_blocks
         if num_blocks is None:
             num_blocks = kv_capacity_blocks(
-                self.profile, engine.block_size, engine.gpu_memory_utilization, with_draft=len(self.models) > 1
+                self.profile,
+                engine.block_size,
+                engine.gpu_memory_utilization,
+                with_draft=len(self.models) > 1,
+                engine=self.engine,
             )
         slots = draft_slots(policy, most, is_async=self.limits.async_scheduling)
         if self.num_slots is not None:
