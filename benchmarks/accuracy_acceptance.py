@@ -67,6 +67,7 @@ def _row(method: str, dataset: str, k: int, error_pct: float) -> Row:
         k=k,
         workload=dataset,
         concurrency="1",
+        together=f"{LENGTHS[0]}..{LENGTHS[-1]}",
         is_fit=False,
         errors_pct={"acceptance length": error_pct},
     )

@@ -48,6 +48,7 @@ def pearl_section(data: Path) -> Section:
             k=each.fitted.window,
             workload=f"{each.row.dataset}, {each.row.draft_model.rpartition('/')[2].lower()}",
             concurrency=str(each.row.batch_size),
+            together="window",
             is_fit=False,
             errors_pct={"speed-up": each.error_pct},
         )
@@ -89,6 +90,7 @@ def rounds_section(data: Path) -> Section:
                     k=k,
                     workload=f"gsm8k, humaneval, mt-bench at temperature {temperature}",
                     concurrency="1",
+                    together=f"1..{BLOCK - 1}",
                     is_fit=False,
                     errors_pct={"acceptance length": error_pct},
                 )

@@ -36,6 +36,8 @@ class Row:
     k: int
     workload: str
     concurrency: str
+    together: str = ""
+    """What the summary has in place of `k`, where cells of several draft lengths are one line; empty: k."""
     is_fit: bool
     throughput: tuple[float, float] | None = None
     """Output tokens per second, real and simulated."""
@@ -131,12 +133,12 @@ def matrix_text(rows: Sequence[Row], figure: str | None) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _key(row: Row) -> tuple[str, str, str, str, int]:
-    return row.gpu, row.engine, row.model, row.method, row.k
+def _key(row: Row) -> tuple[str, str, str, str, str]:
+    return row.gpu, row.engine, row.model, row.method, row.together or str(row.k)
 
 
 def _summary(rows: Sequence[Row]) -> str:
-    groups: dict[tuple[str, str, str, str, int], list[Row]] = {}
+    groups: dict[tuple[str, str, str, str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.k):
         groups.setdefault(_key(row), []).append(row)
     gpus = list(dict.fromkeys(row.gpu for row in rows))
@@ -145,7 +147,7 @@ def _summary(rows: Sequence[Row]) -> str:
         judged = [row for row in members if not row.is_fit]
         peer = next((row.peer for row in members if row.peer), "")
         texts = [_sizes(judged, column) for column in COLUMNS]
-        lines.append([gpu, engine, model, method, str(k), f"{len(judged)} of {len(members)}", *texts, peer])
+        lines.append([gpu, engine, model, method, k, f"{len(judged)} of {len(members)}", *texts, peer])
     return markdown_table(["GPU", "engine", "model", "method", "k", "judged", *COLUMNS, "peer"], lines, left=4)
 
 

@@ -53,7 +53,6 @@ LINE = "unlicensed_local_only/specdecode_bench/h100_llama31_8b_step_cost_fit.jso
 LINE_ROWS = (1, 8, 16, 32, 64)
 LINE_CONTEXT_TOKENS = 512
 LINE_QUERIES = (1, 5)
-LINE_BAR_PCT = 10.0
 
 
 def qwen_section(data: Path, scratch: Path) -> Section:
@@ -168,7 +167,7 @@ def mid_2025_section(data: Path) -> Section:
                     errors_pct={"TPOT": error_pct},
                 )
             )
-    lines += error_lines(f"SpecDecode-Bench's line, {len(judged)} steps of the target", judged, LINE_BAR_PCT, None)
+    lines += error_lines(f"SpecDecode-Bench's line, {len(judged)} steps of the target", judged, None, None)
     about = [
         "vllm#20780: TPOT at batch 1 with an EAGLE-3 head, vLLM of mid-2025, H100 (figures quoted); prompts of "
         f"{ISSUE_INPUT_LEN} tokens assumed. Fitted: step_s on the TPOT without drafts, draft_phase_s on the speed-up "

@@ -15,7 +15,7 @@ MEASURE, REPLAY = "measure ", "replay "
 class Job(NamedTuple):
     """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`.
 
-    KV of all rows, a gather workspace per issuer (about 16 of them) and the weights must fit the device together.
+    KV of all rows and the weights must fit the device together.
     """
 
     target: str

@@ -23,7 +23,7 @@ KEPT = ("request_throughput", "output_throughput", "mean_e2el_ms", "p50_e2el_ms"
 TIED_EPSILON = 0.2
 REPEATS = 5
 """Runs of each kind that say what serving adds."""
-LOSSLESS_PROMPTS, LOSSLESS_TOKENS = 8, 64
+LOSSLESS_PROMPTS, LOSSLESS_TOKENS, LOSSLESS_SPARE = 8, 64, 16
 
 
 def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
@@ -140,7 +140,7 @@ def lossless(device: str, campaign: Campaign) -> dict[str, Any]:
     from realrun.kernels.lossless import compare_texts
     from realrun.kernels.options import PairOptions
     from realrun.kernels.pair_kernels import PairKernels
-    from realrun.model.attention import CONTEXT_STEP, Attention
+    from realrun.model.attention import usual_attention
     from realrun.model.weights import random_model, tied_pair
     from sim.costs.shapes import model
 
@@ -149,11 +149,10 @@ def lossless(device: str, campaign: Campaign) -> dict[str, Any]:
     target, draft = tied_pair(
         random_model(shape, dtype=dtype, device=device, seed=0), campaign.tied_layers, TIED_EPSILON
     )
-    longest = campaign.input_tokens + LOSSLESS_TOKENS + 16
     options = PairOptions(
         slots=LOSSLESS_PROMPTS,
-        max_tokens=-(-longest // CONTEXT_STEP) * CONTEXT_STEP,
-        attention=Attention.EFFICIENT if device == "cuda" else Attention.FLASH_CPU,
+        max_tokens=campaign.input_tokens + LOSSLESS_TOKENS + LOSSLESS_SPARE,
+        attention=usual_attention(torch.device(device)),
     )
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(shape.vocab, (LOSSLESS_PROMPTS, campaign.input_tokens), generator=generator).tolist()

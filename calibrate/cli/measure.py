@@ -36,7 +36,7 @@ MOST_NOISY = 8
 @click.option("--dtype", default=None, help="float32 [cpu], bfloat16 [cuda], float16, float64.")
 @click.option("--rows", type=int, default=None, help="Most rows of a pass [16 cpu, 32 cuda].")
 @click.option("--context", type=int, default=None, help="Tokens per row, multiple of 256 [512 cpu, 2048 cuda].")
-@click.option("--attention", default=None, help="Implementation [flash-cpu, efficient on cuda].")
+@click.option("--attention", default=None, help="Implementation [flash-cpu; on cuda flash-3 on Hopper, else flash].")
 @click.option("--threads", type=int, default=1, show_default=True, help="CPU threads inside one pass.")
 @click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [1-2 minutes; on].")
 @click.option(
@@ -77,6 +77,7 @@ def measure_command(
     from calibrate.measure.pair import DEFAULTS, pair_spec
     from calibrate.measure.session import Session
     from calibrate.points import file as points_file
+    from realrun.host import cuda
 
     spec = pair_spec(device, **flags)
     points_path = out.with_suffix(".points.jsonl")
@@ -91,7 +92,7 @@ def measure_command(
         kept = f"points so far are in {points_path}; " if points_path.exists() else ""
         print(f"lanesim: {stopped_word()}; {kept}the same command goes on from there", file=sys.stderr)
         raise SystemExit(exit_code()) from None
-    except torch.cuda.OutOfMemoryError:
+    except cuda.OutOfMemory:
         raise ValueError(
             f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "
             "beside its activations; lower --rows or --context"

@@ -22,12 +22,13 @@ from calibrate.measure import grid, host_times
 from calibrate.measure.bench import Bench, count_kernels
 from calibrate.measure.machine import fingerprint, l2_bytes, multiprocessors, read_clocks, roofs
 from calibrate.measure.overlap import OverlapBench, pairs, three_ways
-from calibrate.measure.pair import PairSpec, build, check_device, limits
+from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
 from calibrate.points import file as points_file
 from calibrate.points.work import VISITS, Place, l2_state
+from realrun.host import cuda
 from realrun.host.quiet import frozen_heap
-from realrun.kernels.issuer import Issuer
+from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile
 from sim.costs.shapes import ModelShape
@@ -49,7 +50,7 @@ class Session:
         """`path` is the points file. Raises ValueError if it is of another machine or of other options, and for
         what cannot be built."""
         self.spec, self.path, self.budget_s, self.on_step = spec, path, budget_s, on_step
-        check_device(spec.device)
+        cuda.find(spec.device)
         self._fingerprint = fingerprint(spec.device, spec.dtype)
         if path.exists():
             points_file.mend(path)
@@ -58,8 +59,6 @@ class Session:
             points_file.check_host(path, former)
         self._kernels = build(spec)
         self.bench = Bench(self._kernels)
-        self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
-        self._graphed: Issuer | None = None
 
     def run(self, form: Literal["compact", "table"] = "compact") -> Profile:
         """Measure what the file does not hold yet, and fit what it then holds."""
@@ -76,14 +75,6 @@ class Session:
         gpu = msgspec.convert(held.host["gpu"], Gpu)
         return profile_of(held, gpu, int(held.host["multiprocessors"]), target, draft, form)
 
-    def _issuer(self, place: Place) -> Issuer:
-        """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""
-        if place.launch == "eager":
-            return self.issuers[0]
-        if self._graphed is None:
-            self._graphed = self._kernels.issuer("calibrate graphed")
-        return self._graphed
-
     def _shape(self, place: Place) -> ModelShape:
         source = self.spec.target if place.model == "target" else self.spec.draft
         assert source is not None, "a draft pass without a draft model"
@@ -95,8 +86,7 @@ class Session:
         timed_s = {}
         for done, place in enumerate(pilots):
             self.on_step("pilot", done, len(pilots))
-            self.bench.warm(place._replace(launch="eager"), self.issuers[0])
-            run = self.bench.timer(place, self.issuers[0])
+            run = self.bench.timer(place._replace(launch="eager"))
             run()
             moments_s = [perf_counter()]
             for _ in range(PILOT_RUNS):
@@ -118,12 +108,10 @@ class Session:
         num_visits = held.num_visits * len(held.places)
         ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, num_visits)
         for done, place in enumerate(left):
-            issuer = self._issuer(place)
             self.on_step("points", num_visits - len(left) + done, num_visits)
             share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
-            self.bench.warm(place, issuer)
             timing = repeat(
-                self.bench.timer(place, issuer),
+                self.bench.timer(place),
                 share_s=share_s,
                 clock=perf_counter,
                 least=_least(held.num_visits),
@@ -156,14 +144,14 @@ class Session:
         eager = [place for place in held.places if place.launch == "eager"]
         load = sorted((p for p in eager if p.kind in ("prefill", "verify")), key=lambda p: -p.total_tokens)[:2]
         for place in [*load, *left]:
-            self.bench.warm(place, self._issuer(place))
+            self.bench.warm(place, self.bench.issuer(place.launch))
         self.on_step("under load", 0, len(left))
-        self.bench.loop(load, self.issuers[0], min(LOAD_S, 0.5 * share_s))
+        self.bench.loop(load, min(LOAD_S, 0.5 * share_s))
         points_file.append(self.path, "clocks", read_clocks(self.spec.device))
         for done, place in enumerate(left):
             self.on_step("under load", done, len(left))
-            self.bench.loop(load[:1], self.issuers[0], min(1.0, 0.2 * share_s / len(left)))
-            run = self.bench.timer(place, self._issuer(place))
+            self.bench.loop(load[:1], min(1.0, 0.2 * share_s / len(left)))
+            run = self.bench.timer(place)
             seconds = median(run().device_s for _ in range(MIN_REPETITIONS))
             points_file.append(self.path, "sustained", [list(place), seconds])
 
@@ -177,29 +165,24 @@ class Session:
             raise ValueError(f"--budget {self.budget_s:g} is too small to time a single decode pass; raise it")
         smallest = min(decodes, key=lambda point: (point.rows, point.context_tokens))
         place = Place("decode", "target", 1, 1, smallest.context_tokens, "eager")
-        seconds = SHARES["host"] * self.budget_s / (2 * len(self.issuers))
-        usable = self.issuers[: self.spec.rows]
-        for number, issuer in enumerate(usable):
-            self.bench.warm(place, issuer, number)
-        num_kernels = count_kernels(self.bench, place, self.issuers[0])
+        seconds = SHARES["host"] * self.budget_s / (2 * host_times.ISSUERS)
+        num_kernels = count_kernels(self.bench, place, self.bench.issuer())
         layers = self.spec.target.shape.layers
         found: dict[str, object] = {
             "is_cpu": self.spec.device == "cpu",
             "gpu": msgspec.to_builtins(roofs(self.spec.device, self.spec.dtype)),
             "multiprocessors": multiprocessors(self.spec.device),
-            "kv_layout": self._kernels.options.kv_layout.value,
+            "kv_layout": LAYOUT,
             "date": today(),
             "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / layers)),
-            "result_s": host_times.result_s(self.bench, place, self.issuers[0], smallest),
+            "result_s": host_times.result_s(self.bench, smallest),
             **host_times.prepare_times(self.bench, self.spec.rows),
         }
-        found["inflation_eager"] = host_times.inflation(self.bench, place, usable, seconds)
+        found["inflation_eager"] = host_times.inflation(self.bench, place, self.spec.rows, seconds)
         self.on_step("host", 1, 2)
         if limits(self.spec).has_graphs:
             graphed = place._replace(launch="graphed")
-            for number, issuer in enumerate(usable):
-                self.bench.warm(graphed, issuer, number)
-            found["inflation_graphed"] = host_times.inflation(self.bench, graphed, usable, seconds)
+            found["inflation_graphed"] = host_times.inflation(self.bench, graphed, self.spec.rows, seconds)
         points_file.append(self.path, "host", found)
 
     def _overlap(self) -> None:

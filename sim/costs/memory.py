@@ -23,15 +23,17 @@ def kv_capacity_tokens(
     gpu_memory_utilization: float = 0.9,
     *,
     with_draft: bool = True,
+    beside: Sequence[ModelShape] = (),
     engine: EngineCosts | None = None,
 ) -> int:
     """Tokens whose KV fits beside the weights in `gpu_memory_utilization` of the group's memory; 0 where none does.
 
-    `engine` keeps some of it for itself; None: nothing.
+    Models `beside` the profile's own have weights there and KV of every token, too. `engine` keeps some of the memory
+    for itself; None: nothing.
     """
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be in (0, 1]")
-    models = loaded_models(profile, with_draft=with_draft)
+    models = (*loaded_models(profile, with_draft=with_draft), *beside)
     left = gpu_memory_utilization * profile.gpu.memory_bytes * profile.tensor_parallel
     left -= sum(rank_weight_bytes(shape, profile.data_parallel) for shape in models)
     if engine is not None:
@@ -43,15 +45,15 @@ def kv_capacity_tokens(
 def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int) -> int:
     """KV of one token in the pool that `models` share.
 
-    A block of the pool holds the same layers for whoever takes it. Where every layer of the draft has a window and the
-    target's have none, layers are in groups of as many as the draft has, and the target's last group is filled up
+    A block of the pool holds the same layers for whoever takes it. Where every layer of a draft has a window and the
+    target's have none, layers are in groups of as many as that draft has, and the target's last group is filled up
     (vLLM's hybrid KV pool; its measured effect: docs/adr/028-terms-of-real-engines.md).
     """
     total = sum(kv_bytes_per_token(shape, tensor_parallel) for shape in models)
-    target, draft = models[0], models[-1]
-    if 0 < draft.window_layers == draft.layers and not target.window_layers:
-        spare = -target.layers % draft.layers
-        total += spare * kv_bytes_per_token(target, tensor_parallel) // target.layers
+    target, *drafts = models
+    group = max((draft.layers for draft in drafts if draft.window_layers == draft.layers), default=1)
+    if not target.window_layers:
+        total += -target.layers % group * kv_bytes_per_token(target, tensor_parallel) // target.layers
     return total
 
 
@@ -61,10 +63,13 @@ def kv_capacity_blocks(
     gpu_memory_utilization: float = 0.9,
     *,
     with_draft: bool = True,
+    beside: Sequence[ModelShape] = (),
     engine: EngineCosts | None = None,
 ) -> int:
     """Blocks of `block_size` tokens that fit. Raises ValueError where the weights leave no room for one."""
-    num_tokens = kv_capacity_tokens(profile, gpu_memory_utilization, with_draft=with_draft, engine=engine)
+    num_tokens = kv_capacity_tokens(
+        profile, gpu_memory_utilization, with_draft=with_draft, beside=beside, engine=engine
+    )
     if num_tokens < block_size:
         raise ValueError(
             f"profile {profile.name!r}: the weights leave no room for KV within "
