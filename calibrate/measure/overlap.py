@@ -47,8 +47,8 @@ class Pair(NamedTuple):
 
 
 def pairs(limits: Limits) -> list[Pair]:
-    """All ordered pairs of prefill, draft and verify, by offset and priority, and on a GPU two prefills, in a fixed random
-    order (drifts of the machine must not look like effects); none with a single slot."""
+    """All ordered pairs of prefill, draft and verify, by offset and priority, and on a GPU two prefills, in a fixed
+    random order (drifts of the machine must not look like effects); none with a single slot."""
     rows = limits.rows // 2
     if rows < 1:
         return []

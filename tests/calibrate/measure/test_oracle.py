@@ -171,7 +171,6 @@ def test_what_passes_do_to_each_other_comes_back(contention: Contention) -> None
             measured.knows(place)
         entries.append(bench.measure(pair, 0.0))
     found = fit_overlap(PROFILE, entries).overlap
-    print(contention, found)
     assert found.eta_compute == pytest.approx(contention.eta_compute, rel=TOLERANCE)
     assert found.eta_bandwidth == pytest.approx(contention.eta_bandwidth, rel=TOLERANCE)
     assert found.tau_s == pytest.approx(contention.tau_s, rel=TOLERANCE)
