@@ -186,9 +186,6 @@ class TimedEvent:
     def __init__(self, device: TimedDevice) -> None:
         self.device, self.true_s = device, inf
 
-    def is_done(self) -> bool:
-        return self.true_s <= self.device.host_s
-
     def synchronize(self) -> None:
         self.device.run_until(self)
         if self.true_s > self.device.host_s - WAKE_S:
