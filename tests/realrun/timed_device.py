@@ -63,6 +63,9 @@ class TimedDevice:
         self.passes: list[Lasts] = []
         """That the work being issued launches."""
         self.run_now_s = 20e-6
+        self.held_launches: int | None = None
+        """Since a stream was held; None before."""
+        self.most_held_launches = 0
 
     def now_s(self) -> float:
         return self.host_s
@@ -92,9 +95,13 @@ class TimedDevice:
         """A pass that the work being issued consists of."""
         self.host_s += GRAPH_CALL_S if self.is_replaying else KERNEL_CALL_S * lasts.num_kernels
         self.passes.append(lasts)
+        if self.held_launches is not None:
+            self.held_launches += 1 if self.is_replaying else lasts.num_kernels
+            self.most_held_launches = max(self.most_held_launches, self.held_launches)
 
     def run_until(self, event: TimedEvent) -> None:
-        """Go on until the device has passed `event`."""
+        """Go on until the device has passed `event`; the host waits, and what was held goes on."""
+        self.held_launches = None
         while event.true_s == inf:
             running = [stream for stream in self.streams if stream.start(self.device_s)]
             if event.true_s < inf:
@@ -171,6 +178,7 @@ class TimedStream:
         self._put(self._call(), 0.0).waits_for = event
 
     def hold(self, seconds: float) -> None:
+        self.device.held_launches = self.device.held_launches or 0
         self._put(self._call(), SLOW_CLOCK * seconds)
 
     def _call(self) -> float:

@@ -20,7 +20,7 @@ from calibrate.measure.bench import HOLD_S, Bench
 from calibrate.measure.grid import Limits, grid
 from calibrate.measure.overlap import OverlapBench, pairs
 from calibrate.points.work import Place, work_of
-from realrun.host.executor import Job
+from realrun.host.executor import Handle, Job, Lane
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import PassShape
@@ -170,6 +170,8 @@ def test_what_passes_do_to_each_other_comes_back(contention: Contention) -> None
         for place in (pair.first, pair.second):
             measured.knows(place)
         entries.append(bench.measure(pair, 0.0))
+    # A launch queue takes 1,024: an eager draft behind what holds its stream would wait for it.
+    assert measured.device.most_held_launches == 2
     found = fit_overlap(PROFILE, entries).overlap
     assert found.eta_compute == pytest.approx(contention.eta_compute, rel=TOLERANCE)
     assert found.eta_bandwidth == pytest.approx(contention.eta_bandwidth, rel=TOLERANCE)
@@ -187,20 +189,39 @@ class HostClock:
         return self._device.host_s - self._zero_s
 
 
+def prefilled(measured: Measured, executor: PairExecutor, lane: Lane) -> tuple[Handle, Lasts]:
+    """A prefill that is over, and what its pass lasts."""
+    place = Place("prefill", "target", 1, 100, 0, "eager")
+    measured.truth[measured.bench.ready(place).shape, 0] = truth = Lasts(0.02, 200)
+    work = Work(kind=Kind.PREFILL, requests=(request(0, prompt=100, output=3),), chunks=(Chunk(100, 0),), head_rows=1)
+    job = Job(work, (0,), (0,), None)
+    executor.submitted(job)
+    handle = lane.issue(job, ())
+    handle.finish()
+    return handle, truth
+
+
+def test_no_work_ends_after_its_result_was_there() -> None:
+    """A look at two clocks nine seconds ago is wrong by more than a result's way."""
+    measured = Measured(TimedDevice(drift_ppm=-50.0))
+    executor = PairExecutor(measured.kernels, seed=3)
+    clock: Any = HostClock(measured.device)
+    lane = executor.lane(Stream(name="prefill", device=0), clock)
+    measured.device.host_s += 9.0
+    handle, _ = prefilled(measured, executor, lane)
+    over_s = clock.now_s
+    assert handle.times_s()[1] <= over_s
+    executor.ran()
+    assert handle.times_s()[1] == pytest.approx(over_s - WAKE_S, abs=2e-5)
+
+
 def test_a_work_starts_with_its_pass_and_not_with_the_admission_before_it() -> None:
     measured = Measured(TimedDevice(drift_ppm=30.0, start_s=900.0))
     measured.device.run_now_s = 0.03
     executor = PairExecutor(measured.kernels, seed=3)
     clock: Any = HostClock(measured.device)
     lane = executor.lane(Stream(name="prefill", device=0), clock)
-    one = request(0, prompt=100, output=3)
-    work = Work(kind=Kind.PREFILL, requests=(one,), chunks=(Chunk(100, 0),), head_rows=1)
-    place = Place("prefill", "target", 1, 100, 0, "eager")
-    measured.truth[measured.bench.ready(place).shape, 0] = truth = Lasts(0.02, 200)
-    job = Job(work, (0,), (0,), None)
-    executor.submitted(job)
-    handle = lane.issue(job, ())
-    handle.finish()
+    handle, truth = prefilled(measured, executor, lane)
     executor.ran()
     start_s, end_s = handle.times_s()
     assert start_s > measured.device.run_now_s
