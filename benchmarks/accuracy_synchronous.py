@@ -26,7 +26,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.experiment.step_forecast import StepForecast
+from sim.experiment.forecast import StepForecast
 from sim.policies.options import EngineLimits, Method
 
 CELLS = "aiconfigurator"

@@ -66,7 +66,12 @@ def probe_command(url: str, profile_name: str, out: Path | None, json_path: str 
 
         write(found.fit.profile, out)
     if json_path is not None:
-        held_plain = {"concurrency": held_back, "measured": held.measured, "errors_pct": errors_pct, "spread_pct": held.spread_pct}
+        held_plain = {
+            "concurrency": held_back,
+            "measured": held.measured,
+            "errors_pct": errors_pct,
+            "spread_pct": held.spread_pct,
+        }
         write_text(json_path, to_json(plain(found) | {"held_back": held_plain}))
     if json_path != "-":
         show(found)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from math import inf
 
 from sim.acceptance.tape import TapeAcceptance
-from sim.experiment.assemble import Experiment, build_acceptance, engine_for
+from sim.experiment.assemble import Experiment
+from sim.experiment.limits import build_acceptance, engine_for
 from sim.metrics.records import StreamUsage, WorkRecord
 from sim.policies.options import KvMode, Method
 

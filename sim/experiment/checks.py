@@ -13,7 +13,8 @@ from sim.acceptance.forms import parse_quoted
 from sim.costs.drafters import pair_with
 from sim.costs.profile import Profile
 from sim.engine.controllers import VERIFYING
-from sim.experiment.assemble import Experiment, build_acceptance, limits_of, own_method
+from sim.experiment.assemble import Experiment
+from sim.experiment.limits import build_acceptance, limits_of, own_method
 from sim.experiment.partition import check_partition
 from sim.experiment.scenario import Engine, Scenario
 from sim.policies.adaptive import check_table

@@ -1,8 +1,10 @@
-"""Mean latency and capacity of lanes on shares of the multiprocessors, forecast from means without a run.
+"""Forecasts from the cost model and means alone, without a run: latency and capacity of lanes on shares of the
+multiprocessors, and seconds of one step of continuous batching.
 
-Prompts wait in a queue of one server; as many requests go round the other lanes as Little's law says; a lane's works
-take what solo curves and neighbours make of them, as often as those are busy (docs/adr/016). Good enough to choose
-shares by, not to be shown: latencies come from runs. Not here: which shares there are (partition).
+Lanes: prompts wait in a queue of one server; as many requests go round the other lanes as Little's law says; a lane's
+works take what solo curves and neighbours make of them, as often as those are busy (docs/adr/016). Good enough to
+choose shares by, not to be shown: latencies come from runs. Steps are what a run asks often: the `goodput` controller, and how
+an answer moves as its costs are drawn (sim.studies). Not here: which shares there are (partition), runs (run).
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import NamedTuple
 
 from sim.costs.cost import CostModel
 from sim.devices.partition import MEASURED, Place, rates_on_shares
+from sim.policies.continuous import draft_of
+from sim.policies.options import EngineLimits, Method
 from sim.seam.work import Chunk, Kind, Model, Work
 
 PREFILL = "prefill"
@@ -254,3 +258,88 @@ def _pace_of(paces: Mapping[int, Pace], number: float) -> Pace:
         before = known, pace
     assert before is not None, "there is always a pace of 1"
     return before[1]
+
+
+class StepForecast:
+    """Steps of rows of `context_tokens` each on `costs`; `has_draft` where a drafter is loaded, which a step without
+    drafts brings up to date."""
+
+    def __init__(self, costs: CostModel, limits: EngineLimits, context_tokens: float, *, has_draft: bool) -> None:
+        self._costs, self._limits = costs, limits
+        self._context_tokens = context_tokens
+        self._has_draft = has_draft and limits.method is not Method.NGRAM
+
+    def round_s(self, rows: int, draft_tokens: int) -> float:
+        """A step of `rows` that each verify `draft_tokens` and draft as many anew."""
+        return self.step_s(rows, draft_tokens, ())
+
+    def step_s(
+        self, rows: int, draft_tokens: int, prompts: tuple[int, ...], *, drafted_anew: int | None = None
+    ) -> float:
+        """The same with whole `prompts` of so many tokens beside them; `drafted_anew` in place of as many."""
+        row_tokens = rows * (draft_tokens + 1)
+        context_tokens = round(rows * self._context_tokens)
+        chunks = tuple(Chunk(tokens, 0) for tokens in prompts)
+        target = Work(
+            kind=Kind.STEP,
+            rows=rows,
+            row_tokens=row_tokens,
+            context_tokens=context_tokens,
+            chunks=chunks,
+            head_rows=row_tokens + len(chunks),
+        )
+        works = [target]
+        anew = draft_tokens if drafted_anew is None else drafted_anew
+        num_drafting = rows + len(chunks)
+        if self._has_draft:
+            method, in_kv = self._limits.method, context_tokens + sum(prompts)
+            works.append(draft_of(method, num_drafting, row_tokens, in_kv, chunks, anew))
+        elif anew:
+            works.append(Work(kind=Kind.HOST, rows=num_drafting))
+        return self._seconds(works)
+
+    def lane_requests_per_s(
+        self, rows: int, prompt_tokens: int, num_rounds: float, draft_tokens: int, drafter: int
+    ) -> float:
+        """Of requests in a lane, `rows` at a time, with one of several draft models: what their own times allow, and
+        what the GPU does, of which each takes its prompt and its share of its rounds; whichever is less."""
+        context_tokens = round(rows * self._context_tokens)
+        verified = rows * (draft_tokens + 1)
+        draft = Work(
+            kind=Kind.DRAFT,
+            model=Model.DRAFT,
+            rows=rows,
+            row_tokens=rows,
+            context_tokens=context_tokens,
+            head_rows=rows,
+            draft_tokens=draft_tokens,
+            drafter=drafter,
+        )
+        verify = Work(
+            kind=Kind.VERIFY, rows=rows, row_tokens=verified, context_tokens=context_tokens, head_rows=verified
+        )
+        chunks = (Chunk(prompt_tokens, 0),)
+        prompt = [
+            Work(kind=Kind.PREFILL, chunks=chunks, head_rows=1),
+            Work(kind=Kind.PREFILL, model=Model.DRAFT, chunks=chunks, drafter=drafter),
+        ]
+        own_s = self._seconds(prompt) + num_rounds * self._seconds([draft, verify])
+        device_s = self._device_s(prompt) + num_rounds * self._device_s([draft, verify]) / rows
+        return min(rows / own_s, 1.0 / device_s)
+
+    def _device_s(self, works: list[Work]) -> float:
+        """Seconds that they take of the GPU."""
+        return sum(self._costs.cost(work).device_s for work in works)
+
+    def _seconds(self, works: list[Work]) -> float:
+        """Of works one after the other on one stream; with asynchronous scheduling the first was prepared while the
+        step before it ran."""
+        issuer_s = device_s = 0.0
+        for work in works:
+            prepare_s, launch_s, solo_s, _ = self._costs.cost(work)
+            if work is works[0] and self._limits.async_scheduling:
+                prepare_s = 0.0
+            ready_s = issuer_s + prepare_s
+            issuer_s = ready_s + launch_s
+            device_s = max(max(device_s, ready_s) + solo_s, issuer_s)
+        return device_s + self._costs.result_s

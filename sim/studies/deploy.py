@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from sim.costs.profile import Profile
-from sim.experiment.assemble import limits_of
+from sim.experiment.limits import limits_of
 from sim.experiment.scenario import Scenario
 from sim.policies.options import Method
 from sim.workload.generate import mean_tokens, num_requests

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from sim.costs.profile import Profile
-from sim.experiment.assemble import limits_of
 from sim.experiment.compare import Comparison
+from sim.experiment.limits import limits_of
 from sim.experiment.scenario import Scenario, resolve
 from sim.policies.registry import find_policy
 

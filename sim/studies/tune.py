@@ -20,9 +20,10 @@ from sim.costs.profile import Profile
 from sim.costs.works import graph_sizes
 from sim.draws import Floats
 from sim.engine.adaptive_length import Band
-from sim.experiment.assemble import Experiment, limits_of
+from sim.experiment.assemble import Experiment
 from sim.experiment.checks import check
 from sim.experiment.compare import CostSource, Interval, cost_source
+from sim.experiment.limits import limits_of
 from sim.experiment.points import Point, run_points
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.summary import Run, number

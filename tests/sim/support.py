@@ -13,7 +13,7 @@ from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
-from sim.experiment.assemble import draft_slots
+from sim.experiment.limits import draft_slots
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.policies import continuous_lazy

@@ -9,7 +9,7 @@ import pytest
 
 from calibrate.production.exports import levels, read_bench, read_windows
 from calibrate.production.metrics import between, parse, served_between
-from calibrate.production.served import Accepted, Served, cell_of, pooled, middling
+from calibrate.production.served import Accepted, Served, cell_of, middling, pooled
 
 LABELS = 'engine="0",model_name="m"'
 

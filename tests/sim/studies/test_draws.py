@@ -72,7 +72,7 @@ def test_kinds_that_were_never_validated_share_half_of_what_is_assumed_of_them()
 
 
 def test_the_acceptance_of_a_world_is_exact_where_it_was_measured() -> None:
-    from sim.experiment.assemble import build_acceptance
+    from sim.experiment.limits import build_acceptance
 
     for world in draw_worlds(scenario(), load(HEAD), 4):
         for k, is_exact in ((3, True), (7, False)):
