@@ -99,7 +99,7 @@ def round_of(costs: TableCosts, way: Way, rows: int) -> Round:
     context = rows * CONTEXT_TOKENS
 
     def part(tokens: int) -> tuple[float, float, float]:
-        body_s = target.body_s(target.padded_tokens(tokens))
+        body_s = target.padded_body_s(tokens, rows, tokens)
         head_s = target.head_s(tokens)
         step = Work(kind=Kind.STEP, rows=rows, row_tokens=tokens, context_tokens=context, head_rows=tokens)
         return body_s, costs.cost(step).device_s - body_s - head_s, head_s
@@ -132,7 +132,7 @@ def mechanism(costs: TableCosts, shape: ModelShape, way: Way, rows: int, found: 
         return f"LM head and sampler over {K + 1} times the rows: {share}"
     experts = shape.experts
     if experts is not None and experts.unique(rows) < 0.9 * experts.num:
-        few, many = experts.unique(rows), experts.unique(tokens)
+        few, many = experts.unique(rows), experts.unique(experts.unrelated(rows, tokens))
         return f"verify reads {many:.0f} experts for {few:.0f} ({many / few:.1f} times): {share}"
     return f"verify computes {tokens} tokens for {rows}: {share}"
 
