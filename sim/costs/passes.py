@@ -114,8 +114,8 @@ class ModelPasses(ABC):
         return known
 
     def padded_body_s(self, tokens: int, rows: int, row_tokens: int) -> float:
-        """All layers over `tokens` tokens as they run, attention left out; `row_tokens` of them are of `rows` rows. Rows
-        of several tokens activate fewer experts than so many unrelated tokens, by which `layer_s` goes."""
+        """All layers over `tokens` tokens as they run, attention left out; `row_tokens` of them are of `rows` rows.
+        Rows of several tokens activate fewer experts than so many unrelated tokens, by which `layer_s` goes."""
         tokens = self.padded_tokens(tokens)
         experts = self._shape.experts
         if experts is None or row_tokens == rows:
