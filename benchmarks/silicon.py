@@ -129,6 +129,8 @@ def cell_of(row: Mapping[str, str]) -> Cell:
     weights = FORMATS[row["gemm_quant_mode"]]
     version = row["backend_version"] or OLDEST[row["backend"]]
     kv = None
+    # Its dense models do not fuse an all-reduce with the norm behind it, as those with experts do.
+    has_nccl = row["backend"] == "trtllm" and version.startswith("1.0") and is_dense
     if "gpt-oss" in row["model_path"]:
         weights = "mxfp4-fp8" if is_blackwell else "mxfp4-marlin"
     is_recipe = EXACT_SOURCE not in row["silicon_data_source"]
@@ -144,7 +146,7 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         gpu=gpu,
         weights=weights,
         kv=kv,
-        deployment=Deployment(tensor, expert if expert > 1 else None, data, row["backend"], _tables_version(row)),
+        deployment=Deployment(tensor, expert if expert > 1 else None, data, row["backend"], has_nccl_alone=has_nccl),
         concurrency=batch,
         input_len=_whole(row["isl"]),
         output_len=_whole(row["osl"]),
@@ -153,11 +155,6 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         tpot_ms=float(row["silicon_tpot_ms"]),
         family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
     )
-
-
-def _tables_version(row: Mapping[str, str]) -> str | None:
-    """Of engines that are older than all tables in a way that matters."""
-    return "1.0" if row["backend"] == "trtllm" and row["backend_version"].startswith("1.0") else None
 
 
 def _widths(row: Mapping[str, str]) -> tuple[int, int, int, int]:
@@ -187,10 +184,11 @@ def _whole(text: str) -> int:
 
 def is_marked(cell: Cell) -> bool:
     """Whether constants were fitted on the cell: those of calibrate.importers.aiconfigurator.lookups (REDUCE_RATIO,
-    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S, NCCL_ALONE), of vLLM 0.12 in sim/engines, and those here."""
+    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S), that NCCL reduces alone, those of vLLM 0.12 in sim/engines, and those
+    here."""
     if "Qwen3-32B" in cell.model and cell.version.startswith("0.12") and cell.weights == "bf16":
         return (cell.input_len, cell.output_len, cell.concurrency) in VLLM_0_12
-    if cell.version.startswith("1.0") and cell.engine == "trtllm" and cell.deployment.tensor_parallel > 1:
+    if cell.deployment.has_nccl_alone and cell.deployment.tensor_parallel > 1:
         return cell.concurrency in (8, 64) and cell.output_len == 256
     if cell.engine != "vllm" or cell.concurrency not in (4, 64):
         return "Qwen3-235B" in cell.model and cell.input_len == 4000 and cell.output_len == 100

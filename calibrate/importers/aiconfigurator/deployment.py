@@ -89,6 +89,8 @@ class Deployment(NamedTuple):
     """Whose kernels: vllm, trtllm or sglang."""
     version: str | None = None
     """Of that engine; None: the newest tables."""
+    has_nccl_alone: bool = False
+    """NCCL reduces messages of any size, as TensorRT-LLM 1.0 does between some devices; else whatever is fastest."""
 
     @property
     def devices(self) -> int:
@@ -130,7 +132,8 @@ def import_deployment(
     if gpu not in DEVICES:
         raise ValueError(unknown("GPU", gpu, DEVICES))
     device = DEVICES[gpu]
-    lookups = Lookups(KernelFiles(path, gpu, deployment.version), deployment.engine)
+    files = KernelFiles(path, gpu, deployment.version)
+    lookups = Lookups(files, deployment.engine, has_nccl_alone=deployment.has_nccl_alone)
     shapes = [shape for shape in (target, draft) if shape is not None]
     for shape in shapes:
         check_splits(shape, deployment)
