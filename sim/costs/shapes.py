@@ -388,9 +388,12 @@ def model(name: str) -> ModelShape:
 EAGLE3 = "eagle3"
 EAGLE3_VOCAB = 32000
 """Draft vocabulary of the published heads."""
-EAGLE3_HEADS = {"apertus-8b": {"intermediate": 14336, "vocab": 131072}}
+EAGLE3_HEADS = {
+    "apertus-8b": {"intermediate": 14336, "vocab": 131072},
+    "gpt-oss-120b": {"intermediate": 17280, "vocab": 201088},
+}
 """Target -> where its published head differs: Apertus 8B's (EAGLE-3.1) is gated and copies the target's LM head
-(swiss-ai/apertus-speculative-decoding)."""
+(swiss-ai/apertus-speculative-decoding); that of gpt-oss-120b keeps the whole vocabulary (nvidia/gpt-oss-120b-Eagle3)."""
 
 
 SPARSE_HEAD_WIDTH = 6

@@ -47,7 +47,7 @@ HEADS = ("gpt-oss-120b", "qwen3-32b", "llama-3.1-8b")
 def formats(gpu: str, name: str) -> tuple[str | None, ...]:
     """Weights that people run there; None: as the checkpoint says."""
     if name.startswith("gpt-oss"):
-        return ("mxfp4-fp8",) if gpu in BLACKWELL else (None,)
+        return ("mxfp4-fp8",) if gpu in BLACKWELL else ("mxfp4-marlin",) if gpu in HOPPER else (None,)
     narrow = ("fp8", "nvfp4") if gpu in BLACKWELL else ("fp8",)
     if name == "qwen3-30b-a3b" or gpu in ONLY_BF16:
         return (None,)
@@ -74,7 +74,7 @@ def ship(configs: Path, to: Path = SHIPPED) -> list[Path]:
                         continue
                     label = profile.name
                     if name.startswith("gpt-oss"):
-                        label = label.replace("-mxfp4-fp8", "").replace("-mxfp4", "")
+                        label = label.replace("-mxfp4-fp8", "").replace("-mxfp4-marlin", "").replace("-mxfp4", "")
                     path = to / f"{label}.json"
                     if path.exists():
                         continue
