@@ -393,7 +393,7 @@ EAGLE3_HEADS = {
     "gpt-oss-120b": {"intermediate": 17280, "vocab": 201088},
 }
 """Target -> where its published head differs: Apertus 8B's (EAGLE-3.1) is gated and copies the target's LM head
-(swiss-ai/apertus-speculative-decoding); that of gpt-oss-120b keeps the whole vocabulary (nvidia/gpt-oss-120b-Eagle3)."""
+(swiss-ai/apertus-speculative-decoding); that of gpt-oss-120b (nvidia/gpt-oss-120b-Eagle3) keeps the vocabulary."""
 
 
 SPARSE_HEAD_WIDTH = 6
