@@ -217,7 +217,7 @@ def check_host(path: Path, found: Points) -> None:
 def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: dict[str, Any]) -> None:
     """Raise ValueError unless `found` was measured on this machine, whatever its cores, with these options."""
     for what, theirs, ours in (
-        ("another machine", _fixed(found.fingerprint), _fixed(fingerprint)),
+        ("another machine", fixed(found.fingerprint), fixed(fingerprint)),
         ("other options", found.options, options),
     ):
         for key in sorted(set(theirs) | set(ours)):
@@ -246,5 +246,6 @@ def follow_cores(path: Path, found: Points, fingerprint: dict[str, str]) -> bool
     return True
 
 
-def _fixed(fingerprint: dict[str, str]) -> dict[str, str]:
+def fixed(fingerprint: dict[str, str]) -> dict[str, str]:
+    """What tells two machines apart."""
     return {key: value for key, value in fingerprint.items() if not key.startswith((*MAY_CHANGE, CORES))}
