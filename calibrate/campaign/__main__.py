@@ -3,7 +3,8 @@
 It may be interrupted or killed anywhere, and goes on with the same command: a finished step is not begun again, a
 measurement goes on where it was, a replay begins anew. Every call begins with the smoke step, which ends at once on a
 machine that it has passed on; where it fails, nothing is measured. Needs torch, transformers and the analysis extra, no
-installation of lanesim itself. Not here: which steps (calibrate.campaign.plan), what one does (calibrate.campaign.steps).
+installation of lanesim itself. Not here: which steps there are (calibrate.campaign.plan), what one does
+(calibrate.campaign.steps).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Everything comes from the campaign's directory. Not here: measuring (calibrate.c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sim.files.write import new_folder
 SEND = "send"
 BARS = {"output_throughput": 5.0, "e2el p50": 5.0, "ttft p99": 10.0, "mechanism": 5.0}
 """Percent: predicted against measured, closed loop; of the mechanism the mean E2EL."""
-Rows = Iterator[Sequence[str]]
+Rows = Iterable[Sequence[str]]
 
 
 def report(out: Path, campaign: Campaign) -> None:
@@ -50,14 +50,22 @@ def report(out: Path, campaign: Campaign) -> None:
 
 def _lines(profiles: Sequence[Profile], smoke: dict[str, Any], results: dict[str, Any]) -> Iterator[str]:
     yield from (f"# {profiles[0].gpu.name}: measured and predicted", "", "## Machine", "")
-    yield from _table(["what", "is"], iter(smoke["fingerprint"].items()))
+    yield from _table(["what", "is"], smoke["fingerprint"].items())
     yield from ("", "## Smoke step", "")
-    yield from _table(["check", "found", "seconds"], ([e["name"], e["said"], f"{e['seconds']:.1f}"] for e in smoke["checks"]))
+    yield from _table(
+        ["check", "found", "seconds"], ([e["name"], e["said"], f"{e['seconds']:.1f}"] for e in smoke["checks"])
+    )
     yield from ("", "## Passes", "", "Mean error of held-out points in percent (how many).", "")
     kinds = list(dict.fromkeys(kind for profile in profiles for kind in profile.errors))
     yield from _table(["profile", *kinds], ([p.name, *(_held_out(p, kind) for kind in kinds)] for p in profiles))
     yield from ("", *(f"- {profile.name}: {profile.source}." for profile in profiles))
-    yield from ("", "## Replays", "", "Measured, and the error of the prediction in percent; **bold** misses its bar.", "")
+    yield from (
+        "",
+        "## Replays",
+        "",
+        "Measured, and the error of the prediction in percent; **bold** misses its bar.",
+        "",
+    )
     yield from _table(["load", "policy", *BARS], _judged(results))
     yield ""
 
@@ -86,6 +94,6 @@ def _held_out(profile: Profile, kind: str) -> str:
     return "-" if error is None or error.mean_error_pct is None else f"{error.mean_error_pct:.1f} ({error.points})"
 
 
-def _table(headers: Sequence[str], rows: Rows) -> Rows:
+def _table(headers: Sequence[str], rows: Rows) -> Iterator[str]:
     for line in (headers, ["---"] * len(headers), *rows):
         yield f"| {' | '.join(line)} |"

@@ -79,7 +79,7 @@ def _end_with_parent() -> None:
     """Whoever started this process holds the other end of its input: when that closes, nobody waits for it any more."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        os.read(0, 1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

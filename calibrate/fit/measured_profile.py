@@ -12,8 +12,6 @@ from datetime import date
 from statistics import median
 from typing import Any, Literal
 
-import msgspec
-
 from calibrate.fit.errors import use_of
 from calibrate.fit.measured_table import with_tables
 from calibrate.fit.overlap import fit_overlap

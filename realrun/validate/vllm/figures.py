@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from realrun.validate.vllm.compare import VllmVerdict, latencies_s
 from sim.files.write import write_figure
 from sim.metrics.stats import Floats
@@ -29,7 +27,9 @@ def draw_vllm(directory: Path, verdict: VllmVerdict) -> None:
     result = verdict.result
     title = f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests of a real vLLM run"
     sides = {"real": real, "simulated": simulated}
-    write_figure(directory / "validation-scatter.png", partial(_draw_scatter, title=title, **sides))
+    write_figure(
+        directory / "validation-scatter.png", partial(_draw_scatter, title=title, real=real, simulated=simulated)
+    )
     write_figure(directory / "validation-cdf.png", partial(draw_cdfs, title=title, sides=sides))
 
 
