@@ -33,9 +33,9 @@ FLOORS = {
         ("cli",),
     ),
     "realrun": (
+        ("host",),
         ("model",),
         ("kernels",),
-        ("host",),
         ("replay",),
         ("validate",),
         ("validate.vllm",),

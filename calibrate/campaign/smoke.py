@@ -13,22 +13,32 @@ from functools import cached_property
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from calibrate.campaign.plan import MEASURE, REPLAY, Campaign, Job, done_file
 from calibrate.measure import machine
 from calibrate.measure.bench import Bench
 from calibrate.measure.clocks import Driver
+from calibrate.measure.grid import grid
 from calibrate.measure.overlap import OverlapBench, pairs
 from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits, pair_spec
 from calibrate.points import file as points_file
+from calibrate.points.work import Place
+from realrun.host import cuda
+from realrun.host.device import Device, DeviceClock, Stream
 from sim.files.write import write_text
 
 SMOKE_FILE = "smoke.json"
 NEEDED = ("torch", "transformers", "scipy", "pyarrow")
+STREAMS, HOLD_S = 8, 0.05
+"""Streams that policies replayed together ask for, and how long each is held."""
+MOST_TOGETHER = 1.5
+"""Times that all streams together may take of what one takes: sharing queues they take several."""
 LEAST_SLOWER = 0.7
 """Times of its own duration that a pass takes beside another, at least: less is a time of something else."""
+WATCH_S, MOST_DRIFT_PPM, MOST_UNCERTAIN_S = 2.0, 200.0, 1e-3
+"""Between looks at both clocks; crystals drift by up to 50 ppm."""
 OVERLAP_SHARE_S = 1.0
 
 
@@ -41,6 +51,7 @@ class Ground:
     """What the checks look at."""
 
     device: str
+    runs_on: Device
     jobs: Sequence[Job]
     driver: Driver
 
@@ -61,6 +72,61 @@ def imports(ground: Ground) -> str:
     return f"{', '.join(versions)}; {ground.driver.said}"
 
 
+def streams(ground: Ground) -> str | None:
+    """As many as are needed, none of which waits for another."""
+    if not ground.runs_on.is_async:
+        return None
+    own = [ground.runs_on.stream() for _ in range(STREAMS)]
+    alone_s, together_s = (_held_s(ground.runs_on, some) for some in (own[:1], own))
+    if together_s > MOST_TOGETHER * alone_s:
+        raise Red(f"{STREAMS} streams held at once took {together_s / alone_s:.1f} times as long as one: they queue")
+    return f"{STREAMS} held at once took {together_s / alone_s:.2f} times as long as one"
+
+
+def _held_s(runs_on: Device, own: Sequence[Stream]) -> float:
+    runs_on.synchronize()
+    start = own[0].record()
+    for stream in own:
+        stream.hold(HOLD_S)
+    ends = [stream.record() for stream in own]
+    runs_on.synchronize()
+    return max(end.seconds_after(start) for end in ends)
+
+
+def memory(ground: Ground) -> str:
+    """The largest passes of the first pair run, at the full number of rows."""
+    free = ground.runs_on.free_bytes()
+    bench, allowed = ground.bench, limits(ground.specs[0])
+    places = grid(allowed, 0)
+    for kind, model in dict.fromkeys((place.kind, place.model) for place in places):
+        alike = [place for place in places if (place.kind, place.model) == (kind, model)]
+        largest = max(alike, key=lambda place: (place.total_tokens, place.context_tokens))
+        bench.warm(largest, bench.issuer(largest.launch))
+    left = ground.runs_on.free_bytes()
+    return f"{(free - left) / 2**30:.1f} GiB taken, {left / 2**30:.1f} GiB left" if left < free else "not counted here"
+
+
+def capture(ground: Ground) -> str | None:
+    """A captured pass gives what the same pass launched kernel by kernel gives."""
+    if not ground.runs_on.is_async:
+        return None
+    bench, spec = ground.bench, ground.specs[0]
+    place = Place("verify", "target", min(8, spec.rows), 5, 64, "eager")
+    found = []
+    for launch in ("eager", "graphed"):
+        issuer = bench.issuer(launch)
+        bench.warm(place._replace(launch=launch), issuer)
+        pass_ = bench.ready(place)
+        bench.reset(pass_)
+        pending = issuer.issue(pass_.shape, pass_.rows)
+        if pending.is_graph is not (launch == "graphed"):
+            raise Red(f"{place.name}, to be {launch}, was not")
+        found.append(pending.values())
+    if found[0] != found[1]:
+        raise Red(f"{place.name} gives other tokens when it is captured")
+    return f"{place.name} gives the same tokens captured"
+
+
 def overlap(ground: Ground) -> str:
     """One pair of passes alone and at once, as all pairs are measured."""
     pair = next(pair for pair in pairs(limits(ground.specs[0])) if pair.offset_share == 0.0)
@@ -72,7 +138,19 @@ def overlap(ground: Ground) -> str:
     return said
 
 
-CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, overlap)
+def clock(ground: Ground) -> str:
+    """The device's clock beside the host's."""
+    both = DeviceClock(ground.runs_on, ground.runs_on.now_s)
+    sleep(WATCH_S)
+    both.look()
+    drift_ppm = both.drift_ppm
+    said = f"drifts by {drift_ppm or 0.0:+.1f} ppm, placed to {1e6 * both.uncertain_s:.0f} us"
+    if drift_ppm is None or abs(drift_ppm) > MOST_DRIFT_PPM or both.uncertain_s > MOST_UNCERTAIN_S:
+        raise Red(f"{said}; at most {MOST_DRIFT_PPM:.0f} ppm and {1e6 * MOST_UNCERTAIN_S:.0f} us can be used")
+    return said
+
+
+CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, clock, streams, memory, capture, overlap)
 """What is cheap first."""
 
 
@@ -82,7 +160,7 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
     On another number of cores measurements and replays are begun again; a measurement keeps what does not depend on
     them. Raises ValueError where a check is red, or OUT is of another machine.
     """
-    driver = Driver(machine.uuid(device))
+    driver = Driver(machine.uuid(device) if cuda.find(device).is_async else None)
     fingerprint = machine.fingerprint(device, DEFAULTS[device]["dtype"], driver.version)
     path = out / SMOKE_FILE
     former = json.loads(path.read_text()) if path.exists() else None
@@ -105,7 +183,7 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
         elif former["is_green"]:
             return
     checks = []
-    ground = Ground(device, campaign.jobs, driver)
+    ground = Ground(device, cuda.find(device), campaign.jobs, driver)
     for check in CHECKS:
         checks.append(run_check(check, ground))
         print(f"campaign: smoke: {checks[-1]['name']}: {checks[-1]['said']}", flush=True)

@@ -13,8 +13,12 @@ import sys
 import threading
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from calibrate.campaign.plan import CAMPAIGNS, MEASURE, REPLAY, REPORT, SMOKE, Campaign, Job, Load
+
+if TYPE_CHECKING:
+    from calibrate.measure.pair import PairSpec
 
 
 def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
@@ -41,14 +45,12 @@ def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
 
 def measure(device: str, out: Path, job: Job, repeats: int) -> None:
     """A pair's points and profile. Goes on where an earlier measurement was killed."""
-    from calibrate.measure.pair import pair_spec
     from calibrate.service.serving import measure_pair
     from sim.costs.profile_files import encode
     from sim.files.write import write_text
 
-    spec = pair_spec(device, job.target, job.draft, None, job.rows, job.context, None, 0)
-    budget_s, points = job.budget_s, points_path(out, job)
-    profile = measure_pair(spec, points, budget_s, form="compact", repeats=repeats, say=print)
+    spec, points = spec_of(device, job), points_path(out, job)
+    profile = measure_pair(spec, points, job.budget_s, form="compact", repeats=repeats, say=print)
     write_text(profile_path(out, job), encode(profile).decode())
 
 
@@ -65,6 +67,12 @@ def replay(device: str, out: Path, campaign: Campaign, load: Load) -> None:
     replay_command.main(line, standalone_mode=False)
     judge = [str(directory), "--json", str(out / f"{load.name}.json"), "--no-plots"]
     validate_command.main(judge, standalone_mode=False)
+
+
+def spec_of(device: str, job: Job) -> PairSpec:
+    from calibrate.measure.pair import pair_spec
+
+    return pair_spec(device, job.target, job.draft, None, job.rows, job.context, None, 0)
 
 
 def profile_path(out: Path, job: Job) -> Path:

@@ -75,6 +75,7 @@ def measure_command(
     torch.set_num_threads(threads)
     from calibrate.measure.pair import DEFAULTS, pair_spec
     from calibrate.service.serving import measure_pair
+    from realrun.host import cuda
 
     spec = pair_spec(device, **flags)
     points_path = out.with_suffix(".points.jsonl")
@@ -93,7 +94,7 @@ def measure_command(
         kept = f"points so far are in {points_path}; " if points_path.exists() else ""
         print(f"lanesim: {stopped_word()}; {kept}the same command goes on from there", file=sys.stderr)
         raise SystemExit(exit_code()) from None
-    except torch.cuda.OutOfMemoryError:
+    except cuda.OutOfMemory:
         raise ValueError(
             f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "
             "beside its activations; lower --rows or --context"

@@ -65,7 +65,8 @@ class Costs:
 class _SoloCosts:
     """The measured solo time of each work; launching, demands and kernels as the profile has them.
 
-    A work that lasts no longer alone than its launch has the profile's device time: the rest of it is waiting.
+    A work that lasts no longer alone than its launch has the profile's device time: the rest of it is waiting. Captured
+    ones were held until all were launched, so that nothing waits for the host.
     """
 
     result_s = 0.0
@@ -76,8 +77,9 @@ class _SoloCosts:
         self._costs = {}
         for work, solo_s, is_graphed in zip(run.works, run.solo_s, run.are_graphed, strict=True):
             cost = (costs.graphed if is_graphed else costs.eager).cost(work)
-            device_s = min(cost.device_s, solo_s) if cost.launch_s >= LAUNCH_BOUND * solo_s else solo_s
-            launch_s = min(cost.launch_s, solo_s)
+            is_waiting = cost.launch_s >= LAUNCH_BOUND * solo_s and not is_graphed
+            device_s = min(cost.device_s, solo_s) if is_waiting else solo_s
+            launch_s = 0.0 if is_graphed else min(cost.launch_s, solo_s)
             self._costs[work] = Cost(0.0, launch_s, device_s, cost.num_kernels)
 
     def cost(self, work: Work) -> Cost:

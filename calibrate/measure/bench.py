@@ -2,16 +2,15 @@
 captured.
 
 Between repetitions the slots are set back, outside the timed window, so that every repetition does the same work.
-On CUDA a delay kernel holds the stream while the pass is issued: the events around it then see device time alone,
-and the wall clock the host's. On a CPU issuing is executing, so both are the duration of the pass.
+On a GPU the device's time is that of a captured graph, whose stream is held while it is issued: one launch, no gaps,
+and never more than a launch queue takes. An eager pass has the same kernels, so what is timed of it is the host that
+issues it. On a CPU issuing is executing, so both are the duration of the pass.
 Not here: which passes (calibrate.measure.grid), how often (calibrate.measure.repeats).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -19,18 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from calibrate.measure.repeats import Sample
 from calibrate.points.work import Place
-from realrun.kernels.issuer import Issuer
+from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
 from realrun.model.attention import CONTEXT_STEP
-from realrun.model.decoder import Decoder
 from sim.seam.work import Kind, Model
 
-SLEEP_CYCLES_PER_S = 2.0e9
-"""Cycles of the delay kernel per second, at least: GPU clocks are below 2 GHz (slower clocks only wait longer)."""
-SLEEP_SHARE = 2.0
-"""The delay is this many times the issuing time of the pass."""
-SLEEP_MOST_S = 0.2
+HOLD_S = 1e-3
+"""That a stream is held while a graph is issued, at least."""
+HOLD_SHARE = 2.0
+"""And so many times what issuing took when it took longer."""
+MOST_HOLD_S = 0.2
 
 
 class Pass(NamedTuple):
@@ -45,16 +43,28 @@ class Pass(NamedTuple):
     """Per slot in the KV of the pass's model."""
 
 
+class Held(NamedTuple):
+    """Passes that were issued while they were held, and are over."""
+
+    pending: list[Pending]
+    issue_s: list[float]
+    """Of the host."""
+
+
 class Bench:
-    """Passes of one pair. `slots` are the rows that it may use, all of them unless told otherwise."""
+    """Passes of one pair, on streams of its own."""
 
     def __init__(self, kernels: PairKernels) -> None:
-        self.kernels = kernels
-        self.is_cuda = kernels.device.type == "cuda"
+        self.kernels, self.runs_on = kernels, kernels.runs_on
+        self._gate, self._hold_s = kernels.runs_on.stream(), HOLD_S
         tokens = kernels.sequences.tokens
         generator = torch.Generator(tokens.device).manual_seed(kernels.options.seed)
         tokens.random_(0, kernels.target.vocab, generator=generator)
         kernels.synchronize()
+
+    def issuer(self, launch: str = "eager", side: int = 0, priority: int = 0) -> Issuer:
+        """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""
+        return self.kernels.issuer(f"calibrate {launch} {side}", priority=priority)
 
     def ready(self, place: Place, first_slot: int = 0) -> Pass:
         """The pass of `place` over the slots from `first_slot` on."""
@@ -77,106 +87,115 @@ class Bench:
         # Nothing accepted: one token emitted, whatever the random drafts say.
         return Pass(shape, [(slot, place.tokens, 0, 0) for slot in slots], context + 1, context)
 
-    def reset(self, pass_: Pass) -> None:
-        """Set the slots back to before the pass, and wait for it."""
-        slots = torch.tensor([row[0] for row in pass_.rows], device=self.kernels.device)
-        self._decoder(pass_).kv.lengths[slots] = pass_.kv_tokens
-        self.kernels.sequences.lengths[slots] = pass_.known_tokens
-        self.kernels.synchronize()
+    def reset(self, *passes: Pass) -> None:
+        """Set the slots back to before the passes."""
+        self.runs_on.synchronize()
+        for pass_ in passes:
+            self.runs_on.run_now(self.back(pass_))
 
-    def _decoder(self, pass_: Pass) -> Decoder:
+    def back(self, pass_: Pass) -> Callable[[], None]:
+        """What sets the slots back to before the pass, to be run on the device."""
+        slots = torch.tensor([row[0] for row in pass_.rows], device=self.kernels.device)
         decoder = self.kernels.target if pass_.shape.model is Model.TARGET else self.kernels.draft_model
         assert decoder is not None, "a draft pass without a draft model"
-        return decoder
+        kv_lengths, lengths = decoder.kv.lengths, self.kernels.sequences.lengths
 
-    def warm(self, place: Place, issuer: Issuer, first_slot: int = 0) -> None:
+        def set_back() -> None:
+            kv_lengths.index_fill_(0, slots, pass_.kv_tokens)
+            lengths.index_fill_(0, slots, pass_.known_tokens)
+
+        return set_back
+
+    def warm(self, place: Place, issuer: Issuer) -> None:
         """First runs of the place's shape, and its capture where it is graphed."""
         is_graphed = place.launch == "graphed"
-        issuer.warm(self.ready(place, first_slot).shape, self.kernels.sequences.scratch, capture=is_graphed)
+        issuer.warm(self.ready(place).shape, self.kernels.sequences.scratch, capture=is_graphed)
 
-    def timer(self, place: Place, issuer: Issuer, first_slot: int = 0) -> Callable[[], Sample]:
-        """A function that times one repetition of `place`."""
-        pass_ = self.ready(place, first_slot)
-        if self.is_cuda:
-            return self._cuda_timer(pass_, issuer)
+    def timer(self, place: Place) -> Callable[[], Sample]:
+        """A function that times one repetition of `place`, which has run before."""
+        issuer, pass_ = self.issuer(place.launch), self.ready(place)
+        self.warm(place, issuer)
+        if not self.runs_on.is_async:
 
-        def run() -> Sample:
-            self.reset(pass_)
-            started_s = perf_counter()
-            issuer.issue(pass_.shape, pass_.rows).values()
-            seconds = perf_counter() - started_s
-            return Sample(seconds, seconds)
+            def run() -> Sample:
+                seconds = self.round_trip_s(pass_, issuer)
+                return Sample(seconds, seconds)
 
-        return run
+            return run
+        graphed = self.issuer("graphed")
+        self.warm(place._replace(launch="graphed"), graphed)
 
-    def _cuda_timer(self, pass_: Pass, issuer: Issuer) -> Callable[[], Sample]:
-        stream: Any = issuer.stream
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        free_s: float | None = None
-        """To issue the pass with nothing held: a held stream's launch queue may fill up, and issuing then waits."""
+        def run_on_device() -> Sample:
+            (pending,), (graph_s,) = self.held([(pass_, graphed, 0.0)])
+            device_s = pending.end.seconds_after(pending.start)
+            return Sample(device_s, graph_s if issuer is graphed else self.issue_s(pass_, issuer))
 
-        def run() -> Sample:
-            nonlocal free_s
-            self.reset(pass_)
-            if free_s is None:
-                started_s = perf_counter()
-                pending = issuer.issue(pass_.shape, pass_.rows)
-                free_s = perf_counter() - started_s
-                pending.values()
-                self.reset(pass_)
-            held_s = min(SLEEP_MOST_S, SLEEP_SHARE * free_s)
-            with torch.cuda.stream(stream):
-                torch.cuda._sleep(int(held_s * SLEEP_CYCLES_PER_S))
-                start.record(stream)
-            started_s = perf_counter()
-            pending = issuer.issue(pass_.shape, pass_.rows)
-            host_s = perf_counter() - started_s
-            end.record(stream)
-            pending.values()
-            end.synchronize()
-            return Sample(1e-3 * start.elapsed_time(end), host_s if host_s < held_s else free_s)
+        return run_on_device
 
-        return run
+    def held(self, jobs: Sequence[tuple[Pass, Issuer, float]]) -> Held:
+        """Captured passes, each on an issuer of its own, that one event releases, each so many seconds after it."""
+        while True:
+            self.reset(*(pass_ for pass_, _, _ in jobs))
+            began_s = self.runs_on.now_s()
+            self._gate.hold(self._hold_s)
+            released = self._gate.record()
+            pending, issue_s = [], []
+            for pass_, issuer, offset_s in jobs:
+                issuer.stream.wait(released)
+                if offset_s > 0.0:
+                    issuer.stream.hold(offset_s)
+                seconds, issued = self._issued(pass_, issuer)
+                pending.append(issued)
+                issue_s.append(seconds)
+            host_s = self.runs_on.now_s() - began_s
+            for each in pending:
+                assert each.is_graph, "what is held must be one launch"
+                each.values()
+            if host_s < self._hold_s:
+                return Held(pending, issue_s)
+            # A device that had to wait for the host would count that as its own time.
+            if self._hold_s >= MOST_HOLD_S:
+                raise ValueError(
+                    f"issuing {len(jobs)} graphs took {host_s:.3g} s, longer than a stream is held: the host is too "
+                    "busy to measure; end what else runs on it"
+                )
+            self._hold_s = min(MOST_HOLD_S, HOLD_SHARE * host_s)
 
-    def issue_timer(self, place: Place, issuer: Issuer, first_slot: int = 0) -> Callable[[], float]:
+    def issue_s(self, pass_: Pass, issuer: Issuer) -> float:
+        """Seconds to issue the pass on an idle device, which is waited for afterwards."""
+        self.reset(pass_)
+        seconds, pending = self._issued(pass_, issuer)
+        pending.values()
+        return seconds
+
+    def issue_timer(self, place: Place, issuer: Issuer, first_slot: int) -> Callable[[], float]:
         """A function that times the issuing of one repetition alone, and then waits for it.
 
         The slots are set back on the issuer's own stream, so that several threads do not wait for each other.
         """
         pass_ = self.ready(place, first_slot)
-        slots = torch.tensor([row[0] for row in pass_.rows], device=self.kernels.device)
-        self.kernels.synchronize()
-        lengths = self.kernels.sequences.lengths
-        kv_lengths = self._decoder(pass_).kv.lengths
+        back = self.back(pass_)
 
         def run() -> float:
-            with torch.cuda.stream(issuer.stream) if self.is_cuda else nullcontext():
-                kv_lengths.index_fill_(0, slots, pass_.kv_tokens)
-                lengths.index_fill_(0, slots, pass_.known_tokens)
-            started_s = perf_counter()
-            pending = issuer.issue(pass_.shape, pass_.rows)
-            seconds = perf_counter() - started_s
+            issuer.stream.run(back)
+            seconds, pending = self._issued(pass_, issuer)
             pending.values()
             return seconds
 
         return run
 
-    def round_trip_s(self, place: Place, issuer: Issuer) -> float:
-        """Wall time of one repetition, from issuing to the result on the host."""
-        pass_ = self.ready(place)
-        self.reset(pass_)
-        started_s = perf_counter()
-        issuer.issue(pass_.shape, pass_.rows).values()
-        return perf_counter() - started_s
+    def _issued(self, pass_: Pass, issuer: Issuer) -> tuple[float, Pending]:
+        """Seconds that issuing took, and what was issued."""
+        began_s = self.runs_on.now_s()
+        pending = issuer.issue(pass_.shape, pass_.rows)
+        return self.runs_on.now_s() - began_s, pending
 
-    def loop(self, places: Sequence[Place], issuer: Issuer, seconds: float) -> None:
-        """Keep the device busy with `places`, one after the other, for `seconds`."""
-        passes = [self.ready(place) for place in places]
-        ends_s = perf_counter() + seconds
-        while perf_counter() < ends_s:
-            for pass_ in passes:
-                self.reset(pass_)
-                issuer.issue(pass_.shape, pass_.rows).values()
+    def round_trip_s(self, pass_: Pass, issuer: Issuer) -> float:
+        """Wall time of one repetition, from issuing to the result on the host."""
+        self.reset(pass_)
+        began_s = self.runs_on.now_s()
+        issuer.issue(pass_.shape, pass_.rows).values()
+        return self.runs_on.now_s() - began_s
 
 
 def count_kernels(bench: Bench, place: Place, issuer: Issuer) -> int:
@@ -193,7 +212,6 @@ def count_kernels(bench: Bench, place: Place, issuer: Issuer) -> int:
     pass_ = bench.ready(place)
     bench.reset(pass_)
     inputs = torch.tensor(pass_.rows, device=bench.kernels.device)
-    with torch.inference_mode(), Counter():
-        bench.kernels.passes.run(pass_.shape, inputs, issuer.workspace)
-    bench.kernels.synchronize()
+    with Counter():
+        bench.runs_on.run_now(lambda: bench.kernels.passes.run(pass_.shape, inputs, issuer.workspace))
     return Counter.num_kernels

@@ -12,13 +12,14 @@ from time import perf_counter
 
 from calibrate.measure.at_once import at_once
 from calibrate.measure.bench import Bench
-from calibrate.points.work import Place
+from calibrate.points.work import Place, place_of
 from realrun.kernels import rows
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.rows import Slot
 from sim.costs.profile import MeasuredPoint
 
-ISSUERS = (1, 2, 3)
+ISSUERS = 3
+"""At once, at most."""
 PREPARATIONS = 30
 ROUND_TRIPS = 15
 ROUNDS = 3
@@ -46,17 +47,25 @@ def _prepare_s(bench: Bench, num_rows: int) -> float:
     return median(times)
 
 
-def result_s(bench: Bench, place: Place, issuer: Issuer, point: MeasuredPoint) -> float:
-    """From the end of `place` on the device to its result on the host, by what a round trip lasts longer."""
-    trips_s = [bench.round_trip_s(place, issuer) for _ in range(ROUND_TRIPS)]
+def result_s(bench: Bench, point: MeasuredPoint) -> float:
+    """From the end of a pass on the device to its result on the host, by what a round trip of the pass of `point` lasts
+    longer."""
+    place = place_of(point)
+    pass_, issuer = bench.ready(place), bench.issuer(place.launch)
+    bench.warm(place, issuer)
+    trips_s = [bench.round_trip_s(pass_, issuer) for _ in range(ROUND_TRIPS)]
     return max(0.0, median(trips_s) - max(point.device_s, point.host_s))
 
 
-def inflation(bench: Bench, place: Place, issuers: Sequence[Issuer], seconds: float) -> list[float]:
-    """Slowdown of issuing `place` with 1, 2, 3 ... threads doing so at once, each on its own stream and slots.
+def inflation(bench: Bench, place: Place, num_rows: int, seconds: float) -> list[float]:
+    """Slowdown of issuing `place` with 1, 2, 3 ... threads doing so at once, each on its own stream and slots, of which
+    there are `num_rows`.
 
     Rounds of all thread counts, so that a drift of the machine hits them alike; medians over the rounds.
     """
+    issuers = [bench.issuer(place.launch, side) for side in range(min(ISSUERS, num_rows // place.rows))]
+    for issuer in issuers:
+        bench.warm(place, issuer)
     rounds = []
     for _ in range(ROUNDS):
         share_s = seconds / ROUNDS

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from calibrate.hardware.datasheets import datasheet_of_device
+from realrun.host import cuda
 from realrun.host.machine import device_name, processor, usable_cores, versions
-from realrun.model.memory import available_bytes
 from sim.costs.profile import Gpu
 
 ROOF_REPETITIONS = 7
@@ -40,7 +40,7 @@ def fingerprint(device: str, dtype: str, driver: str | None = None) -> dict[str,
 
 def uuid(device: str) -> str | None:
     """By which the driver knows the GPU that CUDA gives this process; None on a CPU."""
-    return None if device == "cpu" else str(torch.cuda.get_device_properties(0).uuid)
+    return None if device == "cpu" else cuda.properties().uuid
 
 
 def roofs(device: str, dtype: str) -> Gpu:
@@ -52,7 +52,7 @@ def roofs(device: str, dtype: str) -> Gpu:
     flops_per_s, bytes_per_s = achieved(device, dtype)
     return Gpu(
         name="cpu" if device == "cpu" else name.lower().replace(" ", "-"),
-        memory_bytes=_memory_bytes(device),
+        memory_bytes=cuda.find("cpu").free_bytes() if device == "cpu" else cuda.properties().memory_bytes,
         peak_flops=flops_per_s,
         bandwidth_bytes_per_s=bytes_per_s,
     )
@@ -73,31 +73,22 @@ def multiprocessors(device: str) -> int:
     """Multiprocessors of the GPU; 1 on a CPU, which has no waves of tiles."""
     if device == "cpu":
         return 1
-    return int(torch.cuda.get_device_properties(0).multi_processor_count)
+    return cuda.properties().multiprocessors
 
 
 def l2_bytes(device: str) -> int | None:
     """L2 cache of the GPU; None where it cannot be read, as on a CPU."""
     if device == "cpu":
         return None
-    found = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0)
-    return int(found) or None
-
-
-def _memory_bytes(device: str) -> int:
-    if device == "cpu":
-        return available_bytes(torch.device(device))
-    return int(torch.cuda.get_device_properties(0).total_memory)
+    return cuda.properties().l2_bytes
 
 
 def _typical_s(device: str, run: Any) -> float:
-    times = []
+    times, runs_on = [], cuda.find(device)
     for _ in range(ROOF_REPETITIONS + 1):
-        if device == "cuda":
-            torch.cuda.synchronize()
+        runs_on.synchronize()
         started_s = perf_counter()
         run()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        runs_on.synchronize()
         times.append(perf_counter() - started_s)
     return median(times[1:])

@@ -1,7 +1,9 @@
-"""Times two or three passes at once, each on its own stream and thread: how much each slows the others down.
+"""Times two or three passes at once, each on its own stream: how much each slows the others down.
 
-On a CPU streams have no priorities, so only equal ones are timed there. Solo times are taken right beside, with the
-same threads, so that a drift of the machine hits both. Not here: what follows from it (calibrate.fit.overlap).
+On a GPU one thread issues them all as captured graphs, an event releases them, and events time them: no thread of the
+host comes between. On a CPU each has a thread of its own, and streams have no priorities, so only equal ones are timed.
+Solo times are taken right beside, in the same way, so that a drift of the machine hits both. Not here: what follows
+from it (calibrate.fit.overlap).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 from calibrate.measure.at_once import at_once
-from calibrate.measure.bench import Bench
+from calibrate.measure.bench import Bench, Pass
 from calibrate.measure.grid import Limits
 from calibrate.points.work import Place
 from realrun.kernels.issuer import Issuer
@@ -53,42 +55,45 @@ def pairs(limits: Limits) -> list[Pair]:
     context = (limits.slot_tokens - limits.draft_tokens) // 4
     widths = min(4, limits.draft_tokens)
     found = []
-    for launch in ("eager", "graphed") if limits.has_graphs else ("eager",):
-        places = [
-            Place("prefill", "target", 1, min(limits.pass_tokens, limits.slot_tokens // 2), 0, "eager"),
-            Place("verify", "target", rows, widths + 1, context, launch),
-        ]
-        if limits.has_draft:
-            places.append(Place("draft", "draft", rows, widths, context, launch))
-        for priorities in PRIORITIES if limits.has_graphs else PRIORITIES[:1]:
-            for first, second in permutations(places, 2):
-                found += [Pair(first, second, priorities, offset) for offset in OFFSETS]
+    launch = _launch(limits)
+    places = [
+        Place("prefill", "target", 1, min(limits.pass_tokens, limits.slot_tokens // 2), 0, launch),
+        Place("verify", "target", rows, widths + 1, context, launch),
+    ]
+    if limits.has_draft:
+        places.append(Place("draft", "draft", rows, widths, context, launch))
+    for priorities in PRIORITIES if limits.has_graphs else PRIORITIES[:1]:
+        for first, second in permutations(places, 2):
+            found += [Pair(first, second, priorities, offset) for offset in OFFSETS]
     return sorted(set(found), key=lambda pair: sha256(repr(pair.as_key()).encode()).hexdigest())
 
 
 def three_ways(limits: Limits) -> list[tuple[Place, ...]]:
-    """Prefill, draft and verify launched together, by way of launching; none without a draft or with too few slots."""
-    rows = limits.rows // 3
+    """Prefill, draft and verify launched together; none without a draft or with too few slots."""
+    rows, launch = limits.rows // 3, _launch(limits)
     if rows < 1 or not limits.has_draft:
         return []
     context = (limits.slot_tokens - limits.draft_tokens) // 4
     widths = min(4, limits.draft_tokens)
     return [
         (
-            Place("prefill", "target", 1, min(limits.pass_tokens, limits.slot_tokens // 2), 0, "eager"),
+            Place("prefill", "target", 1, min(limits.pass_tokens, limits.slot_tokens // 2), 0, launch),
             Place("draft", "draft", rows, widths, context, launch),
             Place("verify", "target", rows, widths + 1, context, launch),
         )
-        for launch in (("eager", "graphed") if limits.has_graphs else ("eager",))
     ]
 
 
+def _launch(limits: Limits) -> str:
+    """Where there are graphs, all are: the device's overlap is asked for, and launching is known from elsewhere."""
+    return "graphed" if limits.has_graphs else "eager"
+
+
 class OverlapBench:
-    """Times passes that run at once; keeps one issuer per side, priority and way of launching."""
+    """Times passes that run at once."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self._issuers: dict[tuple[int, int, str], Issuer] = {}
 
     def measure(self, pair: Pair, share_s: float) -> dict[str, Any]:
         """Median durations alone and together, seconds, first and second; for about `share_s` seconds."""
@@ -106,72 +111,62 @@ class OverlapBench:
         """One side each, on slots of its own, all warm."""
         jobs, first_slot = [], 0
         for side, (place, priority) in enumerate(zip(places, priorities, strict=True)):
-            issuer = self._issuer(side, priority, place.launch)
-            self.bench.warm(place, issuer, first_slot)
-            jobs.append(_Job(self.bench, place, issuer, first_slot))
+            issuer = self.bench.issuer(place.launch, side, priority)
+            self.bench.warm(place, issuer)
+            jobs.append(_Job(self.bench.ready(place, first_slot), issuer))
             first_slot += place.rows
         return jobs
 
     def _timed(self, jobs: list[_Job], offset_shares: Sequence[float], share_s: float) -> dict[str, Any]:
-        """Offsets are shares of the first job's solo time, and in the result seconds after its launch."""
+        """Offsets are shares of the first job's solo time, and in the result seconds after its start."""
+        run = self._released if self.bench.runs_on.is_async else self._on_threads
         ends_s = perf_counter() + share_s
         alone: list[list[float]] = []
         together: list[tuple[list[float], list[float]]] = []
         while len(together) < MIN_RUNS or (len(together) < MAX_RUNS and perf_counter() < ends_s):
-            alone.append([job.alone_s() for job in jobs])
-            first_s = median(run[0] for run in alone)
-            together.append(_together_s(jobs, [share * first_s for share in offset_shares]))
+            alone.append([run([job], [0.0])[0][0] for job in jobs])
+            first_s = median(times[0] for times in alone)
+            together.append(run(jobs, [share * first_s for share in offset_shares]))
         sides = range(len(jobs))
         return {
-            "solo_s": [median(run[side] for run in alone) for side in sides],
+            "solo_s": [median(times[side] for times in alone) for side in sides],
             "together_s": [median(durations[side] for durations, _ in together) for side in sides],
             "offsets_s": [median(offsets[side] for _, offsets in together) for side in sides],
             "runs": len(together),
         }
 
-    def _issuer(self, side: int, priority: int, launch: str) -> Issuer:
-        """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""
-        key = side, priority, launch
-        if key not in self._issuers:
-            name = f"side {side}, priority {priority}, {launch}"
-            self._issuers[key] = self.bench.kernels.issuer(name, priority=priority)
-        return self._issuers[key]
+    def _released(self, jobs: Sequence[_Job], offsets_s: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Durations, and the true offsets from the first job's start, by the device's own clock."""
+        pending = self.bench.held([(*job, offset_s) for job, offset_s in zip(jobs, offsets_s, strict=True)]).pending
+        first = pending[0].start
+        return [each.end.seconds_after(each.start) for each in pending], [
+            each.start.seconds_after(first) for each in pending
+        ]
+
+    def _on_threads(self, jobs: Sequence[_Job], offsets_s: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The same by the host's clock, as a job is over when it has been issued."""
+        self.bench.reset(*(job.pass_ for job in jobs))
+        began_s, ended_s = [0.0] * len(jobs), [0.0] * len(jobs)
+
+        def run(side: int, barrier: Barrier) -> None:
+            pass_, issuer = jobs[side]
+            barrier.wait()
+            if offsets_s[side] > 0.0:
+                _wait(offsets_s[side])
+            began_s[side] = perf_counter()
+            issuer.issue(pass_.shape, pass_.rows).values()
+            ended_s[side] = perf_counter()
+
+        at_once([partial(run, side) for side in range(len(jobs))])
+        durations_s = [end_s - start_s for start_s, end_s in zip(began_s, ended_s, strict=True)]
+        return durations_s, [start_s - began_s[0] for start_s in began_s]
 
 
-class _Job:
+class _Job(NamedTuple):
     """One of the passes that run at once."""
 
-    def __init__(self, bench: Bench, place: Place, issuer: Issuer, first_slot: int) -> None:
-        self.bench, self.issuer = bench, issuer
-        self.pass_ = bench.ready(place, first_slot)
-        self.started_s = self.ended_s = 0.0
-
-    def run(self) -> None:
-        self.started_s = perf_counter()
-        self.issuer.issue(self.pass_.shape, self.pass_.rows).values()
-        self.ended_s = perf_counter()
-
-    def alone_s(self) -> float:
-        """Duration on a thread of its own, nothing else running."""
-        self.bench.reset(self.pass_)
-        at_once([lambda _: self.run()])
-        return self.ended_s - self.started_s
-
-
-def _together_s(jobs: list[_Job], offsets_s: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Durations, and the true offsets of the launches from the first job's."""
-    for job in jobs:
-        job.bench.reset(job.pass_)
-
-    def run(job: _Job, offset_s: float, barrier: Barrier) -> None:
-        barrier.wait()
-        if offset_s > 0.0:
-            _wait(offset_s)
-        job.run()
-
-    at_once([partial(run, job, offset_s) for job, offset_s in zip(jobs, offsets_s, strict=True)])
-    started_s = jobs[0].started_s
-    return [job.ended_s - job.started_s for job in jobs], [job.started_s - started_s for job in jobs]
+    pass_: Pass
+    issuer: Issuer
 
 
 def _wait(seconds: float) -> None:

@@ -111,12 +111,6 @@ def limits(spec: PairSpec) -> Limits:
     )
 
 
-def check_device(device: str) -> None:
-    """Raise ValueError for a device that is not there."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda': torch finds no CUDA device here; use --device cpu")
-
-
 def build(spec: PairSpec) -> PairKernels:
     """Raises ValueError for models that do not fit or do not go together, or an attention that does not run here."""
     step = PAGE_STEP if spec.attention == Attention.FLASH_PAGED else CONTEXT_STEP

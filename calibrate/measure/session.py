@@ -22,12 +22,12 @@ from calibrate.measure.bench import Bench, count_kernels
 from calibrate.measure.clocks import Driver
 from calibrate.measure.machine import fingerprint, l2_bytes, multiprocessors, roofs, uuid
 from calibrate.measure.overlap import OverlapBench, pairs, three_ways
-from calibrate.measure.pair import PairSpec, build, check_device, limits
+from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
 from calibrate.points import file as points_file
 from calibrate.points.work import VISITS, Place, l2_state
+from realrun.host import cuda
 from realrun.host.quiet import frozen_heap
-from realrun.kernels.issuer import Issuer
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile
 from sim.costs.shapes import ModelShape
@@ -47,7 +47,7 @@ class Session:
         """`path` is the points file. Raises ValueError if it is of another machine or of other options, and for
         what cannot be built."""
         self.spec, self.path, self.budget_s, self.on_step = spec, path, budget_s, on_step
-        check_device(spec.device)
+        cuda.find(spec.device)
         self.driver = Driver(uuid(spec.device))
         self._fingerprint = fingerprint(spec.device, spec.dtype, self.driver.version)
         if path.exists():
@@ -58,8 +58,6 @@ class Session:
             points_file.follow_cores(path, former, self._fingerprint)
         self._kernels = build(spec)
         self.bench = Bench(self._kernels)
-        self.issuers: list[Issuer] = [self._kernels.issuer(f"calibrate {i}") for i in host_times.ISSUERS]
-        self._graphed: Issuer | None = None
 
     def run(self, form: Literal["compact", "table"] = "compact") -> Profile:
         """Measure what the file does not hold yet, and fit what it then holds."""
@@ -75,14 +73,6 @@ class Session:
         gpu = msgspec.convert(held.host["gpu"], Gpu)
         return profile_of(held, gpu, int(held.host["multiprocessors"]), target, draft, form)
 
-    def _issuer(self, place: Place) -> Issuer:
-        """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""
-        if place.launch == "eager":
-            return self.issuers[0]
-        if self._graphed is None:
-            self._graphed = self._kernels.issuer("calibrate graphed")
-        return self._graphed
-
     def _shape(self, place: Place) -> ModelShape:
         source = self.spec.target if place.model == "target" else self.spec.draft
         assert source is not None, "a draft pass without a draft model"
@@ -94,8 +84,7 @@ class Session:
         timed_s = {}
         for done, place in enumerate(pilots):
             self.on_step("pilot", done, len(pilots))
-            self.bench.warm(place._replace(launch="eager"), self.issuers[0])
-            run = self.bench.timer(place, self.issuers[0])
+            run = self.bench.timer(place._replace(launch="eager"))
             run()
             moments_s = [perf_counter()]
             for _ in range(PILOT_RUNS):
@@ -117,12 +106,10 @@ class Session:
         num_visits = held.num_visits * len(held.places)
         ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, num_visits)
         for done, place in enumerate(left):
-            issuer = self._issuer(place)
             self.on_step("points", num_visits - len(left) + done, num_visits)
             share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
-            self.bench.warm(place, issuer)
             timing = repeat(
-                self.bench.timer(place, issuer),
+                self.bench.timer(place),
                 share_s=share_s,
                 clock=perf_counter,
                 least=_least(held.num_visits),
@@ -157,11 +144,8 @@ class Session:
             raise ValueError(f"--budget {self.budget_s:g} is too small to time a single decode pass; raise it")
         smallest = min(decodes, key=lambda point: (point.rows, point.context_tokens))
         place = Place("decode", "target", 1, 1, smallest.context_tokens, "eager")
-        seconds = SHARES["host"] * self.budget_s / (2 * len(self.issuers))
-        usable = self.issuers[: self.spec.rows]
-        for number, issuer in enumerate(usable):
-            self.bench.warm(place, issuer, number)
-        num_kernels = count_kernels(self.bench, place, self.issuers[0])
+        seconds = SHARES["host"] * self.budget_s / (2 * host_times.ISSUERS)
+        num_kernels = count_kernels(self.bench, place, self.bench.issuer())
         layers = self.spec.target.shape.layers
         found: dict[str, object] = {
             "is_cpu": self.spec.device == "cpu",
@@ -170,16 +154,14 @@ class Session:
             "kv_layout": self._kernels.options.kv_layout.value,
             "date": today(),
             "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / layers)),
-            "result_s": host_times.result_s(self.bench, place, self.issuers[0], smallest),
+            "result_s": host_times.result_s(self.bench, smallest),
             **host_times.prepare_times(self.bench, self.spec.rows),
         }
-        found["inflation_eager"] = host_times.inflation(self.bench, place, usable, seconds)
+        found["inflation_eager"] = host_times.inflation(self.bench, place, self.spec.rows, seconds)
         self.on_step("host", 1, 2)
         if limits(self.spec).has_graphs:
             graphed = place._replace(launch="graphed")
-            for number, issuer in enumerate(usable):
-                self.bench.warm(graphed, issuer, number)
-            found["inflation_graphed"] = host_times.inflation(self.bench, graphed, usable, seconds)
+            found["inflation_graphed"] = host_times.inflation(self.bench, graphed, self.spec.rows, seconds)
         points_file.append(self.path, "host", found)
 
     def _overlap(self) -> None:

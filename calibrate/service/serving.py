@@ -38,6 +38,8 @@ LANES = (1, 2, 3)
 MANY = (1, 2, 4)
 """Requests at once on one lane, each on its own or all together: as many as there are slots for."""
 POLLERS = 2
+STRIDE = 5
+"""Of the first look at TURNS_S."""
 REPEATS = 5
 PAUSES_S = (0.01, 0.04, 0.16)
 """Of the device before every other request, to see what the first works after one lose."""
@@ -239,7 +241,9 @@ def best_tau(profile: Profile, runs: Sequence[tuple[Served, Served]]) -> float:
         candidate = msgspec.structs.replace(profile, overlap=overlap)
         return sum(_misfit(pair, (alone[pair[0].setting], simulate(candidate, pair[1].setting))) for pair in runs)
 
-    return min(TURNS_S, key=loss)
+    # Each is a simulation of every run: every few first, then those around the best.
+    coarse = min(range(0, len(TURNS_S), STRIDE), key=lambda number: loss(TURNS_S[number]))
+    return min(TURNS_S[max(0, coarse - STRIDE + 1) : coarse + STRIDE], key=loss)
 
 
 def _misfit(runs: tuple[Served, Served], simulated: tuple[Served, Served]) -> float:

@@ -129,14 +129,16 @@ def _run(
             f"replay runs real models and writes parquet, and {error.name!r} is not installed: "
             "pip install 'lanesim[gpu,analysis]'"
         ) from None
+    from realrun.host import cuda
     from realrun.host.machine import fingerprint
     from realrun.replay.experiment import check_replayable
     from realrun.replay.pair_executor import PairExecutor
     from realrun.replay.run import replay_all
-    from realrun.replay.testbed import build_kernels, find_device, sizes_for
+    from realrun.replay.testbed import build_kernels, sizes_for
 
     torch.set_num_threads(1)
-    device = find_device(device_name)
+    cuda.find(device_name)
+    device = torch.device(device_name)
     planned = _experiments(scenario, profile, 1, is_dictated=tied is None)
     for experiment in planned:
         check_replayable(experiment)

@@ -28,10 +28,8 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A work that is over; times on the host's clock."""
+    """A work that is over."""
 
-    start_s: float
-    end_s: float
     accepted: tuple[int, ...] = ()
     """Drafted tokens accepted [rows]; of VERIFY and STEP works."""
     padded_tokens: int = 0
@@ -43,6 +41,10 @@ class Handle(Protocol):
 
     def finish(self) -> Outcome:
         """Block until the device is done. Called once, in the order of issue."""
+        ...
+
+    def times_s(self) -> tuple[float, float]:
+        """Start and end on the host's clock, of a work that is over; known best after `Executor.ran`."""
         ...
 
 
@@ -78,6 +80,10 @@ class Executor(Protocol):
         """A work is over, or was dropped before it began."""
         ...
 
+    def ran(self) -> None:
+        """All works of a run are over: a last look at the clocks."""
+        ...
+
 
 def check_whole(stream: Stream, *, is_one_gpu: bool = True) -> None:
     """Raise ValueError for a share of a GPU, and where there is but one GPU for any other device."""
@@ -110,6 +116,8 @@ class ConstantExecutor:
 
     def ended(self, job: Job) -> None: ...
 
+    def ran(self) -> None: ...
+
 
 class _ConstantLane:
     def __init__(self, device_s: Mapping[Kind, float], clock: Clock, is_async: bool) -> None:
@@ -140,4 +148,7 @@ class _ConstantHandle:
     def finish(self) -> Outcome:
         if self._clock.now_s < self.end_s:
             self._clock.sleep_until(self.end_s)
-        return Outcome(self.start_s, self.end_s)
+        return Outcome()
+
+    def times_s(self) -> tuple[float, float]:
+        return self.start_s, self.end_s

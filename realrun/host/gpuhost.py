@@ -164,6 +164,10 @@ class GpuHost(TaskHost):
                     self._take_in(self._next_instant_s(stop_s))
         finally:
             sys.setswitchinterval(switch_interval_s)
+        self._executor.ran()
+        for ticket in self.works:
+            if ticket.handle is not None:
+                ticket.start_s, ticket.end_s = ticket.handle.times_s()
 
     def close(self) -> None:
         """End every thread: passes in hand are finished, everything else is dropped."""

@@ -1,6 +1,6 @@
 """What machine this is: its device, processor and cores, and the versions that run on it. Torch inside the functions.
 
-Not here: a device's clocks and roofs (calibrate.measure.machine), its memory (realrun.model.memory).
+Not here: a device's clocks and roofs (calibrate.measure.machine), its memory (realrun.host.cuda).
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ def fingerprint(device: str) -> dict[str, str]:
     if device == "cuda":
         import torch
 
+        from realrun.host import cuda
+
         found["cuda"] = str(torch.version.cuda)
-        found["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability()))
+        found["compute_capability"] = cuda.properties().capability
     return found
 
 
@@ -34,9 +36,9 @@ def device_name(device: str) -> str:
     """What the driver calls the GPU; "cpu" for the CPU."""
     if device == "cpu":
         return "cpu"
-    import torch
+    from realrun.host import cuda
 
-    return str(torch.cuda.get_device_name())
+    return cuda.properties().name
 
 
 def processor() -> str:

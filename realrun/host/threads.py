@@ -179,7 +179,7 @@ class StreamThreads:
 
     def _finish(self, ticket: GpuTicket) -> None:
         assert ticket.handle is not None
-        outcome = ticket.outcome = ticket.handle.finish()
-        ticket.start_s, ticket.end_s = outcome.start_s, outcome.end_s
+        ticket.outcome = ticket.handle.finish()
+        ticket.start_s, ticket.end_s = ticket.handle.times_s()
         self._ended(ticket.job)
         self._keeper.put(Done(ticket))

@@ -1,22 +1,22 @@
-"""One stream's private things: staging buffers, gather workspace, captured graphs and their memory pool.
+"""One stream's private things: staging buffers, gather workspace, captured graphs.
 
 Each stream of a host has one issuer, used by one thread at a time; issuers of one pair share nothing that a pass
 writes but the rows' own state. Inputs travel through pinned buffers made beforehand, results come back the same way.
-Not here: what a pass computes (realrun.kernels.passes), which passes to run (realrun.kernels.pair_kernels).
-
-On the CPU a pass runs at once and its result is there; streams, events and graphs exist on CUDA only.
+Not here: what a pass computes (realrun.kernels.passes), which passes to run (realrun.kernels.pair_kernels), what a
+stream is (realrun.host.device).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from realrun.host.device import Device, Event
 from realrun.kernels.passes import NOT_FORCED, Column, PassShape
 from realrun.model.attention import Workspace
+from sim.seam.work import Model
 
 STAGING_DEPTH = 4
 """Passes in flight per stream before a buffer is used again; reuse waits for the pass that had it."""
@@ -34,29 +34,25 @@ class _Staging(NamedTuple):
 class Pending:
     """A pass that was issued. `values` gives its results once the device is done."""
 
-    __slots__ = ("_event", "_results", "_values", "is_graph", "shape")
+    __slots__ = ("_results", "_values", "end", "is_graph", "shape", "start")
 
-    def __init__(self, shape: PassShape, results: torch.Tensor, event: Any, is_graph: bool) -> None:
+    def __init__(self, shape: PassShape, results: torch.Tensor, start: Event, end: Event, is_graph: bool) -> None:
         self.shape = shape
+        self.start, self.end = start, end
+        """Before its inputs and after its results have travelled: nothing of the host's lies between."""
         self.is_graph = is_graph
         """Replayed from a captured graph rather than launched kernel by kernel."""
-        self._results, self._event = results, event
+        self._results = results
         self._values: list[list[int]] | None = None
 
     @property
     def is_done(self) -> bool:
-        return self._event is None or bool(self._event.query())
-
-    @property
-    def event(self) -> Any:
-        """The CUDA event at the end of the pass, its copy to the host included; None on the CPU."""
-        return self._event
+        return self.end.is_done()
 
     def values(self) -> list[list[int]]:
         """Results [rows][1 + width]; blocks until they are on the host."""
         if self._values is None:
-            if self._event is not None:
-                self._event.synchronize()
+            self.end.synchronize()
             found = self._results.tolist()
             # If another thread has them by now, the issuer may have used the buffer again before they were read here.
             if self._values is None:
@@ -65,34 +61,34 @@ class Pending:
 
 
 class Issuer:
-    """Issues passes on one stream. `rows_max` bounds the rows of a pass, `width_max` the tokens of a verify row."""
+    """Issues passes on a stream of its own of the device `runs_on`. `rows_max` bounds the rows of a pass, `width_max`
+    the tokens of a verify row."""
 
     def __init__(
-        self, name: str, program: Program, workspace: Workspace, *, rows_max: int, width_max: int, priority: int = 0
+        self,
+        name: str,
+        program: Program,
+        workspace: Workspace,
+        runs_on: Device,
+        *,
+        rows_max: int,
+        width_max: int,
+        priority: int = 0,
     ) -> None:
-        device = workspace.keys.device
-        self.name, self.program, self.workspace = name, program, workspace
-        self.is_cuda = device.type == "cuda"
-        # torch counts the other way round: lower is served first.
-        self.stream = torch.cuda.Stream(device, priority=-priority) if self.is_cuda else None
-        self._capture_stream = torch.cuda.Stream(device) if self.is_cuda else None
-        self._pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
-        self._graphs: dict[PassShape, tuple[Any, torch.Tensor]] = {}
-        self._inputs = torch.zeros(rows_max, len(Column), dtype=torch.int64, device=device)
+        self.name, self.program, self.workspace, self.runs_on = name, program, workspace, runs_on
+        self.stream = runs_on.stream(priority)
+        self._graphs: dict[PassShape, Callable[[], torch.Tensor]] = {}
+        self._inputs = torch.zeros(rows_max, len(Column), dtype=torch.int64, device=workspace.keys.device)
         self._staging = [
-            _Staging(
-                torch.zeros(rows_max, len(Column), dtype=torch.int64, pin_memory=self.is_cuda),
-                torch.zeros(rows_max * (1 + width_max), dtype=torch.int64, pin_memory=self.is_cuda),
-            )
+            _Staging(runs_on.pinned(rows_max, len(Column)), runs_on.pinned(rows_max * (1 + width_max)))
             for _ in range(STAGING_DEPTH)
         ]
         self._users: list[Pending | None] = [None] * STAGING_DEPTH
         self._turn = 0
         self.warmed: set[PassShape] = set()
         """Shapes that have run on this stream before; a first run is not to be timed."""
-        if self.is_cuda:
-            # The buffers above were filled on another stream.
-            torch.cuda.synchronize(device)
+        # The buffers above were filled on another stream.
+        runs_on.synchronize()
 
     def issue(self, shape: PassShape, rows: Sequence[Sequence[int]]) -> Pending:
         """Issue one pass; `rows` holds one tuple of Column values per row of the shape."""
@@ -103,31 +99,27 @@ class Issuer:
             former.values()
         staging = self._staging[turn]
         staging.inputs[: len(rows)] = torch.tensor(rows, dtype=torch.int64)
-        # Issuing is what a launch-bound pass costs: no tensor here is ever differentiated.
-        with torch.inference_mode(), self._on_stream():
+        graph = self._graphs.get(shape)
+        # Drafts stay on the device until they are verified.
+        width = 1 + shape.width if shape.model is Model.TARGET else 0
+        on_host = staging.results[: len(rows) * width].view(len(rows), width)
+
+        def work() -> None:
             inputs = self._inputs[: len(rows)]
             inputs.copy_(staging.inputs[: len(rows)], non_blocking=True)
-            graph = self._graphs.get(shape)
-            if graph is None:
-                results = self.program(shape, inputs, self.workspace)
-            else:
-                graph[0].replay()
-                results = graph[1]
-            on_host = staging.results[: results.numel()].view(results.shape)
+            results = self.program(shape, inputs, self.workspace) if graph is None else graph()
             on_host.copy_(results, non_blocking=True)
-            event = None
-            if self.is_cuda:
-                event = torch.cuda.Event()
-                event.record()
+
+        start = self.stream.record()
+        self.stream.run(work)
         self.warmed.add(shape)
-        pending = Pending(shape, on_host, event, is_graph=graph is not None)
+        pending = Pending(shape, on_host, start, self.stream.record(), is_graph=graph is not None)
         self._users[turn] = pending
         return pending
 
     def wait_for(self, pending: Pending) -> None:
         """Passes issued here from now on start after `pending` has ended on the device."""
-        if self.stream is not None and pending.event is not None:
-            self.stream.wait_event(pending.event)
+        self.stream.wait(pending.end)
 
     def warm(self, shape: PassShape, scratch: int, *, capture: bool) -> None:
         """Run `shape` with absent rows only, then capture it as a graph if asked; no request's state changes.
@@ -135,25 +127,11 @@ class Issuer:
         What has run and is captured already is left alone.
         """
         absent = [(scratch, 0, NOT_FORCED, 0)] * shape.num_rows
-        for _ in range(WARM_UP_RUNS if shape not in self.warmed or (capture and shape not in self._graphs) else 0):
+        is_to_be_captured = capture and shape not in self._graphs
+        for _ in range(WARM_UP_RUNS if shape not in self.warmed or is_to_be_captured else 0):
             self.issue(shape, absent).values()
-        if capture and shape not in self._graphs:
-            assert self.is_cuda, "graphs exist on CUDA only"
-            self._graphs[shape] = self._capture(shape)
+        if is_to_be_captured:
+            self.runs_on.synchronize()
+            inputs = self._inputs[: shape.num_rows]
+            self._graphs[shape] = self.stream.capture(lambda: self.program(shape, inputs, self.workspace))
             self.issue(shape, absent).values()
-
-    def _capture(self, shape: PassShape) -> tuple[Any, torch.Tensor]:
-        """Record the pass over this issuer's own input buffer; other threads may go on issuing meanwhile."""
-        assert self._capture_stream is not None
-        torch.cuda.synchronize(self._inputs.device)
-        graph = torch.cuda.CUDAGraph()
-        inputs = self._inputs[: shape.num_rows]
-        with (
-            torch.inference_mode(),
-            torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"),
-        ):
-            results = self.program(shape, inputs, self.workspace)
-        return graph, results
-
-    def _on_stream(self) -> Any:
-        return torch.cuda.stream(self.stream) if self.is_cuda else nullcontext()

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from realrun.host import cuda
+from realrun.host.device import Device
 from realrun.kernels import rows
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.options import PairOptions
@@ -48,8 +50,9 @@ class Submitted:
 class PairKernels:
     """A target and, unless only it decodes, a draft model on one device, with slots for `options.slots` requests."""
 
-    def __init__(self, target: Any, draft: Any | None, options: PairOptions) -> None:
-        """Raises ValueError for models these passes cannot run, or that do not share a vocabulary and a device."""
+    def __init__(self, target: Any, draft: Any | None, options: PairOptions, runs_on: Device | None = None) -> None:
+        """Raises ValueError for models these passes cannot run, or that do not share a vocabulary and a device; that
+        is what they run on unless `runs_on` is given."""
         self.options = options
         models = [target] if draft is None else [target, draft]
         target_decoder, *drafts = [
@@ -70,7 +73,8 @@ class PairKernels:
                 raise ValueError(f"draft and target must share vocabulary, dtype and device, got {ours} and {theirs}")
         self.device: torch.device = target_decoder.device
         self.target, self.draft_model = target_decoder, draft_decoder
-        if options.cuda_graphs and self.device.type != "cuda":
+        self.runs_on = runs_on or cuda.find(self.device)
+        if options.cuda_graphs and not self.runs_on.is_async:
             raise ValueError(f"cuda_graphs=True needs a CUDA device, the models are on {self.device}")
         kept = torch.float64 if target_decoder.dtype is torch.float64 else torch.float32
         self.sequences = Sequences(
@@ -112,8 +116,8 @@ class PairKernels:
             dtype=self.target.dtype,
             device=self.device,
         )
-        width_max = options.draft_tokens_max + 1
-        return Issuer(name, self.passes.run, workspace, rows_max=rows_max, width_max=width_max, priority=priority)
+        sizes = {"rows_max": rows_max, "width_max": options.draft_tokens_max + 1}
+        return Issuer(name, self.passes.run, workspace, self.runs_on, **sizes, priority=priority)
 
     def admit(self, prompt: Sequence[int], request: int) -> Slot:
         """Give a request a slot; `request` is its arrival index, which keys its randomness.
@@ -127,8 +131,15 @@ class PairKernels:
                 f"prompt of {len(prompt)} tokens must have 1..{self.options.max_tokens - 1}; raise max_tokens"
             )
         index = self._free.pop()
-        self.sequences.admit(index, prompt, sampling.request_key(self.options.seed, request))
-        self._set_kv(index, 0)
+
+        def admit() -> None:
+            self.sequences.admit(index, prompt, sampling.request_key(self.options.seed, request))
+            for decoder in (self.target, self.draft_model):
+                if decoder is not None:
+                    decoder.kv.lengths[index] = 0
+
+        # Before the passes of every stream, as it is over when they are issued.
+        self.runs_on.run_now(admit)
         return Slot(index, len(prompt), known_tokens=len(prompt), draft_lag=len(prompt))
 
     def release(self, slot: Slot) -> None:
@@ -184,16 +195,7 @@ class PairKernels:
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _set_kv(self, index: int, num_tokens: int) -> None:
-        self.target.kv.lengths[index] = num_tokens
-        if self.draft_model is not None:
-            self.draft_model.kv.lengths[index] = num_tokens
-        # Ordered before the passes of every stream by waiting here.
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+        self.runs_on.synchronize()
 
     def _submit(
         self, issuer: Issuer, plan: rows.Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from realrun.host import cuda
 from realrun.model.memory import check_fits
 from sim.costs.shapes import ModelShape
 
@@ -143,7 +144,7 @@ def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device:
             weights_only=True,
             output_loading_info=True,
         )
-    except torch.cuda.OutOfMemoryError:
+    except cuda.OutOfMemory:
         raise
     except (SafetensorError, UnpicklingError, *DAMAGED) as error:
         reason = " ".join(str(error).split())[:MOST_REASON]

@@ -2,7 +2,7 @@
 (realrun.kernels.pair_kernels).
 
 Requests get a slot with their first work; it is taken back once they are finished and nothing of them is in flight.
-On the CPU a pass is over when it has been issued; on CUDA its time is that of events on its stream.
+The time of a pass is that of events right before and after it on its stream (realrun.host.device).
 Not here: threads and order (realrun.host.gpuhost), which models (realrun.replay.testbed).
 """
 
@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 import numpy as np
 import torch
 
 from realrun.host.clocks import Clock
+from realrun.host.device import DeviceClock
 from realrun.host.executor import Handle, Job, Lane, Outcome, check_whole
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, Submitted
@@ -26,8 +26,6 @@ from sim.seam.host import Stream
 from sim.seam.request import Request
 from sim.seam.work import Kind, Model
 
-REFERENCES = 10
-"""Tries to see an event on the device and the host's clock at one instant; the closest counts."""
 SLOT_PATIENCE_S = 60.0
 """Longest wait for a slot: its former request is finished and has only a draft prefill left in flight."""
 
@@ -43,6 +41,9 @@ class PairExecutor:
         self.kernels, self.seed, self.stands_for_all = kernels, seed, stands_for_all
         self._issuers: dict[tuple[str, int], Issuer] = {}
         """By name and priority of the stream: policies give one name different priorities."""
+        self._clock: DeviceClock | None = None
+        self._of: Clock | None = None
+        """The host's clock that `_clock` is told by."""
         self._lock = threading.Condition()
         self._slots: dict[int, tuple[Request, Slot]] = {}
         self._num_in_flight: dict[int, int] = {}
@@ -59,7 +60,10 @@ class PairExecutor:
         issuer = self._issuers.get(key)
         if issuer is None:
             issuer = self._issuers[key] = self.kernels.issuer(stream.name, priority=stream.priority)
-        return PairLane(self, issuer, clock)
+        if clock is not self._of:
+            self._clock, self._of = DeviceClock(self.kernels.runs_on, lambda: clock.now_s), clock
+        assert self._clock is not None
+        return PairLane(self, issuer, clock, self._clock)
 
     @property
     def issuers(self) -> tuple[Issuer, ...]:
@@ -76,6 +80,15 @@ class PairExecutor:
             for index in {request.index for request in job.work.requests}:
                 self._num_in_flight[index] -= 1
             self._lock.notify_all()
+
+    def ran(self) -> None:
+        if self._clock is not None:
+            self._clock.look()
+
+    @property
+    def drift_ppm(self) -> float | None:
+        """Of the newest run's device from its host."""
+        return self._clock.drift_ppm if self._clock is not None else None
 
     def reset(self) -> None:
         """Take every slot back; nothing may be in flight."""
@@ -178,18 +191,9 @@ class PairExecutor:
 class PairLane:
     """One stream of the pair."""
 
-    def __init__(self, executor: PairExecutor, issuer: Issuer, clock: Clock) -> None:
-        self.executor, self.issuer, self.clock = executor, issuer, clock
-        self.is_async = issuer.is_cuda
-        self.reference: Any = None
-        """An event on the device: its times are counted from it."""
-        self._reference_s, nearest_s = 0.0, inf
-        for _ in range(REFERENCES if self.is_async else 0):
-            before_s, event = clock.now_s, self._event()
-            event.synchronize()
-            after_s = clock.now_s
-            if after_s - before_s < nearest_s:
-                self.reference, self._reference_s, nearest_s = event, 0.5 * (before_s + after_s), after_s - before_s
+    def __init__(self, executor: PairExecutor, issuer: Issuer, clock: Clock, device_clock: DeviceClock) -> None:
+        self.executor, self.issuer, self.clock, self.device_clock = executor, issuer, clock, device_clock
+        self.is_async = issuer.runs_on.is_async
 
     def enter(self) -> None:
         """One intra-op thread per issuer: streams share the cores as they share a device."""
@@ -201,38 +205,30 @@ class PairLane:
         for handle in after:
             if isinstance(handle, PairHandle):
                 self.issuer.wait_for(handle.passes[-1].pending)
-        start_s, start = self.clock.now_s, self._event()
-        passes = self.executor.issue(job, self.issuer)
-        return PairHandle(self, job, passes, start_s, self.clock.now_s, start, self._event())
-
-    def host_time_s(self, event: Any) -> float:
-        """Host time at which the device passed `event`."""
-        return self._reference_s + float(self.reference.elapsed_time(event)) * 1e-3
-
-    def _event(self) -> Any:
-        if not self.is_async:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self.issuer.stream)
-        return event
+        began_s = self.clock.now_s
+        return PairHandle(self, job, self.executor.issue(job, self.issuer), began_s)
 
 
 class PairHandle:
-    """Passes of one job that were issued."""
+    """Passes of one job that were issued from `began_s` on."""
 
-    def __init__(
-        self, lane: PairLane, job: Job, passes: list[Submitted], start_s: float, end_s: float, start: Any, end: Any
-    ) -> None:
-        self.lane, self.job, self.passes = lane, job, passes
-        self._start_s, self._end_s, self._start, self._end = start_s, end_s, start, end
+    def __init__(self, lane: PairLane, job: Job, passes: list[Submitted], began_s: float) -> None:
+        self.lane, self.job, self.passes, self._began_s = lane, job, passes, began_s
+        self._seen_s = inf
+        """When it was known to be over."""
 
     def finish(self) -> Outcome:
         accepted = self.lane.executor.settle(self.job, self.passes)
-        start_s, end_s = self._start_s, self._end_s
-        if self._end is not None:
-            self._end.synchronize()
-            start_s, end_s = self.lane.host_time_s(self._start), self.lane.host_time_s(self._end)
-        return Outcome(start_s, end_s, accepted, sum(_padded_tokens(submitted) for submitted in self.passes))
+        self.passes[-1].pending.end.synchronize()
+        self._seen_s = self.lane.clock.now_s
+        self.lane.device_clock.look_if_due()
+        return Outcome(accepted, sum(_padded_tokens(submitted) for submitted in self.passes))
+
+    def times_s(self) -> tuple[float, float]:
+        """No work begins before it is issued or ends after it is known to: a look at two clocks is not exact."""
+        start, end = self.passes[0].pending.start, self.passes[-1].pending.end
+        end_s = min(self.lane.device_clock.host_s(end), self._seen_s)
+        return min(max(self.lane.device_clock.host_s(start), self._began_s), end_s), end_s
 
 
 class _HostHandle:
@@ -244,7 +240,10 @@ class _HostHandle:
             self._end_s = clock.now_s
 
     def finish(self) -> Outcome:
-        return Outcome(self._start_s, self._end_s)
+        return Outcome()
+
+    def times_s(self) -> tuple[float, float]:
+        return self._start_s, self._end_s
 
 
 def _padded_tokens(submitted: Submitted) -> int:

@@ -17,7 +17,6 @@ import msgspec
 from realrun.host.gpuhost import GpuHost
 from realrun.host.quiet import frozen_heap
 from realrun.kernels.options import decoding_shapes
-from realrun.model.memory import device_allocations
 from realrun.replay.experiment import busy_seconds, usage_of
 from realrun.replay.measured import MeasuredWork, mean, measured_work, real_columns
 from realrun.replay.measured_host import WakeLatency
@@ -50,6 +49,8 @@ class Replay:
     """Times the device allocator went to the driver during the run: not 0 means that it disturbed the times."""
     is_partial: bool
     """Interrupted before its end."""
+    drift_ppm: float | None
+    """By how much the host's clock is faster than the device's (realrun.host.device)."""
     probed_s: list[tuple[float, ...]]
     """What realrun.replay.probe took before the run and, unless it was interrupted, after it."""
 
@@ -89,8 +90,8 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     """
     rehearse(experiment, executor)
     probed_s = [probe(executor.kernels, executor.issuers[0])]
-    device = executor.kernels.device
-    allocations = device_allocations(device)
+    runs_on = executor.kernels.runs_on
+    allocations = runs_on.num_allocations()
     is_partial = False
     with frozen_heap(), GpuHost(executor, experiment.luck() if experiment.is_dictated else None) as host:
         serving = experiment.start(host, experiment.requests())
@@ -102,7 +103,7 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     if not is_partial:
         experiment.check_served(serving)
     executor.reset()
-    num_allocations = device_allocations(device) - allocations
+    num_allocations = runs_on.num_allocations() - allocations
     if not is_partial:
         try:
             probed_s.append(probe(executor.kernels, executor.issuers[0]))
@@ -126,6 +127,7 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
         wake=WakeLatency(mean(host.reactions.wake_latencies_s[False]), mean(host.reactions.wake_latencies_s[True])),
         num_allocations=num_allocations,
         is_partial=is_partial,
+        drift_ppm=executor.drift_ppm,
         probed_s=probed_s,
     )
 
@@ -179,6 +181,7 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, An
                     "num_device_allocations": each.num_allocations,
                     "plain_wake_s": each.wake.plain_s,
                     "polled_wake_s": each.wake.polled_s,
+                    "clock_drift_ppm": each.drift_ppm,
                     "probed_s": each.probed_s,
                 }
                 for each in replays

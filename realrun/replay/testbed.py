@@ -11,10 +11,11 @@ from math import ceil
 
 import torch
 
+from realrun.host import cuda
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import CONTEXT_STEP, Attention
-from realrun.model.memory import GIB, available_bytes
+from realrun.model.memory import GIB
 from realrun.model.weights import random_model, tied_pair
 from realrun.replay.experiment import most_at_once
 from realrun.replay.genuine import Tied
@@ -48,13 +49,6 @@ class Sizes:
     draft_tokens_max: int
 
 
-def find_device(name: str) -> torch.device:
-    """The device called cpu or cuda. Raises ValueError if this machine has none."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no CUDA device on this machine; use --device cpu")
-    return torch.device(name)
-
-
 def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     """Slots for as many requests as can be in flight, or as fit the device's memory beside the weights.
 
@@ -69,7 +63,8 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     models = loaded_models(profile, with_draft=drafted > 0)
     weights = sum(shape.weight_bytes for shape in models)
     per_slot = max_tokens * (sum(shape.kv_bytes_per_token for shape in models) + _workspace_bytes_per_token(models))
-    has = available_bytes(device) * experiments[0].scenario.engine.gpu_memory_utilization - _reserved_bytes(device)
+    utilisation = experiments[0].scenario.engine.gpu_memory_utilization
+    has = cuda.find(device).free_bytes() * utilisation - _reserved_bytes(device)
     fitting = int((has - weights) // per_slot) - SPARE_SLOTS - 1
     if fitting < 1:
         raise ValueError(

@@ -1,4 +1,3 @@
-# ruff: noqa: E402
 """The campaign: what it does in which order, that it goes on after kills, and what a red smoke step stops."""
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ pytest.importorskip("pyarrow")
 from calibrate.campaign import __main__ as campaign
 from calibrate.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Job, Load, done_file
 from calibrate.campaign.report import report
-from calibrate.campaign.steps import run
+from calibrate.campaign.steps import run, spec_of
 from calibrate.cli.files import check_file
+from calibrate.measure.session import Session
 from calibrate.points import file as points_file
 from sim.costs.shapes import model
 
@@ -146,7 +146,8 @@ def test_on_another_core_count_points_stay_and_what_depends_on_cores_is_done_aga
     run("cpu", tmp_path, SMOKE, SMALL)
     left = [step for step in SMALL.steps if not done_file(tmp_path, step).exists()]
     assert left == ["measure tiny-target+tiny-draft", "replay c2"]
-    run("cpu", tmp_path, left[0], SMALL)
+    job = SMALL.jobs[0]
+    Session(spec_of("cpu", job), points, job.budget_s, lambda stage, done, total: None).run()
     after = points_file.read(points)
     assert after.points == before.points
     assert after.host["inflation_eager"]

@@ -19,7 +19,6 @@ from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.rows import Slot
 from realrun.model.attention import Attention
 from realrun.model.kv import KvLayout
-from realrun.model.memory import device_allocations
 from realrun.model.weights import random_model, tied_pair
 from sim.seam.work import Kind
 from tests.realrun.support import VOCAB, greedy_text, prefill_in_chunks, prompts, speculate, tiny_options, tiny_shape
@@ -73,14 +72,14 @@ def test_decoding_passes_are_replayed_and_allocate_nothing() -> None:
     issuer = warmed(kernels, "all")
     slots: list[Slot] = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(LENGTHS))]
     prefill_in_chunks(kernels, slots, 64, issuer)
-    before = device_allocations(kernels.device)
+    before = kernels.runs_on.num_allocations()
     for _ in range(5):
         assert kernels.draft(slots, 3, issuer).pending.is_graph
         verify = kernels.verify(slots, issuer)
         assert verify.pending.is_graph
         assert verify.plan.shape.kind is Kind.VERIFY
         verify.result()
-    assert device_allocations(kernels.device) == before
+    assert kernels.runs_on.num_allocations() == before
 
 
 @pytest.mark.parametrize("attention", [Attention.EFFICIENT, Attention.FLASH_PAGED])

@@ -1,0 +1,159 @@
+"""A GPU by CUDA: the only module that touches torch.cuda. Not here: the seam it fulfils and its rules
+(realrun.host.device).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+
+from realrun.host.device import Cpu, Device, Event, Stream
+
+OutOfMemory = torch.cuda.OutOfMemoryError
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+MOST_CONNECTIONS, USUAL_CONNECTIONS = 32, 8
+"""Hardware queues of a process: at most, and where nobody asks. Streams beyond them wait for each other unasked, and
+torch has but 32 streams, which it hands out in turn, over and over."""
+CYCLES_PER_S = 2.0e9
+"""Of a kernel that holds a stream: no GPU's clock is faster, and slower ones hold longer."""
+
+
+def find(where: str | torch.device) -> Device:
+    """The device called cpu or cuda. Raises ValueError if this machine has none."""
+    where = torch.device(where)
+    if where.type == "cpu":
+        return Cpu()
+    if not torch.cuda.is_initialized():
+        os.environ.setdefault(CONNECTIONS, str(MOST_CONNECTIONS))
+    if not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no CUDA device on this machine; use --device cpu")
+    return Cuda(where)
+
+
+class Properties(NamedTuple):
+    """Of the first GPU."""
+
+    name: str
+    capability: str
+    multiprocessors: int
+    l2_bytes: int | None
+    memory_bytes: int
+    uuid: str
+    """By which the driver knows it."""
+
+
+def properties() -> Properties:
+    found: Any = torch.cuda.get_device_properties(0)
+    l2_bytes = int(getattr(found, "L2_cache_size", 0)) or None
+    capability = f"{found.major}.{found.minor}"
+    return Properties(
+        name=str(found.name),
+        capability=capability,
+        multiprocessors=int(found.multi_processor_count),
+        l2_bytes=l2_bytes,
+        memory_bytes=int(found.total_memory),
+        uuid=str(found.uuid),
+    )
+
+
+class Cuda:
+    """A GPU."""
+
+    is_async = True
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
+
+    def now_s(self) -> float:
+        return perf_counter()
+
+    def stream(self, priority: int = 0) -> Stream:
+        connections = int(os.environ.get(CONNECTIONS, USUAL_CONNECTIONS))
+        for _ in range(MOST_CONNECTIONS if len(_STREAMS) < connections else 0):
+            # torch counts the other way round: lower is served first.
+            raw = torch.cuda.Stream(self._where, priority=-priority)
+            if raw.cuda_stream not in _STREAMS:
+                made = _STREAMS[raw.cuda_stream] = _CudaStream(raw)
+                return made
+        raise ValueError(
+            f"{len(_STREAMS)} streams are in use and {CONNECTIONS} is {connections}: one more would queue behind them; "
+            f"use fewer, or set {CONNECTIONS}={MOST_CONNECTIONS}, the most there are"
+        )
+
+    def run_now(self, work: Callable[[], object]) -> None:
+        with torch.inference_mode():
+            work()
+        torch.cuda.current_stream(self._where).synchronize()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._where)
+
+    def pinned(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int64, pin_memory=True)
+
+    def free_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self._where)[0])
+
+    def num_allocations(self) -> int:
+        return int(torch.cuda.memory_stats(self._where).get("num_device_alloc", 0))
+
+
+class _CudaStream:
+    def __init__(self, raw: Any) -> None:
+        self._raw, self._pool = raw, torch.cuda.graph_pool_handle()
+
+    def run(self, work: Callable[[], object]) -> None:
+        with torch.inference_mode(), torch.cuda.stream(self._raw):
+            work()
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        # On the stream that replays it, as libraries keep a workspace per stream; other threads may issue meanwhile.
+        with (
+            torch.inference_mode(),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._raw, capture_error_mode="thread_local"),
+        ):
+            results = work()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return results
+
+        return replay
+
+    def record(self) -> Event:
+        raw = torch.cuda.Event(enable_timing=True)
+        raw.record(self._raw)
+        return _CudaEvent(raw)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, _CudaEvent)
+        self._raw.wait_event(event.raw)
+
+    def hold(self, seconds: float) -> None:
+        with torch.cuda.stream(self._raw):
+            torch.cuda._sleep(int(seconds * CYCLES_PER_S))
+
+
+_STREAMS: WeakValueDictionary[int, _CudaStream] = WeakValueDictionary()
+"""In use in this process, by CUDA's handle."""
+
+
+class _CudaEvent:
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    def is_done(self) -> bool:
+        return bool(self.raw.query())
+
+    def synchronize(self) -> None:
+        self.raw.synchronize()
+
+    def seconds_after(self, earlier: Event) -> float:
+        assert isinstance(earlier, _CudaEvent)
+        return 1e-3 * float(earlier.raw.elapsed_time(self.raw))

@@ -1,0 +1,205 @@
+"""The seam to what passes run on: streams, events, captured graphs, pinned buffers, memory; the CPU behind it; clocks.
+
+Everything above is written against `Device`: a GPU (realrun.host.cuda), the CPU, which does at once what it is told, or
+in tests a fake that does it as late as the rules allow. Not here: torch.cuda, what is run (realrun.kernels.issuer).
+
+Rules: works of one stream run in the order of issue; streams know nothing of each other but by `record` and `wait`;
+the host knows what is over only by `synchronize`; `wait` means what had been recorded when it was called.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import torch
+
+LOOKS = 10
+"""At an event and the host's clock at one instant; the closest counts."""
+LOOK_EVERY_S = 10.0
+"""CUDA gives times between events in float32 milliseconds: to 1 us over 10 s, to 60 us over 1,000 s."""
+LEAST_SPAN_S = 1.0
+"""Of looks that tell a drift: it is some 20 to 50 us per second, and a look is true to a few us."""
+
+
+class Event(Protocol):
+    """A place in the order of a stream."""
+
+    def is_done(self) -> bool: ...
+    def synchronize(self) -> None: ...
+    def seconds_after(self, earlier: Event) -> float:
+        """By the device's own clock; below 0 for events the other way round."""
+        ...
+
+
+class Stream(Protocol):
+    def run(self, work: Callable[[], object]) -> None:
+        """Issue the kernels that `work` launches, nothing of it to be differentiated."""
+        ...
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """The kernels of `work` as a graph: one launch, within `run` of this stream; the same tensor each time."""
+        ...
+
+    def record(self) -> Event: ...
+    def wait(self, event: Event) -> None: ...
+    def hold(self, seconds: float) -> None:
+        """Keep the stream busy for so long, or up to twice as long; by one launch."""
+        ...
+
+
+class Device(Protocol):
+    is_async: bool
+    """Works may still run when they have been issued. Where not, there are no graphs either."""
+
+    def now_s(self) -> float:
+        """The host's clock."""
+        ...
+
+    def stream(self, priority: int = 0) -> Stream:
+        """A stream of its own; higher priorities go first. Raises ValueError where it would share another's queue."""
+        ...
+
+    def run_now(self, work: Callable[[], object]) -> None:
+        """Run `work` beside all streams; it is over on return."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all streams are idle."""
+        ...
+
+    def pinned(self, *shape: int) -> torch.Tensor:
+        """int64 zeros in the host's memory that works read and write."""
+        ...
+
+    def free_bytes(self) -> int: ...
+    def num_allocations(self) -> int:
+        """Times the allocator has gone to the driver: unchanged over a window that allocated nothing."""
+        ...
+
+
+class Cpu:
+    """Issuing is executing; all memory counts as free, and no allocation is counted."""
+
+    is_async = False
+
+    def now_s(self) -> float:
+        return perf_counter()
+
+    def stream(self, priority: int = 0) -> Stream:
+        return _CpuStream()
+
+    def run_now(self, work: Callable[[], object]) -> None:
+        _CpuStream().run(work)
+
+    def synchronize(self) -> None: ...
+
+    def pinned(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int64)
+
+    def free_bytes(self) -> int:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def num_allocations(self) -> int:
+        return 0
+
+
+class _CpuStream:
+    def run(self, work: Callable[[], object]) -> None:
+        with torch.inference_mode():
+            work()
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        raise ValueError("passes cannot be captured on a CPU: graphs exist on CUDA only")
+
+    def record(self) -> Event:
+        return _CpuEvent(perf_counter())
+
+    def wait(self, event: Event) -> None: ...
+    def hold(self, seconds: float) -> None: ...
+
+
+class _CpuEvent(NamedTuple):
+    at_s: float
+
+    def is_done(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
+
+    def seconds_after(self, earlier: Event) -> float:
+        assert isinstance(earlier, _CpuEvent)
+        return self.at_s - earlier.at_s
+
+
+class _Look(NamedTuple):
+    """An event that was over between two looks at the host's clock."""
+
+    event: Event
+    device_s: float
+    """After the first look."""
+    host_s: float
+    half_width_s: float
+
+
+class DeviceClock:
+    """When a device's events were, by a clock of the host: the two are looked at together now and then, and events
+    placed between. A GPU's clock drifts by tens of microseconds per second from the host's."""
+
+    def __init__(self, device: Device, now_s: Callable[[], float]) -> None:
+        self._stream, self._now_s, self._lock = device.stream(), now_s, threading.Lock()
+        self._looks: list[_Look] = []
+        self.look()
+
+    def look(self) -> None:
+        """At both clocks; events after the last look are placed less well than those before it."""
+        with self._lock:
+            event, host_s, half_width_s = min((self._glance() for _ in range(LOOKS)), key=lambda glance: glance[2])
+            last = self._looks[-1] if self._looks else _Look(event, 0.0, host_s, half_width_s)
+            self._looks.append(_Look(event, last.device_s + event.seconds_after(last.event), host_s, half_width_s))
+
+    def look_if_due(self) -> None:
+        if self._now_s() - self._looks[-1].host_s > LOOK_EVERY_S:
+            self.look()
+
+    def host_s(self, event: Event) -> float:
+        """When the device passed `event`, which is over."""
+        looks = tuple(self._looks)
+        about_s = event.seconds_after(looks[0].event)
+        near = min(looks, key=lambda look: abs(look.device_s - about_s))
+        after_s = event.seconds_after(near.event)
+        number = looks.index(near)
+        other = number + 1 if after_s > 0.0 else number - 1
+        if 0 <= other < len(looks):
+            return near.host_s + after_s * _rate(near, looks[other])
+        # Before the first or after the last: a drift between looks close together would be noise.
+        is_known = looks[-1].device_s - looks[0].device_s >= LEAST_SPAN_S
+        return near.host_s + after_s * (_rate(looks[0], looks[-1]) if is_known else 1.0)
+
+    @property
+    def drift_ppm(self) -> float | None:
+        """By how much the host's clock is faster than the device's, by the first look and the last; None if they are
+        too close together to tell."""
+        first, last = self._looks[0], self._looks[-1]
+        return 1e6 * (_rate(first, last) - 1.0) if last.device_s - first.device_s >= LEAST_SPAN_S else None
+
+    @property
+    def uncertain_s(self) -> float:
+        """What the worst look may be wrong by."""
+        return max(look.half_width_s for look in self._looks)
+
+    def _glance(self) -> tuple[Event, float, float]:
+        before_s = self._now_s()
+        event = self._stream.record()
+        event.synchronize()
+        after_s = self._now_s()
+        return event, 0.5 * (before_s + after_s), 0.5 * (after_s - before_s)
+
+
+def _rate(one: _Look, other: _Look) -> float:
+    """Seconds of the host's clock per second of the device's."""
+    device_s = other.device_s - one.device_s
+    return (other.host_s - one.host_s) / device_s if device_s else 1.0

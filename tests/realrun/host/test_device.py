@@ -1,0 +1,171 @@
+# ruff: noqa: E402
+"""The seam to the device: who touches torch.cuda, streams that are nobody else's, and a clock that drifts."""
+
+from __future__ import annotations
+
+import ast
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np
+
+from realrun.host import cuda
+from realrun.host.device import LOOK_EVERY_S, Cpu, DeviceClock, Event
+from tests.test_import_arrows import FILES, ROOT
+
+ONLY = "realrun.host.cuda"
+
+
+def touches_cuda(source: str) -> bool:
+    """Whether a module reaches for torch.cuda, by any of the ways to spell it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr == "cuda" and ast.unparse(node.value) == "torch":
+            return True
+        if isinstance(node, ast.Import) and any(alias.name.startswith("torch.cuda") for alias in node.names):
+            return True
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.cuda"):
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module == "torch" and "cuda" in {a.name for a in node.names}:
+            return True
+    return False
+
+
+def test_one_module_touches_torch_cuda() -> None:
+    sources = {name: path.read_text() for name, path in FILES.items()}
+    sources |= {path.name: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
+    assert [name for name, source in sources.items() if touches_cuda(source)] == [ONLY]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import torch.cuda as c", "from torch import cuda", "from torch.cuda import Event", "x = torch.cuda.Stream()"],
+)
+def test_every_spelling_of_it_is_seen(source: str) -> None:
+    assert touches_cuda(source)
+    assert not touches_cuda("torch.version.cuda, torch.backends.cuda, self.cuda.find, 'torch.cuda'")
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's streams: 32 of them, handed out in turn."""
+    handles = count()
+
+    class Raw:
+        def __init__(self, device: Any, priority: int) -> None:
+            self.cuda_stream, self.priority = next(handles) % 32, priority
+
+    monkeypatch.setattr(torch.cuda, "Stream", Raw)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+
+
+def test_streams_are_distinct_and_the_one_too_many_is_refused(pool: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cuda.CONNECTIONS, "32")
+    device = cuda.Cuda(torch.device("cuda"))
+    kept: list[Any] = [device.stream() for _ in range(32)]
+    assert len({stream._raw.cuda_stream for stream in kept}) == 32
+    with pytest.raises(ValueError, match="32 streams are in use"):
+        device.stream()
+    del kept[5]
+    kept.append(device.stream())
+    assert len({stream._raw.cuda_stream for stream in kept}) == 32
+
+
+def test_streams_beyond_the_hardware_queues_are_refused(pool: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cuda.CONNECTIONS, raising=False)
+    device = cuda.Cuda(torch.device("cuda"))
+    kept = [device.stream() for _ in range(8)]
+    with pytest.raises(ValueError, match="8 streams are in use and CUDA_DEVICE_MAX_CONNECTIONS is 8"):
+        device.stream()
+    assert len(kept) == 8
+
+
+def test_a_higher_priority_of_ours_is_a_lower_number_of_torchs(pool: None) -> None:
+    stream: Any = cuda.Cuda(torch.device("cuda")).stream(2)
+    assert stream._raw.priority == -2
+
+
+class Drifting(Cpu):
+    """A device whose clock drifts from the host's, and says how long ago an event was in float32 milliseconds. The host
+    sees what it does after a while that varies; now and then it is disturbed."""
+
+    def __init__(self, ppm: float, start_s: float = 0.0) -> None:
+        self.true_s, self.rate, self.random = start_s, 1.0 - 1e-6 * ppm, Random(1)
+
+    def now_s(self) -> float:
+        return self.true_s
+
+    def stream(self, priority: int = 0) -> Any:
+        return self
+
+    def record(self) -> Event:
+        return DriftingEvent(self, self.passes(2e-6))
+
+    def passes(self, seconds: float) -> float:
+        self.true_s += seconds
+        return self.true_s
+
+
+class DriftingEvent:
+    def __init__(self, device: Drifting, true_s: float) -> None:
+        self.device, self.true_s = device, true_s
+
+    def is_done(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        self.device.passes(4e-6 + (1e-3 if self.device.random.random() < 0.3 else 0.0))
+
+    def seconds_after(self, earlier: Any) -> float:
+        ms = 1e3 * self.device.rate * (self.true_s - earlier.true_s)
+        return 1e-3 * float(np.float32(round(ms / 5e-4) * 5e-4))
+
+
+@pytest.mark.parametrize("ppm", [-50.0, 20.0, 50.0])
+def test_events_of_a_long_run_are_placed_by_looks_at_both_clocks_at_its_ends(ppm: float) -> None:
+    device = Drifting(ppm)
+    clock = DeviceClock(device, device.now_s)
+    events = []
+    for _ in range(400):
+        device.passes(2.5)
+        clock.look_if_due()
+        events.append(device.record())
+    clock.look()
+    assert device.true_s > 900.0
+    errors = [abs(clock.host_s(event) - event.true_s) for event in events]
+    # One look at the start alone is wrong by the drift, up to 50 ms here.
+    assert max(errors) < 5e-6
+    assert clock.drift_ppm == pytest.approx(ppm, abs=0.1)
+    assert clock.uncertain_s < 1e-5
+
+
+def test_a_look_is_due_every_few_seconds_as_event_times_are_float32() -> None:
+    device = Drifting(0.0)
+    clock = DeviceClock(device, device.now_s)
+    clock.look_if_due()
+    assert len(clock._looks) == 1
+    device.passes(LOOK_EVERY_S)
+    clock.look_if_due()
+    assert len(clock._looks) == 2
+
+
+def test_looks_close_together_tell_no_drift() -> None:
+    device = Drifting(50.0)
+    clock = DeviceClock(device, device.now_s)
+    clock.look()
+    device.passes(5.0)
+    event: Any = device.record()
+    assert clock.drift_ppm is None
+    assert clock.host_s(event) == pytest.approx(event.true_s, abs=5.0 * 60e-6)
+
+
+def test_a_cpu_has_no_graphs_and_runs_at_once() -> None:
+    stream, done = Cpu().stream(), []
+    stream.run(lambda: done.append(torch.is_inference_mode_enabled()))
+    assert done == [True]
+    with pytest.raises(ValueError, match="graphs exist on CUDA only"):
+        stream.capture(lambda: torch.zeros(1))
