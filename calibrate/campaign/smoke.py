@@ -17,12 +17,13 @@ from time import perf_counter, sleep
 from typing import Any
 
 from calibrate.campaign.plan import MEASURE, REPLAY, Campaign, Job, done_file
+from calibrate.campaign.steps import spec_of
 from calibrate.measure import machine
 from calibrate.measure.bench import Bench
 from calibrate.measure.clocks import Driver
 from calibrate.measure.grid import grid
 from calibrate.measure.overlap import OverlapBench, pairs
-from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits, pair_spec
+from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
 from calibrate.points import file as points_file
 from calibrate.points.work import Place
 from realrun.host import cuda
@@ -57,9 +58,7 @@ class Ground:
 
     @cached_property
     def specs(self) -> list[PairSpec]:
-        return [
-            pair_spec(self.device, job.target, job.draft, None, job.rows, job.context, None, 0) for job in self.jobs
-        ]
+        return [spec_of(self.device, job) for job in self.jobs]
 
     @cached_property
     def bench(self) -> Bench:
