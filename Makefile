@@ -25,7 +25,7 @@ gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (do
 .venv-gpu/.ready: pyproject.toml constraints.txt
 	# With the machine's own torch, where it has one that sees its GPU.
 	$(PYTHON) -m venv --system-site-packages .venv-gpu
-	.venv-gpu/bin/pip install --quiet --disable-pip-version-check -e '.[analysis,gpu]'
+	.venv-gpu/bin/pip install --quiet --disable-pip-version-check -e '.[analysis,gpu-fa3]'
 	touch $@
 
 notebooks: .venv/.notebooks      ## executes every notebook on small settings and leaves them as they are

@@ -101,9 +101,9 @@ class Judged(NamedTuple):
     is_starved: bool
 
 
-def read_cells(path: Path) -> list[dict[str, str]]:
+def read_cells(path: Path, mode: str = "agg") -> list[dict[str, str]]:
     with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["mode"] == "agg"]
+        return [row for row in csv.DictReader(file) if row["mode"] == mode]
 
 
 def cell_of(row: Mapping[str, str]) -> Cell:
@@ -344,8 +344,16 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, nargs="*", default=[], help="the rows with aic_ttft_ms and aic_tpot_ms")
     parser.add_argument("--only", default="", help="only classes whose name holds this text, such as 'vllm moe'")
     parser.add_argument("--every", type=int, default=1, help="only every so manieth row")
+    parser.add_argument(
+        "--mode", choices=("agg", "disagg"), default="agg", help="which rows (benchmarks.silicon_disagg)"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    if options.mode == "disagg":
+        from benchmarks.silicon_disagg import run
+
+        run(read_cells(options.cells, options.mode), options)
+        return
     rows = [row for row in read_cells(options.cells) if options.only in cell_of(row).family][:: options.every]
     peer = {row["id"]: row for path in options.peer for row in csv.DictReader(path.open(newline=""))}
     found, start_s = [], time.perf_counter()

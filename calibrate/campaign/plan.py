@@ -21,7 +21,10 @@ def done_file(out: Path, step: str) -> Path:
 
 
 class Job(NamedTuple):
-    """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`."""
+    """One pair and the seconds that its measurement is planned with; rows and context as of `calibrate measure`.
+
+    KV of all rows and the weights must fit the device together.
+    """
 
     target: str
     draft: str

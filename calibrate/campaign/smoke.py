@@ -16,6 +16,8 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
+import torch
+
 from calibrate.campaign.plan import MEASURE, REPLAY, Campaign, Job, done_file
 from calibrate.campaign.steps import spec_of
 from calibrate.measure import machine
@@ -28,10 +30,19 @@ from calibrate.points import file as points_file
 from calibrate.points.work import Place
 from realrun.host import cuda
 from realrun.host.device import Device, DeviceClock, Stream
+from realrun.model.attention import Attention, Rectangle, make_attention, usual_attention
+from realrun.model.kv import SlottedKv
+from sim.costs.shapes import ModelShape
 from sim.files.write import write_text
 
 SMOKE_FILE = "smoke.json"
 NEEDED = ("torch", "transformers", "scipy", "pyarrow")
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
+"""Largest difference from the reference, as a share of its largest value: some units in the last place."""
+WIDTHS = (1, 5, 64)
+"""Query tokens per row: decode, verify, a chunk of a prompt."""
+STARTS = (0, 17, 190)
+"""Tokens in KV before them, row by row."""
 STREAMS, HOLD_S = 8, 0.05
 """Streams that policies replayed together ask for, and how long each is held."""
 MOST_TOGETHER = 1.5
@@ -69,6 +80,51 @@ class Ground:
 def imports(ground: Ground) -> str:
     versions = [f"{name} {import_module(name).__version__}" for name in NEEDED]
     return f"{', '.join(versions)}; {ground.driver.said}"
+
+
+def kernels(ground: Ground) -> str:
+    """Attention as it will be measured beside the reference, for every model."""
+    where = torch.device(ground.device)
+    name = usual_attention(where)
+    shapes = {source.shape for spec in ground.specs for source in (spec.target, spec.draft) if source is not None}
+    worst = max(_difference(shape, name, where) for shape in sorted(shapes, key=lambda shape: shape.name))
+    return f"{name.value} is within {worst:.1e} of {Attention.MATH.value}"
+
+
+def _difference(shape: ModelShape, name: Attention, where: torch.device) -> float:
+    """Over ragged rows of every width, and all widths in one pass."""
+    dtype = getattr(torch, DEFAULTS[where.type]["dtype"])
+    generator = torch.Generator(where).manual_seed(0)
+    kv = SlottedKv(
+        layers=1,
+        slots=len(STARTS),
+        kv_heads=shape.kv_heads,
+        max_tokens=256,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        device=where,
+    )
+    starts = torch.tensor(STARTS, device=where)
+    slots = torch.arange(len(STARTS), device=where).flip(0)
+    rectangles = [Rectangle(slots, starts, torch.full_like(starts, width), width) for width in WIDTHS]
+    worst = 0.0
+    for rows in (*([each] for each in rectangles), rectangles):
+        size = sum(each.num_tokens for each in rows), shape.heads, shape.head_dim
+        queries = torch.randn(size, generator=generator, device=where, dtype=torch.float32).to(dtype)
+        found, wanted = (_attended(which, shape, kv, rows, queries) for which in (name, Attention.MATH))
+        share = float((found - wanted).abs().max() / wanted.abs().max())
+        if not share <= TOLERANCES[dtype]:
+            raise Red(f"{name.value} is {share:.1e} off the reference for {shape.name}, {size[0]} queries")
+        worst = max(worst, share)
+    return worst
+
+
+def _attended(
+    name: Attention, shape: ModelShape, kv: SlottedKv, rows: Sequence[Rectangle], queries: torch.Tensor
+) -> torch.Tensor:
+    with torch.inference_mode():
+        kernel = make_attention(name, heads=shape.heads, kv=kv)
+        return kernel.run(kernel.plan(rows), queries, 0).float()
 
 
 def streams(ground: Ground) -> str | None:
@@ -149,7 +205,7 @@ def clock(ground: Ground) -> str:
     return said
 
 
-CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, clock, streams, memory, capture, overlap)
+CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, clock, streams, kernels, memory, capture, overlap)
 """What is cheap first."""
 
 

@@ -21,7 +21,6 @@ from calibrate.points.work import Place
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
-from realrun.model.attention import CONTEXT_STEP
 from sim.seam.work import Kind, Model
 
 HOLD_S = 1e-3
@@ -72,18 +71,14 @@ class Bench:
         assert slots.stop <= self.kernels.options.slots, (place, first_slot)
         model, context = Model(place.model), place.context_tokens
         if place.kind == "prefill":
-            reach = -(-(context + place.tokens) // CONTEXT_STEP) * CONTEXT_STEP
-            is_sampled = model is Model.TARGET
-            chunk = ChunkShape(place.rows, place.tokens, min(reach, self.kernels.options.max_tokens), is_sampled)
+            chunk = ChunkShape(place.rows, place.tokens, model is Model.TARGET)
             shape = PassShape(Kind.PREFILL, model, chunks=(chunk,))
             rows = [(slot, place.tokens, NOT_FORCED, 0) for slot in slots]
             return Pass(shape, rows, context + place.tokens, context)
         if place.kind == "draft":
-            padded = self.kernels.options.padded_context(context + 1 + place.tokens)
-            shape = PassShape(Kind.DRAFT, model, place.rows, 1, padded, place.tokens)
+            shape = PassShape(Kind.DRAFT, model, place.rows, 1, place.tokens)
             return Pass(shape, [(slot, 0, NOT_FORCED, 0) for slot in slots], context + 1, context)
-        padded = self.kernels.options.padded_context(context + place.tokens)
-        shape = PassShape(Kind.VERIFY, model, place.rows, place.tokens, padded)
+        shape = PassShape(Kind.VERIFY, model, place.rows, place.tokens)
         # Nothing accepted: one token emitted, whatever the random drafts say.
         return Pass(shape, [(slot, place.tokens, 0, 0) for slot in slots], context + 1, context)
 
@@ -213,5 +208,5 @@ def count_kernels(bench: Bench, place: Place, issuer: Issuer) -> int:
     bench.reset(pass_)
     inputs = torch.tensor(pass_.rows, device=bench.kernels.device)
     with Counter():
-        bench.runs_on.run_now(lambda: bench.kernels.passes.run(pass_.shape, inputs, issuer.workspace))
+        bench.runs_on.run_now(lambda: bench.kernels.passes.run(pass_.shape, inputs))
     return Counter.num_kernels

@@ -13,27 +13,18 @@ from calibrate.hardware.models import FAMILIES, Source, source_of, with_dtype
 from calibrate.measure.grid import Limits
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import CONTEXT_STEP, PAGE_STEP, Attention
-from realrun.model.kv import KvLayout
+from realrun.model.attention import Attention, usual_attention
 from realrun.model.memory import check_fits
 from realrun.model.weights import Family, load_model, random_model
 from sim.costs.shapes import MODELS
 from sim.names import unknown
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cpu": {"dtype": "float32", "budget": 120.0, "rows": 16, "context": 512, "attention": "flash-cpu", "form": "table"},
-    "cuda": {
-        "dtype": "bfloat16",
-        "budget": 480.0,
-        "rows": 32,
-        "context": 2048,
-        "attention": "efficient",
-        "form": "compact",
-    },
+    "cpu": {"dtype": "float32", "budget": 120.0, "rows": 16, "context": 512, "form": "table"},
+    "cuda": {"dtype": "bfloat16", "budget": 480.0, "rows": 32, "context": 2048, "form": "compact"},
 }
 """What is not asked for, by device."""
-SLOT_STEP = 256
-"""Tokens per slot are a multiple of this, so that every attention implementation takes them."""
+LEAST_CONTEXT = 256
 DRAFT_TOKENS = 8
 PASS_TOKENS = {"cpu": 512, "cuda": 4096}
 """Prompt tokens of the longest pass that is timed."""
@@ -84,15 +75,14 @@ def pair_spec(
     assert sources[0] is not None
     longest = min(source.shape.max_context for source in sources if source is not None)
     if context is None:
-        context = min(int(defaults["context"]), longest // SLOT_STEP * SLOT_STEP)
-    if context % SLOT_STEP or not SLOT_STEP <= context <= longest:
-        raise ValueError(
-            f"--context {context} must be a multiple of {SLOT_STEP} from {SLOT_STEP} to {longest}, what the models take"
-        )
+        context = min(int(defaults["context"]), longest)
+    if not LEAST_CONTEXT <= context <= longest:
+        raise ValueError(f"--context {context} must be in {LEAST_CONTEXT}..{longest}, what the models take")
     rows = int(defaults["rows"]) if rows is None else rows
     if rows < 1:
         raise ValueError(f"--rows {rows} must be at least 1")
-    attention = str(defaults["attention"]) if attention is None else attention
+    if attention is None:
+        attention = usual_attention(torch.device(device)).value
     known = [name.value for name in Attention]
     if attention not in known:
         raise ValueError(unknown("attention", attention, known))
@@ -113,9 +103,6 @@ def limits(spec: PairSpec) -> Limits:
 
 def build(spec: PairSpec) -> PairKernels:
     """Raises ValueError for models that do not fit or do not go together, or an attention that does not run here."""
-    step = PAGE_STEP if spec.attention == Attention.FLASH_PAGED else CONTEXT_STEP
-    if spec.slot_tokens % step:
-        raise ValueError(f"slot_tokens={spec.slot_tokens} must be a multiple of {step}")
     sources = [spec.target] if spec.draft is None else [spec.target, spec.draft]
     vocabularies = {source.shape.name: source.shape.vocab for source in sources}
     if len(set(vocabularies.values())) > 1:
@@ -126,7 +113,6 @@ def build(spec: PairSpec) -> PairKernels:
         slots=spec.rows,
         max_tokens=spec.slot_tokens,
         attention=Attention(spec.attention),
-        kv_layout=KvLayout.TOKEN_MAJOR if spec.attention == Attention.FLASH_PAGED else KvLayout.HEAD_MAJOR,
         draft_tokens_max=min(DRAFT_TOKENS, spec.slot_tokens // 4),
         seed=spec.seed,
     )

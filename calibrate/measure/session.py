@@ -28,6 +28,7 @@ from calibrate.points import file as points_file
 from calibrate.points.work import VISITS, Place, l2_state
 from realrun.host import cuda
 from realrun.host.quiet import frozen_heap
+from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile
 from sim.costs.shapes import ModelShape
@@ -151,7 +152,7 @@ class Session:
             "is_cpu": self.spec.device == "cpu",
             "gpu": msgspec.to_builtins(roofs(self.spec.device, self.spec.dtype)),
             "multiprocessors": multiprocessors(self.spec.device),
-            "kv_layout": self._kernels.options.kv_layout.value,
+            "kv_layout": LAYOUT,
             "date": today(),
             "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / layers)),
             "result_s": host_times.result_s(self.bench, smallest),

@@ -1,4 +1,4 @@
-"""One stream's private things: staging buffers, gather workspace, captured graphs.
+"""One stream's private things: staging buffers, captured graphs.
 
 Each stream of a host has one issuer, used by one thread at a time; issuers of one pair share nothing that a pass
 writes but the rows' own state. Inputs travel through pinned buffers made beforehand, results come back the same way.
@@ -15,7 +15,6 @@ import torch
 
 from realrun.host.device import Device, Event
 from realrun.kernels.passes import NOT_FORCED, Column, PassShape
-from realrun.model.attention import Workspace
 from sim.seam.work import Model
 
 STAGING_DEPTH = 4
@@ -23,7 +22,7 @@ STAGING_DEPTH = 4
 WARM_UP_RUNS = 3
 """Eager runs before a capture: libraries pick algorithms and allocate workspaces in the first ones."""
 
-Program = Callable[[PassShape, torch.Tensor, Workspace], torch.Tensor]
+Program = Callable[[PassShape, torch.Tensor], torch.Tensor]
 
 
 class _Staging(NamedTuple):
@@ -68,17 +67,17 @@ class Issuer:
         self,
         name: str,
         program: Program,
-        workspace: Workspace,
+        device: torch.device,
         runs_on: Device,
         *,
         rows_max: int,
         width_max: int,
         priority: int = 0,
     ) -> None:
-        self.name, self.program, self.workspace, self.runs_on = name, program, workspace, runs_on
+        self.name, self.program, self.runs_on = name, program, runs_on
         self.stream = runs_on.stream(priority)
         self._graphs: dict[PassShape, Callable[[], torch.Tensor]] = {}
-        self._inputs = torch.zeros(rows_max, len(Column), dtype=torch.int64, device=workspace.keys.device)
+        self._inputs = torch.zeros(rows_max, len(Column), dtype=torch.int64, device=device)
         self._staging = [
             _Staging(runs_on.pinned(rows_max, len(Column)), runs_on.pinned(rows_max * (1 + width_max)))
             for _ in range(STAGING_DEPTH)
@@ -107,7 +106,7 @@ class Issuer:
         def work() -> None:
             inputs = self._inputs[: len(rows)]
             inputs.copy_(staging.inputs[: len(rows)], non_blocking=True)
-            results = self.program(shape, inputs, self.workspace) if graph is None else graph()
+            results = self.program(shape, inputs) if graph is None else graph()
             on_host.copy_(results, non_blocking=True)
 
         start = self.stream.record()
@@ -133,5 +132,5 @@ class Issuer:
         if is_to_be_captured:
             self.runs_on.synchronize()
             inputs = self._inputs[: shape.num_rows]
-            self._graphs[shape] = self.stream.capture(lambda: self.program(shape, inputs, self.workspace))
+            self._graphs[shape] = self.stream.capture(lambda: self.program(shape, inputs))
             self.issue(shape, absent).values()

@@ -21,7 +21,6 @@ from realrun.kernels.passes import Passes, PassShape
 from realrun.kernels.rows import PromptChunk, RowResult, Slot
 from realrun.kernels.sequences import Sequences
 from realrun.model import sampling
-from realrun.model.attention import Workspace
 from realrun.model.decoder import Decoder
 from sim.seam.work import Kind, Model
 
@@ -61,7 +60,6 @@ class PairKernels:
                 slots=options.slots,
                 max_tokens=options.max_tokens,
                 attention=options.attention,
-                layout=options.kv_layout,
                 seed=options.seed,
             )
             for model in models
@@ -74,8 +72,6 @@ class PairKernels:
         self.device: torch.device = target_decoder.device
         self.target, self.draft_model = target_decoder, draft_decoder
         self.runs_on = runs_on or cuda.find(self.device)
-        if options.cuda_graphs and not self.runs_on.is_async:
-            raise ValueError(f"cuda_graphs=True needs a CUDA device, the models are on {self.device}")
         kept = torch.float64 if target_decoder.dtype is torch.float64 else torch.float32
         self.sequences = Sequences(
             slots=options.slots,
@@ -98,8 +94,7 @@ class PairKernels:
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
         """The stream called `name` with its own buffers, made when it is first asked for. Higher priority goes first.
 
-        One stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue, and
-        each has a workspace of its own.
+        One stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue.
         """
         found = self._issuers.get((name, priority))
         if found is None:
@@ -107,17 +102,8 @@ class PairKernels:
         return found
 
     def _new_issuer(self, name: str, priority: int) -> Issuer:
-        options = self.options
-        decoders = [self.target] if self.draft_model is None else [self.target, self.draft_model]
-        rows_max = options.most_rows
-        widest_head = max(decoder.kv_heads * decoder.head_dim for decoder in decoders)
-        workspace = Workspace(
-            num_elements=rows_max * options.max_tokens * widest_head if options.is_gathering else 0,
-            dtype=self.target.dtype,
-            device=self.device,
-        )
-        sizes = {"rows_max": rows_max, "width_max": options.draft_tokens_max + 1}
-        return Issuer(name, self.passes.run, workspace, self.runs_on, **sizes, priority=priority)
+        sizes = {"rows_max": self.options.most_rows, "width_max": self.options.draft_tokens_max + 1}
+        return Issuer(name, self.passes.run, self.device, self.runs_on, **sizes, priority=priority)
 
     def admit(self, prompt: Sequence[int], request: int) -> Slot:
         """Give a request a slot; `request` is its arrival index, which keys its randomness.

@@ -8,7 +8,7 @@ a CUDA graph and replayed without knowing what the passes before it accepted. No
 host's account (realrun.kernels.pair_kernels), streams and graphs (realrun.kernels.issuer).
 
 How tokens are packed: rows that decode or verify form one rectangle padded to the longest; prompt chunks of equal
-length share a rectangle, so they carry no padding. The body sees all rectangles of a pass at once.
+length share a rectangle, so they carry no padding. Body and attention see all rectangles of a pass at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from realrun.kernels.sequences import Sequences
 from realrun.model import sampling
-from realrun.model.attention import Rectangle, Workspace
+from realrun.model.attention import Rectangle
 from realrun.model.decoder import Decoder
 from realrun.model.sampling import Draw
 from sim.seam.work import Kind, Model
@@ -49,20 +49,18 @@ class ChunkShape(NamedTuple):
 
     rows: int
     width: int
-    context: int
     is_sampled: bool
     """These chunks end their prompts: the target emits the first token."""
 
 
 class PassShape(NamedTuple):
-    """All that a pass's kernels depend on; key of warm-up and of captured graphs."""
+    """All that a pass's kernels depend on, contexts aside; key of warm-up and of captured graphs."""
 
     kind: Kind
     model: Model
     rows: int = 0
     width: int = 1
     """Query tokens per decoding row, padding included (of the first pass, for a draft)."""
-    context: int = 0
     draft_tokens: int = 0
     chunks: tuple[ChunkShape, ...] = ()
 
@@ -83,29 +81,29 @@ class Passes:
         self.target, self.draft, self.sequences, self.temperature = target, draft, sequences, temperature
         self._steps = torch.arange(target.kv.max_tokens, device=target.device)
 
-    def run(self, shape: PassShape, inputs: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    def run(self, shape: PassShape, inputs: torch.Tensor) -> torch.Tensor:
         """Results [rows, 1 + width]: accepted tokens, then the tokens emitted (NO_TOKEN beyond)."""
         if shape.model is Model.DRAFT:
-            return self.run_draft(shape, inputs, workspace)
-        return self.run_target(shape, inputs, workspace)
+            return self.run_draft(shape, inputs)
+        return self.run_target(shape, inputs)
 
-    def run_target(self, shape: PassShape, inputs: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    def run_target(self, shape: PassShape, inputs: torch.Tensor) -> torch.Tensor:
         """Verify or decode the rows, prefill the chunks, commit both."""
         kv = self.target.kv
         slots = inputs[: shape.rows, Column.SLOT]
         rectangles = []
         if shape.rows:
             counts = inputs[: shape.rows, Column.COUNT]
-            rectangles.append(Rectangle(slots, kv.lengths[slots], counts, shape.width, shape.context))
+            rectangles.append(Rectangle(slots, kv.lengths[slots], counts, shape.width))
         rectangles += self._chunk_rectangles(self.target, shape, inputs)
-        hidden = self._forward(self.target, rectangles, workspace)
+        hidden = self._forward(self.target, rectangles)
         for rectangle in rectangles[1 if shape.rows else 0 :]:
             kv.set_lengths(rectangle.slots, rectangle.starts + rectangle.counts)
 
         is_sampled = [chunk.is_sampled for chunk in shape.chunks]
         if shape.rows:
             is_sampled.insert(0, False)
-        parts = hidden.split([len(rectangle.slots) * rectangle.width for rectangle in rectangles])
+        parts = hidden.split([rectangle.num_tokens for rectangle in rectangles])
         sampled = [_last(r, part) for r, part, yes in zip(rectangles, parts, is_sampled, strict=True) if yes]
         heads = [parts[0], *sampled] if shape.rows else sampled
         results = inputs.new_full((shape.num_rows, 1 + shape.width), NO_TOKEN)
@@ -119,7 +117,7 @@ class Passes:
         self._commit_first_tokens(shape, inputs, logits[shape.rows * shape.width :], results)
         return results
 
-    def run_draft(self, shape: PassShape, inputs: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    def run_draft(self, shape: PassShape, inputs: torch.Tensor) -> torch.Tensor:
         """Prefill the chunks and draft `draft_tokens` per row; a row's first pass catches up on what its KV lacks."""
         decoder = self.draft
         assert decoder is not None, "draft pass without a draft model"
@@ -131,9 +129,9 @@ class Passes:
         if shape.rows:
             starts = torch.minimum(kv.lengths[slots], known - 1)
             counts = (known - starts) * is_present
-            rectangles.append(Rectangle(slots, starts, counts, shape.width, shape.context))
+            rectangles.append(Rectangle(slots, starts, counts, shape.width))
         rectangles += self._chunk_rectangles(decoder, shape, inputs)
-        hidden = self._forward(decoder, rectangles, workspace)
+        hidden = self._forward(decoder, rectangles)
         for rectangle in rectangles[1 if shape.rows else 0 :]:
             kv.set_lengths(rectangle.slots, rectangle.starts + rectangle.counts)
         if shape.rows:
@@ -142,8 +140,8 @@ class Passes:
                 tokens = self._choose_draft(slots, known + depth, depth, decoder.head(hidden))
                 sequences.put(slots, known + depth, tokens)
                 if depth + 1 < shape.draft_tokens:
-                    step = Rectangle(slots, known + depth, is_present, 1, shape.context)
-                    hidden = decoder.forward(tokens, (step,), workspace)
+                    step = Rectangle(slots, known + depth, is_present, 1)
+                    hidden = decoder.forward(tokens, (step,))
             kv.set_lengths(slots, known + (max(shape.draft_tokens, 1) - 1))
         return inputs.new_zeros((shape.num_rows, 0))
 
@@ -153,13 +151,13 @@ class Passes:
             rows = inputs[first : first + chunk.rows]
             slots = rows[:, Column.SLOT]
             starts = decoder.kv.lengths[slots] - rows[:, Column.REWIND]
-            rectangles.append(Rectangle(slots, starts, rows[:, Column.COUNT], chunk.width, chunk.context))
+            rectangles.append(Rectangle(slots, starts, rows[:, Column.COUNT], chunk.width))
             first += chunk.rows
         return rectangles
 
-    def _forward(self, decoder: Decoder, rectangles: Sequence[Rectangle], workspace: Workspace) -> torch.Tensor:
+    def _forward(self, decoder: Decoder, rectangles: Sequence[Rectangle]) -> torch.Tensor:
         read = [self.sequences.read(part.slots, decoder.positions(part)).flatten() for part in rectangles]
-        return decoder.forward(torch.cat(read) if len(read) > 1 else read[0], rectangles, workspace)
+        return decoder.forward(torch.cat(read) if len(read) > 1 else read[0], rectangles)
 
     def _choose_draft(
         self, slots: torch.Tensor, positions: torch.Tensor, depth: int, logits: torch.Tensor

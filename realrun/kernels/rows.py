@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from realrun.kernels.options import PairOptions
 from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
-from realrun.model.attention import CONTEXT_STEP
 from sim.seam.work import Kind, Model
 
 
@@ -83,14 +82,9 @@ def plan_draft(slots: Sequence[Slot], chunks: Sequence[PromptChunk], draft_token
     """A draft of `draft_tokens` for each of `slots`, or with no slots the draft model's prefill alone."""
     rows = [(slot.index, 0, NOT_FORCED, 0) for slot in slots]
     width = max((slot.draft_lag for slot in slots if slot.draft_lag > 0), default=1)
-    shape = PassShape(
-        Kind.DRAFT if slots else Kind.PREFILL,
-        Model.DRAFT,
-        options.padded_rows(len(slots)),
-        width,
-        _context(slots, max(draft_tokens, width - 1), options),
-        draft_tokens,
-    )
+    _check_room(slots, max(draft_tokens, width - 1), options)
+    kind = Kind.DRAFT if slots else Kind.PREFILL
+    shape = PassShape(kind, Model.DRAFT, options.padded_rows(len(slots)), width, draft_tokens)
     plan = _with_chunks(shape, rows, chunks, options)
     for slot in slots:
         slot.drafted, slot.draft_lag = draft_tokens, 1 - draft_tokens
@@ -110,8 +104,8 @@ def plan_target(
     rows = [(slot.index, slot.drafted + 1, wanted, 0) for slot, wanted in zip(slots, dictated, strict=True)]
     kind = Kind.PREFILL if not slots else Kind.STEP if chunks else Kind.VERIFY
     width = max((slot.drafted + 1 for slot in slots), default=1)
-    context = _context(slots, width - 1, options)
-    shape = PassShape(kind, Model.TARGET, options.padded_rows(len(slots)), width, context)
+    _check_room(slots, width - 1, options)
+    shape = PassShape(kind, Model.TARGET, options.padded_rows(len(slots)), width)
     plan = _with_chunks(shape, rows, chunks, options)
     plan.draft_lags.extend(slot.draft_lag for slot in slots)
     for slot in slots:
@@ -167,18 +161,15 @@ def _with_chunks(
 ) -> Plan:
     """Add absent rows up to the bucket, then the chunks, equal lengths together, in order of first appearance."""
     inputs = rows + [(options.slots, 0, NOT_FORCED, 0)] * (shape.rows - len(rows))
-    alike: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+    alike: dict[tuple[int, bool], list[int]] = {}
     for number, (slot, new_tokens) in enumerate(chunks):
         end = slot.known_tokens if is_again else _end_of_chunk(slot, new_tokens, shape.model)
         is_sampled = shape.model is Model.TARGET and not is_again and end == slot.prompt_tokens
-        alike.setdefault((new_tokens, is_sampled), []).append((number, end))
+        alike.setdefault((new_tokens, is_sampled), []).append(number)
     chunk_shapes, chunk_rows = [], [0] * len(chunks)
     for (new_tokens, is_sampled), members in alike.items():
-        # Prefill contexts follow the prompt, not the decoding buckets: these passes are never captured.
-        reach = max(end for _, end in members)
-        context = min(-(-reach // CONTEXT_STEP) * CONTEXT_STEP, options.max_tokens)
-        chunk_shapes.append(ChunkShape(len(members), new_tokens, context, is_sampled))
-        for number, _ in members:
+        chunk_shapes.append(ChunkShape(len(members), new_tokens, is_sampled))
+        for number in members:
             chunk_rows[number] = len(inputs)
             inputs.append((chunks[number].slot.index, new_tokens, NOT_FORCED, new_tokens if is_again else 0))
     return Plan(shape._replace(chunks=tuple(chunk_shapes)), inputs, chunk_rows, [])
@@ -198,17 +189,13 @@ def _end_of_chunk(slot: Slot, new_tokens: int, model: Model) -> int:
     return done + new_tokens
 
 
-def _context(slots: Sequence[Slot], more_tokens: int, options: PairOptions) -> int:
-    """Context that holds the known tokens of every slot and `more_tokens` behind them; 0 without slots.
+def _check_room(slots: Sequence[Slot], more_tokens: int, options: PairOptions) -> None:
+    """Raise ValueError where a slot cannot hold its known tokens and `more_tokens` behind them.
 
     Rows are padded to one width, so each needs room for the longest draft of its pass.
     """
-    if not slots:
-        return 0
-    reach = max(slot.known_tokens_bound for slot in slots) + more_tokens
-    if reach > options.max_tokens:
+    most = max((slot.known_tokens_bound for slot in slots), default=0)
+    if slots and most + more_tokens > options.max_tokens:
         raise ValueError(
-            f"{reach - more_tokens} tokens and {more_tokens} drafted ones exceed max_tokens={options.max_tokens}; "
-            "raise max_tokens"
+            f"{most} tokens and {more_tokens} drafted ones exceed max_tokens={options.max_tokens}; raise max_tokens"
         )
-    return options.padded_context(reach)

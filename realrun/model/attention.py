@@ -1,38 +1,44 @@
-"""Attention over slotted KV: the implementations, by the name that keys a cost table, and what each needs per pass.
+"""Attention over slotted KV, in place and at true lengths: the implementations, by the name that keys a cost table.
 
-Every implementation computes the same thing for a rectangle of rows: query i of a row, at position start + i, sees the
-row's keys at positions 0..start + i. None is chosen silently: the named kernel is called directly, so neither a mask
-nor a process-wide switch can put another one in its place, and a kernel that cannot serve the shape raises.
+Every implementation computes the same thing: query i of a row, at position start + i, sees the row's keys at positions
+0..start + i. How many keys a row has is known on the device alone: no shape and no captured graph depends on it.
+None is chosen silently: the named kernel is called directly, so neither a mask nor a process-wide switch can put
+another one in its place, and one that cannot serve the models or the device raises.
 Not here: projections and rotary positions (realrun.model.decoder).
 """
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from realrun.model.kv import KvLayout, SlottedKv
+from realrun.host import cuda
+from realrun.model.kv import SlottedKv
 
-CONTEXT_STEP = 16
-"""Contexts are padded to multiples of this many tokens: fused kernels want aligned masks (16 bytes)."""
-PAGE_STEP = 256
-"""Page sizes FlashAttention-2 accepts are multiples of this many tokens; here a slot is one page."""
+HOPPER = "9.0"
+"""Compute capability that FlashAttention-3 is written for."""
+QUERY_TILE = 128
+"""Queries that one block of a fused kernel attends with, those of one KV head together."""
+GPU_TILES = 128
+"""Blocks that fill a GPU: an A100 has 108 multiprocessors, an H100 132."""
+MOST_SPLITS = 16
+"""Beyond which putting a row's parts together costs more than reading them side by side saves."""
 
 
 class Attention(StrEnum):
-    """Attention implementation. All but FLASH_PAGED first gather the rows' KV into a workspace and take a mask."""
+    """Attention implementation. The flash ones on CUDA read KV where it lies."""
 
     MATH = "math"
-    """Two matrix products and a softmax (float32 or better); any device, the reference."""
+    """Two matrix products and a softmax (float32 or better); any device, the reference. Reads lengths back."""
     FLASH_CPU = "flash-cpu"
-    """torch's fused CPU kernel."""
-    EFFICIENT = "efficient"
-    """torch's memory-efficient CUDA kernel. Grouped queries are packed, so each key is read once per KV head."""
-    FLASH_PAGED = "flash-paged"
-    """torch's variable-length FlashAttention over a block table, KV read in place; CUDA, float16 or bfloat16."""
+    """torch's fused CPU kernel, over KV copied together up to the longest row."""
+    FLASH = "flash"
+    """torch's variable-length FlashAttention; CUDA, float16 or bfloat16."""
+    FLASH_3 = "flash-3"
+    """FlashAttention-3 of the package fa3-fwd; Hopper, bfloat16."""
 
 
 class Rectangle(NamedTuple):
@@ -44,136 +50,220 @@ class Rectangle(NamedTuple):
     counts: torch.Tensor
     """Query tokens of the row, 0..width; what lies beyond is padding and leaves no trace in KV."""
     width: int
-    context: int
-    """Keys to look at: at least the largest start + width, a multiple of CONTEXT_STEP or the whole slot."""
 
-
-class Plan(NamedTuple):
-    """What one rectangle's attention needs, made once per pass and used by every layer."""
-
-    rectangle: Rectangle
-    extras: tuple[Any, ...]
+    @property
+    def num_tokens(self) -> int:
+        return len(self.slots) * self.width
 
 
 class AttentionKernel(Protocol):
-    def plan(self, rectangle: Rectangle, workspace: Workspace) -> Plan: ...
+    def plan(self, rectangles: Sequence[Rectangle]) -> Any:
+        """What the attention of these rows needs, made once per pass and used by every layer."""
+        ...
 
-    def run(self, plan: Plan, queries: torch.Tensor, kv: SlottedKv, layer: int) -> torch.Tensor:
-        """Attend with queries [rows, width, heads, head_dim]; gives [rows, width, heads * head_dim]."""
+    def run(self, plan: Any, queries: torch.Tensor, layer: int) -> torch.Tensor:
+        """Attend with queries [tokens, heads, head_dim], rectangle after rectangle, row by row; gives the same shape.
+
+        The keys and values of these tokens are in KV already.
+        """
         ...
 
 
-class Workspace:
-    """Where gathered keys and values go; one per stream, sized for the largest rectangle and never grown."""
-
-    __slots__ = ("keys", "values")
-
-    def __init__(self, *, num_elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.keys = torch.zeros(num_elements, dtype=dtype, device=device)
-        self.values = torch.zeros(num_elements, dtype=dtype, device=device)
-
-
 def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKernel:
-    """The kernel called `name`. Raises ValueError where this device, layout or torch cannot run it."""
-    on_cuda = kv.keys.device.type == "cuda"
-    wanted = {Attention.FLASH_CPU: "cpu", Attention.EFFICIENT: "cuda", Attention.FLASH_PAGED: "cuda"}.get(name)
-    if wanted and (wanted == "cuda") != on_cuda:
+    """The kernel called `name`. Raises ValueError where this device, precision or installation cannot run it."""
+    wanted = {Attention.FLASH_CPU: "cpu", Attention.FLASH: "cuda", Attention.FLASH_3: "cuda"}.get(name)
+    if wanted not in (None, kv.keys.device.type):
         raise ValueError(f"attention={name.value!r} runs on {wanted} only; KV is on {kv.keys.device.type}")
-    if name is Attention.FLASH_PAGED:
-        return PagedAttention(heads, kv)
-    return GatheredAttention(name, heads, kv)
+    taken = {Attention.FLASH: (torch.bfloat16, torch.float16), Attention.FLASH_3: (torch.bfloat16,)}.get(name)
+    if taken and kv.keys.dtype not in taken:
+        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in taken)
+        raise ValueError(f"attention={name.value!r} takes {known}, not {kv.keys.dtype}; use 'math'")
+    if name is Attention.FLASH:
+        return FlashAttention(heads, kv)
+    if name is Attention.FLASH_3:
+        return Flash3Attention(heads, kv)
+    return GatheringAttention(name, heads, kv)
 
 
-class GatheredAttention:
-    """Copy the rows' keys and values together, then attend with an additive mask."""
+def usual_attention(device: torch.device) -> Attention:
+    """What passes on this device run with unless a person or a profile asks for another.
+
+    Raises ValueError if this machine has no such device.
+    """
+    if not cuda.find(device).is_async:
+        return Attention.FLASH_CPU
+    return Attention.FLASH_3 if cuda.properties().capability == HOPPER else Attention.FLASH
+
+
+def num_splits(tiles: int) -> int:
+    """Parts that every row's keys are read in, side by side: as many as fill the GPU with `tiles` blocks of queries.
+
+    A function of the pass's shape alone, so an eager pass and a captured one compute the same.
+    """
+    return max(1, min(MOST_SPLITS, GPU_TILES // tiles))
+
+
+class _Reach(NamedTuple):
+    """The rows of a pass as one ragged batch; tensors int32."""
+
+    offsets: torch.Tensor
+    """First query token of each row [rows + 1], with the number of tokens behind."""
+    slots: torch.Tensor
+    used: torch.Tensor
+    """Keys of each row [rows]. Causal masks align the last query with the last key, so padding queries count too."""
+    most_queries: int
+    splits: int
+
+
+def _reach(rectangles: Sequence[Rectangle], group: int, kv: SlottedKv) -> _Reach:
+    device, first, tiles = kv.keys.device, 0, 0
+    offsets = []
+    for rectangle in rectangles:
+        rows, end = len(rectangle.slots), first + rectangle.num_tokens
+        offsets.append(torch.arange(first, end, rectangle.width, dtype=torch.int32, device=device))
+        tiles += rows * kv.kv_heads * -(-rectangle.width * group // QUERY_TILE)
+        first = end
+    offsets.append(torch.full((1,), first, dtype=torch.int32, device=device))
+    used = _joined([rectangle.starts + rectangle.width for rectangle in rectangles])
+    return _Reach(
+        torch.cat(offsets),
+        _joined([rectangle.slots for rectangle in rectangles]).int(),
+        used.clamp(max=kv.max_tokens).int(),
+        max(rectangle.width for rectangle in rectangles),
+        num_splits(tiles),
+    )
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+class FlashAttention:
+    """torch's FlashAttention over all slots as one long sequence: a row begins where its slot does."""
+
+    def __init__(self, heads: int, kv: SlottedKv) -> None:
+        self.group, self.kv = heads // kv.kv_heads, kv
+        self._attend = torch.ops.aten._flash_attention_forward.default
+        # torch 2.11 splits by a rule of its own, from the shapes alone.
+        self._takes_splits = any(argument.name == "num_splits" for argument in self._attend._schema.arguments)
+
+    def plan(self, rectangles: Sequence[Rectangle]) -> tuple[_Reach, torch.Tensor]:
+        reach = _reach(rectangles, self.group, self.kv)
+        # One more than rows: the kernel wants ends as well, and does not read them where `used` is given.
+        return reach, torch.nn.functional.pad(reach.slots * self.kv.max_tokens, (0, 1))
+
+    def run(self, plan: tuple[_Reach, torch.Tensor], queries: torch.Tensor, layer: int) -> torch.Tensor:
+        reach, places = plan
+        keys, values = self.kv.layer(layer)
+        out: torch.Tensor = self._attend(
+            queries,
+            keys.flatten(0, 1),
+            values.flatten(0, 1),
+            reach.offsets,
+            places,
+            reach.most_queries,
+            self.kv.max_tokens,
+            0.0,
+            True,
+            False,
+            scale=self.kv.head_dim**-0.5,
+            seqused_k=reach.used,
+            **({"num_splits": reach.splits} if self._takes_splits else {}),
+        )[0]
+        return out
+
+
+class Flash3Attention:
+    """FlashAttention-3: rows name their slots."""
+
+    def __init__(self, heads: int, kv: SlottedKv) -> None:
+        self.group, self.kv = heads // kv.kv_heads, kv
+        self._attend = flash_3()
+
+    def plan(self, rectangles: Sequence[Rectangle]) -> _Reach:
+        return _reach(rectangles, self.group, self.kv)
+
+    def run(self, plan: _Reach, queries: torch.Tensor, layer: int) -> torch.Tensor:
+        keys, values = self.kv.layer(layer)
+        out: torch.Tensor = self._attend(
+            queries,
+            keys,
+            values,
+            cu_seqlens_q=plan.offsets,
+            seqused_k=plan.used,
+            max_seqlen_q=plan.most_queries,
+            kv_batch_idx=plan.slots,
+            softmax_scale=self.kv.head_dim**-0.5,
+            is_causal=True,
+            num_splits=plan.splits,
+        )[0]
+        return out
+
+
+def flash_3() -> Any:
+    """The operation that fa3-fwd registers. Raises ValueError where it is not installed or does not load."""
+    try:
+        import fa3_fwd_interface  # noqa: F401
+    except (ImportError, OSError) as error:
+        raise ValueError(
+            f"attention='flash-3' needs the package fa3-fwd ({error}): pip install 'lanesim[gpu-fa3]', or use 'flash'"
+        ) from None
+    return torch.ops.fa3_fwd.fwd.default
+
+
+class GatheringAttention:
+    """Copies each rectangle's keys and values together up to its longest row, and attends with an additive mask.
+
+    The longest row is read back from the device: nothing of this can be captured.
+    """
 
     def __init__(self, name: Attention, heads: int, kv: SlottedKv) -> None:
-        self.name = name
-        self.group = heads // kv.kv_heads
-        self.dtype = kv.keys.dtype
-        self.kv = kv
+        self.name, self.group, self.kv = name, heads // kv.kv_heads, kv
         self._keys_at = torch.arange(kv.max_tokens, device=kv.keys.device)
 
-    def plan(self, rectangle: Rectangle, workspace: Workspace) -> Plan:
-        rows, width, context = len(rectangle.slots), rectangle.width, rectangle.context
+    def plan(self, rectangles: Sequence[Rectangle]) -> list[_Gathered]:
+        return [self._gathered(rectangle) for rectangle in rectangles]
+
+    def _gathered(self, rectangle: Rectangle) -> _Gathered:
+        rows, width, kv = len(rectangle.slots), rectangle.width, self.kv
+        context = min(int(rectangle.starts.max()) + width, kv.max_tokens)
         last_seen = rectangle.starts.unsqueeze(1) + self._keys_at[:width]
         hidden = self._keys_at[:context] > last_seen.unsqueeze(-1)
-        mask = torch.zeros(rows, 1, self.group, width, context, dtype=self.dtype, device=hidden.device)
+        mask = torch.zeros(rows, 1, self.group, width, context, dtype=kv.keys.dtype, device=hidden.device)
         mask.masked_fill_(hidden[:, None, None], float("-inf"))
-        shape = self.kv.gathered_shape(rows, context)
-        num_elements = rows * context * self.kv.kv_heads * self.kv.head_dim
-        return Plan(
-            rectangle,
-            (
-                mask.view(rows, 1, self.group * width, context),
-                workspace.keys[:num_elements].view(shape),
-                workspace.values[:num_elements].view(shape),
-            ),
-        )
+        shape, like = (rows, context, kv.kv_heads, kv.head_dim), {"dtype": kv.keys.dtype, "device": hidden.device}
+        keys, values = torch.empty(shape, **like), torch.empty(shape, **like)
+        return _Gathered(rectangle, mask.view(rows, 1, self.group * width, context), keys, values)
 
-    def run(self, plan: Plan, queries: torch.Tensor, kv: SlottedKv, layer: int) -> torch.Tensor:
-        mask, keys_out, values_out = plan.extras
-        rows, width, heads, head_dim = queries.shape
-        keys, values = kv.gather(layer, plan.rectangle.slots, plan.rectangle.context, keys_out, values_out)
-        packed = queries.view(rows, width, kv.kv_heads, self.group, head_dim).permute(0, 2, 3, 1, 4)
-        out = self._attend(packed.reshape(rows, kv.kv_heads, self.group * width, head_dim), keys, values, mask)
-        out = out.reshape(rows, kv.kv_heads, self.group, width, head_dim).permute(0, 3, 1, 2, 4)
-        return out.reshape(rows, width, heads * head_dim)
+    def run(self, plan: list[_Gathered], queries: torch.Tensor, layer: int) -> torch.Tensor:
+        parts = queries.split([gathered.rectangle.num_tokens for gathered in plan])
+        return _joined([self._run(gathered, part, layer) for gathered, part in zip(plan, parts, strict=True)])
+
+    def _run(self, gathered: _Gathered, queries: torch.Tensor, layer: int) -> torch.Tensor:
+        (slots, _, _, width), mask, keys, values = gathered
+        rows, kv_heads, head_dim = len(slots), self.kv.kv_heads, self.kv.head_dim
+        for stored, copied in zip(self.kv.layer(layer), (keys, values), strict=True):
+            torch.index_select(stored[:, : keys.shape[1]], 0, slots, out=copied)
+        packed = queries.view(rows, width, kv_heads, self.group, head_dim).permute(0, 2, 3, 1, 4)
+        packed = packed.reshape(rows, kv_heads, self.group * width, head_dim)
+        out = self._attend(packed, keys.transpose(1, 2), values.transpose(1, 2), mask)
+        out = out.view(rows, kv_heads, self.group, width, head_dim).permute(0, 3, 1, 2, 4)
+        return out.reshape(queries.shape)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """All [rows, kv_heads, tokens, head_dim]; mask [rows, 1, queries, keys]."""
-        scale = q.shape[-1] ** -0.5
+        scale = self.kv.head_dim**-0.5
         if self.name is Attention.FLASH_CPU:
             return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)[0]
-        if self.name is Attention.EFFICIENT:
-            bias = mask.expand(-1, q.shape[1], -1, -1)
-            return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, False, scale=scale)[0]
         wide = torch.float64 if q.dtype is torch.float64 else torch.float32
         scores = torch.matmul(q, k.transpose(-1, -2)) * scale + mask
         return torch.matmul(torch.softmax(scores, dim=-1, dtype=wide).to(q.dtype), v)
 
 
-class PagedAttention:
-    """FlashAttention with a block table of one page per slot: no gather, no mask, exact lengths per row."""
+class _Gathered(NamedTuple):
+    """One rectangle, its mask [rows, 1, queries, keys], and room for its keys and values, used by every layer."""
 
-    def __init__(self, heads: int, kv: SlottedKv) -> None:
-        from torch.nn.attention import varlen
-
-        if "block_table" not in inspect.signature(varlen.varlen_attn).parameters:
-            raise ValueError(
-                f"attention='flash-paged' needs block tables, which torch {torch.__version__} lacks; use 'efficient'"
-            )
-        if kv.layout is not KvLayout.TOKEN_MAJOR or kv.max_tokens % PAGE_STEP:
-            raise ValueError(
-                f"attention='flash-paged' needs kv_layout={KvLayout.TOKEN_MAJOR.value!r} and max_tokens a multiple of "
-                f"{PAGE_STEP}, got {kv.layout.value!r} and {kv.max_tokens}"
-            )
-        self._varlen_attn = varlen.varlen_attn
-        self._is_grouped = heads != kv.kv_heads
-
-    def plan(self, rectangle: Rectangle, workspace: Workspace) -> Plan:
-        rows, width = len(rectangle.slots), rectangle.width
-        device = rectangle.slots.device
-        query_offsets = torch.arange(0, (rows + 1) * width, width, dtype=torch.int32, device=device)
-        # Causal masks align the last query with the last key, so padding queries count as keys too.
-        used = (rectangle.starts + width).int()
-        return Plan(rectangle, (query_offsets, used, rectangle.slots.int().unsqueeze(1)))
-
-    def run(self, plan: Plan, queries: torch.Tensor, kv: SlottedKv, layer: int) -> torch.Tensor:
-        query_offsets, used, pages = plan.extras
-        rows, width, heads, head_dim = queries.shape
-        keys, values = kv.pages(layer)
-        out = self._varlen_attn(
-            queries.reshape(rows * width, heads, head_dim),
-            keys,
-            values,
-            query_offsets,
-            None,
-            width,
-            plan.rectangle.context,
-            window_size=(-1, 0),
-            enable_gqa=self._is_grouped,
-            seqused_k=used,
-            block_table=pages,
-        )
-        return out.reshape(rows, width, heads * head_dim)
+    rectangle: Rectangle
+    mask: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor

@@ -2,7 +2,7 @@
 
 The model (its weights and configuration) is the library's; the loop over its layers is ours, so that positions, lengths
 and kernels are exact and nothing is allocated that the shape does not need. Rows of one pass come as rectangles; the
-body runs once over the tokens of all of them, attention once per rectangle. Not here: models (realrun.model.weights),
+body runs once over the tokens of all of them, and so does attention. Not here: models (realrun.model.weights),
 attention kernels (realrun.model.attention), what to do with logits (realrun.model.sampling).
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from realrun.model.attention import Attention, Rectangle, Workspace, make_attention
-from realrun.model.kv import KvLayout, SlottedKv
+from realrun.model.attention import Attention, Rectangle, make_attention
+from realrun.model.kv import SlottedKv
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -37,9 +37,7 @@ class LayerWeights:
 class Decoder:
     """A causal language model bound to its own KV cache."""
 
-    def __init__(
-        self, model: Any, *, slots: int, max_tokens: int, attention: Attention, layout: KvLayout, seed: int = 0
-    ) -> None:
+    def __init__(self, model: Any, *, slots: int, max_tokens: int, attention: Attention, seed: int = 0) -> None:
         config = model.config
         _check_supported(config)
         weight = model.lm_head.weight
@@ -54,7 +52,6 @@ class Decoder:
             kv_heads=self.kv_heads,
             max_tokens=max_tokens,
             head_dim=self.head_dim,
-            layout=layout,
             dtype=self.dtype,
             device=self.device,
             seed=seed,
@@ -71,38 +68,37 @@ class Decoder:
         steps = self._steps[: rectangle.width]
         return (rectangle.starts.unsqueeze(1) + steps).clamp(max=self.kv.max_tokens - 1)
 
-    def forward(self, tokens: torch.Tensor, rectangles: Sequence[Rectangle], workspace: Workspace) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, rectangles: Sequence[Rectangle]) -> torch.Tensor:
         """Run one pass: write the tokens' KV and give the last layer's output, normed, [tokens, hidden].
 
         `tokens` holds the rectangles' tokens one after the other, row by row, padding included. Lengths stay.
         """
         positions, slots = self._places(rectangles)
         cos, sin = self._cos[positions], self._signed_sin[positions]
-        plans = [self.attention.plan(rectangle, workspace) for rectangle in rectangles]
-        sizes = [len(rectangle.slots) * rectangle.width for rectangle in rectangles]
+        plan = self.attention.plan(rectangles)
         hidden = self.embedding(tokens)
         for index, layer in enumerate(self.layers):
-            normed = _norm(hidden, layer.input_norm)
-            qkv = functional.linear(normed, layer.qkv, layer.qkv_bias).view(len(tokens), -1, self.head_dim)
-            queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-            if layer.query_norm is not None:
-                queries, keys = _norm(queries, layer.query_norm), _norm(keys, layer.key_norm)
-                rotated = self._rotate(torch.cat((queries, keys), dim=1), cos, sin)
-            else:
-                rotated = self._rotate(qkv[:, : self.heads + self.kv_heads], cos, sin)
-            queries, keys = rotated.split((self.heads, self.kv_heads), dim=1)
+            queries, keys, values = self._heads_of(layer, hidden, cos, sin)
             self.kv.write(index, slots, positions, keys, values)
-            attended = [
-                self.attention.run(plan, part.view(*_shape(plan.rectangle), self.heads, -1), self.kv, index).flatten(
-                    0, 1
-                )
-                for plan, part in zip(plans, queries.split(sizes), strict=True)
-            ]
-            hidden = hidden + layer.out(attended[0] if len(attended) == 1 else torch.cat(attended))
-            gate_up = functional.linear(_norm(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
-            gate, up = gate_up.chunk(2, dim=-1)
-            hidden = hidden + layer.down(functional.silu(gate) * up)
+            hidden = _added(layer.out, self.attention.run(plan, queries, index).flatten(1), hidden)
+            # What a layer makes on the way is freed before the next one: long prompts are what memory is sized for.
+            del queries, keys, values
+            hidden = _added(layer.down, _gated(layer, hidden), hidden)
         return _norm(hidden, self.final_norm)
+
+    def _heads_of(
+        self, layer: LayerWeights, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values [tokens, heads, head_dim], the former two rotated."""
+        qkv = functional.linear(_norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(len(hidden), -1, self.head_dim)
+        queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if layer.query_norm is not None:
+            queries, keys = _norm(queries, layer.query_norm), _norm(keys, layer.key_norm)
+            rotated = self._rotate(torch.cat((queries, keys), dim=1), cos, sin)
+        else:
+            rotated = self._rotate(qkv[:, : self.heads + self.kv_heads], cos, sin)
+        return (*rotated.split((self.heads, self.kv_heads), dim=1), values)
 
     def _places(self, rectangles: Sequence[Rectangle]) -> tuple[torch.Tensor, torch.Tensor]:
         """Position and slot [tokens] that each token is written to; padding goes to the scratch slot."""
@@ -121,8 +117,18 @@ class Decoder:
         return torch.addcmul(heads * cos, heads.roll(self.head_dim // 2, -1), signed_sin)
 
 
-def _shape(rectangle: Rectangle) -> tuple[int, int]:
-    return len(rectangle.slots), rectangle.width
+def _added(projection: Any, inputs: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """`hidden` and the projection of `inputs`, in one launch where it has no bias."""
+    if projection.bias is not None:
+        return hidden + projection(inputs)
+    return torch.addmm(hidden, inputs, projection.weight.t())
+
+
+def _gated(layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+    """The MLP before its down projection, [tokens, intermediate]."""
+    gate_up = functional.linear(_norm(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
 
 
 def _norm(hidden: torch.Tensor, norm: Any) -> torch.Tensor:

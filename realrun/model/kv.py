@@ -9,22 +9,16 @@ Invariant: positions at or beyond a row's length are garbage that no query sees 
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import torch
 
 from realrun.model.memory import check_fits
 
-
-class KvLayout(StrEnum):
-    """Order of the dimensions within one layer; a part of the key of a cost table."""
-
-    HEAD_MAJOR = "slot-head-token"
-    TOKEN_MAJOR = "slot-token-head"
+LAYOUT = "slot-token-head"
+"""Order of the dimensions within one layer; a part of the key of a cost table."""
 
 
 class SlottedKv:
-    """Keys and values of one model: [layers, slots + 1, kv_heads, max_tokens, head_dim], or token-major."""
+    """Keys and values of one model: [layers, slots + 1, max_tokens, kv_heads, head_dim]."""
 
     def __init__(
         self,
@@ -34,7 +28,6 @@ class SlottedKv:
         kv_heads: int,
         max_tokens: int,
         head_dim: int,
-        layout: KvLayout,
         dtype: torch.dtype,
         device: torch.device,
         seed: int = 0,
@@ -42,16 +35,12 @@ class SlottedKv:
         self.slots, self.kv_heads, self.max_tokens, self.head_dim = slots, kv_heads, max_tokens, head_dim
         self.num_bytes = 2 * layers * (slots + 1) * kv_heads * max_tokens * head_dim * dtype.itemsize
         check_fits(self.num_bytes, f"KV of {slots} slots of {max_tokens} tokens", device)
-        self.layout = layout
-        is_head_major = layout is KvLayout.HEAD_MAJOR
-        inner = (kv_heads, max_tokens) if is_head_major else (max_tokens, kv_heads)
         generator = torch.Generator(device).manual_seed(seed)
-        shape = (layers, slots + 1, *inner, head_dim)
+        shape = (layers, slots + 1, max_tokens, kv_heads, head_dim)
         self.keys = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
         self.values = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
         self.lengths = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         """Tokens in KV [slots + 1], on the device; the scratch slot's stays 0."""
-        self._token_dim = 2 if is_head_major else 1
         self._layers = [(self.keys[index], self.values[index]) for index in range(layers)]
 
     @property
@@ -59,40 +48,17 @@ class SlottedKv:
         """Index of the slot that belongs to no request."""
         return self.slots
 
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer as stored, [slots + 1, max_tokens, kv_heads, head_dim]."""
+        return self._layers[index]
+
     def write(
         self, layer: int, slots: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Store keys and values [tokens, kv_heads, head_dim] at slots and positions [tokens]; lengths stay."""
         stored_keys, stored_values = self._layers[layer]
-        if self.layout is KvLayout.HEAD_MAJOR:
-            stored_keys[slots, :, positions] = keys
-            stored_values[slots, :, positions] = values
-        else:
-            stored_keys[slots, positions] = keys
-            stored_values[slots, positions] = values
-
-    def gathered_shape(self, rows: int, context: int) -> tuple[int, int, int, int]:
-        """Shape of `rows` rows cut to `context` tokens, in storage order."""
-        inner = (self.kv_heads, context) if self._token_dim == 2 else (context, self.kv_heads)
-        return (rows, *inner, self.head_dim)
-
-    def gather(
-        self, layer: int, slots: torch.Tensor, context: int, keys_out: torch.Tensor, values_out: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy the first `context` tokens of `slots` [rows] to the buffers (`gathered_shape`).
-
-        Gives views of them, [rows, kv_heads, context, head_dim].
-        """
-        keys, values = self._layers[layer]
-        torch.index_select(keys.narrow(self._token_dim, 0, context), 0, slots, out=keys_out)
-        torch.index_select(values.narrow(self._token_dim, 0, context), 0, slots, out=values_out)
-        if self._token_dim == 2:
-            return keys_out, values_out
-        return keys_out.transpose(1, 2), values_out.transpose(1, 2)
-
-    def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer as stored."""
-        return self._layers[layer]
+        stored_keys[slots, positions] = keys
+        stored_values[slots, positions] = values
 
     def set_lengths(self, slots: torch.Tensor, lengths: torch.Tensor) -> None:
         """Commit or roll back: row `slots[i]` now holds `lengths[i]` tokens. The scratch slot's length stays 0."""

@@ -158,10 +158,16 @@ def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device:
 def library_config(shape: ModelShape, family: Family | None = None) -> Any:
     """The library's configuration of these dimensions; the family is told from the name unless given.
 
-    Raises ValueError for a draft head that reads the target's features: it is no model of its own.
+    Raises ValueError for a draft head that reads the target's features, which is no model of its own, and for a model
+    whose layers are not those of the families here.
     """
-    if shape.fused_features:
+    if shape.fused_features or shape.input_features or shape.projects_context:
         raise ValueError(f"{shape.name} is a head on a target's features and has no real passes here; simulate it only")
+    if shape.experts or shape.latent or shape.window or shape.formats or not shape.is_gated:
+        raise ValueError(
+            f"{shape.name} has experts, latent attention, a window, an ungated MLP or number formats of its own: no "
+            "real passes are written for those; simulate it only"
+        )
     from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
     made = {Family.LLAMA: LlamaConfig, Family.QWEN2: Qwen2Config, Family.QWEN3: Qwen3Config}

@@ -219,7 +219,6 @@ class PairHandle:
 
     def finish(self) -> Outcome:
         accepted = self.lane.executor.settle(self.job, self.passes)
-        self.passes[-1].pending.end.synchronize()
         self._seen_s = self.lane.clock.now_s
         self.lane.device_clock.look_if_due()
         return Outcome(accepted, sum(_padded_tokens(submitted) for submitted in self.passes))

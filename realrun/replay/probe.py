@@ -17,8 +17,6 @@ from sim.seam.work import Kind, Model
 
 PROBED_TOKENS = (1, 48)
 """Of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""
-CONTEXT_TOKENS = 48
-"""That it is padded to."""
 REPETITIONS = 40
 LEAST_REPETITIONS = 2
 """Before which there is always one that does not count."""
@@ -33,7 +31,7 @@ def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
 
     Empty where the passes would not be those of another pair of kernels: slots too short, or sampled tokens.
     """
-    if kernels.options.max_tokens < CONTEXT_TOKENS or kernels.options.temperature > 0:
+    if kernels.options.max_tokens < max(PROBED_TOKENS) or kernels.options.temperature > 0:
         return ()
     warmed = set(issuer.warmed)
     try:
@@ -45,7 +43,7 @@ def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
 
 
 def _mean_s(kernels: PairKernels, issuer: Issuer, num_tokens: int) -> float:
-    shape = PassShape(Kind.PREFILL, Model.TARGET, chunks=(ChunkShape(1, num_tokens, CONTEXT_TOKENS, True),))
+    shape = PassShape(Kind.PREFILL, Model.TARGET, chunks=(ChunkShape(1, num_tokens, True),))
     rows = [(kernels.sequences.scratch, 0, NOT_FORCED, 0)]
     issuer.issue(shape, rows).values()
     times_s: list[float] = []

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 
 import torch
 
 from realrun.host import cuda
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import CONTEXT_STEP, Attention
+from realrun.model.attention import Attention, usual_attention
 from realrun.model.memory import GIB
 from realrun.model.weights import random_model, tied_pair
 from realrun.replay.experiment import most_at_once
@@ -34,8 +33,6 @@ CUBLAS_BYTES = 32 << 20
 """Workspace of cuBLAS per handle and stream on Hopper (its documentation); a stream and its capture have one each."""
 GRAPH_BYTES = GIB
 """Private pools of captured graphs; assumed, never measured."""
-CONTEXT_BUCKETS = 4
-"""Contexts that CUDA graphs are captured for, in equal steps from the shortest prompt to the longest request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +40,6 @@ class Sizes:
     """What the experiments need room for."""
 
     slots: int
-    min_tokens: int
-    """The shortest prompt: no row decodes with less context."""
     max_tokens: int
     draft_tokens_max: int
 
@@ -57,12 +52,11 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     drafted = max(experiment.draft_tokens_max for experiment in experiments)
     # Behind the output: what the last round accepts too much, and with async drafting one draft and its bounds more.
     requests = [request for experiment in experiments for request in experiment.requests()]
-    longest = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
-    max_tokens = ceil(longest / CONTEXT_STEP) * CONTEXT_STEP
+    max_tokens = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
     profile = experiments[0].profile
     models = loaded_models(profile, with_draft=drafted > 0)
     weights = sum(shape.weight_bytes for shape in models)
-    per_slot = max_tokens * (sum(shape.kv_bytes_per_token for shape in models) + _workspace_bytes_per_token(models))
+    per_slot = max_tokens * sum(shape.kv_bytes_per_token for shape in models)
     utilisation = experiments[0].scenario.engine.gpu_memory_utilization
     has = cuda.find(device).free_bytes() * utilisation - _reserved_bytes(device)
     fitting = int((has - weights) // per_slot) - SPARE_SLOTS - 1
@@ -73,18 +67,11 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
             "choose a smaller pair or shorter requests"
         )
     slots = min(fitting, max(most_at_once(experiment) for experiment in experiments))
-    shortest = min(request.prompt_tokens for request in requests)
-    return Sizes(slots=slots, min_tokens=shortest, max_tokens=max_tokens, draft_tokens_max=drafted)
-
-
-def _workspace_bytes_per_token(models: Sequence[ModelShape]) -> int:
-    """Gathered keys and values of one slot's token on every stream; rows padded to a bucket come beside the slots."""
-    widest = max(shape.kv_heads * shape.head_dim * shape.dtype_bytes for shape in models)
-    return MOST_STREAMS * 2 * 2 * widest
+    return Sizes(slots=slots, max_tokens=max_tokens, draft_tokens_max=drafted)
 
 
 def _reserved_bytes(device: torch.device) -> int:
-    """What CUDA's libraries and captured graphs take beside weights, KV and workspaces."""
+    """What CUDA's libraries and captured graphs take beside weights and KV."""
     return 0 if device.type == "cpu" else 2 * MOST_STREAMS * CUBLAS_BYTES + GRAPH_BYTES
 
 
@@ -111,15 +98,20 @@ def build_kernels(
     options = PairOptions(
         slots=sizes.slots + SPARE_SLOTS,
         max_tokens=sizes.max_tokens,
-        attention=Attention.EFFICIENT if device.type == "cuda" else Attention.FLASH_CPU,
+        attention=attention_of(profile, device),
         draft_tokens_max=sizes.draft_tokens_max,
         temperature=temperature,
         seed=seed,
         batch_buckets=_doubling(sizes.slots) if is_graphed else (),
-        context_buckets=context_buckets(sizes.min_tokens, sizes.max_tokens) if is_graphed else (),
         cuda_graphs=is_graphed,
     )
     return PairKernels(target, drafts[0] if drafts else None, options)
+
+
+def attention_of(profile: Profile, device: torch.device) -> Attention:
+    """What `profile` was measured with, where that is one of ours; else what is usual on this device."""
+    measured = profile.kernels.attention_implementation
+    return Attention(measured) if measured in list(Attention) else usual_attention(device)
 
 
 def _dtype(shape: ModelShape) -> torch.dtype:
@@ -131,10 +123,3 @@ def _dtype(shape: ModelShape) -> torch.dtype:
 def _doubling(most: int) -> tuple[int, ...]:
     """1, 2, 4, ... and `most`."""
     return tuple(sorted({*(1 << power for power in range(most.bit_length()) if 1 << power < most), most}))
-
-
-def context_buckets(shortest: int, longest: int) -> tuple[int, ...]:
-    """At most CONTEXT_BUCKETS multiples of CONTEXT_STEP above `shortest` and up to `longest`, itself one of them."""
-    share = (longest - shortest) / CONTEXT_BUCKETS
-    ends = [shortest + share * part for part in range(1, CONTEXT_BUCKETS)]
-    return tuple(sorted({*(min(longest, ceil(end / CONTEXT_STEP) * CONTEXT_STEP) for end in ends), longest}))

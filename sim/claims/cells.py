@@ -23,7 +23,7 @@ from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number, summarise
 
 SEED = 2002
-OVERLAPPING = frozenset({"pd", "pdv", "unified", "pipelined"})
+OVERLAPPING = frozenset({"pd", "pdv", "unified", "pipelined", "adaptive"})
 """Policies with several streams, to which the regime of overlap matters."""
 
 

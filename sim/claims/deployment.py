@@ -13,6 +13,8 @@ from typing import Any
 from sim.claims.cells import Cell, Ratio, bracket, cell, ratios, span
 from sim.claims.ledger import Row, Section
 from sim.devices.contention import Regime
+from sim.policies.choices import LoadTable
+from sim.studies.load_table import table_of
 
 GPUS = {"a100": "a100-sxm", "h100": "h100-sxm"}
 PAIRS = {"7b": "llama-2-7b+tinyllama-1.1b", "34b": "codellama-34b+tinyllama-1.1b"}
@@ -24,6 +26,7 @@ WORTHWHILE = 0.02
 """Of throughput: a smaller difference decides nothing, and the simpler scheduler (PD) is taken, as the seed has it."""
 REPLICATIONS = 3
 LEAST_PROMPTS, PROMPTS_PER_PLACE = 24, 4
+SWITCHED_PAIR, SWITCHED_PROMPTS, SWITCHED_METRIC = "7b", 300, "mean_e2el_ms"
 
 
 def seed_choice(concurrency: int, pair: str) -> str:
@@ -49,14 +52,57 @@ def choice(by_regime: Mapping[Regime, Ratio]) -> str:
 
 
 def judge(section: Section, draws: int, gpu: str | None = None) -> list[Row]:
-    """A row per GPU, pair and concurrency; `draws` is the most replications behind each."""
+    """A row per GPU, pair and concurrency, and one per GPU for switching by the seed's table; `draws` is the most
+    replications behind each."""
     replications = max(2, min(REPLICATIONS, draws))
     rows = []
     for name in GPUS if gpu is None else (gpu,):
         for pair in PAIRS:
-            for concurrency in CONCURRENCIES:
-                rows.append(_row(section, name, pair, concurrency, replications))
+            own = [_row(section, name, pair, concurrency, replications) for concurrency in CONCURRENCIES]
+            rows += own
+            if pair == SWITCHED_PAIR:
+                rows.append(_switching(section, name, own, replications))
     return rows
+
+
+def _switching(section: Section, gpu: str, rows: list[Row], replications: int) -> Row:
+    """`adaptive` by the seed's table against PD alone, on a load that swings across its edge; and the table that the
+    rows of this GPU give."""
+    chosen = ["unified" if row.simulated == PDV else "pd" for row in rows]
+    table, hysteresis = table_of(CONCURRENCIES, chosen)
+    load: dict[str, Any] = {
+        "profile": f"{GPUS[gpu]}/{PAIRS[SWITCHED_PAIR]}",
+        "input_len": int(section.constant("input_len")),
+        "output_len": int(section.constant("output_len")),
+        "num_prompts": SWITCHED_PROMPTS,
+        "request_rate": section.constant(f"switched_rate_{gpu}"),
+        "burstiness": section.constant("switched_burstiness"),
+        "num_speculative_tokens": int(section.constant("draft_tokens")),
+        "acceptance": f"length:{section.constant(f'acceptance_length_{SWITCHED_PAIR}')}",
+    }
+    pd, ours = bracket("pd", replications, **load), bracket("adaptive", replications, **load)
+    found = ratios(ours, pd, SWITCHED_METRIC)
+    low, high = span(list(found.values()))
+    return section.row(
+        f"G.adaptive.{gpu}",
+        found[Regime.SHARED].value,
+        (low, high),
+        is_met=all(each.high < 1.0 - WORTHWHILE for each in found.values()),
+        **{f"ratio_{regime.value}": each.value for regime, each in found.items()},
+        low=low,
+        high=high,
+        table=_spoken(table),
+        hysteresis=hysteresis,
+    )
+
+
+def _spoken(table: LoadTable) -> str:
+    """
+    >>> _spoken(((1, "pd"), (23, "unified")))
+    'PD, PDV from 23'
+    """
+    names = {"pd": PD, "unified": PDV}
+    return ", ".join(names[policy] + (f" from {start}" if start > 1 else "") for start, policy in table)
 
 
 def _row(section: Section, gpu: str, pair: str, concurrency: int, replications: int) -> Row:

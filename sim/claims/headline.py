@@ -6,6 +6,7 @@ Not here: the harness (sim.claims.prototype), the claimed figures (sim/claims/le
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil, floor
 from statistics import mean, median
 
 import numpy as np
@@ -90,14 +91,19 @@ def _completed(section: Section, runs: Runs) -> list[Row]:
     for (engine, label), own in runs.items():
         if label >= 16:
             counts = [float(run.completed) for run in own]
+            claim_id = f"A.completed.{engine}.{label}"
+            low, high = section.claim(claim_id).bounds()
             rows.append(
                 section.row(
-                    f"A.completed.{engine}.{label}",
+                    claim_id,
                     mean(counts),
                     of_single_runs(counts),
                     active=mean(run.active_mean for run in own),
                     round_ms=round_ms,
                     needed=20.0 / section.constant("acceptance_length"),
+                    beyond=100.0 * mean(not low <= count <= high for count in counts),
+                    least=max(0.0, ceil(low)),
+                    most=floor(high),
                 )
             )
     return rows

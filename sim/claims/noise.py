@@ -3,7 +3,8 @@
 Both sides of the seed's comparison run the same sequential algorithm, so the simulator gives them the same time. What
 two runs of one engine differ by was published by the seed's own repository: the same request, the same luck, served by
 two engines that do the same calls. The study draws pairs of runs with that noise and counts how often one pair shows
-what was claimed. Not here: the claimed figures (sim/claims/ledger/D.yaml).
+what was claimed. What the seed expects of its next phase, draft and verify of one request overlapped, is simulated on a
+calibrated GPU: the policy `pipelined` against `pd`. Not here: the claimed figures (sim/claims/ledger/D.yaml).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.claims.cells import cell, ratio
+from sim.claims.cells import bracket, cell, ratio, ratios, span
 from sim.claims.ledger import Row, Section
 from sim.devices.contention import Regime
 from sim.draws import Floats
@@ -24,6 +25,10 @@ STUDIES_PER_DRAW = 400
 RARE = 0.05
 """Noise alone is no explanation of what it shows less often than this."""
 PRIORITY_METRIC = "mean_itl_ms"
+PIPELINED_AT = (1, 100)
+"""Requests in flight: one, where phase 1 would help latency most, and the seed's production scale."""
+PIPELINED_METRIC = "p95_e2el_ms"
+PIPELINED_DRAWS = 3
 MOST_DRAWS = 5
 
 
@@ -40,6 +45,7 @@ def judge(section: Section, draws: int) -> list[Row]:
         _both(section, single, three),
         _scaling(section),
         _priority(section, "D.priority", min(MOST_DRAWS, draws)),
+        *(_pipelined(section, concurrency, max(2, min(PIPELINED_DRAWS, draws))) for concurrency in PIPELINED_AT),
         section.untested("D.outlook"),
     ]
 
@@ -122,4 +128,34 @@ def _priority(section: Section, claim_id: str, draws: int) -> Row:
         is_met=False,
         change=change,
         ttft=100.0 * (ttft.value - 1.0),
+    )
+
+
+def _pipelined(section: Section, concurrency: int, draws: int) -> Row:
+    """The 95th percentile of E2EL with draft and verify of a request overlapped, against PD, in every regime; and with
+    a GPU for the draft model."""
+    load: dict[str, Any] = {
+        "profile": PROFILE,
+        "input_len": int(section.constant("input_len")),
+        "output_len": int(section.constant("output_len")),
+        "num_prompts": max(16, 3 * concurrency),
+        "request_rate": "inf",
+        "max_concurrency": concurrency,
+        "num_speculative_tokens": 4,
+        "acceptance": f"iid:{section.constant('acceptance')}",
+    }
+    pd, ours = bracket("pd", draws, **load), bracket("pipelined", draws, **load)
+    apart = cell("pipelined", draws, regime=Regime.SHARED, policy_options__draft_devices=1, **load)
+    longer = ratios(ours, pd, PIPELINED_METRIC)
+    gains = {regime: 100.0 * (1.0 - found.value) for regime, found in longer.items()}
+    least, most = span(list(longer.values()))
+    low, high = section.claim(f"D.pipelined.{concurrency}").bounds()
+    return section.row(
+        f"D.pipelined.{concurrency}",
+        gains[Regime.SHARED],
+        (100.0 * (1.0 - most), 100.0 * (1.0 - least)),
+        is_met=all(low <= gain <= high for gain in gains.values()),
+        **{f"gain_{regime.value}": gain for regime, gain in gains.items()},
+        apart=100.0 * (1.0 - ratio(apart, pd[Regime.SHARED], PIPELINED_METRIC).value),
+        per_gpu=ratio(apart, pd[Regime.SHARED], "output_throughput_per_gpu").value,
     )

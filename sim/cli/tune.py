@@ -1,13 +1,18 @@
-"""`lanesim tune`: the command line of sim.studies.tune."""
+"""`lanesim tune`: the command line of sim.studies.tune, and for the policy adaptive of sim.studies.load_table."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.cli.console import claim, progress, write_text
 from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
+
+if TYPE_CHECKING:
+    from sim.experiment.scenario import Scenario
+    from sim.studies.load_table import PolicyTuning
+    from sim.studies.tune import Tuning
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim tune --profile h100-sxm/llama-3.1-8b+eagle3 --acceptance length:2.6@3 \\\n"
@@ -19,11 +24,16 @@ EXAMPLE = (
 @scenario_options
 @click.option("--lengths", default=None, help="Draft lengths to try. [default: 0,1,.. to num_speculative_tokens]")
 @click.option("--concurrencies", default=None, help="Requests in flight to try. [default: 1,2,4,.. to max_num_seqs]")
-@click.option("--draws", type=int, default=20, show_default=True, help="Worlds within the errors of costs, acceptance.")
+@click.option(
+    "--draws", type=int, default=None, help="Worlds within the errors of costs, acceptance. [default: 20; adaptive: 4]"
+)
 @click.option(
     "--controllers",
     default=None,
     help="Those to run as well, by their tax: by_batch, sglang_adaptive, goodput with commas. [default: none]",
+)
+@click.option(
+    "--policies", default=None, help="adaptive: lane policies to choose from. [default: pd,unified,pdv,baseline]"
 )
 @click.option("--target-model", default=None, help="Name of the target for `vllm serve`. [default: the profile's]")
 @click.option("--draft-model", default=None, help="Name of the draft. [default: the profile's]")
@@ -33,33 +43,22 @@ def tune_command(**flags: Any) -> None:
     """Best draft length by load, as a vLLM table and SGLang's bands, with what it gains and how sure that is.
 
     Runs a closed loop at every concurrency and draft length, in every draw of what costs and acceptance might as well
-    be. With --goodput it maximises requests per second that meet the SLOs.
+    be. With --goodput it maximises requests per second that meet the SLOs. With --policy adaptive it finds the table of
+    that policy instead: which lane policy at which load, and the hysteresis.
     """
-    from sim.costs.profile_files import load
     from sim.experiment.scenario import resolve
-    from sim.studies.tune import tune
 
-    options = {name: flags.pop(name) for name in ("draws", "target_model", "draft_model", "workers")}
-    concurrencies = whole_numbers("--concurrencies", flags.pop("concurrencies"))
-    lengths = whole_numbers("--lengths", flags.pop("lengths"))
-    named = flags.pop("controllers")
     json_path, path = flags.pop("json_path"), flags["scenario"]
+    options = {name: flags.pop(name) for name in OWN_OPTIONS}
     raw = gather(flags)
     raw.setdefault("policy", ["continuous"])
-    if lengths is not None and lengths:
+    lengths = options["lengths"] = whole_numbers("--lengths", options["lengths"])
+    options["concurrencies"] = whole_numbers("--concurrencies", options["concurrencies"])
+    if lengths:
         raw.setdefault("speculation", {})["num_speculative_tokens"] = max(lengths)
     scenario = resolve(raw)
     claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
-    with progress() as on_step:
-        result = tune(
-            scenario,
-            load(scenario.profile),
-            concurrencies=concurrencies,
-            lengths=lengths,
-            controllers=[name.strip() for name in named.split(",")] if named else (),
-            on_done=on_step,
-            **options,
-        )
+    result = (_policies if scenario.policy == ("adaptive",) else _lengths)(scenario, options)
     if json_path is not None:
         from sim.report.results import to_json
 
@@ -67,9 +66,57 @@ def tune_command(**flags: Any) -> None:
     if json_path != "-":
         from rich.console import Console
 
-        from sim.report.answers import print_tuning
+        from sim.report.answers import print_policies, print_tuning
+        from sim.studies.tune import Tuning
 
-        print_tuning(Console(), result)
+        console = Console()
+        if isinstance(result, Tuning):
+            print_tuning(console, result)
+        else:
+            print_policies(console, result)
+
+
+OWN_OPTIONS = (
+    "draws", "target_model", "draft_model", "workers", "concurrencies", "lengths", "controllers", "policies",
+)  # fmt: skip
+FOR_LENGTHS = ("lengths", "controllers", "target_model", "draft_model")
+
+
+def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning:
+    from sim.costs.profile_files import load
+    from sim.studies.tune import DEFAULT_DRAWS, tune
+
+    if options.pop("policies") is not None:
+        raise ValueError("--policies: lane policies are chosen by load with --policy adaptive only")
+    if options["draws"] is None:
+        options["draws"] = DEFAULT_DRAWS
+    options["controllers"] = names(options["controllers"])
+    with progress() as on_step:
+        return tune(scenario, load(scenario.profile), on_done=on_step, **options)
+
+
+def _policies(scenario: Scenario, options: dict[str, Any]) -> PolicyTuning:
+    from sim.costs.profile_files import load
+    from sim.studies.load_table import CANDIDATES, DEFAULT_DRAWS, tune_policies
+
+    for name in FOR_LENGTHS:
+        if options[name] is not None:
+            raise ValueError(f"--{name.replace('_', '-')}: --policy adaptive chooses policies, not draft lengths")
+    with progress() as on_step:
+        return tune_policies(
+            scenario,
+            load(scenario.profile),
+            candidates=names(options["policies"]) or CANDIDATES,
+            concurrencies=options["concurrencies"],
+            draws=DEFAULT_DRAWS if options["draws"] is None else options["draws"],
+            workers=options["workers"],
+            on_done=on_step,
+        )
+
+
+def names(text: str | None) -> list[str]:
+    """Comma-separated names of a flag; none where it was not given."""
+    return [name.strip() for name in text.split(",")] if text else []
 
 
 def whole_numbers(flag: str, text: str | None) -> list[int] | None:

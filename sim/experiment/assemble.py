@@ -18,6 +18,8 @@ import msgspec
 from sim.acceptance.forms import AcceptanceSummary, parse_quoted
 from sim.acceptance.luck import Luck
 from sim.acceptance.models import Acceptance, IidAcceptance
+from sim.costs.cost import CostModel
+from sim.costs.drafters import DrafterCosts, draft_shape, pair_with
 from sim.costs.engine import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kv_capacity_blocks, loaded_models
@@ -26,6 +28,7 @@ from sim.costs.shapes import ModelShape, kv_bytes_per_token
 from sim.devices.contention import Contention, Regime, contention_of
 from sim.engine.adaptive_length import RoundSeconds
 from sim.engine.controllers import VERIFYING, build_controller
+from sim.engine.draft_choice import DraftChoice
 from sim.engine.draft_length import Controller
 from sim.engine.fleet import Fleet, FleetGauges
 from sim.engine.gauge import GapSamples, GaugePart
@@ -143,11 +146,20 @@ class Experiment:
     def models(self) -> tuple[ModelShape, ...]:
         """Whose weights and KV are in memory."""
         has_draft = self.draft_tokens_max > 0 and self.scenario.speculation.method is not Method.NGRAM
-        return loaded_models(self.profile, with_draft=has_draft)
+        return (*loaded_models(self.profile, with_draft=has_draft), *map(draft_shape, self.further_pairs))
+
+    @property
+    def further_pairs(self) -> list[Profile]:
+        """The target with each further draft model. Raises ValueError for one that cannot draft for it."""
+        if not self.draft_tokens:
+            return []
+        return [pair_with(self.profile, drafter.draft) for drafter in self.scenario.speculation.drafts]
 
     def controller(self) -> Controller:
         """A new one. Raises ValueError for one that a real host cannot follow."""
         speculation = self.scenario.speculation
+        if speculation.drafts and self.draft_tokens:
+            return self._draft_choice()
         controller = build_controller(
             speculation.controller,
             self.draft_tokens,
@@ -166,6 +178,31 @@ class Experiment:
             )
         return controller
 
+    def _draft_choice(self) -> DraftChoice:
+        """Among the draft models, by what is expected of each; costs are built when somebody asks."""
+        if self.num_slots is not None:
+            raise ValueError("speculation.drafts are simulated only: a replay has one draft model loaded")
+        further = self.scenario.speculation.drafts
+        lengths = (self.draft_tokens, *(drafter.num_speculative_tokens for drafter in further))
+        known: list[StepForecast] = []
+
+        def tokens_per_s(drafter: int, rows: int) -> float:
+            if not known:
+                known.append(StepForecast(self.host_costs(), self.limits, self._mean_context(), has_draft=True))
+            prompt, output = self._mean_lengths()
+            num_rounds = max(0.0, output - 1.0) / self._acceptances()[drafter].expected_length(lengths[drafter])
+            return output * known[0].lane_requests_per_s(
+                rows, max(1, round(prompt)), num_rounds, lengths[drafter], drafter
+            )
+
+        return DraftChoice(lengths, tokens_per_s, hysteresis=self.scenario.speculation.draft_hysteresis)
+
+    def _acceptances(self) -> list[Acceptance]:
+        """[draft models] the profile's own first."""
+        speculation = self.scenario.speculation
+        further = [parse_quoted(each.acceptance).model(each.num_speculative_tokens) for each in speculation.drafts]
+        return [build_acceptance(speculation, self.draft_tokens), *further]
+
     def _round_seconds(self) -> RoundSeconds:
         """What a round takes by the profile's costs; they are built when somebody asks."""
         known: list[StepForecast] = []
@@ -181,10 +218,18 @@ class Experiment:
 
     def steps(self) -> StepForecast:
         """Steps of continuous batching with the requests' mean context."""
+        return StepForecast(self.costs(), self.limits, self._mean_context(), has_draft=self.draft_tokens > 0)
+
+    def _mean_lengths(self) -> tuple[float, float]:
+        """Tokens of a prompt and of an output."""
         sample = self.sample()
-        context = sum(request.prompt_tokens + request.output_tokens / 2.0 for request in sample) / len(sample)
-        has_draft = self.draft_tokens > 0
-        return StepForecast(self.costs(), self.limits, context, has_draft=has_draft)
+        prompts = sum(request.prompt_tokens for request in sample)
+        return prompts / len(sample), sum(request.output_tokens for request in sample) / len(sample)
+
+    def _mean_context(self) -> float:
+        """Tokens of a request half-way through its output."""
+        prompt, output = self._mean_lengths()
+        return prompt + output / 2.0
 
     def sample(self) -> list[Request]:
         """Requests whose means tell of the workload, the same for all seeds."""
@@ -256,6 +301,12 @@ class Experiment:
             profile = msgspec.structs.replace(profile, overlap=overlap)
         return build_costs(profile, self.engine, cuda_graph=self.scenario.engine.cuda_graph)
 
+    def host_costs(self) -> CostModel:
+        """As `costs`; works of further draft models by their own."""
+        engine, cuda_graph = self.engine, self.scenario.engine.cuda_graph
+        further = [build_costs(pair, engine, cuda_graph=cuda_graph) for pair in self.further_pairs]
+        return DrafterCosts([self.costs(), *further]) if further else self.costs()
+
     def requests(self) -> list[Request]:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
         workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
@@ -282,13 +333,23 @@ class Experiment:
             luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], self.draft_tokens)
         return luck
 
+    def lucks(self) -> list[Luck]:
+        """[draft models] where there are several, on the same draws: what one has accepted, a better one has, too."""
+        if not self.further_pairs:
+            return []
+        return [Luck(acceptance, self.seed) for acceptance in self._acceptances()]
+
     def pool(self) -> KvPool:
         """The KV memory: blocks as given, or as many as fit beside the weights. Raises ValueError where none does."""
         engine, policy, most = self.scenario.engine, self.policy, self.draft_tokens_max
         num_blocks = engine.num_gpu_blocks
         if num_blocks is None:
             num_blocks = kv_capacity_blocks(
-                self.profile, engine.block_size, engine.gpu_memory_utilization, with_draft=len(self.models) > 1
+                self.profile,
+                engine.block_size,
+                engine.gpu_memory_utilization,
+                with_draft=len(self.models) > 1,
+                beside=list(map(draft_shape, self.further_pairs)),
             )
         slots = draft_slots(policy, most, is_async=self.limits.async_scheduling)
         if self.num_slots is not None:
@@ -397,6 +458,7 @@ class Experiment:
             end_s=max(request.last_token_s for request in requests) if is_drained else now_s,
             window_s=self.scenario.window.stop_s,
             usage=accounts.usage,
+            num_gpus=self.scenario.devices.count * self.num_gpus * self.profile.tensor_parallel,
             device_busy_s=accounts.device_busy_s,
             num_polls=accounts.num_polls,
             queue_mean=serving.queue.mean(now_s),

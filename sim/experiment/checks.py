@@ -9,6 +9,8 @@ import warnings
 
 import msgspec
 
+from sim.acceptance.forms import parse_quoted
+from sim.costs.drafters import pair_with
 from sim.costs.profile import Profile
 from sim.engine.controllers import VERIFYING
 from sim.experiment.assemble import Experiment, build_acceptance, limits_of, own_method
@@ -46,6 +48,15 @@ def check(scenario: Scenario, profile: Profile) -> None:
                 f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
             )
         is_lane = policy.is_speculative and not policy.is_continuous
+        if draft_tokens and scenario.speculation.drafts:
+            if not policy.chooses_drafter:
+                raise ValueError(
+                    f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and "
+                    "adaptive"
+                )
+            for further in scenario.speculation.drafts:
+                pair_with(profile, further.draft)
+                parse_quoted(further.acceptance).model(further.num_speculative_tokens)
         reads_late = policy.drafts_ahead and limits.method.reads_features
         if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
             raise ValueError(

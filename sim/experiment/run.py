@@ -56,8 +56,9 @@ def simulate(
 def _host(experiment: Experiment, luck: Luck, on_work: OnWork | None = None) -> SimHost:
     """The machine that the experiment is simulated on."""
     return SimHost(
-        experiment.costs(),
+        experiment.host_costs(),
         luck,
+        lucks=experiment.lucks(),
         contention=experiment.contention(),
         links=_links(experiment),
         costs_elsewhere=_costs_elsewhere(experiment),

@@ -88,6 +88,22 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A draft model beside the profile's own.
+
+    >>> Drafter(draft="llama-68m", acceptance="iid:0.4").num_speculative_tokens
+    4
+    """
+
+    draft: str
+    """A known model, or a profile target+draft of the same target and GPU."""
+    acceptance: str
+    num_speculative_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        _at_least("speculation.drafts", self, num_speculative_tokens=1)
+
+
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drafted and with what luck."""
 
@@ -108,6 +124,13 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """by_batch: vLLM's key, [first batch size, last one, draft length] each, no length above num_speculative_tokens."""
     speculative_adaptive_config: dict[str, Band] | None = None
     """sglang_adaptive: SGLang's file of that name, bands by their least batch size; null = SGLang's own."""
+    drafts: tuple[Drafter, ...] = ()
+    """baseline, pd, pdv, unified, adaptive: further draft models, each with draft (a known model, or a profile of that
+    pair), acceptance and num_speculative_tokens, in memory beside the profile's own. The one with the most expected
+    tokens per second at the rows of the present round drafts, by the costs of prompts and rounds and acceptance."""
+    draft_hysteresis: float = 0.05
+    """drafts: share by which another one's tokens per second must be more before it takes over; it computes the KV that
+    it has missed first."""
 
     def __post_init__(self) -> None:
         _at_least("speculation", self, num_speculative_tokens=0)
@@ -129,6 +152,13 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
             check_table(table, self.num_speculative_tokens)
         if bands is not None:
             bands_by_start(bands)
+        if not 0.0 <= self.draft_hysteresis < inf:
+            raise ValueError(f"speculation.draft_hysteresis={self.draft_hysteresis!r} must be a finite number >= 0")
+        if self.drafts and self.controller != "fixed":
+            raise ValueError(
+                f"speculation.drafts: each has a length of its own, so speculation.controller={self.controller} has "
+                "nothing to choose; want fixed"
+            )
 
     @property
     def acceptance_name(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from sim.costs.cost import CostModel
 from sim.policies.continuous import draft_of
 from sim.policies.options import EngineLimits, Method
-from sim.seam.work import Chunk, Kind, Work
+from sim.seam.work import Chunk, Kind, Model, Work
 
 
 class StepForecast:
@@ -50,6 +50,39 @@ class StepForecast:
         elif anew:
             works.append(Work(kind=Kind.HOST, rows=num_drafting))
         return self._seconds(works)
+
+    def lane_requests_per_s(
+        self, rows: int, prompt_tokens: int, num_rounds: float, draft_tokens: int, drafter: int
+    ) -> float:
+        """Of requests in a lane, `rows` at a time, with one of several draft models: what their own times allow, and
+        what the GPU does, of which each takes its prompt and its share of its rounds; whichever is less."""
+        context_tokens = round(rows * self._context_tokens)
+        verified = rows * (draft_tokens + 1)
+        draft = Work(
+            kind=Kind.DRAFT,
+            model=Model.DRAFT,
+            rows=rows,
+            row_tokens=rows,
+            context_tokens=context_tokens,
+            head_rows=rows,
+            draft_tokens=draft_tokens,
+            drafter=drafter,
+        )
+        verify = Work(
+            kind=Kind.VERIFY, rows=rows, row_tokens=verified, context_tokens=context_tokens, head_rows=verified
+        )
+        chunks = (Chunk(prompt_tokens, 0),)
+        prompt = [
+            Work(kind=Kind.PREFILL, chunks=chunks, head_rows=1),
+            Work(kind=Kind.PREFILL, model=Model.DRAFT, chunks=chunks, drafter=drafter),
+        ]
+        own_s = self._seconds(prompt) + num_rounds * self._seconds([draft, verify])
+        device_s = self._device_s(prompt) + num_rounds * self._device_s([draft, verify]) / rows
+        return min(rows / own_s, 1.0 / device_s)
+
+    def _device_s(self, works: list[Work]) -> float:
+        """Seconds that they take of the GPU."""
+        return sum(self._costs.cost(work).device_s for work in works)
 
     def _seconds(self, works: list[Work]) -> float:
         """Of works one after the other on one stream; with asynchronous scheduling the first was prepared while the

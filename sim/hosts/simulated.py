@@ -68,7 +68,8 @@ class Usage:
 
 class SimHost(TaskHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
-    are devices by name; `curve` says what a work makes of a share of the multiprocessors."""
+    are devices by name; `curve` says what a work makes of a share of the multiprocessors; `lucks` [draft models], where
+    there are several, say which of whose drafts are accepted."""
 
     def __init__(
         self,
@@ -80,11 +81,13 @@ class SimHost(TaskHost):
         links: Mapping[str, Link] | None = None,
         costs_elsewhere: Mapping[int, CostModel] | None = None,
         on_work: Callable[[SimTicket], None] | None = None,
+        lucks: Sequence[RunLength] = (),
     ) -> None:
         super().__init__()
         self._env = _Environment(0.0)
         self._costs = with_history(costs, self)
         self._luck = luck
+        self._lucks = lucks
         self._contention = contention or Contention()
         self._curve = curve
         self._links = dict(links or {})
@@ -149,6 +152,9 @@ class SimHost(TaskHost):
         return ticket
 
     def _accepted(self, work: Work, num_rows: int) -> Result:
+        lucks = self._lucks
+        if lucks:
+            return Result([lucks[r.drafter].run_length(r.index, r.emitted_tokens, r.drafted) for r in work.requests])
         run_length = self._luck.run_length
         return Result(
             [

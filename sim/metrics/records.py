@@ -112,6 +112,8 @@ class RunRecord:
     window_s: float | None
     """Length of the observation window where one was set and cut the run."""
     usage: list[StreamUsage]
+    num_gpus: int = 1
+    """All replicas' and pools', those of a tensor-parallel group one by one."""
     device_busy_s: float
     """Seconds with at least one work on the GPU."""
     num_polls: int

@@ -71,6 +71,8 @@ def summarise(
         "total_output_tokens": output_tokens,
         "request_throughput": _ratio(len(finished), duration_s),
         "output_throughput": _ratio(output_tokens, duration_s),
+        "num_gpus": record.num_gpus,
+        "output_throughput_per_gpu": _ratio(output_tokens, duration_s * record.num_gpus),
         "total_token_throughput": _ratio(
             output_tokens + sum(request.prompt_tokens for request in finished), duration_s
         ),
@@ -90,7 +92,8 @@ def summarise(
     for name in ("ttft", "tpot", "e2el"):
         result |= _spread(name, samples[name], np.ones(len(samples[name])), percentiles)
     result |= _spread("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
-    result["steady_output_throughput"] = _steady_throughput(record, measured)
+    steady = result["steady_output_throughput"] = _steady_throughput(record, measured)
+    result["steady_output_throughput_per_gpu"] = None if steady is None else steady / record.num_gpus
     result |= _windowed(record, measured, finished)
     result |= prefix_cache(record, measured)
     result |= _speculation(record, measured)

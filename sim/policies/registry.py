@@ -64,6 +64,8 @@ class Policy:
     """Drafts before the result of the verify before is known: room for one more draft, no replay."""
     is_continuous: bool = False
     """Continuous batching: keeps its KV and batches, so `batching` and `kv` cannot be otherwise."""
+    chooses_drafter: bool = False
+    """Its rounds go through `rounds`, which knows of several draft models (speculation.drafts)."""
     lanes: tuple[tuple[str, ...], ...] = ()
     """Its streams that can be given shares of the multiprocessors (`policy_options.partition`); those that take turns
     stand together."""
@@ -101,6 +103,7 @@ _BUILT_IN = (
         summary="workers that take one request end to end, one stream",
         source="seeds 000, 004",
         build=baseline.coroutines,
+        chooses_drafter=True,
         has_workers=True,
         takes=("workers", "batching", "kv"),
     ),
@@ -109,6 +112,7 @@ _BUILT_IN = (
         summary="prefill lane and decode lane, two streams",
         source="seeds 002, 004",
         build=pd.coroutines,
+        chooses_drafter=True,
         takes=("decode_batch", "poll_s", "batch_by", "prefill_chunk_tokens", *LANE_OPTIONS),
         lanes=(("prefill",), ("decode",)),
     ),
@@ -117,6 +121,7 @@ _BUILT_IN = (
         summary="prefill, decode and verify lanes, three streams",
         source="seeds 000, 004",
         build=pdv.coroutines,
+        chooses_drafter=True,
         needs_draft=True,
         takes=(
             "decode_batch",
@@ -135,6 +140,7 @@ _BUILT_IN = (
         summary="one worker, three streams",
         source="seed 002",
         build=unified.coroutines,
+        chooses_drafter=True,
         needs_draft=True,
         takes=("decode_batch", "queue_factor", "spin_s", "pipelined", *LANE_OPTIONS),
         lanes=(("prefill",), ("draft", "verify")),
@@ -144,6 +150,7 @@ _BUILT_IN = (
         summary="the lane policy that a table says for the load",
         source="seed 002",
         build=adaptive.coroutines,
+        chooses_drafter=True,
         needs_draft=True,
         takes=(
             "adaptive_table",

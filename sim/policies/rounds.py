@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.engine.draft_choice import DraftChoice
 from sim.engine.serving import Serving
 from sim.policies import works
 from sim.policies.choices import batch_for
@@ -32,25 +33,50 @@ def submit_prefill(serving: Serving, request: Request, stream: Stream, draft_str
 
 def submit_prompt(serving: Serving, request: Request, model: Model, stream: Stream) -> Ticket:
     """The prompt through one of the models, in as many works as the token budget wants; the last one's ticket."""
-    chunks = works.prefill(request, model, serving.max_num_batched_tokens)
+    drafter = _first_drafter(serving, request) if model is Model.DRAFT else 0
+    chunks = works.prefill(request, model, serving.max_num_batched_tokens, drafter=drafter)
     return [serving.host.run(work, stream) for work in chunks][-1]
+
+
+def _first_drafter(serving: Serving, request: Request) -> int:
+    """The draft model that computes the prompt of `request`: the one for the present load, of several."""
+    if isinstance(serving.controller, DraftChoice):
+        request.drafter = serving.controller.drafter_for(serving.num_active)
+    return request.drafter
 
 
 def submit_draft(
     serving: Serving, requests: Sequence[Request], options: PolicyOptions, stream: Stream, draft_tokens: int
 ) -> Ticket:
-    """Draft for every row; opens their rounds. A draft of 0 tokens only brings the draft model's KV up to date."""
-    host = serving.host
+    """Draft for every row; opens their rounds. A draft of 0 tokens only brings the draft model's KV up to date. Of
+    several draft models it is the one that was chosen with the draft length; it computes first what it has missed."""
+    host, drafter = serving.host, 0
+    if isinstance(serving.controller, DraftChoice):
+        drafter = serving.controller.drafter
+        _change_drafter(serving, requests, options, stream, drafter)
     after = [request.draft_prefill for request in requests if request.draft_prefill is not None]
     if options.kv is KvMode.NONE:
-        drafts = works.draft_without_kv(requests, draft_tokens)
+        drafts = works.draft_without_kv(requests, draft_tokens, drafter=drafter)
     else:
-        drafts = [works.draft(requests, draft_tokens)]
+        drafts = [works.draft(requests, draft_tokens, drafter=drafter)]
     ticket = [host.run(work, stream, after=after) for work in drafts][-1]
     for request in requests:
         request.draft_prefill = None
         serving.open_round(request, draft_tokens)
     return ticket
+
+
+def _change_drafter(
+    serving: Serving, requests: Sequence[Request], options: PolicyOptions, stream: Stream, drafter: int
+) -> None:
+    """`drafter` drafts for these rows from now on, and has their KV once what is submitted here is through."""
+    for request in requests:
+        if request.drafter == drafter:
+            continue
+        known_tokens = request.change_drafter(drafter)
+        if options.kv is not KvMode.NONE:
+            for work in works.catch_up(request, known_tokens, drafter, serving.max_num_batched_tokens):
+                serving.host.run(work, stream)
 
 
 def submit_verify(
@@ -111,7 +137,7 @@ async def prefill_by_chunks(
     for work in works.prefill(request, Model.TARGET, most_tokens):
         await serving.host.run(work, stream)
     if serving.controller.draft_tokens_max:
-        chunks = works.prefill(request, Model.DRAFT, most_tokens)
+        chunks = works.prefill(request, Model.DRAFT, most_tokens, drafter=_first_drafter(serving, request))
         request.draft_prefill = [serving.host.run(work, draft_stream or stream) for work in chunks][-1]
 
 

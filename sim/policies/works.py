@@ -11,7 +11,7 @@ from sim.seam.request import Request
 from sim.seam.work import Chunk, Kind, Model, Work
 
 
-def prefill(request: Request, model: Model, most_tokens: int | None = None) -> list[Work]:
+def prefill(request: Request, model: Model, most_tokens: int | None = None, *, drafter: int = 0) -> list[Work]:
     """The whole prompt, in passes of at most `most_tokens`; the last one of the target samples the first token."""
     most_tokens = most_tokens or request.prompt_tokens
     works = []
@@ -25,12 +25,29 @@ def prefill(request: Request, model: Model, most_tokens: int | None = None) -> l
                 requests=(request,),
                 chunks=(Chunk(new_tokens, done),),
                 head_rows=int(is_last and model is Model.TARGET),
+                drafter=drafter,
             )
         )
     return works
 
 
-def draft(requests: Sequence[Request], draft_tokens: int) -> Work:
+def catch_up(request: Request, known_tokens: int, drafter: int, most_tokens: int | None) -> list[Work]:
+    """What the KV of another draft model lacks beyond `known_tokens`, in passes of at most `most_tokens`."""
+    goal = request.context_tokens
+    most_tokens = most_tokens or goal
+    return [
+        Work(
+            kind=Kind.PREFILL,
+            model=Model.DRAFT,
+            requests=(request,),
+            chunks=(Chunk(min(most_tokens, goal - done), done),),
+            drafter=drafter,
+        )
+        for done in range(known_tokens, goal, most_tokens)
+    ]
+
+
+def draft(requests: Sequence[Request], draft_tokens: int, *, drafter: int = 0) -> Work:
     """`draft_tokens` passes of the draft model; the first takes a catch-up token along where one is missing."""
     num_rows = len(requests)
     return Work(
@@ -42,6 +59,7 @@ def draft(requests: Sequence[Request], draft_tokens: int) -> Work:
         context_tokens=sum(request.context_tokens for request in requests),
         head_rows=num_rows if draft_tokens else 0,
         draft_tokens=draft_tokens,
+        drafter=drafter,
     )
 
 
@@ -70,7 +88,7 @@ def reforward(requests: Sequence[Request], accepted: Sequence[int]) -> Work:
     )
 
 
-def draft_without_kv(requests: Sequence[Request], draft_tokens: int) -> list[Work]:
+def draft_without_kv(requests: Sequence[Request], draft_tokens: int, *, drafter: int = 0) -> list[Work]:
     """One full pass of the draft model over the whole sequence per drafted token."""
     return [
         Work(
@@ -79,6 +97,7 @@ def draft_without_kv(requests: Sequence[Request], draft_tokens: int) -> list[Wor
             requests=requests,
             chunks=tuple(Chunk(request.context_tokens + 1 + depth, 0) for request in requests),
             head_rows=len(requests),
+            drafter=drafter,
         )
         for depth in range(draft_tokens)
     ]

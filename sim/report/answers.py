@@ -10,6 +10,7 @@ from rich.table import Table
 
 from sim.report.tables import number
 from sim.studies.attainment import Attainment, Fleet, Highest, Limit
+from sim.studies.load_table import PolicyTuning
 from sim.studies.tune import Tuning
 
 
@@ -62,6 +63,30 @@ def print_tuning(console: Console, result: Tuning) -> None:
         console.print(f"note: {note}", soft_wrap=True, highlight=False)
     for line in result.evidence:
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def print_policies(console: Console, result: PolicyTuning) -> None:
+    """The policies by concurrency, the verdict, and what to write into a scenario."""
+    table = Table(box=SIMPLE_HEAD, title=f"{result.objective} against the policy chosen, least and most over overlap")
+    table.add_column("in flight", justify="right")
+    shown = [candidate.policy for candidate in result.points[0].candidates]
+    for policy in shown:
+        table.add_column(policy, justify="right")
+    table.add_column("chosen")
+    for point in result.points:
+        cells = []
+        for candidate in point.candidates:
+            low = min(interval[0] for interval in candidate.by_overlap.values())
+            high = max(interval[1] for interval in candidate.by_overlap.values())
+            is_chosen = candidate.policy == point.policy
+            cells.append(number(candidate.value) if is_chosen else f"{100 * low:+.1f} to {100 * high:+.1f} %")
+        table.add_row(str(point.concurrency), *cells, point.policy)
+    console.print(table)
+    console.print(f"verdict: {result.verdict}", highlight=False)
+    rows = ", ".join(f"[{start}, {policy}]" for start, policy in result.adaptive_table)
+    options = f"policy_options: {{adaptive_table: [{rows}], hysteresis: {result.hysteresis:g}}}"
+    console.print(options, soft_wrap=True, highlight=False, markup=False)
+    console.print(f"intervals: 95 % over {result.draws} {result.covers}", soft_wrap=True, highlight=False)
 
 
 def _drafts(result: Tuning) -> bool:

@@ -38,6 +38,7 @@ from sim.report.store_points import ACCEPTANCE, CONCURRENCY, K, Points, spoken
 from sim.report.work_figures import timelines
 
 METRIC = "mean_e2el_ms"
+PER_GPU = "output_throughput_per_gpu_tokens_per_s"
 TIMELINE_PROMPTS = 60
 HOUR_S, MILLION = 3600.0, 1e6
 Table = Sequence[tuple[int, int, int]]
@@ -202,10 +203,10 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
     lines = Lines(names=names[:MOST_LINES])
     figure, axes = plt.subplots(1, len(panels), figsize=(5.4 * len(panels) + 1.6, 4.2), squeeze=False)
     for axis, (title, own) in zip(axes[0], panels, strict=True):
-        table = own.means(["output_throughput_tokens_per_s", "mean_tpot_ms"])
+        table = own.means(["output_throughput_tokens_per_s", PER_GPU, "mean_tpot_ms"])
         table = table[table["mean_tpot_ms"].notna() & ~table["is_overloaded"]]
         users = 1e3 / table["mean_tpot_ms"].to_numpy()
-        gpus = table["output_throughput_tokens_per_s"].to_numpy() / _devices(own)
+        gpus = table[PER_GPU if PER_GPU in own.rows else "output_throughput_tokens_per_s"].to_numpy()
         labels = [named(row, by) for _, row in table.iterrows()]
         for name in lines.names:
             mine = [place for place, label in enumerate(labels) if label == name]
@@ -232,10 +233,6 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
     keys = " and ".join(spoken(key) for key in across)
     figure.suptitle(f"Speed for a user against what a GPU delivers; numbers: {keys}", x=0.01, ha="left")
     return figure
-
-
-def _devices(points: Points) -> int:
-    return int(points.rows["devices.count"].iloc[0]) if "devices.count" in points.rows else 1
 
 
 def _front(xs: Any, ys: Any) -> list[int]:

@@ -22,6 +22,8 @@ UNITS = {
     "request_throughput": "request_throughput_per_s",
     "output_throughput": "output_throughput_tokens_per_s",
     "steady_output_throughput": "steady_output_throughput_tokens_per_s",
+    "output_throughput_per_gpu": "output_throughput_per_gpu_tokens_per_s",
+    "steady_output_throughput_per_gpu": "steady_output_throughput_per_gpu_tokens_per_s",
     "total_token_throughput": "total_token_throughput_tokens_per_s",
     "request_goodput": "request_goodput_per_s",
     "throughput_completed_window": "throughput_completed_window_tokens_per_s",

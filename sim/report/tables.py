@@ -116,6 +116,9 @@ def _caps_lines(result: Comparison) -> list[str]:
 def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str, str, str]]:
     """(key, title, unit) of each column; SLOs that were given have theirs."""
     columns = list(HEADLINE)
+    if any((run.get("num_gpus") or 1) != 1 for run in result.runs):
+        place = next(place for place, (key, *_) in enumerate(columns) if key == "steady_output_throughput")
+        columns.insert(place + 1, ("steady_output_throughput_per_gpu", "per GPU", "tok/s"))
     for percent in percentiles:
         for name in ("ttft", "tpot", "itl", "e2el"):
             key = f"p{percent:g}_{name}_ms"

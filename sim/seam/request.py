@@ -51,6 +51,10 @@ class Request:
     """Output tokens on the host so far."""
     drafted: int = 0
     """Length of the draft in flight: rides with the draft to verify."""
+    drafter: int = 0
+    """Which of several draft models has its KV up to date: it drafted what is in flight."""
+    left_behind: dict[int, int] | None = None
+    """Tokens in the KV of other draft models that have drafted for it."""
     needs_catch_up: bool = False
     """The last draft was fully accepted, so the draft model lacks one token in its KV."""
 
@@ -78,6 +82,14 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prefill_goal = self.prompt_tokens
+
+    def change_drafter(self, drafter: int) -> int:
+        """Another draft model drafts from now on; returns the tokens that are in its KV already."""
+        behind = self.left_behind or {}
+        behind[self.drafter] = self.context_tokens - self.needs_catch_up
+        known_tokens = behind.pop(drafter, 0)
+        self.left_behind, self.drafter, self.needs_catch_up = behind, drafter, False
+        return known_tokens
 
     @property
     def is_finished(self) -> bool:

@@ -87,6 +87,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Token positions that go through the LM head and the sampler."""
     draft_tokens: int = 0
     """DRAFT only: passes one after the other, each drafts a token per row; 1 where one pass fills all slots."""
+    drafter: int = 0
+    """Of the draft model: which of several it is."""
     projected_tokens: int = 0
     """DRAFT of a block drafter: tokens whose features it projects into its KV, those of prompts among them."""
     num_bytes: int = 0

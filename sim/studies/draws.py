@@ -73,6 +73,8 @@ def draw_worlds(scenario: Scenario, profile: Profile, count: int) -> list[Draw]:
     >>> [world.profile.host.served["decode"] != 1.0 for world in draw_worlds(scenario, profile, 2)]
     [True, True]
     """
+    if scenario.speculation.drafts:
+        raise ValueError("draws know the errors of one draft model: leave speculation.drafts out, or --draws")
     quoted = _quoted(scenario)
     # The engine's constants become the profile's own, so that they can be drawn as well.
     based = with_engine(profile, engine_of(scenario.engine.name, profile))

@@ -156,9 +156,9 @@ def tune(
     ValueError for a scenario that cannot be tuned.
     """
     scenario = _checked(scenario, profile, draws)
-    tried = concurrencies_of(scenario, profile) if concurrencies is None else _rising("concurrency", concurrencies, 1)
+    tried = concurrencies_of(scenario, profile) if concurrencies is None else rising("concurrency", concurrencies, 1)
     most = scenario.speculation.num_speculative_tokens
-    candidates = tuple(range(most + 1)) if lengths is None else _rising("draft length", lengths, 0)
+    candidates = tuple(range(most + 1)) if lengths is None else rising("draft length", lengths, 0)
     if candidates[-1] < 1:
         raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
     for name in controllers:
@@ -205,7 +205,7 @@ def simulate_grid(
     for index, outcome in run_points(
         points, workers=workers, on_done=lambda done: on_done("simulating", done, len(points))
     ):
-        values[index] = _value(outcome.run, scenario)
+        values[index] = objective_value(outcome.run, scenario)
     shape = len(concurrencies), len(settings), len(worlds)
     return LengthGrid(tuple(concurrencies), settings, values.reshape(shape))
 
@@ -238,7 +238,7 @@ def answer(
     return Tuning(
         scenario=to_plain(scenario),
         profile=cost_source(profile),
-        objective=_objective(scenario),
+        objective=objective(scenario),
         draws=grid.values.shape[2],
         covers=covers(scenario, profile),
         verdict=verdict,
@@ -366,7 +366,7 @@ def _setting_name(setting: int) -> str:
     return "no speculation" if setting == PLAIN else f"K = {setting}"
 
 
-def _objective(scenario: Scenario) -> str:
+def objective(scenario: Scenario) -> str:
     return "request goodput" if _has_slo(scenario) else "output throughput"
 
 
@@ -394,7 +394,7 @@ def _checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
     return scenario
 
 
-def _rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
+def rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
     found = tuple(sorted(set(values)))
     if not found or found[0] < least:
         raise ValueError(f"{name}: {list(found)} must be at least one number from {least} on")
@@ -432,7 +432,7 @@ def _dynamic_gains(
     for index, outcome in run_points(
         points, workers=workers, on_done=lambda done: on_done("controllers", done, len(points))
     ):
-        values[index] = _value(outcome.run, scenario)
+        values[index] = objective_value(outcome.run, scenario)
     by_name = values.reshape(len(controllers), len(grid.concurrencies), len(worlds))
     reference = grid.of(one)[:, : len(worlds)]
     return [_gain(name, _setting_name(one), by_name[place], reference) for place, name in enumerate(controllers)]
@@ -449,6 +449,23 @@ def _controlled(
 
 def _point(scenario: Scenario, concurrency: int, setting: int, most: int, world: Draw) -> Point:
     """One closed loop. A length of 0 beside others has the drafter loaded, as a table's 0 has."""
+    looped = closed_loop(scenario, concurrency)
+    changes: Mapping[str, Any]
+    if setting == 0:
+        changes = {
+            "num_speculative_tokens": most,
+            "controller": "by_batch",
+            "num_speculative_tokens_per_batch_size": ((1, concurrency, 0),),
+        }
+    else:
+        changes = {"num_speculative_tokens": max(setting, 0)}
+    speculation = msgspec.structs.replace(scenario.speculation, **changes)
+    settled = msgspec.structs.replace(looped, speculation=speculation)
+    return Point(scenario=world.scenario(settled), policy=scenario.policy[0], seed=world.seed, profile=world.profile)
+
+
+def closed_loop(scenario: Scenario, concurrency: int) -> Scenario:
+    """`scenario` with so many requests in flight at all times, as many of them as tell of that."""
     workload = scenario.workload
     count = max(FEWEST_REQUESTS, REQUESTS_PER_SLOT * concurrency)
     if isinstance(workload.num_prompts, int):
@@ -463,21 +480,10 @@ def _point(scenario: Scenario, concurrency: int, setting: int, most: int, world:
         max_concurrency=concurrency,
         trace_arrivals=TraceArrivals.RESCALED,
     )
-    changes: Mapping[str, Any]
-    if setting == 0:
-        changes = {
-            "num_speculative_tokens": most,
-            "controller": "by_batch",
-            "num_speculative_tokens_per_batch_size": ((1, concurrency, 0),),
-        }
-    else:
-        changes = {"num_speculative_tokens": max(setting, 0)}
-    speculation = msgspec.structs.replace(scenario.speculation, **changes)
-    settled = msgspec.structs.replace(scenario, workload=workload, speculation=speculation)
-    return Point(scenario=world.scenario(settled), policy=scenario.policy[0], seed=world.seed, profile=world.profile)
+    return msgspec.structs.replace(scenario, workload=workload)
 
 
-def _value(run: Run, scenario: Scenario) -> float:
+def objective_value(run: Run, scenario: Scenario) -> float:
     """What is maximised: requests a second that meet the SLOs where some are given, else tokens a second."""
     if _has_slo(scenario):
         return number(run, "request_goodput") or 0.0

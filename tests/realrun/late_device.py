@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from random import Random
 from typing import Any, NamedTuple
 
@@ -302,22 +303,25 @@ class Accesses(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not func.is_view:
-            for number, (argument, value) in enumerate(_arguments(func, args, kwargs)):
-                is_write = argument.alias_info is not None and argument.alias_info.is_write
+            written = _written(func)
+            for place, value in (*enumerate(args), *kwargs.items()):
                 for tensor in value if isinstance(value, list | tuple) else (value,):
                     watched = self.device.watched(tensor)
                     if watched is not None:
-                        slots = _touched(func, watched, tensor, args) if number == 0 else watched.slots(tensor)
-                        self.device.saw(watched, slots, is_write=is_write, what=str(func))
+                        slots = _touched(func, watched, tensor, args) if place == 0 else watched.slots(tensor)
+                        self.device.saw(watched, slots, is_write=place in written, what=str(func))
         return func(*args, **kwargs)
 
 
-def _arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        yield argument, value
-    named = {argument.name: argument for argument in func._schema.arguments}
-    for name, value in kwargs.items():
-        yield named[name], value
+@cache
+def _written(func: Any) -> frozenset[int | str]:
+    """Arguments of an operation that it writes, by place and by name."""
+    places = [
+        (number, argument.name)
+        for number, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return frozenset(place for pair in places for place in pair)
 
 
 def _touched(func: Any, watched: _Watched, tensor: torch.Tensor, args: Sequence[Any]) -> frozenset[int]:

@@ -24,6 +24,7 @@ pytest.importorskip("pyarrow")
 from calibrate.campaign import __main__ as campaign
 from calibrate.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Job, Load, done_file
 from calibrate.campaign.report import report
+from calibrate.campaign.smoke import CHECKS
 from calibrate.campaign.steps import run, spec_of
 from calibrate.cli.files import check_file
 from calibrate.measure.session import Session
@@ -116,6 +117,15 @@ def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> 
     for heading in ("Machine", "Smoke step", "Passes", "Replays"):
         assert f"## {heading}" in text
     assert "| c2 | pd |" in text
+
+
+@pytest.mark.slow
+def test_every_check_is_green_on_a_cpu_or_says_that_it_does_not_apply(finished: Path) -> None:
+    checks = json.loads((finished / "smoke.json").read_text())["checks"]
+    assert [check["name"] for check in checks if not check["is_ok"]] == []
+    assert [c["name"] for c in checks if c["said"] == "does not apply to a cpu"] == ["streams", "capture"]
+    assert len(checks) == len(CHECKS)
+    assert checks[0]["said"].startswith("torch ")
 
 
 @pytest.mark.slow

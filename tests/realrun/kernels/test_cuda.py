@@ -18,7 +18,6 @@ from realrun.kernels.options import decoding_shapes
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.rows import Slot
 from realrun.model.attention import Attention
-from realrun.model.kv import KvLayout
 from realrun.model.weights import random_model, tied_pair
 from sim.seam.work import Kind
 from tests.realrun.support import VOCAB, greedy_text, prefill_in_chunks, prompts, speculate, tiny_options, tiny_shape
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.gpu
 
 LENGTHS = (7, 12, 3, 9)
 DIMENSIONS: dict[str, Any] = {"hidden": 128, "intermediate": 256, "heads": 4, "kv_heads": 2, "head_dim": 32}
-BUCKETS: dict[str, Any] = {"batch_buckets": (1, 2, 4), "context_buckets": (256,), "max_tokens": 256}
+BUCKETS: dict[str, Any] = {"batch_buckets": (1, 2, 4), "max_tokens": 256}
 
 
 def cuda_pair(dtype: torch.dtype, epsilon: float = 0.2) -> tuple[Any, Any]:
@@ -48,11 +47,10 @@ def warmed(kernels: PairKernels, name: str) -> Issuer:
     return issuer
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_greedy_speculation_changes_no_token_in_float64(graphs: bool) -> None:
+def test_greedy_speculation_changes_no_token_in_float64() -> None:
     target, draft = cuda_pair(torch.float64)
     expected = [greedy_text(target, prompt, 24) for prompt in prompts(LENGTHS)]
-    kernels = PairKernels(target, draft, tiny_options(attention=Attention.MATH, cuda_graphs=graphs, **BUCKETS))
+    kernels = PairKernels(target, draft, tiny_options(attention=Attention.MATH, **BUCKETS))
     assert serve(kernels, warmed(kernels, "all"), range(4)) == expected
 
 
@@ -60,14 +58,14 @@ def test_greedy_speculation_changes_no_token_in_float64(graphs: bool) -> None:
 def test_a_replayed_graph_gives_what_eager_passes_give(temperature: float) -> None:
     outputs = []
     for graphs in (False, True):
-        options = tiny_options(attention=Attention.EFFICIENT, cuda_graphs=graphs, temperature=temperature, **BUCKETS)
+        options = tiny_options(attention=Attention.FLASH, cuda_graphs=graphs, temperature=temperature, **BUCKETS)
         kernels = PairKernels(*cuda_pair(torch.bfloat16), options)
         outputs.append(serve(kernels, warmed(kernels, "all"), range(4)))
     assert outputs[0] == outputs[1]
 
 
 def test_decoding_passes_are_replayed_and_allocate_nothing() -> None:
-    options = tiny_options(attention=Attention.EFFICIENT, cuda_graphs=True, **BUCKETS)
+    options = tiny_options(attention=Attention.FLASH, cuda_graphs=True, **BUCKETS)
     kernels = PairKernels(*cuda_pair(torch.bfloat16), options)
     issuer = warmed(kernels, "all")
     slots: list[Slot] = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(LENGTHS))]
@@ -82,7 +80,7 @@ def test_decoding_passes_are_replayed_and_allocate_nothing() -> None:
     assert kernels.runs_on.num_allocations() == before
 
 
-@pytest.mark.parametrize("attention", [Attention.EFFICIENT, Attention.FLASH_PAGED])
+@pytest.mark.parametrize("attention", [Attention.FLASH, Attention.FLASH_3])
 def test_fused_kernels_agree_with_the_plain_one(attention: Attention) -> None:
     """bfloat16 logits of a decode pass over the same history, to bfloat16 rounding."""
     from realrun.model.attention import Rectangle
@@ -92,23 +90,22 @@ def test_fused_kernels_agree_with_the_plain_one(attention: Attention) -> None:
     logits = []
     for name in (Attention.MATH, attention):
         try:
-            decoder = Decoder(target, slots=4, max_tokens=256, attention=name, layout=KvLayout.TOKEN_MAJOR)
+            decoder = Decoder(target, slots=4, max_tokens=256, attention=name)
         except ValueError as refused:
             pytest.skip(str(refused))
-        workspace_like = PairKernels(target, None, tiny_options(attention=Attention.MATH, **BUCKETS)).issuer("w")
         generator = torch.Generator("cuda").manual_seed(0)
         for width, start in ((20, 0), (1, 20), (5, 21)):
             tokens = torch.randint(VOCAB, (4 * width,), device="cuda", generator=generator)
             full = torch.full((4,), width, device="cuda")
-            rectangle = Rectangle(torch.arange(4, device="cuda"), full * 0 + start, full, width, 256)
-            hidden = decoder.forward(tokens, (rectangle,), workspace_like.workspace)
+            rectangle = Rectangle(torch.arange(4, device="cuda"), full * 0 + start, full, width)
+            hidden = decoder.forward(tokens, (rectangle,))
         logits.append(decoder.head(hidden).float())
     torch.testing.assert_close(logits[0], logits[1], rtol=0.05, atol=0.15)
 
 
 def test_graphs_on_two_streams_give_what_one_gives() -> None:
     def run(together: bool) -> list[list[int]]:
-        options = tiny_options(attention=Attention.EFFICIENT, cuda_graphs=True, **BUCKETS)
+        options = tiny_options(attention=Attention.FLASH, cuda_graphs=True, **BUCKETS)
         kernels = PairKernels(*cuda_pair(torch.bfloat16), options)
         work = [(range(2), warmed(kernels, "one")), (range(2, 4), warmed(kernels, "two"))]
         if together:

@@ -16,7 +16,6 @@ pytest.importorskip("transformers")
 
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.model.attention import Attention
-from realrun.model.kv import KvLayout
 from realrun.model.weights import tied_pair
 from sim.seam.work import Model
 from tests.realrun.support import (
@@ -78,15 +77,14 @@ def test_chunk_size_changes_no_token(chunk_tokens: int) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"kv_layout": KvLayout.TOKEN_MAJOR},
         {"attention": Attention.FLASH_CPU},
         {"batch_buckets": (4, 8)},
-        {"context_buckets": (16, 64)},
-        {"batch_buckets": (1, 2, 8), "context_buckets": (32, 48, 64), "kv_layout": KvLayout.TOKEN_MAJOR},
+        {"batch_buckets": (1, 2, 8), "attention": Attention.FLASH_CPU},
+        {"max_tokens": 37},
     ],
     ids=str,
 )
-def test_layout_kernel_and_buckets_change_no_token(options: dict[str, Any]) -> None:
+def test_kernel_buckets_and_slot_size_change_no_token(options: dict[str, Any]) -> None:
     assert outputs("0.2", 5, (4, 1, 0), chunk_tokens=6, **options) == reference("0.2")
 
 

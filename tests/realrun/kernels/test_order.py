@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,24 +17,32 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from realrun.kernels.issuer import Issuer, Pending
+from calibrate.measure.bench import Bench
+from calibrate.points.work import Place
+from realrun.kernels.issuer import STAGING_DEPTH, Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.rows import PromptChunk
 from realrun.model.weights import tied_pair
-from realrun.replay.pair_executor import PairExecutor, PairHandle, PairLane
+from realrun.replay.pair_executor import PairExecutor, PairLane
+from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import find_policy
 from sim.seam.request import Request
-from tests.realrun.late_device import Accesses, LateDevice
+from tests.realrun.late_device import Accesses, LateDevice, Race
 from tests.realrun.late_host import LateHost
 from tests.realrun.support import greedy_text, tiny_model, tiny_options
 from tests.sim.support import ON_ONE_GPU, request, serve
 
 NUM_REQUESTS = 4
-SLOTS = 3
+SLOTS = 5
+OUTPUT_TOKENS = (1, 6, 1, 4)
+"""A request of one token is over while the draft model still reads its prompt."""
+ARRIVALS_S = (0.0, 0.05, 0.1, 30.0)
+"""The last one comes when nothing of the others is waited for any more."""
 
 
 def requests() -> list[Request]:
-    return [request(i, arrival_s=0.3 * i, prompt=5 + 2 * i, output=3 + 2 * i) for i in range(NUM_REQUESTS)]
+    return [request(i, arrival_s=ARRIVALS_S[i], prompt=5 + 2 * i, output=OUTPUT_TOKENS[i]) for i in range(NUM_REQUESTS)]
 
 
 TARGET, DRAFT = tied_pair(tiny_model(layers=2), 1, 0.2)
@@ -59,43 +68,82 @@ def watched_pair(device: LateDevice) -> PairKernels:
     return kernels
 
 
-def run(policy: str, seed: int, change: Callable[[PairExecutor], AbstractContextManager[None]] | None = None) -> None:
-    """Serve a few requests; raises Race, or AssertionError where a text is not the target's own."""
+@contextmanager
+def checked(seed: int) -> Iterator[LateDevice]:
+    """Raises Race, also where what came of it is another error."""
     device = LateDevice(seed)
-    with Accesses(device):
+    try:
+        with Accesses(device):
+            yield device
+    finally:
+        device.check()
+
+
+def run(policy: str, seed: int) -> None:
+    """Serve a few requests; raises AssertionError where a text is not the target's own."""
+    with checked(seed) as device:
         executor = PairExecutor(watched_pair(device), seed=3)
-        with change(executor) if change else _nothing():
-            host = LateHost(executor, device)
-            limits = EngineLimits(max_num_batched_tokens=16, max_num_seqs=2)
-            serving = serve(host, policy, requests(), draft_tokens=2, max_concurrency=2, limits=limits)
-            for task in [*find_policy(policy).build(serving, PolicyOptions(poll_s=0.0), limits), serving.arrivals()]:
-                host.spawn(task)
-            host.run_until()
-            device.check()
-            assert serving.num_finished == NUM_REQUESTS
-            executor.reset()
-    device.check()
-    assert device.num_checked > 500
+        host = LateHost(executor, device)
+        limits = EngineLimits(max_num_batched_tokens=16, max_num_seqs=2)
+        serving = serve(host, policy, requests(), draft_tokens=2, max_concurrency=2, limits=limits)
+        for task in [*find_policy(policy).build(serving, PolicyOptions(poll_s=0.0), limits), serving.arrivals()]:
+            host.spawn(task)
+        host.run_until()
+        assert serving.num_finished == NUM_REQUESTS
+        executor.reset()
+    assert device.num_checked > 300
     for each in requests():
         expected = greedy_text(TARGET, executor.prompt(each), each.output_tokens)
         assert executor.outputs[each.index][: each.output_tokens] == expected
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+def flood(seed: int) -> None:
+    """More passes in flight on each of two streams than there are staging buffers, nothing awaited meanwhile; some are
+    captured."""
+    with checked(seed) as device:
+        kernels = watched_pair(device)
+        issuers = [kernels.issuer("one"), kernels.issuer("two")]
+        slots = [kernels.admit(list(range(1, 6 + number)), number) for number in range(2)]
+        flight = []
+        for slot, issuer in zip(slots, issuers, strict=True):
+            flight.append(kernels.prefill([PromptChunk(slot, slot.prompt_tokens)], issuer))
+            flight += [kernels.verify([slot], issuer) for _ in range(STAGING_DEPTH + 2)]
+        for issuer in issuers:
+            issuer.warm(flight[-1].plan.shape, kernels.sequences.scratch, capture=True)
+        flight += [kernels.verify([slot], issuer) for slot, issuer in zip(slots, issuers, strict=True)]
+        for submitted in flight:
+            submitted.result()
 
 
-@pytest.mark.parametrize("seed", range(2))
+def timed(seed: int) -> None:
+    """Passes that a bench times."""
+    with checked(seed) as device:
+        bench = Bench(watched_pair(device))
+        place = Place("decode", "target", 2, 1, 8, "eager")
+        issuer = bench.issuer()
+        for _ in range(2):
+            bench.round_trip_s(bench.ready(place), issuer)
+            bench.issue_timer(place, issuer, 0)()
+            bench.timer(place)()
+
+
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("policy", ON_ONE_GPU)
 def test_passes_of_a_policy_are_ordered_where_they_meet(policy: str, seed: int) -> None:
     run(policy, seed)
 
 
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("scenario", [flood, timed])
+def test_passes_in_flight_at_once_are_ordered(scenario: Callable[[int], None], seed: int) -> None:
+    scenario(seed)
+
+
 class Bug(NamedTuple):
     """One line of a function taken away or changed."""
 
-    of: type
+    of: Any
+    """A class or a module."""
     function: str
     old: str
     new: str = "pass"
@@ -113,16 +161,16 @@ class Bug(NamedTuple):
         return names[self.function]
 
 
+SHARED = "; shared = runs_on.__dict__.setdefault('first', self)"
 BUGS = [
     Bug(Issuer, "wait_for", "self.stream.wait(pending.end)"),
     Bug(Issuer, "wait_for", "pending.end", "pending.start"),
     Bug(Issuer, "issue", "former.values()"),
+    Bug(Issuer, "issue", "former is not None", "former is not None and former.is_graph"),
     Bug(Issuer, "issue", "self._users[turn] = pending"),
-    Bug(Issuer, "issue", "self._users[turn]\n", "self._users[turn - 1]\n"),
     Bug(Issuer, "issue", "self._staging[turn]", "self._staging[0]"),
     Bug(Issuer, "issue", "start, self.stream.record(), is_graph", "start, start, is_graph"),
     Bug(Issuer, "issue", "self.stream.run(work)", "self.runs_on.stream().run(work)"),
-    Bug(Issuer, "issue", "self.stream.run(work)", "work()"),
     Bug(
         Issuer,
         "issue",
@@ -135,14 +183,32 @@ BUGS = [
         "on_host.copy_(results, non_blocking=True)",
         "self.runs_on.stream().run(lambda: on_host.copy_(results))",
     ),
+    Bug(Issuer, "__init__", "self._turn = 0", f"self._turn = 0{SHARED}; self._inputs = shared._inputs"),
+    Bug(Issuer, "__init__", "self._turn = 0", f"self._turn = 0{SHARED}; self._staging = shared._staging"),
+    Bug(Issuer, "warm", "inputs = self._inputs", "inputs = self.runs_on.__dict__.setdefault('first', self)._inputs"),
     Bug(Pending, "values", "self.end.synchronize()"),
     Bug(Pending, "values", "self.end.synchronize()", "self.start.synchronize()"),
     Bug(PairKernels, "admit", "self.runs_on.run_now(admit)", "self.runs_on.stream().run(admit)"),
     Bug(PairLane, "issue", "self.issuer.wait_for(handle.passes[-1].pending)"),
     Bug(PairLane, "issue", "self.issuer.wait_for(handle", "handle.lane.issuer.wait_for(handle"),
     Bug(PairLane, "issue", "in after:", "in after[1:]:"),
-    Bug(PairHandle, "finish", "self.passes[-1].pending.end.synchronize()"),
+    Bug(PairExecutor, "settle", "in passes]", "in passes if submitted.plan.shape.model.value == 'target']"),
     Bug(PairExecutor, "_take_back", " and not self._num_in_flight.get(index)", ""),
-    Bug(PairExecutor, "submitted", "self._num_in_flight.get(index, 0) + 1", "0"),
-    Bug(PairExecutor, "settle", "submitted.result() for submitted", "submitted for submitted"),
+    Bug(PairExecutor, "ended", "self._num_in_flight[index] -= 1", "self._num_in_flight[index] = 0"),
+    Bug(rounds, "submit_round", "after=(draft,)", "after=()"),
+    Bug(rounds, "submit_draft", "after=after", "after=()"),
+    Bug(Bench, "reset", "self.runs_on.run_now(self.back(pass_))", "self._gate.run(self.back(pass_))"),
+    Bug(Bench, "issue_timer", "issuer.stream.run(back)", "self._gate.run(back)"),
 ]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_race_is_found_where_an_order_is_taken_away(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bug.of, bug.function, bug.mutated())
+    for seed in range(3):
+        for scenario in (flood, timed, partial(run, "pdv"), partial(run, "unified")):
+            try:
+                scenario(seed)
+            except Race:
+                return
+    pytest.fail("no race")

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.rows import Slot
-from realrun.model.kv import KvLayout, SlottedKv
+from realrun.model.kv import SlottedKv
 from realrun.model.weights import tied_pair
 from tests.realrun.support import prefill_in_chunks, prompts, tiny_model, tiny_options
 
@@ -29,21 +29,18 @@ def held(kv: SlottedKv, slot: Slot) -> tuple[Any, Any]:
     """Copies of what a row holds, [layers, tokens, kv_heads, head_dim] each."""
     length = int(kv.lengths[slot.index])
     keys, values = kv.keys[:, slot.index], kv.values[:, slot.index]
-    if kv.layout is KvLayout.HEAD_MAJOR:
-        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     return keys[:, :length].clone(), values[:, :length].clone()
 
 
-@pytest.mark.parametrize("layout", list(KvLayout))
-def test_kv_after_rejections_is_kv_that_never_drafted(layout: KvLayout) -> None:
+def test_kv_after_rejections_is_kv_that_never_drafted() -> None:
     """One side drafts and verifies, rejections among it; the other decodes the same number of tokens one by one."""
-    speculating, ours, issuer = prefilled(kv_layout=layout)
+    speculating, ours, issuer = prefilled()
     rejected = 0
     for draft_tokens in (4, 3, 5):
         speculating.draft(ours, draft_tokens, issuer)
         rejected += sum(draft_tokens - row.accepted for row in speculating.verify(ours, issuer).result())
     assert rejected > 0
-    plain, theirs, plain_issuer = prefilled(kv_layout=layout)
+    plain, theirs, plain_issuer = prefilled()
     while lagging := [b for a, b in zip(ours, theirs, strict=True) if len(b.output) < len(a.output)]:
         plain.verify(lagging, plain_issuer).result()
     for mine, other in zip(ours, theirs, strict=True):

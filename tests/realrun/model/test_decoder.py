@@ -15,9 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from realrun.model.attention import Attention, Rectangle, Workspace
+from realrun.model.attention import Attention, Rectangle
 from realrun.model.decoder import Decoder
-from realrun.model.kv import KvLayout
 from realrun.model.weights import Family
 from tests.realrun.support import prompts, tiny_model
 
@@ -38,10 +37,6 @@ def exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chunked_logits(decoder: Decoder, texts: list[list[int]], sizes: list[list[int]]) -> list[Any]:
     """Logits [tokens, vocab] of each text, fed as chunks of `sizes` [passes][rows], slots in reverse order."""
-    kv = decoder.kv
-    workspace = Workspace(
-        num_elements=len(texts) * kv.max_tokens * kv.kv_heads * kv.head_dim, dtype=decoder.dtype, device=decoder.device
-    )
     slots = torch.arange(len(texts)).flip(0)
     done, logits = [0] * len(texts), [[] for _ in texts]
     for counts in sizes:
@@ -50,9 +45,8 @@ def chunked_logits(decoder: Decoder, texts: list[list[int]], sizes: list[list[in
         for row, (text, count) in enumerate(zip(texts, counts, strict=True)):
             tokens[row, :count] = torch.tensor(text[done[row] : done[row] + count])
         starts = torch.tensor(done)
-        context = -(-(max(done) + width) // 16) * 16
-        rectangle = Rectangle(slots, starts, torch.tensor(counts), width, context)
-        hidden = decoder.forward(tokens.flatten(), (rectangle,), workspace).view(len(texts), width, -1)
+        rectangle = Rectangle(slots, starts, torch.tensor(counts), width)
+        hidden = decoder.forward(tokens.flatten(), (rectangle,)).view(len(texts), width, -1)
         for row, count in enumerate(counts):
             logits[row].append(decoder.head(hidden[row, :count]))
             done[row] += count
@@ -60,13 +54,12 @@ def chunked_logits(decoder: Decoder, texts: list[list[int]], sizes: list[list[in
 
 
 def decoder_of(model: Any, **changes: Any) -> Decoder:
-    base: dict[str, Any] = {"slots": 3, "max_tokens": 48, "attention": Attention.MATH, "layout": KvLayout.HEAD_MAJOR}
+    base: dict[str, Any] = {"slots": 3, "max_tokens": 48, "attention": Attention.MATH}
     return Decoder(model, **{**base, **changes})
 
 
 @pytest.mark.usefixtures("exact_norms")
 @pytest.mark.parametrize("attention", WIDE)
-@pytest.mark.parametrize("layout", list(KvLayout))
 @pytest.mark.parametrize(
     "dimensions",
     [
@@ -78,13 +71,11 @@ def decoder_of(model: Any, **changes: Any) -> Decoder:
         pytest.param({"tied_embeddings": True}, id="tied"),
     ],
 )
-def test_ragged_chunks_give_the_librarys_logits(
-    dimensions: dict[str, Any], layout: KvLayout, attention: Attention
-) -> None:
+def test_ragged_chunks_give_the_librarys_logits(dimensions: dict[str, Any], attention: Attention) -> None:
     model = tiny_model(**dimensions)
     texts = prompts([14, 9, 20])
     expected = [model(torch.tensor([text]), use_cache=False).logits[0] for text in texts]
-    decoder = decoder_of(model, layout=layout, attention=attention)
+    decoder = decoder_of(model, attention=attention)
     got = chunked_logits(decoder, texts, [[5, 1, 8], [7, 7, 1], [2, 1, 11]])
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
@@ -111,57 +102,8 @@ def test_padding_leaves_no_trace_in_any_slot() -> None:
     keys, values = decoder.kv.keys.clone(), decoder.kv.values.clone()
     chunked_logits(decoder, prompts([6, 6, 6]), [[6, 2, 1]])
     for slot, written in ((2, 6), (1, 2), (0, 1)):
-        assert torch.equal(decoder.kv.keys[:, slot, :, written:], keys[:, slot, :, written:])
-        assert torch.equal(decoder.kv.values[:, slot, :, written:], values[:, slot, :, written:])
-
-
-def test_flash_paged_gets_the_rows_pages_and_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel needs CUDA; here a plain one obeys the same arguments, and the logits come out right."""
-    from torch.nn.attention import varlen
-
-    from realrun.model import attention
-
-    if "block_table" not in varlen.varlen_attn.__annotations__:
-        pytest.skip("this torch has no block tables")
-    calls = []
-
-    def plain_varlen(
-        query: Any,
-        key: Any,
-        value: Any,
-        cu_seq_q: Any,
-        cu_seq_k: Any,
-        max_q: int,
-        max_k: int,
-        *,
-        window_size: tuple[int, int],
-        enable_gqa: bool,
-        seqused_k: Any,
-        block_table: Any,
-    ) -> Any:
-        assert (cu_seq_k, window_size) == (None, (-1, 0))
-        calls.append((max_q, max_k, enable_gqa, block_table.flatten().tolist()))
-        out = torch.empty_like(query)
-        for row, (first, end) in enumerate(zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True)):
-            used = int(seqused_k[row])
-            pages = key[block_table[row]].flatten(0, 1)[:used], value[block_table[row]].flatten(0, 1)[:used]
-            k, v = (page.repeat_interleave(query.shape[1] // page.shape[1], 1).transpose(0, 1) for page in pages)
-            scores = query[first:end].transpose(0, 1) @ k.transpose(-1, -2) * query.shape[-1] ** -0.5
-            queries = end - first
-            hidden = torch.ones(queries, used, dtype=torch.bool).triu(used - queries + 1)
-            out[first:end] = (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1)
-        return out
-
-    plain_varlen.__signature__ = attention.inspect.signature(varlen.varlen_attn)
-    monkeypatch.setattr(varlen, "varlen_attn", plain_varlen)
-    model, texts = tiny_model(), prompts([9, 12, 5])
-    plain = decoder_of(model, max_tokens=256)
-    paged = decoder_of(model, max_tokens=256, layout=KvLayout.TOKEN_MAJOR)
-    paged.attention = attention.PagedAttention(paged.heads, paged.kv)
-    sizes = [[4, 9, 1], [5, 3, 4]]
-    for ours, theirs in zip(chunked_logits(paged, texts, sizes), chunked_logits(plain, texts, sizes), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
-    assert calls[0] == (9, 16, True, [2, 1, 0])
+        assert torch.equal(decoder.kv.keys[:, slot, written:], keys[:, slot, written:])
+        assert torch.equal(decoder.kv.values[:, slot, written:], values[:, slot, written:])
 
 
 @pytest.mark.parametrize(
@@ -183,11 +125,10 @@ def test_a_model_with_another_forward_pass_is_refused(changes: dict[str, Any], m
             slots=1,
             max_tokens=16,
             attention=Attention.MATH,
-            layout=KvLayout.HEAD_MAJOR,
         )
 
 
-@pytest.mark.parametrize("attention", [Attention.EFFICIENT, Attention.FLASH_PAGED])
+@pytest.mark.parametrize("attention", [Attention.FLASH, Attention.FLASH_3])
 def test_a_cuda_kernel_is_refused_on_the_cpu_and_never_replaced(attention: Attention) -> None:
     with pytest.raises(ValueError, match="runs on cuda only"):
         decoder_of(tiny_model(), attention=attention)

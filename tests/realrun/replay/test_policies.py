@@ -14,7 +14,6 @@ from realrun.host.ticket import GpuTicket
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.weights import tied_pair
 from realrun.replay.pair_executor import PairExecutor
-from realrun.replay.testbed import context_buckets
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
 from sim.seam.host import Stream
@@ -118,12 +117,3 @@ def test_streams_of_one_name_and_different_priorities_are_not_one() -> None:
     lanes = [kept.lane(Stream(name="decode", device=0, priority=priority), clock) for priority in (1, 2, 1)]
     assert lanes[0].issuer is lanes[2].issuer
     assert lanes[0].issuer is not lanes[1].issuer
-
-
-@pytest.mark.parametrize(
-    ("shortest", "longest", "buckets"), [(512, 656, (560, 592, 624, 656)), (8, 32, (16, 32)), (0, 64, (16, 32, 48, 64))]
-)
-def test_contexts_are_captured_from_the_shortest_prompt_on(
-    shortest: int, longest: int, buckets: tuple[int, ...]
-) -> None:
-    assert context_buckets(shortest, longest) == buckets

@@ -17,7 +17,7 @@ from sim.policies.registry import POLICIES
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "disaggregated"])
-def test_streams_of_a_policy_are_no_more_than_workspaces_are_counted_for(policy: str) -> None:
+def test_streams_of_a_policy_are_no_more_than_are_counted_for(policy: str) -> None:
     given = Scenario.of(profile="cpu/tiny", policy=policy, num_prompts=12, request_rate=40.0, num_speculative_tokens=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

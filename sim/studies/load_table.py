@@ -1,0 +1,291 @@
+"""Which lane policy at which load: closed loops at every concurrency, and of them the table and the hysteresis that
+`adaptive` goes by.
+
+A row begins where another policy is surely better than the one before it: in the mean over the draws by LEAST_GAIN or
+more and beyond its interval, under every regime of overlap where that was neither measured nor given. Where nothing
+is, the policy stays; so the first candidate is what a table says that has nothing to say. Between two neighbouring rows
+more concurrencies are simulated until they are close (CLOSE), and the hysteresis keeps a row until the load is one at
+which the other was simulated to be better. Not here: switching (sim.policies.adaptive), draft lengths (tune).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, sqrt
+from typing import Any
+
+import msgspec
+
+from sim.costs.profile import Profile
+from sim.devices.contention import BRACKET, Regime
+from sim.experiment.checks import check
+from sim.experiment.compare import CostSource, Interval, cost_source
+from sim.experiment.points import Point, run_points
+from sim.experiment.scenario import Scenario, to_plain
+from sim.metrics.stats import interval_95
+from sim.names import unknown
+from sim.policies.adaptive import PARTS
+from sim.policies.choices import LoadTable
+from sim.studies.draws import Draw, covers, draw_worlds
+from sim.studies.tune import (
+    LEAST_GAIN,
+    REQUESTS_PER_SLOT,
+    closed_loop,
+    concurrencies_of,
+    objective,
+    objective_value,
+    rising,
+)
+
+CANDIDATES = ("pd", "unified", "pdv", "baseline")
+"""In the order in which they stay where none is surely better."""
+DEFAULT_DRAWS = 4
+CLOSE = 1.3
+"""Ratio of two neighbouring concurrencies between which no other one is tried."""
+Figures = Mapping[str, Mapping[Regime, Sequence[float]]]
+"""policy -> regime -> what is maximised, [draws]."""
+
+
+class PolicyAt(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy at one concurrency, against the one that is chosen there."""
+
+    policy: str
+    value: float
+    """Of the objective, mean over draws where streams share the GPU, or under the one regime given."""
+    gain: float
+    """Relative, likewise."""
+    by_overlap: dict[str, Interval]
+    """95 % interval of the mean gain under each regime of overlap."""
+
+
+class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One concurrency that was simulated."""
+
+    concurrency: int
+    policy: str
+    """Chosen there."""
+    candidates: list[PolicyAt]
+
+
+class PolicyTuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What `lanesim tune --policy adaptive --json` holds."""
+
+    schema: int = 1
+    scenario: dict[str, Any]
+    profile: CostSource
+    objective: str
+    draws: int
+    covers: str
+    verdict: str
+    adaptive_table: LoadTable
+    """For policy_options.adaptive_table."""
+    hysteresis: float
+    """For policy_options.hysteresis."""
+    points: list[LoadPoint]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+
+def tune_policies(
+    scenario: Scenario,
+    profile: Profile,
+    *,
+    candidates: Sequence[str] = CANDIDATES,
+    concurrencies: Sequence[int] | None = None,
+    draws: int = DEFAULT_DRAWS,
+    workers: int | None = None,
+    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> PolicyTuning:
+    """The table of `adaptive` for the scenario's requests, engine and pair.
+
+    `concurrencies` are 1, 2, 4 and so on up to the most requests that the engine seats, unless given; those between
+    two rows are added. Raises ValueError for a scenario that cannot be tuned.
+    """
+    scenario = _checked(scenario, profile, candidates, draws)
+    tried = concurrencies_of(scenario, profile) if concurrencies is None else rising("concurrency", concurrencies, 1)
+    _check_length(scenario, tried[-1])
+    worlds = draw_worlds(scenario, profile, draws)
+    found: dict[int, Figures] = {}
+    missing = list(tried)
+    while missing:
+        found |= _simulated(scenario, candidates, missing, worlds, workers, on_done)
+        known = sorted(found)
+        missing = between(known, choices([found[concurrency] for concurrency in known], candidates))
+    known = sorted(found)
+    chosen = choices([found[concurrency] for concurrency in known], candidates)
+    table, hysteresis = table_of(known, chosen)
+    return PolicyTuning(
+        scenario=to_plain(scenario),
+        profile=cost_source(profile),
+        objective=objective(scenario),
+        draws=draws,
+        covers=covers(scenario, profile),
+        verdict=_verdict(table, hysteresis),
+        adaptive_table=table,
+        hysteresis=hysteresis,
+        points=[
+            _point(concurrency, policy, found[concurrency]) for concurrency, policy in zip(known, chosen, strict=True)
+        ],
+    )
+
+
+# -- choosing, pure
+
+
+def gain(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
+    """Mean relative gain, draw by draw, and the 95 % interval of that mean.
+
+    >>> round(gain([2.0, 2.2], [2.0, 2.0])[0], 3)
+    0.05
+    """
+    gains = [one / other - 1.0 if other else 0.0 for one, other in zip(ours, theirs, strict=True)]
+    mean = sum(gains) / len(gains)
+    return mean, interval_95(gains) or (mean, mean)
+
+
+def is_surely_better(ours: Mapping[Regime, Sequence[float]], theirs: Mapping[Regime, Sequence[float]]) -> bool:
+    """By LEAST_GAIN or more in the mean, and at all in the whole interval, under every regime."""
+    found = [gain(ours[regime], theirs[regime]) for regime in ours]
+    return all(mean >= LEAST_GAIN and low > 0.0 for mean, (low, _) in found)
+
+
+def choices(figures: Sequence[Figures], candidates: Sequence[str]) -> list[str]:
+    """[concurrencies] the policy at each, in rising order: the one before it unless another is surely better."""
+    chosen, present = [], candidates[0]
+    for at in figures:
+        better = [policy for policy in candidates if is_surely_better(at[policy], at[present])]
+        if better:
+            present = max(better, key=lambda policy: sum(shown(at[policy])))
+        chosen.append(present)
+    return chosen
+
+
+def shown(by_regime: Mapping[Regime, Sequence[float]]) -> Sequence[float]:
+    """Where streams share the GPU; of one regime alone that."""
+    return by_regime[Regime.SHARED] if Regime.SHARED in by_regime else next(iter(by_regime.values()))
+
+
+def between(concurrencies: Sequence[int], chosen: Sequence[str]) -> list[int]:
+    """Concurrencies to try beside the simulated ones: in the middle of two neighbours that differ and are not close."""
+    found = []
+    for place in range(len(chosen) - 1):
+        low, high = concurrencies[place], concurrencies[place + 1]
+        middle = round(sqrt(low * high))
+        if chosen[place] != chosen[place + 1] and high > CLOSE * low and low < middle < high:
+            found.append(middle)
+    return found
+
+
+def table_of(concurrencies: Sequence[int], chosen: Sequence[str]) -> tuple[LoadTable, float]:
+    """The rows, each from half-way (in ratio) between the last concurrency of one policy and the first of the next, and
+    the share of such an edge by which both lie from it.
+
+    >>> table_of((1, 8, 16, 20, 64), ("pd", "pd", "pd", "unified", "unified"))
+    (((1, 'pd'), (18, 'unified')), 0.12)
+    >>> table_of((1, 64), ("pd", "pd"))
+    (((1, 'pd'),), 0.0)
+    """
+    rows, hysteresis = [(1, chosen[0])], 0.0
+    for place in range(len(chosen) - 1):
+        if chosen[place] != chosen[place + 1]:
+            low, high = concurrencies[place], concurrencies[place + 1]
+            edge = max(low + 1, round(sqrt(low * high)))
+            rows.append((edge, chosen[place + 1]))
+            hysteresis = max(hysteresis, high / edge - 1.0, 1.0 - low / edge)
+    return tuple(rows), ceil(100.0 * hysteresis) / 100.0
+
+
+# -- running
+
+
+def _checked(scenario: Scenario, profile: Profile, candidates: Sequence[str], draws: int) -> Scenario:
+    if draws < 2:
+        raise ValueError(f"draws={draws!r} must be at least 2: a row begins where a gain is beyond its interval")
+    if not candidates:
+        raise ValueError(f"tune: name policies to choose from, of {', '.join(PARTS)}")
+    for name in candidates:
+        if name not in PARTS:
+            raise ValueError(unknown("lane policy", name, list(PARTS)))
+    check(scenario, profile)
+    return msgspec.structs.replace(scenario, policy=tuple(candidates))
+
+
+def _check_length(scenario: Scenario, most: int) -> None:
+    """A policy that gives all requests turns has many half done when a short run ends: their tokens count nowhere."""
+    count = scenario.workload.num_prompts
+    if isinstance(count, int) and count < REQUESTS_PER_SLOT * most:
+        raise ValueError(
+            f"num_prompts={count} is too few to compare policies at {most} in flight: want at least "
+            f"{REQUESTS_PER_SLOT * most}, or auto"
+        )
+
+
+def _simulated(
+    scenario: Scenario,
+    candidates: Sequence[str],
+    concurrencies: Sequence[int],
+    worlds: Sequence[Draw],
+    workers: int | None,
+    on_done: Callable[[str, int, int], None],
+) -> dict[int, Figures]:
+    """Every candidate at every one of `concurrencies`, in every world and regime."""
+    regimes = _regimes(scenario, worlds[0].profile)
+    points = [
+        Point(
+            scenario=world.scenario(closed_loop(scenario, concurrency)),
+            policy=policy,
+            seed=world.seed,
+            profile=world.profile,
+            regime=regime,
+        )
+        for concurrency in concurrencies
+        for policy in candidates
+        for regime in regimes
+        for world in worlds
+    ]
+    stage = f"simulating {concurrencies[0]} to {concurrencies[-1]} in flight"
+    on_done(stage, 0, len(points))
+    values = [0.0] * len(points)
+    for index, outcome in run_points(points, workers=workers, on_done=lambda done: on_done(stage, done, len(points))):
+        values[index] = objective_value(outcome.run, scenario)
+    remaining = iter(values)
+    return {
+        concurrency: {
+            policy: {regime: [next(remaining) for _ in worlds] for regime in regimes} for policy in candidates
+        }
+        for concurrency in concurrencies
+    }
+
+
+def _regimes(scenario: Scenario, profile: Profile) -> Sequence[Regime]:
+    """Those that a gain must show under: all, unless overlap was measured or the scenario says what it is."""
+    given = scenario.devices.overlap
+    if given is not None:
+        return (given,)
+    return (Regime.SHARED,) if profile.overlap.measured else BRACKET
+
+
+def _point(concurrency: int, chosen: str, figures: Figures) -> LoadPoint:
+    candidates = []
+    for policy, by_regime in figures.items():
+        values = shown(by_regime)
+        candidates.append(
+            PolicyAt(
+                policy=policy,
+                value=sum(values) / len(values),
+                gain=gain(values, shown(figures[chosen]))[0],
+                by_overlap={regime.value: gain(own, figures[chosen][regime])[1] for regime, own in by_regime.items()},
+            )
+        )
+    return LoadPoint(concurrency=concurrency, policy=chosen, candidates=candidates)
+
+
+def _verdict(table: LoadTable, hysteresis: float) -> str:
+    if len(table) == 1:
+        return f"one policy: {table[0][1]} at every load, since no other is surely better"
+    rows = ", ".join(f"{policy} from {start}" for start, policy in table)
+    return f"a table: {rows} unfinished requests, left {100.0 * hysteresis:.0f} % beyond an edge"

@@ -1,0 +1,9 @@
+"""Pinned schemas of the operations that passes call, by package and version."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+PINNED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "schemas.json").read_text())
+FA3_FWD = PINNED["fa3-fwd 0.0.3"]["fa3_fwd::fwd"].removeprefix("fa3_fwd::")
