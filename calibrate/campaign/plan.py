@@ -6,7 +6,10 @@ Not here: doing it (calibrate.campaign.steps), calling the steps one by one (cal
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from calibrate.measure.pair import PairSpec
 
 SMOKE, MEASURE, REPLAY, REPORT = "smoke", "measure ", "replay ", "report"
 
@@ -35,6 +38,17 @@ class Job(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.target}+{self.draft}"
+
+    def spec(self, device: str) -> PairSpec:
+        from calibrate.measure.pair import pair_spec
+
+        return pair_spec(device, self.target, self.draft, None, self.rows, self.context, None, 0)
+
+    def profile_path(self, out: Path) -> Path:
+        return out / f"{self.name}.json"
+
+    def points_path(self, out: Path) -> Path:
+        return out / f"{self.name}.points.jsonl"
 
 
 class Load(NamedTuple):

@@ -14,7 +14,6 @@ import msgspec
 
 from calibrate.campaign.plan import Campaign
 from calibrate.campaign.smoke import SMOKE_FILE
-from calibrate.campaign.steps import points_path, profile_path
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode, load
 from sim.files.write import new_folder
@@ -28,15 +27,15 @@ Rows = Iterable[Sequence[str]]
 def report(out: Path, campaign: Campaign) -> None:
     """Raises ValueError where something was not measured."""
     verdicts = [out / f"{load.name}.json" for load in campaign.loads]
-    needed = [out / SMOKE_FILE, *(profile_path(out, job) for job in campaign.jobs), *verdicts]
+    needed = [out / SMOKE_FILE, *(job.profile_path(out) for job in campaign.jobs), *verdicts]
     for path in needed:
         if not path.exists():
             raise ValueError(f"{str(path)!r} is missing: its step failed, the reason stands above")
-    profiles = [load(profile_path(out, job)) for job in campaign.jobs]
+    profiles = [load(job.profile_path(out)) for job in campaign.jobs]
     with new_folder(out / SEND) as scratch:
         told = scratch / "docs" / "validation" / profiles[0].gpu.name
         told.mkdir(parents=True)
-        for path in [out / SMOKE_FILE, *(points_path(out, job) for job in campaign.jobs), *verdicts]:
+        for path in [out / SMOKE_FILE, *(job.points_path(out) for job in campaign.jobs), *verdicts]:
             (told / path.name).write_bytes(path.read_bytes())
         for profile in profiles:
             file = scratch / "sim" / "profiles" / f"{profile.name}.json"

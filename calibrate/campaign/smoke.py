@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from calibrate.campaign.plan import MEASURE, REPLAY, Campaign, Job, done_file
-from calibrate.campaign.steps import spec_of
 from calibrate.measure import machine
 from calibrate.measure.bench import Bench
 from calibrate.measure.clocks import Driver
@@ -69,7 +68,7 @@ class Ground:
 
     @cached_property
     def specs(self) -> list[PairSpec]:
-        return [spec_of(self.device, job) for job in self.jobs]
+        return [job.spec(self.device) for job in self.jobs]
 
     @cached_property
     def bench(self) -> Bench:

@@ -13,12 +13,8 @@ import sys
 import threading
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from calibrate.campaign.plan import CAMPAIGNS, MEASURE, REPLAY, REPORT, SMOKE, Campaign, Job, Load
-
-if TYPE_CHECKING:
-    from calibrate.measure.pair import PairSpec
 
 
 def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
@@ -49,9 +45,9 @@ def measure(device: str, out: Path, job: Job, repeats: int) -> None:
     from sim.costs.profile_files import encode
     from sim.files.write import write_text
 
-    spec, points = spec_of(device, job), points_path(out, job)
+    spec, points = job.spec(device), job.points_path(out)
     profile = measure_pair(spec, points, job.budget_s, form="compact", repeats=repeats, say=print)
-    write_text(profile_path(out, job), encode(profile).decode())
+    write_text(job.profile_path(out), encode(profile).decode())
 
 
 def replay(device: str, out: Path, campaign: Campaign, load: Load) -> None:
@@ -62,25 +58,11 @@ def replay(device: str, out: Path, campaign: Campaign, load: Load) -> None:
 
     directory, scenario = out / load.name, out / f"{load.name}.yaml"
     # JSON is YAML, too.
-    write_text(scenario, json.dumps(campaign.scenario(load, str(profile_path(out, campaign.jobs[0])))))
+    write_text(scenario, json.dumps(campaign.scenario(load, str(campaign.jobs[0].profile_path(out)))))
     line = [str(scenario), "--device", device, "--out", str(directory), "--overwrite"]
     replay_command.main(line, standalone_mode=False)
     judge = [str(directory), "--json", str(out / f"{load.name}.json"), "--no-plots"]
     validate_command.main(judge, standalone_mode=False)
-
-
-def spec_of(device: str, job: Job) -> PairSpec:
-    from calibrate.measure.pair import pair_spec
-
-    return pair_spec(device, job.target, job.draft, None, job.rows, job.context, None, 0)
-
-
-def profile_path(out: Path, job: Job) -> Path:
-    return out / f"{job.name}.json"
-
-
-def points_path(out: Path, job: Job) -> Path:
-    return out / f"{job.name}.points.jsonl"
 
 
 def _end_with_parent() -> None:

@@ -25,7 +25,7 @@ from calibrate.campaign import __main__ as campaign
 from calibrate.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Job, Load, done_file
 from calibrate.campaign.report import report
 from calibrate.campaign.smoke import CHECKS
-from calibrate.campaign.steps import run, spec_of
+from calibrate.campaign.steps import run
 from calibrate.cli.files import check_file
 from calibrate.measure.session import Session
 from calibrate.points import file as points_file
@@ -157,7 +157,7 @@ def test_on_another_core_count_points_stay_and_what_depends_on_cores_is_done_aga
     left = [step for step in SMALL.steps if not done_file(tmp_path, step).exists()]
     assert left == ["measure tiny-target+tiny-draft", "replay c2"]
     job = SMALL.jobs[0]
-    Session(spec_of("cpu", job), points, job.budget_s, lambda stage, done, total: None).run()
+    Session(job.spec("cpu"), points, job.budget_s, lambda stage, done, total: None).run()
     after = points_file.read(points)
     assert after.points == before.points
     assert after.host["inflation_eager"]
