@@ -93,7 +93,6 @@ def test_the_profile_has_points_errors_fingerprint_and_costs(folder: Path) -> No
     assert profile.errors["overlap_three"].points == 3
     assert {point.l2 for point in profile.points} == {"unknown"}
     assert sum(point.is_held_out for point in profile.points) >= len(profile.points) // 6
-    assert any(point.sustained_s is not None for point in profile.points)
     assert profile.overlap.measured
     assert profile.overlap.demand_floor == 0.0
     assert profile.host.inflation_eager[0] == 1.0
