@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from calibrate.measure.grid import (
-    EAGER_DRAFT_TOKENS,
     HELD_OUT_IN,
     LEVELS,
     Limits,
@@ -50,13 +49,16 @@ def test_verify_has_two_to_eight_tokens_and_several_contexts() -> None:
     assert len({place.rows for place in verify}) > 2
 
 
-def test_graphs_double_the_decoding_places_only_and_long_drafts_are_graphed() -> None:
-    eager, both = grid(LIMITS, 0), grid(LIMITS._replace(has_graphs=True), 0)
-    short = [place for place in eager if place.kind != "draft" or place.tokens <= EAGER_DRAFT_TOKENS]
-    assert [place for place in both if place.launch == "eager"] == short
-    assert {place.kind for place in both if place.launch == "graphed"} == {"decode", "verify", "draft"}
-    drafts = [{place.tokens for place in of if place.kind == "draft"} for of in (eager, both)]
-    assert drafts[0] == drafts[1]
+def test_what_is_captured_is_launched_kernel_by_kernel_at_a_few_places_only() -> None:
+    """All prompts, which are never captured, and of every other kind the fewest rows with the shortest context."""
+    plain, both = (grid(LIMITS._replace(has_graphs=has_graphs), 1) for has_graphs in (False, True))
+    graphed = [place._replace(launch="eager") for place in both if place.launch == "graphed"]
+    assert set(graphed) == {place for place in plain if place.kind != "prefill"}
+    eager = [place for place in both if place.launch == "eager"]
+    assert {*graphed, *eager} == set(plain)
+    others = [place for place in eager if place.kind != "prefill"]
+    assert {place.kind for place in others} == {"decode", "verify", "draft"}
+    assert {(place.rows, place.context_tokens) for place in others} == {(1, 32)}
 
 
 def test_without_a_draft_the_target_alone_is_timed() -> None:
