@@ -33,7 +33,7 @@ from tests.attack.samples import Sample
 from tests.attack.test_mutations import attack
 from tests.sim.support import ON_ONE_GPU as REPLAYED
 
-SMALL = ["--profile", "cpu/tiny", "--num-prompts", "6", "--request-rate", "inf", "--input-len", "24"]
+SMALL = ["--profile", "cpu/tiny", "--num-prompts", "6", "--request-rate", "inf", "--input-len", "28"]
 SMALL += ["--output-len", "8", "--device", "cpu"]
 METRICS = {"ttft", "tpot", "itl", "e2el", "output_throughput"}
 
