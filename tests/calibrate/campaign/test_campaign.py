@@ -177,10 +177,10 @@ class Archive:
     def start(self) -> subprocess.Popen[bytes]:
         command = [self.python, "-m", "calibrate.campaign", "out", "--device", "cpu"]
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        return subprocess.Popen(command, cwd=self.root, env=clean, stdout=subprocess.DEVNULL)
+        return subprocess.Popen(command, cwd=self.root, env=clean, stdout=subprocess.DEVNULL, start_new_session=True)
 
     def kill(self, when: Callable[[], bool]) -> None:
-        """Start it and kill it, steps and all, as soon as it is so far."""
+        """Start it and kill it as soon as it is so far; its step ends by itself."""
         process, deadline_s = self.start(), time.monotonic() + DEADLINE_S
         while not when():
             assert process.poll() is None, "the campaign ended before it could be killed"
@@ -189,6 +189,9 @@ class Archive:
         process.send_signal(signal.SIGKILL)
         process.wait()
         self.num_kills += 1
+        while _is_anyone_left(process.pid):
+            assert time.monotonic() < deadline_s, "a step outlived the campaign that began it"
+            time.sleep(0.02)
 
     @property
     def num_lines(self) -> int:
@@ -198,6 +201,24 @@ class Archive:
 
     def is_done(self, step: str) -> bool:
         return done_file(self.out, step).exists()
+
+
+def _is_anyone_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an archive is made of a checkout")
+def test_a_killed_campaign_takes_its_step_along_and_knows_what_is_over(tmp_path: Path) -> None:
+    """From an archive, nothing installed: killed inside the first measurement, after a green smoke step."""
+    archive = Archive(tmp_path, sys.executable)
+    archive.kill((archive.out / "smoke.json").exists)
+    assert json.loads((archive.out / "smoke.json").read_text())["is_green"]
+    assert not (archive.out / "done").exists()
 
 
 @pytest.mark.nightly
