@@ -23,6 +23,8 @@ NUM_CHUNKS = (3, 4, 5, 7)
 LEVELS = len(VERIFY_TOKENS)
 HELD_OUT_IN = 5
 """One point in this many is kept from the fit."""
+SUSTAINED_IN = 10
+"""One point in this many is timed again after sustained load."""
 MIN_CONTEXT = 32
 MIN_CHUNK = 8
 
@@ -45,27 +47,26 @@ def grid(limits: Limits, level: int) -> list[Place]:
     rows = spread(1, limits.rows, NUM_ROWS[level])
     widest = max(VERIFY_TOKENS[level][-1], limits.draft_tokens) + 2
     contexts = spread(MIN_CONTEXT, limits.slot_tokens - widest, NUM_CONTEXTS[level])
+    launch = "graphed" if limits.has_graphs else "eager"
     places = _prefills("target", limits, level)
     if limits.has_draft:
         places += _prefills("draft", limits, max(0, level - 1))
     for num_rows in rows:
         for context in contexts:
-            places.append(Place("decode", "target", num_rows, 1, context, "eager"))
+            # Eager passes have the same kernels: what launching them takes, decoding and prefilling tell.
             places += [
-                Place("verify", "target", num_rows, tokens, context, "eager")
+                Place("decode", "target", num_rows, 1, context, each) for each in dict.fromkeys(("eager", launch))
+            ]
+            places += [
+                Place("verify", "target", num_rows, tokens, context, launch)
                 for tokens in VERIFY_TOKENS[level]
                 if tokens <= limits.draft_tokens + 1
             ]
             places += [
-                Place("draft", "draft", num_rows, tokens, context, "eager")
+                Place("draft", "draft", num_rows, tokens, context, launch)
                 for tokens in DRAFT_TOKENS[level]
                 if limits.has_draft and tokens <= limits.draft_tokens
             ]
-    if limits.has_graphs:
-        # What the device takes is known from graphs, and what launching kernel by kernel takes from a few passes.
-        prompts, others = ([each for each in places if (each.kind == "prefill") is yes] for yes in (True, False))
-        few = [each for each in others if (each.rows, each.context_tokens) == (rows[0], contexts[0])]
-        places = [*prompts, *few, *(each._replace(launch="graphed") for each in others)]
     return sorted(set(places), key=_shuffled)
 
 
@@ -103,6 +104,11 @@ def is_held_out(place: Place, places: Sequence[Place]) -> bool:
     """Whether `place` is kept from the fit: every fifth of its kind and model, in shuffled order."""
     alike = [other for other in places if (other.kind, other.model) == (place.kind, place.model)]
     return sorted(alike, key=_shuffled).index(place) % HELD_OUT_IN == HELD_OUT_IN - 1
+
+
+def is_repeated(index: int) -> bool:
+    """Whether the place at this position of the plan is timed again under sustained load."""
+    return index % SUSTAINED_IN == 0
 
 
 def pilots(limits: Limits) -> list[Place]:

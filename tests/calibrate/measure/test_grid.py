@@ -11,6 +11,7 @@ from calibrate.measure.grid import (
     estimator,
     grid,
     is_held_out,
+    is_repeated,
     pilots,
     plan,
     spread,
@@ -49,16 +50,13 @@ def test_verify_has_two_to_eight_tokens_and_several_contexts() -> None:
     assert len({place.rows for place in verify}) > 2
 
 
-def test_what_is_captured_is_launched_kernel_by_kernel_at_a_few_places_only() -> None:
-    """All prompts, which are never captured, and of every other kind the fewest rows with the shortest context."""
-    plain, both = (grid(LIMITS._replace(has_graphs=has_graphs), 1) for has_graphs in (False, True))
-    graphed = [place._replace(launch="eager") for place in both if place.launch == "graphed"]
-    assert set(graphed) == {place for place in plain if place.kind != "prefill"}
-    eager = [place for place in both if place.launch == "eager"]
-    assert {*graphed, *eager} == set(plain)
-    others = [place for place in eager if place.kind != "prefill"]
-    assert {place.kind for place in others} == {"decode", "verify", "draft"}
-    assert {(place.rows, place.context_tokens) for place in others} == {(1, 32)}
+def test_with_graphs_every_place_is_captured_but_prefills_and_decoding_is_launched_both_ways() -> None:
+    eager, both = grid(LIMITS, 0), grid(LIMITS._replace(has_graphs=True), 0)
+    assert {place.kind for place in both if place.launch == "eager"} == {"prefill", "decode"}
+    assert {place.kind for place in both if place.launch == "graphed"} == {"decode", "verify", "draft"}
+    # The same places, and decodes once more.
+    assert {place._replace(launch="eager") for place in both} == set(eager)
+    assert len(both) - len(eager) == len([place for place in eager if place.kind == "decode"])
 
 
 def test_without_a_draft_the_target_alone_is_timed() -> None:
@@ -90,6 +88,7 @@ def test_a_fifth_of_each_kind_is_held_out_and_a_tenth_repeated() -> None:
         alike = [place for place in places if (place.kind, place.model) == kind]
         held_out = [place for place in alike if is_held_out(place, places)]
         assert len(held_out) == len(alike) // HELD_OUT_IN
+    assert sum(is_repeated(i) for i in range(len(places))) == -(-len(places) // 10)
 
 
 def test_the_order_is_shuffled_but_fixed() -> None:
