@@ -98,7 +98,7 @@ CAMPAIGNS = {
     "cuda": Campaign(
         jobs=(
             Job("llama-3.1-8b", "llama-3.2-1b", 300.0, 64, 4096),
-            Job("llama-2-7b", "tinyllama-1.1b", 200.0, 48, 2048),
+            Job("llama-2-7b", "tinyllama-1.1b", 200.0, 40, 2048),
             Job("llama-3.1-8b", None, 120.0, 128, 2048, can_wait=True),
             Job("llama-3.2-1b", None, 80.0, 128, 4096, can_wait=True),
             Job("tinyllama-1.1b", None, 80.0, 128, 2048, can_wait=True),
