@@ -16,6 +16,7 @@ from sim.cli.console import write_text
 
 FIRST_LINES = 1
 YAML_ENDINGS = (".yaml", ".yml")
+TEXT_ENDINGS = (".log", ".txt", ".prom")
 
 
 @click.command("check", epilog="Example: lanesim check scenario.yaml results/demo-h100 profile.json")
@@ -25,8 +26,9 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
     """Say what each FILE is, and whether it is sound; nothing is run.
 
     Known: scenarios, grids, profiles, engines, models' config.json, results and stores (folders), points, traces,
-    ShareGPT conversations, acceptance tapes, requests of a vLLM run, tables of closed-loop cells, step curves. The
-    first one that is not sound ends the command with exit code 2.
+    ShareGPT conversations, acceptance tapes, requests of a vLLM run and their prompts, tables of closed-loop cells,
+    step curves, tuned tables; logs (.log), looks at /metrics (.txt) and benchmark results of a server. The first one
+    that is not sound ends the command with exit code 2.
     """
     from sim.cli.console import claim
 
@@ -64,9 +66,12 @@ def check_file(path: Path) -> tuple[str, str]:
         return _json_lines(path)
     if path.suffix == ".json":
         return _json(path)
+    if path.suffix in TEXT_ENDINGS:
+        return _text(path)
     read_bytes(path, "file")
     raise ValueError(
-        f"file {str(path)!r}: want a name that ends with .yaml, .json, .jsonl, .csv or .parquet, or a folder of results"
+        f"file {str(path)!r}: want a name that ends with .yaml, .json, .jsonl, .csv, .parquet, .log or .txt, or a "
+        "folder of results"
     )
 
 
@@ -125,9 +130,22 @@ def _parquet(path: Path) -> tuple[str, str]:
     return "Parquet table", f"{table.num_rows} rows of {', '.join(table.column_names[:8])}"
 
 
+def _text(path: Path) -> tuple[str, str]:
+    from calibrate.production.exports import read_windows
+    from calibrate.production.metrics import samples
+    from sim.files.read import lines_of
+
+    if num_lines := sum(1 for _ in read_windows(text for _, text in lines_of(path, "file"))):
+        return "log of a server", f"{num_lines} lines of load"
+    try:
+        return "metrics of a server", f"{len(samples(path))} samples"
+    except ValueError as error:
+        raise ValueError(f"file {str(path)!r}: no line of load of vLLM or SGLang in it, and as {error}") from None
+
+
 def _csv(path: Path) -> tuple[str, str]:
     from calibrate.fit.steps import COLUMNS, read_curve
-    from realrun.validate.cells.table import REQUIRED, read_cells
+    from realrun.validate.cells.table import REQUEST_COLUMNS, REQUIRED, read_cells, read_request_list
     from sim.files.tables import read_csv
 
     header, rows = read_csv(path, "table")
@@ -142,6 +160,8 @@ def _csv(path: Path) -> tuple[str, str]:
     ):
         if names >= needed:
             return _trace(name, path)
+    if names == set(REQUEST_COLUMNS):
+        return "requests of closed-loop cells", f"{len(read_request_list(path))} requests"
     if _has_lengths(names):
         return _trace("csv", path)
     return "table of no kind known here", f"{sum(1 for _ in rows)} rows of {', '.join(header[:8])}"
@@ -151,6 +171,7 @@ def _json_lines(path: Path) -> tuple[str, str]:
     from realrun.validate.vllm.requests import FIELDS, read_requests
     from sim.acceptance.tape import read_tapes
     from sim.files.json_values import json_lines
+    from sim.workload.content import BLOCK_TOKENS, TOKEN_FIELDS, read_prompts
 
     _, first = next(json_lines(path, "file"), (0, None))
     if first is None:
@@ -168,6 +189,8 @@ def _json_lines(path: Path) -> tuple[str, str]:
         return _trace("mooncake", path)
     if _has_lengths(names):
         return _trace("jsonl", path)
+    if names & {"prefix_blocks", *TOKEN_FIELDS}:
+        return "prompts of a vLLM run", f"{len(read_prompts(path, BLOCK_TOKENS))} prompts"
     return "acceptance tape", f"{len(read_tapes(str(path)))} requests"
 
 
@@ -208,6 +231,18 @@ def _config(path: Path) -> tuple[str, str]:
     return "model config", source_of(str(path), plain=False).shape.name
 
 
+def _bench(path: Path) -> tuple[str, str]:
+    from calibrate.production.exports import read_bench
+
+    return "result of a benchmark", f"{read_bench(path).concurrency:.1f} requests at once"
+
+
+def _tuning(path: Path) -> tuple[str, str]:
+    from sim.report.grid_figures import read_table
+
+    return "draft lengths by batch size", f"{len(read_table(path))} rows"
+
+
 def _summary(path: Path) -> tuple[str, str]:
     from sim.report.results import read_summary_file
 
@@ -219,6 +254,8 @@ _OBJECTS: tuple[tuple[set[str], Callable[[Path], tuple[str, str]]], ...] = (
     ({"constants", "caps"}, _engine),
     ({"policies", "runs"}, _summary),
     ({"model_type"}, _config),
+    ({"completed", "mean_ttft_ms"}, _bench),
+    ({"table", "break_even_concurrency"}, _tuning),
 )
 """Keys that tell a kind of object, and what reads it."""
 

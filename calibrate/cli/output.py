@@ -21,12 +21,12 @@ def needs_analysis(error: ImportError) -> ValueError:
     return ValueError(f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})")
 
 
-def check_out(out: Path, inputs: Iterable[str | Path | None] = ()) -> None:
-    """Hold `out` until the command ends. Raises ValueError, before any work, where it cannot be a profile file, or is
-    one of the `inputs`."""
-    if out.suffix != ".json":
+def check_out(out: Path | None, inputs: Iterable[str | Path | None] = (), *, json_path: str | None = None) -> None:
+    """Hold `out` and `json_path` until the command ends. Raises ValueError, before any work, where the first cannot be
+    a profile file, or either is one of the `inputs` or the other."""
+    if out is not None and out.suffix != ".json":
         raise ValueError(f"--out {str(out)!r} must end with .json: profiles are found by it")
-    claim(files={"--out": out}, inputs=inputs)
+    claim(files={"--out": out, "--json": json_path}, inputs=inputs)
 
 
 def write(profile: Profile, out: Path) -> None:
@@ -44,6 +44,8 @@ def print_errors(profile: Profile, errors: dict[str, KindError]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from sim.report.tables import print_table
+
     table = Table(box=SIMPLE_HEAD, title=f"{profile.name}: error of costs", title_justify="left")
     table.add_column("kind", no_wrap=True)
     for title in ("mean %", "max %", "points"):
@@ -54,6 +56,6 @@ def print_errors(profile: Profile, errors: dict[str, KindError]) -> None:
         figures = ["–" if value is None else f"{value:.1f}" for value in (error.mean_error_pct, error.max_error_pct)]
         table.add_row(kind, *figures, str(error.points))
     console = Console(markup=False)
-    console.print(table)
+    print_table(console, table)
     for reason, kinds in kinds_by_reason.items():
         console.print(f"{', '.join(kinds)}: {reason}", style="dim", highlight=False)

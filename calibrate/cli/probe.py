@@ -51,8 +51,7 @@ def probe_command(url: str, profile_name: str, out: Path | None, json_path: str 
     held_back = levels[len(levels) // 2] if flags["held_back"] is None else flags["held_back"]
     if held_back not in levels:
         raise ValueError(f"--held-back {held_back} is none of --levels {flags['levels']}")
-    if out is not None:
-        check_out(out, [profile_name])
+    check_out(out, [profile_name], json_path=json_path)
     profile = load(profile_name)
     served = _drive(base, levels, flags)
     setup = Setup(engine={} if flags["engine_name"] is None else {"name": flags["engine_name"]})

@@ -47,8 +47,10 @@ def production_command(profile_name: str, out: Path | None, json_path: str | Non
     from sim.report.results import to_json
 
     paths = [flags["metrics_before"], flags["metrics_after"], *flags["bench_json"], flags["log_path"], profile_name]
-    if out is not None:
-        check_out(out, paths)
+    check_out(out, paths, json_path=json_path)
+    duration_s = flags["duration_s"]
+    if duration_s is not None and not 0.0 < duration_s < float("inf"):
+        raise ValueError(f"--duration-s {duration_s:g} must be positive and finite")
     served = read_served(flags)
     profile = load(profile_name)
     constants = None if flags["constants"] is None else flags["constants"].split(",")
@@ -126,6 +128,8 @@ def show(found: Production) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from sim.report.tables import print_table
+
     console = Console()
     table = Table(box=SIMPLE_HEAD, title="levels of load, simulated with what they told", title_justify="left")
     for title in ("source", "in flight", "prompt", "output", "errors left %", "predicted from the others %"):
@@ -140,7 +144,7 @@ def show(found: Production) -> None:
             errors,
             "–" if level.predicted_pct is None else f"{level.predicted_pct:+.1f}",
         )
-    console.print(table)
+    print_table(console, table)
     for name, value_s in found.fit.values_s.items():
         told = "" if found.fit.told[name] else " (not told from 0)"
         console.print(

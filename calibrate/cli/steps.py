@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrate.cli.output import A_PATH, check_out, needs_analysis, write
+from sim.cli.lazy import SOURCE
 
 if TYPE_CHECKING:
     from calibrate.fit.steps import StepFit
@@ -29,11 +30,11 @@ def fit_steps_command(path: Path, name: str, source: str | None, json_path: str 
     drafts, as engines time it when they profile themselves. What the fitted law misses is kept as a ratio by tokens.
     """
     from calibrate.fit.steps import fit_steps, read_curve
-    from sim.cli.console import claim, write_text
+    from sim.cli.console import write_text
     from sim.costs.profile_files import load
 
-    check_out(out, [path, name])
-    claim(files={"--json": json_path}, inputs=[path, name, out])
+    check_out(out, [path, name], json_path=json_path)
+    click.get_current_context().meta[SOURCE] = str(path)
     profile, curve = load(name), read_curve(path)
     try:
         fit = fit_steps(profile, curve, source or path.name)
@@ -80,6 +81,8 @@ def _print(fit: StepFit) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from sim.report.tables import print_table
+
     console = Console(markup=False)
     table = Table(box=SIMPLE_HEAD, title=f"{fit.profile.name}: steps of a served GPU, ms", title_justify="left")
     for title in ("tokens", "measured", "law", "error", "without its ratio", "error"):
@@ -88,7 +91,7 @@ def _print(fit: StepFit) -> None:
         left_out = ("–", "–") if step.left_out_s is None else _against(step.left_out_s, step.seconds)
         law = ("launch", "–") if step.is_launch else _against(step.law_s, step.seconds)
         table.add_row(str(step.tokens), f"{1e3 * step.seconds:.3f}", *law, *left_out)
-    console.print(table)
+    print_table(console, table)
     for name, each in fit.constants.items():
         is_time = name.endswith("_s")
         scale, unit = (1e3, " ms") if is_time else (1.0, "")

@@ -10,26 +10,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from calibrate.production.served import Accepted, Served, pooled
-from sim.files.json_values import read_json
-from sim.files.read import lines_of
+from sim.files.json_values import convert, parse_json
+from sim.files.read import lines_of, read_text
 
-NUMBER = r"([0-9.]+)"
+NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
+COUNT = r"([0-9]{1,12})"
 VLLM_LOAD = re.compile(
     rf"Avg prompt throughput: {NUMBER} tokens/s, Avg generation throughput: {NUMBER} tokens/s, "
-    r"Running: (\d+) reqs, (?:Swapped: \d+ reqs, )?(?:Pending|Waiting): (\d+) reqs"
+    rf"Running: {COUNT} reqs, (?:Swapped: {COUNT} reqs, )?(?:Pending|Waiting): {COUNT} reqs"
 )
 VLLM_ACCEPTED = re.compile(
-    rf"SpecDecoding metrics: Mean acceptance length: {NUMBER},.*?Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
-    r"Per-position acceptance rate: ([0-9., ]+?)(?:, Avg|$)"
+    rf"SpecDecoding metrics: Mean acceptance length: {NUMBER},.*?Accepted: {COUNT} tokens, Drafted: {COUNT} tokens, "
+    r"Per-position acceptance rate: ([01]\.[0-9]{1,6}(?:, [01]\.[0-9]{1,6})*)(?:, Avg|$)"
 )
 SGLANG_LOAD = re.compile(
-    rf"Decode batch.*?#running-req: (\d+),.*?(?:accept len: {NUMBER},)?.*?"
-    rf"gen throughput \(token/s\): {NUMBER}, #queue-req: (\d+)"
+    rf"Decode batch.*?#running-req: {COUNT},.*?(?:accept len: {NUMBER},)?.*?"
+    rf"gen throughput \(token/s\): {NUMBER}, #queue-req: {COUNT}"
 )
 SGLANG_LENGTH = re.compile(rf"accept len: {NUMBER}")
 LEAST_LINES = 2
@@ -70,7 +70,7 @@ def levels(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             output_tokens_per_s=sum(window.output_tokens_per_s for window in own) / len(own),
-            accepted=pooled([window.accepted for window in own if window.accepted is not None]),
+            accepted=pooled([window.accepted for window in own if window.accepted is not None], where),
         )
         for running, own in kept.items()
     ]
@@ -83,9 +83,9 @@ def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None
         if found := VLLM_LOAD.search(line):
             if last is not None:
                 yield last
-            last = Window(running=int(found[3]), waiting=int(found[4]), output_tokens_per_s=float(found[2]))
+            last = Window(running=int(found[3]), waiting=int(found[5]), output_tokens_per_s=float(found[2]))
         elif (found := VLLM_ACCEPTED.search(line)) and last is not None:
-            rates = tuple(float(part) for part in found[4].split(",") if part.strip())
+            rates = tuple(map(float, found[4].split(", ")))
             drafts = int(found[3]) / len(rates)
             last = msgspec.structs.replace(last, accepted=Accepted(drafts=drafts, draft_tokens=len(rates), rates=rates))
         elif found := SGLANG_LOAD.search(line):
@@ -125,39 +125,53 @@ def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> Serv
     Requests in flight are `max_concurrency` where the run reached it; at a rate, by Little's law, throughput times mean
     E2EL. Acceptance where the benchmark had it from the server.
     """
-    result = read_json(path, "bench result")
     where = f"bench result {str(path)!r}"
+    text = read_text(path, "bench result")
+    result = parse_json(text, where)
     if not isinstance(result, dict):
         raise ValueError(f"{where}: want an object, as `vllm bench serve --save-result` writes")
     for key in NEEDED:
-        if not isinstance(result.get(key), int | float):
+        value = result.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"{where}: no number under {key!r}; is it of `vllm bench serve --save-result`?")
+        if value < 0.0:
+            raise ValueError(f"{where}: {key}={value:g} must not be negative")
     completed = int(result["completed"])
-    if completed < 1:
-        raise ValueError(f"{where}: no request completed")
+    if completed < 1 or result["total_output_tokens"] < completed:
+        raise ValueError(f"{where}: no request completed, or some without a token")
     output_tokens = result["total_output_tokens"] / completed
     e2el_s = (result["mean_ttft_ms"] + (output_tokens - 1.0) * result["mean_tpot_ms"]) / 1e3
     in_flight = result["output_throughput"] / output_tokens * e2el_s
-    limit = result.get("max_concurrency")
+    more = convert(result, _More, where, text)
+    limit = more.max_concurrency
     return Served(
         source=path.name,
-        concurrency=float(limit) if isinstance(limit, int) and in_flight > 0.75 * limit else max(1.0, in_flight),
+        concurrency=float(limit) if limit is not None and in_flight > 0.75 * limit else max(1.0, in_flight),
         prompt_tokens=result["total_input_tokens"] / completed,
         output_tokens=output_tokens,
         ttft_s=result["mean_ttft_ms"] / 1e3,
         tpot_s=result["mean_tpot_ms"] / 1e3,
         output_tokens_per_s=float(result["output_throughput"]),
-        accepted=_accepted(result, num_speculative_tokens),
+        accepted=_accepted(more, num_speculative_tokens),
         num_requests=completed,
     )
 
 
-def _accepted(result: dict[str, Any], num_speculative_tokens: int | None) -> Accepted | None:
-    drafts = float(result.get("spec_decode_num_drafts") or 0.0)
-    rates = result.get("spec_decode_per_position_acceptance_rates") or ()
-    length = result.get("spec_decode_acceptance_length")
+class _More(msgspec.Struct):
+    """What a result may tell beside what is needed."""
+
+    max_concurrency: int | None = None
+    spec_decode_num_drafts: float | None = None
+    spec_decode_per_position_acceptance_rates: list[float] | None = None
+    spec_decode_acceptance_length: float | None = None
+
+
+def _accepted(more: _More, num_speculative_tokens: int | None) -> Accepted | None:
+    drafts = more.spec_decode_num_drafts or 1.0
+    rates = tuple(more.spec_decode_per_position_acceptance_rates or ())
+    length = more.spec_decode_acceptance_length
     if rates:
-        return Accepted(drafts=drafts or 1.0, draft_tokens=len(rates), rates=tuple(map(float, rates)))
+        return Accepted(drafts=drafts, draft_tokens=len(rates), rates=rates)
     if length and num_speculative_tokens:
-        return Accepted(drafts=drafts or 1.0, draft_tokens=num_speculative_tokens, rates=(), mean_length=float(length))
+        return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -97,11 +98,15 @@ def _fit(profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[
         found = []
         for cell in cells:
             metric = _metric(cell)
-            ratio = simulate_cell(cell, candidate, setup)[MEASURED[metric]] / cell.measured[metric]
+            ratio = _simulated(cell, candidate, setup)[MEASURED[metric]] / cell.measured[metric]
             found.append(ratio if metric == "tpot_ms" else 1.0 / ratio)
         return found
 
-    return fit_constants(profile, names, ratios)
+    try:
+        return fit_constants(profile, names, ratios)
+    except ValueError as error:
+        sources = ", ".join(dict.fromkeys(cell.label for cell in cells))
+        raise ValueError(str(error) if sources in str(error) else f"{sources}: {error}") from None
 
 
 def predicted(found: Production, held_back: Served, setup: Setup) -> dict[str, float]:
@@ -121,8 +126,16 @@ def _left_out(profile: Profile, cells: Sequence[Cell], place: int, setup: Setup,
 
 
 def _errors_pct(profile: Profile, cell: Cell, setup: Setup) -> dict[str, float]:
-    found = simulate_cell(cell, profile, setup)
+    found = _simulated(cell, profile, setup)
     return {metric: 100.0 * (found[MEASURED[metric]] / real - 1.0) for metric, real in cell.measured.items()}
+
+
+def _simulated(cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
+    """As `simulate_cell`; what cannot be is told of the level's source."""
+    try:
+        return simulate_cell(cell, profile, setup)
+    except ValueError as error:
+        raise ValueError(f"{cell.label}: {error}") from None
 
 
 def _metric(cell: Cell) -> str:

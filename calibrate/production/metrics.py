@@ -7,9 +7,10 @@ long ago the server was started. Not here: where the two texts come from.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from pathlib import Path
 
-from calibrate.production.served import Accepted, Served
+from calibrate.production.served import MOST_DRAFT_TOKENS, Accepted, Served
 from sim.files.read import read_text
 
 MOST_METRICS_BYTES = 64 << 20
@@ -35,13 +36,16 @@ class Growth:
         for (name, labels), value in after.items():
             bare = name.removeprefix("vllm:").removeprefix("sglang:")
             grown = value - before.get((name, labels), 0.0)
-            if grown < 0.0:
-                if bare.endswith(("_total", "_sum", "_count")):
-                    raise ValueError(f"{source}: {name} fell from one look to the next: the server was restarted")
+            is_counted = bare.endswith(("_total", "_sum", "_count"))
+            if is_counted and not isfinite(grown):
+                raise ValueError(f"{source}: {name} grew by {grown}, which is no finite number")
+            if is_counted and grown < 0.0:
+                raise ValueError(f"{source}: {name} fell from one look to the next: the server was restarted")
+            if not grown >= 0.0:
                 continue
             self._by_name[bare] = self._by_name.get(bare, 0.0) + grown
             position = dict(labels).get("position")
-            if position is not None and "accepted_tokens_per_pos" in bare:
+            if position is not None and position.isdecimal() and "accepted_tokens_per_pos" in bare:
                 self._by_position[int(position)] = self._by_position.get(int(position), 0.0) + grown
 
     def total(self, name: str) -> float:
@@ -50,8 +54,9 @@ class Growth:
     def mean(self, names: Iterable[str]) -> float | None:
         """Of the first histogram that has grown."""
         for name in names:
-            if count := self._by_name.get(f"{name}_count", 0.0):
-                return self._by_name[f"{name}_sum"] / count
+            count, total = self._by_name.get(f"{name}_count", 0.0), self._by_name.get(f"{name}_sum")
+            if count and total is not None:
+                return total / count
         return None
 
     def count(self, names: Iterable[str]) -> float:
@@ -62,9 +67,9 @@ class Growth:
         """Of the drafts between the looks; None where nothing was drafted."""
         drafts = self.total("spec_decode_num_drafts")
         if drafts:
-            accepted = [self._by_position[place] / drafts for place in sorted(self._by_position)]
-            draft_tokens = round(self.total("spec_decode_num_draft_tokens") / drafts)
-            return Accepted(drafts=drafts, draft_tokens=draft_tokens, rates=tuple(accepted[:draft_tokens]))
+            draft_tokens = round(min(self.total("spec_decode_num_draft_tokens") / drafts, MOST_DRAFT_TOKENS + 1.0))
+            rates = tuple(self._by_position.get(place, 0.0) / drafts for place in range(draft_tokens))
+            return Accepted(drafts=drafts, draft_tokens=draft_tokens, rates=rates)
         return None
 
 

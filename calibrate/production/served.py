@@ -7,12 +7,20 @@ Not here: reading metrics, logs and results (calibrate.production.metrics, .expo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
 from realrun.validate.cells.table import Cell
 
-LEAST_CONCURRENCY = 1.0
+LEAST_CONCURRENCY, MOST_CONCURRENCY = 1.0, 65_536.0
+MOST_TOKENS = 10_000_000.0
+"""Of a prompt or an output: longer ones are of other units."""
+LONGEST_S = 1000.0
+"""To a first token or between two; likewise."""
+SHORTEST_S = 1e-7
+"""Per output token of a whole server."""
+MOST_DRAFT_TOKENS = 64
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +44,23 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
         if self.mean_length is not None:
             return self.mean_length
         return round(1.0 + sum(self.rates), 12)
+
+    def check(self, source: str) -> None:
+        """Raise ValueError, naming the `source`, unless these are numbers that counting can give."""
+        if self.rates and len(self.rates) != self.draft_tokens:
+            raise ValueError(f"{source}: {len(self.rates)} acceptance rates for drafts of {self.draft_tokens} tokens")
+        falling = (1.0, *self.rates)
+        if not all(0.0 <= later <= earlier for earlier, later in pairwise(falling)):
+            told = ", ".join(f"{rate:g}" for rate in self.rates)
+            raise ValueError(f"{source}: acceptance rates {told} must be 0 to 1, none above the one before it")
+        if not 1 <= self.draft_tokens <= MOST_DRAFT_TOKENS:
+            raise ValueError(f"{source}: drafts of {self.draft_tokens} tokens; want 1 to {MOST_DRAFT_TOKENS}")
+        if not 1.0 <= self.length <= self.draft_tokens + 1.0:
+            raise ValueError(
+                f"{source}: acceptance length {self.length:g} must be 1 to {self.draft_tokens + 1}, bonus included"
+            )
+        if not 0.0 <= self.drafts < float("inf"):
+            raise ValueError(f"{source}: {self.drafts:g} drafts cannot have been counted")
 
     @property
     def quote(self) -> str:
@@ -65,6 +90,18 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"{self.source}: {self.concurrency:.2f} requests at once in the mean: hardly any load")
         if self.tpot_s is None and self.output_tokens_per_s is None:
             raise ValueError(f"{self.source}: neither a time per output token nor tokens per second")
+        for what, value, least, most in (
+            ("requests at once", self.concurrency, LEAST_CONCURRENCY, MOST_CONCURRENCY),
+            ("prompt tokens", self.prompt_tokens, 0.0, MOST_TOKENS),
+            ("output tokens", self.output_tokens, 0.0, MOST_TOKENS),
+            ("seconds to the first token", self.ttft_s, 0.0, LONGEST_S),
+            ("seconds per output token", self.tpot_s, SHORTEST_S, LONGEST_S),
+            ("output tokens per second", self.output_tokens_per_s, 1.0 / LONGEST_S, 1.0 / SHORTEST_S),
+        ):
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{self.source}: {value:g} {what} in the mean must be {least:g} to {most:g}")
+        if self.accepted is not None:
+            self.accepted.check(self.source)
 
     @property
     def measured(self) -> dict[str, float]:
@@ -100,13 +137,13 @@ def cell_of(served: Served, line: int) -> Cell:
     )
 
 
-def pooled(parts: Sequence[Accepted]) -> Accepted | None:
-    """All drafts together; None for none. Raises ValueError where their lengths differ."""
+def pooled(parts: Sequence[Accepted], source: str = "all sources") -> Accepted | None:
+    """All drafts together; None for none. Raises ValueError, naming the `source`, where their lengths differ."""
     if not parts:
         return None
     lengths = sorted({part.draft_tokens for part in parts})
     if len(lengths) > 1:
-        raise ValueError(f"draft lengths {', '.join(map(str, lengths))} in one source; want one")
+        raise ValueError(f"{source}: draft lengths {', '.join(map(str, lengths))} in one source; want one")
     drafts = sum(part.drafts for part in parts)
     if drafts <= 0.0:
         return parts[0]

@@ -132,7 +132,7 @@ def cells_command(
     from sim.costs.profile_files import load
     from sim.names import unknown
 
-    check_outputs(flags, [path, profile_name, flags["engine_name"]])
+    check_outputs(flags, [path, requests_path, profile_name, flags["engine_name"]])
     _check_fit(fits, flags["fitted_profile"])
     metrics, constants = fit_metric.split(","), fit_constant.split(",")
     is_joint = len(constants) > 1 or fit_constant.startswith(RATIO)

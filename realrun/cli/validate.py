@@ -69,7 +69,8 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
     from sim.report.results import others_of, to_json
 
     click.get_current_context().meta[SOURCE] = str(directory)
-    claim(files={"--json": json_path}, inputs=[profile_name, *others_of(directory)])
+    drawn_in = directory if plots and directory.is_dir() else None
+    claim(files={"--json": json_path}, added_to={"--plots": drawn_in}, inputs=[profile_name, *others_of(directory)])
     scenario, summary = read_summary(directory)
     profile = load(profile_name if profile_name is not None else directory / "profile.json")
     if profile_name is not None and summary["replay"]["acceptance"] == "model":

@@ -48,7 +48,7 @@ def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, se
     from sim.workload.content import BLOCK_TOKENS
 
     tape = (flags["acceptance"] or "").removeprefix("tape:")
-    check_outputs(flags, [path, profile, flags["engine_name"], tape, tape.rpartition("#")[0]])
+    check_outputs(flags, [path, prompts, profile, flags["engine_name"], tape, tape.rpartition("#")[0]])
     speculation = _speculation(flags, policy)
     engine = engine_block(flags)
     loaded = load(profile)
@@ -81,7 +81,7 @@ def _tell(verdict: VllmVerdict) -> None:
     from rich.table import Table
 
     from realrun.validate.vllm.compare import LATENCIES, STATISTICS
-    from sim.report.tables import percent, significant
+    from sim.report.tables import percent, print_table, significant
 
     result = verdict.result
     title = f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests"
@@ -99,7 +99,7 @@ def _tell(verdict: VllmVerdict) -> None:
             name, statistic, significant(values["real"]), significant(values["simulated"]), percent(values["error_pct"])
         )
     console = Console(markup=False)
-    console.print(table)
+    print_table(console, table)
     found = result["prefix_cache_hit_rate"] or 0.0
     console.print(
         f"{result['preemptions']} preemptions simulated; {found:.1%} of the prompts' blocks found in the prefix cache",

@@ -124,6 +124,12 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
     """Every run of the replay, to be simulated with `profile`."""
     requests = read_columns(directory / REQUESTS)
     works = read_columns(directory / WORKS, REAL_COLUMNS)
+    for row, (served, emitted) in enumerate(zip(works["requests"], works["emitted"], strict=True)):
+        if len(served) != len(emitted):
+            raise ValueError(
+                f"results {str(directory / WORKS)!r}: column 'emitted' has {len(emitted)} values in row {row}, and "
+                f"'requests' has {len(served)}"
+            )
     observed = []
     for run, about in zip(summary["runs"], summary["replay"]["runs"], strict=True):
         policy, seed = run["policy"], run["seed"]

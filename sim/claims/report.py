@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.claims.ledger import Row, Verdict, read_section
+from sim.report.tables import print_table
 
 STYLES = {
     Verdict.REPRODUCED: "green",
@@ -40,7 +41,7 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
             table.add_column(title, overflow="fold", no_wrap=title in ("id", "verdict"))
         for row in own:
             table.add_row(row.id, claimed_text(row), simulated_text(row), f"[{STYLES[row.verdict]}]{row.verdict}[/]")
-        console.print(table)
+        print_table(console, table)
         for row in own:
             console.print(f"[bold]{row.id}[/] {escape(row.why)} [dim]({escape(row.source)})[/]", highlight=False)
     console.print(f"\n{tally(rows)}", highlight=False)

@@ -31,7 +31,7 @@ def claims_command(
     for name in names:
         if name not in SECTIONS:
             raise ValueError(unknown("section", name, SECTIONS))
-    claim(files={"--json": json_path}, folders={"--plots": plots})
+    claim(files={"--json": json_path}, added_to={"--plots": plots})
     with progress() as on_step:
         rows = judge_all(names, draws=draws or DRAWS, workers=workers, on_done=on_step)
     if plots is not None:

@@ -72,7 +72,13 @@ def compare_command(**flags: Any) -> None:
     if flags["plots"] and out is None:
         raise ValueError("--plots draws into a results directory: add --out DIR")
     inputs = inputs_of(path, scenario)
-    claim(files={"--json": json_path}, folders={"--out": out}, inputs=inputs, own_names=OWN_FILES)
+    claim(
+        files={"--json": json_path},
+        folders={"--out": out},
+        added_to={"--result-dir": flags["result_dir"]},
+        inputs=inputs,
+        own_names=OWN_FILES,
+    )
     if out is not None:
         check_out(out, scenario.digest, overwrite=flags["overwrite"])
     profile = load(scenario.profile)

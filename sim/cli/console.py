@@ -57,6 +57,7 @@ def claim(
     *,
     files: Mapping[str, str | Path | None] = {},
     folders: Mapping[str, Path | None] = {},
+    added_to: Mapping[str, Path | None] = {},
     inputs: Iterable[str | Path | None] = (),
     own_names: Collection[str] = (),
 ) -> None:
@@ -68,7 +69,7 @@ def claim(
 
     from sim.files.lock import destinations
 
-    held = destinations(files=files, folders=folders, inputs=inputs, own_names=own_names)
+    held = destinations(files=files, folders=folders, added_to=added_to, inputs=inputs, own_names=own_names)
     click.get_current_context().with_resource(held)
 
 

@@ -7,6 +7,7 @@ and the entry-point group `lanesim.commands` for others), signals (sim.cli.signa
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -33,6 +34,10 @@ COMMANDS = {
     ),
     "trace": ("sim.cli.trace:trace_command", "Perfetto trace of a results directory."),
 }
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A file that is full names itself; a stream does not."""
 
 
 class Interrupted(Exception):
@@ -71,6 +76,8 @@ def run(args: Sequence[str]) -> int:
     import warnings
 
     warnings.showwarning = lambda message, *_, **__: _tell(f"note: {message}")
+    if nulls := [arg for arg in args if "\0" in arg]:
+        return _fail(f"{nulls[0]!r}: no path or value holds a null character", 2)
     try:
         lanesim.main(args=list(args), prog_name="lanesim", standalone_mode=False)
     except click.exceptions.Exit as exit_:
@@ -89,7 +96,8 @@ def run(args: Sequence[str]) -> int:
             raise
         return _fail(" ".join([str(error), *getattr(error, "__notes__", ())]), 2)
     except OSError as error:
-        return _fail(f"{error.filename or 'a file or stream'}: {error.strerror or error}", 2)
+        place = error.filename or ("stdout" if error.errno in FULL else "a file or stream")
+        return _fail(f"{place}: {error.strerror or error}", 2)
     except MemoryError:
         return _fail("not enough memory for this run; fewer --num-prompts need less", 1)
     except RuntimeError as error:

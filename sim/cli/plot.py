@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sim.cli.console import claim
+from sim.cli.lazy import SOURCE
 
 
 @click.command("plot", epilog="Example: lanesim plot results/store --price 2.5/h")
@@ -62,8 +63,10 @@ def report_command(store: Path, out: Path, question: str | None, price: str | No
     """Write one page that needs no network: question, answer, pictures, tables, assumptions, errors, how to rerun."""
     from sim.files.write import write_text
     from sim.report.page import page
+    from sim.studies.store import files_of
 
-    claim(files={"--out": out}, inputs=[store / "store.json"])
+    click.get_current_context().meta[SOURCE] = str(store)
+    claim(files={"--out": out}, inputs=files_of(store))
     write_text(out, page(store, question=question, price_per_hour=None if price is None else dollars(price)))
     print(out)
 
@@ -78,12 +81,14 @@ def _plot_store(
     from sim.report.store_figures import write_pictures
     from sim.report.store_points import read_points
 
+    click.get_current_context().meta[SOURCE] = str(store)
     drawable = pictures(
         price_per_hour=None if price is None else dollars(price), table=None if table is None else read_table(table)
     )
     for name in only:
         if name not in drawable:
             raise ValueError(unknown("picture", name, drawable))
+    claim(added_to={"--out": out or store / "figures"})
     set_theme()
     points = read_points(store).where(dict(parse_override(text) for text in where))
     chosen = {name: drawable[name] for name in only or drawable}

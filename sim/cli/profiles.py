@@ -26,6 +26,7 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
 
     from sim.costs.profile import SERVED
     from sim.costs.profile_files import load, shipped
+    from sim.report.tables import print_table
 
     caption = (
         "mean error on held-out points, percent; – = not validated; s = layers fitted to a served GPU, under load; "
@@ -49,7 +50,7 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
             cells.append(f"{error.mean_error_pct:.1f}" if error is not None and known else "–")
         marks = " s" * (profile.conditions == SERVED) + " *" * profile.overlap.measured
         table.add_row(name + marks, *cells)
-    Console(markup=False).print(table)
+    print_table(Console(markup=False), table)
 
 
 @profiles_command.command("show", epilog="Example: lanesim profiles show h100-sxm/llama-2-7b+tinyllama-1.1b")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sim.cli.console import progress
+from sim.cli.console import claim, progress
 
 EXAMPLE = (
     "\b\nExample:\n  printf 'scenario: {profile: cpu/tiny, policy: [continuous, pd], workload: {num_prompts: 50}}\\n"
@@ -47,7 +47,7 @@ def sweep_command(
 
     from sim.cli.console import write_text
     from sim.studies.grid import Grid
-    from sim.studies.store import MARK, Keys, Store
+    from sim.studies.store import MARK, Keys, Store, files_of
     from sim.studies.sweep import ASKED_ABOVE, Plan, estimate, sweep
 
     read = Grid.of(grid)
@@ -56,6 +56,7 @@ def sweep_command(
             f"{str(grid)!r} is {read.num_runs:,} runs; --dry-run estimates what they take, --yes runs them"
         )
     plan = Plan.of(read)
+    claim(files={"--json": json_path}, inputs=[grid, *plan.inputs, *files_of(out)])
     if dry_run:
         known = Store(out).keys() if (out / MARK).exists() else Keys([])
         found = estimate(plan, known, workers=workers)

@@ -25,13 +25,16 @@ def destinations(
     *,
     files: Mapping[str, str | Path | None] = {},
     folders: Mapping[str, Path | None] = {},
+    added_to: Mapping[str, Path | None] = {},
     inputs: Iterable[str | Path | None] = (),
     own_names: Collection[str] = (),
 ) -> Iterator[None]:
     """Hold the places that a command will write to, by the flag that named each; none and `-` are left out.
 
-    `inputs` are files that it reads, `own_names` what it puts into a folder itself. Raises ValueError, one line, where
-    a destination cannot be written, is an input or another destination, or is held by another process.
+    `folders` are replaced whole. Into those `added_to` it puts files beside what is there, as others may meanwhile:
+    they are made and not held. `inputs` are files that it reads, `own_names` what it puts into a folder itself. Raises
+    ValueError, one line, where a destination cannot be written, is an input or another destination, or is held by
+    another process.
 
     >>> with destinations(files={"--json": "/dev/null", "--log": "-"}, inputs=["scenario.yaml"]):
     ...     print("work")
@@ -56,6 +59,9 @@ def destinations(
         for flag, path, is_folder in wanted:
             if is_folder or not _is_stream(path):
                 stack.enter_context(locked(path, f"{flag} {str(path)!r}"))
+        for flag, folder in added_to.items():
+            if folder is not None:
+                stack.callback(_leave_no_empty, _made(flag, folder))
         yield
 
 
@@ -89,6 +95,29 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
             # Whoever opened this file before has to look again: the lock of a file that is gone counts for nothing.
             with suppress(OSError):
                 file.unlink()
+
+
+def _made(flag: str, folder: Path) -> list[Path]:
+    """Make `folder` and see that files can be made in it; the folders that were not there before, innermost first."""
+    from tempfile import TemporaryFile
+
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise ValueError(f"{flag} {str(folder)!r} is a file; want a directory")
+    place = _resolved(flag, folder)
+    new = [each for each in (place, *place.parents) if not os.path.exists(each)]
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=place):
+            return new
+    except OSError as error:
+        _leave_no_empty(new)
+        raise ValueError(f"{flag} {str(folder)!r} cannot be written: {error.strerror or error}") from None
+
+
+def _leave_no_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _resolved(flag: str, path: Path) -> Path:

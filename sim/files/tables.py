@@ -41,8 +41,8 @@ def read_csv(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTES)
     return CsvRows(header, _rows(reader, where, len(header)))
 
 
-def read_parquet(path: str | Path, what: str) -> Any:
-    """A Parquet file as an Arrow table. Raises ValueError naming the file."""
+def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = None) -> Any:
+    """A Parquet file as an Arrow table, or those of `columns` that it has. Raises ValueError naming the file."""
     where = f"{what} {str(path)!r}"
     try:
         import pyarrow as pa
@@ -57,7 +57,7 @@ def read_parquet(path: str | Path, what: str) -> Any:
             about = file.metadata
             if about.num_rows * max(1, about.num_columns) > MOST_CELLS:
                 raise ValueError(f"{where}: {about.num_rows} rows of {about.num_columns} columns; is it damaged?")
-            table = file.read()
+            table = file.read(columns=None if columns is None else list(columns))
             table.validate(full=True)
             names: list[str] = table.column_names
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

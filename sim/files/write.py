@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from sim.files.lock import locked
+from sim.files.lock import Busy, locked
 
 _NUMBERS = count()
+_LEFT = re.compile(r"\.(.+)\.(?:part-\d+-\d+.*|lock|old)\Z")
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 
@@ -98,6 +100,14 @@ def sweep(path: Path) -> None:
                     shutil.rmtree(left, ignore_errors=True)
                 else:
                     left.unlink(missing_ok=True)
+
+
+def sweep_folder(folder: Path) -> None:
+    """Remove what killed writers left in `folder` of files that nobody writes to now, whatever their names."""
+    with suppress(FileNotFoundError):
+        for name in {found[1] for left in os.listdir(folder) if (found := _LEFT.match(left))}:
+            with suppress(Busy), locked(folder / name):
+                sweep(folder / name)
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sim.report.tables import number
+from sim.report.tables import number, print_table
 from sim.studies.attainment import Attainment, Fleet, Highest, Limit
 from sim.studies.load_table import PolicyTuning
 from sim.studies.tune import Tuning
@@ -33,36 +34,33 @@ def print_tuning(console: Console, result: Tuning) -> None:
             interval,
             f"{100.0 * point.expected_regret:.1f} %",
         )
-    console.print(table)
-    console.print(f"verdict: {result.verdict}", highlight=False)
+    print_table(console, table)
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say(f"verdict: {result.verdict}")
     gain = result.gain
     low, high = gain.interval
-    console.print(
+    say(
         f"{gain.of} over {gain.over}: {100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
-        + ("" if gain.is_sure else ", which may be nothing"),
-        highlight=False,
+        + ("" if gain.is_sure else ", which may be nothing")
     )
     for gain in result.dynamic:
         low, high = gain.interval
         worth = "worth it" if gain.is_sure else "not worth it for sure"
-        console.print(
-            f"{gain.of} over {gain.over}: {100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f}), {worth}",
-            highlight=False,
-        )
-    console.print(f"break-even: {_break_even(result)}", highlight=False)
-    console.print(f"expected regret against the best length of each draw: {100 * result.expected_regret:.1f} %")
+        say(f"{gain.of} over {gain.over}: {100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f}), {worth}")
+    say(f"break-even: {_break_even(result)}")
+    say(f"expected regret against the best length of each draw: {100 * result.expected_regret:.1f} %")
     deployment = result.deployment
-    console.print(deployment.vllm_serve, soft_wrap=True, highlight=False)
+    say(deployment.vllm_serve)
     if deployment.sglang_flags:
-        console.print(f"sglang: {deployment.sglang_flags}", soft_wrap=True, highlight=False)
+        say(f"sglang: {deployment.sglang_flags}")
     if deployment.sglang_adaptive_config is not None:
         text = json.dumps(deployment.sglang_adaptive_config)
-        console.print(f"speculative_adaptive.json: {text}", soft_wrap=True, highlight=False)
-    console.print(f"intervals: 5 to 95 % of {result.draws} {result.covers}", soft_wrap=True, highlight=False)
+        say(f"speculative_adaptive.json: {text}")
+    say(f"intervals: 5 to 95 % of {result.draws} {result.covers}")
     for note in result.notes:
-        console.print(f"note: {note}", soft_wrap=True, highlight=False)
+        say(f"note: {note}")
     for line in result.evidence:
-        console.print(line, soft_wrap=True, highlight=False)
+        say(line)
 
 
 def print_policies(console: Console, result: PolicyTuning) -> None:
@@ -119,22 +117,23 @@ def print_attainment(console: Console, result: Attainment) -> None:
     table = Table(
         box=SIMPLE_HEAD, title=f"highest {result.of} at which {100 * result.share:g} % of requests meet all SLOs"
     )
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     for name in (unit, "95 %", "saturated/s", "output tok/s", *(["$/M tokens"] if has_price else [])):
         table.add_column(name, justify="right")
     for found in result.highest:
         interval = "–" if found.ci95 is None else f"{number(found.ci95[0])} to {number(found.ci95[1])}"
         cells = [_load(found), interval, number(found.saturated_per_s), number(found.output_tokens_per_s)]
         table.add_row(found.policy, *cells, *([number(found.usd_per_million_tokens)] if has_price else []))
-    console.print(table)
+    print_table(console, table)
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     for found in result.highest:
-        console.print(_limit(found, result.share), highlight=False, soft_wrap=True)
+        say(_limit(found, result.share))
     for fleet in result.fleets:
-        console.print(_replicas(fleet, result), highlight=False, soft_wrap=True)
+        say(_replicas(fleet, result))
     for note in result.notes:
-        console.print(f"note: {note}", soft_wrap=True, highlight=False)
+        say(f"note: {note}")
     for line in result.evidence:
-        console.print(line, soft_wrap=True, highlight=False)
+        say(line)
 
 
 def _load(found: Highest) -> str:

@@ -19,7 +19,7 @@ from sim.draws import child_seed
 from sim.experiment.run import simulate
 from sim.experiment.scenario import resolve
 from sim.experiment.scenario_file import set_dotted
-from sim.files.json_values import read_json
+from sim.files.json_values import convert, read_json
 from sim.report.store_figures import (
     MOST_LINES,
     MOST_PANELS,
@@ -194,7 +194,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
     from sim.report.figures import set_theme
 
     set_theme()
-    across = [key for key in (points.load, K) if key is not None]
+    across = [key for key in (points.load, K) if key in points.keys]
     if not across:
         raise NotDrawn("needs a grid over the load or the draft length")
     by = ["policy", *[key for key in ("profile",) if key in points.keys]]
@@ -216,7 +216,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
         axis.plot(users[best], gpus[best], color="black", linewidth=1.0, zorder=1, label="best of all")
         for place in best:
             text = ", ".join(
-                f"{table.iloc[place][key]:g}" if key != K else f"k={table.iloc[place][key]}" for key in across
+                f"k={row[key]}" if key == K else f"{row[key]:g}" for row in [table.iloc[place]] for key in across
             )
             axis.annotate(text, (users[place], gpus[place]), textcoords="offset points", xytext=(4, 3), fontsize=6)
         axis.set_xlabel("output (tokens/s per user)")
@@ -278,10 +278,10 @@ def draw_timeline(points: Points) -> Any:
 def read_table(path: Path) -> Table:
     """The draft lengths by batch size that `lanesim tune --json` wrote. Raises ValueError naming the file."""
     raw = read_json(path, "table")
-    rows: Any = raw.get("table") if isinstance(raw, dict) else raw
-    try:
-        return [(int(first), int(last), int(k)) for first, last, k in rows]
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
-        ) from None
+    wanted = f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
+    rows = convert(raw.get("table") if isinstance(raw, dict) else raw, list[tuple[int, int, int]], wanted)
+    ends = [0, *(last for _, last, _ in rows)]
+    for before, (first, last, k) in zip(ends, rows, strict=False):
+        if not before < first <= last or k < 0:
+            raise ValueError(f"{wanted}; got [{first}, {last}, {k}] after {before}")
+    return rows

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from sim.devices.partition import MEASURED
@@ -25,6 +26,8 @@ HEADLINE = (
 )
 COLUMN_WIDTH = 11
 """Of a number with its interval below; where they do not fit side by side, policies stand side by side instead."""
+FOLDED, WIDEST = 16, 10_000
+"""Characters that are enough for a column of prose, and that no table has."""
 SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
 PAIRED_SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "steady_output_throughput")
 NAMES = {
@@ -59,6 +62,20 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:+.2f} %"
 
 
+def print_table(console: Console, table: Table) -> None:
+    """Print a table whole: where the terminal is too narrow for it, columns of prose (which fold) get narrower, and
+    then lines run over; none is cut or left out."""
+    folding = [column for column in table.columns if column.overflow == "fold"]
+    for column in folding:
+        column.max_width = FOLDED
+    least = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+    for column in folding:
+        column.max_width = None
+    if least > console.width:
+        table.width = least
+    console.print(table, crop=False)
+
+
 def comparison_tables(console: Console, result: Comparison, percentiles: Sequence[float] = ()) -> None:
     """The comparison of `sim.experiment.compare.compare`: a row per policy, then paired differences to the first.
 
@@ -68,9 +85,9 @@ def comparison_tables(console: Console, result: Comparison, percentiles: Sequenc
         console.print(line)
     columns = _columns(result, percentiles)
     for table in _policies(result, columns, console.width):
-        console.print(table)
+        print_table(console, table)
     if len(result.policies) > 1:
-        console.print(_paired(result.paired, result.policies[0].policy))
+        print_table(console, _paired(result.paired, result.policies[0].policy))
     for line in notes(result):
         console.print(line, style="dim", highlight=False, markup=False)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,7 +26,9 @@ import numpy as np
 
 from sim.files.json_values import convert, read_json
 from sim.files.lock import Busy
-from sim.files.write import new_file, write_text
+from sim.files.read import CONTROL, Unreadable
+from sim.files.tables import read_parquet
+from sim.files.write import new_file, sweep_folder, write_text
 from sim.studies.rows import SCENARIO, Row, model_version
 
 STORE_SCHEMA = 1
@@ -34,6 +37,14 @@ MERGED_AT = 32
 """Parts of one writer that are merged into one: reading thousands of small files is slow."""
 TRIES, BETWEEN_S = 50, 0.1
 """Of making a store that another process is just making, too; of reading parts that another one is merging."""
+LABELS = ("key", "scenario_hash", "policy", "model_version", "profile_hash")
+"""Texts that every row has."""
+REMARKS = ("error", "notes")
+"""Texts of any kind, or none."""
+WORDS = ("load", "engine")
+"""Metrics that are no number."""
+COUNTS = ("seed", "replication")
+KEY = re.compile(r"[0-9a-f]{32}\Z")
 _NO_ARROW = "a store is Parquet and needs the analysis extra: pip install 'lanesim[analysis]'"
 
 
@@ -78,6 +89,7 @@ class Store:
         try:
             for name in ("parts", "grids"):
                 (path / name).mkdir(exist_ok=True)
+                sweep_folder(path / name)
         except OSError as error:
             raise ValueError(f"--out {str(path)!r} cannot be written: {error.strerror or error}") from None
         return store
@@ -129,7 +141,7 @@ class Store:
         except ImportError:
             raise ValueError(_NO_ARROW) from None
         found = []
-        for table in self._tables(["key", "error"]):
+        for table in self._tables(("key", "error")):
             known = table if with_failed else table.filter(pc.is_null(table["error"]))
             found.append(np.array(known["key"].to_pylist(), dtype="S32"))
         return Keys(found)
@@ -167,21 +179,16 @@ class Store:
                 }
         raise ValueError(f"store {str(self.path)!r} has no row {key!r}")
 
-    def _tables(self, columns: list[str] | None = None) -> list[Any]:
-        """Every part; anew if one that was listed has been merged meanwhile."""
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError:
-            raise ValueError(_NO_ARROW) from None
+    def _tables(self, columns: Sequence[str] | None = None) -> list[Any]:
+        """Every part, checked; anew if one that was listed has been merged meanwhile."""
         for _ in range(TRIES):
+            parts = sorted(part for part in (self.path / "parts").glob("*.parquet") if part.name[0] != ".")
             try:
-                parts = sorted(part for part in (self.path / "parts").glob("*.parquet") if part.name[0] != ".")
-                return [pq.ParquetFile(part).read(columns=columns) for part in parts]
-            except FileNotFoundError:
+                return [_part(part, columns) for part in parts]
+            except Unreadable:
+                if all(part.exists() for part in parts):
+                    raise
                 time.sleep(BETWEEN_S)
-            except (pa.ArrowInvalid, OSError) as error:
-                raise ValueError(f"store {str(self.path)!r}: a part cannot be read: {error}") from None
         raise ValueError(f"store {str(self.path)!r}: parts vanish while they are read; is something clearing it?")
 
     def _write(self, columns: Mapping[str, list[Any]]) -> Path:
@@ -200,6 +207,11 @@ class Store:
         return path
 
 
+def files_of(path: Path) -> list[Path]:
+    """What makes up the store at `path`, over which no other output may be written."""
+    return [path / MARK, *sorted((path / "grids").glob("*")), *sorted((path / "parts").glob("*"))]
+
+
 class Keys:
     """A set of keys in 16 bytes each, since there may be millions."""
 
@@ -215,6 +227,63 @@ class Keys:
 
     def __len__(self) -> int:
         return len(self._sorted)
+
+
+def _part(path: Path, columns: Sequence[str] | None) -> Any:
+    """The rows of a part as an Arrow table, or `columns` of them. Raises ValueError where they are none."""
+    table = read_parquet(path, "part of a store", columns)
+    where = f"part of a store {str(path)!r}"
+    if "error" not in table.column_names:
+        import pyarrow as pa
+
+        table = table.append_column("error", pa.nulls(table.num_rows, pa.string()))
+    for name in columns or (*LABELS, *COUNTS):
+        if name not in table.column_names:
+            raise ValueError(f"{where}: no column {name!r}")
+    for name in table.column_names:
+        _check(name, table[name], f"{where}: column {name!r}")
+    return table
+
+
+def _check(name: str, column: Any, where: str) -> None:
+    """Raise ValueError unless the Arrow column holds what rows have under this name."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    has_texts, is_empty = pa.types.is_string(kind) or pa.types.is_large_string(kind), pa.types.is_null(kind)
+    is_label, is_text = name in LABELS, name.startswith(SCENARIO) or name in (*LABELS, *REMARKS, *WORDS)
+    if (is_label or name in COUNTS) and column.null_count:
+        raise ValueError(f"{where} lacks values: every row needs one")
+    if name in COUNTS:
+        is_right = pa.types.is_integer(kind)
+    elif is_text:
+        is_right = has_texts or is_empty
+    else:
+        is_right = is_empty or any(
+            is_kind(kind) for is_kind in (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
+        )
+    if not is_right:
+        wanted = "whole numbers" if name in COUNTS else "texts" if is_text else "numbers"
+        raise ValueError(f"{where} must hold {wanted}, got {kind}")
+    if pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py():
+        raise ValueError(f"{where} holds a value that is not finite")
+    if has_texts and name not in REMARKS:
+        for text in pc.unique(column).to_pylist():
+            if text is not None:
+                _check_text(name, text, where)
+
+
+def _check_text(name: str, text: str, where: str) -> None:
+    if CONTROL.search(text):
+        raise ValueError(f"{where} holds a control character")
+    if name == "key" and not KEY.match(text):
+        raise ValueError(f"{where} holds {text!r:.40}, which is no key of 32 hex digits")
+    if name.startswith(SCENARIO):
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError(f"{where} holds {text!r:.40}, which is no JSON") from None
 
 
 def _make(mark: Path) -> None:

@@ -152,7 +152,10 @@ def read_prompts(path: Path, block_tokens: int) -> list[tuple[Content, int | Non
             wanted = field or ", ".join((*BLOCK_FIELDS, *TOKEN_FIELDS))
             raise ValueError(f"{where}: no {wanted} (it has: {', '.join(row)})")
         blocks = listed(row[field], where, field)
-        length = next((row[name] for name in LENGTH_FIELDS if name in row), None)
+        told = next((name for name in LENGTH_FIELDS if name in row), None)
+        length = None if told is None else row[told]
+        if length is not None and (type(length) is not int or length < 0):
+            raise ValueError(f"{where}: {told}={length!r:.40} must be a whole number of tokens")
         if field in TOKEN_FIELDS:
             length = len(blocks)
             contents.append(chains.of(blocks_of_tokens(blocks, block_tokens)))

@@ -16,6 +16,8 @@ from sim.costs.engine import ENGINES
 from sim.costs.profile_files import SHIPPED
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+ALONE = "h100-sxm/llama-3.1-8b"
+PRODUCTION = "h100-sxm/llama-3.1-8b+eagle3"
 TINY_RUN = ["--policy", "pd", "--num-prompts", "4", "--input-len", "8", "--output-len", "3", "--request-rate", "4"]
 
 
@@ -27,19 +29,21 @@ class Sample:
     """Of the file below the folder of this sample."""
     content: bytes
     commands: tuple[tuple[str, ...], ...] = ()
-    """What reads it beside `check`; {} stands for the file, {folder} for its folder."""
+    """What reads it beside `check`; {} stands for the file, {folder} for the folder it is laid in."""
     beside: tuple[tuple[str, bytes], ...] = ()
     """Other files of the folder."""
     is_folder: bool = False
     """Whether `check` is asked about the folder."""
+    every: int = 1
+    """Commands that draw or fit read every so many of the damaged files only."""
 
     def laid(self, folder: Path, content: bytes) -> Path:
         """The file in `folder` with `content` in place of its own."""
-        for name, other in self.beside:
-            (folder / name).write_bytes(other)
-        path = folder / self.name
-        path.write_bytes(content)
-        return path
+        for name, other in (*self.beside, (self.name, content)):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(other)
+        return folder / self.name
 
 
 SCENARIO = f"""schema: 1
@@ -136,39 +140,163 @@ POINTS = "".join(
 )
 
 
+PROMPTS = "".join(json.dumps({"prefix_blocks": [], "input_toks": 10 + i}) + "\n" for i in range(5))
+LIST = "prompt_tokens,output_tokens\n10,4\n12,3\n"
+LISTED_CELLS = "concurrency,tpot_ms\n1,12.5\n2,13.5\n"
+TUNED = json.dumps({"table": [[1, 4, 3], [5, 16, 1]], "break_even_concurrency": None}, indent=1)
+BENCH = json.dumps(
+    {
+        "completed": 20,
+        "total_input_tokens": 400,
+        "total_output_tokens": 100,
+        "output_throughput": 100.0,
+        "mean_ttft_ms": 20.0,
+        "mean_tpot_ms": 12.0,
+        "max_concurrency": 2,
+        "spec_decode_num_drafts": 50,
+        "spec_decode_per_position_acceptance_rates": [0.7, 0.4],
+    },
+    indent=1,
+)
+VLLM_LOG = "".join(
+    f"INFO 07-01 12:00:{10 * i} [loggers.py:118] Engine 000: Avg prompt throughput: 81.3 tokens/s, Avg generation "
+    f"throughput: {150 + i}.5 tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 3.2%\n"
+    "INFO 07-01 12:00:00 [metrics.py:96] SpecDecoding metrics: Mean acceptance length: 2.00, Accepted throughput: "
+    f"41.20 tokens/s, Drafted throughput: 60.58 tokens/s, Accepted: 100 tokens, Drafted: 200 tokens, "
+    "Per-position acceptance rate: 0.700, 0.300, Avg Draft acceptance rate: 50.0%\n"
+    for i in range(5)
+)
+SGLANG_LOG = "".join(
+    f"[2025-07-01 12:00:0{i}] Decode batch. #running-req: 2, #token: 4096, token usage: 0.02, accept len: 2.50, "
+    f"cuda graph: True, gen throughput (token/s): {150 + i}.5, #queue-req: 0\n"
+    for i in range(5)
+)
+
+
+def metrics(requests: int, steps: int) -> bytes:
+    """A look at `/metrics` of vLLM after so many requests of 20 prompt and 11 output tokens."""
+    labels = 'engine="0",model_name="m"'
+    totals = {
+        "time_to_first_token_seconds": (requests, 0.05 * requests),
+        "request_time_per_output_token_seconds": (requests, 0.01 * requests),
+        "e2e_request_latency_seconds": (requests, 0.15 * requests),
+        "request_prompt_tokens": (requests, 20 * requests),
+        "request_generation_tokens": (requests, 11 * requests),
+        "iteration_tokens_total": (steps, 31 * requests),
+    }
+    lines = []
+    for name, (count, total) in totals.items():
+        lines.append(f"# TYPE vllm:{name} histogram")
+        lines += [f"vllm:{name}_count{{{labels}}} {count}", f"vllm:{name}_sum{{{labels}}} {total}"]
+    counters = {"generation_tokens": 11 * requests, "spec_decode_num_drafts": 4 * requests}
+    counters["spec_decode_num_draft_tokens"] = 2 * counters["spec_decode_num_drafts"]
+    for name, value in counters.items():
+        lines += [f"# TYPE vllm:{name} counter", f"vllm:{name}_total{{{labels}}} {value}"]
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+    lines.append(f"# TYPE {name} counter")
+    lines += [f'{name}_total{{{labels},position="{place}"}} {(3 - place) * requests}' for place in (0, 1)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @cache
-def results(folder: Path) -> dict[str, bytes]:
+def results(folder: Path, profile: str = PAIR) -> dict[str, bytes]:
     """The files of a small comparison."""
     out = folder / "made"
-    if not out.exists():
-        with contextlib.redirect_stdout(io.StringIO()):
-            assert run(["compare", "--profile", PAIR, *TINY_RUN, "--works", "--workers", "1", "--out", str(out)]) == 0
-    return {path.name: path.read_bytes() for path in out.iterdir()}
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run(["compare", "--profile", profile, *TINY_RUN, "--works", "--workers", "1", "--out", str(out)]) == 0
+    made = files_in(out)
+    shutil.rmtree(out)
+    return made
+
+
+@cache
+def replay(folder: Path) -> dict[str, bytes]:
+    """The files of a replay, of which a simulation is made to look like one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    made = results(folder, "cpu/tiny")
+    summary = json.loads(made["summary.json"])
+    about = {"partial": False, "plain_wake_s": 1e-5, "polled_wake_s": 1e-5, "probed_s": []}
+    runs = [{name: run[name] for name in ("policy", "seed")} | about for run in summary["runs"]]
+    more = {"acceptance": "tape", "slots": 4, "epsilon": None, "draft_layers": None, "partial": False}
+    summary["replay"] = more | {"runs": runs}
+    works = pq.read_table(io.BytesIO(made["work.parquet"]))
+    columns = {name: works[name] for name in works.column_names}
+    columns |= {"eligible_s": works["submitted_s"], "reacted_s": works["ready_s"]}
+    columns["padded_tokens"] = pa.array([0] * works.num_rows)
+    rows = [[1] * len(requests) for requests in works["requests"].to_pylist()]
+    columns |= {"emitted": pa.array(rows), "accepted": pa.array(rows)}
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    profile = (SHIPPED / "cpu" / "tiny.json").read_bytes()
+    made = {name: content for name, content in made.items() if name != "trace.json"}
+    return made | {
+        "summary.json": json.dumps(summary, indent=1).encode(),
+        "work.parquet": sink.getvalue(),
+        "profile.json": profile,
+    }
+
+
+@cache
+def store(folder: Path) -> dict[str, bytes]:
+    """The files of a small store, its grid among them."""
+    out = folder / "store"
+    (folder / "grid.yaml").write_text(GRID)
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run(["sweep", str(folder / "grid.yaml"), "--out", str(out), "--workers", "1"]) == 0
+    made = files_in(out)
+    shutil.rmtree(out)
+    return made | {"grid.yaml": GRID.encode()}
 
 
 def samples(folder: Path) -> dict[str, Sample]:
     """By format."""
-    made = results(folder)
-    shutil.rmtree(folder / "made", ignore_errors=True)
+    made, replayed, stored = results(folder), replay(folder), store(folder)
     profile = (SHIPPED / "h100-sxm" / "llama-2-7b.json").read_bytes()
     engine = (ENGINES / "vllm-0.24.json").read_bytes()
 
-    def result(name: str, *commands: tuple[str, ...]) -> Sample:
-        beside = tuple((other, content) for other, content in made.items() if other != name)
-        return Sample(name, made[name], commands, beside, is_folder=True)
+    def part(of: dict[str, bytes], name: str, *commands: tuple[str, ...], every: int = 1) -> Sample:
+        beside = tuple((other, content) for other, content in of.items() if other != name)
+        return Sample(name, of[name], commands, beside, is_folder=True, every=every)
 
+    def replay_part(name: str) -> Sample:
+        return part(replayed, name, ("validate", "{folder}", "--no-plots", "--json", "{folder}/v.json"))
+
+    def store_part(start: str, *commands: tuple[str, ...]) -> Sample:
+        (name,) = (name for name in stored if name.startswith(start))
+        again = ("sweep", "{folder}/grid.yaml", "--out", "{folder}", "--workers", "1")
+        return part(stored, name, again, *commands, every=10)
+
+    def seen(name: str, content: bytes, *flags: str, beside: tuple[tuple[str, bytes], ...] = ()) -> Sample:
+        tail = ("--profile", PAIR, "--json", "{folder}/j.json")
+        return Sample(name, content, (("calibrate", "production", *flags, *tail),), beside, every=4)
+
+    lengths = ("--input-len", "20", "--output-len", "5")
+    vllm = ("validate", "vllm", "--profile", ALONE, "--max-num-seqs", "8", "--max-num-batched-tokens", "512")
+    cells = ("validate", "cells", "--profile", ALONE, "--waves", "2")
     trace = ("compare", "--profile", PAIR, "--policy", "pd", "--workers", "1", "--num-prompts", "2", "--dataset-name")
     return {
         "scenario": Sample(
             "s.yaml", SCENARIO.encode(), (("compare", "{}", *TINY_RUN, "--replications", "1", "--workers", "1"),)
         ),
-        "grid": Sample("g.yaml", GRID.encode()),
+        "grid": Sample(
+            "g.yaml", GRID.encode(), (("sweep", "{}", "--out", "{folder}/store", "--workers", "1"),), every=4
+        ),
         "profile": Sample("p.json", profile, (("profiles", "show", "{}"),)),
         "engine": Sample(
             "e.json", engine, (("compare", "--profile", PAIR, *TINY_RUN, "--engine", "{}", "--workers", "1"),)
         ),
-        "config": Sample("c.json", CONFIG.encode()),
-        "points": Sample("p.points.jsonl", POINTS.encode()),
+        "config": Sample(
+            "c.json",
+            CONFIG.encode(),
+            (("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json"),),
+        ),
+        "points": Sample("p.points.jsonl", POINTS.encode(), (("calibrate", "check", "cpu/tiny", "--against", "{}"),)),
         "trace azure": Sample("a.csv", AZURE.encode(), ((*trace, "trace-azure", "--dataset-path", "{}"),)),
         "trace mooncake": Sample("m.jsonl", MOONCAKE.encode(), ((*trace, "mooncake", "--dataset-path", "{}"),)),
         "trace csv": Sample("t.csv", TRACE_CSV.encode(), ((*trace, "csv", "--dataset-path", "{}"),)),
@@ -179,14 +307,51 @@ def samples(folder: Path) -> dict[str, Sample]:
             TAPE.encode(),
             (("compare", "--profile", PAIR, *TINY_RUN, "--acceptance", "tape:{}", "--workers", "1"),),
         ),
-        "requests": Sample("v.jsonl", VLLM.encode()),
-        "cells": Sample("cells.csv", CELLS.encode()),
-        "curve": Sample("curve.csv", CURVE.encode()),
-        "summary": result("summary.json", ("plot", "{folder}", "--out", "{folder}/x.png")),
-        "requests.parquet": result("requests.parquet", ("trace", "{folder}")),
-        "work.parquet": result("work.parquet", ("trace", "{folder}")),
+        "requests": Sample("v.jsonl", VLLM.encode(), ((*vllm, "--requests", "{}"),)),
+        "prompts": Sample(
+            "w.jsonl",
+            PROMPTS.encode(),
+            ((*vllm, "--requests", "{folder}/v.jsonl", "--prompts", "{}"),),
+            (("v.jsonl", VLLM.encode()),),
+        ),
+        "cells": Sample("cells.csv", CELLS.encode(), ((*cells, "{}"),)),
+        "request list": Sample(
+            "list.csv",
+            LIST.encode(),
+            ((*cells, "{folder}/cells.csv", "--requests", "{}"),),
+            (("cells.csv", LISTED_CELLS.encode()),),
+        ),
+        "curve": Sample(
+            "curve.csv",
+            CURVE.encode(),
+            (("calibrate", "fit-steps", "{}", "--profile", PRODUCTION, "--out", "{folder}/s.json"),),
+            every=10,
+        ),
+        "tuned table": Sample("tuned.json", TUNED.encode()),
+        "bench": seen("bench.json", BENCH.encode(), "--bench-json", "{}"),
+        "log vllm": seen("vllm.log", VLLM_LOG.encode(), "--log", "{}", *lengths),
+        "log sglang": seen("sg.log", SGLANG_LOG.encode(), "--log", "{}", "--num-speculative-tokens", "3", *lengths),
+        "metrics": seen(
+            "after.txt",
+            metrics(30, 120),
+            *("--metrics-before", "{folder}/before.txt", "--metrics-after", "{}"),
+            beside=(("before.txt", metrics(10, 40)),),
+        ),
+        "summary": part(made, "summary.json", ("plot", "{folder}", "--out", "{folder}/x.png")),
+        "requests.parquet": part(made, "requests.parquet", ("trace", "{folder}")),
+        "work.parquet": part(made, "work.parquet", ("trace", "{folder}")),
+        "replay summary": replay_part("summary.json"),
+        "replay scenario": replay_part("scenario.yaml"),
+        "replay requests": replay_part("requests.parquet"),
+        "replay works": replay_part("work.parquet"),
+        "replay profile": replay_part("profile.json"),
+        "store mark": store_part("store.json"),
+        "store grid": store_part("grids/", ("report", "{folder}", "--out", "{folder}/r.html")),
+        "store rows": store_part(
+            "parts/", ("plot", "{folder}", "--out", "{folder}/figures", "--only", "throughput_latency")
+        ),
     }
 
 
-def filled(command: Sequence[str], path: Path) -> list[str]:
-    return [part.replace("{folder}", str(path.parent)).replace("{}", str(path)) for part in command]
+def filled(command: Sequence[str], path: Path, folder: Path) -> list[str]:
+    return [part.replace("{folder}", str(folder)).replace("{}", str(path)) for part in command]

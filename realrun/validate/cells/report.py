@@ -14,7 +14,7 @@ from realrun.validate.cells.compare import JudgedCell
 from realrun.validate.cells.table import MEASURED
 from sim.files.write import write_figure
 from sim.report.figures import DPI, set_theme
-from sim.report.tables import percent, significant
+from sim.report.tables import percent, print_table, significant
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +75,7 @@ def print_cells(result: dict[str, Any]) -> None:
             table.add_row(*name, metric, *_values(values))
     for pair in result["speedups"]:
         table.add_row(pair["name"], pair["role"], "speed-up", *_values(pair))
-    console.print(table)
+    print_table(console, table)
     for metric, errors in [*result["judged"].items(), ("speed-up", result["speedup"])]:
         if errors["cells"]:
             console.print(

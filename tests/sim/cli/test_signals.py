@@ -87,7 +87,7 @@ def test_closed_and_full_streams_change_no_exit_code(closed: str, code: int, tmp
 def test_a_full_stdout_is_one_line(tmp_path: Path) -> None:
     command = f"{sys.executable} -m sim.cli.entry profiles >/dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=_env())
-    assert (done.returncode, done.stderr) == (2, "lanesim: a file or stream: No space left on device\n")
+    assert (done.returncode, done.stderr) == (2, "lanesim: stdout: No space left on device\n")
 
 
 def _env() -> dict[str, str]:

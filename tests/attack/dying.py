@@ -1,0 +1,253 @@
+"""Writers that die before each of their file operations, one process each: `python -m tests.attack.dying KIND FOLDER
+STEP`; with a STEP of 3, before every third.
+
+For every kind there is an old state, a writer that puts a new one in its place, and what a reader must find after the
+writer died and after the same writer has run again. Prints how many died. Copies of this process die, so that each
+takes milliseconds. Not here: the assertions about full disks and two writers (tests/sim/cli/test_outputs.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import pickle
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from calibrate.points import file as points_file
+from calibrate.points.work import Place
+from sim.cli.main import run
+from sim.costs.profile_files import load
+from sim.studies.store import Store
+from tests.attack.samples import GRID, PAIR, TINY_RUN
+
+DIED = 9
+WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}
+MOST_OPERATIONS = 300
+SEEDED = ["compare", "--profile", PAIR, *TINY_RUN, "--workers", "1", "--seed"]
+PLACES = [["decode", "target", 1, 1, context, "eager"] for context in (16, 32, 48)]
+
+
+def lanesim(*args: str) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run(args) == 0, args
+
+
+def seed_of(path: Path) -> int:
+    seed = json.loads(path.read_text())["scenario"]["seed"]
+    assert isinstance(seed, int)
+    return seed
+
+
+def write_results(folder: Path, seed: int = 1) -> None:
+    lanesim(*SEEDED, str(seed), "--works", "--out", str(folder / "r"), "--overwrite")
+
+
+def results(folder: Path) -> set[object]:
+    lanesim("check", str(folder / "r"))
+    return {seed_of(folder / "r" / "summary.json")}
+
+
+def write_json(folder: Path, seed: int = 1) -> None:
+    lanesim(*SEEDED, str(seed), "--json", str(folder / "x.json"), "--result-dir", str(folder / "runs"))
+
+
+def json_files(folder: Path) -> set[object]:
+    files = [folder / "x.json", *(folder / "runs").glob("*.json")]
+    for file in files:
+        lanesim("check", str(file))
+    return {seed_of(files[0])}
+
+
+def write_trace(folder: Path, works: int = 1) -> None:
+    lanesim("trace", str(folder / "r"), "--works", str(works))
+
+
+def trace(folder: Path) -> set[object]:
+    lanesim("check", str(folder / "r"))
+    return {len(json.loads((folder / "r" / "trace.json").read_text())["traceEvents"]) > 20}
+
+
+def write_profile(folder: Path, origin: str = "h100-sxm/llama-2-7b") -> None:
+    lanesim("calibrate", "derive", "--from", origin, "--gpu", "h200-sxm", "--out", str(folder / "p.json"))
+
+
+def profile(folder: Path) -> set[object]:
+    return {load(folder / "p.json").name}
+
+
+def write_points(folder: Path) -> None:
+    """As a measurement does: what an earlier one left is mended, and what is missing is added line by line."""
+    path = folder / "p.points.jsonl"
+    with points_file.alone(path):
+        if path.exists():
+            points_file.mend(path)
+        else:
+            points_file.create(path, {"gpu": "x"}, {}, [Place(*place) for place in PLACES])
+        held = points_file.read(path).sustained
+        for place in PLACES:
+            if Place(*place) not in held:
+                points_file.append(path, "sustained", [place, 0.001])
+
+
+def points(folder: Path) -> set[object]:
+    path = folder / "p.points.jsonl"
+    return {place.context_tokens for place in points_file.read(path).sustained} if path.exists() else set()
+
+
+def write_store(folder: Path, seeds: str = "[0, 1]") -> None:
+    (folder.parent / "grid.yaml").write_text(GRID.replace("[0, 1]", seeds))
+    lanesim("sweep", str(folder.parent / "grid.yaml"), "--out", str(folder / "store"), "--workers", "1")
+
+
+def store(folder: Path) -> set[object]:
+    """Rows without the moments that they were made at."""
+    rows = Store(folder / "store").table().to_pylist()
+    assert len({row["key"] for row in rows}) == len(rows)
+    return {json.dumps(row, sort_keys=True) for row in rows}
+
+
+def write_pictures(folder: Path) -> None:
+    lanesim("plot", str(folder / "store"), "--only", "throughput_latency", "--out", str(folder / "figures"))
+
+
+def pictures(folder: Path) -> set[object]:
+    files = {path.suffix: path.read_bytes() for path in (folder / "figures").glob("*") if path.name[0] != "."}
+    assert files.get(".png", b"\x89PNG").startswith(b"\x89PNG")
+    assert files.get(".svg", b"</svg>").rstrip().endswith(b"</svg>")
+    return set(store(folder))
+
+
+def write_page(folder: Path) -> None:
+    lanesim("report", str(folder / "store"), "--out", str(folder / "page.html"))
+
+
+def page(folder: Path) -> set[object]:
+    file = folder / "page.html"
+    return set() if not file.exists() else {file.read_text().rstrip().endswith("</html>")}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A writer, what it finds, and what a reader finds; what is old stands, or what is new, or some of it is added."""
+
+    prepare: Callable[[Path], None]
+    write: Callable[[Path], None]
+    read: Callable[[Path], set[object]]
+    is_added: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "results": Kind(lambda folder: write_results(folder, 0), write_results, results),
+    "new results": Kind(
+        lambda folder: None,
+        write_results,
+        lambda folder: results(folder) if (folder / "r").exists() else set(),
+        is_added=True,
+    ),
+    "json": Kind(lambda folder: write_json(folder, 0), write_json, json_files),
+    "trace": Kind(lambda folder: write_results(folder, 0), write_trace, trace),
+    "profile": Kind(lambda folder: write_profile(folder, "h100-sxm/llama-3.1-8b"), write_profile, profile),
+    "points": Kind(lambda folder: None, write_points, points, is_added=True),
+    "store": Kind(lambda folder: write_store(folder, "[0]"), write_store, store, is_added=True),
+    "pictures": Kind(write_store, write_pictures, pictures, is_added=True),
+    "page": Kind(write_store, write_page, page, is_added=True),
+}
+
+
+def die_before(allowed: int, folder: Path) -> None:
+    """End this process before the file operation of that number below `folder`."""
+    done = 0
+
+    def listen(event: str, args: tuple[object, ...]) -> None:
+        nonlocal done
+        is_write = event == "open" and isinstance(args[0], str | bytes) and _writes(args[2])
+        if (is_write or event in WRITES) and str(folder) in os.fsdecode(str(args[0])):
+            done += 1
+            if done > allowed:
+                os._exit(DIED)
+
+    sys.addaudithook(listen)
+
+
+def _writes(flags: object) -> bool:
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def copied(work: Callable[[], None]) -> int:
+    """The exit code of `work` in a copy of this process."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@dataclass(frozen=True)
+class Known:
+    """What copies of this process found out for it, which itself must not start a thread."""
+
+    before: set[object]
+    after: set[object]
+    modules: list[str]
+
+
+def know(kind: Kind, old: Path, new: Path, file: Path) -> None:
+    kind.prepare(old)
+    shutil.copytree(old, new)
+    kind.write(new)
+    file.write_bytes(pickle.dumps(Known(kind.read(old), kind.read(new), list(sys.modules))))
+
+
+def check(kind: Kind, folder: Path, known: Known) -> None:
+    """What died left the old state, or the new one, or a part of what is added; the same again makes it the new one."""
+    before, after, found = known.before, known.after, kind.read(folder)
+    assert found in (before, after) or (kind.is_added and before <= found <= after), (before, after, found)
+    kind.write(folder)
+    assert kind.read(folder) == after
+    left = [path.name for path in folder.rglob("*") if ".part-" in path.name or path.name.endswith((".old", ".lock"))]
+    assert left == []
+
+
+def main(name: str, place: Path, step: int) -> None:
+    kind, old, new = KINDS[name], place / "old", place / "new"
+    old.mkdir()
+    assert copied(lambda: know(kind, old, new, place / "known")) == 0
+    known = pickle.loads((place / "known").read_bytes())
+    for module in known.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    for allowed in count(0, step):
+        assert allowed < MOST_OPERATIONS
+        folder = place / f"{allowed:03}"
+        shutil.copytree(old, folder)
+
+        def work(allowed: int = allowed, folder: Path = folder) -> None:
+            die_before(allowed, folder)
+            kind.write(folder)
+
+        code = copied(work)
+        assert code in (0, DIED), code
+        assert copied(lambda folder=folder: check(kind, folder, known)) == 0, allowed
+        if code == 0:
+            break
+    print(f"{name}: died {allowed // step} times")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,351 @@
+"""Every trouble that hostile launches once found, by its name: what was a traceback, a hang or accepted silently is one
+line that names the file, and what was lost stays.
+
+Beside this: outputs over inputs, two writers, a full disk (tests/sim/cli/test_outputs.py), reruns of replays that were
+interrupted (tests/realrun/cli/test_replay.py), weights (tests/realrun/model/test_weights.py).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.cli.main import run
+from sim.costs.profile_files import SHIPPED
+from tests.attack.samples import (
+    AZURE,
+    CONFIG,
+    MOONCAKE,
+    PAIR,
+    POINTS,
+    TINY_RUN,
+    TRACE_CSV,
+    TRACE_JSONL,
+    replay,
+    results,
+)
+
+COMPARE = ["compare", "--profile", PAIR, "--policy", "pd", "--workers", "1"]
+TRACE = [*COMPARE, "--num-prompts", "2", "--dataset-name"]
+PROFILE = (SHIPPED / "h100-sxm" / "llama-2-7b.json").read_text()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The one line of a refused command."""
+    capsys.readouterr()
+    assert run(args) == 2, args
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    return errors
+
+
+def profile_with(path: str, value: Any) -> str:
+    raw: Any = json.loads(PROFILE)
+    *way, last = path.split(".")
+    block = raw
+    for key in way:
+        block = block[key]
+    block[last] = value
+    return json.dumps(raw)
+
+
+FILES: dict[str, tuple[str, str, list[str], str]] = {
+    "billion laughs": (
+        "x.yaml",
+        "a: &a [x,x,x,x,x,x,x,x,x]\n"
+        + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+        ["compare", "{}"],
+        "more than 100000 values, aliases unfolded",
+    ),
+    "a list as a key": ("x.yaml", "? [a, b]\n: 1\n", ["compare", "{}"], "line 1: a key must be a plain text"),
+    "a number of nothing": ("x.yaml", 'seed: !!int ""\n', ["compare", "{}"], "line 1: tag"),
+    "a truth of foo": ("x.yaml", "seed: !!bool foo\n", ["compare", "{}"], "line 1: tag"),
+    "a moment of foo": ("x.yaml", "seed: !!timestamp foo\n", ["compare", "{}"], "line 1: tag"),
+    "base sixty": (
+        "x.yaml",
+        f"profile: {PAIR}\npolicy: pd\nworkload: {{request_rate: 1:30}}\n",
+        ["compare", "{}"],
+        "workload.request_rate",
+    ),
+    "tokens of 64 bits": (
+        "t.csv",
+        TRACE_CSV.replace("10,3", "9223372036854775808,3"),
+        [*TRACE, "csv", "--dataset-path", "{}"],
+        "line 2: prompt_tokens='9223372036854775808'",
+    ),
+    "tokens of 64 bits in JSON": (
+        "t.jsonl",
+        TRACE_JSONL.replace('"input_len": 10', '"input_len": 9223372036854775808'),
+        [*TRACE, "jsonl", "--dataset-path", "{}"],
+        "line 1: 'input_len' 9223372036854775808 must be below 2^63",
+    ),
+    "a moment of 400 digits": (
+        "m.jsonl",
+        MOONCAKE.replace('"timestamp": 100,', f'"timestamp": {"9" * 400},'),
+        [*TRACE, "mooncake", "--dataset-path", "{}"],
+        "line 2: 'timestamp' 999999999999999999999999 must be below 2^63",
+    ),
+    "a moment of 400 digits in a table": (
+        "t.csv",
+        TRACE_CSV.replace("1.5,", "9" * 400 + ","),
+        [*TRACE, "csv", "--dataset-path", "{}"],
+        "line 3: arrival_s='999",
+    ),
+    "month 13": (
+        "a.csv",
+        AZURE.replace("2023-11-16", "2023-13-45", 1),
+        [*TRACE, "trace-azure", "--dataset-path", "{}"],
+        "line 2: TIMESTAMP='2023-13-45",
+    ),
+    "a column twice": (
+        "t.csv",
+        "arrival_s,prompt_tokens,prompt_tokens,output_tokens\n0,1,2,3\n",
+        [*TRACE, "csv", "--dataset-path", "{}"],
+        "line 1: column 'prompt_tokens' is there twice",
+    ),
+    "a key twice": (
+        "p.json",
+        PROFILE.replace('"name":', '"name": "x", "name":', 1),
+        ["profiles", "show", "{}"],
+        "key 'name' stands twice",
+    ),
+    "JSON without end": ("p.json", '{"a":' * 100_000, ["profiles", "show", "{}"], "line 1: nested deeper than 64"),
+    "a tape without end": (
+        "t.jsonl",
+        "[" * 100_000,
+        [*COMPARE, "--acceptance", "tape:{}"],
+        "line 1: nested deeper than 64 levels",
+    ),
+    "an escape in an error kind": (
+        "p.json",
+        profile_with("errors.\x1b[31m", {"mean_error_pct": 1, "max_error_pct": 2, "points": 3, "held_out": "x"}),
+        ["profiles", "show", "{}"],
+        "holds the control character",
+    ),
+    "a negative error": (
+        "p.json",
+        profile_with("errors.body.mean_error_pct", -1),
+        ["profiles", "show", "{}"],
+        "mean_error_pct",
+    ),
+    "a step of ages": ("p.json", profile_with("host.step_s", 1e300), ["profiles", "show", "{}"], "step_s=1e+300"),
+    "lists for heads": (
+        "config.json",
+        CONFIG.replace('"num_attention_heads": 4', '"num_attention_heads": [4, 4]'),
+        ["calibrate", "derive", "--from", "h100-sxm/llama-2-7b", "--target", "{}", "--out", "{folder}/p.json"],
+        "num_attention_heads=[4, 4]",
+    ),
+    "visits below 0": (
+        "p.points.jsonl",
+        POINTS.replace('"visits": 2', '"visits": -5'),
+        ["calibrate", "check", "cpu/tiny", "--against", "{}"],
+        "line 1: no valid header",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_hostile_file_is_one_line_that_names_it(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, content, command, says = FILES[case]
+    path = tmp_path / name
+    path.write_text(content)
+    errors = refusal(capsys, *(part.replace("{folder}", str(tmp_path)).replace("{}", str(path)) for part in command))
+    assert name in errors
+    assert says in errors
+    assert path.read_text() == content
+    assert name in refusal(capsys, "check", str(path))
+
+
+LAUNCHES: dict[str, tuple[list[str], str]] = {
+    "a device": (["compare", "/dev/zero"], "'/dev/zero' is a device or a pipe"),
+    "a seed of 64 bits": ([*COMPARE, "--seed", str(2**63), "--out", "{}/r"], f"seed={2**63} must be"),
+    "a seed below 0": ([*COMPARE, "--seed", "-1"], "seed=-1 must be at least 0"),
+    "an SLO of no metric": ([*COMPARE, "--goodput", "ttft:5", "itl:3"], "unknown goodput metric 'itl'"),
+    "a null in a scenario's path": (["compare", "a\0b.yaml"], r"'a\x00b.yaml': no path or value holds a null"),
+    "a null in a profile's path": (["profiles", "show", "a\0b.json"], r"'a\x00b.json': no path or value holds a null"),
+    "a null in an output's path": ([*COMPARE, "--out", "a\0b"], r"'a\x00b': no path or value holds a null"),
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_a_hostile_launch_is_one_line(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args, says = LAUNCHES[case]
+    assert says in refusal(capsys, *(part.replace("{}", str(tmp_path)) for part in args))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["name", "source", "overlap.source"])
+def test_markup_in_a_profile_is_printed_as_it_is(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(profile_with(path, "a[/x]b"))
+    assert run(["profiles", "show", str(file)]) == 0
+    assert "a[/x]b" in capsys.readouterr().out
+    alone = ["--policy", "autoregressive", "--num-speculative-tokens", "0", "--num-prompts", "2"]
+    assert run(["compare", "--profile", str(file), *alone, "--input-len", "8", "--output-len", "2"]) == 0
+    assert run(["calibrate", "check", str(file)]) == 0
+
+
+def test_markup_in_a_kind_of_error_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(
+        profile_with("errors.[/x]", {"mean_error_pct": 1.0, "max_error_pct": 2.0, "points": 3, "held_out": "[/y]"})
+    )
+    for command in (["profiles", "show", str(file)], ["calibrate", "check", str(file)]):
+        assert run(command) == 0
+        assert "[/x]" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return results(tmp_path_factory.mktemp("simulated"))
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return replay(tmp_path_factory.mktemp("replayed"))
+
+
+def laid(files: dict[str, bytes], folder: Path, name: str, content: bytes) -> Path:
+    for other, held in {**files, name: content}.items():
+        (folder / other).write_bytes(held)
+    return folder
+
+
+def table_with(content: bytes, name: str, change: Callable[[list[Any]], list[Any] | None]) -> bytes:
+    """The Parquet file with one column changed, or dropped."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(io.BytesIO(content))
+    values = change(table[name].to_pylist())
+    at = table.column_names.index(name)
+    table = table.drop_columns([name]) if values is None else table.set_column(at, name, pa.array(values))
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+def summary_with(content: bytes, change: Callable[[Any], object]) -> bytes:
+    raw = json.loads(content)
+    change(raw)
+    return json.dumps(raw).encode()
+
+
+SPOILT_TABLES: dict[str, tuple[str, Callable[[list[Any]], list[Any] | None], str]] = {
+    "null": ("start_s", lambda values: [None, *values[1:]], "column 'start_s' lacks values"),
+    "NaN": ("start_s", lambda values: [float("nan"), *values[1:]], "column 'start_s' holds a value that is not finite"),
+    "infinity": ("end_s", lambda values: [float("inf"), *values[1:]], "column 'end_s' holds a value that is not"),
+    "a wrong type": ("rows", lambda values: [str(value) for value in values], "column 'rows' must hold count"),
+    "a dropped column": ("kind", lambda values: None, "no column 'kind'"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT_TABLES)
+@pytest.mark.parametrize("command", ["trace", "validate"])
+def test_spoilt_works_are_one_line(
+    command: str,
+    case: str,
+    tmp_path: Path,
+    simulated: dict[str, bytes],
+    replayed: dict[str, bytes],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A time that is not finite, among them, would be JSON that no other program reads."""
+    column, change, says = SPOILT_TABLES[case]
+    files = simulated if command == "trace" else replayed
+    laid(files, tmp_path, "work.parquet", table_with(files["work.parquet"], column, change))
+    before = (tmp_path / "trace.json").read_bytes() if command == "trace" else b""
+    errors = refusal(capsys, command, str(tmp_path))
+    assert "work.parquet" in errors
+    assert says in errors
+    assert before == ((tmp_path / "trace.json").read_bytes() if command == "trace" else b"")
+
+
+SPOILT_SUMMARIES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "null": (lambda raw: raw.update(runs=None), "runs"),
+    "another schema": (lambda raw: raw.update(schema=99), "schema=99 must be"),
+    "a wrong type": (lambda raw: [row.update(policy=3) for row in (*raw["runs"], *raw["policies"])], "policy"),
+    "a dropped key": (lambda raw: raw.pop("runs"), "runs"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT_SUMMARIES)
+@pytest.mark.parametrize("command", ["plot", "validate"])
+def test_a_spoilt_summary_is_one_line(
+    command: str,
+    case: str,
+    tmp_path: Path,
+    simulated: dict[str, bytes],
+    replayed: dict[str, bytes],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    change, says = SPOILT_SUMMARIES[case]
+    files = simulated if command == "plot" else replayed
+    laid(files, tmp_path, "summary.json", summary_with(files["summary.json"], change))
+    errors = refusal(capsys, command, str(tmp_path))
+    assert "summary.json" in errors
+    assert says in errors
+
+
+def test_a_replay_without_requests_gets_no_verdict(
+    tmp_path: Path, replayed: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(replayed["requests.parquet"])).slice(0, 0), sink)
+    laid(replayed, tmp_path, "requests.parquet", sink.getvalue())
+    errors = refusal(capsys, "validate", str(tmp_path))
+    assert "requests.parquet" in errors
+    assert "0 requests of pd" in errors
+
+
+def test_lists_of_unlike_length_in_a_replay_name_file_and_column(
+    tmp_path: Path, replayed: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once `zip() argument 2 is shorter than argument 1`."""
+    spoilt = table_with(replayed["work.parquet"], "emitted", lambda rows: [[], *rows[1:]])
+    laid(replayed, tmp_path, "work.parquet", spoilt)
+    errors = refusal(capsys, "validate", str(tmp_path))
+    assert "work.parquet" in errors
+    assert "'emitted'" in errors
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+
+
+TABLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "compare": (
+        ["compare", "--profile", PAIR, *TINY_RUN, "--policy", "pdv"],
+        ("TTFT", "p99 ms", "output", "busy %", "TPOT mean (ms)", "E2EL mean (ms)", "pdv"),
+    ),
+    "profiles": (["profiles", "--gpu", "h200"], ("body", "decode", "prefill", "draft", "verify")),
+    "capacity": (
+        [
+            *("capacity", "--profile", "h100-sxm/llama-3.1-8b", "--policy", "autoregressive", "--goodput", "ttft:5000"),
+            *("--input-len", "8", "--output-len", "2", "--num-prompts", "100", "--workers", "1"),
+        ],
+        ("autoregressive", "requests/s", "95 %", "saturated/s", "output tok/s"),
+    ),
+    "check": (["calibrate", "check", "h100-sxm/llama-2-7b"], ("mean %", "max %", "points", "decode")),
+}
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("command", TABLES)
+def test_no_column_vanishes_on_a_narrow_terminal(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args, headings = TABLES[command]
+    assert run(args) == 0
+    printed = capsys.readouterr().out
+    for heading in headings:
+        assert heading in printed
+    assert "…" not in printed
