@@ -23,7 +23,7 @@ from calibrate.service.serving import measure_pair
 from realrun.host.machine import fingerprint
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.run import Replay, replay, result_of, write_replays
-from realrun.replay.testbed import build_kernels, sizes_for
+from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from realrun.validate.compare import judge, predict
 from realrun.validate.readback import read_replay, read_summary
 from sim.costs.profile import Profile
@@ -128,8 +128,8 @@ class _Load:
         self.out, self.load, self.scenario, self.profile = out, load, scenario, profile
         device = torch.device("cpu")
         sizes = sizes_for([_experiment(scenario, policy, profile, NUM_PROMPTS) for policy in POLICIES], device)
-        self._slots = sizes.slots
-        self._kernels = build_kernels(profile, sizes, device, temperature=0.0, cuda_graph=False, seed=scenario.seed)
+        self._slots = sizes.slots - SPARE_SLOTS
+        self._kernels = build_kernels(profile, sizes, device, temperature=0.0, seed=scenario.seed)
         self._executor = PairExecutor(self._kernels, seed=scenario.seed)
         self._about = {
             "acceptance": "tape",

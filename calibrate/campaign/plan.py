@@ -99,7 +99,7 @@ CAMPAIGNS = {
     "cuda": Campaign(
         jobs=(
             Job("llama-3.1-8b", "llama-3.2-1b", 300.0, 64, 4096),
-            Job("llama-2-7b", "tinyllama-1.1b", 200.0, 48, 2048),
+            Job("llama-2-7b", "tinyllama-1.1b", 200.0, 40, 2048),
         ),
         loads=(Load(16, 48), Load(1, 6), Load(64, 128)),
         policies=POLICIES,

@@ -97,7 +97,9 @@ class Cuda:
         return torch.zeros(shape, dtype=torch.int64, pin_memory=True)
 
     def free_bytes(self) -> int:
-        return int(torch.cuda.mem_get_info(self._where)[0])
+        # What torch has and nobody holds counts as well: it gives it back before it runs out.
+        idle = torch.cuda.memory_reserved(self._where) - torch.cuda.memory_allocated(self._where)
+        return int(torch.cuda.mem_get_info(self._where)[0]) + int(idle)
 
     def num_allocations(self) -> int:
         return int(torch.cuda.memory_stats(self._where).get("num_device_alloc", 0))

@@ -13,7 +13,7 @@ from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.run import REHEARSAL_REQUESTS, replay
-from realrun.replay.testbed import build_kernels, sizes_for
+from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from sim.costs.profile_files import load
 from sim.experiment.assemble import Experiment
 from sim.experiment.scenario import Scenario
@@ -68,8 +68,9 @@ def test_a_run_of_more_requests_than_were_rehearsed_allocates_nothing(policy: st
     profile = load("cpu/tiny")
     planned = Experiment(scenario=scenario, policy_name=policy, seed=0, profile=profile, num_slots=1)
     sizes = sizes_for([planned], torch.device("cpu"))
-    kernels = build_kernels(profile, sizes, torch.device("cpu"), temperature=0.0, cuda_graph=False, seed=0)
+    kernels = build_kernels(profile, sizes, torch.device("cpu"), temperature=0.0, seed=0)
     device = counted(kernels)
-    experiment = Experiment(scenario=scenario, policy_name=policy, seed=0, profile=profile, num_slots=sizes.slots)
+    slots = sizes.slots - SPARE_SLOTS
+    experiment = Experiment(scenario=scenario, policy_name=policy, seed=0, profile=profile, num_slots=slots)
     assert replay(experiment, PairExecutor(kernels, seed=0)).num_allocations == 0
     assert device.count > 0
