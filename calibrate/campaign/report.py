@@ -26,7 +26,8 @@ Rows = Iterable[Sequence[str]]
 
 def report(out: Path, campaign: Campaign) -> None:
     """Raises ValueError where something was not measured."""
-    verdicts = [out / f"{load.name}.json" for load in campaign.loads]
+    names = [each.name for each in campaign.loads]
+    verdicts = [out / f"{name}.json" for name in names]
     needed = [out / SMOKE_FILE, *(job.profile_path(out) for job in campaign.jobs), *verdicts]
     for path in needed:
         if not path.exists():
@@ -43,8 +44,7 @@ def report(out: Path, campaign: Campaign) -> None:
             # A profile of the repository carries no points: they lie beside the report.
             file.write_bytes(encode(msgspec.structs.replace(profile, points=())))
         smoke, results = json.loads((out / SMOKE_FILE).read_text()), [json.loads(path.read_text()) for path in verdicts]
-        loads = [load.name for load in campaign.loads]
-        (told / "README.md").write_text("\n".join(_lines(profiles, smoke, dict(zip(loads, results, strict=True)))))
+        (told / "README.md").write_text("\n".join(_lines(profiles, smoke, dict(zip(names, results, strict=True)))))
 
 
 def _lines(profiles: Sequence[Profile], smoke: dict[str, Any], results: dict[str, Any]) -> Iterator[str]:
