@@ -37,8 +37,8 @@ CUDA, META = 1, 14
 def _let_cuda_be_current() -> None:
     """A torch without CUDA knows nobody that makes a GPU the current one, and asks before it looks for fake tensors.
 
-    The one that does nothing, of tensors without data, is put in its place; torch has a call for that, which works where
-    it was built for CUDA and finds no GPU.
+    The one that does nothing, of tensors without data, is put in its place. Where torch was built for CUDA and finds no
+    GPU it has a call for that.
     """
     torch._C._ensureCUDADeviceGuardSet()
     core = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
