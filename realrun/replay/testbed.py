@@ -17,6 +17,7 @@ from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model, tied_pair
 from realrun.replay.experiment import most_at_once
 from realrun.replay.genuine import Tied
+from realrun.replay.probe import PROBED_TOKENS
 from sim.costs.memory import loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
@@ -39,11 +40,12 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device, *, temper
     drafted = max(experiment.draft_tokens_max for experiment in experiments)
     # Behind the output: what the last round accepts too much, and with async drafting one draft and its bounds more.
     requests = [request for experiment in experiments for request in experiment.requests()]
+    longest = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
     models = loaded_models(first.profile, with_draft=drafted > 0)
     is_cuda = device.type == "cuda"
     wanted = Sizes(
         slots=max(most_at_once(experiment) for experiment in experiments) + SPARE_SLOTS,
-        max_tokens=max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1),
+        max_tokens=max(longest, *PROBED_TOKENS),
         draft_tokens=drafted,
         prompt_tokens=max(
             min(

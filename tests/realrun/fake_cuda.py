@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,8 +37,10 @@ CUDA, META = 1, 14
 def _let_cuda_be_current() -> None:
     """A torch without CUDA knows nobody that makes a GPU the current one, and asks before it looks for fake tensors.
 
-    The one that does nothing, of tensors without data, is put in its place.
+    The one that does nothing, of tensors without data, is put in its place. Where torch was built for CUDA and finds no
+    GPU it has a call for that.
     """
+    torch._C._ensureCUDADeviceGuardSet()
     core = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * (META + 1)).in_dll(core, "_ZN3c104impl26device_guard_impl_registryE")
     if not guards[CUDA]:
@@ -57,6 +60,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _let_cuda_be_current()
     monkeypatch.setattr(torch, "Generator", _HostGenerator)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (MEMORY_BYTES, MEMORY_BYTES))
     for name in ("memory_reserved", "memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda device=None: 0)
