@@ -26,7 +26,8 @@ grid:
   seed: [0, 1]
 """
 REPLAYED = ["--policy", "pd", "--profile", "cpu/tiny", "--num-prompts", "8", "--request-rate", "20", "--device", "cpu"]
-MEASURED = ["--device", "cpu", "--target", "tiny-target", "--draft", "tiny-draft", "--budget", "5", "--no-serving"]
+MEASURED = ["--device", "cpu", "--target", "tiny-target", "--draft", "tiny-draft", "--no-serving"]
+MEASURED += ["--budget", os.environ.get("LANESIM_BUDGET_S", "5")]
 
 
 def compared(out: Path) -> Any:

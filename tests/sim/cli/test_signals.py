@@ -92,3 +92,12 @@ def test_a_full_stdout_is_one_line(tmp_path: Path) -> None:
 
 def _env() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def test_a_signal_after_the_last_line_changes_nothing() -> None:
+    """While the interpreter ends, which takes some 50 ms, what was printed and the exit code stand."""
+    late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+    process = started("profiles", "show", "cpu/tiny", code=late + ENTRY)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert "cpu/tiny" in output
