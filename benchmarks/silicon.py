@@ -5,8 +5,8 @@ TensorRT-LLM, mean TTFT and TPOT. Every aggregated row gets a profile from the k
 aiconfigurator-core (its models' config.json among them) and a closed loop of its concurrency: lengths uniform in 0.8 to
 1 of ISL and OSL where the rows come from InferenceX, whose client draws them so; within SPREAD of them elsewhere.
 Classes are engine, dense or MoE, and the format of the GEMMs. Counted apart: rows that constants were fitted on, and
-rows whose labels cannot be (over ROOF_SHARE of the datasheet's roofs, or requests that mostly wait). --peer takes the
-rows with aic_ttft_ms and aic_tpot_ms beside them.
+rows whose labels cannot be (beyond the datasheet's roofs, requests that mostly wait, speculation unmarked). --peer
+takes the rows with aic_ttft_ms and aic_tpot_ms beside them.
 """
 
 from __future__ import annotations
@@ -37,20 +37,27 @@ from sim.seam.request import Request
 
 RANGE_RATIO = 0.8
 """InferenceX's client draws lengths uniformly between this share and the whole of ISL and OSL."""
-SPREAD = 0.1
-"""Of the lengths of other clients, which say nothing of it: none at all would march all requests in step for ever,
-which their TTFT excludes."""
+SPREAD = 0.0
+"""Of the lengths of the other client (aiperf, standard deviations 0)."""
 MISLABELLED = ("nvidia/Llama-3.1-8B-Instruct-FP8",)
 """Cells of H200 that imply 76 % of its peak."""
 EXACT_SOURCE = "aic-auto-gap-analysis"
 WAVES, FEW_WAVES, MANY = 10, 4, 128
 """Requests per place in flight, as InferenceX has it; fewer beyond so many places."""
-ROOF_SHARE = 0.6
-"""A cell that reaches more of the datasheet's roofs, arithmetic of its prompts and one reading of its weights alone, is
-not what its label says."""
+MOST_COMPUTE, MOST_BANDWIDTH = 0.75, 0.95
+"""Of the datasheet's roofs. A cell that would take longer with these for its arithmetic and for one reading of weights
+and KV is not what its label says."""
+TWIN_RATIO = 1.5
+"""A row so many times faster than another with the same labels drafts with the model's own MTP layer, unmarked."""
+WITH_MTP = ("DeepSeek-R1", "DeepSeek-V3")
 STARVED_SHARE = 5.0
 """A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
 BUDGET = 8192
+"""Tokens of a step in InferenceX's recipes."""
+EXACT_BUDGET = 1500
+"""In deployments that aiconfigurator generates (cells of EXACT_SOURCE): this, ISL and the concurrency. Those of vLLM
+leave it to vLLM's scheduler, whose own default is VLLM_BUDGET; chosen on the TTFT of marked cells."""
+VLLM_BUDGET = 2048
 CHECKPOINTS = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
@@ -63,10 +70,17 @@ CHECKPOINTS = {
 FORMATS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "int4_wo": None}
 """gemm_quant_mode -> weights; None: as the checkpoint says."""
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
-OLDEST_VLLM = "0.11"
+OLDEST = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.1"}
 """Rows without a version are of autumn 2025."""
 FRONTEND_S, FRONTEND_TOKEN_S = 0.010, 3e-6
 """Of a request outside the engine: HTTP, and tokenising its prompt. Fitted on the TTFT of marked cells."""
+VLLM_0_12 = frozenset(
+    {
+        (1024, 128, 8), (1024, 128, 64), (1024, 512, 16), (1024, 512, 128), (1024, 1024, 32),
+        (4096, 128, 8), (4096, 128, 64), (4096, 512, 16), (4096, 512, 128), (4096, 1024, 32),
+    }
+)  # fmt: skip
+"""ISL, OSL and concurrency of the cells of Qwen3-32B that vLLM 0.12's constants were fitted on."""
 EAGER_GAP_S = 0.022
 """Qwen3-235B with vLLM 0.12 takes 40 to 58 ms a step at any load, as without CUDA graphs; fitted on marked cells."""
 
@@ -113,20 +127,24 @@ def cell_of(row: Mapping[str, str]) -> Cell:
     gpu = row["system"].replace("_", "-")
     is_blackwell = gpu.partition("-")[0] in BLACKWELL
     weights = FORMATS[row["gemm_quant_mode"]]
+    version = row["backend_version"] or OLDEST[row["backend"]]
     kv = None
     if "gpt-oss" in row["model_path"]:
         weights = "mxfp4-fp8" if is_blackwell else "mxfp4-marlin"
-    if is_blackwell or (is_dense and row["gemm_quant_mode"] and row["backend"] == "vllm"):
+    is_recipe = EXACT_SOURCE not in row["silicon_data_source"]
+    if is_blackwell or (
+        is_dense and row["gemm_quant_mode"] in ("fp8", "nvfp4") and (is_recipe or row["backend"] == "vllm")
+    ):
         kv = "fp8"
     return Cell(
         id=row["id"],
         engine=row["backend"],
-        version=row["backend_version"] or OLDEST_VLLM,
+        version=version,
         model=row["model_path"],
         gpu=gpu,
         weights=weights,
         kv=kv,
-        deployment=Deployment(tensor, expert if expert > 1 else None, data, row["backend"]),
+        deployment=Deployment(tensor, expert if expert > 1 else None, data, row["backend"], _tables_version(row)),
         concurrency=batch,
         input_len=_whole(row["isl"]),
         output_len=_whole(row["osl"]),
@@ -135,6 +153,11 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         tpot_ms=float(row["silicon_tpot_ms"]),
         family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
     )
+
+
+def _tables_version(row: Mapping[str, str]) -> str | None:
+    """Of engines that are older than all tables in a way that matters."""
+    return "1.0" if row["backend"] == "trtllm" and row["backend_version"].startswith("1.0") else None
 
 
 def _widths(row: Mapping[str, str]) -> tuple[int, int, int, int]:
@@ -164,7 +187,11 @@ def _whole(text: str) -> int:
 
 def is_marked(cell: Cell) -> bool:
     """Whether constants were fitted on the cell: those of calibrate.importers.aiconfigurator.lookups (REDUCE_RATIO,
-    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S) and those here."""
+    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S, NCCL_ALONE), of vLLM 0.12 in sim/engines, and those here."""
+    if "Qwen3-32B" in cell.model and cell.version.startswith("0.12") and cell.weights == "bf16":
+        return (cell.input_len, cell.output_len, cell.concurrency) in VLLM_0_12
+    if cell.version.startswith("1.0") and cell.engine == "trtllm" and cell.deployment.tensor_parallel > 1:
+        return cell.concurrency in (8, 64) and cell.output_len == 256
     if cell.engine != "vllm" or cell.concurrency not in (4, 64):
         return "Qwen3-235B" in cell.model and cell.input_len == 4000 and cell.output_len == 100
     dense = "Llama-3.1-70B" in cell.model and (cell.gpu == "h200-sxm" or cell.weights == "nvfp4")
@@ -192,12 +219,20 @@ def profile_of(
 
 def engine_of(cell: Cell) -> EngineCosts:
     """The synchronous vLLM 0.12 as sim/engines has it; everything else plans ahead and hides what it does."""
-    ideal = load_engine("ideal", cell.gpu)
-    if cell.engine != "vllm" or not cell.version.startswith("0.12"):
-        return ideal
-    if "Qwen3-235B" in cell.model:
-        return msgspec.structs.replace(ideal, name="vllm-0.12", gap_s=EAGER_GAP_S)
-    return load_engine("vllm-0.12", cell.gpu)
+    engine = load_engine("ideal", cell.gpu)
+    if cell.engine == "vllm" and cell.version.startswith("0.12"):
+        if "Qwen3-235B" in cell.model:
+            engine = msgspec.structs.replace(engine, name="vllm-0.12", gap_s=EAGER_GAP_S)
+        else:
+            engine = load_engine("vllm-0.12", cell.gpu)
+    return msgspec.structs.replace(engine, frontend_s=FRONTEND_S + FRONTEND_TOKEN_S * cell.input_len)
+
+
+def budget_of(cell: Cell) -> int:
+    """Tokens of one step."""
+    if not cell.is_exact:
+        return BUDGET
+    return VLLM_BUDGET if cell.engine == "vllm" else EXACT_BUDGET + cell.input_len + cell.concurrency
 
 
 def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
@@ -208,7 +243,7 @@ def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
             "policy": "autoregressive",
             "engine": {
                 "max_num_seqs": max(cell.concurrency, 256),
-                "max_num_batched_tokens": BUDGET,
+                "max_num_batched_tokens": budget_of(cell),
                 "async_scheduling": is_async,
             },
             "workload": {
@@ -241,8 +276,7 @@ def _loop(key: Cell) -> tuple[float, float]:
     scenario = scenario_of(key, profile, count)
     record = simulate(scenario, "autoregressive", 0, profile, requests=requests_of(key, count))
     run = summarise(record)
-    frontend_ms = 1e3 * (FRONTEND_S + FRONTEND_TOKEN_S * key.input_len)
-    return float(run["mean_tpot_ms"]), float(run["mean_ttft_ms"]) + frontend_ms
+    return float(run["mean_tpot_ms"]), float(run["mean_ttft_ms"])
 
 
 def predicted(cell: Cell) -> tuple[float, float]:
@@ -250,14 +284,35 @@ def predicted(cell: Cell) -> tuple[float, float]:
 
 
 def roof_share(cell: Cell, profile: Profile, shape: ModelShape) -> float:
-    """The least that a token of output takes by the datasheet over what was measured."""
+    """The least that a token of output takes at MOST_COMPUTE and MOST_BANDWIDTH over what was measured."""
     devices = cell.deployment.tensor_parallel * cell.deployment.data_parallel
     bits = 16.0 if cell.weights in (None, "bf16", "mxfp4-marlin") else 4.0 if cell.weights == "nvfp4" else 8.0
     peak = profile.gpu.peak_flops * 16.0 / bits * devices
     prompts = cell.concurrency * cell.deployment.data_parallel / cell.output_len
     compute_s = prompts * 2.0 * cell.input_len * shape.layers * shape.active_layer_weights / peak
-    read_s = shape.read_bytes(cell.concurrency) / (profile.gpu.bandwidth_bytes_per_s * devices)
-    return (compute_s + read_s) / (1e-3 * cell.tpot_ms)
+    context = cell.input_len + 0.5 * cell.output_len
+    kv_bytes = cell.concurrency * cell.deployment.data_parallel * context * shape.kv_bytes_per_token
+    read_s = (shape.read_bytes(cell.concurrency) + kv_bytes) / (profile.gpu.bandwidth_bytes_per_s * devices)
+    return (compute_s / MOST_COMPUTE + read_s / MOST_BANDWIDTH) / (1e-3 * cell.tpot_ms)
+
+
+def labels_of(cell: Cell) -> tuple[Any, ...]:
+    """What tells cells apart that may draft unmarked; DeepSeek-R1 and -V3 are one architecture."""
+    widths = cell.deployment.devices, cell.concurrency * cell.deployment.data_parallel
+    return cell.engine, cell.gpu, cell.weights, *widths, cell.input_len, cell.output_len
+
+
+def slowest_of(cells: Iterable[Cell]) -> dict[tuple[Any, ...], float]:
+    """TPOT of the slowest cell with each labels, of models that have an MTP layer."""
+    slowest: dict[tuple[Any, ...], float] = {}
+    for cell in cells:
+        if cell.model.endswith(WITH_MTP):
+            slowest[labels_of(cell)] = max(slowest.get(labels_of(cell), 0.0), cell.tpot_ms)
+    return slowest
+
+
+def drafts_unmarked(cell: Cell, slowest: Mapping[tuple[Any, ...], float]) -> bool:
+    return slowest.get(labels_of(cell), 0.0) > TWIN_RATIO * cell.tpot_ms and cell.model.endswith(WITH_MTP)
 
 
 def is_outside(cell: Cell) -> bool:
@@ -270,6 +325,7 @@ def judge(rows: Iterable[Mapping[str, str]]) -> Iterator[Judged | tuple[Cell, st
     """Every row judged, or refused with the reason."""
     cells = [cell_of(row) for row in rows]
     first: dict[tuple[Any, ...], float] = {}
+    slowest = slowest_of(cells)
     for cell in sorted(cells, key=lambda cell: cell.concurrency):
         first.setdefault(_series(cell), cell.ttft_ms)
     for cell in cells:
@@ -284,7 +340,7 @@ def judge(rows: Iterable[Mapping[str, str]]) -> Iterator[Judged | tuple[Cell, st
             tpot_ms=tpot_ms,
             ttft_ms=ttft_ms,
             is_marked=is_marked(cell),
-            is_doubtful=roof_share(cell, profile, shape) > ROOF_SHARE or is_outside(cell),
+            is_doubtful=roof_share(cell, profile, shape) > 1.0 or is_outside(cell) or drafts_unmarked(cell, slowest),
             is_starved=cell.ttft_ms > STARVED_SHARE * first[_series(cell)],
         )
 

@@ -42,6 +42,8 @@ class ModelPasses(ABC):
     """Bytes/s at which its weights stream."""
     extra_s: float = 0.0
     """Device time of each pass beyond its kernels."""
+    phase_s: float = 0.0
+    """Device time of a work of rows beyond its passes, however many they are."""
 
     def __init__(self, profile: Profile, shape: ModelShape, graph_sizes: Sequence[int]) -> None:
         self._gpu = profile.gpu

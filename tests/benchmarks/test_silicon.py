@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.silicon import Cell, Judged, cell_of, classes_of, is_marked, is_outside
+from benchmarks.silicon import (
+    BUDGET,
+    Cell,
+    Judged,
+    budget_of,
+    cell_of,
+    classes_of,
+    drafts_unmarked,
+    is_marked,
+    is_outside,
+    slowest_of,
+)
 from calibrate.importers.aiconfigurator.deployment import Deployment
 
 ROW = {
@@ -58,6 +69,22 @@ def test_gpt_oss_is_mxfp4_whatever_its_label_says() -> None:
 def test_a_request_that_waits_longer_than_it_is_served_was_never_in_the_engine() -> None:
     assert is_outside(cell(silicon_ttft_ms="10231"))
     assert not is_outside(cell(silicon_ttft_ms="10229"))
+
+
+def test_of_two_rows_with_the_same_labels_the_one_half_as_long_drafts_unmarked() -> None:
+    plain = cell(model_path="deepseek-ai/DeepSeek-V3", silicon_tpot_ms="10")
+    twin = cell(model_path="deepseek-ai/DeepSeek-R1", silicon_tpot_ms="6.6")
+    other = cell(model_path="deepseek-ai/DeepSeek-R1", silicon_tpot_ms="5", isl="8192")
+    slowest = slowest_of([plain, twin, other, cell(silicon_tpot_ms="99")])
+    assert [drafts_unmarked(each, slowest) for each in (plain, twin, other)] == [False, True, False]
+    assert not drafts_unmarked(cell(silicon_tpot_ms="1"), slowest)
+
+
+def test_a_step_holds_what_the_recipe_of_the_row_says() -> None:
+    generated = {"silicon_data_source": "aic-auto-gap-analysis", "backend": "trtllm"}
+    assert budget_of(cell()) == BUDGET
+    assert budget_of(cell(**generated)) == 1500 + 1024 + 64
+    assert budget_of(cell(**{**generated, "backend": "vllm"})) == 2048
 
 
 def test_rows_that_constants_were_fitted_on_judge_nothing_and_are_counted() -> None:

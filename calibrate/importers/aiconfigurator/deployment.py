@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.fit.errors import Array, kind_error
 from calibrate.fit.held_out import VERIFY_TOKENS
@@ -30,6 +29,19 @@ from calibrate.hardware.datasheets import check_fits, gpu_name
 from calibrate.hardware.engines import host_costs
 from calibrate.hardware.models import format_names
 from calibrate.importers.aiconfigurator.files import KernelFiles
+from calibrate.importers.aiconfigurator.grids import (
+    CHUNKS,
+    CONTEXTS,
+    HISTORIES,
+    ROWS,
+    attention_grid,
+    axes,
+    bounded,
+    bounded_prompts,
+    chunk_curve,
+    pair_s,
+    window_pairs,
+)
 from calibrate.importers.aiconfigurator.lookups import Lookups
 from calibrate.importers.aiconfigurator.profile import (
     ASSUMED_ELEMENTWISE,
@@ -62,11 +74,6 @@ WIDE_NORM_S = 1e-5
 """Kernels of a norm over all heads of queries and keys, in fp32; assumed."""
 NORM_BYTES = 8.0
 """Two sums per token."""
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-"""Of decode attention; shorter ones cost what 128 tokens cost."""
-CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-HISTORIES = (0, 1024, 4096, 16384, 65536)
 DIGITS = 4
 HOW = "every second point of each axis left out and interpolated"
 
@@ -259,10 +266,9 @@ class Composed:
         return self._lookups.gather_s(deployment.data_parallel, message_bytes)
 
     def _gemms_s(self, gemms: Sequence[tuple[int, int]], tokens: Array, weights: str) -> Array:
-        each = [
-            self._lookups.gemm_s(columns, depth, tokens, weights) + self._lookups.quantise_s(depth, tokens, weights)
-            for columns, depth in gemms
-        ]
+        each = [self._lookups.gemm_s(columns, depth, tokens, weights) for columns, depth in gemms]
+        is_fused = self._lookups.fuses_quantising and self._deployment.tensor_parallel > 1
+        each += [self._lookups.quantise_s(depth, tokens, weights) for _, depth in gemms[is_fused:]]
         return np.asarray(np.sum(each, axis=0))
 
     def _head_s(self, tokens: Array) -> Array:
@@ -281,22 +287,37 @@ class Composed:
             return of(shape.window)
         return (1.0 - share) * of(0) + share * of(shape.window)
 
+    def _lacks(self, table: str, window: int) -> bool:
+        """Whether no table has attention over so many tokens: it costs what attention over no more than those does."""
+        if not window:
+            return False
+        try:
+            self._lookups.attention(table, self._formats.kv, window)
+        except ValueError:
+            self._lookups.note(f"attention over a window of {window} by rule from attention over all")
+            return True
+        return False
+
     def _decode_grid(self, window: int) -> Array:
+        if self._lacks("generation_attention_perf", window):
+            return bounded(self._decode_grid(0), window)
         if self._shape.latent is not None:
             points = self._latent_points("generation")
-            return _grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
+            return attention_grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
         points, factor = self._points("generation_attention_perf", window)
         use = np.ones(len(points.seconds), dtype=np.bool_)
         if not window:
             use &= outside_l2(points, self._l2_bytes)
-        return _grid(points, use, factor)
+        return attention_grid(points, use, factor)
 
     def _prefill_curve(self, window: int) -> Array:
+        if self._lacks("context_attention_perf", window):
+            return bounded_prompts(self._prefill_curve(0), window)
         if self._shape.latent is not None:
             points = self._latent_points("context")
-            return _chunks(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
+            return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
         points, _ = self._points("context_attention_perf", window)
-        return _chunks(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
+        return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
 
     def _latent_points(self, phase: str) -> AttentionTable:
         heads = self._shape.heads // self._deployment.tensor_parallel
@@ -319,7 +340,7 @@ class Composed:
         of = float(fewer.max()) if len(fewer) else float(same.kv_heads.min())
         stand_in = same.where(same.kv_heads == of)
         units = kv_heads * group * shape.head_dim / float(stand_in.heads[0] * stand_in.head_dim[0])
-        self._lookups.notes.append(
+        self._lookups.note(
             f"{table}: {int(stand_in.heads[0])} heads on {int(of)} KV heads of {int(stand_in.head_dim[0])} stand for "
             f"{heads} on {kv_heads} of {shape.head_dim}, {units:g} times"
         )
@@ -330,7 +351,7 @@ class Composed:
     def table(self) -> ModelTable:
         """The points as a profile stores them."""
         decode = smooth(self.decode)
-        use_rows, use_contexts = _axes(decode)
+        use_rows, use_contexts = axes(decode)
         return ModelTable(
             body=Curve(tokens=counts(self.tokens), seconds=_rounded(smooth(self.body))),
             head=Curve(tokens=counts(self.tokens), seconds=_rounded(smooth(self.head))),
@@ -347,16 +368,20 @@ class Composed:
         rate of a prompt that long; layers with a window pay for their window."""
         shape = self._shape
         share = shape.window_layers / shape.layers
-        full = self._prefill_curve(0) if share < 1.0 else np.zeros(len(CHUNKS))
+        is_bounded = share > 0.0 and self._lacks("context_attention_perf", shape.window)
+        full = self._prefill_curve(0) if share < 1.0 or is_bounded else np.zeros(len(CHUNKS))
         near = self._prefill_curve(shape.window) if share > 0.0 else np.zeros(len(CHUNKS))
         rows = []
         for i, chunk in enumerate(CHUNKS):
             line = []
             for history in HISTORIES:
-                far_s = (
-                    max(full[i], chunk * (history + 0.5 * chunk) * _pair_s(full, history + chunk)) if share < 1 else 0.0
-                )
-                line.append((1.0 - share) * far_s + share * near[i])
+                far_s, near_s = 0.0, float(near[i])
+                if share < 1.0:
+                    far_s = max(full[i], chunk * (history + 0.5 * chunk) * pair_s(full, history + chunk))
+                if is_bounded:
+                    rate_s = pair_s(full, min(shape.window, history + chunk))
+                    near_s = max(near_s, window_pairs(chunk, history, shape.window) * rate_s)
+                line.append((1.0 - share) * far_s + share * near_s)
             rows.append(line)
         grid = smooth(np.array(rows))
         return PrefillGrid(
@@ -385,7 +410,7 @@ class Composed:
         body, body_errors, how = self._token_errors(self.body, self._body_s)
         in_verify = (self.checked >= VERIFY_TOKENS[0]) & (self.checked <= VERIFY_TOKENS[1])
         _, head_errors, _ = self._token_errors(self.head, self._head_s)
-        rows, contexts = _axes(self.decode)
+        rows, contexts = axes(self.decode)
         grid = self.decode[np.ix_(rows, contexts)]
         row_axis, context_axis = [ROWS[i] for i in rows], [CONTEXTS[i] for i in contexts]
         keep_rows, keep_contexts = every_second(len(rows)), every_second(len(contexts))
@@ -430,50 +455,6 @@ class Composed:
 def _curve_through(axis: Sequence[int], raw: Array) -> Callable[[int], float]:
     values = [float(value) for value in smooth(raw)]
     return lambda tokens: value_at(axis, values, tokens)
-
-
-def _grid(points: AttentionTable, use: NDArray[np.bool_], factor: float) -> Array:
-    """[ROWS, CONTEXTS] from points at any places: rows and contexts between measured ones linearly, none beyond."""
-    points = points.where(use)
-    grid = np.full((len(ROWS), len(CONTEXTS)), np.nan)
-    measured_rows = np.unique(points.sequences)
-    columns = np.full((len(measured_rows), len(CONTEXTS)), np.nan)
-    for i, rows in enumerate(measured_rows):
-        line = points.where(points.sequences == rows)
-        order = np.argsort(line.tokens)
-        tokens, seconds = line.tokens[order], line.seconds[order]
-        inside = (np.array(CONTEXTS) <= tokens[-1]) & (np.array(CONTEXTS) >= tokens[0])
-        columns[i, inside] = np.interp(np.array(CONTEXTS)[inside], tokens, seconds)
-    for j in range(len(CONTEXTS)):
-        known = np.isfinite(columns[:, j])
-        if not known.any():
-            continue
-        rows = np.array(ROWS) * factor
-        inside = rows <= measured_rows[known][-1]
-        grid[inside, j] = np.interp(rows[inside], measured_rows[known], columns[known, j])
-    return grid
-
-
-def _axes(grid: Array) -> tuple[list[int], list[int]]:
-    """Rows and contexts that have points at all."""
-    known = np.isfinite(grid)
-    return [int(i) for i in np.flatnonzero(known.any(axis=1))], [int(j) for j in np.flatnonzero(known.any(axis=0))]
-
-
-def _chunks(points: AttentionTable) -> Array:
-    """[CHUNKS] between measured prompts by powers; beyond the longest by its square."""
-    order = np.argsort(points.tokens)
-    tokens, seconds = points.tokens[order], points.seconds[order]
-    wanted = np.array(CHUNKS, dtype=float)
-    inside = np.exp(np.interp(np.log(wanted), np.log(tokens), np.log(seconds)))
-    return np.asarray(np.where(wanted > tokens[-1], seconds[-1] * (wanted / tokens[-1]) ** 2, inside))
-
-
-def _pair_s(curve: Array, tokens: int) -> float:
-    """Seconds per pair of query and key in a whole prompt of so many tokens, or of the longest measured one."""
-    at = min(tokens, CHUNKS[-1])
-    seconds = float(np.exp(np.interp(np.log(at), np.log(CHUNKS), np.log(curve))))
-    return 2.0 * seconds / at**2
 
 
 def _nearest(values: Array, wanted: float) -> float:

@@ -49,7 +49,7 @@ class KernelFiles:
     def __init__(self, path: Path, gpu: str, version: str | None = None) -> None:
         self._gpu = gpu
         self._root = path
-        self._version = numbers(version) if version is not None else None
+        self.version = numbers(version) if version is not None else None
         folder = gpu.replace("-", "_")
         places = [place for place in (path / folder, path / "data" / folder) if place.is_dir()]
         if not places:
@@ -184,7 +184,8 @@ class KernelFiles:
                 found[numbers(parts[2])] = (path, parts[2])
         if not found:
             return None
-        fitting = [version for version in found if self._version is None or version <= self._version]
+        newest = None if engine == "nccl" else self.version
+        fitting = [version for version in found if newest is None or version <= newest]
         return found[max(fitting) if fitting else min(found)]
 
     def read(self, group: str, engine: str, table: str, columns: list[str]) -> pd.DataFrame:

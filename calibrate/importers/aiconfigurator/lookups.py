@@ -110,11 +110,26 @@ class Lookups:
         least_s = float(np.nanmin(table.seconds))
         if least_s > LAUNCH_BOUND_S:
             raise ValueError(f"no {name} GEMM of {engine} below {least_s:g} s: timed with its launches")
+        if (engine, name) in TIMED_WITH_SCALES:
+            table = self._without_scales(table, engine, name)
+        if (engine, name) in UNTUNED:
+            table = _least(table, self.files.gemm(UNTUNED[engine, name], name, is_whole=False))
         return _without_outliers(table)
+
+    def _without_scales(self, table: GemmTable, engine: str, name: str) -> GemmTable:
+        """`table` less what finding the scale of its activations and applying it took, by tokens and depth."""
+        found = np.zeros((len(table.tokens), len(table.depths)))
+        for part in ("computescale_perf", "scale_matrix_perf"):
+            frame = self.files.read("quantize", engine, part, ["m", "k", "quant_dtype"])
+            frame = frame[frame["quant_dtype"] == name].groupby(["m", "k"])["latency"].min().unstack()
+            at_tokens = np.stack([np.interp(table.tokens, frame.index, frame[k]) for k in frame.columns])
+            found += 1e-3 * np.stack([np.interp(table.depths, frame.columns, line) for line in at_tokens.T])
+        least = MOST_SCALES_SHARE * table.seconds
+        return table._replace(seconds=np.maximum(table.seconds - found[:, None, :], least))
 
     def _packed_gemm_s(self, columns: int, depth: int, tokens: Array, weights: str) -> Array:
         """Weight-only formats without a table: packed weights stream, bf16 multiplies."""
-        self._note(f"{weights} GEMMs by rule from bf16")
+        self.note(f"{weights} GEMMs by rule from bf16")
         plain_s = self.gemm_s(columns, depth, tokens)
         share = WEIGHT_BITS[weights] / 16.0
         saved_s = 2.0 * columns * depth * (1.0 - share) / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
@@ -179,7 +194,7 @@ class Lookups:
         nearest, table = found
         hidden, wide, per_token, num, cut, spread = nearest
         like = Experts(num=num, per_token=per_token, intermediate=wide)
-        self._note(
+        self.note(
             f"experts scaled from {num} of {hidden} x {wide}, top {per_token}, cut {cut}, spread {spread}: this layout "
             "was never measured"
         )
@@ -260,7 +275,7 @@ class Lookups:
                 frame = frame.sort_values("latency").drop_duplicates("message_size")
             return _curve(frame)
 
-        own = self._first(of, f"all-reduces of {devices}")
+        own = None if self._has_nccl_alone() else self._first(of, f"all-reduces of {devices}")
         curves = [curve for curve in (own, self._nccl("all_reduce", devices)) if curve is not None]
         if self._has_fused_reduces():
             with suppress(ValueError):
@@ -269,6 +284,15 @@ class Lookups:
             raise ValueError(f"no all-reduce of {devices} devices in the tables of {self.gpu.name!r}")
         fastest = np.min([_message_s(curve, message_bytes) for curve in curves], axis=0)
         return np.asarray(REDUCE_RATIO * fastest + REDUCE_SKEW_S * np.log2(devices))
+
+    def _has_nccl_alone(self) -> bool:
+        version = self.files.version
+        return version is not None and version[:2] <= NCCL_ALONE.get(self.engine, (-1,))
+
+    @property
+    def fuses_quantising(self) -> bool:
+        """Whether the all-reduce before a norm brings activations to the next GEMM's format (TensorRT-LLM)."""
+        return self.engine == "trtllm"
 
     def _has_fused_reduces(self) -> bool:
         """Whether vLLM runs TensorRT-LLM's all-reduces, through FlashInfer: on Blackwell data-centre GPUs."""
@@ -310,17 +334,26 @@ class Lookups:
             except ValueError:
                 continue
             if engine != self.engine:
-                self._note(f"{what}: {engine}'s")
+                self.note(f"{what}: {engine}'s")
             return found
         return None
 
-    def _note(self, note: str) -> None:
+    def note(self, note: str) -> None:
+        """Something stood in: said once."""
         if note not in self.notes:
             self.notes.append(note)
 
 
 LAYOUT = ("hidden_size", "inter_size", "topk", "num_experts")
 SPLIT = ("moe_tp_size", "moe_ep_size")
+TIMED_WITH_SCALES = (("trtllm", "fp8"),)
+"""Tables of whole modules that find the scale of their activations at run time (7 us of torch operators, whatever the
+size): checkpoints bring it with them, and the kernel before the GEMM applies it."""
+MOST_SCALES_SHARE = 0.3
+"""Of a GEMM's time is left at least."""
+UNTUNED = {("trtllm", "nvfp4"): "sglang"}
+"""TensorRT-LLM tunes its GEMMs over several kernels when it starts; its table has one kernel for all, 1.4 to 1.8 times
+SGLang's time at 64 tokens and as fast at 1,024. The faster one of the two stands."""
 LAUNCH_BOUND_S = 1.5e-5
 """A GEMM table in which none is shorter was timed launch by launch: vLLM 0.24's block-scaled FP8 takes 58 us on H200
 and 170 us on B200 whatever its size, other engines' take 4."""
@@ -328,6 +361,8 @@ REDUCE_RATIO = 1.35
 REDUCE_SKEW_S = 1e-6
 """Of an all-reduce in service over one in the tables, where all devices arrive at once; the latter per doubling of the
 devices. Fitted on served cells (benchmarks/silicon.py lists them)."""
+NCCL_ALONE = {"trtllm": (1, 0)}
+"""Engine and the version up to which NCCL reduces messages of any size; chosen on served cells likewise."""
 SUSTAINED_RATIO = 1.17
 SUSTAINED_TOKENS = (128, 2048)
 """GEMMs of passes of so many tokens and more take that much longer in service than in the tables, which are timed at
@@ -378,6 +413,18 @@ def _message_s(curve: tuple[Array, Array], message_bytes: Array) -> Array:
     sizes, seconds = curve
     inside = np.interp(message_bytes, sizes, seconds)
     return np.where(message_bytes > sizes[-1], seconds[-1] * message_bytes / sizes[-1], inside)
+
+
+def _least(table: GemmTable, other: GemmTable) -> GemmTable:
+    """The lesser time wherever both have one."""
+    seconds = table.seconds.copy()
+    axes = (table.tokens, table.columns, table.depths)
+    others = (other.tokens, other.columns, other.depths)
+    pairs = zip(axes, others, strict=True)
+    common = [np.intersect1d(own, its, return_indices=True)[1:] for own, its in pairs]
+    own, its = np.ix_(*(pair[0] for pair in common)), np.ix_(*(pair[1] for pair in common))
+    seconds[own] = np.fmin(seconds[own], other.seconds[its])
+    return table._replace(seconds=seconds)
 
 
 def _without_outliers(table: GemmTable) -> GemmTable:

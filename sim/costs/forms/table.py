@@ -224,6 +224,7 @@ class TableCosts(WorkCosts[TablePasses]):
             device_s += passes.fusion_s(row_tokens)
         elif passes.projects_context:
             device_s += passes.slots_s(work)
+        device_s += passes.phase_s
         if num_later > 0:
             key = rows, rows, rows
             later = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)
@@ -244,7 +245,7 @@ class TableCosts(WorkCosts[TablePasses]):
     def _new_row_curve(self, passes: TablePasses, key: tuple[int, int, int], work: Work) -> RowCurve:
         self._check_range(passes, work)
         rows, row_tokens, head_rows = key
-        curve = passes.row_curve(rows, row_tokens, head_rows, self._launch_s(passes, row_tokens, False))
+        curve = passes.row_curve(rows, row_tokens, head_rows, self._launch_s(passes, rows, row_tokens))
         passes.row_curves[key] = curve
         return curve
 

@@ -156,8 +156,6 @@ def test_a_chunk_after_history_costs_its_pairs_at_the_rate_of_the_whole_prompt(t
 def test_a_window_bounds_what_its_layers_read(tables: Path) -> None:
     import pandas as pd
 
-    with pytest.raises(ValueError, match="no rows with bf16 KV and a window of 128"):
-        imported(tables, msgspec.structs.replace(LLAMA, window=128, window_layers=16))
     for name in ("generation", "context"):
         file = tables / "a100_sxm" / f"attention__vllm__0.14.0__{name}_attention_perf.parquet"
         frame = pd.read_parquet(file).assign(window_size=0)
@@ -171,6 +169,23 @@ def test_a_window_bounds_what_its_layers_read(tables: Path) -> None:
     assert longest is not None
     assert least is not None
     assert half.decode_attention.seconds[3][-1] == pytest.approx(0.5 * longest + 0.5 * least, rel=2e-2)
+
+
+def test_a_window_that_no_table_has_costs_what_attention_over_so_many_tokens_does(tmp_path: Path) -> None:
+    tables = sparse_tables(tmp_path)
+    full = imported(tables, LLAMA)
+    near = imported(tables, msgspec.structs.replace(LLAMA, window=1024, window_layers=LLAMA.layers))
+    assert "attention over a window of 1024 by rule" in near.source
+    of_all, of_window = full.table.target.decode_attention, near.table.target.decode_attention
+    at = of_all.context_tokens.index(1024)
+    assert [line[-1] for line in of_window.seconds] == [line[at] for line in of_all.seconds]
+    whole, windowed = full.table.target.prefill_attention, near.table.target.prefill_attention
+    short, long = windowed.chunk_tokens.index(1024), windowed.chunk_tokens.index(8192)
+    of_1024 = whole.seconds[short][0]
+    assert of_1024 is not None
+    assert windowed.seconds[short][0] == of_1024
+    assert windowed.seconds[long][0] == pytest.approx(15.0 * of_1024, rel=1e-3)
+    assert windowed.seconds[short][-1] == pytest.approx(2.0 * of_1024, rel=1e-3)
 
 
 def test_a_format_that_no_table_has_is_refused_and_one_of_4_bits_goes_by_rule(tables: Path) -> None:
@@ -214,6 +229,37 @@ def test_activations_of_block_scaled_formats_are_quantised_by_a_kernel_of_their_
     moved_s = 1000 * 4096 * 3.0 / (STREAM_SHARE * 2e12)
     assert float(lookups.quantise_s(4096, tokens, "fp8-block")[0]) == pytest.approx(QUANTISE_S + moved_s)
     assert float(lookups.quantise_s(4096, tokens, "fp8")[0]) == 0.0
+
+
+def gemms_of(engine: str, name: str, root: Path, extra_ms: float, times: float = 1.0) -> None:
+    """The synthetic GEMMs as `engine` would have timed them in format `name`."""
+    import pandas as pd
+
+    folder = root / "a100_sxm"
+    frame = pd.read_parquet(folder / "gemm__vllm__0.14.0__gemm_perf.parquet")
+    frame = frame[frame.gemm_dtype == "bfloat16"]
+    frame = frame.assign(gemm_dtype=name, latency=times * frame.latency + extra_ms)
+    frame.to_parquet(folder / f"gemm__{engine}__1.0__gemm_perf.parquet")
+
+
+def test_gemms_timed_with_the_search_for_their_scales_lose_it(tmp_path: Path) -> None:
+    import pandas as pd
+
+    gemms_of("trtllm", "fp8", write_tables(tmp_path), extra_ms=0.010)
+    for part, latency in (("computescale", 0.008), ("scale_matrix", 0.002)):
+        rows = [{"m": m, "k": k, "quant_dtype": "fp8", "latency": latency} for m in (1, 8192) for k in (512, 65536)]
+        pd.DataFrame(rows).to_parquet(tmp_path / "a100_sxm" / f"quantize__trtllm__1.0__{part}_perf.parquet")
+    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"), "trtllm")
+    seconds = float(lookups.gemm_s(4096, 4096, np.array([64.0]), "fp8")[0])
+    assert seconds == pytest.approx(1e-3 * gemm_ms(64, 4096, 4096), rel=1e-6)
+
+
+def test_of_an_untuned_table_and_the_kernels_that_tuning_finds_the_faster_stands(tmp_path: Path) -> None:
+    gemms_of("trtllm", "nvfp4", write_tables(tmp_path), extra_ms=0.0, times=1.5)
+    gemms_of("sglang", "nvfp4", tmp_path, extra_ms=0.0)
+    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"), "trtllm")
+    seconds = float(lookups.gemm_s(4096, 4096, np.array([64.0]), "nvfp4")[0])
+    assert seconds == pytest.approx(1e-3 * gemm_ms(64, 4096, 4096), rel=1e-6)
 
 
 def test_a_dent_in_the_experts_a_draw_of_the_router_is_filled(tmp_path: Path) -> None:

@@ -1,13 +1,17 @@
-"""Four replicas against four measured GPUs: Apertus 8B on GH200, DP4. Skipped where the measurements are absent."""
+"""Four measured GPUs, Apertus 8B on GH200: as four replicas (DP4) and as one group (TP4). Skipped where the
+measurements are absent."""
 
 from __future__ import annotations
 
 import csv
 from itertools import cycle, islice
 
+import msgspec
 import pytest
 
-from sim.costs.profile_files import load
+from calibrate.hardware.engines import ENGINES
+from sim.costs.profile import Profile
+from sim.costs.profile_files import changed, load
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.seam.request import Request
@@ -17,13 +21,19 @@ PROFILE = "gh200/apertus-8b"
 ENGINE = {
     "engine.max_num_seqs": 256,
     "engine.max_num_batched_tokens": 16384,
-    "engine.num_gpu_blocks": 29365,
     "engine.enable_prefix_caching": False,
 }
 """As the study states them."""
 
 
-def tokens_per_s(lengths: list[tuple[int, int]], concurrency: int, num_requests: int, count: int) -> float:
+def tokens_per_s(
+    lengths: list[tuple[int, int]],
+    concurrency: int,
+    num_requests: int,
+    count: int = 1,
+    profile: Profile | None = None,
+    num_gpu_blocks: int = 29365,
+) -> float:
     requests = [
         Request(index, f"r{index}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
         for index, (prompt, output) in enumerate(islice(cycle(lengths), num_requests))
@@ -37,14 +47,15 @@ def tokens_per_s(lengths: list[tuple[int, int]], concurrency: int, num_requests:
         request_rate="inf",
         max_concurrency=concurrency,
         **ENGINE,
+        **{"engine.num_gpu_blocks": num_gpu_blocks},
         **{"devices.count": count, "devices.routing": "least-outstanding"},
     )
-    record = simulate(given, "autoregressive", 0, load(PROFILE), requests=requests)
+    record = simulate(given, "autoregressive", 0, profile or load(PROFILE), requests=requests)
     return sum(request.emitted_tokens for request in record.requests) / record.end_s
 
 
-@pytest.mark.parametrize("concurrency", [4, 128])
-def test_four_replicas_are_within_eight_percent_of_four_measured_gpus(concurrency: int) -> None:
+def measured(layout: str, concurrency: int) -> tuple[list[tuple[int, int]], float, int, int]:
+    """Lengths in order, tokens per second of the node, requests, tokens of one engine's KV."""
     folder = published("unlicensed_local_only/apertus_gh200")
     with (folder / "lengths_summarization.csv").open() as lines:
         lengths = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(lines)]
@@ -52,10 +63,29 @@ def test_four_replicas_are_within_eight_percent_of_four_measured_gpus(concurrenc
         row = next(
             row
             for row in csv.DictReader(lines)
-            if row["layout"] == "DP4" and int(row["concurrency_total"]) == concurrency
+            if row["layout"] == layout and int(row["concurrency_total"]) == concurrency
         )
-    measured, num_requests = float(row["output_tok_per_s"]), int(row["requests"])
+    pool_tokens = int(row["kv_pool_tokens_one_engine"])
+    return lengths, float(row["output_tok_per_s"]), int(row["requests"]), pool_tokens
+
+
+@pytest.mark.parametrize("concurrency", [4, 128])
+def test_four_replicas_are_within_eight_percent_of_four_measured_gpus(concurrency: int) -> None:
+    lengths, node, num_requests, _ = measured("DP4", concurrency)
     four = tokens_per_s(lengths, concurrency, num_requests, 4)
-    assert four == pytest.approx(measured, rel=0.08)
+    assert four == pytest.approx(node, rel=0.08)
     one = tokens_per_s(lengths, concurrency // 4, min(128, num_requests), 1)
     assert four / one == pytest.approx(3.95, rel=0.08)
+
+
+@pytest.mark.parametrize(("concurrency", "most_high"), [(4, 0.20), (128, 0.08)])
+def test_one_group_of_four_is_as_far_from_the_measured_one_as_stated(concurrency: int, most_high: float) -> None:
+    """With the all-reduces of four H100 behind a switch, since no table has GH200's, which are joined in pairs: 7 to
+    9 % too fast from 128 in flight on, a fifth below (docs/systems.md)."""
+    lengths, node, num_requests, pool_tokens = measured("TP4", concurrency)
+    h100 = next(engine for engine in ENGINES if engine.gpu == "h100-sxm")
+    one = load(PROFILE)
+    kernels = msgspec.structs.replace(one.compact, all_reduce=h100.all_reduces[4])
+    group = changed(one, tensor_parallel=4, kernels=kernels)
+    found = tokens_per_s(lengths, concurrency, num_requests, 1, group, pool_tokens // 16)
+    assert 0.0 < found / node - 1.0 < most_high

@@ -1,0 +1,92 @@
+"""Grids of attention that a profile stores, from points measured at any places; and attention over a window that was
+never measured, from attention over all.
+
+Not here: which points (deployment), reading them (files).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.fit.errors import Array
+from calibrate.fit.tables import AttentionTable
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Of decode attention; shorter ones cost what 128 tokens cost."""
+CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+HISTORIES = (0, 1024, 4096, 16384, 65536)
+
+
+def attention_grid(points: AttentionTable, use: NDArray[np.bool_], factor: float) -> Array:
+    """[ROWS, CONTEXTS] from points at any places: rows and contexts between measured ones linearly, none beyond."""
+    points = points.where(use)
+    grid = np.full((len(ROWS), len(CONTEXTS)), np.nan)
+    measured_rows = np.unique(points.sequences)
+    columns = np.full((len(measured_rows), len(CONTEXTS)), np.nan)
+    for i, rows in enumerate(measured_rows):
+        line = points.where(points.sequences == rows)
+        order = np.argsort(line.tokens)
+        tokens, seconds = line.tokens[order], line.seconds[order]
+        inside = (np.array(CONTEXTS) <= tokens[-1]) & (np.array(CONTEXTS) >= tokens[0])
+        columns[i, inside] = np.interp(np.array(CONTEXTS)[inside], tokens, seconds)
+    for j in range(len(CONTEXTS)):
+        known = np.isfinite(columns[:, j])
+        if not known.any():
+            continue
+        rows = np.array(ROWS) * factor
+        inside = rows <= measured_rows[known][-1]
+        grid[inside, j] = np.interp(rows[inside], measured_rows[known], columns[known, j])
+    return grid
+
+
+def axes(grid: Array) -> tuple[list[int], list[int]]:
+    """Rows and contexts that have points at all."""
+    known = np.isfinite(grid)
+    return [int(i) for i in np.flatnonzero(known.any(axis=1))], [int(j) for j in np.flatnonzero(known.any(axis=0))]
+
+
+def chunk_curve(points: AttentionTable) -> Array:
+    """[CHUNKS] between measured prompts by powers; beyond the longest by its square."""
+    order = np.argsort(points.tokens)
+    tokens, seconds = points.tokens[order], points.seconds[order]
+    wanted = np.array(CHUNKS, dtype=float)
+    inside = np.exp(np.interp(np.log(wanted), np.log(tokens), np.log(seconds)))
+    return np.asarray(np.where(wanted > tokens[-1], seconds[-1] * (wanted / tokens[-1]) ** 2, inside))
+
+
+def pair_s(curve: Array, tokens: int) -> float:
+    """Seconds per pair of query and key in a whole prompt of so many tokens, or of the longest measured one."""
+    at = min(tokens, CHUNKS[-1])
+    seconds = float(np.exp(np.interp(np.log(at), np.log(CHUNKS), np.log(curve))))
+    return 2.0 * seconds / at**2
+
+
+def bounded(grid: Array, window: int) -> Array:
+    """`grid` [ROWS, CONTEXTS] of rows that look back `window` tokens: longer contexts cost what so many do."""
+    contexts = np.array(CONTEXTS, dtype=float)
+    result = grid.copy()
+    for line in result:
+        known = np.isfinite(line)
+        if known.any():
+            far = known & (contexts > window)
+            line[far] = np.interp(window, contexts[known], line[known])
+    return result
+
+
+def bounded_prompts(curve: Array, window: int) -> Array:
+    """`curve` [CHUNKS] of whole prompts whose tokens look back `window`: beyond it every token has as many pairs."""
+    chunks = np.array(CHUNKS, dtype=float)
+    at_window = float(np.exp(np.interp(np.log(window), np.log(chunks), np.log(curve))))
+    return np.where(chunks > window, at_window * (2.0 * chunks / window - 1.0), curve)
+
+
+def window_pairs(chunk: int, history: int, window: int) -> float:
+    """Pairs of query and key of a chunk after history, every query looking back `window` tokens at most.
+
+    >>> window_pairs(100, 0, 1000), window_pairs(100, 5000, 1000)
+    (5000.0, 100000.0)
+    """
+    growing = min(chunk, max(0, window - history))
+    return growing * (history + 0.5 * growing) + float((chunk - growing) * window)
