@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from calibrate.cli.output import A_PATH, check_out, write
+from sim.cli.lazy import SOURCE
 
 
 @click.command(
@@ -25,6 +26,7 @@ def derive_command(origin: str, gpu: str | None, target: str | None, draft: str 
     from sim.costs.profile_files import load
 
     check_out(out, [origin, target, draft])
+    click.get_current_context().meta[SOURCE] = origin if target is None else target
     if gpu is None and target is None:
         raise ValueError("derive: nothing to change; give --gpu, or --target with or without --draft")
     if draft is not None and target is None:

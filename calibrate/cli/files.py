@@ -92,6 +92,10 @@ def _folder(path: Path) -> tuple[str, str]:
         scenario, about = read_replay_summary(path)
         observed = read_replay(path, scenario, about, load(path / "profile.json"))
         return "replay", f"{len(observed)} runs of {', '.join(scenario.policy)}"
+    if not (path / SUMMARY).exists():
+        raise ValueError(
+            f"folder {str(path)!r}: holds none of {SUMMARY} (results), {MARK} (a store) and config.json (a model)"
+        )
     summary = read_summary(path)
     requests = read_columns(path / REQUESTS)
     if (path / WORKS).exists():

@@ -23,7 +23,7 @@ from sim.costs.profile import MeasuredPoint
 from sim.files.json_values import parse_json
 from sim.files.lock import locked
 from sim.files.read import read_bytes, read_text
-from sim.files.write import write_text
+from sim.files.write import naming, write_text
 
 SCHEMA = 1
 MOST_VISITS = 1000
@@ -96,9 +96,9 @@ def create(
 
 
 def append(path: Path, kind: str, content: Any) -> None:
-    """Add one line and see it to the disk. Raises ValueError for nan and infinity."""
+    """Add one line and see it to the disk. Raises ValueError for nan and infinity, and where it cannot be written."""
     line = json.dumps({kind: content}, allow_nan=False) + "\n"
-    with path.open("a") as file:
+    with naming(path), path.open("a") as file:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
@@ -113,7 +113,7 @@ def mend(path: Path) -> None:
     content = read_bytes(path, "points file")
     end = content.rfind(b"\n") + 1
     if 0 < end < len(content):
-        with path.open("r+b") as file:
+        with naming(path), path.open("r+b") as file:
             file.truncate(end)
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from calibrate.production.served import Accepted, Served, cell_of, pooled
 from realrun.validate.cells.compare import Setup, simulate_cell
-from realrun.validate.cells.joint import JointFit, fit_constants
+from realrun.validate.cells.joint import JointFit, check_constant, fit_constants
 from realrun.validate.cells.table import MEASURED, Cell
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import Profile
@@ -57,6 +57,8 @@ def fit_served(
         raise ValueError("nothing was seen of the server")
     profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
     names = tuple(constants or tellable(served))
+    for name in names:
+        check_constant(name)
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
     fit = _fit(profile, cells, setup, names)
     told = ", ".join(

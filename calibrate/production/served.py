@@ -96,7 +96,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
             ("requests at once", self.concurrency, LEAST_CONCURRENCY, MOST_CONCURRENCY),
             ("prompt tokens", self.prompt_tokens, 0.0, MOST_TOKENS),
             ("output tokens", self.output_tokens, 0.0, MOST_TOKENS),
-            ("seconds to the first token", self.ttft_s, 0.0, LONGEST_S),
+            ("seconds to the first token", self.ttft_s, SHORTEST_S, LONGEST_S),
             ("seconds per output token", self.tpot_s, SHORTEST_S, LONGEST_S),
             ("output tokens per second", self.output_tokens_per_s, 1.0 / LONGEST_S, 1.0 / SHORTEST_S),
         ):

@@ -76,7 +76,7 @@ EXAMPLE = (
 )
 @click.option(
     "--acceptance-spread",
-    type=float,
+    type=click.FloatRange(min=0.0),
     default=None,
     metavar="S",
     help="Requests differ in luck by a standard deviation of S on the logit scale; the cells' rates stay their mean.",

@@ -9,6 +9,7 @@ import click
 
 from sim.cli.console import claim, progress, write_text
 from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
+from sim.names import unknown
 
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sim.experiment.scenario import Scenario
     from sim.metrics.records import RunRecord
 
+METRICS = ("ttft", "tpot", "itl", "e2el")
 EXAMPLE = (
     "\b\nExample:\n  lanesim compare --policy baseline --policy pd --policy pdv \\\n"
     "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4 --replications 3"
@@ -43,7 +45,13 @@ EXAMPLE = (
 )
 @click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
-@click.option("--max-cpu-s", type=float, default=60.0, show_default=True, help="CPU budget of `num_prompts: auto`.")
+@click.option(
+    "--max-cpu-s",
+    type=click.FloatRange(min=0.0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="CPU budget of `num_prompts: auto`.",
+)
 @click.option("--draws", type=int, default=0, help="Worlds within the errors of costs and acceptance; 0 = none.")
 @click.option(
     "--until-ci", type=float, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
@@ -66,6 +74,7 @@ def compare_command(**flags: Any) -> None:
     if flags["emit_vllm"]:
         _print_lines(scenario)
         return
+    _check_metrics(flags["percentile_metrics"])
     percentiles = _percentiles(flags["metric_percentiles"])
     asked = percentiles if flags["metric_percentiles"] else []
     out, json_path = flags["out"], flags["json_path"]
@@ -181,6 +190,13 @@ def _print_lines(scenario: Scenario) -> None:
 
     serve, bench, notes = checking_lines(scenario, load(scenario.profile))
     print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
+
+
+def _check_metrics(text: str | None) -> None:
+    """Raise ValueError for a metric that neither vLLM nor this has; all are reported in any case."""
+    for name in [] if text is None else text.split(","):
+        if name.strip() not in METRICS:
+            raise ValueError(unknown("--percentile-metrics metric", name.strip(), METRICS))
 
 
 def _percentiles(text: str | None) -> list[float]:

@@ -65,9 +65,10 @@ def report_command(store: Path, out: Path, question: str | None, price: str | No
     from sim.report.page import page
     from sim.studies.store import files_of
 
-    click.get_current_context().meta[SOURCE] = str(store)
+    price_per_hour = None if price is None else dollars(price)
     claim(files={"--out": out}, inputs=files_of(store))
-    write_text(out, page(store, question=question, price_per_hour=None if price is None else dollars(price)))
+    click.get_current_context().meta[SOURCE] = str(store)
+    write_text(out, page(store, question=question, price_per_hour=price_per_hour))
     print(out)
 
 
@@ -81,7 +82,6 @@ def _plot_store(
     from sim.report.store_figures import write_pictures
     from sim.report.store_points import read_points
 
-    click.get_current_context().meta[SOURCE] = str(store)
     drawable = pictures(
         price_per_hour=None if price is None else dollars(price), table=None if table is None else read_table(table)
     )
@@ -90,6 +90,7 @@ def _plot_store(
             raise ValueError(unknown("picture", name, drawable))
     claim(added_to={"--out": out or store / "figures"})
     set_theme()
+    click.get_current_context().meta[SOURCE] = str(store)
     points = read_points(store).where(dict(parse_override(text) for text in where))
     chosen = {name: drawable[name] for name in only or drawable}
     files, missing = write_pictures(out or store / "figures", points, chosen)

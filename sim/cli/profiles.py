@@ -36,6 +36,7 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
     table.add_column("profile", no_wrap=True, min_width=max(map(len, shipped())))
     for title in ("body", "decode", "prefill", "draft", "verify"):
         table.add_column(title, justify="right", no_wrap=True)
+    rows = 0
     for name in shipped():
         profile = load(name)
         kind, formats = "bf16", profile.target.formats
@@ -50,6 +51,10 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
             cells.append(f"{error.mean_error_pct:.1f}" if error is not None and known else "–")
         marks = " s" * (profile.conditions == SERVED) + " *" * profile.overlap.measured
         table.add_row(name + marks, *cells)
+        rows += 1
+    if not rows:
+        gpus = ", ".join(dict.fromkeys(name.partition("/")[0] for name in shipped()))
+        raise ValueError(f"no shipped profile with --gpu {gpu!r}, --model {model!r}, --dtype {dtype}; GPUs: {gpus}")
     print_table(Console(markup=False), table)
 
 

@@ -56,7 +56,11 @@ def sweep_command(
             f"{str(grid)!r} is {read.num_runs:,} runs; --dry-run estimates what they take, --yes runs them"
         )
     plan = Plan.of(read)
-    claim(files={"--json": json_path}, inputs=[grid, *plan.inputs, *files_of(out)])
+    claim(
+        files={"--json": json_path},
+        added_to={"--out": None if dry_run else out},
+        inputs=[grid, *plan.inputs, *files_of(out)],
+    )
     if dry_run:
         known = Store(out).keys() if (out / MARK).exists() else Keys([])
         found = estimate(plan, known, workers=workers)

@@ -70,7 +70,7 @@ def started(
 
     `uses` names the policies and acceptances that tasks will ask for. One worker is this process, unless it is to be
     `is_apart`. An `executor` stands in for the processes; it has been told itself what is given. On an exception or
-    interrupt, tasks that have not begun are dropped.
+    interrupt, tasks that have not begun are dropped, and those under way ended with their processes.
     """
     shared = dict(given or {})
     is_forking = sys.platform == "linux" and _num_threads() == 1
@@ -83,11 +83,18 @@ def started(
     if executor is not None or (workers <= 1 and not is_apart):
         yield Pool(executor=executor, shared=shared, workers=workers)
         return
+    others = multiprocessing.active_children()
     pool = _processes(workers, shared, is_forking=is_forking)
     try:
         with suppress(BrokenProcessPool), _without_main():
             pool.submit(os.getpid)
         yield Pool(executor=pool, shared=shared, workers=workers)
+    except BaseException:
+        # A task under way may take minutes, and nobody wants what it gives.
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

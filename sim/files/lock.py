@@ -61,6 +61,8 @@ def destinations(
                 stack.enter_context(locked(path, f"{flag} {str(path)!r}"))
         for flag, folder in added_to.items():
             if folder is not None:
+                if (place := _resolved(flag, folder)) in taken:
+                    raise ValueError(f"{flag} {str(folder)!r} is where {taken[place]} goes, too; choose another")
                 stack.callback(_leave_no_empty, _made(flag, folder))
         yield
 
@@ -79,12 +81,16 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
 
     what = what or repr(str(path))
     file = place.with_name(f".{place.name}.lock")
+    new = _absent(place.parent)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         held = FileLock(file).acquire(timeout=0.0)
     except Timeout:
+        if not file.exists():
+            raise ValueError(f"{what} cannot be written: no file can be made in {str(place.parent)!r}") from None
         raise Busy(f"{what} is being written by another process; wait for it, or choose another") from None
     except OSError as error:
+        _leave_no_empty(new)
         raise ValueError(f"{what} cannot be written: {error.strerror or error}") from None
     with held:
         _HELD.add(place)
@@ -95,6 +101,7 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
             # Whoever opened this file before has to look again: the lock of a file that is gone counts for nothing.
             with suppress(OSError):
                 file.unlink()
+            _leave_no_empty(new)
 
 
 def _made(flag: str, folder: Path) -> list[Path]:
@@ -104,7 +111,7 @@ def _made(flag: str, folder: Path) -> list[Path]:
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise ValueError(f"{flag} {str(folder)!r} is a file; want a directory")
     place = _resolved(flag, folder)
-    new = [each for each in (place, *place.parents) if not os.path.exists(each)]
+    new = _absent(place)
     try:
         place.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=place):
@@ -112,6 +119,11 @@ def _made(flag: str, folder: Path) -> list[Path]:
     except OSError as error:
         _leave_no_empty(new)
         raise ValueError(f"{flag} {str(folder)!r} cannot be written: {error.strerror or error}") from None
+
+
+def _absent(folder: Path) -> list[Path]:
+    """What is not there of a folder and those above it, innermost first."""
+    return [each for each in (folder, *folder.parents) if not os.path.exists(each)]
 
 
 def _leave_no_empty(folders: Iterable[Path]) -> None:
@@ -128,12 +140,16 @@ def _resolved(flag: str, path: Path) -> Path:
 
 
 def _check_not_read(flag: str, path: Path, place: Path, inputs: list[Path], is_folder: bool) -> None:
+    is_there = os.path.exists(place)
     for each in inputs:
         try:
             real = each.resolve(strict=True)
-            is_same = real == place or (os.path.exists(place) and os.path.samefile(real, place))
+            is_same = real == place or (is_there and os.path.samefile(real, place))
+            is_within = is_there and real in place.parents and not is_folder
         except (OSError, RuntimeError, ValueError):
             continue  # No file: a name, or something that its reader will refuse.
+        if is_within:
+            raise ValueError(f"{flag} {str(path)!r} is in {str(each)!r}, which is read; choose another")
         if is_same:
             raise ValueError(f"{flag} {str(path)!r} is read, too, and would be written over; choose another")
         if is_folder and place in real.parents:

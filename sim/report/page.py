@@ -40,14 +40,17 @@ SHARES = ("device_utilization", "rejected_token_share")
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1f; --paper: #fff; --rule: #d5d5dc; --soft: #f4f4f7; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e6ea; --paper: #17171a; --rule: #3c3c44; --soft: #222227; } }
-@media print { :root { --ink: #000; --paper: #fff; --rule: #bbb; --soft: #fff; } figure, tr { break-inside: avoid; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 72rem;
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid var(--rule); }
-figure { margin: 1.2rem 0; } figure img { max-width: 100%; background: #fff; border-radius: 4px; padding: 6px; }
+figure { margin: 1.2rem 0; }
+figure img { max-width: 100%; box-sizing: border-box; background: #fff; border-radius: 4px; padding: 6px; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: 2px 10px 2px 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } pre { background: var(--soft); padding: 10px; overflow-x: auto; }
+@media print { :root { --ink: #000; --paper: #fff; --rule: #bbb; --soft: #fff; } figure, tr { break-inside: avoid; }
+  body { margin: 0; padding: 0; } .wide { overflow: visible; } table { font-size: 8px; width: 100%; }
+  th, td { padding: 1px 4px 1px 0; white-space: normal; } pre { white-space: pre-wrap; } }
 """
 
 

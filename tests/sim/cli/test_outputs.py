@@ -32,6 +32,17 @@ ARGUMENTS: dict[str, str] = {
     "fitted": "validate cells x.csv --profile p.json --fit concurrency=1 --fitted-profile p.json",
     "real run": "validate vllm --requests x.jsonl --profile {pair} --max-num-seqs 8 --max-num-batched-tokens 512 "
     "--json x.jsonl",
+    "prompts": "validate vllm --requests x.jsonl --prompts y.jsonl --profile {pair} --max-num-seqs 8 "
+    "--max-num-batched-tokens 512 --json y.jsonl",
+    "request list": "validate cells x.csv --requests y.csv --profile {pair} --json y.csv",
+    "grid": "sweep grid.yaml --out new --json grid.yaml",
+    "result of a sweep": "sweep grid.yaml --out new --json new",
+    "part of a store": "report s --out s/parts/x.parquet",
+    "mark of a store": "check s --json s/store.json",
+    "bench": "calibrate production --profile {pair} --bench-json x.jsonl --json x.jsonl",
+    "result of a fit": "calibrate production --profile {pair} --bench-json x.jsonl --json new.json --out new.json",
+    "log": "calibrate production --profile {pair} --log x.jsonl --input-len 8 --output-len 8 --json x.jsonl",
+    "profile of a server": "probe http://localhost:1 --profile p.json --json p.json",
 }
 
 
@@ -40,10 +51,23 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one file of each kind, none of which is ever looked into."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r").mkdir()
-    for name in ("x.csv", "x.jsonl", "r/summary.json", "r/work.parquet", "r/requests.parquet", "r/scenario.yaml"):
+    (tmp_path / "s" / "parts").mkdir(parents=True)
+    for name in (
+        "x.csv",
+        "x.jsonl",
+        "y.csv",
+        "y.jsonl",
+        "s/store.json",
+        "s/parts/x.parquet",
+        "r/summary.json",
+        "r/work.parquet",
+        "r/requests.parquet",
+        "r/scenario.yaml",
+    ):
         (tmp_path / name).write_text(f"bytes of {name}")
     for name in ("x.yaml", "r/x.yaml"):
         (tmp_path / name).write_text(f"profile: {PAIR}\npolicy: pd\n")
+    (tmp_path / "grid.yaml").write_text(f"scenario: {{profile: {PAIR}, policy: pd}}\ngrid: {{seed: [0, 1]}}\n")
     shutil.copy(SHIPPED / "h100-sxm" / "llama-2-7b.json", tmp_path / "p.json")
     return tmp_path
 
@@ -191,3 +215,38 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_results(
     assert run(command) == 2
     assert capsys.readouterr().err == f"lanesim: {str(out)!r} cannot be written: No space left on device\n"
     assert content(tmp_path) == before
+
+
+UNWRITABLE = {
+    "results": "compare --profile {pair} --policy pd --out /proc/x/r",
+    "bench results": "compare --profile {pair} --policy pd --result-dir /proc/x",
+    "json": "compare --profile {pair} --policy pd --json /proc/x",
+    "store": "sweep grid.yaml --out /proc/x",
+    "pictures": "plot s --out /proc/x",
+    "page": "report s --out /proc/x.html",
+    "claims": "claims --plots /proc/x",
+}
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux")
+@pytest.mark.parametrize("arguments", UNWRITABLE.values(), ids=UNWRITABLE)
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    arguments: str, inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(inputs)
+    assert run(arguments.format(pair=PAIR).split()) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "/proc/x" in message
+    assert "cannot be written" in message
+    assert content(inputs) == before
+
+
+@pytest.mark.parametrize(
+    "arguments", ["trace typo", "validate typo", "plot typo", "check typo", "sweep typo --out t/s"]
+)
+def test_a_typo_leaves_no_folder(arguments: str, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(inputs.rglob("*"))
+    assert run(arguments.split()) == 2
+    assert "typo" in capsys.readouterr().err
+    assert sorted(inputs.rglob("*")) == before

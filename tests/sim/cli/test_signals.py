@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sim.cli.signals import put_off
+from sim.experiment.pool import started as started_workers
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 LONG = ["compare", "--profile", PAIR, "--policy", "pdv", "--num-prompts", "20000", "--request-rate", "4"]
@@ -92,3 +94,23 @@ def test_a_full_stdout_is_one_line(tmp_path: Path) -> None:
 
 def _env() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def test_a_signal_after_the_last_line_changes_nothing() -> None:
+    """While the interpreter ends, which takes some 50 ms, what was printed and the exit code stand."""
+    late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+    process = started("profiles", "show", "cpu/tiny", code=late + ENTRY)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert "cpu/tiny" in output
+
+
+def test_who_is_stopped_does_not_wait_for_what_its_workers_are_at() -> None:
+    """A service manager tells the command alone; its workers are at tasks of ten minutes."""
+    with pytest.raises(KeyboardInterrupt), started_workers(2) as pool:
+        assert pool.executor is not None
+        for _ in range(4):
+            pool.executor.submit(time.sleep, 600.0)
+        time.sleep(0.1)
+        raise KeyboardInterrupt
+    assert multiprocessing.active_children() == []
