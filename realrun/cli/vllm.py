@@ -56,7 +56,7 @@ def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, se
     scenario = scenario_of(path, len(real.requests), loaded.name, policy, engine, speculation, seed)
     verdict = judge_run(real, scenario, loaded)
     if flags["out"] is not None and flags["plots"]:
-        from realrun.validate.vllm.figures import draw_vllm
+        from realrun.validate.vllm.compare import draw_vllm
 
         draw_vllm(flags["out"], verdict)
     write_result(verdict.result, flags)

@@ -1,15 +1,16 @@
-"""A real vLLM run beside its simulation: the same arrivals and lengths, and the error of every metric.
+"""A real vLLM run beside its simulation: the same arrivals and lengths, the error of every metric, and their figures.
 
 As vLLM's own timestamps and the data's authors have it, TTFT and E2EL count from queued_ts, when the engine took the
 request in; `ttft_arrival` counts from arrival. TPOT is (last - first token) / (output tokens - 1), left out where only
 one token came out (design, section 7). Files of requests do not have gaps between tokens, so the real ITL is null.
-Not here: reading the file (realrun.validate.vllm.requests), figures (realrun.validate.vllm.figures).
+Not here: reading the file (realrun.validate.vllm.requests).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from sim.costs.profile import Profile
 from sim.experiment.checks import check
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve, to_plain
+from sim.files.write import write_figure
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, weighted_percentiles
 from sim.metrics.summary import prefix_cache
@@ -33,6 +35,10 @@ STATISTICS = ("mean", *PERCENTILES)
 COLUMNS = "arrival=arrival_time,unit=s,prompt=input_toks,output=output_toks,id=request_id"
 """What sim.workload.traces needs to be told to read such a file as a workload."""
 
+SCATTERED = {"ttft": "TTFT", "e2el": "E2EL"}
+FEW_TICKS = 20.0
+"""A logarithmic axis that spans less than this factor gets round numbers in place of decades."""
+MOST_TICKS = 4
 Compared = dict[str, float | None]
 """`real`, `simulated` and `error_pct`, the error in percent of the real value; null where one side is not known."""
 
@@ -162,3 +168,45 @@ def _notes(real: RealRun, simulated: RunRecord) -> list[str]:
     if any(isnan(request.queued_s) for request in simulated.requests):
         notes.append("the simulated engine does not say when it takes a request in: TTFT and E2EL count from arrival")
     return notes
+
+
+def draw_vllm(directory: Path, verdict: VllmVerdict) -> None:
+    """validation-scatter.png and validation-cdf.png. Raises ValueError without the plotting libraries."""
+    from sim.report.figures import draw_cdfs, set_theme
+
+    set_theme()
+    real, simulated = latencies_s(verdict.real.requests), latencies_s(verdict.simulated.requests)
+    result = verdict.result
+    title = f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests of a real vLLM run"
+    sides = {"real": real, "simulated": simulated}
+    write_figure(
+        directory / "validation-scatter.png", partial(_draw_scatter, title=title, real=real, simulated=simulated)
+    )
+    write_figure(directory / "validation-cdf.png", partial(draw_cdfs, title=title, sides=sides))
+
+
+def _draw_scatter(path: Path, title: str, real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> None:
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    from sim.report.figures import DPI
+
+    figure, axes = plt.subplots(1, len(SCATTERED), figsize=(9, 4.4))
+    for axis, (name, title) in zip(axes, SCATTERED.items(), strict=True):
+        ours, theirs = real[name] * 1e3, simulated[name] * 1e3
+        is_shown = (ours > 0.0) & (theirs > 0.0)
+        axis.scatter(ours[is_shown], theirs[is_shown], s=10, alpha=0.6, linewidths=0)
+        ends = [*ours[is_shown], *theirs[is_shown]]
+        low, high = (min(ends) / 1.2, max(ends) * 1.2) if ends else (1.0, 10.0)
+        axis.plot([low, high], [low, high], color="black", linewidth=0.8)
+        axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+        for each in (axis.xaxis, axis.yaxis):
+            is_short = high < FEW_TICKS * low
+            each.set_major_locator(MaxNLocator(MOST_TICKS) if is_short else LogLocator())
+            each.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            each.set_minor_formatter(NullFormatter())
+        axis.set(xlabel=f"{title}, real (ms)", ylabel=f"{title}, simulated (ms)")
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
