@@ -42,7 +42,7 @@ def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, se
     TTFT and E2EL count from queued_ts, when the engine took a request in; ttft_arrival from arrival_time. The offset of
     the two clocks is the least queued_ts - arrival_time. TPOT leaves out requests of one output token.
     """
-    from realrun.validate.vllm.compare import judge_run, scenario_of
+    from realrun.validate.vllm.compare import draw_vllm, judge_run, scenario_of
     from realrun.validate.vllm.requests import read_requests
     from sim.costs.profile_files import load
     from sim.workload.content import BLOCK_TOKENS
@@ -56,8 +56,6 @@ def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, se
     scenario = scenario_of(path, len(real.requests), loaded.name, policy, engine, speculation, seed)
     verdict = judge_run(real, scenario, loaded)
     if flags["out"] is not None and flags["plots"]:
-        from realrun.validate.vllm.compare import draw_vllm
-
         draw_vllm(flags["out"], verdict)
     write_result(verdict.result, flags)
     if flags["json_path"] != "-":
