@@ -209,6 +209,6 @@ def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers
             "on a CPU a pass runs while it is issued, so launching costs nothing beside it and the slowdown of several "
             "issuing threads contains their contention for cores"
             if is_cpu
-            else "launch times while the device was held by a delay kernel"
+            else "launch times of captured passes while their stream was held, of eager ones on an idle device"
         ),
     )

@@ -16,8 +16,6 @@ from calibrate.points.work import Place
 VERIFY_TOKENS = ((2, 8), (2, 5, 8), (2, 3, 5, 8), (2, 3, 4, 5, 6, 7, 8))
 """Query tokens per row of verify passes, by level."""
 DRAFT_TOKENS = ((1, 4), (1, 4, 8), (1, 2, 4, 8), (1, 2, 4, 6, 8))
-EAGER_DRAFT_TOKENS = 2
-"""Longest eager draft where drafts are captured as well: kernels of longer ones do not fit a CUDA launch queue."""
 NUM_ROWS = (2, 3, 4, 5)
 NUM_CONTEXTS = (2, 2, 3, 4)
 NUM_CHUNKS = (3, 4, 5, 7)
@@ -49,25 +47,26 @@ def grid(limits: Limits, level: int) -> list[Place]:
     rows = spread(1, limits.rows, NUM_ROWS[level])
     widest = max(VERIFY_TOKENS[level][-1], limits.draft_tokens) + 2
     contexts = spread(MIN_CONTEXT, limits.slot_tokens - widest, NUM_CONTEXTS[level])
-    launches = ("eager", "graphed") if limits.has_graphs else ("eager",)
+    launch = "graphed" if limits.has_graphs else "eager"
     places = _prefills("target", limits, level)
     if limits.has_draft:
         places += _prefills("draft", limits, max(0, level - 1))
     for num_rows in rows:
         for context in contexts:
-            for launch in launches:
-                longest_draft = limits.draft_tokens if launch == launches[-1] else EAGER_DRAFT_TOKENS
-                places.append(Place("decode", "target", num_rows, 1, context, launch))
-                places += [
-                    Place("verify", "target", num_rows, tokens, context, launch)
-                    for tokens in VERIFY_TOKENS[level]
-                    if tokens <= limits.draft_tokens + 1
-                ]
-                places += [
-                    Place("draft", "draft", num_rows, tokens, context, launch)
-                    for tokens in DRAFT_TOKENS[level]
-                    if limits.has_draft and tokens <= longest_draft
-                ]
+            # Eager passes have the same kernels: what launching them takes, decoding and prefilling tell.
+            places += [
+                Place("decode", "target", num_rows, 1, context, each) for each in dict.fromkeys(("eager", launch))
+            ]
+            places += [
+                Place("verify", "target", num_rows, tokens, context, launch)
+                for tokens in VERIFY_TOKENS[level]
+                if tokens <= limits.draft_tokens + 1
+            ]
+            places += [
+                Place("draft", "draft", num_rows, tokens, context, launch)
+                for tokens in DRAFT_TOKENS[level]
+                if limits.has_draft and tokens <= limits.draft_tokens
+            ]
     return sorted(set(places), key=_shuffled)
 
 

@@ -47,8 +47,8 @@ class Pair(NamedTuple):
 
 
 def pairs(limits: Limits) -> list[Pair]:
-    """All ordered pairs of prefill, draft and verify, by offset and priority, in a fixed random order (drifts of the
-    machine must not look like effects); none with a single slot."""
+    """All ordered pairs of prefill, draft and verify, by offset and priority, and on a GPU two prefills, in a fixed
+    random order (drifts of the machine must not look like effects); none with a single slot."""
     rows = limits.rows // 2
     if rows < 1:
         return []
@@ -65,6 +65,9 @@ def pairs(limits: Limits) -> list[Pair]:
     for priorities in PRIORITIES if limits.has_graphs else PRIORITIES[:1]:
         for first, second in permutations(places, 2):
             found += [Pair(first, second, priorities, offset) for offset in OFFSETS]
+    if limits.has_graphs:
+        # Nothing but two prefills asks for more than the compute roof: without them its eta is anybody's guess.
+        found += [Pair(places[0], places[0], PRIORITIES[0], offset) for offset in OFFSETS]
     return sorted(set(found), key=lambda pair: sha256(repr(pair.as_key()).encode()).hexdigest())
 
 

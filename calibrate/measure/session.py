@@ -160,7 +160,9 @@ class Session:
         if held.host:
             return
         self.on_step("host", 0, 2)
-        decodes = [point for point in held.points if point.kind == "decode" and point.launch == "eager"]
+        has_graphs = limits(self.spec).has_graphs
+        launch = "graphed" if has_graphs else "eager"
+        decodes = [point for point in held.points if point.kind == "decode" and point.launch == launch]
         if not decodes:
             raise ValueError(f"--budget {self.budget_s:g} is too small to time a single decode pass; raise it")
         smallest = min(decodes, key=lambda point: (point.rows, point.context_tokens))
@@ -180,7 +182,7 @@ class Session:
         }
         found["inflation_eager"] = host_times.inflation(self.bench, place, self.spec.rows, seconds)
         self.on_step("host", 1, 2)
-        if limits(self.spec).has_graphs:
+        if has_graphs:
             graphed = place._replace(launch="graphed")
             found["inflation_graphed"] = host_times.inflation(self.bench, graphed, self.spec.rows, seconds)
         points_file.append(self.path, "host", found)

@@ -139,9 +139,6 @@ class _CudaEvent:
     def __init__(self, raw: Any) -> None:
         self.raw = raw
 
-    def is_done(self) -> bool:
-        return bool(self.raw.query())
-
     def synchronize(self) -> None:
         self.raw.synchronize()
 

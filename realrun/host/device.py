@@ -28,7 +28,6 @@ LEAST_SPAN_S = 1.0
 class Event(Protocol):
     """A place in the order of a stream."""
 
-    def is_done(self) -> bool: ...
     def synchronize(self) -> None: ...
     def seconds_after(self, earlier: Event) -> float:
         """By the device's own clock; below 0 for events the other way round."""
@@ -124,9 +123,6 @@ class _CpuStream:
 
 class _CpuEvent(NamedTuple):
     at_s: float
-
-    def is_done(self) -> bool:
-        return True
 
     def synchronize(self) -> None: ...
 

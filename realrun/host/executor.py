@@ -1,4 +1,4 @@
-"""What executes works for the threaded host: the protocol, and a fake that only takes time.
+"""What executes works for the threaded host: the protocol.
 
 An executor has one lane per stream. The stream's issuer thread calls `issue`, which lasts as long as the host part;
 `finish` of what it gives blocks until the device is done. Not here: real passes (realrun.replay.pair_executor), threads
@@ -7,12 +7,12 @@ and order (realrun.host.gpuhost).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from realrun.host.clocks import Clock
 from sim.seam.host import Stream
-from sim.seam.work import Kind, Work
+from sim.seam.work import Work
 
 
 class Job(NamedTuple):
@@ -92,63 +92,3 @@ def check_whole(stream: Stream, *, is_one_gpu: bool = True) -> None:
             f"stream {stream.name!r}: device={stream.device!r}, sm_share={stream.sm_share!r}; a real run has device 0, "
             "whole"
         )
-
-
-class ConstantExecutor:
-    """Every kind of work takes a fixed time and computes nothing.
-
-    `is_async` issues in no time and takes the seconds on the device; otherwise issuing takes them, as on a CPU. Unless
-    `is_one_gpu` there are as many GPUs and links as streams ask for.
-    """
-
-    def __init__(self, device_s: Mapping[Kind, float], *, is_async: bool = False, is_one_gpu: bool = False) -> None:
-        self._device_s = device_s
-        self._is_async = is_async
-        self._is_one_gpu = is_one_gpu
-
-    def check(self, stream: Stream) -> None:
-        check_whole(stream, is_one_gpu=self._is_one_gpu)
-
-    def lane(self, stream: Stream, clock: Clock) -> Lane:
-        return _ConstantLane(self._device_s, clock, self._is_async)
-
-    def submitted(self, job: Job) -> None: ...
-
-    def ended(self, job: Job) -> None: ...
-
-    def ran(self) -> None: ...
-
-
-class _ConstantLane:
-    def __init__(self, device_s: Mapping[Kind, float], clock: Clock, is_async: bool) -> None:
-        self.is_async = is_async
-        self._device_s = device_s
-        self._clock = clock
-        self._free_s = 0.0
-
-    def enter(self) -> None: ...
-
-    def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
-        work = job.work
-        lasts_s = work.host_s if work.kind is Kind.HOST else self._device_s.get(work.kind, 0.0)
-        ends_s = [handle.end_s for handle in after if isinstance(handle, _ConstantHandle)]
-        start_s = max([self._clock.now_s, self._free_s, *ends_s])
-        self._free_s = start_s + lasts_s
-        handle = _ConstantHandle(self._clock, start_s, self._free_s)
-        if not self.is_async:
-            handle.finish()
-        return handle
-
-
-class _ConstantHandle:
-    def __init__(self, clock: Clock, start_s: float, end_s: float) -> None:
-        self._clock = clock
-        self.start_s, self.end_s = start_s, end_s
-
-    def finish(self) -> Outcome:
-        if self._clock.now_s < self.end_s:
-            self._clock.sleep_until(self.end_s)
-        return Outcome()
-
-    def times_s(self) -> tuple[float, float]:
-        return self.start_s, self.end_s

@@ -33,20 +33,15 @@ class _Staging(NamedTuple):
 class Pending:
     """A pass that was issued. `values` gives its results once the device is done."""
 
-    __slots__ = ("_results", "_values", "end", "is_graph", "shape", "start")
+    __slots__ = ("_results", "_values", "end", "is_graph", "start")
 
-    def __init__(self, shape: PassShape, results: torch.Tensor, start: Event, end: Event, is_graph: bool) -> None:
-        self.shape = shape
+    def __init__(self, results: torch.Tensor, start: Event, end: Event, is_graph: bool) -> None:
         self.start, self.end = start, end
         """Before its inputs and after its results have travelled: nothing of the host's lies between."""
         self.is_graph = is_graph
         """Replayed from a captured graph rather than launched kernel by kernel."""
         self._results = results
         self._values: list[list[int]] | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.end.is_done()
 
     def values(self) -> list[list[int]]:
         """Results [rows][1 + width]; blocks until they are on the host."""
@@ -112,7 +107,7 @@ class Issuer:
         start = self.stream.record()
         self.stream.run(work)
         self.warmed.add(shape)
-        pending = Pending(shape, on_host, start, self.stream.record(), is_graph=graph is not None)
+        pending = Pending(on_host, start, self.stream.record(), is_graph=graph is not None)
         self._users[turn] = pending
         return pending
 

@@ -206,25 +206,30 @@ class PairLane:
             if isinstance(handle, PairHandle):
                 self.issuer.wait_for(handle.passes[-1].pending)
         began_s = self.clock.now_s
-        return PairHandle(self, job, self.executor.issue(job, self.issuer), began_s)
+        passes = self.executor.issue(job, self.issuer)
+        return PairHandle(self, job, passes, began_s, self.clock.now_s)
 
 
 class PairHandle:
-    """Passes of one job that were issued from `began_s` on."""
+    """Passes of one job that were issued from `began_s` to `issued_s`."""
 
-    def __init__(self, lane: PairLane, job: Job, passes: list[Submitted], began_s: float) -> None:
+    def __init__(self, lane: PairLane, job: Job, passes: list[Submitted], began_s: float, issued_s: float) -> None:
         self.lane, self.job, self.passes, self._began_s = lane, job, passes, began_s
-        self._seen_s = inf
+        self._seen_s = inf if lane.is_async else issued_s
         """When it was known to be over."""
 
     def finish(self) -> Outcome:
         accepted = self.lane.executor.settle(self.job, self.passes)
-        self._seen_s = self.lane.clock.now_s
-        self.lane.device_clock.look_if_due()
+        if self.lane.is_async:
+            self._seen_s = self.lane.clock.now_s
+            self.lane.device_clock.look_if_due()
         return Outcome(accepted, sum(_padded_tokens(submitted) for submitted in self.passes))
 
     def times_s(self) -> tuple[float, float]:
-        """No work begins before it is issued or ends after it is known to: a look at two clocks is not exact."""
+        """No work begins before it is issued or ends after it is known to: a look at two clocks is not exact. Where
+        issuing is executing, slots and plans are part of it."""
+        if not self.lane.is_async:
+            return self._began_s, self._seen_s
         start, end = self.passes[0].pending.start, self.passes[-1].pending.end
         end_s = min(self.lane.device_clock.host_s(end), self._seen_s)
         return min(max(self.lane.device_clock.host_s(start), self._began_s), end_s), end_s

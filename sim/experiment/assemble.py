@@ -288,7 +288,13 @@ class Experiment:
         if self.regime is Regime.ROOFS or self.is_partitioned:
             overlap = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
             profile = msgspec.structs.replace(profile, overlap=overlap)
-        return build_costs(profile, self.engine, cuda_graph=self.scenario.engine.cuda_graph)
+        most = self.draft_tokens_max if self.policy.is_continuous else 0
+        return build_costs(
+            profile,
+            self.engine,
+            cuda_graph=self.scenario.engine.cuda_graph,
+            graphed_queries=most + 1 if most else None,
+        )
 
     def host_costs(self) -> CostModel:
         """As `costs`; works of further draft models by their own."""
@@ -339,6 +345,7 @@ class Experiment:
                 engine.gpu_memory_utilization,
                 with_draft=len(self.models) > 1,
                 beside=list(map(draft_shape, self.further_pairs)),
+                engine=self.engine,
             )
         slots = draft_slots(policy, most, is_async=self.limits.async_scheduling)
         if self.num_slots is not None:

@@ -122,8 +122,9 @@ class LateDevice:
 
     @property
     def actor(self) -> str:
-        """Who acts in this thread: a stream while one of its works runs, else the thread."""
-        found: str = getattr(self._thread, "actor", "host")
+        """Who acts in this thread: a stream while one of its works runs, else the thread. Threads that have no name of
+        their own are one, as those of policies are: they run in turn."""
+        found: str = getattr(self._thread, "actor", "keeper")
         return found
 
     @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from calibrate.measure.grid import (
-    EAGER_DRAFT_TOKENS,
     HELD_OUT_IN,
     LEVELS,
     Limits,
@@ -51,13 +50,13 @@ def test_verify_has_two_to_eight_tokens_and_several_contexts() -> None:
     assert len({place.rows for place in verify}) > 2
 
 
-def test_graphs_double_the_decoding_places_only_and_long_drafts_are_graphed() -> None:
+def test_with_graphs_every_place_is_captured_but_prefills_and_decoding_is_launched_both_ways() -> None:
     eager, both = grid(LIMITS, 0), grid(LIMITS._replace(has_graphs=True), 0)
-    short = [place for place in eager if place.kind != "draft" or place.tokens <= EAGER_DRAFT_TOKENS]
-    assert [place for place in both if place.launch == "eager"] == short
+    assert {place.kind for place in both if place.launch == "eager"} == {"prefill", "decode"}
     assert {place.kind for place in both if place.launch == "graphed"} == {"decode", "verify", "draft"}
-    drafts = [{place.tokens for place in of if place.kind == "draft"} for of in (eager, both)]
-    assert drafts[0] == drafts[1]
+    # The same places, and decodes once more.
+    assert {place._replace(launch="eager") for place in both} == set(eager)
+    assert len(both) - len(eager) == len([place for place in eager if place.kind == "decode"])
 
 
 def test_without_a_draft_the_target_alone_is_timed() -> None:

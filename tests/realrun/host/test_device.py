@@ -114,9 +114,6 @@ class DriftingEvent:
     def __init__(self, device: Drifting, true_s: float) -> None:
         self.device, self.true_s = device, true_s
 
-    def is_done(self) -> bool:
-        return True
-
     def synchronize(self) -> None:
         self.device.passes(4e-6 + (1e-3 if self.device.random.random() < 0.3 else 0.0))
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from realrun.host.clocks import Clock, VirtualClock, WallClock
-from realrun.host.executor import ConstantExecutor, Handle, Job, Lane, Outcome
+from realrun.host.clocks import Clock, WallClock
+from realrun.host.executor import Handle, Job, Lane, Outcome
 from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import HostStuck
 from sim.seam.host import Host, Stream
 from sim.seam.wait import TIMED_OUT, Signal
 from sim.seam.work import Kind, Work
+from tests.realrun.virtual import ConstantExecutor, VirtualClock
 from tests.sim.support import SECONDS
 
 Task = Callable[[GpuHost], Coroutine[Any, Any, None]]

@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from realrun.host.clocks import VirtualClock
-from realrun.host.executor import ConstantExecutor
 from realrun.host.gpuhost import GpuHost
 from realrun.replay.experiment import busy_seconds, check_replayable, most_at_once, usage_of
 from realrun.replay.measured import MeasuredCosts, measured_work
@@ -25,6 +23,7 @@ from sim.policies import works as works_of
 from sim.policies.options import Method
 from sim.seam.request import Request
 from sim.seam.work import Kind, Model, Work
+from tests.realrun.virtual import ConstantExecutor, VirtualClock
 from tests.sim.support import ON_ONE_GPU
 
 SECONDS = {Kind.PREFILL: 0.010, Kind.DRAFT: 0.002, Kind.VERIFY: 0.005, Kind.STEP: 0.006}

@@ -1,0 +1,229 @@
+# ruff: noqa: E402
+"""What is measured on a device whose truth is known comes back within 2 %, though its clock drifts and rounds, launches
+come late, and whoever waits wakes up late.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("scipy")
+
+from calibrate.fit.overlap import fit_overlap
+from calibrate.measure import host_times
+from calibrate.measure.bench import HOLD_S, Bench
+from calibrate.measure.grid import Limits, grid
+from calibrate.measure.overlap import OverlapBench, pairs
+from calibrate.points.work import Place, work_of
+from realrun.host.executor import Handle, Job, Lane
+from realrun.kernels.issuer import Issuer
+from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.passes import PassShape
+from realrun.model.attention import Attention
+from realrun.replay.pair_executor import PairExecutor
+from sim.costs.forms.build import build_costs
+from sim.costs.profile import MeasuredPoint, Overlap
+from sim.costs.profile_files import load
+from sim.devices.contention import Contention
+from sim.seam.host import Stream
+from sim.seam.work import Chunk, Kind, Model, Work
+from tests.realrun.support import tiny_model, tiny_options
+from tests.realrun.timed_device import (
+    COPY_S,
+    GRAPH_CALL_S,
+    KERNEL_CALL_S,
+    LATENCY_S,
+    WAKE_S,
+    Lasts,
+    TimedDevice,
+)
+from tests.sim.support import request
+
+TOLERANCE = 0.02
+PROFILE = msgspec.structs.replace(load("h100-sxm/llama-2-7b+tinyllama-1.1b"), overlap=Overlap(demand_floor=0.0))
+COSTS = build_costs(PROFILE)
+LIMITS = Limits(rows=8, slot_tokens=2048, pass_tokens=2048, draft_tokens=4, has_draft=True, has_graphs=True)
+ANYTHING = Lasts(1e-4)
+"""Of passes that are only there to warm up."""
+
+
+def truth_of(place: Place) -> Lasts:
+    """What the profile says of the pass."""
+    work = work_of(place)
+    cost = COSTS.cost(work)
+    return Lasts(cost.device_s, cost.num_kernels, tuple(COSTS.demands(work)))
+
+
+class Measured:
+    """A bench on a timed device, whose passes compute nothing and last what the profile says."""
+
+    def __init__(self, device: TimedDevice) -> None:
+        model = tiny_model(layers=1, kv_heads=1, heads=1, max_context=4096)
+        draft = tiny_model(seed=1, layers=1, kv_heads=1, heads=1, max_context=4096)
+        options = tiny_options(slots=LIMITS.rows, max_tokens=LIMITS.slot_tokens, attention=Attention.MATH)
+        self.device, self.kernels = device, PairKernels(model, draft, options, runs_on=device)
+        self.truth: dict[tuple[PassShape, int], Lasts] = {}
+        """By shape and tokens in KV before the pass."""
+        self.kernels.passes.run = self._run
+        self.bench = Bench(self.kernels)
+
+    def _run(self, shape: PassShape, inputs: Any) -> Any:
+        decoder = self.kernels.target if shape.model is Model.TARGET else self.kernels.draft_model
+        held = int(decoder.kv.lengths[int(inputs[0, 0])])
+        self.device.launch(self.truth.get((shape, held), ANYTHING))
+        return inputs.new_zeros((shape.num_rows, 1 + shape.width if shape.model is Model.TARGET else 0))
+
+    def knows(self, place: Place) -> Lasts:
+        """Make the place's truth known."""
+        pass_, truth = self.bench.ready(place), truth_of(place)
+        self.truth[pass_.shape, pass_.kv_tokens] = truth
+        return truth
+
+
+@pytest.mark.parametrize("drift_ppm", [-50.0, 20.0, 50.0])
+def test_device_times_come_back_whatever_the_clock_and_the_launches(drift_ppm: float) -> None:
+    measured = Measured(TimedDevice(drift_ppm=drift_ppm, start_s=5000.0))
+    for place in grid(LIMITS, 0)[::3]:
+        truth = measured.knows(place)
+        sample = measured.bench.timer(place)()
+        assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE), place
+        issue_s = GRAPH_CALL_S if place.launch == "graphed" else KERNEL_CALL_S * truth.num_kernels
+        assert sample.host_s == pytest.approx(issue_s, rel=TOLERANCE, abs=6e-6), place
+
+
+def test_a_pass_that_is_issued_slower_than_its_stream_is_held_is_timed_again() -> None:
+    measured = Measured(TimedDevice())
+    place = Place("verify", "target", 2, 5, 64, "graphed")
+    truth, issue = measured.knows(place), Issuer.issue
+
+    def disturbed(issuer: Issuer, *args: Any) -> Any:
+        """The host is kept from it for longer than the hold, once."""
+        measured.device.host_s += delays_s.pop() if delays_s and issuer._graphs else 0.0
+        return issue(issuer, *args)
+
+    delays_s: list[float] = []
+    run = measured.bench.timer(place)
+    delays_s.append(3.0 * HOLD_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Issuer, "issue", disturbed)
+        assert run().device_s == pytest.approx(truth.device_s, rel=TOLERANCE)
+    assert delays_s == []
+
+
+def test_a_host_too_busy_to_issue_is_told_and_not_measured() -> None:
+    measured = Measured(TimedDevice())
+    place = Place("verify", "target", 2, 5, 64, "graphed")
+    measured.knows(place)
+    run = measured.bench.timer(place)
+    with pytest.MonkeyPatch.context() as patch:
+        issue = Issuer.issue
+
+        def slow(issuer: Issuer, *args: Any) -> Any:
+            measured.device.host_s += 1.0
+            return issue(issuer, *args)
+
+        patch.setattr(Issuer, "issue", slow)
+        with pytest.raises(ValueError, match="the host is too busy to measure"):
+            run()
+
+
+def test_the_way_of_a_result_comes_back() -> None:
+    measured = Measured(TimedDevice())
+    place = Place("decode", "target", 1, 1, 64, "graphed")
+    truth = measured.knows(place)
+    point = MeasuredPoint(
+        kind="decode",
+        model="target",
+        rows=1,
+        tokens=1,
+        context_tokens=64,
+        launch="graphed",
+        device_s=measured.bench.timer(place)().device_s,
+        host_s=GRAPH_CALL_S,
+        half_width_pct=0.0,
+        repetitions=1,
+        is_noisy=False,
+        is_held_out=False,
+        l2="cold",
+    )
+    assert truth.device_s > GRAPH_CALL_S
+    assert host_times.result_s(measured.bench, point) == pytest.approx(LATENCY_S + WAKE_S, rel=TOLERANCE, abs=1.5e-6)
+
+
+@pytest.mark.parametrize(
+    "contention",
+    [
+        Contention(eta_compute=0.9, eta_bandwidth=0.8, tau_s=4e-6),
+        Contention(eta_compute=1.2, eta_bandwidth=1.1, tau_s=1e-6),
+    ],
+)
+def test_what_passes_do_to_each_other_comes_back(contention: Contention) -> None:
+    measured = Measured(TimedDevice(contention=contention))
+    bench = OverlapBench(measured.bench)
+    entries = []
+    for pair in pairs(LIMITS):
+        for place in (pair.first, pair.second):
+            measured.knows(place)
+        entries.append(bench.measure(pair, 0.0))
+    # A launch queue takes 1,024: an eager draft behind what holds its stream would wait for it.
+    assert measured.device.most_held_launches == 2
+    found = fit_overlap(PROFILE, entries).overlap
+    assert found.eta_compute == pytest.approx(contention.eta_compute, rel=TOLERANCE)
+    assert found.eta_bandwidth == pytest.approx(contention.eta_bandwidth, rel=TOLERANCE)
+    assert found.tau_s == pytest.approx(contention.tau_s, rel=TOLERANCE)
+
+
+class HostClock:
+    is_virtual = False
+
+    def __init__(self, device: TimedDevice) -> None:
+        self._device, self._zero_s = device, device.host_s
+
+    @property
+    def now_s(self) -> float:
+        return self._device.host_s - self._zero_s
+
+
+def prefilled(measured: Measured, executor: PairExecutor, lane: Lane) -> tuple[Handle, Lasts]:
+    """A prefill that is over, and what its pass lasts."""
+    place = Place("prefill", "target", 1, 100, 0, "eager")
+    measured.truth[measured.bench.ready(place).shape, 0] = truth = Lasts(0.02, 200)
+    work = Work(kind=Kind.PREFILL, requests=(request(0, prompt=100, output=3),), chunks=(Chunk(100, 0),), head_rows=1)
+    job = Job(work, (0,), (0,), None)
+    executor.submitted(job)
+    handle = lane.issue(job, ())
+    handle.finish()
+    return handle, truth
+
+
+def test_no_work_ends_after_its_result_was_there() -> None:
+    """A look at two clocks nine seconds ago is wrong by more than a result's way."""
+    measured = Measured(TimedDevice(drift_ppm=-50.0))
+    executor = PairExecutor(measured.kernels, seed=3)
+    clock: Any = HostClock(measured.device)
+    lane = executor.lane(Stream(name="prefill", device=0), clock)
+    measured.device.host_s += 9.0
+    handle, _ = prefilled(measured, executor, lane)
+    over_s = clock.now_s
+    assert handle.times_s()[1] <= over_s
+    executor.ran()
+    assert handle.times_s()[1] == pytest.approx(over_s - WAKE_S, abs=2e-5)
+
+
+def test_a_work_starts_with_its_pass_and_not_with_the_admission_before_it() -> None:
+    measured = Measured(TimedDevice(drift_ppm=30.0, start_s=900.0))
+    measured.device.run_now_s = 0.03
+    executor = PairExecutor(measured.kernels, seed=3)
+    clock: Any = HostClock(measured.device)
+    lane = executor.lane(Stream(name="prefill", device=0), clock)
+    handle, truth = prefilled(measured, executor, lane)
+    executor.ran()
+    start_s, end_s = handle.times_s()
+    assert start_s > measured.device.run_now_s
+    assert end_s - start_s == pytest.approx(truth.device_s, rel=TOLERANCE)
+    assert 0.0 < clock.now_s - end_s < 5e-4
