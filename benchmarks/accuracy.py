@@ -1,12 +1,13 @@
 """Regenerates docs/accuracy.md: every real run that lanesim was held against, real, simulated, error.
 
-    python -m benchmarks.accuracy DATA_FOLDER [--out docs/accuracy.md] [--only runs|h100|a100|gh200|acceptance]
+    python -m benchmarks.accuracy DATA_FOLDER [--out docs/accuracy.md] [--only PART]
         [--peer PREDICTIONS.csv]
 
 DATA_FOLDER holds the public data that the report names; none of it is part of this repository. A part that cannot be
 run is reported as such, and the command exits with 1. --peer has another predictor's figures for the H100's cells, by
 id: id, aic_tpot_ms, aic_ttft_ms. The figure of speed-ups lies beside the report. Not here: the parts themselves
-(benchmarks.accuracy_runs, accuracy_cells, accuracy_served, accuracy_acceptance), the matrix (accuracy_matrix).
+(benchmarks.accuracy_runs, accuracy_cells, accuracy_synchronous, accuracy_served, accuracy_acceptance,
+accuracy_drafting), the matrix (accuracy_matrix).
 """
 
 from __future__ import annotations
@@ -22,19 +23,25 @@ from typing import NamedTuple
 
 from benchmarks.accuracy_acceptance import acceptance_section
 from benchmarks.accuracy_cells import a100_section, h100_section
+from benchmarks.accuracy_drafting import pearl_section, rounds_section
 from benchmarks.accuracy_matrix import Row, draw_speedups, matrix_text, row_of_run
 from benchmarks.accuracy_report import Section, section_text, summary_text
 from benchmarks.accuracy_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
 from benchmarks.accuracy_runs import sections as run_sections
 from benchmarks.accuracy_served import gh200_section
+from benchmarks.accuracy_synchronous import mid_2025_section, qwen_section
 from sim.files.write import write_text
 
 PARTS: dict[str, Callable[[Path, Path, Path | None], list[Section]]] = {
     "runs": lambda data, scratch, peer: run_sections(data),
     "h100": lambda data, scratch, peer: [h100_section(data, peer)],
     "a100": lambda data, scratch, peer: [a100_section(data, scratch)],
+    "qwen": lambda data, scratch, peer: [qwen_section(data, scratch)],
+    "mid-2025": lambda data, scratch, peer: [mid_2025_section(data)],
     "gh200": lambda data, scratch, peer: [gh200_section(data, scratch)],
     "acceptance": lambda data, scratch, peer: [acceptance_section(data, scratch)],
+    "rounds": lambda data, scratch, peer: [rounds_section(data)],
+    "pearl": lambda data, scratch, peer: [pearl_section(data)],
 }
 RUNS = {
     RTX_4090.title: ("RTX 4090", "ShareGPT"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.accuracy_matrix import Row
 from benchmarks.accuracy_report import Line, Section, markdown_table, number, percent
 from sim.acceptance.fit import fit_beta, fit_markov
 from sim.acceptance.forms import Acceptance, BetaAcceptance, MarkovAcceptance
@@ -24,6 +25,7 @@ FITS: dict[str, Callable[[Tapes], Acceptance]] = {"beta": fit_beta, "markov": fi
 def acceptance_section(data: Path, scratch: Path) -> Section:
     lines: list[Line] = []
     rows: list[list[str]] = []
+    matrix: list[Row] = []
     for method in METHODS:
         for dataset in DATASETS:
             tapes = read_tapes(f"{data / FOLDER / f'acc_{dataset}.jsonl'}#acc_{method}")
@@ -31,14 +33,17 @@ def acceptance_section(data: Path, scratch: Path) -> Section:
             lengths = [recorded.expected_length(k) for k in LENGTHS]
             rows.append([f"{dataset} {method}", "recorded length", *(number(length) for length in lengths), ""])
             worst: dict[str, float] = {}
+            found: dict[str, list[float]] = {}
             for name, fit in FITS.items():
                 model = fit(tapes)
                 errors = errors_pct(model, lengths)
                 worst[name] = max(errors, key=abs)
+                found[name] = errors
                 rows.append([f"{dataset} {method}", spec(model), *(percent(e) for e in errors), percent(worst[name])])
             best = min(worst, key=lambda name: abs(worst[name]))
             what = f"acceptance length, {dataset} {method}, `{best}`: largest error over k = 1..7"
             lines.append(Line(what=what, error_pct=worst[best], bar_pct=BAR_PCT))
+            matrix += [_row(method, dataset, k, error) for k, error in zip(LENGTHS, found[best], strict=True)]
     headings = ["tape", "model", *(f"k={k}" for k in LENGTHS), "largest"]
     return Section(
         title="Acceptance at k = 1..7",
@@ -49,6 +54,22 @@ def acceptance_section(data: Path, scratch: Path) -> Section:
         ],
         lines=lines,
         tail=markdown_table(headings, rows, left=2),
+        rows=matrix,
+    )
+
+
+def _row(method: str, dataset: str, k: int, error_pct: float) -> Row:
+    return Row(
+        gpu="–",
+        engine="a model fitted on each tape",
+        model="llama-3.1-8b",
+        method=method,
+        k=k,
+        workload=dataset,
+        concurrency="1",
+        together=f"{LENGTHS[0]}..{LENGTHS[-1]}",
+        is_fit=False,
+        errors_pct={"acceptance length": error_pct},
     )
 
 

@@ -36,17 +36,19 @@ class Row:
     k: int
     workload: str
     concurrency: str
+    together: str = ""
+    """What the summary has in place of `k`, where cells of several draft lengths are one line; empty: k."""
     is_fit: bool
     throughput: tuple[float, float] | None = None
     """Output tokens per second, real and simulated."""
     errors_pct: Mapping[str, float | None] = field(default_factory=dict)
-    """By `tok/s`, `TPOT` (or `ITL`), `TTFT`, `speed-up`."""
+    """By `tok/s`, `TPOT` (or `ITL`), `TTFT`, `speed-up`, `acceptance length`."""
     speedup: tuple[float, float] | None = None
     peer: str = ""
     peer_errors_pct: Mapping[str, float | None] = field(default_factory=dict)
 
 
-COLUMNS = ("tok/s", "TPOT", "TTFT", "speed-up")
+COLUMNS = ("tok/s", "TPOT", "TTFT", "speed-up", "acceptance length")
 METRICS = {"tok/s": (THROUGHPUT,), "TPOT": ("tpot_ms", "itl_ms"), "TTFT": ("ttft_ms",)}
 """Column -> metrics of a cell, the first that it has."""
 RUN_LINES = {"tok/s": "output tok/s", "TPOT": "TPOT mean (ms)", "TTFT": "TTFT mean (ms)"}
@@ -131,12 +133,12 @@ def matrix_text(rows: Sequence[Row], figure: str | None) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _key(row: Row) -> tuple[str, str, str, str, int]:
-    return row.gpu, row.engine, row.model, row.method, row.k
+def _key(row: Row) -> tuple[str, str, str, str, str]:
+    return row.gpu, row.engine, row.model, row.method, row.together or str(row.k)
 
 
 def _summary(rows: Sequence[Row]) -> str:
-    groups: dict[tuple[str, str, str, str, int], list[Row]] = {}
+    groups: dict[tuple[str, str, str, str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.k):
         groups.setdefault(_key(row), []).append(row)
     gpus = list(dict.fromkeys(row.gpu for row in rows))
@@ -145,7 +147,7 @@ def _summary(rows: Sequence[Row]) -> str:
         judged = [row for row in members if not row.is_fit]
         peer = next((row.peer for row in members if row.peer), "")
         texts = [_sizes(judged, column) for column in COLUMNS]
-        lines.append([gpu, engine, model, method, str(k), f"{len(judged)} of {len(members)}", *texts, peer])
+        lines.append([gpu, engine, model, method, k, f"{len(judged)} of {len(members)}", *texts, peer])
     return markdown_table(["GPU", "engine", "model", "method", "k", "judged", *COLUMNS, "peer"], lines, left=4)
 
 
@@ -232,10 +234,11 @@ def _cells(rows: Sequence[Row]) -> str:
         lines.append(
             [row.gpu, row.engine, row.method, row.workload, str(row.k), row.concurrency, "fit" if row.is_fit else ""]
             + ["" if error is None else f"{error:+.1f}" for error in errors[:3]]
-            + [*speedup, "" if errors[3] is None else f"{errors[3]:+.1f}", f"{row.peer}: {theirs}" if theirs else ""]
+            + [*speedup, *("" if error is None else f"{error:+.1f}" for error in errors[3:])]
+            + [f"{row.peer}: {theirs}" if theirs else ""]
         )
     headings = ["GPU", "engine", "method", "workload", "k", "c", "role", "tok/s", "TPOT", "TTFT", "speed-up, real",
-                "lanesim", "error", "peer"]  # fmt: skip
+                "lanesim", "error", "acceptance length", "peer"]  # fmt: skip
     return markdown_table(headings, lines, left=4)
 
 

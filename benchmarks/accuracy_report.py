@@ -11,7 +11,7 @@ from sim.costs.profile import Profile
 if TYPE_CHECKING:
     from benchmarks.accuracy_matrix import Row
 
-HOST_TIMES = ("step_s", "row_s", "gap_s", "draft_pass_s", "frontend_s", "graph_launch_s", "result_s")
+HOST_TIMES = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "graph_launch_s", "result_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

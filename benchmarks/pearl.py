@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import exp, log
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -118,30 +119,62 @@ def read(path: Path) -> list[Row]:
         return [msgspec.convert(row, Row, strict=False) for row in csv.DictReader(lines)]
 
 
+class Judged(NamedTuple):
+    """A cell that did not fit, beside its simulation."""
+
+    row: Row
+    fitted: Fit
+    speedup: float
+    """Simulated."""
+
+    @property
+    def error_pct(self) -> float:
+        return 100.0 * (self.speedup / self.row.speedup - 1.0)
+
+    @property
+    def per_gpu(self) -> float:
+        """What a speed-up is worth when PEARL's further GPU is counted."""
+        reference, own = GPUS[self.row.gpu]
+        return reference / own
+
+    @property
+    def has_right_sign(self) -> bool:
+        """Better or worse than plain decoding per GPU, as measured."""
+        return (self.speedup * self.per_gpu > 1.0) == (self.row.speedup * self.per_gpu > 1.0)
+
+
+def judge(rows: Sequence[Row]) -> Iterator[Judged]:
+    """Every cell that is not of the data sets that fit, pair by pair and batch by batch."""
+    for key in dict.fromkeys(map(_key, rows)):
+        own = [row for row in rows if _key(row) == key]
+        fitted = fit([row for row in own if row.dataset in FITTED])
+        for row in own:
+            if row.dataset not in FITTED:
+                yield Judged(row, fitted, simulated_speedup(row, fitted))
+
+
+def _key(row: Row) -> tuple[str, str, str, int]:
+    return row.gpu, row.draft_model, row.target_model, row.batch_size
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
-    rows = read(parser.parse_args().table)
-    errors: dict[str, list[float]] = {}
-    signs: list[bool] = []
-    for gpu, draft, target, batch in dict.fromkeys((r.gpu, r.draft_model, r.target_model, r.batch_size) for r in rows):
-        own = [r for r in rows if (r.gpu, r.draft_model, r.target_model, r.batch_size) == (gpu, draft, target, batch)]
-        fitted = fit([row for row in own if row.dataset in FITTED])
-        cells = []
-        for row in own:
-            if row.dataset in FITTED:
-                continue
-            found = simulated_speedup(row, fitted)
-            per_gpu = GPUS[gpu][0] / GPUS[gpu][1]
-            errors.setdefault(gpu, []).append(100.0 * (found / row.speedup - 1.0))
-            signs.append((found * per_gpu > 1.0) == (row.speedup * per_gpu > 1.0))
-            cells.append(f"{row.dataset} {row.speedup:.2f}x, simulated {found:.2f}x (per GPU {found * per_gpu:.2f}x)")
-        names = f"{draft.split('/')[-1]} > {target.split('/')[-1]}"
-        print(f"{gpu} {names} batch {batch}: window {fitted.window}, {'; '.join(cells)}")
-    for gpu, own_errors in errors.items():
-        mean = sum(map(abs, own_errors)) / len(own_errors)
-        worst = max(own_errors, key=abs)
-        print(f"{gpu}: {len(own_errors)} judged cells, mean size of error {mean:.1f} %, worst {worst:+.1f} %")
+    judged = []
+    for each in judge(read(parser.parse_args().table)):
+        judged.append(each)
+        row, simulated = each.row, each.speedup
+        names = f"{row.draft_model.split('/')[-1]} > {row.target_model.split('/')[-1]}"
+        print(
+            f"{row.gpu} {names} batch {row.batch_size}: window {each.fitted.window}, {row.dataset} {row.speedup:.2f}x, "
+            f"simulated {simulated:.2f}x (per GPU {simulated * each.per_gpu:.2f}x)"
+        )
+    for gpu in dict.fromkeys(each.row.gpu for each in judged):
+        errors = [each.error_pct for each in judged if each.row.gpu == gpu]
+        mean = sum(map(abs, errors)) / len(errors)
+        worst = max(errors, key=abs)
+        print(f"{gpu}: {len(errors)} judged cells, mean size of error {mean:.1f} %, worst {worst:+.1f} %")
+    signs = [each.has_right_sign for each in judged]
     print(f"better or worse than plain decoding per GPU: right in {sum(signs)} of {len(signs)}")
 
 

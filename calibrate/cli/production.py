@@ -34,7 +34,9 @@ EXAMPLE = (
 )
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
 @click.option("--engine", "engine_name", default=None, help="Engine to start from [as in compare].")
-@click.option("--constants", default=None, help="step_s,row_s,draft_pass_s,gap_s [those that the levels can tell].")
+@click.option(
+    "--constants", default=None, help="step_s,row_s,draft_pass_s,draft_phase_s,gap_s [those that the levels can tell]."
+)
 @click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
 def production_command(profile_name: str, out: Path | None, json_path: str | None, **flags: Any) -> None:

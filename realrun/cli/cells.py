@@ -53,7 +53,8 @@ EXAMPLE = (
     "--fit-constant",
     default="gap_s",
     show_default=True,
-    help="gap_s, per target pass; draft_pass_s; step_s, per work; row_s, per sequence of it; frontend_s, per request; "
+    help="gap_s, per target pass; draft_pass_s, per token drafted; draft_phase_s, once for all of a step's drafts; "
+    "step_s, per work; row_s, per sequence of it; frontend_s, per request; "
     "ratio@N, of the GPU's layers under load to the tables' at N tokens and more. Several, by commas, are fitted at "
     "once by least squares, with intervals; what the cells cannot tell apart is refused.",
 )

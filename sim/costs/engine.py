@@ -1,6 +1,6 @@
 """Engines: what a serving engine of one version adds to the GPU's time, and the limits that it sets itself untold.
 
-A profile says what the GPU takes; an engine adds five constants, as they were measured on that GPU or, for a pair that
+A profile says what the GPU takes; an engine adds a few constants, as they were measured on that GPU or, for a pair that
 never was, pooled over what was, with the spread. Data in sim/engines, one JSON per engine and version. A profile that
 was measured together with an engine keeps those constants of its own in `host` and names the engine there.
 Not here: what the constants do to a work (sim.costs.works), how they are fitted (calibrate, realrun.validate).
@@ -28,7 +28,8 @@ UNNAMED = "the profile's own"
 """Of profiles from before they named their engine."""
 ADDED_BY_AN_ENGINE = "step_s, row_s, gap_s and draft_pass_s are 0 here: an engine adds them"
 """What the source of a profile's host says where that is so."""
-CONSTANTS = ("step_s", "row_s", "draft_pass_s", "gap_s", "frontend_s")
+CONSTANTS = ("step_s", "row_s", "draft_pass_s", "draft_phase_s", "gap_s", "frontend_s", "uneven_launch_s")
+MEMORY = ("reserved_bytes", "draft_reserved_bytes")
 NO_SPECULATION = "none"
 NO_ENGINE = "no engine"
 """Name of what a real host adds that no engine and no measurement knows."""
@@ -78,6 +79,12 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     is_pooled: bool = False
     """Some constant was never measured with this engine on this GPU."""
     frontend_s: float = 0.0
+    draft_phase_s: float = 0.0
+    uneven_launch_s: float = 0.0
+    reserved_bytes: int = 0
+    """Memory per GPU that it keeps beside weights and KV: activations, CUDA graphs. 0: not measured."""
+    draft_reserved_bytes: int = 0
+    """The same for a drafter, beside the drafter's weights and KV."""
     caps: tuple[CapRule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,6 +94,9 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise ValueError(f"engine {self.name!r}: {field}={value!r} must be finite and not negative")
             if value > LONGEST_S:
                 raise ValueError(f"engine {self.name!r}: {field}={value!r} must be at most {LONGEST_S:g} seconds")
+        for field in MEMORY:
+            if getattr(self, field) < 0:
+                raise ValueError(f"engine {self.name!r}: {field}={getattr(self, field)!r} must not be negative")
         if self.is_async != (NO_SPECULATION in self.async_methods):
             raise ValueError(f"engine {self.name!r}: is_async says whether async_methods holds {NO_SPECULATION!r}")
 
@@ -113,6 +123,10 @@ class _Measured(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     measured_on: str
     source: str
     frontend_s: float = 0.0
+    draft_phase_s: float = 0.0
+    uneven_launch_s: float = 0.0
+    reserved_bytes: int = 0
+    draft_reserved_bytes: int = 0
 
 
 class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,6 +149,9 @@ class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
             for field in CONSTANTS:
                 if not 0.0 <= getattr(entry, field) <= LONGEST_S:
                     raise ValueError(f"{field}={getattr(entry, field)!r} must be 0 to {LONGEST_S:g} seconds")
+            for field in MEMORY:
+                if getattr(entry, field) < 0:
+                    raise ValueError(f"{field}={getattr(entry, field)!r} must not be negative")
         last = self.caps[-1] if self.caps else None
         if last is None or last.min_memory_gib or last.not_on:
             raise ValueError("the last of `caps` must hold on every GPU")
@@ -160,11 +177,7 @@ def load_engine(name: str, gpu: str) -> EngineCosts:
     entry = next(entry for entry in held.constants if gpu in entry.gpus or not entry.gpus)
     return EngineCosts(
         name=held.name,
-        step_s=entry.step_s,
-        row_s=entry.row_s,
-        draft_pass_s=entry.draft_pass_s,
-        gap_s=entry.gap_s,
-        frontend_s=entry.frontend_s,
+        **{name: getattr(entry, name) for name in (*CONSTANTS, *MEMORY)},
         is_async=NO_SPECULATION in held.async_methods,
         source=f"{'pooled: ' if entry.is_pooled else ''}{entry.source}",
         error_pct=entry.error_pct,

@@ -1,12 +1,14 @@
 """What fits in a GPU's memory: whose weights are loaded, and how many blocks of KV are left beside them.
 
-Activations and the engine's own memory are not subtracted. Not here: how much a request takes (sim.engine.kv, paged).
+What an engine keeps for activations and CUDA graphs is subtracted where it was measured (EngineCosts.reserved_bytes,
+draft_reserved_bytes), else not. Not here: how much a request takes (sim.engine.kv, paged).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.costs.engine import EngineCosts
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 
@@ -22,15 +24,37 @@ def kv_capacity_tokens(
     *,
     with_draft: bool = True,
     beside: Sequence[ModelShape] = (),
+    engine: EngineCosts | None = None,
 ) -> int:
     """Tokens whose KV fits beside the weights in `gpu_memory_utilization` of the group's memory; 0 where none does.
-    Models `beside` the profile's own have weights there and KV of every token, too."""
+
+    Models `beside` the profile's own have weights there and KV of every token, too. `engine` keeps some of the memory
+    for itself; None: nothing.
+    """
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be in (0, 1]")
     models = (*loaded_models(profile, with_draft=with_draft), *beside)
     left = gpu_memory_utilization * profile.gpu.memory_bytes * profile.tensor_parallel
     left -= sum(rank_weight_bytes(shape, profile.data_parallel) for shape in models)
-    return max(0, int(left / sum(kv_bytes_per_token(shape, profile.tensor_parallel) for shape in models)))
+    if engine is not None:
+        reserved = engine.reserved_bytes + (engine.draft_reserved_bytes if len(models) > 1 else 0)
+        left -= reserved * profile.tensor_parallel
+    return max(0, int(left / pool_bytes_per_token(models, profile.tensor_parallel)))
+
+
+def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int) -> int:
+    """KV of one token in the pool that `models` share.
+
+    A block of the pool holds the same layers for whoever takes it. Where every layer of a draft has a window and the
+    target's have none, layers are in groups of as many as that draft has, and the target's last group is filled up
+    (vLLM's hybrid KV pool; its measured effect: docs/adr/028-terms-of-real-engines.md).
+    """
+    total = sum(kv_bytes_per_token(shape, tensor_parallel) for shape in models)
+    target, *drafts = models
+    group = max((draft.layers for draft in drafts if draft.window_layers == draft.layers), default=1)
+    if not target.window_layers:
+        total += -target.layers % group * kv_bytes_per_token(target, tensor_parallel) // target.layers
+    return total
 
 
 def kv_capacity_blocks(
@@ -40,12 +64,15 @@ def kv_capacity_blocks(
     *,
     with_draft: bool = True,
     beside: Sequence[ModelShape] = (),
+    engine: EngineCosts | None = None,
 ) -> int:
     """Blocks of `block_size` tokens that fit. Raises ValueError where the weights leave no room for one."""
-    num_blocks = kv_capacity_tokens(profile, gpu_memory_utilization, with_draft=with_draft, beside=beside) // block_size
-    if num_blocks < 1:
+    num_tokens = kv_capacity_tokens(
+        profile, gpu_memory_utilization, with_draft=with_draft, beside=beside, engine=engine
+    )
+    if num_tokens < block_size:
         raise ValueError(
             f"profile {profile.name!r}: the weights leave no room for KV within "
             f"gpu_memory_utilization={gpu_memory_utilization} of the GPU's memory"
         )
-    return num_blocks
+    return num_tokens // block_size

@@ -87,8 +87,8 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     result_s: float
     """From the end of a work on the device to its result on the host: copy and wake-up."""
     engine: str | None = None
-    """Whose step_s, row_s, gap_s and draft_pass_s these are: an engine of sim/engines that was fitted together with the
-    kernels, or "measured here". None: nobody's, they are 0, and the engine of a scenario adds its own."""
+    """Whose step_s, row_s, gap_s, draft_pass_s and so on these are: an engine of sim/engines that was fitted together
+    with the kernels, or "measured here". None: nobody's, they are 0, and the engine of a scenario adds its own."""
     step_s: float
     """Scheduling, input preparation and output processing before each work."""
     row_s: float
@@ -97,6 +97,12 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Device time that every pass of the target takes beyond its kernels, however far ahead it is submitted."""
     draft_pass_s: float = 0.0
     """The same for every pass of the draft."""
+    draft_phase_s: float = 0.0
+    """The same once for all passes that follow one verify, however many tokens they draft: sampling what was accepted,
+    preparing the drafter's inputs. A drafter that is kept up to date without drafting takes it as well."""
+    uneven_launch_s: float = 0.0
+    """Host time to launch a captured pass of rows that do not all carry the longest draft, which full graphs were
+    captured for: piece by piece, attention between them. 0: not measured, full graphs of every draft length."""
     frontend_s: float = 0.0
     """From a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at once."""
     ngram_row_s: float = 3e-5
@@ -119,7 +125,7 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         times = ("eager_kernel_s", "graph_launch_s", "result_s", "look_s")
-        of_an_engine = ("step_s", "row_s", "gap_s", "draft_pass_s", "frontend_s")
+        of_an_engine = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "uneven_launch_s")
         counts = ("kernels_per_layer", "graph_size_step")
         _check(self, positive=counts, not_negative=(*times, *of_an_engine, "ngram_row_s", "max_graph_tokens"))
         if not all(0.0 < seconds < inf for seconds in self.probed_s):

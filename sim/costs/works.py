@@ -35,12 +35,24 @@ class OutsideProfileWarning(UserWarning):
 
 
 class WorkCosts(ABC, Generic[PassesT]):
-    """CostModel over `profile`. Outside the measured range it warns once per bound; `strict` makes it refuse."""
+    """CostModel over `profile`. Outside the measured range it warns once per bound; `strict` makes it refuse.
 
-    def __init__(self, profile: Profile, *, cuda_graph: bool | str = True, strict: bool = False) -> None:
+    `graphed_queries` is the one count of queries per row that full graphs of the target were captured for (vLLM: the
+    longest draft and the newest token); None: every count.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        cuda_graph: bool | str = True,
+        strict: bool = False,
+        graphed_queries: int | None = None,
+    ) -> None:
         self.profile = profile
         self.cuda_graph = cuda_graph
         self.strict = strict
+        self.graphed_queries = graphed_queries
         self.result_s = profile.host.result_s
         self.host = profile.host
         self._step_s, self._row_s = profile.host.step_s, profile.host.row_s
@@ -53,6 +65,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         self._draft = self._make_passes(Model.DRAFT, sizes if cuda_graph else ()) if profile.draft is not None else None
         if self._draft is not None:
             self._draft.extra_s = profile.host.draft_pass_s
+            self._draft.phase_s = profile.host.draft_phase_s
         self._warned: set[str] = set()
 
     @abstractmethod
@@ -75,16 +88,18 @@ class WorkCosts(ABC, Generic[PassesT]):
         self._check_range(passes, work)
         tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
         device_s = passes.pass_s(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
-        launch_s = self._launch_s(passes, tokens, bool(work.chunks))
+        launch_s = self._launch_s(passes, work.rows, tokens, has_chunks=bool(work.chunks))
         num_kernels = passes.num_kernels
         device_s += passes.extra_s + passes.fusion_s(tokens)
+        if work.rows:
+            device_s += passes.phase_s
         if passes.projects_context:
             device_s += passes.slots_s(work)
         if work.draft_tokens > 1 and work.rows:
             later = _later_passes(work)
             later_cost = self.cost(later)
             launch_s += later_cost.launch_s
-            device_s += later_cost.device_s - passes.fusion_s(later.row_tokens)
+            device_s += later_cost.device_s - passes.fusion_s(later.row_tokens) - passes.phase_s
             num_kernels += later_cost.num_kernels
         prepare_s = self._step_s + self._row_s * (work.rows + len(work.chunks))
         if work.ahead_s:
@@ -126,13 +141,17 @@ class WorkCosts(ABC, Generic[PassesT]):
             raise ValueError(f"profile {self.profile.name!r} has no draft model; name a pair (target+draft)")
         return self._draft
 
-    def _launch_s(self, passes: PassesT, tokens: int, has_chunks: bool) -> float:
+    def _launch_s(self, passes: PassesT, rows: int, tokens: int, *, has_chunks: bool = False) -> float:
         host = self.host
         is_graphed = self.cuda_graph is True or (self.cuda_graph == GRAPHED_DRAFT and passes is self._draft)
         if not is_graphed or tokens > host.max_graph_tokens or (has_chunks and not host.captures_chunks):
             return passes.num_kernels * host.eager_kernel_s
-        pieces = PIECE_KERNELS * passes.layers * host.eager_kernel_s if has_chunks else 0.0
-        return host.graph_launch_s + pieces
+        if has_chunks:
+            return host.graph_launch_s + PIECE_KERNELS * passes.layers * host.eager_kernel_s
+        is_even = self.graphed_queries is None or tokens == rows * self.graphed_queries
+        if host.uneven_launch_s and passes is self._target and not is_even:
+            return host.uneven_launch_s
+        return host.graph_launch_s
 
     def _check_range(self, passes: PassesT, work: Work) -> None:
         for bound, got, most in passes.ranges(work):

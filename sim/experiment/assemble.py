@@ -188,8 +188,8 @@ class Experiment:
 
         def tokens_per_s(drafter: int, rows: int) -> float:
             if not known:
-                known.append(StepForecast(self.host_costs(), self.limits, self._mean_context(), has_draft=True))
-            prompt, output = self._mean_lengths()
+                known.append(self.steps())
+            prompt, output = _mean_lengths(self.sample())
             num_rounds = max(0.0, output - 1.0) / self._acceptances()[drafter].expected_length(lengths[drafter])
             return output * known[0].lane_requests_per_s(
                 rows, max(1, round(prompt)), num_rounds, lengths[drafter], drafter
@@ -218,18 +218,8 @@ class Experiment:
 
     def steps(self) -> StepForecast:
         """Steps of continuous batching with the requests' mean context."""
-        return StepForecast(self.costs(), self.limits, self._mean_context(), has_draft=self.draft_tokens > 0)
-
-    def _mean_lengths(self) -> tuple[float, float]:
-        """Tokens of a prompt and of an output."""
-        sample = self.sample()
-        prompts = sum(request.prompt_tokens for request in sample)
-        return prompts / len(sample), sum(request.output_tokens for request in sample) / len(sample)
-
-    def _mean_context(self) -> float:
-        """Tokens of a request half-way through its output."""
-        prompt, output = self._mean_lengths()
-        return prompt + output / 2.0
+        prompt, output = _mean_lengths(self.sample())
+        return StepForecast(self.host_costs(), self.limits, prompt + output / 2.0, has_draft=self.draft_tokens > 0)
 
     def sample(self) -> list[Request]:
         """Requests whose means tell of the workload, the same for all seeds."""
@@ -267,8 +257,7 @@ class Experiment:
         scenario, draft_tokens = self.scenario, self.controller().draft_tokens_for(1, 0)
         sample = self.sample()
         count = len(sample)
-        prompt = sum(request.prompt_tokens for request in sample) / count
-        output = sum(request.output_tokens for request in sample) / count
+        prompt, output = _mean_lengths(sample)
         per_round = 1.0
         if draft_tokens:
             per_round = build_acceptance(scenario.speculation, draft_tokens).expected_length(draft_tokens)
@@ -299,7 +288,13 @@ class Experiment:
         if self.regime is Regime.ROOFS or self.is_partitioned:
             overlap = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
             profile = msgspec.structs.replace(profile, overlap=overlap)
-        return build_costs(profile, self.engine, cuda_graph=self.scenario.engine.cuda_graph)
+        most = self.draft_tokens_max if self.policy.is_continuous else 0
+        return build_costs(
+            profile,
+            self.engine,
+            cuda_graph=self.scenario.engine.cuda_graph,
+            graphed_queries=most + 1 if most else None,
+        )
 
     def host_costs(self) -> CostModel:
         """As `costs`; works of further draft models by their own."""
@@ -350,6 +345,7 @@ class Experiment:
                 engine.gpu_memory_utilization,
                 with_draft=len(self.models) > 1,
                 beside=list(map(draft_shape, self.further_pairs)),
+                engine=self.engine,
             )
         slots = draft_slots(policy, most, is_async=self.limits.async_scheduling)
         if self.num_slots is not None:
@@ -564,6 +560,12 @@ def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int
     if policy.is_continuous:
         rounds = 3 if is_async else 2
     return rounds * draft_tokens_max + 1
+
+
+def _mean_lengths(requests: Sequence[Request]) -> tuple[float, float]:
+    """Tokens of a prompt and of an output."""
+    prompts, outputs = (sum(r.prompt_tokens for r in requests), sum(r.output_tokens for r in requests))
+    return prompts / len(requests), outputs / len(requests)
 
 
 def _sampled(workload: Workload) -> Workload:

@@ -97,9 +97,10 @@ def profile_hash(profile: Profile) -> str:
 
 def files_hash(scenario: Scenario) -> str:
     """Hash of the user's files that the scenario reads, beside its profile; empty where it reads none."""
-    paths = [scenario.workload.dataset_path, scenario.engine.name]
-    name, _, path = scenario.speculation.acceptance.partition(":")
-    paths.append(path if name == "tape" else None)
+    paths = [scenario.workload.dataset_path, scenario.engine.name, scenario.devices.prefill_profile]
+    for quoted in (scenario.speculation.acceptance, scenario.speculation.stale_acceptance):
+        name, _, path = (quoted or "").partition(":")
+        paths.append(path.strip() if name.strip().lower() == "tape" else None)
     # A path may name a part of its file after a #.
     whole = [part for path in paths if path for part in (path, path.rpartition("#")[0]) if part]
     read = [Path(path) for path in whole if Path(path).is_file()]

@@ -15,7 +15,7 @@ from realrun.validate.cells.table import Cell
 from sim.costs.profile import Profile
 from sim.names import unknown
 
-HOST_CONSTANTS = ("gap_s", "draft_pass_s", "step_s", "row_s", "frontend_s")
+HOST_CONSTANTS = ("gap_s", "draft_pass_s", "draft_phase_s", "step_s", "row_s", "frontend_s")
 """Times of profile.host that can be fitted; sim.costs.profile says what each is."""
 FIRST_TRY_S, LONGEST_S = 1e-4, 0.4
 TOLERANCE_S = 1e-8

@@ -27,7 +27,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ratios = Callable[[Profile], Sequence[float]]
 """Simulated over measured, one per cell and metric, with a profile's constants."""
 
-UNIT_S = {"gap_s": 1e-3, "draft_pass_s": 1e-3, "step_s": 1e-3, "row_s": 1e-5}
+UNIT_S = {"gap_s": 1e-3, "draft_pass_s": 1e-3, "draft_phase_s": 1e-3, "step_s": 1e-3, "row_s": 1e-5}
 """What each constant is counted in, so that all have values about 1."""
 RATIO = "ratio@"
 UNTOUCHED = 16

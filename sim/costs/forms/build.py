@@ -15,15 +15,21 @@ ShippedCosts = CompactCosts | TableCosts | LinearCosts
 
 
 def build_costs(
-    profile: Profile, engine: EngineCosts | None = None, *, cuda_graph: bool | str = True, strict: bool = False
+    profile: Profile,
+    engine: EngineCosts | None = None,
+    *,
+    cuda_graph: bool | str = True,
+    strict: bool = False,
+    graphed_queries: int | None = None,
 ) -> ShippedCosts:
     """The cost model of the form that `profile` has, with what `engine` adds.
 
-    None adds nothing to what is in the profile: the engine that it was measured with, if any.
+    None adds nothing to what is in the profile: the engine that it was measured with, if any. `graphed_queries`: the
+    one count of queries per row that has full CUDA graphs; None: every one.
     """
     if engine is not None:
         profile = with_engine(profile, engine)
     if isinstance(profile.kernels, LinearKernels):
-        return LinearCosts(profile, cuda_graph=cuda_graph, strict=strict)
+        return LinearCosts(profile, cuda_graph=cuda_graph, strict=strict, graphed_queries=graphed_queries)
     form = TableCosts if isinstance(profile.kernels, TableKernels) else CompactCosts
-    return form(profile, cuda_graph=cuda_graph, strict=strict)
+    return form(profile, cuda_graph=cuda_graph, strict=strict, graphed_queries=graphed_queries)

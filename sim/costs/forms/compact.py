@@ -184,6 +184,7 @@ class CompactCosts(WorkCosts[CompactPasses]):
             device_s += passes.fusion_s(row_tokens)
         elif passes.projects_context:
             device_s += passes.slots_s(work)
+        device_s += passes.phase_s
         if num_later > 0:
             key = rows, rows, rows
             later = passes.row_parts.get(key) or self._new_row_part(passes, key, work)
@@ -204,6 +205,6 @@ class CompactCosts(WorkCosts[CompactPasses]):
     def _new_row_part(self, passes: CompactPasses, key: tuple[int, int, int], work: Work) -> RowPart:
         self._check_range(passes, work)
         rows, row_tokens, head_rows = key
-        part = passes.row_part(rows, row_tokens, head_rows, self._launch_s(passes, row_tokens, False))
+        part = passes.row_part(rows, row_tokens, head_rows, self._launch_s(passes, rows, row_tokens))
         passes.row_parts[key] = part
         return part

@@ -176,7 +176,7 @@ class TablePasses(ModelPasses):
 
     def row_curve(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowCurve:
         """What a pass of `rows` decode or verify rows costs, by context."""
-        rest_s = self.body_s(self.padded_tokens(row_tokens)) + self.head_s(head_rows) + self.extra_s
+        rest_s = self.padded_body_s(row_tokens, rows, row_tokens) + self.head_s(head_rows) + self.extra_s
         line = self._line(rows, row_tokens, False)
         seconds = [rest_s + self.layers * attention_s for attention_s in line.seconds]
         points = pairwise(zip(line.kv_tokens, seconds, strict=True))
@@ -224,6 +224,7 @@ class TableCosts(WorkCosts[TablePasses]):
             device_s += passes.fusion_s(row_tokens)
         elif passes.projects_context:
             device_s += passes.slots_s(work)
+        device_s += passes.phase_s
         if num_later > 0:
             key = rows, rows, rows
             later = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)
@@ -244,7 +245,7 @@ class TableCosts(WorkCosts[TablePasses]):
     def _new_row_curve(self, passes: TablePasses, key: tuple[int, int, int], work: Work) -> RowCurve:
         self._check_range(passes, work)
         rows, row_tokens, head_rows = key
-        curve = passes.row_curve(rows, row_tokens, head_rows, self._launch_s(passes, row_tokens, False))
+        curve = passes.row_curve(rows, row_tokens, head_rows, self._launch_s(passes, rows, row_tokens))
         passes.row_curves[key] = curve
         return curve
 

@@ -112,11 +112,12 @@ def test_the_fit_finds_a_planted_constant_and_the_rest_is_judged(metric: str, tm
     assert msgspec.structs.replace(fitted, host=quick().host) == quick()
 
 
-def test_a_second_constant_can_be_fitted_on_other_cells(tmp_path: Path) -> None:
-    """0.4 ms per draft pass, on one cell that drafts."""
-    table = measured(tmp_path, with_constant(quick(), "draft_pass_s", 4e-4))
+@pytest.mark.parametrize("constant", ["draft_pass_s", "draft_phase_s"])
+def test_a_second_constant_can_be_fitted_on_other_cells(constant: str, tmp_path: Path) -> None:
+    """0.4 ms per draft pass, or per phase of them, on one cell that drafts."""
+    table = measured(tmp_path, with_constant(quick(), constant, 4e-4))
     result = result_of(cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", quick()),
-                       "--fit", "arm=eagle3,concurrency=1", "--fit-constant", "draft_pass_s")  # fmt: skip
+                       "--fit", "arm=eagle3,concurrency=1", "--fit-constant", constant)  # fmt: skip
     assert result["fit"]["value_s"] == pytest.approx(4e-4, abs=1e-7)
     assert result["fit"]["lines"] == [5]
 

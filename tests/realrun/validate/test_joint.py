@@ -20,7 +20,8 @@ LEVELS = ((1, 0), (8, 0), (64, 0), (1, 3), (8, 3), (64, 3))
 def step_s(profile: Profile, rows: int, draft_tokens: int) -> float:
     """A step as simple as can be: 5 ms of kernels and what the host adds."""
     host = profile.host
-    return 5e-3 + host.step_s + rows * host.row_s + draft_tokens * host.draft_pass_s
+    phase_s = host.draft_phase_s if draft_tokens else 0.0
+    return 5e-3 + host.step_s + rows * host.row_s + draft_tokens * host.draft_pass_s + phase_s
 
 
 def ratios(true: Sequence[float], levels: Sequence[tuple[int, int]] = LEVELS, noise: float = 0.0):
@@ -103,6 +104,19 @@ def test_a_constant_that_moves_nothing_is_refused() -> None:
 def test_constants_that_move_all_cells_alike_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot tell step_s from row_s"):
         fit_constants(PROFILE, ("step_s", "row_s"), ratios((2e-3, 4e-5, 0.0), [(8, 0), (8, 0), (8, 0)]))
+
+
+def phases(levels: Sequence[tuple[int, int]]):
+    """1 ms for every phase of drafting and 0.5 ms for each token in it."""
+    return lambda profile: [step_s(profile, rows, k) / (5e-3 + k * 5e-4 + (1e-3 if k else 0.0)) for rows, k in levels]
+
+
+def test_a_phase_of_drafting_is_told_from_its_passes_by_two_draft_lengths_and_not_by_one() -> None:
+    names = ("draft_pass_s", "draft_phase_s")
+    found = fit_constants(PROFILE, names, phases([(1, 1), (1, 3), (1, 6)]))
+    assert found.values_s == pytest.approx({"draft_pass_s": 5e-4, "draft_phase_s": 1e-3}, rel=1e-3)
+    with pytest.raises(ValueError, match="cannot tell draft_pass_s from draft_phase_s"):
+        fit_constants(PROFILE, names, phases([(1, 3), (8, 3), (64, 3)]))
 
 
 def test_more_constants_than_values_are_refused() -> None:

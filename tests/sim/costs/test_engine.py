@@ -52,7 +52,8 @@ def test_an_engine_has_constants_a_source_and_limits_on_every_gpu(name: str) -> 
     [
         ("vllm-0.12", "h100-sxm", "step_s", 2.19e-3),
         ("vllm-0.12", "h100-sxm", "row_s", 42.5e-6),
-        ("vllm-0.9", "h100-sxm", "step_s", 1.207e-3),
+        ("vllm-0.9", "h100-sxm", "step_s", 0.737e-3),
+        ("vllm-0.9", "h100-sxm", "draft_phase_s", 1.05e-3),
         ("vllm-0.9", "h100-sxm", "draft_pass_s", 0.68e-3),
         ("vllm-0.19", "rtx-pro-6000-server", "gap_s", 1.736e-3),
         ("vllm-0.19", "rtx-4090", "gap_s", 0.0),
@@ -160,7 +161,7 @@ def fitted() -> Profile:
     [
         (None, "vllm-0.12", 3e-3),
         ("vllm-0.12", "vllm-0.12", 3e-3),
-        ("vllm-0.9", "vllm-0.9", 1.207e-3),
+        ("vllm-0.9", "vllm-0.9", 0.737e-3),
         ("ideal", "ideal", 0),
     ],
 )

@@ -20,6 +20,7 @@ import lanesim
 from sim.cli.main import run
 from sim.draws import child_seed
 from sim.studies.grid import Grid
+from sim.studies.rows import files_hash
 from sim.studies.store import MARK, Keys, Store
 from sim.studies.sweep import Plan, sweep, together
 
@@ -170,6 +171,29 @@ def test_keys_change_with_the_profile_and_with_what_a_scenario_reads(tmp_path: P
             lanesim.save_profile(lanesim.changed(profile, host=host), path)
         keys |= Plan.of(Grid.of({"scenario": scenario})).keys()
     assert len(keys) == 3
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        {"acceptance": "tape:{}"},
+        {"acceptance": "tape:{}#eagle"},
+        {"acceptance": " Tape: {}#eagle"},
+        {"stale_acceptance": "tape:{}#eagle"},
+    ],
+)
+def test_a_tape_is_part_of_what_a_row_is_kept_under(quoted: dict[str, str], tmp_path: Path) -> None:
+    tape = tmp_path / "tape.jsonl"
+    plain = lanesim.Scenario.of(profile="cpu/tiny", policy="pd")
+    given = {f"speculation.{key}": text.format(tape) for key, text in quoted.items()}
+    scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="pd", **given)
+    hashes = set()
+    for accepted in ("[1, 2]", "[1, 2, 3]"):
+        tape.write_text(f'{{"eagle": {accepted}}}\n')
+        hashes.add(files_hash(scenario))
+    assert len(hashes) == 2
+    assert "" not in hashes
+    assert files_hash(plain) == ""
 
 
 def test_rows_of_another_version_are_left_out_with_a_note(tmp_path: Path) -> None:
