@@ -43,13 +43,22 @@ class Properties(NamedTuple):
     multiprocessors: int
     l2_bytes: int | None
     memory_bytes: int
+    uuid: str
+    """By which the driver knows it."""
 
 
 def properties() -> Properties:
     found: Any = torch.cuda.get_device_properties(0)
     l2_bytes = int(getattr(found, "L2_cache_size", 0)) or None
     capability = f"{found.major}.{found.minor}"
-    return Properties(str(found.name), capability, int(found.multi_processor_count), l2_bytes, int(found.total_memory))
+    return Properties(
+        name=str(found.name),
+        capability=capability,
+        multiprocessors=int(found.multi_processor_count),
+        l2_bytes=l2_bytes,
+        memory_bytes=int(found.total_memory),
+        uuid=str(found.uuid),
+    )
 
 
 class Cuda:
