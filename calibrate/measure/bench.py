@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from calibrate.measure.repeats import Sample
 from calibrate.points.work import Place
+from realrun.host.device import Event
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
@@ -45,6 +46,7 @@ class Pass(NamedTuple):
 class Held(NamedTuple):
     """Passes that were issued while they were held, and are over."""
 
+    released: Event
     pending: list[Pending]
     issue_s: list[float]
     """Of the host."""
@@ -121,7 +123,7 @@ class Bench:
         self.warm(place._replace(launch="graphed"), graphed)
 
         def run_on_device() -> Sample:
-            (pending,), (graph_s,) = self.held([(pass_, graphed, 0.0)])
+            _, (pending,), (graph_s,) = self.held([(pass_, graphed, 0.0)])
             device_s = pending.end.seconds_after(pending.start)
             return Sample(device_s, graph_s if issuer is graphed else self.issue_s(pass_, issuer))
 
@@ -147,7 +149,7 @@ class Bench:
                 assert each.is_graph, "what is held must be one launch"
                 each.values()
             if host_s < self._hold_s:
-                return Held(pending, issue_s)
+                return Held(released, pending, issue_s)
             # A device that had to wait for the host would count that as its own time.
             if self._hold_s >= MOST_HOLD_S:
                 raise ValueError(

@@ -140,11 +140,10 @@ class OverlapBench:
 
     def _released(self, jobs: Sequence[_Job], offsets_s: Sequence[float]) -> tuple[list[float], list[float]]:
         """Durations, and the true offsets from the first job's start, by the device's own clock."""
-        pending = self.bench.held([(*job, offset_s) for job, offset_s in zip(jobs, offsets_s, strict=True)]).pending
-        first = pending[0].start
-        return [each.end.seconds_after(each.start) for each in pending], [
-            each.start.seconds_after(first) for each in pending
-        ]
+        held = self.bench.held([(*job, offset_s) for job, offset_s in zip(jobs, offsets_s, strict=True)])
+        durations_s = [each.end.seconds_after(each.start) for each in held.pending]
+        starts_s = [each.start.seconds_after(held.released) for each in held.pending]
+        return durations_s, [start_s - starts_s[0] for start_s in starts_s]
 
     def _on_threads(self, jobs: Sequence[_Job], offsets_s: Sequence[float]) -> tuple[list[float], list[float]]:
         """The same by the host's clock, as a job is over when it has been issued."""

@@ -21,6 +21,8 @@ LOOKS = 10
 """At an event and the host's clock at one instant; the closest counts."""
 LOOK_EVERY_S = 10.0
 """CUDA gives times between events in float32 milliseconds: to 1 us over 10 s, to 60 us over 1,000 s."""
+MARGIN_S = 1e-3
+"""By which an event is after a look for certain, however long ago the first one was."""
 LEAST_SPAN_S = 1.0
 """Of looks that tell a drift: it is some 20 to 50 us per second, and a look is true to a few us."""
 
@@ -30,7 +32,7 @@ class Event(Protocol):
 
     def synchronize(self) -> None: ...
     def seconds_after(self, earlier: Event) -> float:
-        """By the device's own clock; below 0 for events the other way round."""
+        """By the device's own clock. `earlier` must be: whether CUDA tells times below 0 is not written down."""
         ...
 
 
@@ -162,18 +164,16 @@ class DeviceClock:
             self.look()
 
     def host_s(self, event: Event) -> float:
-        """When the device passed `event`, which is over."""
+        """When the device passed `event`, which is over and came after the first look."""
         looks = tuple(self._looks)
-        about_s = event.seconds_after(looks[0].event)
-        near = min(looks, key=lambda look: abs(look.device_s - about_s))
-        after_s = event.seconds_after(near.event)
-        number = looks.index(near)
-        other = number + 1 if after_s > 0.0 else number - 1
-        if 0 <= other < len(looks):
-            return near.host_s + after_s * _rate(near, looks[other])
-        # Before the first or after the last: a drift between looks close together would be noise.
-        is_known = looks[-1].device_s - looks[0].device_s >= LEAST_SPAN_S
-        return near.host_s + after_s * (_rate(looks[0], looks[-1]) if is_known else 1.0)
+        about_s = event.seconds_after(looks[0].event) - MARGIN_S
+        number = sum(look.device_s < about_s for look in looks[1:])
+        last, after_s = looks[number], event.seconds_after(looks[number].event)
+        if number + 1 < len(looks):
+            return last.host_s + after_s * _rate(last, looks[number + 1])
+        # After the last look: a drift between looks close together would be noise.
+        is_known = last.device_s >= LEAST_SPAN_S
+        return last.host_s + after_s * (_rate(looks[0], last) if is_known else 1.0)
 
     @property
     def drift_ppm(self) -> float | None:

@@ -200,5 +200,6 @@ class TimedEvent:
             self.device.host_s = max(self.device.host_s, self.true_s + WAKE_S)
 
     def seconds_after(self, earlier: Any) -> float:
+        assert earlier.true_s <= self.true_s, "the other way round"
         ms = 1e3 * self.device.rate * (self.true_s - earlier.true_s)
         return 1e-3 * float(np.float32(round(ms / STEP_MS) * STEP_MS))

@@ -118,6 +118,7 @@ class DriftingEvent:
         self.device.passes(4e-6 + (1e-3 if self.device.random.random() < 0.3 else 0.0))
 
     def seconds_after(self, earlier: Any) -> float:
+        assert earlier.true_s <= self.true_s, "the other way round"
         ms = 1e3 * self.device.rate * (self.true_s - earlier.true_s)
         return 1e-3 * float(np.float32(round(ms / 5e-4) * 5e-4))
 
