@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +34,11 @@ were fitted on, and those whose labels cannot be (ADR 029), are apart.
 def plain(cell: Mapping[str, Any]) -> str:
     mark = " (labels in doubt)" if cell["is_doubtful"] else " (fitted on)" if cell["is_fitted_on"] else ""
     return str(cell["class"]) + mark
+
+
+def short(why: str) -> str:
+    """A refusal without the folder of a file and without what would have been understood."""
+    return re.sub(r"'?/\S*/(\S+?_config\.json)'?", r"\1", why).partition("; want one of")[0]
 
 
 def mean_size(values: list[float]) -> str:
@@ -85,7 +91,7 @@ def page(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -
             "",
             "## Refused",
             "",
-            *(f"- {family}, {model} on {gpu}: {why}" for family, model, gpu, why in reasons),
+            *(f"- {family}, {model} on {gpu}: {short(why)}" for family, model, gpu, why in reasons),
             "",
             f"## The {len(fitted)} cells that constants were fitted on",
             "",

@@ -164,7 +164,19 @@ class Lookups:
                         return _expert_table(chosen)
             raise ValueError("none")
 
-        return self._first(of, f"{weights} experts")
+        if self.engine not in TUNES_EXPERTS:
+            return self._first(of, f"{weights} experts")
+        tables = []
+        for engine in ENGINES:
+            with suppress(ValueError):
+                tables.append(of(engine))
+        if not tables:
+            return None
+        self.note(f"{weights} experts: the fastest of all engines'")
+        tokens = np.unique(np.concatenate([table.tokens for table in tables]))
+        most = min(table.tokens[-1] for table in tables)
+        tokens = tokens[tokens <= most]
+        return ExpertTable(tokens, np.min([table.at(tokens) for table in tables], axis=0))
 
     def _scaled_experts_s(
         self, shape: ModelShape, experts: Experts, weights: str, split: tuple[int, int], at: Array
@@ -352,6 +364,9 @@ SPLIT = ("moe_tp_size", "moe_ep_size")
 TIMED_WITH_SCALES = (("trtllm", "fp8"),)
 """Tables of whole modules that find the scale of their activations at run time (7 us of torch operators, whatever the
 size): checkpoints bring it with them, and the kernel before the GEMM applies it."""
+TUNES_EXPERTS = ("trtllm",)
+"""Engines that choose among several kernels of experts, by what they run on and how many tokens there are; the tables
+of this one have the CUTLASS backend's and DeepGEMM's, of which its recipes on Blackwell use neither for few tokens."""
 MOST_SCALES_SHARE = 0.3
 """Of a GEMM's time is left at least."""
 UNTUNED = {("trtllm", "nvfp4"): "sglang"}
@@ -376,8 +391,9 @@ LAUNCH_S = 1e-5
 
 
 def _expert_table(frame: Any) -> ExpertTable:
-    frame = frame.sort_values("num_tokens")
-    tokens, seconds = frame["num_tokens"].to_numpy(dtype=float), frame["latency"].to_numpy(dtype=float) * 1e-3
+    """Of several kernels at as many tokens the fastest."""
+    least = frame.groupby("num_tokens")["latency"].min()
+    tokens, seconds = least.index.to_numpy(dtype=float), least.to_numpy(dtype=float) * 1e-3
     return ExpertTable(tokens, _no_dents(tokens, seconds))
 
 
