@@ -129,6 +129,8 @@ def cell_of(row: Mapping[str, str]) -> Cell:
     weights = FORMATS[row["gemm_quant_mode"]]
     version = row["backend_version"] or OLDEST[row["backend"]]
     kv = None
+    # Its dense models do not fuse an all-reduce with the norm behind it, as those with experts do.
+    has_nccl = row["backend"] == "trtllm" and version.startswith("1.0") and is_dense
     if "gpt-oss" in row["model_path"]:
         weights = "mxfp4-fp8" if is_blackwell else "mxfp4-marlin"
     is_recipe = EXACT_SOURCE not in row["silicon_data_source"]
@@ -144,7 +146,7 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         gpu=gpu,
         weights=weights,
         kv=kv,
-        deployment=Deployment(tensor, expert if expert > 1 else None, data, row["backend"], _tables_version(row)),
+        deployment=Deployment(tensor, expert if expert > 1 else None, data, row["backend"], has_nccl_alone=has_nccl),
         concurrency=batch,
         input_len=_whole(row["isl"]),
         output_len=_whole(row["osl"]),
@@ -153,11 +155,6 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         tpot_ms=float(row["silicon_tpot_ms"]),
         family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
     )
-
-
-def _tables_version(row: Mapping[str, str]) -> str | None:
-    """Of engines that are older than all tables in a way that matters."""
-    return "1.0" if row["backend"] == "trtllm" and row["backend_version"].startswith("1.0") else None
 
 
 def _widths(row: Mapping[str, str]) -> tuple[int, int, int, int]:
@@ -187,10 +184,11 @@ def _whole(text: str) -> int:
 
 def is_marked(cell: Cell) -> bool:
     """Whether constants were fitted on the cell: those of calibrate.importers.aiconfigurator.lookups (REDUCE_RATIO,
-    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S, NCCL_ALONE), of vLLM 0.12 in sim/engines, and those here."""
+    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S), that NCCL reduces alone, those of vLLM 0.12 in sim/engines, and those
+    here."""
     if "Qwen3-32B" in cell.model and cell.version.startswith("0.12") and cell.weights == "bf16":
         return (cell.input_len, cell.output_len, cell.concurrency) in VLLM_0_12
-    if cell.version.startswith("1.0") and cell.engine == "trtllm" and cell.deployment.tensor_parallel > 1:
+    if cell.deployment.has_nccl_alone and cell.deployment.tensor_parallel > 1:
         return cell.concurrency in (8, 64) and cell.output_len == 256
     if cell.engine != "vllm" or cell.concurrency not in (4, 64):
         return "Qwen3-235B" in cell.model and cell.input_len == 4000 and cell.output_len == 100
@@ -349,6 +347,29 @@ def _series(cell: Cell) -> tuple[Any, ...]:
     return (*cell[1:8], cell.input_len, cell.output_len)
 
 
+def kindest(readings: list[list[dict[str, str]]]) -> dict[str, dict[str, str]]:
+    """By id, the peer's rows in the reading of the labels whose mean TPOT error is least for that model, GPU, engine
+    and format; where that reading has no answer, another's."""
+    errors: dict[tuple[str, ...], dict[int, list[float]]] = {}
+    for i, rows in enumerate(readings):
+        for row in rows:
+            if row["aic_tpot_ms"]:
+                error = abs(float(row["aic_tpot_ms"]) / float(row["silicon_tpot_ms"]) - 1.0)
+                errors.setdefault(_peer_group(row), {}).setdefault(i, []).append(error)
+    chosen: dict[str, dict[str, str]] = {}
+    for i, rows in enumerate(readings):
+        for row in rows:
+            of_group = errors.get(_peer_group(row), {})
+            is_best = i == min(of_group, key=lambda each: fmean(of_group[each]), default=0)
+            if row["aic_tpot_ms"] and (is_best or row["id"] not in chosen):
+                chosen[row["id"]] = row
+    return chosen
+
+
+def _peer_group(row: Mapping[str, str]) -> tuple[str, ...]:
+    return row["model_path"], row["system"], row["backend"], row["gemm_quant_mode"]
+
+
 def classes_of(found: list[Judged | tuple[Cell, str]], peer: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
     """A row per class, and one each for the marked and the doubtful rows of it."""
     classes: dict[str, list[Judged]] = {}
@@ -397,7 +418,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", type=Path)
     parser.add_argument("--json", type=Path, required=True, dest="out")
-    parser.add_argument("--peer", type=Path, nargs="*", default=[], help="the rows with aic_ttft_ms and aic_tpot_ms")
+    parser.add_argument(
+        "--peer",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="the rows with aic_ttft_ms and aic_tpot_ms; of several readings of the labels the kindest counts",
+    )
     parser.add_argument("--only", default="", help="only classes whose name holds this text, such as 'vllm moe'")
     parser.add_argument("--every", type=int, default=1, help="only every so manieth row")
     parser.add_argument(
@@ -411,7 +438,7 @@ def main() -> None:
         run(read_cells(options.cells, options.mode), options)
         return
     rows = [row for row in read_cells(options.cells) if options.only in cell_of(row).family][:: options.every]
-    peer = {row["id"]: row for path in options.peer for row in csv.DictReader(path.open(newline=""))}
+    peer = kindest([list(csv.DictReader(path.open(newline=""))) for path in options.peer])
     found, start_s = [], time.perf_counter()
     for i, entry in enumerate(judge(rows)):
         found.append(entry)

@@ -3,8 +3,8 @@
     python -m benchmarks.support [--out docs/support.md]
 
 Shipped profiles say it themselves; what is not shipped is tried, from the kernel tables where they have the GPU
-(`pip install 'lanesim[tables]'`), else from another GPU of its family by their datasheets, and refused with the line
-that a user would see. Not here: models that nobody named (benchmarks.unprepared), served cells (benchmarks.silicon).
+(`pip install 'lanesim[tables]'`), else by the constants of another model on that GPU, and refused with the line that a
+user would see. Not here: models that nobody named (benchmarks.unprepared), served cells (benchmarks.silicon).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from calibrate.hardware.datasheets import derive, with_models
-from calibrate.hardware.models import shapes_of, source_of, with_formats
+from calibrate.hardware.datasheets import with_models
+from calibrate.hardware.models import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployed import CONFIGS, WIDE
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from calibrate.importers.aiconfigurator.profile import DEVICES
@@ -27,14 +27,15 @@ from sim.costs.shapes import ModelShape
 PAGE = Path(__file__).parent.parent / "docs" / "support.md"
 GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm", "l40s", "rtx-4090", "rtx-pro-6000-server", "gh200")
 FORMATS = ("bf16", "fp8", "fp8-block", "nvfp4", "mxfp4", "int4")
-DERIVED_FROM = {"gh200": "h100-sxm/llama-3.1-8b", "rtx-4090": "l40s"}
-"""GPU without tables -> whose profile of the same family its datasheet transfers."""
+CONSTANTS = {"gh200": "gh200/apertus-8b", "rtx-4090": "rtx-4090/llama-3.1-8b"}
+"""GPU without tables -> the profile whose constants other models take."""
+NOTHING_MEASURED = "nothing was measured with"
 STAND_IN = "not from the engine's own tables: "
 LEGEND = """| sign | it is known from |
 | :-- | :-- |
 | **served** | serving runs on that GPU: constants were fitted to them |
 | **measured** | kernel tables of that GPU, all of the engine's own |
-| derived | its tables where a rule or another engine's kernel stands in for some, or another GPU's by datasheets |
+| derived | its tables where a rule or another engine's kernel stands in for some, or constants of another model there |
 | – | refused; the reason is below |
 
 A sign in brackets is not shipped: one command makes it. `+` counts shipped profiles with a drafter."""
@@ -47,10 +48,10 @@ class Entry(NamedTuple):
 
 
 def sign_of(profile: Profile) -> Entry:
+    if NOTHING_MEASURED in profile.source:
+        return Entry("derived", profile.source.partition(",")[0])
     if profile.conditions == SERVED:
         return Entry("**served**", "")
-    if "datasheet" in profile.source:
-        return Entry("derived", "by datasheets")
     if STAND_IN in profile.source:
         return Entry("derived", profile.source.partition(STAND_IN)[2])
     return Entry("**measured**", "")
@@ -90,10 +91,8 @@ def tried(gpu: str, name: str, weights: str) -> Entry:
             deployment = Deployment(WIDE.get(name, 1))
             return bracketed(sign_of(import_deployment(tables, gpu, shape, None, deployment, source=revision)))
         if weights != "bf16" or not shape.is_plain:
-            return Entry("–", f"no tables of {gpu}, and datasheets transfer dense models in bf16 alone")
-        target, _ = shapes_of(str(path), None)
-        origin = load(DERIVED_FROM[gpu])
-        return bracketed(sign_of(derive(with_models(origin, target, None), gpu)))
+            return Entry("–", f"no tables of {gpu}: constants of a dense model in bf16 price such models alone")
+        return bracketed(sign_of(with_models(load(CONSTANTS[gpu]), shape, None)))
     except ValueError as error:
         return Entry("–", " ".join(str(error).split()).replace(str(path), path.name))
 

@@ -115,6 +115,17 @@ class ModelPasses(ABC):
             known = self._body[tokens] = self.layers * self.layer_s(tokens)
         return known
 
+    def padded_body_s(self, tokens: int, rows: int, row_tokens: int) -> float:
+        """All layers over `tokens` tokens as they run, attention left out; `row_tokens` of them are of `rows` rows.
+        Rows of several tokens activate fewer experts than so many unrelated tokens, by which `layer_s` goes."""
+        tokens = self.padded_tokens(tokens)
+        experts = self._shape.experts
+        if experts is None or row_tokens == rows:
+            return self.body_s(tokens)
+        most = experts.saturating_tokens
+        unrelated = tokens - row_tokens + round(experts.unrelated(rows, row_tokens))
+        return self.body_s(tokens) - self.body_s(min(tokens, most)) + self.body_s(min(unrelated, most))
+
     def fusion_s(self, tokens: int) -> float:
         """What the first pass of a draft takes before its layers; nothing for a model that reads no features."""
         known = self._fusion.get(tokens)
@@ -142,7 +153,8 @@ class ModelPasses(ABC):
             attention_s += self.rows_s(rows, row_tokens, context_tokens + row_tokens, beside_chunks=bool(chunks))
         if total_tokens == 0:
             return self.head_s(head_rows)
-        return self.body_s(self.padded_tokens(total_tokens)) + self.layers * attention_s + self.head_s(head_rows)
+        body_s = self.padded_body_s(total_tokens, rows, row_tokens)
+        return body_s + self.layers * attention_s + self.head_s(head_rows)
 
     def use(self, rows: int, row_tokens: int, context_tokens: int, chunks: Sequence[Chunk], head_rows: int) -> PassUse:
         """As `pass_use`, of this model."""

@@ -14,6 +14,7 @@ from benchmarks.silicon import (
     drafts_unmarked,
     is_marked,
     is_outside,
+    kindest,
     slowest_of,
 )
 from calibrate.importers.aiconfigurator.deployment import Deployment
@@ -78,6 +79,16 @@ def test_of_two_rows_with_the_same_labels_the_one_half_as_long_drafts_unmarked()
     slowest = slowest_of([plain, twin, other, cell(silicon_tpot_ms="99")])
     assert [drafts_unmarked(each, slowest) for each in (plain, twin, other)] == [False, True, False]
     assert not drafts_unmarked(cell(silicon_tpot_ms="1"), slowest)
+
+
+def test_of_several_readings_the_peer_gets_the_kindest_of_each_group() -> None:
+    def row(name: str, tpot_ms: str, system: str = "h200_sxm") -> dict[str, str]:
+        return {**ROW, "id": name, "system": system, "aic_tpot_ms": tpot_ms}
+
+    plain = [row("a", "14"), row("b", "9"), row("c", "30", "b200_sxm"), row("d", "")]
+    best = [row("a", "11"), row("b", ""), row("c", "50", "b200_sxm"), row("d", "")]
+    chosen = kindest([plain, best])
+    assert {name: each["aic_tpot_ms"] for name, each in chosen.items()} == {"a": "11", "b": "9", "c": "30"}
 
 
 def test_a_step_holds_what_the_recipe_of_the_row_says() -> None:

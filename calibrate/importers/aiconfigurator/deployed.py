@@ -1,5 +1,6 @@
-"""Writes the shipped profiles that are points from the installed tables: `python -m
-calibrate.importers.aiconfigurator.deployed CONFIGS`, with Hugging Face config.json files below CONFIGS.
+"""Writes the shipped profiles that are points from the installed tables, and those of GPUs that these lack: `python -m
+calibrate.importers.aiconfigurator.deployed CONFIGS [LAYERS]`, with Hugging Face config.json files below CONFIGS, and in
+LAYERS LLMServingSim's tables of one RTX 4090 and Llama-3.1-8B.
 
 Not here: the import (deployment), the profiles of the fitted law (shipping).
 """
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from calibrate.hardware.datasheets import with_models
 from calibrate.hardware.models import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
-from sim.costs.profile_files import SHIPPED, encode
-from sim.costs.shapes import draft_model
+from calibrate.importers.llmservingsim.profile import import_llmservingsim
+from sim.costs.profile import KindError
+from sim.costs.profile_files import SHIPPED, encode, load
+from sim.costs.shapes import draft_model, model
 
 CONFIGS = {
     "llama-3.1-8b": "meta-llama--Meta-Llama-3.1-8B",
@@ -27,20 +31,25 @@ CONFIGS = {
 }
 """Name -> file of its config.json, less `_config.json`."""
 HOPPER, BLACKWELL = ("h100-sxm", "h200-sxm"), ("b200-sxm",)
-GPUS = (*HOPPER, *BLACKWELL, "l40s", "rtx-pro-6000-server")
-"""Not the A100, whose coarse tables leave too few token counts to judge points by."""
+GPUS = (*HOPPER, *BLACKWELL, "a100-sxm", "l40s", "rtx-pro-6000-server")
+ONLY_BF16 = ("a100-sxm",)
+LAYERS = "5daddb21a545"
+"""Revision of LLMServingSim (MIT)."""
+APART = "not of whole passes: body and attention were left out of their fits apart"
+SERVED = {"gh200/apertus-8b": ("llama-3.1-8b", "qwen3-8b", "qwen3-32b")}
+"""Profile whose constants were fitted on a served GPU that has no tables -> dense models that they are shipped for."""
 WIDE = {"llama-3.1-70b": 4}
 """Devices that share a model where one is too small."""
 HEADS = ("gpt-oss-120b", "qwen3-32b", "llama-3.1-8b")
 """Targets that are shipped with an EAGLE-3 head, on H200."""
 
 
-def formats(gpu: str, model: str) -> tuple[str | None, ...]:
+def formats(gpu: str, name: str) -> tuple[str | None, ...]:
     """Weights that people run there; None: as the checkpoint says."""
-    if model.startswith("gpt-oss"):
-        return ("mxfp4-fp8",) if gpu in BLACKWELL else (None,)
+    if name.startswith("gpt-oss"):
+        return ("mxfp4-fp8",) if gpu in BLACKWELL else ("mxfp4-marlin",) if gpu in HOPPER else (None,)
     narrow = ("fp8", "nvfp4") if gpu in BLACKWELL else ("fp8",)
-    if model == "qwen3-30b-a3b":
+    if name == "qwen3-30b-a3b" or gpu in ONLY_BF16:
         return (None,)
     return (None, *narrow)
 
@@ -65,16 +74,48 @@ def ship(configs: Path, to: Path = SHIPPED) -> list[Path]:
                         continue
                     label = profile.name
                     if name.startswith("gpt-oss"):
-                        label = label.replace("-mxfp4-fp8", "").replace("-mxfp4", "")
+                        label = label.replace("-mxfp4-fp8", "").replace("-mxfp4-marlin", "").replace("-mxfp4", "")
                     path = to / f"{label}.json"
                     if path.exists():
                         continue
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(encode(msgspec.structs.replace(profile, name=label)))
                     written.append(path)
+    return [*written, *ship_served(configs, to)]
+
+
+def ship_served(configs: Path, to: Path) -> list[Path]:
+    """The models of SERVED, nothing of which was measured itself."""
+    written = []
+    for origin, names in SERVED.items():
+        for name in names:
+            shape = msgspec.structs.replace(source_of(str(configs / f"{CONFIGS[name]}_config.json")).shape, name=name)
+            profile = with_models(load(origin), shape, None)
+            path = to / f"{profile.name}.json"
+            if not path.exists():
+                path.write_bytes(encode(profile))
+                written.append(path)
+    return written
+
+
+def ship_layers(layers: Path, configs: Path, to: Path = SHIPPED) -> list[Path]:
+    """The RTX 4090: constants fitted to its layers' times, and a model of the same size by them."""
+    other = source_of(str(configs / f"{CONFIGS['qwen3-8b']}_config.json")).shape
+    origin = import_llmservingsim(layers, "rtx-4090", model("llama-3.1-8b"), None, 1, revision=LAYERS, form="compact")
+    apart = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=APART)
+    origin = msgspec.structs.replace(origin, errors={**dict.fromkeys(("decode", "prefill"), apart), **origin.errors})
+    written = []
+    for profile in (origin, with_models(origin, msgspec.structs.replace(other, name="qwen3-8b"), None)):
+        path = to / f"{profile.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(profile))
+        written.append(path)
     return written
 
 
 if __name__ == "__main__":
-    for written_path in ship(Path(sys.argv[1])):
+    config_files = Path(sys.argv[1])
+    for written_path in ship(config_files):
         print(written_path)
+    for layer_files in sys.argv[2:]:
+        print(*ship_layers(Path(layer_files), config_files), sep="\n")

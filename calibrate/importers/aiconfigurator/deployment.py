@@ -70,6 +70,7 @@ TOKENS = (
 """Of a pass, at which body and head are given: both sides of the steps that GEMMs take."""
 CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
 """Measured in the finer tables, and in no profile: what interpolation is judged by."""
+LEAST_CHECKED = 3
 WIDE_NORM_S = 1e-5
 """Kernels of a norm over all heads of queries and keys, in fp32; assumed."""
 NORM_BYTES = 8.0
@@ -89,6 +90,8 @@ class Deployment(NamedTuple):
     """Whose kernels: vllm, trtllm or sglang."""
     version: str | None = None
     """Of that engine; None: the newest tables."""
+    has_nccl_alone: bool = False
+    """NCCL reduces messages of any size, as TensorRT-LLM 1.0 does between some devices; else whatever is fastest."""
 
     @property
     def devices(self) -> int:
@@ -130,7 +133,8 @@ def import_deployment(
     if gpu not in DEVICES:
         raise ValueError(unknown("GPU", gpu, DEVICES))
     device = DEVICES[gpu]
-    lookups = Lookups(KernelFiles(path, gpu, deployment.version), deployment.engine)
+    files = KernelFiles(path, gpu, deployment.version)
+    lookups = Lookups(files, deployment.engine, has_nccl_alone=deployment.has_nccl_alone)
     shapes = [shape for shape in (target, draft) if shape is not None]
     for shape in shapes:
         check_splits(shape, deployment)
@@ -390,9 +394,9 @@ class Composed:
 
     def _token_errors(self, raw: Array, of: Callable[[Array], Array]) -> tuple[Callable[[int], float], Array, str]:
         """The curve to judge by, its relative errors, and where: at measured token counts that the profile does not
-        have; where a coarse table has none of those, at every second one of its own, left out."""
+        have; where a coarse table has too few of those, at every second one of its own, left out."""
         checked = [count for count in CHECKED_TOKENS if self._lookups.is_measured(count)]
-        if checked:
+        if len(checked) >= LEAST_CHECKED:
             curve = _curve_through(TOKENS, raw)
             measured = of(np.array(checked, dtype=float))
             predicted = np.array([curve(count) for count in checked])

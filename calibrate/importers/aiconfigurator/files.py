@@ -49,7 +49,7 @@ class KernelFiles:
     def __init__(self, path: Path, gpu: str, version: str | None = None) -> None:
         self._gpu = gpu
         self._root = path
-        self.version = numbers(version) if version is not None else None
+        self._version = numbers(version) if version is not None else None
         folder = gpu.replace("-", "_")
         places = [place for place in (path / folder, path / "data" / folder) if place.is_dir()]
         if not places:
@@ -177,22 +177,26 @@ class KernelFiles:
 
     def find(self, group: str, engine: str, table: str) -> tuple[Path, str] | None:
         """The file of a table and its version; None where there is none."""
+        return next(iter(self.versions(group, engine, table)), None)
+
+    def versions(self, group: str, engine: str, table: str) -> list[tuple[Path, str]]:
+        """The files of a table and their versions, the one that is read first, then older ones."""
         found = {}
         for path in self._folder.rglob("*.parquet"):
             parts = str(path.relative_to(self._folder).with_suffix("")).replace("/", "__").split("__")
             if len(parts) == 4 and (parts[0], parts[1], parts[3]) == (group, engine, table):
                 found[numbers(parts[2])] = (path, parts[2])
-        if not found:
-            return None
-        newest = None if engine == "nccl" else self.version
-        fitting = [version for version in found if newest is None or version <= newest]
-        return found[max(fitting) if fitting else min(found)]
+        fitting = [version for version in found if self._version is None or version <= self._version]
+        return [found[version] for version in sorted(fitting or sorted(found)[:1], reverse=True)]
 
     def read(self, group: str, engine: str, table: str, columns: list[str]) -> pd.DataFrame:
+        """The table of the version that fits. Raises ValueError where there is none, or it is defective."""
         found = self.find(group, engine, table)
         if found is None:
             raise ValueError(f"{self._folder.name}: no table {group}/{engine}/VERSION/{table}.parquet")
-        path, version = found
+        return self.read_file(engine, *found, columns)
+
+    def read_file(self, engine: str, path: Path, version: str, columns: list[str]) -> pd.DataFrame:
         frame: Any = read_parquet(path, "table").to_pandas()
         missing = [column for column in [*columns, "latency"] if column not in frame]
         if missing:

@@ -8,9 +8,11 @@ Not here: reading files (files), what a layer is made of (deployment).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
+from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -69,12 +71,13 @@ class ExpertTable(NamedTuple):
 class Lookups:
     """Tables of `files` as `engine` runs them; `notes` collects what another engine's table or a rule stood in for."""
 
-    def __init__(self, files: KernelFiles, engine: str = "vllm") -> None:
+    def __init__(self, files: KernelFiles, engine: str = "vllm", *, has_nccl_alone: bool = False) -> None:
         self.files = files
+        self.has_nccl_alone = has_nccl_alone
         self.engine = engine
         self.notes: list[str] = []
         self._gemms: dict[str, GemmTable | None] = {}
-        self._frames: dict[str, Any] = {}
+        self._frames: dict[Path, Any] = {}
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -151,10 +154,8 @@ class Lookups:
         self, layout: tuple[int, int, int, int], weights: str, split: tuple[int, int]
     ) -> ExpertTable | None:
         def of(engine: str) -> ExpertTable:
-            frame = self._expert_frame(engine)
-            for name in EXPERT_NAMES[weights]:
-                of_name = frame[frame["moe_dtype"] == name]
-                rows = of_name
+            for frame, name in product(self._expert_frames(engine), EXPERT_NAMES[weights]):
+                rows = frame[frame["moe_dtype"] == name]
                 for column, value in zip((*LAYOUT, *SPLIT), (*layout, *split), strict=True):
                     rows = rows[rows[column] == value]
                 for skew in SKEWS:
@@ -171,8 +172,12 @@ class Lookups:
         """Of the measured layout that is most like it, by the ratio of what both read and compute."""
 
         def of(engine: str) -> tuple[tuple[int, ...], ExpertTable]:
-            frame = self._expert_frame(engine)
-            frame = frame[frame["moe_dtype"].isin(EXPERT_NAMES[weights])]
+            of_version = (
+                frame[frame["moe_dtype"].isin(EXPERT_NAMES[weights])] for frame in self._expert_frames(engine)
+            )
+            frame = next((frame for frame in of_version if not frame.empty), None)
+            if frame is None:
+                raise ValueError("none")
             skew = next((skew for skew in SKEWS if (frame["distribution"] == skew).any()), None)
             if skew is None:
                 raise ValueError("none")
@@ -213,11 +218,13 @@ class Lookups:
         )
         return np.maximum(read_s, compute_s) + LAUNCH_S
 
-    def _expert_frame(self, engine: str) -> Any:
-        if engine not in self._frames:
-            columns = ["moe_dtype", "num_tokens", *LAYOUT, *SPLIT, "distribution"]
-            self._frames[engine] = self.files.read("moe", engine, "moe_perf", columns)
-        return self._frames[engine]
+    def _expert_frames(self, engine: str) -> Iterator[Any]:
+        """Of every version, the newest first: a newer one may have only what was measured again."""
+        columns = ["moe_dtype", "num_tokens", *LAYOUT, *SPLIT, "distribution"]
+        for path, version in self.files.versions("moe", engine, "moe_perf"):
+            if path not in self._frames:
+                self._frames[path] = self.files.read_file(engine, path, version, columns)
+            yield self._frames[path]
 
     def attention(self, table: str, kv: str, window: int) -> AttentionTable:
         """All points of generation_attention_perf or context_attention_perf. Raises ValueError where there are none."""
@@ -275,7 +282,7 @@ class Lookups:
                 frame = frame.sort_values("latency").drop_duplicates("message_size")
             return _curve(frame)
 
-        own = None if self._has_nccl_alone() else self._first(of, f"all-reduces of {devices}")
+        own = None if self.has_nccl_alone else self._first(of, f"all-reduces of {devices}")
         curves = [curve for curve in (own, self._nccl("all_reduce", devices)) if curve is not None]
         if self._has_fused_reduces():
             with suppress(ValueError):
@@ -284,10 +291,6 @@ class Lookups:
             raise ValueError(f"no all-reduce of {devices} devices in the tables of {self.gpu.name!r}")
         fastest = np.min([_message_s(curve, message_bytes) for curve in curves], axis=0)
         return np.asarray(REDUCE_RATIO * fastest + REDUCE_SKEW_S * np.log2(devices))
-
-    def _has_nccl_alone(self) -> bool:
-        version = self.files.version
-        return version is not None and version[:2] <= NCCL_ALONE.get(self.engine, (-1,))
 
     @property
     def fuses_quantising(self) -> bool:
@@ -361,8 +364,6 @@ REDUCE_RATIO = 1.35
 REDUCE_SKEW_S = 1e-6
 """Of an all-reduce in service over one in the tables, where all devices arrive at once; the latter per doubling of the
 devices. Fitted on served cells (benchmarks/silicon.py lists them)."""
-NCCL_ALONE = {"trtllm": (1, 0)}
-"""Engine and the version up to which NCCL reduces messages of any size; chosen on served cells likewise."""
 SUSTAINED_RATIO = 1.17
 SUSTAINED_TOKENS = (128, 2048)
 """GEMMs of passes of so many tokens and more take that much longer in service than in the tables, which are timed at

@@ -176,7 +176,7 @@ class TablePasses(ModelPasses):
 
     def row_curve(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowCurve:
         """What a pass of `rows` decode or verify rows costs, by context."""
-        rest_s = self.body_s(self.padded_tokens(row_tokens)) + self.head_s(head_rows) + self.extra_s
+        rest_s = self.padded_body_s(row_tokens, rows, row_tokens) + self.head_s(head_rows) + self.extra_s
         line = self._line(rows, row_tokens, False)
         seconds = [rest_s + self.layers * attention_s for attention_s in line.seconds]
         points = pairwise(zip(line.kv_tokens, seconds, strict=True))

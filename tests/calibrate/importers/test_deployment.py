@@ -28,7 +28,7 @@ from sim.costs.passes import layer_rest_s
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode
 from sim.costs.shapes import MODELS, Experts, ModelShape
-from sim.seam.work import Chunk, Kind, Work
+from sim.seam.work import Chunk, Kind, Model, Work
 from tests.calibrate.support import gemm_ms, write_tables
 
 LLAMA = MODELS["llama-3.1-8b"]
@@ -142,6 +142,23 @@ def test_a_verify_pass_pays_for_the_experts_of_all_its_tokens(tables: Path) -> N
         return costs.cost(work).device_s
 
     assert pass_s(256) - pass_s(64) > 1e-3 * SPARSE.layers * (expert_ms(256) - expert_ms(64))
+
+
+def test_tokens_of_one_sequence_activate_fewer_experts_than_unrelated_ones(tables: Path) -> None:
+    """Eight tokens of two rows read as many experts as 2 + 0.6 x 6 = 5.6; beyond 11 tokens all eight are read."""
+    passes = build_costs(imported(tables, SPARSE), cuda_graph=False).passes(Model.TARGET)
+    assert passes.padded_body_s(8, 2, 8) == passes.body_s(6)
+    assert passes.padded_body_s(8, 8, 8) == passes.body_s(8)
+    assert passes.padded_body_s(512, 128, 512) == passes.body_s(512)
+    beside_a_prompt = passes.body_s(256) - passes.body_s(11) + passes.body_s(11)
+    assert passes.padded_body_s(256, 2, 8) == pytest.approx(beside_a_prompt)
+
+
+def test_verify_widens_the_experts_read_about_as_reported() -> None:
+    """1.3, 3.2 and 6.1 times with 1, 4 and 8 drafted tokens at a batch of one (gpt-oss-120b's experts here)."""
+    experts = Experts(num=128, per_token=4, intermediate=2880)
+    wider = [experts.unique(experts.unrelated(1, 1 + drafted)) / experts.unique(1) for drafted in (1, 4, 8)]
+    assert wider == pytest.approx([1.3, 3.2, 6.1], rel=0.25)
 
 
 def test_a_chunk_after_history_costs_its_pairs_at_the_rate_of_the_whole_prompt(tables: Path) -> None:
