@@ -107,15 +107,15 @@ def test_a_signal_after_the_last_line_changes_nothing() -> None:
 
 def test_who_is_stopped_does_not_wait_for_what_its_workers_are_at() -> None:
     """A service manager tells the command alone; its workers are at tasks of ten minutes."""
-
-    def is_stopped() -> None:
-        with started_workers(2) as pool:
-            assert pool.executor is not None
-            for _ in range(4):
-                pool.executor.submit(time.sleep, 600.0)
-            time.sleep(0.1)
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        is_stopped()
+        _stopped_with_workers()
     assert multiprocessing.active_children() == []
+
+
+def _stopped_with_workers() -> None:
+    with started_workers(2) as pool:
+        assert pool.executor is not None
+        for _ in range(4):
+            pool.executor.submit(time.sleep, 600.0)
+        time.sleep(0.1)
+        raise KeyboardInterrupt
