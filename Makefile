@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PAIR := llama-2-7b+tinyllama-1.1b
 
-.PHONY: demo test test-real mutation gpu gpu-report notebooks accuracy accuracy-public check format clean
+.PHONY: demo test test-real mutation gpu notebooks accuracy accuracy-public check format clean
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile a100-sxm/$(PAIR) --out results/demo-a100 --plots --overwrite
@@ -19,16 +19,13 @@ test-real: .venv/.real           ## the real-hardware backend's tests; installs 
 mutation: .venv/.dev             ## how many of the committed mutants the tests kill, into docs/testing.md
 	$(BIN)/python -m tests.mutants
 
-gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine; call again until it says done
+gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (docs/gpu.md); goes on where it was stopped
 	.venv-gpu/bin/python -m calibrate.campaign results/campaign --device cuda
-
-gpu-report: .venv-gpu/.ready     ## profiles, raw points and docs/validation from what `make gpu` measured
-	.venv-gpu/bin/python -m calibrate.campaign results/campaign --device cuda --ship
 
 .venv-gpu/.ready: pyproject.toml constraints.txt
 	# With the machine's own torch, where it has one that sees its GPU.
 	$(PYTHON) -m venv --system-site-packages .venv-gpu
-	.venv-gpu/bin/pip install --quiet --disable-pip-version-check -e '.[analysis,gpu]'
+	.venv-gpu/bin/pip install --quiet --disable-pip-version-check -e '.[analysis,gpu-fa3]'
 	touch $@
 
 notebooks: .venv/.notebooks      ## executes every notebook on small settings and leaves them as they are

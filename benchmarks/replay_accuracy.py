@@ -18,15 +18,16 @@ import msgspec
 import torch
 
 from benchmarks.replay_report import write_report
-from calibrate.campaign.steps import measure_pair
 from calibrate.measure.pair import pair_spec
+from calibrate.service.serving import measure_pair
 from realrun.host.machine import fingerprint
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.run import Replay, replay, result_of, write_replays
-from realrun.replay.testbed import build_kernels, sizes_for
+from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from realrun.validate.compare import judge, predict
 from realrun.validate.readback import read_replay, read_summary
 from sim.costs.profile import Profile
+from sim.costs.profile_files import encode
 from sim.experiment.assemble import Experiment
 from sim.experiment.scenario import Scenario, resolve
 from sim.metrics.summary import summarise
@@ -73,7 +74,8 @@ def run_draw(draw: Path, budget_s: float, seed: int) -> dict[str, Any]:
     """Measure, predict, replay, judge. Seeds differ from draw to draw."""
     torch.set_num_threads(1)
     spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, None, None, None, 0)
-    profile = measure_pair(spec, draw, budget_s, form="table")
+    profile = measure_pair(spec, draw / "tiny.points.jsonl", budget_s, form="table", say=print)
+    (draw / "tiny.json").write_bytes(encode(profile))
     loads = {"closed": _scenario(seed, "inf", CONCURRENCY)}
     closed = {policy: _predicted(loads["closed"], policy, profile) for policy in POLICIES}
     rate = UTILISATION * min(run["output_throughput"] for run in closed.values()) / OUTPUT_TOKENS
@@ -126,8 +128,8 @@ class _Load:
         self.out, self.load, self.scenario, self.profile = out, load, scenario, profile
         device = torch.device("cpu")
         sizes = sizes_for([_experiment(scenario, policy, profile, NUM_PROMPTS) for policy in POLICIES], device)
-        self._slots = sizes.slots
-        self._kernels = build_kernels(profile, sizes, device, temperature=0.0, cuda_graph=False, seed=scenario.seed)
+        self._slots = sizes.slots - SPARE_SLOTS
+        self._kernels = build_kernels(profile, sizes, device, temperature=0.0, seed=scenario.seed)
         self._executor = PairExecutor(self._kernels, seed=scenario.seed)
         self._about = {
             "acceptance": "tape",

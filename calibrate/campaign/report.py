@@ -1,4 +1,4 @@
-"""What a campaign ships: profiles, raw points as one Parquet file, and a report of predicted against measured.
+"""What a campaign sends: profiles, raw points, verdicts and a report, under OUT/send as they lie in the repository.
 
 Everything comes from the campaign's directory. Not here: measuring (calibrate.campaign.steps), any fit (calibrate.fit).
 """
@@ -6,249 +6,93 @@ Everything comes from the campaign's directory. Not here: measuring (calibrate.c
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from calibrate.campaign.plan import Campaign
-from calibrate.campaign.steps import PREDICTIONS
-from calibrate.points import file as points_file
-from calibrate.points.work import place_of
-from sim.costs.profile import MeasuredPoint, Profile
+from calibrate.campaign.smoke import SMOKE_FILE
+from sim.costs.profile import Profile
 from sim.costs.profile_files import encode, load
-from sim.report.results import write_parquet
+from sim.files.write import new_folder
 
-MOST_BYTES = 5_000_000
-"""Of the raw points in the repository."""
-BARS = {"output_throughput": 5.0, "p50_e2el_ms": 5.0, "p99_ttft_ms": 10.0}
-"""Percent: predicted against measured, closed loop."""
-HELD_OUT_BARS = {"body": 6.0, "decode": 10.0, "prefill": 10.0, "verify": 10.0, "overlap": 10.0}
-Rows = list[list[str]]
+SEND = "send"
+BARS = {"output_throughput": 5.0, "e2el p50": 5.0, "ttft p99": 10.0, "mechanism": 5.0}
+"""Percent: predicted against measured, closed loop; of the mechanism the mean E2EL."""
+Rows = Iterable[Sequence[str]]
 
 
-def ship(out: Path, root: Path, campaign: Campaign) -> int:
-    """Write into the repository at `root`; exit code 1 and one line if the measurements are not there."""
-    paths = [path for job in campaign.jobs if (path := out / f"{job.name}.json").exists()]
-    if not paths:
-        print(f"campaign: {str(out)!r} holds no profile; run the campaign first", file=sys.stderr)
-        return 1
-    profiles = [load(path) for path in paths]
-    gpu = profiles[0].gpu.name
-    report = root / "docs" / "validation" / gpu
-    report.mkdir(parents=True, exist_ok=True)
-    size = write_points(report / "points.parquet", [path.with_suffix(".points.jsonl") for path in paths])
-    if size > MOST_BYTES:
-        print(f"campaign: points.parquet has {size} bytes, more than {MOST_BYTES}", file=sys.stderr)
-        return 1
-    for profile in profiles:
-        # A profile of the repository carries no points: they are in the Parquet file.
-        file = root / "sim" / "profiles" / f"{profile.name}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(encode(without_points(profile)))
-    if (out / PREDICTIONS).exists():
-        (report / PREDICTIONS).write_text((out / PREDICTIONS).read_text())
-    (report / "README.md").write_text("\n".join(report_lines(out, campaign, profiles)) + "\n")
-    cells = [row for cell in campaign.cells for row in cell_rows(out, cell.name)]
-    if cells:
-        _figure(report / "predicted.png", cells)
-    print(f"campaign: {len(profiles)} profiles in sim/profiles/{gpu}, report and points in {report}")
-    return 0
+def report(out: Path, campaign: Campaign) -> None:
+    """Raises ValueError where something was not measured."""
+    names = [each.name for each in campaign.loads]
+    verdicts = [out / f"{name}.json" for name in names]
+    needed = [out / SMOKE_FILE, *(job.profile_path(out) for job in campaign.jobs), *verdicts]
+    for path in needed:
+        if not path.exists():
+            raise ValueError(f"{str(path)!r} is missing: its step failed, the reason stands above")
+    profiles = [load(job.profile_path(out)) for job in campaign.jobs]
+    with new_folder(out / SEND) as scratch:
+        told = scratch / "docs" / "validation" / profiles[0].gpu.name
+        told.mkdir(parents=True)
+        for path in [out / SMOKE_FILE, *(job.points_path(out) for job in campaign.jobs), *verdicts]:
+            (told / path.name).write_bytes(path.read_bytes())
+        for profile in profiles:
+            file = scratch / "sim" / "profiles" / f"{profile.name}.json"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # A profile of the repository carries no points: they lie beside the report.
+            file.write_bytes(encode(msgspec.structs.replace(profile, points=())))
+        smoke, results = json.loads((out / SMOKE_FILE).read_text()), [json.loads(path.read_text()) for path in verdicts]
+        (told / "README.md").write_text("\n".join(_lines(profiles, smoke, dict(zip(names, results, strict=True)))))
 
 
-def without_points(profile: Profile) -> Profile:
-    return msgspec.structs.replace(profile, points=())
-
-
-def write_points(path: Path, sources: Sequence[Path]) -> int:
-    """Every measured pass and every pair that ran together, as one table; its size in bytes."""
-    fields = [field for field in MeasuredPoint.__struct_fields__ if field != "sustained_s"]
-    columns: dict[str, list[Any]] = {name: [] for name in ("pair", *fields, "sustained_s", "together")}
-    for source in sources:
-        held = points_file.read(source)
-        name = source.name.removesuffix(".points.jsonl")
-        for point in held.points:
-            columns["pair"].append(name)
-            for field in fields:
-                columns[field].append(getattr(point, field))
-            columns["sustained_s"].append(held.sustained.get(place_of(point)))
-            columns["together"].append(None)
-        for entry in held.overlap:
-            columns["pair"].append(name)
-            for field in (*fields, "sustained_s"):
-                columns[field].append(None)
-            columns["together"].append(json.dumps(entry))
-    write_parquet(path, columns)
-    return path.stat().st_size
-
-
-def report_lines(out: Path, campaign: Campaign, profiles: Sequence[Profile]) -> list[str]:
-    lines = [f"# {profiles[0].gpu.name}: measured and predicted", "", *_ceilings(out, profiles[0]), ""]
-    lines += ["## Held-out points", "", "Mean error in percent (points); **bold** misses its bar.", ""]
+def _lines(profiles: Sequence[Profile], smoke: dict[str, Any], results: dict[str, Any]) -> Iterator[str]:
+    yield from (f"# {profiles[0].gpu.name}: measured and predicted", "", "## Machine", "")
+    yield from _table(["what", "is"], smoke["fingerprint"].items())
+    yield from ("", "## Smoke step", "")
+    yield from _table(
+        ["check", "found", "seconds"], ([e["name"], e["said"], f"{e['seconds']:.1f}"] for e in smoke["checks"])
+    )
+    yield from ("", "## Passes", "", "Mean error of held-out points in percent (how many).", "")
     kinds = list(dict.fromkeys(kind for profile in profiles for kind in profile.errors))
-    rows = [[profile.name, *(_held_out(profile, kind) for kind in kinds)] for profile in profiles]
-    lines += table(["profile", *kinds], rows)
-    lines += ["", "## Several issuers, overlap, serving", ""]
-    headers = [
-        "profile",
-        "eager issuers 1, 2, 3",
-        "graphed",
-        "eta compute, bandwidth",
-        "tau us",
-        "step us",
-        "result us",
-        "look us",
-    ]
-    lines += table(headers, [_host(profile) for profile in profiles])
-    lines += ["", "## Replays, predicted before they were run", ""]
-    lines += ["Shared tape, closed loop. Errors are (predicted - measured) / measured; **bold** misses its bar.", ""]
-    cells = [row for cell in campaign.cells for row in cell_rows(out, cell.name)]
-    headers = [
-        "cell",
-        "policy",
-        *(f"{name}: predicted, measured, error" for name in BARS),
-        "mechanism E2EL",
-        "device idle",
-    ]
-    lines += table(headers, [_cell(row) for row in cells]) if cells else ["None was run."]
-    if cells:
-        lines += ["", *_signs(cells), "", "![Predicted against measured](predicted.png)"]
-    return [*lines, "", "## Lossless", "", *_lossless(out)]
+    yield from _table(["profile", *kinds], ([p.name, *(_held_out(p, kind) for kind in kinds)] for p in profiles))
+    yield from ("", *(f"- {profile.name}: {profile.source}." for profile in profiles))
+    yield from (
+        "",
+        "## Replays",
+        "",
+        "Measured, and the error of the prediction in percent; **bold** misses its bar.",
+        "",
+    )
+    yield from _table(["load", "policy", *BARS], _judged(results))
+    yield ""
 
 
-def cell_rows(out: Path, cell: str) -> list[dict[str, Any]]:
-    """Per policy of a replayed cell what was predicted, what was measured, and the mechanism error."""
-    validation, summary = out / f"replay-{cell}" / "validation.json", out / f"replay-{cell}" / "summary.json"
-    if not validation.exists():
-        return []
-    judged = {run["policy"]: run for run in json.loads(validation.read_text())["runs"]}
-    predicted = json.loads((out / PREDICTIONS).read_text())[cell]
-    return [
-        {
-            "cell": cell,
-            "policy": run["policy"],
-            "predicted": predicted[run["policy"]],
-            "measured": {name: run[name] for name in BARS},
-            "mechanism_pct": judged[run["policy"]]["decomposition"]["mechanism"]["e2el"]["mean"]["error_pct"],
-            "idle_share": run["device_idle_share"],
-        }
-        for run in json.loads(summary.read_text())["runs"]
-    ]
+def _judged(results: dict[str, Any]) -> Rows:
+    for load_name, result in results.items():
+        for run in result["runs"]:
+            found = {
+                "output_throughput": run["metrics"]["output_throughput"],
+                "e2el p50": run["metrics"]["e2el"]["p50"],
+                "ttft p99": run["metrics"]["ttft"]["p99"],
+                "mechanism": run["decomposition"]["mechanism"]["e2el"]["mean"],
+            }
+            yield [load_name, run["policy"], *(_marked(found[name], bar_pct) for name, bar_pct in BARS.items())]
 
 
-def table(headers: Sequence[str], rows: Rows) -> list[str]:
-    return [f"| {' | '.join(line)} |" for line in (headers, ["---"] * len(headers), *rows)]
-
-
-def error_pct(row: dict[str, Any], name: str) -> float:
-    return 100.0 * (float(row["predicted"][name]) / float(row["measured"][name]) - 1.0)
-
-
-def _cell(row: dict[str, Any]) -> list[str]:
-    numbers = []
-    for name, bar_pct in BARS.items():
-        error = error_pct(row, name)
-        numbers.append(f"{row['predicted'][name]:.1f}, {row['measured'][name]:.1f}, {_marked(error, bar_pct)}")
-    return [row["cell"], row["policy"], *numbers, f"{row['mechanism_pct']:+.1f}", f"{100 * row['idle_share']:.0f} %"]
-
-
-def _signs(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Of every two policies of a cell whose measured throughputs differ by more than twice the combined error."""
-    right, wrong = 0, []
-    for number, one in enumerate(rows):
-        for other in rows[number + 1 :]:
-            if one["cell"] != other["cell"]:
-                continue
-            name = "output_throughput"
-            measured = one["measured"][name] - other["measured"][name]
-            predicted = one["predicted"][name] - other["predicted"][name]
-            spread = sum((each["predicted"][name] - each["measured"][name]) ** 2 for each in (one, other)) ** 0.5
-            if abs(measured) <= 2.0 * spread:
-                continue
-            if measured * predicted > 0.0:
-                right += 1
-            else:
-                wrong.append(f"{one['cell']}: {one['policy']} - {other['policy']}")
-    said = f"Differences of two policies' throughput larger than twice the combined error: {right} with the right sign"
-    return [f"{said}, {len(wrong)} with the wrong one{': ' + '; '.join(wrong) if wrong else ''}."]
-
-
-def _ceilings(out: Path, profile: Profile) -> list[str]:
-    path = out / "ceilings.json"
-    if not path.exists():
-        return ["Ceilings: not measured."]
-    found = json.loads(path.read_text())
-    return [
-        f"Ceilings ({found['dtype']}): {found['flops_per_s'] / 1e12:.2f} TFLOP/s of "
-        f"{profile.gpu.peak_flops / 1e12:.2f}, copies at {found['copy_bytes_per_s'] / 1e9:.1f} GB/s of "
-        f"{profile.gpu.bandwidth_bytes_per_s / 1e9:.1f} (what the profile takes for its roofs)."
-    ]
+def _marked(error: dict[str, float | None], bar_pct: float) -> str:
+    if error["error_pct"] is None:
+        return "-"
+    text = f"{error['real']:.1f} {error['error_pct']:+.1f}"
+    return text if abs(error["error_pct"]) <= bar_pct else f"**{text}**"
 
 
 def _held_out(profile: Profile, kind: str) -> str:
     error = profile.errors.get(kind)
-    if error is None or error.mean_error_pct is None:
-        return "-"
-    return f"{_marked(error.mean_error_pct, HELD_OUT_BARS.get(kind, float('inf')), sign='')} ({error.points})"
+    return "-" if error is None or error.mean_error_pct is None else f"{error.mean_error_pct:.1f} ({error.points})"
 
 
-def _host(profile: Profile) -> list[str]:
-    host, overlap = profile.host, profile.overlap
-    return [
-        profile.name,
-        ", ".join(f"{factor:.2f}" for factor in host.inflation_eager),
-        ", ".join(f"{factor:.2f}" for factor in host.inflation_graphed),
-        f"{overlap.eta_compute:.2f}, {overlap.eta_bandwidth:.2f}",
-        f"{1e6 * overlap.tau_s:.1f}",
-        f"{1e6 * host.step_s:.0f}",
-        f"{1e6 * host.result_s:.0f}",
-        f"{1e6 * host.look_s:.0f}",
-    ]
-
-
-def _lossless(out: Path) -> list[str]:
-    path = out / "lossless.json"
-    if not path.exists():
-        return ["Not run."]
-    found = json.loads(path.read_text())
-    gaps = [entry["logit_gap"] for entry in found["differing"]]
-    told = f", largest gap of the two best logits there {max(gaps):.3g}" if gaps else ""
-    return [
-        f"{found['target']} with a draft of its first {found['draft_layers']} layers (epsilon {found['epsilon']:g}): "
-        f"{len(gaps)} of {found['requests']} greedy texts ({found['tokens']} tokens) differ from plain decoding{told}; "
-        f"{100 * found['acceptance_rate']:.0f} % of the drafted tokens were accepted."
-    ]
-
-
-def _marked(error: float, bar_pct: float, *, sign: str = "+") -> str:
-    text = f"{error:{sign}.1f}"
-    return text if abs(error) <= bar_pct else f"**{text}**"
-
-
-def _figure(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """One point per cell and policy; on the diagonal the prediction was right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    titles = {"output_throughput": "tokens/s", "p50_e2el_ms": "p50 E2EL, ms", "p99_ttft_ms": "p99 TTFT, ms"}
-    figure, axes = plt.subplots(1, len(BARS), figsize=(12, 4))
-    for axis, name in zip(axes, BARS, strict=True):
-        for policy in dict.fromkeys(row["policy"] for row in rows):
-            own = [row for row in rows if row["policy"] == policy]
-            measured, predicted = ([row[side][name] for row in own] for side in ("measured", "predicted"))
-            axis.loglog(measured, predicted, "o", alpha=0.75, label=policy)
-        ends = [min(axis.get_xlim()[0], axis.get_ylim()[0]), max(axis.get_xlim()[1], axis.get_ylim()[1])]
-        axis.plot(ends, ends, color="black", linewidth=0.8)
-        axis.set_title(titles[name], fontsize=10)
-        axis.set_xlabel("measured")
-        axis.tick_params(which="both", labelsize=7, labelrotation=30)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("predicted")
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+def _table(headers: Sequence[str], rows: Rows) -> Iterator[str]:
+    for line in (headers, ["---"] * len(headers), *rows):
+        yield f"| {' | '.join(line)} |"

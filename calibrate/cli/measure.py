@@ -16,7 +16,6 @@ from sim.cli.console import progress
 from sim.cli.signals import exit_code, stopped_word
 
 if TYPE_CHECKING:
-    from calibrate.measure.session import Session
     from sim.costs.profile import Profile
 
 LEAST_BUDGET_S = 5.0
@@ -75,19 +74,22 @@ def measure_command(
         raise ValueError(f"{needs} ({error})") from None
     torch.set_num_threads(threads)
     from calibrate.measure.pair import DEFAULTS, pair_spec
-    from calibrate.measure.session import Session
-    from calibrate.points import file as points_file
+    from calibrate.service.serving import measure_pair
     from realrun.host import cuda
 
     spec = pair_spec(device, **flags)
     points_path = out.with_suffix(".points.jsonl")
     try:
-        with points_file.alone(points_path), progress() as on_step:
-            budget_s = float(DEFAULTS[device]["budget"]) if budget is None else budget
-            session = Session(spec, points_path, budget_s, on_step)
-            profile = _fitted(session, form or DEFAULTS[device]["form"], is_asked_for=form is not None)
-            if serving:
-                profile = _with_serving(profile, session)
+        with progress() as on_step:
+            profile = measure_pair(
+                spec,
+                points_path,
+                float(DEFAULTS[device]["budget"]) if budget is None else budget,
+                form=form,
+                is_serving=serving,
+                on_step=on_step,
+                say=lambda line: print(line, file=sys.stderr),
+            )
     except KeyboardInterrupt:
         kept = f"points so far are in {points_path}; " if points_path.exists() else ""
         print(f"lanesim: {stopped_word()}; {kept}the same command goes on from there", file=sys.stderr)
@@ -99,30 +101,6 @@ def measure_command(
         ) from None
     write(profile, out)
     _print_noisy(profile)
-
-
-def _fitted(session: Session, form: Literal["compact", "table"], *, is_asked_for: bool) -> Profile:
-    """The profile in this form; where its points are too few for a table that nobody asked for, the compact one."""
-    from calibrate.fit.measured_table import TooFewPoints
-
-    try:
-        return session.run(form)
-    except TooFewPoints as error:
-        if is_asked_for:
-            raise
-        print(f"this profile is compact: {error}", file=sys.stderr)
-        return session.run("compact")
-
-
-def _with_serving(profile: Profile, session: Session) -> Profile:
-    """`profile` completed on the threaded host, or as it is where the measured slots are too short for its requests."""
-    from calibrate.service.serving import with_serving_costs
-
-    try:
-        return with_serving_costs(profile, session.bench.kernels)
-    except ValueError as error:
-        print(f"what serving adds was not measured: {error}", file=sys.stderr)
-        return profile
 
 
 def _print_noisy(profile: Profile) -> None:

@@ -12,13 +12,11 @@ from datetime import date
 from statistics import median
 from typing import Any, Literal
 
-import msgspec
-
 from calibrate.fit.errors import use_of
 from calibrate.fit.measured_table import with_tables
 from calibrate.fit.overlap import fit_overlap
 from calibrate.fit.passes import fit_passes
-from calibrate.points.file import Points
+from calibrate.points.file import Clocks, Points
 from calibrate.points.work import L2_STATES, Place, place_of, work_of
 from sim.costs.engine import MEASURED_HERE
 from sim.costs.kernels import (
@@ -69,7 +67,7 @@ def profile_of(
         overlap=Overlap(),
         errors={},
         conditions=IN_A_LOOP,
-        source=_source(points, str(held.options.get("target_weights", "random"))),
+        source=_source(points, str(held.options.get("target_weights", "random")), held.clocks),
         fingerprint=held.fingerprint,
         date=str(held.host["date"]),
     )
@@ -103,13 +101,9 @@ def check_units(points: Sequence[MeasuredPoint], gpu: Gpu, shapes: Mapping[str, 
 
 
 def ordered_points(held: Points) -> list[MeasuredPoint]:
-    """The points in the plan's order, each with its time under load where there is one."""
+    """The points in the plan's order."""
     by_place = {place_of(point): point for point in held.points}
-    return [
-        msgspec.structs.replace(by_place[place], sustained_s=held.sustained.get(place))
-        for place in held.places
-        if place in by_place
-    ]
+    return [by_place[place] for place in held.places if place in by_place]
 
 
 def noisy_places(points: Sequence[MeasuredPoint]) -> list[Place]:
@@ -120,15 +114,18 @@ def today() -> str:
     return date.today().isoformat()
 
 
-def _source(points: Sequence[MeasuredPoint], weights: str) -> str:
+def _source(points: Sequence[MeasuredPoint], weights: str, clocks: Sequence[Clocks]) -> str:
     num_noisy = len(noisy_places(points))
     text = f"lanesim calibrate measure: {len(points)} passes of {weights} weights, {num_noisy} of them noisy"
-    ratios = [point.sustained_s / point.device_s for point in points if point.sustained_s is not None]
     states = Counter(point.l2 for point in points)
     if states.keys() != {"unknown"}:
         text += "; L2 never flushed between repetitions: " + ", ".join(f"{states[name]} {name}" for name in L2_STATES)
-    if ratios:
-        text += f"; after sustained load {len(ratios)} of them took {median(ratios):.2f} times as long (median)"
+    known_mhz = [each.sm_mhz for each in clocks if each.sm_mhz is not None]
+    if known_mhz:
+        text += f"; SM clock {min(known_mhz):.0f} to {max(known_mhz):.0f} MHz, "
+        reasons = Counter(reason for each in clocks for reason in each.throttled)
+        slowed = ", ".join(f"{count} by {reason}" for reason, count in reasons.most_common())
+        text += f"of {len(clocks)} visits slowed: {slowed or 'none'}"
     return text
 
 

@@ -11,7 +11,6 @@ Not here: which passes (calibrate.measure.grid), how often (calibrate.measure.re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -192,14 +191,6 @@ class Bench:
         began_s = self.runs_on.now_s()
         issuer.issue(pass_.shape, pass_.rows).values()
         return self.runs_on.now_s() - began_s
-
-    def loop(self, places: Sequence[Place], seconds: float) -> None:
-        """Keep the device busy with `places`, one after the other, for `seconds`."""
-        jobs = [(self.ready(place), self.issuer(place.launch)) for place in places]
-        ends_s = perf_counter() + seconds
-        while perf_counter() < ends_s:
-            for pass_, issuer in jobs:
-                self.round_trip_s(pass_, issuer)
 
 
 def count_kernels(bench: Bench, place: Place, issuer: Issuer) -> int:

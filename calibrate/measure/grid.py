@@ -23,8 +23,6 @@ NUM_CHUNKS = (3, 4, 5, 7)
 LEVELS = len(VERIFY_TOKENS)
 HELD_OUT_IN = 5
 """One point in this many is kept from the fit."""
-SUSTAINED_IN = 10
-"""One point in this many is timed again after sustained load."""
 MIN_CONTEXT = 32
 MIN_CHUNK = 8
 
@@ -104,11 +102,6 @@ def is_held_out(place: Place, places: Sequence[Place]) -> bool:
     """Whether `place` is kept from the fit: every fifth of its kind and model, in shuffled order."""
     alike = [other for other in places if (other.kind, other.model) == (place.kind, place.model)]
     return sorted(alike, key=_shuffled).index(place) % HELD_OUT_IN == HELD_OUT_IN - 1
-
-
-def is_repeated(index: int) -> bool:
-    """Whether the place at this position of the plan is timed again under sustained load."""
-    return index % SUSTAINED_IN == 0
 
 
 def pilots(limits: Limits) -> list[Place]:

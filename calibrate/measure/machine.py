@@ -1,11 +1,11 @@
-"""The machine that is measured: its fingerprint, its clocks, its roofs.
+"""The machine that is measured: its fingerprint and its roofs.
 
-Not here: what it is called and what runs on it (realrun.host.machine), passes (calibrate.measure.bench).
+Not here: what it is called and what runs on it (realrun.host.machine), its clocks (calibrate.measure.clocks), passes
+(calibrate.measure.bench).
 """
 
 from __future__ import annotations
 
-import subprocess
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,8 +17,6 @@ from realrun.host import cuda
 from realrun.host.machine import device_name, processor, usable_cores, versions
 from sim.costs.profile import Gpu
 
-CLOCK_FIELDS = ("clocks.sm", "power.draw")
-"""What nvidia-smi is asked for: MHz and watts."""
 ROOF_REPETITIONS = 7
 MATRIX = {"cpu": 1024, "cuda": 8192}
 """Side of the square matrices whose product stands for the compute roof."""
@@ -26,51 +24,23 @@ COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
 """Bytes read by the copy that stands for the bandwidth roof: far beyond any cache."""
 
 
-def fingerprint(device: str, dtype: str) -> dict[str, str]:
-    """What times depend on beside shapes, as text, as a points file has it; `clock_` entries may change between runs of
-    one machine."""
-    found = {
+def fingerprint(device: str, dtype: str, driver: str | None = None) -> dict[str, str]:
+    """What times depend on beside shapes, as text, as a points file has it; `driver` is the version of the GPU's."""
+    return {
         "device": device_name(device),
         "cpu": processor(),
         "cpu_cores": str(usable_cores()),
         "threads": str(torch.get_num_threads()),
         **versions(),
         "cuda": str(torch.version.cuda or "none"),
-        "driver": nvidia_smi("driver_version") or "none",
+        "driver": driver or "none",
         "dtype": dtype,
     }
-    clocks = read_clocks(device)
-    for name, value in clocks.items():
-        found[f"clock_{name}"] = "not readable" if value is None else f"{value:g}"
-    return found
 
 
-def read_clocks(device: str) -> dict[str, float | None]:
-    """SM clock (MHz) and power (W) of the first GPU; None where they cannot be read, as on a CPU."""
-    values: list[float | None] = [None] * len(CLOCK_FIELDS)
-    if device == "cuda":
-        answer = (nvidia_smi(",".join(CLOCK_FIELDS)) or "").split(",")
-        if len(answer) == len(CLOCK_FIELDS):
-            values = [_number(part) for part in answer]
-    return {"sm_mhz": values[0], "power_w": values[1]}
-
-
-def nvidia_smi(fields: str) -> str | None:
-    """Answer of nvidia-smi on the first GPU, or None where there is no such program or answer."""
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = done.stdout.strip().splitlines()
-    return lines[0].strip() if lines else None
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def uuid(device: str) -> str | None:
+    """By which the driver knows the GPU that CUDA gives this process; None on a CPU."""
+    return None if device == "cpu" else cuda.properties().uuid
 
 
 def roofs(device: str, dtype: str) -> Gpu:

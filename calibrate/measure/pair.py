@@ -14,7 +14,7 @@ from calibrate.measure.grid import Limits
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention, usual_attention
-from realrun.model.memory import check_fits
+from realrun.model.memory import Ledger, Sizes, check_fits, ledger
 from realrun.model.weights import Family, load_model, random_model
 from sim.costs.shapes import MODELS
 from sim.names import unknown
@@ -28,8 +28,8 @@ LEAST_CONTEXT = 256
 DRAFT_TOKENS = 8
 PASS_TOKENS = {"cpu": 512, "cuda": 4096}
 """Prompt tokens of the longest pass that is timed."""
-MEMORY_SHARE = 0.85
-"""Of a GPU's free memory, beside which activations and graphs must fit."""
+ISSUERS = 12
+"""Streams that a measurement uses: eager and graphed, three sides, two priorities."""
 
 
 class PairSpec(NamedTuple):
@@ -107,7 +107,10 @@ def build(spec: PairSpec) -> PairKernels:
     vocabularies = {source.shape.name: source.shape.vocab for source in sources}
     if len(set(vocabularies.values())) > 1:
         raise ValueError(f"draft and target must share vocabulary, got {vocabularies}")
-    _check_memory(spec, sources)
+    names = " and ".join(source.shape.name for source in sources)
+    what = f"{names} in {spec.dtype} with KV of {spec.rows} slots of {spec.slot_tokens} tokens"
+    # All of it at once; each part alone is checked again where it is made.
+    check_fits(needs(spec).total, what, torch.device(spec.device))
     models = [_model(source, spec) for source in sources]
     options = PairOptions(
         slots=spec.rows,
@@ -119,13 +122,19 @@ def build(spec: PairSpec) -> PairKernels:
     return PairKernels(models[0], models[1] if len(models) > 1 else None, options)
 
 
-def _check_memory(spec: PairSpec, sources: list[Source]) -> None:
-    """Weights and KV of all models at once; each alone is checked again where it is made."""
-    weights = sum(source.shape.weight_bytes for source in sources)
-    kv = sum(source.shape.kv_bytes_per_token for source in sources) * (spec.rows + 1) * spec.slot_tokens
-    names = " and ".join(source.shape.name for source in sources)
-    what = f"{names} in {spec.dtype} with KV of {spec.rows} slots of {spec.slot_tokens} tokens"
-    check_fits(int((weights + kv) / MEMORY_SHARE), what, torch.device(spec.device))
+def needs(spec: PairSpec) -> Ledger:
+    """What measuring takes of the device's memory."""
+    allowed = limits(spec)
+    sizes = Sizes(
+        slots=spec.rows,
+        max_tokens=spec.slot_tokens,
+        draft_tokens=allowed.draft_tokens,
+        prompt_tokens=allowed.pass_tokens,
+        streams=ISSUERS,
+        has_graphs=allowed.has_graphs,
+    )
+    shapes = [source.shape for source in (spec.target, spec.draft) if source is not None]
+    return ledger(shapes, sizes, is_cuda=spec.device == "cuda")
 
 
 def _model(source: Source, spec: PairSpec) -> Any:

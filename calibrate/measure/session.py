@@ -1,4 +1,4 @@
-"""Measures a pair on this machine: plan, points, points under load, host times, overlap; each kept as soon as known.
+"""Measures a pair on this machine: plan, points, host times, overlap; each kept as soon as known.
 
 Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
 killed and one that was not give the same kind of result. Not here: the fit (calibrate.fit.measured_profile), the
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Literal
 
@@ -20,7 +19,8 @@ import msgspec
 from calibrate.fit.measured_profile import profile_of, today
 from calibrate.measure import grid, host_times
 from calibrate.measure.bench import Bench, count_kernels
-from calibrate.measure.machine import fingerprint, l2_bytes, multiprocessors, read_clocks, roofs
+from calibrate.measure.clocks import Driver
+from calibrate.measure.machine import fingerprint, l2_bytes, multiprocessors, roofs, uuid
 from calibrate.measure.overlap import OverlapBench, pairs, three_ways
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
@@ -35,10 +35,8 @@ from sim.costs.shapes import ModelShape
 
 PILOT_RUNS = 2
 """Of which the faster one counts: one that something disturbed would spoil the plan."""
-SHARES = {"points": 0.55, "load": 0.1, "host": 0.05, "overlap": 0.15}
+SHARES = {"points": 0.6, "host": 0.05, "overlap": 0.2}
 """Of the budget. The rest is building, warming up and fitting."""
-LOAD_S = 20.0
-"""Sustained load before points are timed again, where the budget allows."""
 Step = Callable[[str, int, int], None]
 """Told the stage, steps done and steps in all."""
 
@@ -51,12 +49,14 @@ class Session:
         what cannot be built."""
         self.spec, self.path, self.budget_s, self.on_step = spec, path, budget_s, on_step
         cuda.find(spec.device)
-        self._fingerprint = fingerprint(spec.device, spec.dtype)
+        self.driver = Driver(uuid(spec.device))
+        self._fingerprint = fingerprint(spec.device, spec.dtype, self.driver.version)
         if path.exists():
             points_file.mend(path)
             former = points_file.read(path)
             points_file.check_same(path, former, self._fingerprint, spec.as_options())
             points_file.check_host(path, former)
+            points_file.follow_cores(path, former, self._fingerprint)
         self._kernels = build(spec)
         self.bench = Bench(self._kernels)
 
@@ -66,7 +66,6 @@ class Session:
             if not self.path.exists():
                 self._plan()
             self._points()
-            self._under_load()
             self._host()
             self._overlap()
         held = points_file.read(self.path)
@@ -133,27 +132,8 @@ class Session:
                 l2=l2_state(place, self._shape(place), cache),
             )
             points_file.append_point(self.path, point)
-
-    def _under_load(self) -> None:
-        held = points_file.read(self.path)
-        chosen = [place for i, place in enumerate(held.places) if grid.is_repeated(i)]
-        left = [place for place in chosen if place not in held.sustained]
-        if not left:
-            return
-        share_s = SHARES["load"] * self.budget_s
-        eager = [place for place in held.places if place.launch == "eager"]
-        load = sorted((p for p in eager if p.kind in ("prefill", "verify")), key=lambda p: -p.total_tokens)[:2]
-        for place in [*load, *left]:
-            self.bench.warm(place, self.bench.issuer(place.launch))
-        self.on_step("under load", 0, len(left))
-        self.bench.loop(load, min(LOAD_S, 0.5 * share_s))
-        points_file.append(self.path, "clocks", read_clocks(self.spec.device))
-        for done, place in enumerate(left):
-            self.on_step("under load", done, len(left))
-            self.bench.loop(load[:1], min(1.0, 0.2 * share_s / len(left)))
-            run = self.bench.timer(place)
-            seconds = median(run().device_s for _ in range(MIN_REPETITIONS))
-            points_file.append(self.path, "sustained", [list(place), seconds])
+            if clocks := self.driver.read():
+                points_file.append(self.path, "clocks", msgspec.to_builtins(clocks))
 
     def _host(self) -> None:
         held = points_file.read(self.path)

@@ -1,7 +1,8 @@
 """The points file: what one machine measured, appended line by line, so that a kill loses one visit at most.
 
 JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point` (one per
-visit to a place), `sustained` (a place timed again under load), `host`, `overlap`, `three_way` and `clocks` lines.
+visit to a place), `clocks` (what the driver told right after it), `host`, `overlap` and `three_way` lines. A `cores`
+line says that the measurement went on with another number of cores: what depends on them counts from there on only.
 Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
 
@@ -34,6 +35,20 @@ HOST_KEYS = (
 )
 MAY_CHANGE = ("clock", "date", "driver")
 """Fingerprint keys beginning so do not tell two machines apart."""
+CORES = "cpu_cores"
+"""Fingerprint key that may change as well, but not for nothing (ADR 027)."""
+OLD_KINDS = ("sustained",)
+"""Lines of earlier versions that say nothing any more."""
+
+
+class Clocks(msgspec.Struct, frozen=True, kw_only=True):
+    """What the GPU's driver told right after a visit; None where it does not tell."""
+
+    sm_mhz: float | None = None
+    memory_mhz: float | None = None
+    power_w: float | None = None
+    throttled: tuple[str, ...] = ()
+    """Why the clocks were below what they could be, under NVML's names."""
 
 
 class Points(NamedTuple):
@@ -45,7 +60,7 @@ class Points(NamedTuple):
     """The plan."""
     points: list[MeasuredPoint]
     """One per place, of all visits to it."""
-    sustained: dict[Place, float]
+    clocks: list[Clocks]
     host: dict[str, Any]
     overlap: list[dict[str, Any]]
     three_way: list[dict[str, Any]]
@@ -119,7 +134,7 @@ def read(path: Path) -> Points:
         visits = msgspec.convert(header.get("visits", 1), int)
         if not 1 <= visits <= MOST_VISITS:
             raise ValueError(f"visits={visits} must be 1 to {MOST_VISITS}")
-        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], {}, {}, [], [], {}, visits)
+        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], [], {}, [], [], {}, visits)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"points file {str(path)!r} line 1: no valid header ({error!r})") from error
     planned = frozenset(places)
@@ -142,10 +157,15 @@ def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, valu
     if kind == "point":
         point = _point(where, value, planned)
         found.visits.setdefault(place_of(point), []).append(point)
-    elif kind == "sustained":
-        place, seconds = _convert(where, value, tuple[Place, float])
-        _check_times(where, [seconds])
-        found.sustained[place] = seconds
+    elif kind == "clocks":
+        found.clocks.append(_convert(where, value, Clocks))
+    elif kind == "cores":
+        found.fingerprint[CORES] = str(_convert(where, value, int))
+        found.host.clear()
+        if found.options.get("device") == "cpu":
+            # Passes of several streams share the cores there; a GPU's are timed by its own events.
+            found.overlap.clear()
+            found.three_way.clear()
     elif kind == "host":
         found.host.update(_convert(where, value, dict[str, Any]))
     elif kind == "overlap":
@@ -154,7 +174,7 @@ def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, valu
     elif kind == "three_way":
         _check_run(where, _convert(where, value, dict[str, Any]), 3)
         found.three_way.append(value)
-    elif kind != "clocks":
+    elif kind not in OLD_KINDS:
         raise ValueError(f"{where}: unknown kind of line {kind!r}")
 
 
@@ -195,9 +215,9 @@ def check_host(path: Path, found: Points) -> None:
 
 
 def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: dict[str, Any]) -> None:
-    """Raise ValueError unless `found` was measured on this machine with these options."""
+    """Raise ValueError unless `found` was measured on this machine, whatever its cores, with these options."""
     for what, theirs, ours in (
-        ("another machine", _fixed(found.fingerprint), _fixed(fingerprint)),
+        ("another machine", fixed(found.fingerprint), fixed(fingerprint)),
         ("other options", found.options, options),
     ):
         for key in sorted(set(theirs) | set(ours)):
@@ -206,7 +226,26 @@ def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: 
                     f"points file {str(path)!r} is of {what}: {key} was {theirs.get(key)!r}, is now "
                     f"{ours.get(key)!r}; choose another --out or remove it"
                 )
+    cores, threads = fingerprint.get(CORES, "1"), fingerprint.get("threads", "1")
+    if int(cores) < int(threads):
+        raise ValueError(
+            f"points file {str(path)!r} is of passes of {threads} threads, and this process may use {cores} cores; "
+            "give it as many, or choose another --out"
+        )
 
 
-def _fixed(fingerprint: dict[str, str]) -> dict[str, str]:
-    return {key: value for key, value in fingerprint.items() if not key.startswith(MAY_CHANGE)}
+def follow_cores(path: Path, found: Points, fingerprint: dict[str, str]) -> bool:
+    """Note that the measurement goes on with another number of cores; whether it does.
+
+    Kept is what does not depend on them: passes timed alone, and on a GPU its own times of passes at once. Issuing by
+    several threads is measured again, and on a CPU everything at once.
+    """
+    if found.fingerprint.get(CORES) == fingerprint.get(CORES):
+        return False
+    append(path, "cores", int(fingerprint[CORES]))
+    return True
+
+
+def fixed(fingerprint: dict[str, str]) -> dict[str, str]:
+    """What tells two machines apart."""
+    return {key: value for key, value in fingerprint.items() if not key.startswith((*MAY_CHANGE, CORES))}

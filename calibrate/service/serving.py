@@ -1,6 +1,6 @@
-"""What serving adds to the passes: threads that wake up, and several issuers at once, measured on the threaded host.
+"""A pair measured whole: its passes, and what serving adds to them on the threaded host.
 
-`calibrate measure` times passes one after the other in a loop. A policy's works take longer: they wait for threads to
+`calibrate.measure` times passes one after the other in a loop. A policy's works take longer: they wait for threads to
 wake up, and share interpreter and cores with whatever else the host does. A few requests served by bare lanes
 (calibrate.service.lanes), one to three of them at once, beside workers that poll, and with pauses, say how much.
 Not here: a profile's other constants (calibrate.fit), replaying a scenario (realrun.replay.run).
@@ -11,11 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
+from pathlib import Path
 from statistics import fmean, median
+from typing import Literal
 
 import msgspec
 
+from calibrate.fit.measured_table import TooFewPoints
 from calibrate.fit.overlap import TURNS_S
+from calibrate.measure.pair import DEFAULTS, PairSpec
+from calibrate.measure.session import Session, Step
+from calibrate.points import file as points_file
 from calibrate.service.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
 from calibrate.service.pauses import idle_ramp
 from realrun.host.quiet import frozen_heap
@@ -32,6 +38,8 @@ LANES = (1, 2, 3)
 MANY = (1, 2, 4)
 """Requests at once on one lane, each on its own or all together: as many as there are slots for."""
 POLLERS = 2
+STRIDE = 5
+"""Of the first look at TURNS_S."""
 REPEATS = 5
 PAUSES_S = (0.01, 0.04, 0.16)
 """Of the device before every other request, to see what the first works after one lose."""
@@ -54,6 +62,41 @@ class ServingCosts:
     idle_ramp: IdleRamp | None
     probed_s: tuple[float, ...]
     """As realrun.replay.probe gives it, between the runs."""
+
+
+def measure_pair(
+    spec: PairSpec,
+    points_path: Path,
+    budget_s: float,
+    *,
+    form: Literal["compact", "table"] | None = None,
+    is_serving: bool = True,
+    repeats: int = REPEATS,
+    on_step: Step = lambda stage, done, total: None,
+    say: Callable[[str], None],
+) -> Profile:
+    """Time a pair, alone and in service. Goes on where an earlier measurement was killed.
+
+    What nobody asked for by name and cannot be is told to `say` and left: a table of too few points, of which there
+    is a compact profile, and serving in slots too short for its requests. Raises ValueError for the rest.
+    """
+    with points_file.alone(points_path):
+        session = Session(spec, points_path, budget_s, on_step)
+        if spec.device == "cuda":
+            say(session.driver.said)
+        try:
+            profile = session.run(form or DEFAULTS[spec.device]["form"])
+        except TooFewPoints as error:
+            if form is not None:
+                raise
+            say(f"this profile is compact: {error}")
+            profile = session.run("compact")
+        if is_serving:
+            try:
+                return with_serving_costs(profile, session.bench.kernels, repeats=repeats)
+            except ValueError as error:
+                say(f"what serving adds was not measured: {error}")
+        return profile
 
 
 def with_serving_costs(profile: Profile, kernels: PairKernels, *, repeats: int = REPEATS) -> Profile:
@@ -198,7 +241,9 @@ def best_tau(profile: Profile, runs: Sequence[tuple[Served, Served]]) -> float:
         candidate = msgspec.structs.replace(profile, overlap=overlap)
         return sum(_misfit(pair, (alone[pair[0].setting], simulate(candidate, pair[1].setting))) for pair in runs)
 
-    return min(TURNS_S, key=loss)
+    # Each is a simulation of every run: every few first, then those around the best.
+    coarse = min(range(0, len(TURNS_S), STRIDE), key=lambda number: loss(TURNS_S[number]))
+    return min(TURNS_S[max(0, coarse - STRIDE + 1) : coarse + STRIDE], key=loss)
 
 
 def _misfit(runs: tuple[Served, Served], simulated: tuple[Served, Served]) -> float:

@@ -134,7 +134,7 @@ def _run(
     from realrun.replay.experiment import check_replayable
     from realrun.replay.pair_executor import PairExecutor
     from realrun.replay.run import replay_all
-    from realrun.replay.testbed import build_kernels, sizes_for
+    from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 
     torch.set_num_threads(1)
     cuda.find(device_name)
@@ -142,18 +142,17 @@ def _run(
     planned = _experiments(scenario, profile, 1, is_dictated=tied is None)
     for experiment in planned:
         check_replayable(experiment)
-    sizes = sizes_for(planned, device)
+    sizes = sizes_for(planned, device, temperature=temperature)
     kernels = build_kernels(
         profile,
         sizes,
         device,
         temperature=temperature,
-        cuda_graph=scenario.engine.cuda_graph is True,
         seed=scenario.seed,
         tied=tied,
     )
     executor = PairExecutor(kernels, seed=scenario.seed)
-    experiments = _experiments(scenario, profile, sizes.slots, is_dictated=tied is None)
+    experiments = _experiments(scenario, profile, sizes.slots - SPARE_SLOTS, is_dictated=tied is None)
     replays = replay_all(experiments, executor, on_run=_note)
     return replays, {
         "acceptance": "tape" if tied is None else "model",

@@ -43,13 +43,22 @@ class Properties(NamedTuple):
     multiprocessors: int
     l2_bytes: int | None
     memory_bytes: int
+    uuid: str
+    """By which the driver knows it."""
 
 
 def properties() -> Properties:
     found: Any = torch.cuda.get_device_properties(0)
     l2_bytes = int(getattr(found, "L2_cache_size", 0)) or None
     capability = f"{found.major}.{found.minor}"
-    return Properties(str(found.name), capability, int(found.multi_processor_count), l2_bytes, int(found.total_memory))
+    return Properties(
+        name=str(found.name),
+        capability=capability,
+        multiprocessors=int(found.multi_processor_count),
+        l2_bytes=l2_bytes,
+        memory_bytes=int(found.total_memory),
+        uuid=str(found.uuid),
+    )
 
 
 class Cuda:
@@ -88,7 +97,9 @@ class Cuda:
         return torch.zeros(shape, dtype=torch.int64, pin_memory=True)
 
     def free_bytes(self) -> int:
-        return int(torch.cuda.mem_get_info(self._where)[0])
+        # What torch has and nobody holds counts as well: it gives it back before it runs out.
+        idle = torch.cuda.memory_reserved(self._where) - torch.cuda.memory_allocated(self._where)
+        return int(torch.cuda.mem_get_info(self._where)[0]) + int(idle)
 
     def num_allocations(self) -> int:
         return int(torch.cuda.memory_stats(self._where).get("num_device_alloc", 0))

@@ -7,7 +7,7 @@ here: the command line (realrun.cli.replay), the comparison with the simulator (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ import msgspec
 
 from realrun.host.gpuhost import GpuHost
 from realrun.host.quiet import frozen_heap
-from realrun.kernels.options import decoding_shapes
-from realrun.replay.experiment import busy_seconds, usage_of
+from realrun.kernels.options import PairOptions, decoding_shapes
+from realrun.kernels.passes import ChunkShape, PassShape
+from realrun.replay.experiment import busy_seconds, most_at_once, usage_of
 from realrun.replay.measured import MeasuredWork, mean, measured_work, real_columns
 from realrun.replay.measured_host import WakeLatency
 from realrun.replay.pair_executor import PairExecutor
@@ -32,9 +33,10 @@ from sim.metrics.load import Load, Verdict, needs_capacity
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
 from sim.report.results import read_columns, write_parquet, write_results
+from sim.seam.work import Kind, Model
 
 REHEARSAL_REQUESTS = 4
-"""Requests served before the measured run, at once: first passes pick algorithms and touch memory."""
+"""Requests served before the measured run, at once: first passes pick algorithms, and show who runs what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +58,50 @@ class Replay:
 
 
 def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
-    """Serve a few requests untimed, so that the measured run meets nothing for the first time.
+    """Serve a few requests untimed, then run the largest pass of each kind on the streams that ran such, so that the
+    measured run meets nothing for the first time.
 
-    Captures need what a first run tells, and empty the allocator: so where passes are captured they serve once more.
+    Captures need what a first run tells, and empty the allocator: so they come before the largest passes, and where
+    there are any a few requests are served once more.
     """
     _serve_a_few(experiment, executor)
     kernels = executor.kernels
+    seen = {issuer: tuple(issuer.warmed) for issuer in executor.issuers}
     if kernels.options.cuda_graphs:
         is_fixed = experiment.scenario.speculation.controller == "fixed"
         lengths = [experiment.draft_tokens] if is_fixed else list(range(1, experiment.draft_tokens_max + 1))
         shapes = decoding_shapes(kernels.options, lengths, has_draft=experiment.draft_tokens_max > 0)
-        for issuer in executor.issuers:
+        for issuer, own in seen.items():
             # A stream that only prefills needs no graph, one that only verifies none of drafts.
-            used = {(shape.kind, shape.model) for shape in issuer.warmed}
+            used = {(shape.kind, shape.model) for shape in own}
             kernels.warm(issuer, [shape for shape in shapes if (shape.kind, shape.model) in used])
+    for issuer, own in seen.items():
+        kernels.warm(issuer, largest_passes(own, experiment, kernels.options))
+    if kernels.options.cuda_graphs:
         _serve_a_few(experiment, executor)
+
+
+def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: PairOptions) -> list[PassShape]:
+    """Of each kind of pass in `seen` one that is as large as any that the run can need: every request that can be there
+    decodes with the longest draft, and prompts fill the budget."""
+    limits, longest = experiment.limits, max(request.prompt_tokens for request in experiment.requests())
+    most_rows = min(most_at_once(experiment), options.slots)
+    found = []
+    for kind, model, has_rows, has_chunks in dict.fromkeys(
+        (shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen
+    ):
+        rows = options.padded_rows(most_rows) if has_rows else 0
+        # A draft catches up on two tokens at most.
+        width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.draft_tokens_max + 1
+        tokens = max(1, limits.max_num_batched_tokens - rows * width)
+        chunk = ChunkShape(
+            rows=max(1, min(most_rows, tokens // longest)),
+            width=min(longest, tokens),
+            is_sampled=model is Model.TARGET,
+        )
+        drafted = experiment.draft_tokens_max if kind is Kind.DRAFT and has_rows else 0
+        found.append(PassShape(kind, model, rows, width, drafted, (chunk,) if has_chunks else ()))
+    return sorted(found, key=lambda shape: -shape.num_tokens)
 
 
 def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:

@@ -6,7 +6,6 @@ Not here: what runs on it (realrun.replay.run), what the machine is (realrun.hos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -14,10 +13,11 @@ from realrun.host import cuda
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention, usual_attention
-from realrun.model.memory import GIB
+from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model, tied_pair
 from realrun.replay.experiment import most_at_once
 from realrun.replay.genuine import Tied
+from realrun.replay.probe import PROBED_TOKENS
 from sim.costs.memory import loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
@@ -29,50 +29,45 @@ SPARE_SLOTS = 8
 """For requests that are finished while their draft prefill is still under way."""
 MOST_STREAMS = 8
 """Streams that policies replayed together ask for, lanes of one name sharing theirs (realrun.kernels.pair_kernels)."""
-CUBLAS_BYTES = 32 << 20
-"""Workspace of cuBLAS per handle and stream on Hopper (its documentation); a stream and its capture have one each."""
-GRAPH_BYTES = GIB
-"""Private pools of captured graphs; assumed, never measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """What the experiments need room for."""
-
-    slots: int
-    max_tokens: int
-    draft_tokens_max: int
-
-
-def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
-    """Slots for as many requests as can be in flight, or as fit the device's memory beside the weights.
+def sizes_for(experiments: Sequence[Experiment], device: torch.device, *, temperature: float = 0.0) -> Sizes:
+    """Slots for as many requests as can be in flight, or as fit the device's memory beside everything else.
 
     Raises ValueError where not even one fits.
     """
+    first = experiments[0]
     drafted = max(experiment.draft_tokens_max for experiment in experiments)
     # Behind the output: what the last round accepts too much, and with async drafting one draft and its bounds more.
     requests = [request for experiment in experiments for request in experiment.requests()]
-    max_tokens = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
-    profile = experiments[0].profile
-    models = loaded_models(profile, with_draft=drafted > 0)
-    weights = sum(shape.weight_bytes for shape in models)
-    per_slot = max_tokens * sum(shape.kv_bytes_per_token for shape in models)
-    utilisation = experiments[0].scenario.engine.gpu_memory_utilization
-    has = cuda.find(device).free_bytes() * utilisation - _reserved_bytes(device)
-    fitting = int((has - weights) // per_slot) - SPARE_SLOTS - 1
-    if fitting < 1:
-        raise ValueError(
-            f"{' + '.join(shape.name for shape in models)} need {weights / GIB:.1f} GiB and one request "
-            f"{per_slot / GIB:.2f} GiB; {device} has {has / GIB:.1f} GiB within gpu_memory_utilization: "
-            "choose a smaller pair or shorter requests"
-        )
-    slots = min(fitting, max(most_at_once(experiment) for experiment in experiments))
-    return Sizes(slots=slots, max_tokens=max_tokens, draft_tokens_max=drafted)
-
-
-def _reserved_bytes(device: torch.device) -> int:
-    """What CUDA's libraries and captured graphs take beside weights and KV."""
-    return 0 if device.type == "cpu" else 2 * MOST_STREAMS * CUBLAS_BYTES + GRAPH_BYTES
+    longest = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
+    models = loaded_models(first.profile, with_draft=drafted > 0)
+    is_cuda = device.type == "cuda"
+    wanted = Sizes(
+        slots=max(most_at_once(experiment) for experiment in experiments) + SPARE_SLOTS,
+        max_tokens=max(longest, *PROBED_TOKENS),
+        draft_tokens=drafted,
+        prompt_tokens=max(
+            min(
+                experiment.limits.max_num_batched_tokens,
+                sum(request.prompt_tokens for request in experiment.requests()),
+            )
+            for experiment in experiments
+        ),
+        streams=MOST_STREAMS,
+        has_graphs=is_cuda and first.scenario.engine.cuda_graph is True,
+        is_sampled=temperature > 0,
+    )
+    has = cuda.find(device).free_bytes() * first.scenario.engine.gpu_memory_utilization
+    for slots in range(wanted.slots, SPARE_SLOTS, -1):
+        sizes = wanted._replace(slots=slots)
+        needed = ledger(models, sizes, is_cuda=is_cuda)
+        if needed.total <= has:
+            return sizes
+    raise ValueError(
+        f"{' + '.join(shape.name for shape in models)} and one request need {needed}; {device} has "
+        f"{has / GIB:.1f} GiB within gpu_memory_utilization: choose a smaller pair or shorter requests"
+    )
 
 
 def build_kernels(
@@ -81,7 +76,6 @@ def build_kernels(
     device: torch.device,
     *,
     temperature: float,
-    cuda_graph: bool,
     seed: int,
     tied: Tied | None = None,
 ) -> PairKernels:
@@ -89,21 +83,20 @@ def build_kernels(
 
     Raises ValueError if it does not fit.
     """
-    shapes = loaded_models(profile, with_draft=sizes.draft_tokens_max > 0)
+    shapes = loaded_models(profile, with_draft=sizes.draft_tokens > 0)
     made = shapes if tied is None else shapes[:1]
     target, *drafts = [random_model(shape, dtype=_dtype(shape), device=device, seed=seed) for shape in made]
     if tied is not None and len(shapes) > 1:
         target, *drafts = tied_pair(target, tied.draft_layers, tied.epsilon)
-    is_graphed = cuda_graph and device.type == "cuda"
     options = PairOptions(
-        slots=sizes.slots + SPARE_SLOTS,
+        slots=sizes.slots,
         max_tokens=sizes.max_tokens,
         attention=attention_of(profile, device),
-        draft_tokens_max=sizes.draft_tokens_max,
+        draft_tokens_max=sizes.draft_tokens,
         temperature=temperature,
         seed=seed,
-        batch_buckets=_doubling(sizes.slots) if is_graphed else (),
-        cuda_graphs=is_graphed,
+        batch_buckets=_doubling(sizes.slots - SPARE_SLOTS) if sizes.has_graphs else (),
+        cuda_graphs=sizes.has_graphs,
     )
     return PairKernels(target, drafts[0] if drafts else None, options)
 

@@ -18,7 +18,7 @@ from realrun.validate.compare import LATENCIES, STATISTICS, Observed
 from sim.costs.profile import Profile
 from sim.experiment.assemble import Experiment
 from sim.experiment.compare import RESULT_SCHEMA
-from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.scenario import Scenario, resolve, to_plain
 from sim.experiment.scenario_file import read_scenario
 from sim.files.json_values import convert, parse_json
 from sim.files.read import Unreadable, read_text
@@ -80,6 +80,7 @@ class _Replay(msgspec.Struct):
 class _Summary(msgspec.Struct):
     """What is needed of summary.json."""
 
+    scenario: dict[str, Any]
     scenario_hash: str
     runs: list[_Run]
     replay: _Replay
@@ -107,17 +108,37 @@ def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
                 raise ValueError(
                     f"{where}: {key}={run.get(key, 'absent')!r:.40} of {run['policy']} must be a number or null"
                 )
-    raw = read_scenario(directory / "scenario.yaml")
+    file = directory / "scenario.yaml"
+    try:
+        replayed = resolve(told.scenario)
+    except ValueError as error:
+        raise ValueError(f"{where}: scenario: {error}") from None
+    raw = read_scenario(file)
     try:
         scenario = resolve(raw)
     except ValueError as error:
-        raise ValueError(f"scenario file {str(directory / 'scenario.yaml')!r}: {error}") from None
-    if scenario.digest != summary.get("scenario_hash"):
+        raise ValueError(f"scenario file {str(file)!r}: {error}") from None
+    # What was replayed, not its hash: that is of all keys, and a later version has more of them.
+    changed = first_difference(to_plain(scenario), to_plain(replayed))
+    if changed is not None:
+        key, now, then = changed
         raise ValueError(
-            f"{str(directory)!r}: scenario.yaml ({scenario.digest}) is not the scenario that was replayed "
-            f"({summary.get('scenario_hash')})"
+            f"{str(directory)!r}: scenario.yaml is not the scenario that was replayed: {key} is {now!r}, was {then!r}"
         )
     return scenario, summary
+
+
+def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first dotted key at which two resolved scenarios differ, and both values."""
+    for key in one:
+        mine, theirs = one[key], other[key]
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping) and mine.keys() == theirs.keys():
+            inner = first_difference(mine, theirs)
+            if inner is not None:
+                return f"{key}.{inner[0]}", *inner[1:]
+        elif mine != theirs:
+            return key, mine, theirs
+    return None
 
 
 def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any], profile: Profile) -> list[Observed]:

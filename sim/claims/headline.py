@@ -6,6 +6,7 @@ Not here: the harness (sim.claims.prototype), the claimed figures (sim/claims/le
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import ceil, floor
 from statistics import mean, median
 
@@ -63,14 +64,17 @@ def judge(section: Section, draws: int) -> list[Row]:
 
 
 def _runs(section: Section, engine: str, label: int, draws: int, *, drains: bool = False) -> list[Served]:
-    harness = Harness(
+    harness = replace(_harness(section, engine, label), drains=drains)
+    return [harness.run(child_seed(SEED, draw)) for draw in range(draws)]
+
+
+def _harness(section: Section, engine: str, label: int) -> Harness:
+    return Harness(
         engine=engine,
         label=label,
         acceptance=f"length:{section.constant('acceptance_length')}",
         prompt_tokens=int(section.constant("prompt_tokens")),
-        drains=drains,
     )
-    return [harness.run(child_seed(SEED, draw)) for draw in range(draws)]
 
 
 def of_single_runs(values: Sequence[float]) -> Interval:
@@ -92,6 +96,7 @@ def _completed(section: Section, runs: Runs) -> list[Row]:
         if label >= 16:
             counts = [float(run.completed) for run in own]
             claim_id = f"A.completed.{engine}.{label}"
+            is_cut = engine == "pd" and label >= min(RATIOS)
             low, high = section.claim(claim_id).bounds()
             rows.append(
                 section.row(
@@ -101,12 +106,24 @@ def _completed(section: Section, runs: Runs) -> list[Row]:
                     active=mean(run.active_mean for run in own),
                     round_ms=round_ms,
                     needed=20.0 / section.constant("acceptance_length"),
-                    beyond=100.0 * mean(not low <= count <= high for count in counts),
+                    beyond=_outside_pct(counts, low, high),
+                    elsewhere=_outside_pct(_elsewhere(section, label, len(own)), low, high) if is_cut else 0.0,
                     least=max(0.0, ceil(low)),
                     most=floor(high),
                 )
             )
     return rows
+
+
+def _elsewhere(section: Section, label: int, draws: int) -> list[float]:
+    """Completions of PD on arrivals that the harness did not draw, a seed of arrivals and one of luck each."""
+    harness = _harness(section, "pd", label)
+    seeds = range(max(2, draws // 2))
+    return [float(replace(harness, arrival_seed=seed).run(child_seed(SEED, seed)).completed) for seed in seeds]
+
+
+def _outside_pct(counts: Sequence[float], low: float, high: float) -> float:
+    return 100.0 * mean(not low <= count <= high for count in counts)
 
 
 def _throughput(section: Section, runs: Runs) -> list[Row]:

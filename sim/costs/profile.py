@@ -217,7 +217,7 @@ class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_held_out: bool
     """Not used by the fit, but for its error."""
     sustained_s: float | None = None
-    """Device time once more, after sustained load."""
+    """Device time once more, after sustained load; of profiles that earlier versions measured."""
     l2: Literal["cold", "warm", "unknown"] = "unknown"
     """Of the device's L2 cache before each repetition: "warm" where it may hold what the pass reads."""
 

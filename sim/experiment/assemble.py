@@ -188,8 +188,8 @@ class Experiment:
 
         def tokens_per_s(drafter: int, rows: int) -> float:
             if not known:
-                known.append(StepForecast(self.host_costs(), self.limits, self._mean_context(), has_draft=True))
-            prompt, output = self._mean_lengths()
+                known.append(self.steps())
+            prompt, output = _mean_lengths(self.sample())
             num_rounds = max(0.0, output - 1.0) / self._acceptances()[drafter].expected_length(lengths[drafter])
             return output * known[0].lane_requests_per_s(
                 rows, max(1, round(prompt)), num_rounds, lengths[drafter], drafter
@@ -218,18 +218,8 @@ class Experiment:
 
     def steps(self) -> StepForecast:
         """Steps of continuous batching with the requests' mean context."""
-        return StepForecast(self.costs(), self.limits, self._mean_context(), has_draft=self.draft_tokens > 0)
-
-    def _mean_lengths(self) -> tuple[float, float]:
-        """Tokens of a prompt and of an output."""
-        sample = self.sample()
-        prompts = sum(request.prompt_tokens for request in sample)
-        return prompts / len(sample), sum(request.output_tokens for request in sample) / len(sample)
-
-    def _mean_context(self) -> float:
-        """Tokens of a request half-way through its output."""
-        prompt, output = self._mean_lengths()
-        return prompt + output / 2.0
+        prompt, output = _mean_lengths(self.sample())
+        return StepForecast(self.host_costs(), self.limits, prompt + output / 2.0, has_draft=self.draft_tokens > 0)
 
     def sample(self) -> list[Request]:
         """Requests whose means tell of the workload, the same for all seeds."""
@@ -267,8 +257,7 @@ class Experiment:
         scenario, draft_tokens = self.scenario, self.controller().draft_tokens_for(1, 0)
         sample = self.sample()
         count = len(sample)
-        prompt = sum(request.prompt_tokens for request in sample) / count
-        output = sum(request.output_tokens for request in sample) / count
+        prompt, output = _mean_lengths(sample)
         per_round = 1.0
         if draft_tokens:
             per_round = build_acceptance(scenario.speculation, draft_tokens).expected_length(draft_tokens)
@@ -571,6 +560,12 @@ def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int
     if policy.is_continuous:
         rounds = 3 if is_async else 2
     return rounds * draft_tokens_max + 1
+
+
+def _mean_lengths(requests: Sequence[Request]) -> tuple[float, float]:
+    """Tokens of a prompt and of an output."""
+    prompts, outputs = (sum(r.prompt_tokens for r in requests), sum(r.output_tokens for r in requests))
+    return prompts / len(requests), outputs / len(requests)
 
 
 def _sampled(workload: Workload) -> Workload:

@@ -6,7 +6,7 @@ and figures of single works (sim.report.work_figures).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import numpy as np
 from sim.experiment.compare import Comparison, PolicySummary
 from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord
+from sim.metrics.stats import Floats
 from sim.metrics.summary import latencies_s
 from sim.report.work_figures import draw_occupancy, draw_phases, draw_timelines
+from sim.seam.request import Request
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
 DPI = 130
@@ -31,7 +33,7 @@ def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRe
     """
     set_theme()
     title = _title(result)
-    _draw_cdfs(directory / "latency_cdf.png", title, records)
+    draw_cdfs(directory / "latency_cdf.png", title, _latencies_s(records))
     recorded = [record for record in records if record.works]
     if recorded:
         draw_timelines(directory / "timeline.png", title, recorded)
@@ -71,25 +73,28 @@ def _title(result: Comparison) -> str:
     )
 
 
-def _draw_cdfs(path: Path, title: str, records: Sequence[RunRecord]) -> None:
+def _latencies_s(records: Sequence[RunRecord]) -> dict[str, dict[str, Floats]]:
+    """By policy and metric, of what finished in all its runs."""
+    finished: dict[str, list[Request]] = {}
+    for record in records:
+        finished.setdefault(record.policy, []).extend(each for each in record.requests if each.is_finished)
+    return {policy: latencies_s(requests) for policy, requests in finished.items()}
+
+
+def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]]) -> None:
+    """TTFT, TPOT and E2EL (seconds, by metric) of each side, one step line each."""
     import matplotlib.pyplot as plt
     import seaborn as sns
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    policies = list(dict.fromkeys(record.policy for record in records))
-    colours = dict(zip(policies, sns.color_palette("deep", len(policies)), strict=True))
+    colours = sns.color_palette("deep", len(sides))
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), sharey=True)
     for axis, (name, label) in zip(axes, TITLES.items(), strict=True):
-        for policy in policies:
-            parts = [
-                latencies_s([request for request in record.requests if request.is_finished])[name]
-                for record in records
-                if record.policy == policy
-            ]
-            values_ms = np.sort(np.concatenate(parts)) * 1e3
+        for (side, values_s), colour in zip(sides.items(), colours, strict=True):
+            values_ms = np.sort(values_s[name]) * 1e3
             if len(values_ms):
                 shares = np.arange(1, len(values_ms) + 1) / len(values_ms)
-                axis.step(values_ms, shares, where="post", label=policy, color=colours[policy], linewidth=1.6)
+                axis.step(values_ms, shares, where="post", label=side, color=colour, linewidth=1.6)
         axis.set_xscale("log")
         low, high = axis.get_xlim()
         axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100.0 * low else (1.0,), numticks=12))

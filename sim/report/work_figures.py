@@ -37,20 +37,22 @@ TIMELINE_WORKS = 60
 DPI = 130
 
 
-def draw_timelines(path: Path, title: str, records: Sequence[RunRecord]) -> None:
+def draw_timelines(
+    path: Path, title: str, records: Sequence[RunRecord], window: tuple[float, float] | None = None
+) -> None:
     import matplotlib.pyplot as plt
 
-    figure = timelines(title, records)
+    figure = timelines(title, records, window)
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
 
 
-def timelines(title: str, records: Sequence[RunRecord]) -> Any:
-    """What runs when on the streams of each record, a stretch in the middle."""
+def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, float] | None = None) -> Any:
+    """What runs when on the streams of each record: in `window`, seconds, or a stretch in the middle of each."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
-    windows = [timeline_window(record.works) for record in records]
+    windows = [window or timeline_window(record.works) for record in records]
     length_s = float(np.median([end_s - start_s for start_s, end_s in windows]))
     streams = [list(dict.fromkeys(work.stream for work in record.works)) for record in records]
     figure, axes = plt.subplots(
@@ -85,7 +87,7 @@ def timelines(title: str, records: Sequence[RunRecord]) -> Any:
         axis.set_xlim(0, length_s * 1e3)
         axis.set_title(record.policy, loc="left", fontsize=9, pad=2)
         axis.grid(axis="y", visible=False)
-    axes[-1, 0].set_xlabel("ms of simulated time, from the middle of the run")
+    axes[-1, 0].set_xlabel("ms, from the middle of the run")
     handles = [
         Patch(facecolor=colour, edgecolor="white", hatch=KIND_HATCHES[kind], label=kind)
         for kind, colour in KIND_COLOURS.items()

@@ -134,7 +134,7 @@ POINTS = "".join(
                 "is_held_out": False,
             }
         },
-        {"sustained": [["decode", "target", 1, 1, 16, "eager"], 0.0011]},
+        {"clocks": {"sm_mhz": 1410.0, "power_w": 312.5, "throttled": ["power cap"]}},
         {"overlap": {"solo_s": [0.1, 0.2], "together_s": [0.2, 0.3]}},
     )
 )

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,7 +24,7 @@ from sim.costs.shapes import model as shape_of
 
 MEMORY_BYTES = 80 << 30
 ALLOCATES_ONLY = ("empty", "new_empty", "empty_like", "empty_strided")
-LAUNCHES = {"_flash_attention_forward": 2, "fwd": 3, "constant_pad_nd": 2}
+LAUNCHES = {"_flash_attention_forward": 2, "fwd": 3, "pad": 2}
 """Kernels of one call where it is not one: FlashAttention and the sum of its splits; a plan before both in
 FlashAttention-3."""
 WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "lift_fresh", "unique", "equal", "is_nonzero")
@@ -36,8 +37,10 @@ CUDA, META = 1, 14
 def _let_cuda_be_current() -> None:
     """A torch without CUDA knows nobody that makes a GPU the current one, and asks before it looks for fake tensors.
 
-    The one that does nothing, of tensors without data, is put in its place.
+    The one that does nothing, of tensors without data, is put in its place. Where torch was built for CUDA and finds no
+    GPU it has a call for that.
     """
+    torch._C._ensureCUDADeviceGuardSet()
     core = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * (META + 1)).in_dll(core, "_ZN3c104impl26device_guard_impl_registryE")
     if not guards[CUDA]:
@@ -57,7 +60,10 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _let_cuda_be_current()
     monkeypatch.setattr(torch, "Generator", _HostGenerator)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (MEMORY_BYTES, MEMORY_BYTES))
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
         yield
@@ -69,7 +75,17 @@ def full_size(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
 
     with unset_fake_temporarily(), torch.device("meta"):
         made = AutoModelForCausalLM.from_config(library_config(shape_of(name)), dtype=dtype)
-    return made.eval().requires_grad_(False).to_empty(device="cuda")
+    made = made.eval().requires_grad_(False).to_empty(device="cuda")
+    made.tie_weights()
+    return made
+
+
+class Call(NamedTuple):
+    """All calls of one operation together."""
+
+    schema: str
+    most_positional: int
+    names: frozenset[str]
 
 
 class Watcher(TorchDispatchMode):
@@ -77,8 +93,8 @@ class Watcher(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
-        """By operation the newest call."""
+        self.calls: dict[str, Call] = {}
+        """By operation, as torch writes it: aten::add.Tensor."""
         self.launches: Counter[str] = Counter()
         self.most_bytes = self._bytes = 0
         """Most memory of what was made and not freed while watching."""
@@ -99,10 +115,13 @@ class Watcher(TorchDispatchMode):
             assert tensor.device.type == "cuda", f"{func} reads host memory"
             assert tensor.dtype is not torch.float64, f"{func} in double precision"
         assert name not in WAITS, f"{func} waits for the device"
+        assert not func.name().startswith("aten::where.Scalar"), f"{func} copies its scalar to the device"
         out = func(*args, **kwargs)
         made = list(tensors(out))
         assert all(tensor.device.type == "cuda" for tensor in made), f"{func} writes host memory"
-        self.calls[str(func)] = func, args, kwargs
+        known = self.calls.setdefault(func.name(), Call(str(func._schema), 0, frozenset()))
+        most = max(known.most_positional, len(args))
+        self.calls[func.name()] = known._replace(most_positional=most, names=known.names | set(kwargs))
         is_written = func._schema.is_mutable and name != "fwd"
         if is_written or (name not in ALLOCATES_ONLY and any(storage_of(tensor) not in shared for tensor in made)):
             self.launches[name] += LAUNCHES.get(name, 1)

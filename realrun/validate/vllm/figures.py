@@ -8,35 +8,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from realrun.validate.vllm.compare import VllmVerdict, latencies_s
 from sim.files.write import write_figure
 from sim.metrics.stats import Floats
-from sim.report.figures import DPI, set_theme
+from sim.report.figures import DPI, draw_cdfs, set_theme
 
 SCATTERED = {"ttft": "TTFT", "e2el": "E2EL"}
-DISTRIBUTED = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
-SIDES = {"real": "-", "simulated": "--"}
 FEW_TICKS = 20.0
 """A logarithmic axis that spans less than this factor gets round numbers in place of decades."""
 MOST_TICKS = 4
 
 
-def draw_vllm(directory: Path, verdict: VllmVerdict) -> list[Path]:
+def draw_vllm(directory: Path, verdict: VllmVerdict) -> None:
     """validation-scatter.png and validation-cdf.png. Raises ValueError without the plotting libraries."""
     set_theme()
     real, simulated = latencies_s(verdict.real.requests), latencies_s(verdict.simulated.requests)
-    paths = []
-    for name, draw in (("scatter", _draw_scatter), ("cdf", _draw_cdfs)):
-        paths.append(directory / f"validation-{name}.png")
-        write_figure(paths[-1], partial(_save, draw(real, simulated), verdict))
-    return paths
+    result = verdict.result
+    title = f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests of a real vLLM run"
+    sides = {"real": real, "simulated": simulated}
+    write_figure(
+        directory / "validation-scatter.png", partial(_draw_scatter, title=title, real=real, simulated=simulated)
+    )
+    write_figure(directory / "validation-cdf.png", partial(draw_cdfs, title=title, sides=sides))
 
 
-def _draw_scatter(real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> Any:
+def _draw_scatter(path: Path, title: str, real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -55,30 +52,6 @@ def _draw_scatter(real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -
             each.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             each.set_minor_formatter(NullFormatter())
         axis.set(xlabel=f"{title}, real (ms)", ylabel=f"{title}, simulated (ms)")
-    return figure
-
-
-def _draw_cdfs(real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> Any:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(DISTRIBUTED), figsize=(12, 3.8), sharey=True)
-    for axis, (name, title) in zip(axes, DISTRIBUTED.items(), strict=True):
-        for (side, style), values_s in zip(SIDES.items(), (real[name], simulated[name]), strict=True):
-            shares = np.arange(1, len(values_s) + 1) / max(1, len(values_s))
-            axis.step(np.sort(values_s) * 1e3, shares, style, where="post", label=side)
-        axis.set_xlabel(f"{title} (ms)")
-        axis.locator_params(axis="x", nbins=MOST_TICKS)
-    axes[0].set_ylabel("share of requests")
-    axes[0].set_ylim(0, 1.01)
-    axes[0].legend(frameon=False)
-    return figure
-
-
-def _save(figure: Any, verdict: VllmVerdict, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    result = verdict.result
-    title = f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests of a real vLLM run"
     figure.suptitle(title, x=0.01, ha="left")
     figure.tight_layout()
     figure.savefig(path, dpi=DPI)

@@ -1,133 +1,253 @@
-"""The campaign: resumes over calls, skips what is done, goes on past what cannot be, predicts before it replays."""
+"""The campaign: what it does in which order, that it goes on after kills, and what a red smoke step stops."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from calibrate.campaign import __main__ as campaign
-from calibrate.campaign.__main__ import NOT_DONE, done_file, left_out, main
-from calibrate.campaign.plan import CAMPAIGNS, Campaign, Cell, Job
-from calibrate.campaign.report import MOST_BYTES, ship
-from calibrate.campaign.steps import run
-from calibrate.fit.measured_profile import profile_of
-from sim.costs.profile_files import encode, load
-from sim.costs.shapes import model
-from tests.calibrate.check.test_profile import of_another_model
-from tests.calibrate.fit.test_passes import NOISE, law, measured
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("scipy")
+pytest.importorskip("pyarrow")
 
+from calibrate.campaign import __main__ as campaign
+from calibrate.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Job, Load, done_file
+from calibrate.campaign.report import report
+from calibrate.campaign.smoke import CHECKS
+from calibrate.campaign.steps import run
+from calibrate.cli.files import check_file
+from calibrate.measure.session import Session
+from calibrate.points import file as points_file
+from sim.costs.shapes import model
+
+ROOT = Path(__file__).parents[3]
 SMALL = Campaign(
-    jobs=(Job("tiny-target", "tiny-draft", 15.0, 4, 256),),
-    cells=(Cell("c2", 2, 3),),
+    jobs=(Job("tiny-target", "tiny-draft", 6.0, 4, 256),),
+    loads=(Load(2, 3),),
     policies=("autoregressive", "pd"),
     input_tokens=24,
     output_tokens=8,
-    tied_layers=1,
     repeats=1,
 )
+DEADLINE_S = 300.0
 
 
-def test_a_call_without_time_begins_nothing_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "out"), "--device", "cuda", "--limit", "5"]) == NOT_DONE
-    assert "run the same command again" in capsys.readouterr().out
-    assert not list((tmp_path / "out").iterdir())
-
-
-def test_a_campaign_that_is_done_does_nothing(tmp_path: Path) -> None:
-    for step in CAMPAIGNS["cuda"].steps:
-        done_file(tmp_path, step).parent.mkdir(exist_ok=True)
-        done_file(tmp_path, step).touch()
-    assert main([str(tmp_path), "--limit", "0"]) == 0
-
-
-def test_a_finished_campaign_tells_each_profiles_error_on_the_other_models(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        (tmp_path / f"{name}.json").write_bytes(encode(load("cpu/tiny")))
-    lines = campaign.left_out([tmp_path / "one.json", tmp_path / "other.json"])
-    assert len(lines) == 2
-    assert lines[0].startswith("constants of one on other, left out of their fit: ")
-    assert "carries no points" in lines[0]
-
-
-def test_steps_come_in_the_order_of_their_worth() -> None:
-    """Both pairs, which have all four models, before any replay; single models and other cells after everything."""
-    steps = CAMPAIGNS["cuda"].steps
-    kinds = [step.partition(" ")[0] for step in steps]
-    until, rest = kinds[: kinds.index("lossless")], kinds[kinds.index("lossless") + 1 :]
-    assert until == ["ceilings", "measure", "measure", "predict", *["replay"] * 5]
-    assert rest == ["replay"] * 3 + ["measure"] * 3
-    assert steps[4:9] == [f"replay {name}" for name in ("c16", "c1", "c64", "c16-again", "c16-third")]
-    assert len(set(steps)) == len(CAMPAIGNS["cuda"].jobs) + len(CAMPAIGNS["cuda"].cells) + 3
-
-
-def test_every_measurement_fits_a_call_of_nine_minutes() -> None:
-    assert all(job.budget_s < campaign.LIMIT_S - campaign.LEAST_S for job in CAMPAIGNS["cuda"].jobs)
-
-
-def test_what_cannot_be_done_is_one_line_and_the_others_go_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Without any profile neither predictions nor replays can be; the rest of the steps is marked done beforehand."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    for step in CAMPAIGNS["cpu"].steps:
-        if step.startswith("measure ") or step in ("ceilings", "lossless"):
-            done_file(tmp_path, step).parent.mkdir(exist_ok=True)
-            done_file(tmp_path, step).touch()
-    assert main([str(tmp_path), "--device", "cpu"]) == 1
-    lines = capfd.readouterr().err.strip().splitlines()
-    assert len(lines) == 4
-    assert "campaign: predict:" in lines[0]
-    assert "predictions come before measurements" in lines[1]
-    assert lines[-1].startswith("campaign: failed: predict, replay c1, replay c4")
+def test_a_campaign_is_a_smoke_step_measurements_three_replays_and_what_to_send() -> None:
+    assert CAMPAIGNS["cuda"].steps == [
+        "smoke",
+        "measure llama-3.1-8b+llama-3.2-1b",
+        "measure llama-2-7b+tinyllama-1.1b",
+        "replay c16",
+        "replay c1",
+        "replay c64",
+        "report",
+    ]
+    kinds = {device: [step.partition(" ")[0] for step in plan.steps] for device, plan in CAMPAIGNS.items()}
+    assert dict.fromkeys(kinds["cpu"]) == dict.fromkeys(kinds["cuda"])
 
 
 def test_the_pairs_share_their_vocabularies() -> None:
-    for job in (job for plan in CAMPAIGNS.values() for job in plan.jobs if job.draft is not None):
-        assert model(job.target).vocab == model(job.draft or "").vocab
+    for job in (job for plan in CAMPAIGNS.values() for job in plan.jobs):
+        assert model(job.target).vocab == model(job.draft).vocab
 
 
-def test_nothing_measured_ships_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ship(tmp_path, tmp_path / "root", SMALL) == 1
-    assert "holds no profile" in capsys.readouterr().err
+def test_steps_that_are_over_are_not_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is None)
+    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 0
+    assert begun == CAMPAIGNS["cpu"].steps
+    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 0
+    assert begun[len(CAMPAIGNS["cpu"].steps) :] == ["smoke", "report"]
+
+
+def test_after_a_red_smoke_step_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is not None)
+    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 1
+    assert begun == [SMOKE]
+
+
+def test_a_step_that_failed_keeps_no_other_from_being_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def fails_to_replay(device: str, out: Path, step: str) -> bool:
+        begun.append(step)
+        return step != "replay c1"
+
+    monkeypatch.setattr(campaign, "_run", fails_to_replay)
+    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 1
+    assert begun == CAMPAIGNS["cpu"].steps
+    assert not done_file(tmp_path, "replay c1").exists()
+
+
+def test_what_cannot_be_done_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=r"smoke.json' is missing: its step failed"):
+        report(tmp_path, SMALL)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole small campaign, its steps in this process."""
+    out = tmp_path_factory.mktemp("campaign")
+    for step in SMALL.steps:
+        run("cpu", out, step, SMALL)
+    return out
 
 
 @pytest.mark.slow
-def test_a_whole_campaign_ships_profile_points_and_report(tmp_path: Path) -> None:
-    """On the CPU with the tiny pair; what was predicted lies there before anything is replayed."""
-    for package in ("torch", "transformers", "pyarrow", "scipy", "matplotlib"):
-        pytest.importorskip(package)
-    out, root = tmp_path / "out", tmp_path / "root"
-    out.mkdir()
-    for step in SMALL.steps:
-        run("cpu", out, step, SMALL)
-    replayed = out / "replay-c2" / "summary.json"
-    assert (out / "predictions.json").stat().st_mtime_ns < replayed.stat().st_mtime_ns
-    assert json.loads((out / "lossless.json").read_text())["differing"] == []
-    assert ship(out, root, SMALL) == 0
-    report = root / "docs" / "validation" / "cpu"
-    assert {path.name for path in report.iterdir()} == {
-        "README.md",
-        "points.parquet",
-        "predicted.png",
-        "predictions.json",
-    }
-    assert (report / "points.parquet").stat().st_size < MOST_BYTES
-    assert (root / "sim" / "profiles" / "cpu" / "tiny-target+tiny-draft.json").exists()
-    text = (report / "README.md").read_text()
-    for heading in ("Held-out points", "Several issuers", "predicted before they were run", "Lossless"):
-        assert heading in text
+def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> None:
+    told = finished / "send" / "docs" / "validation" / "cpu"
+    names = {"README.md", "smoke.json", "c2.json", "tiny-target+tiny-draft.points.jsonl"}
+    assert {path.name for path in told.iterdir()} == names
+    profile = finished / "send" / "sim" / "profiles" / "cpu" / "tiny-target+tiny-draft.json"
+    assert check_file(profile) == ("profile", "cpu/tiny-target+tiny-draft")
+    assert check_file(told / "tiny-target+tiny-draft.points.jsonl")[0] == "points"
+    text = (told / "README.md").read_text()
+    for heading in ("Machine", "Smoke step", "Passes", "Replays"):
+        assert f"## {heading}" in text
     assert "| c2 | pd |" in text
 
 
-def test_a_finished_campaign_tells_the_error_on_the_models_left_out(tmp_path: Path) -> None:
-    profile = law()
-    fitted = profile_of(measured(NOISE), profile.gpu, 1, profile.target, profile.draft)
-    wide, own = of_another_model(tmp_path), tmp_path / "tiny.json"
-    own.write_bytes(encode(fitted))
-    lines = left_out([own, wide])
-    assert [line.partition(",")[0] for line in lines] == ["constants of tiny on wide", "constants of wide on tiny"]
-    assert "verify" in lines[0]
-    assert "%" in lines[0]
+@pytest.mark.slow
+def test_every_check_is_green_on_a_cpu_or_says_that_it_does_not_apply(finished: Path) -> None:
+    checks = json.loads((finished / "smoke.json").read_text())["checks"]
+    assert [check["name"] for check in checks if not check["is_ok"]] == []
+    assert [c["name"] for c in checks if c["said"] == "does not apply to a cpu"] == ["streams", "capture"]
+    assert len(checks) == len(CHECKS)
+    assert checks[0]["said"].startswith("torch ")
+
+
+@pytest.mark.slow
+def test_a_machine_that_passed_is_not_checked_again_and_another_is_refused(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "smoke.json").write_bytes((finished / "smoke.json").read_bytes())
+    before = (tmp_path / "smoke.json").stat().st_mtime_ns
+    run("cpu", tmp_path, SMOKE, SMALL)
+    assert (tmp_path / "smoke.json").stat().st_mtime_ns == before
+    held = json.loads((tmp_path / "smoke.json").read_text())
+    held["fingerprint"]["cpu"] = "another one"
+    (tmp_path / "smoke.json").write_text(json.dumps(held))
+    with pytest.raises(ValueError, match="of another machine: cpu was 'another one'"):
+        run("cpu", tmp_path, SMOKE, SMALL)
+
+
+@pytest.mark.slow
+def test_on_another_core_count_points_stay_and_what_depends_on_cores_is_done_again(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (path for path in finished.iterdir() if path.is_file()):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for step in SMALL.steps:
+        done_file(tmp_path, step).parent.mkdir(exist_ok=True)
+        done_file(tmp_path, step).touch()
+    points = tmp_path / "tiny-target+tiny-draft.points.jsonl"
+    before = points_file.read(points)
+    monkeypatch.setattr("calibrate.measure.machine.usable_cores", lambda: int(before.fingerprint["cpu_cores"]) + 1)
+    run("cpu", tmp_path, SMOKE, SMALL)
+    left = [step for step in SMALL.steps if not done_file(tmp_path, step).exists()]
+    assert left == ["measure tiny-target+tiny-draft", "replay c2"]
+    job = SMALL.jobs[0]
+    Session(job.spec("cpu"), points, job.budget_s, lambda stage, done, total: None).run()
+    after = points_file.read(points)
+    assert after.points == before.points
+    assert after.host["inflation_eager"]
+    assert len(after.overlap) == len(before.overlap)
+    assert after.overlap != before.overlap
+
+
+class Archive:
+    """The tree as `git archive` gives it, unpacked where no package is installed from, and its campaign."""
+
+    def __init__(self, root: Path, python: str) -> None:
+        self.root, self.python, self.out, self.num_kills = root, python, root / "out", 0
+        packed = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(root, filter="data")
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [self.python, "-m", "calibrate.campaign", "out", "--device", "cpu"]
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return subprocess.Popen(command, cwd=self.root, env=clean, stdout=subprocess.DEVNULL, start_new_session=True)
+
+    def kill(self, when: Callable[[], bool]) -> None:
+        """Start it and kill it as soon as it is so far; its step ends by itself."""
+        process, deadline_s = self.start(), time.monotonic() + DEADLINE_S
+        while not when():
+            assert process.poll() is None, "the campaign ended before it could be killed"
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        self.num_kills += 1
+        while _is_anyone_left(process.pid):
+            assert time.monotonic() < deadline_s, "a step outlived the campaign that began it"
+            time.sleep(0.02)
+
+    @property
+    def num_lines(self) -> int:
+        """Of the points file: everything measured is one."""
+        paths = list(self.out.glob("*.points.jsonl"))
+        return paths[0].read_bytes().count(b"\n") if paths else 0
+
+    def is_done(self, step: str) -> bool:
+        return done_file(self.out, step).exists()
+
+
+def _is_anyone_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an archive is made of a checkout")
+def test_a_killed_campaign_takes_its_step_along_and_knows_what_is_over(tmp_path: Path) -> None:
+    """From an archive, nothing installed: killed inside the first measurement, after a green smoke step."""
+    archive = Archive(tmp_path, sys.executable)
+    archive.kill((archive.out / "smoke.json").exists)
+    assert json.loads((archive.out / "smoke.json").read_text())["is_green"]
+    assert not (archive.out / "done").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an archive is made of a checkout")
+def test_a_campaign_from_an_archive_outlives_kills_between_and_inside_its_steps(tmp_path: Path) -> None:
+    """Of the step that is killed nothing but points is kept; those are kept all."""
+    archive = Archive(tmp_path, os.environ.get("BARE_PYTHON", sys.executable))
+    measure, *replays = CAMPAIGNS["cpu"].steps[1:-1]
+    archive.kill(lambda: True)
+    archive.kill(lambda: archive.out.exists())
+    archive.kill((archive.out / "smoke.json").exists)
+    for lines in (1, 10, 20, 30):
+        archive.kill(lambda lines=lines: archive.num_lines >= lines)  # type: ignore[misc]
+    kept = archive.num_lines
+    archive.kill(lambda: archive.is_done(measure))
+    assert archive.num_lines >= kept
+    points = next(archive.out.glob("*.points.jsonl")).read_bytes()
+    for step in replays:
+        scenario = archive.out / f"{step.removeprefix('replay ')}.yaml"
+        archive.kill(scenario.exists)
+        archive.kill(lambda step=step: archive.is_done(step))  # type: ignore[misc]
+    random = Random(27)
+    for _ in range(3):
+        ends_s = time.monotonic() + random.uniform(0.5, 8.0)
+        archive.kill(lambda ends_s=ends_s: time.monotonic() >= ends_s)  # type: ignore[misc]
+        (archive.out / "done" / replays[-1].replace(" ", "-")).unlink(missing_ok=True)
+    with archive.start() as process:
+        assert process.wait() == 0
+    assert next(archive.out.glob("*.points.jsonl")).read_bytes() == points
+    assert (archive.out / "send" / "docs" / "validation" / "cpu" / "README.md").exists()
+    assert not [path for path in archive.out.rglob("*") if ".part-" in path.name]
+    print(f"{archive.num_kills} kills")

@@ -12,7 +12,7 @@ from calibrate.fit.errors import compare_points, summary
 from calibrate.fit.measured_profile import profile_of
 from calibrate.fit.overlap import Costs, _three, _together, fit_overlap, predict_s
 from calibrate.measure.grid import Limits, grid, is_held_out
-from calibrate.points.file import Points
+from calibrate.points.file import Clocks, Points
 from calibrate.points.work import Place, work_of
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import MeasuredPoint, Profile
@@ -40,6 +40,13 @@ def law() -> Profile:
     return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.kernels, gemm=gemm))
 
 
+CLOCKS = [
+    Clocks(sm_mhz=1980.0),
+    Clocks(sm_mhz=1410.0, throttled=("power cap", "hardware slowdown")),
+    Clocks(throttled=("power cap",)),
+]
+
+
 def measured(noise: float, seed: int = 0) -> Points:
     profile, generator = law(), np.random.default_rng(seed)
     costs, places = build_costs(profile), grid(LIMITS, 2)
@@ -50,7 +57,7 @@ def measured(noise: float, seed: int = 0) -> Points:
         more = {"repetitions": 9, "is_noisy": False, "is_held_out": is_held_out(place, places)}
         points.append(msgspec.convert({**fields, **more}, MeasuredPoint))
     options = {"attention": "flash-cpu"}
-    return Points({"device": "cpu"}, options, places, points, {places[0]: 2 * points[0].device_s}, HOST, [], [], {})
+    return Points({"device": "cpu"}, options, places, points, CLOCKS, HOST, [], [], {})
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +87,7 @@ def test_errors_are_of_points_that_the_fit_did_not_use(fitted: Profile) -> None:
 def test_the_profile_carries_its_points_and_survives_its_file(fitted: Profile) -> None:
     assert fitted.name == "cpu/tiny-target+tiny-draft"
     assert len(fitted.points) == len(grid(LIMITS, 2))
-    assert [point.sustained_s is not None for point in fitted.points].count(True) == 1
-    assert "2.00 times as long" in fitted.source
+    assert "SM clock 1410 to 1980 MHz, of 3 visits slowed: 2 by power cap, 1 by hardware slowdown" in fitted.source
     assert fitted.fingerprint == {"device": "cpu"}
     assert "L2" not in fitted.source
     assert not fitted.overlap.measured
@@ -113,7 +119,7 @@ def test_points_in_other_units_are_refused(factor: float) -> None:
 
 def test_too_few_points_are_refused() -> None:
     profile = law()
-    nothing = measured(0.0)._replace(points=[], sustained={})
+    nothing = measured(0.0)._replace(points=[])
     with pytest.raises(ValueError, match="raise --budget"):
         profile_of(nothing, profile.gpu, 1, profile.target, profile.draft)
 

@@ -11,7 +11,6 @@ from calibrate.measure.grid import (
     estimator,
     grid,
     is_held_out,
-    is_repeated,
     pilots,
     plan,
     spread,
@@ -88,7 +87,6 @@ def test_a_fifth_of_each_kind_is_held_out_and_a_tenth_repeated() -> None:
         alike = [place for place in places if (place.kind, place.model) == kind]
         held_out = [place for place in alike if is_held_out(place, places)]
         assert len(held_out) == len(alike) // HELD_OUT_IN
-    assert sum(is_repeated(i) for i in range(len(places))) == -(-len(places) // 10)
 
 
 def test_the_order_is_shuffled_but_fixed() -> None:

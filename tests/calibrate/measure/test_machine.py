@@ -20,7 +20,7 @@ FIXED = {"device", "cpu", "cpu_cores", "threads", "torch", "transformers", "pyth
 def test_a_points_file_keeps_the_keys_that_tell_two_machines_apart() -> None:
     found = fingerprint("cpu", "float32")
     assert {key for key in found if not key.startswith(MAY_CHANGE)} == FIXED
-    assert set(found) - FIXED == {"driver", "clock_sm_mhz", "clock_power_w"}
+    assert set(found) - FIXED == {"driver"}
     assert all(isinstance(value, str) for value in found.values())
 
 

@@ -87,13 +87,12 @@ def test_the_profile_has_points_errors_fingerprint_and_costs(folder: Path) -> No
     profile = load(folder / "p.json")
     assert profile.name == "cpu/t+d"
     assert profile.fingerprint is not None
-    assert {"device", "cpu", "torch", "cuda", "driver", "threads", "clock_sm_mhz"} <= set(profile.fingerprint)
+    assert {"device", "cpu", "torch", "cuda", "driver", "threads"} <= set(profile.fingerprint)
     assert {"prefill", "decode", "draft", "verify", "overlap", "overlap_three"} <= set(profile.errors)
     assert all(profile.errors[kind].points for kind in ("draft", "verify", "overlap"))
     assert profile.errors["overlap_three"].points == 3
     assert {point.l2 for point in profile.points} == {"unknown"}
     assert sum(point.is_held_out for point in profile.points) >= len(profile.points) // 6
-    assert any(point.sustained_s is not None for point in profile.points)
     assert profile.overlap.measured
     assert profile.overlap.demand_floor == 0.0
     assert profile.host.inflation_eager[0] == 1.0

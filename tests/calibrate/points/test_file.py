@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from calibrate.points import file as points_file
+from calibrate.points.file import Clocks
 from calibrate.points.work import Place
 from sim.costs.profile import MeasuredPoint
 
@@ -32,18 +33,18 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_was_appended_is_read_back(path: Path) -> None:
-    points_file.append(path, "sustained", [list(PLACES[0]), 1.5e-3])
     points_file.append(path, "host", {"step_s": 1e-5})
     pair = {"solo_s": [1.0, 2.0], "together_s": [2.0, 3.0]}
     three = {"solo_s": [1.0, 2.0, 3.0], "together_s": [4.0, 5.0, 6.0]}
     points_file.append(path, "overlap", pair)
     points_file.append(path, "three_way", three)
     points_file.append(path, "clocks", {"sm_mhz": None})
+    points_file.append(path, "clocks", {"sm_mhz": 1410.0, "throttled": ["power cap"]})
     found = points_file.read(path)
     assert found.fingerprint == MACHINE
     assert found.places == PLACES
     assert found.points == [point()]
-    assert found.sustained == {PLACES[0]: 1.5e-3}
+    assert found.clocks == [Clocks(), Clocks(sm_mhz=1410.0, throttled=("power cap",))]
     assert found.host == {"step_s": 1e-5}
     assert found.overlap == [pair]
     assert found.three_way == [three]
@@ -110,9 +111,8 @@ def test_a_point_that_cannot_be_is_named_by_its_line(path: Path, changes: dict[s
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        ("sustained", 5, "Expected `array`"),
-        ("sustained", [1, 2], "Expected `array`"),
-        ("sustained", [list(PLACES[0]), -1.0], "-1.0 s must be positive"),
+        ("clocks", {"sm_mhz": "fast"}, "Expected `float | null`"),
+        ("cores", "two", "Expected `int`"),
         ("host", [1], "Expected `object`"),
         ("overlap", "x", "Expected `object`"),
         ("overlap", {"together_s": [1.0, 1.0]}, "solo_s: Expected `array`"),
@@ -185,6 +185,39 @@ def test_two_machines_never_merge(path: Path) -> None:
         points_file.check_same(path, found, {**MACHINE, "torch": "2.14.0"}, OPTIONS)
     with pytest.raises(ValueError, match="of other options: rows was 4, is now 8"):
         points_file.check_same(path, found, MACHINE, {**OPTIONS, "rows": 8})
+
+
+@pytest.mark.parametrize(("device", "left"), [("cpu", 0), ("cuda", 1)])
+def test_on_another_core_count_only_what_depends_on_cores_is_measured_again(
+    tmp_path: Path, device: str, left: int
+) -> None:
+    """A GPU times passes at once by its own events; on a CPU they share the cores."""
+    path, machine = tmp_path / "p.points.jsonl", {**MACHINE, "cpu_cores": "4", "threads": "2"}
+    points_file.create(path, machine, {**OPTIONS, "device": device}, PLACES)
+    points_file.append_point(path, point())
+    points_file.append(path, "host", {"step_s": 1e-5})
+    points_file.append(path, "overlap", {"solo_s": [1.0, 2.0], "together_s": [2.0, 3.0]})
+    found, fewer = points_file.read(path), {**machine, "cpu_cores": "2"}
+    points_file.check_same(path, found, fewer, found.options)
+    assert points_file.follow_cores(path, found, fewer)
+    moved = points_file.read(path)
+    assert (moved.points, moved.host, len(moved.overlap)) == (found.points, {}, left)
+    assert moved.fingerprint == fewer
+    assert not points_file.follow_cores(path, moved, fewer)
+    points_file.append(path, "host", {"step_s": 2e-5})
+    assert points_file.read(path).host == {"step_s": 2e-5}
+
+
+def test_passes_of_more_threads_than_there_are_cores_now_do_not_go_on(path: Path) -> None:
+    machine = {**MACHINE, "cpu_cores": "1", "threads": "2"}
+    points_file.create(path, {**machine, "cpu_cores": "2"}, OPTIONS, PLACES)
+    with pytest.raises(ValueError, match="of passes of 2 threads, and this process may use 1 cores"):
+        points_file.check_same(path, points_file.read(path), machine, OPTIONS)
+
+
+def test_lines_that_earlier_versions_wrote_are_skipped(path: Path) -> None:
+    points_file.append(path, "sustained", [list(PLACES[0]), 1.5e-3])
+    assert points_file.read(path).points == [point()]
 
 
 def test_two_measurements_do_not_write_into_one_file(path: Path) -> None:

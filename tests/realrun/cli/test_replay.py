@@ -26,13 +26,14 @@ from realrun.host.gpuhost import GpuHost
 from realrun.replay.probe import probe
 from sim.costs.profile_files import load
 from sim.experiment.compare import RESULT_SCHEMA
+from sim.files.yaml_values import read_yaml, yaml_text
 from sim.report.results import read_columns
 from tests.attack.mutations import damaged
 from tests.attack.samples import Sample
 from tests.attack.test_mutations import attack
 from tests.sim.support import ON_ONE_GPU as REPLAYED
 
-SMALL = ["--profile", "cpu/tiny", "--num-prompts", "6", "--request-rate", "inf", "--input-len", "24"]
+SMALL = ["--profile", "cpu/tiny", "--num-prompts", "6", "--request-rate", "inf", "--input-len", "28"]
 SMALL += ["--output-len", "8", "--device", "cpu"]
 METRICS = {"ttft", "tpot", "itl", "e2el", "output_throughput"}
 
@@ -235,12 +236,28 @@ def test_a_directory_without_a_replay_is_refused(tmp_path: Path, replayed: Path)
         (copied / path.name).write_bytes(path.read_bytes())
     scenario = (copied / "scenario.yaml").read_text()
     (copied / "scenario.yaml").write_text(scenario.replace("seed: 0", "seed: 1"))
-    with pytest.raises(ValueError, match="is not the scenario that was replayed"):
+    with pytest.raises(ValueError, match="is not the scenario that was replayed: seed is 1, was 0"):
         raise _error(invoke(validate_command, str(copied)))
     summary = json.loads((copied / "summary.json").read_text())
     (copied / "summary.json").write_text(json.dumps({**summary, "schema": 99}))
     with pytest.raises(ValueError, match=f"schema=99 must be {RESULT_SCHEMA}"):
         raise _error(invoke(validate_command, str(copied)))
+
+
+def test_a_replay_from_before_a_key_existed_is_validated(tmp_path: Path, replayed: Path) -> None:
+    """Its hash is of the keys that there were; what it does not say is at its default, as it was."""
+    older = tmp_path / "older"
+    older.mkdir()
+    for path in replayed.iterdir():
+        (older / path.name).write_bytes(path.read_bytes())
+    summary, scenario = json.loads((older / "summary.json").read_text()), read_yaml(older / "scenario.yaml", "scenario")
+    for held in (summary["scenario"], scenario):
+        del held["slo_classes"], held["engine"]["long_prefill_token_threshold"]
+    summary["scenario_hash"] = "0123456789abcdef"
+    (older / "summary.json").write_text(json.dumps(summary))
+    (older / "scenario.yaml").write_text(yaml_text(scenario))
+    done = invoke(validate_command, str(older), "--no-plots")
+    assert done.exit_code == 0, done.output
 
 
 def _error(done: Result) -> Any:

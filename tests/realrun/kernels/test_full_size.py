@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,42 +14,16 @@ from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import ChunkShape, PassShape
 from realrun.model.attention import Attention
+from realrun.model.memory import SPLIT_BYTES, Sizes, pass_bytes
+from sim.costs.shapes import model as shape_of
 from sim.seam.work import Kind, Model
 from tests.realrun.fake_cuda import Watcher, fake_gpu, full_size
 from tests.realrun.flash import flash_operations
+from tests.realrun.schemas import PINNED
 
 MOST_LAUNCHES = 900
 """A CUDA stream's queue holds about 1,000 launches: one pass fits a stream that waits."""
-PAIRS = [("llama-2-7b", "tinyllama-1.1b"), ("llama-3.1-8b", "llama-3.2-1b")]
-"""Of the campaign."""
 SLOTS, DRAFT_TOKENS = 64, 4
-
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with flash_operations(), fake_gpu(monkeypatch):
-        yield
-
-
-def kernels_of(pair: tuple[str, str], **changes: Any) -> PairKernels:
-    base: dict[str, Any] = {
-        "slots": SLOTS,
-        "max_tokens": 1000,
-        "attention": Attention.FLASH_3,
-        "draft_tokens_max": DRAFT_TOKENS,
-        "batch_buckets": (1, SLOTS),
-        "cuda_graphs": True,
-    }
-    return PairKernels(*(full_size(name) for name in pair), PairOptions(**{**base, **changes}))
-
-
-def watched(kernels: PairKernels, shape: PassShape) -> Watcher:
-    inputs = torch.empty(shape.num_rows, 4, dtype=torch.int64, device="cuda")
-    with Watcher() as watcher:
-        kernels.passes.run(shape, inputs)
-    return watcher
-
-
 PROMPTS = (ChunkShape(2, 512, True), ChunkShape(1, 300, False))
 SHAPES = [
     PassShape(Kind.PREFILL, Model.TARGET, chunks=PROMPTS),
@@ -63,19 +36,132 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("pair", "attention", "temperature"),
-    [
-        (PAIRS[0], Attention.FLASH, 1.0),
-        (PAIRS[0], Attention.FLASH_3, 0.0),
-        (PAIRS[1], Attention.FLASH_3, 1.0),
-    ],
-)
-def test_every_pass_could_be_captured_and_fits_a_launch_queue(
-    pair: tuple[str, str], attention: Attention, temperature: float
-) -> None:
+class Run(NamedTuple):
+    """The campaign's pairs and both production kernels."""
+
+    pair: tuple[str, str]
+    attention: Attention
+    temperature: float
+
+
+RUNS = [
+    Run(("llama-2-7b", "tinyllama-1.1b"), Attention.FLASH, 1.0),
+    Run(("llama-2-7b", "tinyllama-1.1b"), Attention.FLASH_3, 0.0),
+    Run(("llama-3.1-8b", "llama-3.2-1b"), Attention.FLASH_3, 1.0),
+]
+
+
+@pytest.fixture(scope="module")
+def watched() -> dict[tuple[Run, PassShape], Watcher]:
+    """What every pass of every run did; it ran to its end, so no watcher objected."""
+    found = {}
+    with flash_operations(), pytest.MonkeyPatch.context() as patch, fake_gpu(patch):
+        for run in RUNS:
+            kernels = kernels_of(run)
+            for shape in SHAPES:
+                inputs = torch.empty(shape.num_rows, 4, dtype=torch.int64, device="cuda")
+                with Watcher() as found[run, shape]:
+                    kernels.passes.run(shape, inputs)
+    return found
+
+
+def kernels_of(run: Run, **changes: Any) -> PairKernels:
+    base: dict[str, Any] = {
+        "slots": SLOTS,
+        "max_tokens": 1000,
+        "attention": run.attention,
+        "temperature": run.temperature,
+        "draft_tokens_max": DRAFT_TOKENS,
+        "batch_buckets": (1, SLOTS),
+        "cuda_graphs": True,
+    }
+    return PairKernels(*(full_size(name) for name in run.pair), PairOptions(**{**base, **changes}))
+
+
+Watched = dict[tuple[Run, PassShape], Watcher]
+
+
+def test_every_pass_runs_on_the_device_alone_and_fits_a_launch_queue(watched: Watched) -> None:
     """Of a draft every two of its passes: longer ones are captured, or they wait."""
-    kernels = kernels_of(pair, attention=attention, temperature=temperature)
-    for shape in SHAPES:
-        watcher = watched(kernels, shape)
-        assert watcher.num_launches <= MOST_LAUNCHES * max(1, shape.draft_tokens // 2), shape
+    assert len(watched) == len(RUNS) * len(SHAPES)
+    for (_, shape), watcher in watched.items():
+        assert 200 < watcher.num_launches <= MOST_LAUNCHES * max(1, shape.draft_tokens // 2), shape
+
+
+def test_attention_is_one_call_per_layer_and_pass_whatever_is_in_it(watched: Watched) -> None:
+    launches = {Attention.FLASH: ("_flash_attention_forward", 2), Attention.FLASH_3: ("fwd", 3)}
+    for (run, shape), watcher in watched.items():
+        layers = {"llama-2-7b": 32, "llama-3.1-8b": 32, "tinyllama-1.1b": 22, "llama-3.2-1b": 16}
+        name, each = launches[run.attention]
+        passes = max(1, shape.draft_tokens) * layers[run.pair[shape.model is Model.DRAFT]]
+        assert watcher.launches[name] == each * passes
+
+
+def test_every_call_is_one_that_torch_2_11_and_2_13_know(watched: Watched) -> None:
+    """By their schemas; what torch 2.11 lacks, the splits of its own kernel, it is not told."""
+    calls = {name: call for watcher in watched.values() for name, call in watcher.calls.items()}
+    del calls["prim::device"]
+    for version in ("torch 2.11", "torch 2.13"):
+        pinned = {**PINNED[version], **PINNED["fa3-fwd 0.0.3"]}
+        assert sorted(calls) == sorted(pinned)
+        for name, call in calls.items():
+            arguments = torch._C.parse_schema(pinned[name]).arguments
+            positional = [argument.name for argument in arguments if not argument.kwarg_only]
+            unknown = call.names - {argument.name for argument in arguments}
+            assert call.most_positional <= len(positional), name
+            assert unknown <= ({"num_splits"} if version == "torch 2.11" else set()), name
+
+
+def test_the_installed_torch_has_the_schemas_that_are_pinned_for_it(watched: Watched) -> None:
+    pinned = PINNED.get("torch " + ".".join(torch.__version__.split(".")[:2]))
+    if pinned is None:
+        pytest.skip(f"nothing is pinned for torch {torch.__version__}")
+    for watcher in watched.values():
+        for name, call in watcher.calls.items():
+            if name.startswith("aten::"):
+                assert call.schema == pinned[name]
+
+
+def test_what_reads_back_copies_from_the_host_or_follows_data_is_seen() -> None:
+    """The watcher itself: each of these would break a capture or stall a stream."""
+    with pytest.MonkeyPatch.context() as patch, fake_gpu(patch):
+        tensor, flags = torch.ones(4, device="cuda"), torch.ones(4, dtype=torch.bool, device="cuda")
+        for broken in (
+            lambda: tensor.sum().item(),
+            lambda: tensor.nonzero(),
+            lambda: tensor[flags],
+            lambda: tensor + torch.ones(4),
+            lambda: tensor.copy_(torch.ones(4)),
+            lambda: tensor.to("cpu"),
+            lambda: torch.tensor([1.0, 2.0], device="cuda"),
+            lambda: torch.where(flags, tensor, 0.0),
+            lambda: tensor.double().exp(),
+        ):
+            with pytest.raises((AssertionError, RuntimeError)), Watcher():
+                broken()
+
+
+def test_the_ledger_covers_what_passes_make_and_not_much_more(watched: Watched) -> None:
+    """Beside what FlashAttention and cuBLAS want for themselves."""
+    for (run, shape), watcher in watched.items():
+        dimensions = shape_of(run.pair[shape.model is Model.DRAFT])
+        sizes = Sizes(
+            slots=shape.num_rows,
+            max_tokens=1000,
+            draft_tokens=shape.width - 1 if shape.model is Model.TARGET else 0,
+            prompt_tokens=0,
+            streams=1,
+            has_graphs=True,
+            is_sampled=run.temperature > 0,
+        )
+        counted = pass_bytes(dimensions, shape.num_tokens, sizes) - SPLIT_BYTES
+        assert 0.98 * watcher.most_bytes <= counted + SPLIT_BYTES, shape
+        if shape.num_tokens > 100:
+            assert counted <= 1.3 * watcher.most_bytes, shape
+
+
+def test_the_ledger_counts_the_weights_that_are_built(watched: Watched) -> None:
+    with pytest.MonkeyPatch.context() as patch, fake_gpu(patch):
+        for name in ("llama-2-7b", "tinyllama-1.1b", "llama-3.1-8b", "llama-3.2-1b"):
+            built = sum(parameter.numel() for parameter in full_size(name).parameters())
+            assert 2 * built == pytest.approx(shape_of(name).weight_bytes, rel=1e-3)

@@ -1,0 +1,259 @@
+"""A minute of checks before anything is measured: whether this machine can be, and is the one that was measured before.
+
+One red check, and the campaign refuses with a line that says what failed. A check that does not apply (a CPU has no
+graphs) says so. Not here: the measurement (calibrate.measure), clocks and memory of a device (realrun.host.device).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+
+from calibrate.campaign.plan import MEASURE, REPLAY, Campaign, Job, done_file
+from calibrate.measure import machine
+from calibrate.measure.bench import Bench
+from calibrate.measure.clocks import Driver
+from calibrate.measure.grid import grid
+from calibrate.measure.overlap import OverlapBench, pairs
+from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
+from calibrate.points import file as points_file
+from calibrate.points.work import Place
+from realrun.host import cuda
+from realrun.host.device import Device, DeviceClock, Stream
+from realrun.model.attention import Attention, Rectangle, make_attention, usual_attention
+from realrun.model.kv import SlottedKv
+from sim.costs.shapes import ModelShape
+from sim.files.write import write_text
+
+SMOKE_FILE = "smoke.json"
+NEEDED = ("torch", "transformers", "scipy", "pyarrow")
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
+"""Largest difference from the reference, as a share of its largest value: some units in the last place."""
+WIDTHS = (1, 5, 64)
+"""Query tokens per row: decode, verify, a chunk of a prompt."""
+STARTS = (0, 17, 190)
+"""Tokens in KV before them, row by row."""
+STREAMS, HOLD_S = 8, 0.05
+"""Streams that policies replayed together ask for, and how long each is held."""
+MOST_TOGETHER = 1.5
+"""Times that all streams together may take of what one takes: sharing queues they take several."""
+LEAST_SLOWER = 0.7
+"""Times of its own duration that a pass takes beside another, at least: less is a time of something else."""
+WATCH_S, MOST_DRIFT_PPM, MOST_UNCERTAIN_S = 2.0, 200.0, 1e-3
+"""Between looks at both clocks; crystals drift by up to 50 ppm."""
+OVERLAP_SHARE_S = 1.0
+
+
+class Red(ValueError):
+    """A check failed."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What the checks look at."""
+
+    device: str
+    runs_on: Device
+    jobs: Sequence[Job]
+    driver: Driver
+
+    @cached_property
+    def specs(self) -> list[PairSpec]:
+        return [job.spec(self.device) for job in self.jobs]
+
+    @cached_property
+    def bench(self) -> Bench:
+        """Of the first job's pair at its full size."""
+        return Bench(build(self.specs[0]))
+
+
+def imports(ground: Ground) -> str:
+    versions = [f"{name} {import_module(name).__version__}" for name in NEEDED]
+    return f"{', '.join(versions)}; {ground.driver.said}"
+
+
+def kernels(ground: Ground) -> str:
+    """Attention as it will be measured beside the reference, for every model."""
+    where = torch.device(ground.device)
+    name = usual_attention(where)
+    shapes = {source.shape for spec in ground.specs for source in (spec.target, spec.draft) if source is not None}
+    worst = max(_difference(shape, name, where) for shape in sorted(shapes, key=lambda shape: shape.name))
+    return f"{name.value} is within {worst:.1e} of {Attention.MATH.value}"
+
+
+def _difference(shape: ModelShape, name: Attention, where: torch.device) -> float:
+    """Over ragged rows of every width, and all widths in one pass."""
+    dtype = getattr(torch, DEFAULTS[where.type]["dtype"])
+    generator = torch.Generator(where).manual_seed(0)
+    kv = SlottedKv(
+        layers=1,
+        slots=len(STARTS),
+        kv_heads=shape.kv_heads,
+        max_tokens=256,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        device=where,
+    )
+    starts = torch.tensor(STARTS, device=where)
+    slots = torch.arange(len(STARTS), device=where).flip(0)
+    rectangles = [Rectangle(slots, starts, torch.full_like(starts, width), width) for width in WIDTHS]
+    worst = 0.0
+    for rows in (*([each] for each in rectangles), rectangles):
+        size = sum(each.num_tokens for each in rows), shape.heads, shape.head_dim
+        queries = torch.randn(size, generator=generator, device=where, dtype=torch.float32).to(dtype)
+        found, wanted = (_attended(which, shape, kv, rows, queries) for which in (name, Attention.MATH))
+        share = float((found - wanted).abs().max() / wanted.abs().max())
+        if not share <= TOLERANCES[dtype]:
+            raise Red(f"{name.value} is {share:.1e} off the reference for {shape.name}, {size[0]} queries")
+        worst = max(worst, share)
+    return worst
+
+
+def _attended(
+    name: Attention, shape: ModelShape, kv: SlottedKv, rows: Sequence[Rectangle], queries: torch.Tensor
+) -> torch.Tensor:
+    with torch.inference_mode():
+        kernel = make_attention(name, heads=shape.heads, kv=kv)
+        return kernel.run(kernel.plan(rows), queries, 0).float()
+
+
+def streams(ground: Ground) -> str | None:
+    """As many as are needed, none of which waits for another."""
+    if not ground.runs_on.is_async:
+        return None
+    own = [ground.runs_on.stream() for _ in range(STREAMS)]
+    alone_s, together_s = (_held_s(ground.runs_on, some) for some in (own[:1], own))
+    if together_s > MOST_TOGETHER * alone_s:
+        raise Red(f"{STREAMS} streams held at once took {together_s / alone_s:.1f} times as long as one: they queue")
+    return f"{STREAMS} held at once took {together_s / alone_s:.2f} times as long as one"
+
+
+def _held_s(runs_on: Device, own: Sequence[Stream]) -> float:
+    runs_on.synchronize()
+    start = own[0].record()
+    for stream in own:
+        stream.hold(HOLD_S)
+    ends = [stream.record() for stream in own]
+    runs_on.synchronize()
+    return max(end.seconds_after(start) for end in ends)
+
+
+def memory(ground: Ground) -> str:
+    """The largest passes of the first pair run, at the full number of rows."""
+    free = ground.runs_on.free_bytes()
+    bench, allowed = ground.bench, limits(ground.specs[0])
+    places = grid(allowed, 0)
+    for kind, model in dict.fromkeys((place.kind, place.model) for place in places):
+        alike = [place for place in places if (place.kind, place.model) == (kind, model)]
+        largest = max(alike, key=lambda place: (place.total_tokens, place.context_tokens))
+        bench.warm(largest, bench.issuer(largest.launch))
+    left = ground.runs_on.free_bytes()
+    return f"{(free - left) / 2**30:.1f} GiB taken, {left / 2**30:.1f} GiB left" if left < free else "not counted here"
+
+
+def capture(ground: Ground) -> str | None:
+    """A captured pass gives what the same pass launched kernel by kernel gives."""
+    if not ground.runs_on.is_async:
+        return None
+    bench, spec = ground.bench, ground.specs[0]
+    place = Place("verify", "target", min(8, spec.rows), 5, 64, "eager")
+    found = []
+    for launch in ("eager", "graphed"):
+        issuer = bench.issuer(launch)
+        bench.warm(place._replace(launch=launch), issuer)
+        pass_ = bench.ready(place)
+        bench.reset(pass_)
+        pending = issuer.issue(pass_.shape, pass_.rows)
+        if pending.is_graph is not (launch == "graphed"):
+            raise Red(f"{place.name}, to be {launch}, was not")
+        found.append(pending.values())
+    if found[0] != found[1]:
+        raise Red(f"{place.name} gives other tokens when it is captured")
+    return f"{place.name} gives the same tokens captured"
+
+
+def overlap(ground: Ground) -> str:
+    """One pair of passes alone and at once, as all pairs are measured."""
+    pair = next(pair for pair in pairs(limits(ground.specs[0])) if pair.offset_share == 0.0)
+    found = OverlapBench(ground.bench).measure(pair, OVERLAP_SHARE_S)
+    slower = [both / one for one, both in zip(found["solo_s"], found["together_s"], strict=True)]
+    said = f"{pair.first.kind} and {pair.second.kind} at once took {slower[0]:.2f} and {slower[1]:.2f} times as long"
+    # A CPU that others use, too, is as noisy as this.
+    if ground.runs_on.is_async and min(slower) < LEAST_SLOWER:
+        raise Red(said)
+    return said
+
+
+def clock(ground: Ground) -> str:
+    """The device's clock beside the host's."""
+    both = DeviceClock(ground.runs_on, ground.runs_on.now_s)
+    sleep(WATCH_S)
+    both.look()
+    drift_ppm = both.drift_ppm
+    said = f"drifts by {drift_ppm or 0.0:+.1f} ppm, placed to {1e6 * both.uncertain_s:.0f} us"
+    if drift_ppm is None or abs(drift_ppm) > MOST_DRIFT_PPM or both.uncertain_s > MOST_UNCERTAIN_S:
+        raise Red(f"{said}; at most {MOST_DRIFT_PPM:.0f} ppm and {1e6 * MOST_UNCERTAIN_S:.0f} us can be used")
+    return said
+
+
+CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, clock, streams, kernels, memory, capture, overlap)
+"""What is cheap first."""
+
+
+def smoke(device: str, out: Path, campaign: Campaign) -> None:
+    """Run every check and keep what they found in OUT/smoke.json; at once done where they were green on this machine.
+
+    On another number of cores measurements and replays are begun again; a measurement keeps what does not depend on
+    them. Raises ValueError where a check is red, or OUT is of another machine.
+    """
+    driver = Driver(machine.uuid(device) if cuda.find(device).is_async else None)
+    fingerprint = machine.fingerprint(device, DEFAULTS[device]["dtype"], driver.version)
+    path = out / SMOKE_FILE
+    former = json.loads(path.read_text()) if path.exists() else None
+    if former is not None:
+        held = former["fingerprint"]
+        for key in points_file.fixed(fingerprint):
+            if held.get(key) != fingerprint[key]:
+                raise ValueError(
+                    f"{str(out)!r} is of another machine: {key} was {held.get(key)!r}, is now {fingerprint[key]!r}; "
+                    "choose another directory"
+                )
+        cores = held[points_file.CORES], fingerprint[points_file.CORES]
+        if cores[0] != cores[1]:
+            print(
+                f"campaign: {cores[1]} cores instead of {cores[0]}: measuring what depends on them and replaying again"
+            )
+            for step in campaign.steps:
+                if step.startswith((MEASURE, REPLAY)):
+                    done_file(out, step).unlink(missing_ok=True)
+        elif former["is_green"]:
+            return
+    checks = []
+    ground = Ground(device, cuda.find(device), campaign.jobs, driver)
+    for check in CHECKS:
+        checks.append(run_check(check, ground))
+        print(f"campaign: smoke: {checks[-1]['name']}: {checks[-1]['said']}", flush=True)
+        if not checks[-1]["is_ok"]:
+            break
+    is_green = all(each["is_ok"] for each in checks)
+    write_text(path, json.dumps({"is_green": is_green, "fingerprint": fingerprint, "checks": checks}, indent=1) + "\n")
+    if not is_green:
+        raise ValueError(f"nothing is measured here: {checks[-1]['name']}: {checks[-1]['said']}")
+
+
+def run_check(check: Callable[[Ground], str | None], ground: Ground) -> dict[str, Any]:
+    """What one check found; whatever it raises makes it red."""
+    started_s = perf_counter()
+    try:
+        said, is_ok = check(ground) or f"does not apply to a {ground.device}", True
+    except Exception as error:
+        said, is_ok = " ".join(f"{error}".split()) or type(error).__name__, False
+    return {"name": check.__name__, "is_ok": is_ok, "said": said, "seconds": round(perf_counter() - started_s, 1)}

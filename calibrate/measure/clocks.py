@@ -1,0 +1,67 @@
+"""What the GPU's driver tells after each visit to a place: clocks, power, and why it is slower than it could be.
+
+Through NVML (package nvidia-ml-py, extra gpu). Where that is not installed, or does not answer, nothing is read and
+`said` says so once: times are worth less without, but they are times. Not here: times (calibrate.measure.bench), the
+rest of the fingerprint (calibrate.measure.machine).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from calibrate.points.file import Clocks
+
+THROTTLES = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""Bits of nvmlClocksEventReasons (nvml.h) that mean slower than asked for; idle and clocks set by the user do not."""
+
+
+class Driver:
+    """The driver of the GPU with this UUID, as CUDA names it; None on a CPU, of which nothing is told."""
+
+    def __init__(self, uuid: str | None) -> None:
+        self.said = "no GPU, no clocks"
+        self.version: str | None = None
+        self._nvml: Any = None
+        if uuid is None:
+            return
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            self.version = str(pynvml.nvmlSystemGetDriverVersion())
+        except ImportError:
+            self.said = "clocks are not read: pip install nvidia-ml-py"
+        except pynvml.NVMLError as error:
+            self.said = f"clocks are not read: NVML says {error}"
+        else:
+            self._nvml = pynvml
+            self.said = f"clocks are read with every visit, driver {self.version}"
+
+    def read(self) -> Clocks | None:
+        """What it tells right now; None where it tells nothing at all."""
+        nvml = self._nvml
+        if nvml is None:
+            return None
+        mask = self._told(nvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
+        power_mw = self._told(nvml.nvmlDeviceGetPowerUsage)
+        return Clocks(
+            sm_mhz=self._told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            memory_mhz=self._told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+            power_w=None if power_mw is None else 1e-3 * power_mw,
+            throttled=tuple(name for bit, name in THROTTLES.items() if mask & bit),
+        )
+
+    def _told(self, ask: Any, *more: Any) -> int | None:
+        """A virtual GPU may tell one thing and not another."""
+        try:
+            return int(ask(self._handle, *more))
+        except self._nvml.NVMLError:
+            return None
