@@ -28,6 +28,7 @@ from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.studies.store import Store
 from tests.attack.samples import GRID, PAIR, TINY_RUN
+from tests.calibrate.points.test_file import point
 
 DIED = 9
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}
@@ -92,15 +93,13 @@ def write_points(folder: Path) -> None:
             points_file.mend(path)
         else:
             points_file.create(path, {"gpu": "x"}, {}, [Place(*place) for place in PLACES])
-        held = points_file.read(path).sustained
-        for place in PLACES:
-            if Place(*place) not in held:
-                points_file.append(path, "sustained", [place, 0.001])
+        for place in points_file.read(path).left:
+            points_file.append_point(path, point(place))
 
 
 def points(folder: Path) -> set[object]:
     path = folder / "p.points.jsonl"
-    return {place.context_tokens for place in points_file.read(path).sustained} if path.exists() else set()
+    return {found.context_tokens for found in points_file.read(path).points} if path.exists() else set()
 
 
 def write_store(folder: Path, seeds: str = "[0, 1]") -> None:
