@@ -224,8 +224,10 @@ class LateStream:
         return work
 
     def record(self) -> Event:
-        self._put(None)
-        return LateEvent(self, self.num_issued, dict(self.device.clock(self.name)))
+        # At once: while one of its works runs, a stream's clock is that of the work.
+        with self.device.lock:
+            self._put(None)
+            return LateEvent(self, self.num_issued, dict(self.device.clock(self.name)))
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, LateEvent)
