@@ -40,7 +40,14 @@ def test_every_public_name_has_an_example_in_its_docstring(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_every_example_in_a_docstring_runs(name: str) -> None:
-    done = doctest.testmod(import_module(name))
+    """One that needs torch runs with the tests of what needs it (tests/realrun), where torch is."""
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        pytest.skip("torch is not installed")
+    done = doctest.testmod(module)
     assert done.attempted > 0
     assert done.failed == 0
 

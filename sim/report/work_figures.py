@@ -87,7 +87,7 @@ def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, flo
         axis.set_xlim(0, length_s * 1e3)
         axis.set_title(record.policy, loc="left", fontsize=9, pad=2)
         axis.grid(axis="y", visible=False)
-    axes[-1, 0].set_xlabel("ms, from the middle of the run")
+    axes[-1, 0].set_xlabel("from the middle of the run (ms)")
     handles = [
         Patch(facecolor=colour, edgecolor="white", hatch=KIND_HATCHES[kind], label=kind)
         for kind, colour in KIND_COLOURS.items()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +13,7 @@ pytest.importorskip("transformers")
 from calibrate.campaign.plan import CAMPAIGNS
 from calibrate.measure.pair import needs, pair_spec
 from realrun.host import cuda
+from realrun.model import memory
 from realrun.model.attention import Attention
 from realrun.model.memory import GIB, Ledger, Sizes, ledger
 from sim.costs.shapes import model
@@ -18,6 +21,11 @@ from sim.costs.shapes import model
 USABLE = {"80 GB": 79.1 * GIB, "141 GB": 139.8 * GIB}
 """Of an H100 and an H200, by what torch says of them; 0.9 of it is what a replay takes unless told otherwise."""
 UTILISATION = 0.9
+
+
+def test_the_example_of_a_ledger_is_what_it_prints() -> None:
+    done = doctest.testmod(memory)
+    assert (done.attempted > 0, done.failed) == (True, 0)
 
 
 def replayed(target: str, draft: str, slots: int) -> Ledger:
