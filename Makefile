@@ -14,7 +14,8 @@ test: .venv/.dev                 ## the whole suite
 	$(BIN)/python -m pytest
 
 test-real: .venv/.real           ## the real-hardware backend's tests; installs torch (pinned) first
-	$(BIN)/python -m pytest tests/realrun tests/calibrate
+	# The rest of tests/calibrate needs no torch: `make test` runs it.
+	$(BIN)/python -m pytest tests/realrun $(addprefix tests/calibrate/,campaign cli hardware measure points service)
 
 mutation: .venv/.dev             ## how many of the committed mutants the tests kill, into docs/testing.md
 	$(BIN)/python -m tests.mutants
