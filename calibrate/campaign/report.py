@@ -15,7 +15,7 @@ import msgspec
 from calibrate.campaign.plan import Campaign
 from calibrate.campaign.smoke import SMOKE_FILE
 from sim.costs.profile import Profile
-from sim.costs.profile_files import encode, load
+from sim.costs.profile_files import load, ship_profile
 from sim.files.write import new_folder
 
 SEND = "send"
@@ -39,10 +39,8 @@ def report(out: Path, campaign: Campaign) -> None:
         for path in [out / SMOKE_FILE, *(job.points_path(out) for job in campaign.jobs), *verdicts]:
             (told / path.name).write_bytes(path.read_bytes())
         for profile in profiles:
-            file = scratch / "sim" / "profiles" / f"{profile.name}.json"
-            file.parent.mkdir(parents=True, exist_ok=True)
             # A profile of the repository carries no points: they lie beside the report.
-            file.write_bytes(encode(msgspec.structs.replace(profile, points=())))
+            ship_profile(msgspec.structs.replace(profile, points=()), scratch / "sim" / "profiles")
         smoke, results = json.loads((out / SMOKE_FILE).read_text()), [json.loads(path.read_text()) for path in verdicts]
         (told / "README.md").write_text("\n".join(_lines(profiles, smoke, dict(zip(names, results, strict=True)))))
 

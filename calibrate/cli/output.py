@@ -31,10 +31,9 @@ def check_out(out: Path | None, inputs: Iterable[str | Path | None] = (), *, jso
 
 def write(profile: Profile, out: Path) -> None:
     """Write the profile, whole or not at all, and print its errors."""
-    from sim.costs.profile_files import encode
-    from sim.files.write import write_text
+    from sim.costs.profile_files import save_profile
 
-    write_text(out, encode(profile).decode())
+    save_profile(profile, out)
     print_errors(profile, profile.errors)
     print(f"profile {profile.name} in {out}")
 

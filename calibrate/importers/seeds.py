@@ -12,7 +12,7 @@ import msgspec
 
 from sim.costs.kernels import LinearKernels, LinearPass, Measured
 from sim.costs.profile import SCHEMA, Gpu, HostCosts, KindError, Overlap, Profile
-from sim.costs.profile_files import SHIPPED, encode
+from sim.costs.profile_files import SHIPPED, ship_profile
 from sim.costs.shapes import Formats, ModelShape, model
 
 DATE = "2026-11-22"
@@ -194,10 +194,7 @@ PROFILES = (pdverify, dispec_single, dispec_pair)
 
 def main(folder: Path = SHIPPED) -> None:
     for build in PROFILES:
-        profile = build()
-        path = folder / f"{profile.name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode(profile))
+        ship_profile(build(), folder)
 
 
 if __name__ == "__main__":

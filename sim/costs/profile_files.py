@@ -93,6 +93,13 @@ def save_profile(profile: Profile, path: str | Path) -> Path:
     return path
 
 
+def ship_profile(profile: Profile, folder: Path = SHIPPED) -> Path:
+    """Write `profile` below `folder` by its own name, as `load` finds shipped ones; returns the path."""
+    path = folder / f"{profile.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return save_profile(profile, path)
+
+
 def changed(profile: Profile, **fields: Any) -> Profile:
     """A copy of `profile` with other values in some of its fields, checked anew.
 

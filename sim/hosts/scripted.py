@@ -45,20 +45,14 @@ class ScriptTicket(HostWait[Result]):
         self.is_cancelled = True
 
 
-class ScriptHost(TaskHost):
-    """Runs works for `duration(work)` seconds each; `answer(work)` is what comes back. `log` holds every event."""
+class SteppedHost(TaskHost):
+    """A host whose clock goes from event to event of its own list."""
 
-    def __init__(self, duration: Duration, answer: Answer | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._duration = duration
-        self._answer = answer or (lambda work: NO_RESULT)
         self._now_s = 0.0
         self._events: list[tuple[float, bool, int, Callable[[Any], None]]] = []
         self._num_events = 0
-        self._queues: dict[str, list[tuple[ScriptTicket, Sequence[ScriptTicket], Result]]] = {}
-        self._running: dict[str, ScriptTicket] = {}
-        self.log: list[tuple[float, str, str, str, tuple[int, ...]]] = []
-        """(time, start or end, stream, kind, arrival indices) of works in order of time."""
 
     @property
     def now_s(self) -> float:
@@ -78,6 +72,19 @@ class ScriptHost(TaskHost):
             callback(None)
         if stop_s is not None:
             self._now_s = stop_s
+
+
+class ScriptHost(SteppedHost):
+    """Runs works for `duration(work)` seconds each; `answer(work)` is what comes back. `log` holds every event."""
+
+    def __init__(self, duration: Duration, answer: Answer | None = None) -> None:
+        super().__init__()
+        self._duration = duration
+        self._answer = answer or (lambda work: NO_RESULT)
+        self._queues: dict[str, list[tuple[ScriptTicket, Sequence[ScriptTicket], Result]]] = {}
+        self._running: dict[str, ScriptTicket] = {}
+        self.log: list[tuple[float, str, str, str, tuple[int, ...]]] = []
+        """(time, start or end, stream, kind, arrival indices) of works in order of time."""
 
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
         self._queues[name] = []

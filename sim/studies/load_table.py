@@ -20,7 +20,7 @@ from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.experiment.checks import check
 from sim.experiment.compare import CostSource, Interval, cost_source
-from sim.experiment.points import Point, run_points
+from sim.experiment.points import Point
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.stats import interval_95
 from sim.names import unknown
@@ -33,7 +33,7 @@ from sim.studies.tune import (
     closed_loop,
     concurrencies_of,
     objective,
-    objective_value,
+    objective_values,
     rising,
 )
 
@@ -248,11 +248,7 @@ def _simulated(
         for world in worlds
     ]
     stage = f"simulating {concurrencies[0]} to {concurrencies[-1]} in flight"
-    on_done(stage, 0, len(points))
-    values = [0.0] * len(points)
-    for index, outcome in run_points(points, workers=workers, on_done=lambda done: on_done(stage, done, len(points))):
-        values[index] = objective_value(outcome.run, scenario)
-    remaining = iter(values)
+    remaining = iter(objective_values(scenario, points, stage, workers, on_done).tolist())
     return {
         concurrency: {
             policy: {regime: [next(remaining) for _ in worlds] for regime in regimes} for policy in candidates

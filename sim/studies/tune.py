@@ -201,12 +201,7 @@ def simulate_grid(
         for setting in settings
         for world in worlds
     ]
-    on_done("simulating", 0, len(points))
-    values = np.zeros(len(points))
-    for index, outcome in run_points(
-        points, workers=workers, on_done=lambda done: on_done("simulating", done, len(points))
-    ):
-        values[index] = objective_value(outcome.run, scenario)
+    values = objective_values(scenario, points, "simulating", workers, on_done)
     shape = len(concurrencies), len(settings), len(worlds)
     return LengthGrid(tuple(concurrencies), settings, values.reshape(shape))
 
@@ -428,12 +423,7 @@ def _dynamic_gains(
         for concurrency in grid.concurrencies
         for world in worlds
     ]
-    on_done("controllers", 0, len(points))
-    values = np.zeros(len(points))
-    for index, outcome in run_points(
-        points, workers=workers, on_done=lambda done: on_done("controllers", done, len(points))
-    ):
-        values[index] = objective_value(outcome.run, scenario)
+    values = objective_values(scenario, points, "controllers", workers, on_done)
     by_name = values.reshape(len(controllers), len(grid.concurrencies), len(worlds))
     reference = grid.of(one)[:, : len(worlds)]
     return [_gain(name, _setting_name(one), by_name[place], reference) for place, name in enumerate(controllers)]
@@ -489,6 +479,21 @@ def objective_value(run: Run, scenario: Scenario) -> float:
     if _has_slo(scenario):
         return number(run, "request_goodput") or 0.0
     return number(run, "steady_output_throughput") or number(run, "output_throughput") or 0.0
+
+
+def objective_values(
+    scenario: Scenario,
+    points: Sequence[Point],
+    stage: str,
+    workers: int | None,
+    on_done: Callable[[str, int, int], None],
+) -> Floats:
+    """Of every one of `points` [points], in their order; `on_done` hears how far the `stage` is."""
+    on_done(stage, 0, len(points))
+    values = np.zeros(len(points))
+    for index, outcome in run_points(points, workers=workers, on_done=lambda done: on_done(stage, done, len(points))):
+        values[index] = objective_value(outcome.run, scenario)
+    return values
 
 
 def _has_slo(scenario: Scenario) -> bool:

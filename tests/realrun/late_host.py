@@ -7,14 +7,13 @@ host's own loop. Not here: the order of the device (tests.realrun.late_device), 
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from realrun.host.executor import Handle, Job, Lane
 from realrun.replay.pair_executor import PairExecutor
-from sim.hosts.clock import TaskHost
+from sim.hosts.scripted import SteppedHost
 from sim.seam.host import Stream
 from sim.seam.wait import HostWait
 from sim.seam.work import Result, Work
@@ -81,36 +80,20 @@ class LateTicket(HostWait[Result]):
         """Works run to their end, which the seam allows."""
 
 
-class LateHost(TaskHost):
+class LateHost(SteppedHost):
     """Works end in an order that the device's seed draws, those of one stream in the order of issue."""
 
     def __init__(self, executor: PairExecutor, device: LateDevice) -> None:
         super().__init__()
         self.device, self.executor, self.clock = device, executor, SteppingClock()
         executor._lock = KnowingLock(device)  # type: ignore[assignment]
-        self._now_s = 0.0
-        self._events: list[tuple[float, bool, int, Callable[[Any], None]]] = []
-        self._num_events = 0
         self._lanes: dict[str, Lane] = {}
         self._queues: dict[str, list[LateTicket]] = {}
         self._free_s: dict[str, float] = {}
 
-    @property
-    def now_s(self) -> float:
-        return self._now_s
-
-    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any:
-        heapq.heappush(self._events, (time_s, is_last, self._num_events, callback))
-        self._num_events += 1
-
-    def _is_instant_over(self) -> bool:
-        return not self._events or self._events[0][0] > self._now_s
-
     def run_until(self, stop_s: float | None = None) -> None:
         with self.device.acting(KEEPER):
-            while self._events:
-                self._now_s, _, _, callback = heapq.heappop(self._events)
-                callback(None)
+            super().run_until(stop_s)
             self.executor.ran()
 
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:

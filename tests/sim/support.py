@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -34,6 +35,21 @@ ON_ONE_GPU = [
 """Policies that can be replayed."""
 Log = list[tuple[float, str, str, str, tuple[int, ...]]]
 WorkLog = list[tuple[float, float, str, str, tuple[int, ...]]]
+
+
+def calls_of(function: Callable[[Work], object], work: Work) -> int:
+    """Calls that `function` makes of `work` the second time, itself and the end of counting among them."""
+    function(work)
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    function(work)
+    sys.setprofile(None)
+    return calls
 
 
 class PeriodicLuck:

@@ -17,7 +17,7 @@ from calibrate.hardware.models import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from calibrate.importers.llmservingsim.profile import import_llmservingsim
 from sim.costs.profile import KindError
-from sim.costs.profile_files import SHIPPED, encode, load
+from sim.costs.profile_files import SHIPPED, load, ship_profile
 from sim.costs.shapes import draft_model, model
 
 CONFIGS = {
@@ -75,12 +75,8 @@ def ship(configs: Path, to: Path = SHIPPED) -> list[Path]:
                     label = profile.name
                     if name.startswith("gpt-oss"):
                         label = label.replace("-mxfp4-fp8", "").replace("-mxfp4-marlin", "").replace("-mxfp4", "")
-                    path = to / f"{label}.json"
-                    if path.exists():
-                        continue
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(encode(msgspec.structs.replace(profile, name=label)))
-                    written.append(path)
+                    if not (to / f"{label}.json").exists():
+                        written.append(ship_profile(msgspec.structs.replace(profile, name=label), to))
     return [*written, *ship_served(configs, to)]
 
 
@@ -91,10 +87,8 @@ def ship_served(configs: Path, to: Path) -> list[Path]:
         for name in names:
             shape = msgspec.structs.replace(source_of(str(configs / f"{CONFIGS[name]}_config.json")).shape, name=name)
             profile = with_models(load(origin), shape, None)
-            path = to / f"{profile.name}.json"
-            if not path.exists():
-                path.write_bytes(encode(profile))
-                written.append(path)
+            if not (to / f"{profile.name}.json").exists():
+                written.append(ship_profile(profile, to))
     return written
 
 
@@ -104,13 +98,8 @@ def ship_layers(layers: Path, configs: Path, to: Path = SHIPPED) -> list[Path]:
     origin = import_llmservingsim(layers, "rtx-4090", model("llama-3.1-8b"), None, 1, revision=LAYERS, form="compact")
     apart = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=APART)
     origin = msgspec.structs.replace(origin, errors={**dict.fromkeys(("decode", "prefill"), apart), **origin.errors})
-    written = []
-    for profile in (origin, with_models(origin, msgspec.structs.replace(other, name="qwen3-8b"), None)):
-        path = to / f"{profile.name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode(profile))
-        written.append(path)
-    return written
+    beside = with_models(origin, msgspec.structs.replace(other, name="qwen3-8b"), None)
+    return [ship_profile(profile, to) for profile in (origin, beside)]
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from sim.costs.kernels import (
 )
 from sim.costs.points import TableKernels
 from sim.costs.profile import SCHEMA, SERVED, Gpu, HostCosts, KindError, Overlap, Profile
-from sim.costs.profile_files import SHIPPED, encode
+from sim.costs.profile_files import SHIPPED, ship_profile
 from sim.costs.shapes import model
 
 GPUS = ("a100-sxm", "h100-sxm")
@@ -146,13 +146,7 @@ def ship(path: Path, revision: str, to: Path = SHIPPED) -> list[Path]:
         for gpu in GPUS
         for target, draft in pairs
     ]
-    written = []
-    for profile in [*map(served, profiles), tiny_cpu()]:
-        file = to / f"{profile.name}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(encode(profile))
-        written.append(file)
-    return written
+    return [ship_profile(profile, to) for profile in [*map(served, profiles), tiny_cpu()]]
 
 
 if __name__ == "__main__":

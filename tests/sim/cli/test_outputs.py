@@ -76,16 +76,21 @@ def content(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
-def test_output_over_input_is_refused_before_the_work(
-    arguments: str, inputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def refusal_before_the_work(arguments: str, inputs: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command is refused with, exit 2 and every file as it was."""
     before = content(inputs)
     assert run(arguments.format(pair=PAIR).split()) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
-    assert "choose another" in message
     assert content(inputs) == before
+    return message
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_output_over_input_is_refused_before_the_work(
+    arguments: str, inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "choose another" in refusal_before_the_work(arguments, inputs, capsys)
 
 
 def test_results_of_a_replay_are_not_replaced_by_a_simulation(
@@ -233,13 +238,9 @@ UNWRITABLE = {
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     arguments: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = content(inputs)
-    assert run(arguments.format(pair=PAIR).split()) == 2
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
+    message = refusal_before_the_work(arguments, inputs, capsys)
     assert "/proc/x" in message
     assert "cannot be written" in message
-    assert content(inputs) == before
 
 
 @pytest.mark.parametrize(

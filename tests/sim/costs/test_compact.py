@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 
 import msgspec
@@ -27,6 +26,7 @@ from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape
 from sim.costs.works import OutsideProfile, OutsideProfileWarning, graph_sizes
 from sim.seam.work import Chunk, Kind, Model, Work
+from tests.sim.support import calls_of
 
 TINY_SHAPE = ModelShape(
     name="m",
@@ -306,18 +306,7 @@ def test_host_inflation_is_one_alone_and_holds_beyond_the_list() -> None:
 
 def test_a_decode_step_is_priced_in_few_calls() -> None:
     """Steps of a known shape are asked for by the million."""
-    work, price = decode(16, 8000), REAL.cost
-    price(work)
-    calls = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    price(work)
-    sys.setprofile(None)
-    assert calls <= 5
+    assert calls_of(REAL.cost, decode(16, 8000)) <= 5
 
 
 def test_a_ratio_of_the_layers_stands_between_counts_on_their_logs_and_is_held_beyond() -> None:

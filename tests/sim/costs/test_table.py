@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 
 import msgspec
@@ -18,6 +17,7 @@ from sim.costs.profile_files import load
 from sim.costs.works import OutsideProfile, OutsideProfileWarning
 from sim.seam.work import Chunk, Kind, Model, Work
 from tests.sim.costs.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, VERIFY, table
+from tests.sim.support import calls_of
 
 EAGER = TableCosts(table(), cuda_graph=False)
 VERIFIED = TableCosts(table(msgspec.structs.replace(POINTS, verify_attention=VERIFY)), cuda_graph=False)
@@ -228,18 +228,7 @@ def test_unmeasured_overlap_demands_the_whole_device() -> None:
 
 def test_a_decode_step_is_priced_in_few_calls() -> None:
     """Steps of a known shape are asked for by the million."""
-    work, price = rows_of(4, 200), EAGER.cost
-    price(work)
-    calls = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    price(work)
-    sys.setprofile(None)
-    assert calls <= 6
+    assert calls_of(EAGER.cost, rows_of(4, 200)) <= 6
 
 
 def test_a_served_gpus_ratio_acts_on_the_layers_of_a_table() -> None:
