@@ -2,7 +2,7 @@
 
 Of time per output token where that is known, else of tokens per second. Only constants that the levels can tell are
 fitted: step and row times need several numbers of requests in flight, time per draft pass needs drafts beside none.
-Not here: what the server said (calibrate.production.served), least squares (realrun.validate.cells.joint).
+Not here: what the server said (calibrate.production.served), least squares (realrun.validate.cells.fit).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from calibrate.production.served import Accepted, Served, cell_of, pooled
 from realrun.validate.cells.compare import Setup, simulate_cell
-from realrun.validate.cells.joint import JointFit, check_constant, fit_constants
+from realrun.validate.cells.fit import Fitted, check_constant, fit_constants
 from realrun.validate.cells.table import MEASURED, Cell
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import Profile
@@ -41,7 +41,7 @@ class Level:
 class Production:
     """What a server told."""
 
-    fit: JointFit
+    fit: Fitted
     levels: list[Level]
     accepted: Accepted | None
 
@@ -61,11 +61,7 @@ def fit_served(
         check_constant(name)
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
     fit = _fit(profile, cells, setup, names)
-    told = ", ".join(
-        f"{name} = {value_s * 1e3:.4g} ± {fit.half_widths_s[name] * 1e3:.2g} ms"
-        for name, value_s in fit.values_s.items()
-    )
-    source = f"{fit.profile.host.source}; {told} fitted by lanesim on {len(cells)} levels of a running server"
+    source = f"{fit.profile.host.source}; {fit} fitted by lanesim on {len(cells)} levels of a running server"
     fitted = msgspec.structs.replace(fit.profile, host=msgspec.structs.replace(fit.profile.host, source=source))
     levels = [
         Level(
@@ -95,7 +91,7 @@ def tellable(served: Sequence[Served]) -> list[str]:
     return names
 
 
-def _fit(profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str]) -> JointFit:
+def _fit(profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str]) -> Fitted:
     def ratios(candidate: Profile) -> list[float]:
         found = []
         for cell in cells:
