@@ -27,7 +27,14 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ratios = Callable[[Profile], Sequence[float]]
 """Simulated over measured, one per cell and metric, with a profile's constants."""
 
-UNIT_S = {"gap_s": 1e-3, "draft_pass_s": 1e-3, "draft_phase_s": 1e-3, "step_s": 1e-3, "row_s": 1e-5}
+UNIT_S = {
+    "gap_s": 1e-3,
+    "draft_pass_s": 1e-3,
+    "draft_phase_s": 1e-3,
+    "step_s": 1e-3,
+    "row_s": 1e-5,
+    "frontend_s": 1e-2,
+}
 """What each constant is counted in, so that all have values about 1."""
 RATIO = "ratio@"
 UNTOUCHED = 16
@@ -64,8 +71,12 @@ class JointFit:
         return {name: abs(value - _plain(name)) > self.half_widths_s[name] for name, value in self.values_s.items()}
 
 
-def fit_constants(profile: Profile, names: Sequence[str], ratios: Ratios) -> JointFit:
+def fit_constants(
+    profile: Profile, names: Sequence[str], ratios: Ratios, near: Mapping[str, float] | None = None
+) -> JointFit:
     """The constants `names` with which the squares of log(`ratios`) are least; the profile's own values are dropped.
+
+    `near` are values to begin at, where a like fit has found some: fewer rounds, the same least squares.
 
     Raises ValueError for a name that is no host constant, for fewer ratios than constants, and for constants that the
     cells cannot tell, or cannot tell apart.
@@ -81,7 +92,7 @@ def fit_constants(profile: Profile, names: Sequence[str], ratios: Ratios) -> Joi
         found: Floats = np.log(np.asarray(ratios(_with(profile, names, counts * units)), dtype=float))
         return found
 
-    counts = np.array([_plain(name) for name in names])
+    counts = np.array([(near or {}).get(name, _plain(name)) for name in names]) / units
     now = errors(counts)
     if len(now) < len(names):
         raise ValueError(f"--fit {','.join(names)}: {len(now)} measured values cannot tell {len(names)} constants")
