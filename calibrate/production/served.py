@@ -141,7 +141,7 @@ def cell_of(served: Served, line: int) -> Cell:
 
 
 def middling(rounds: Sequence[Served]) -> Served:
-    """The median of each metric over the rounds, with the drafts of all: a stall in one round is none of the others'."""
+    """The median of each metric over rounds, with the drafts of all: a stall in one round is none of the others'."""
     if len(rounds) == 1:
         return rounds[0]
     by_metric = [each.measured for each in rounds]
