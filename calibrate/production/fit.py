@@ -5,7 +5,7 @@ a request spends before the engine's queue is fitted on time to the first token,
 that whatever a first token waits for bends no step. Where that shifts the first stage (a closed loop has fewer rows
 while others come in), both are done again. Only constants that the levels can tell are fitted: step and row times need
 several numbers of requests in flight, time per draft pass needs drafts beside none.
-Not here: what the server said (calibrate.production.served), least squares (realrun.validate.cells.joint).
+Not here: what the server said (calibrate.production.served), least squares (realrun.validate.cells.fit).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import numpy as np
 
 from calibrate.production.served import Accepted, Served, cell_of, pooled
 from realrun.validate.cells.compare import Setup, simulate_cell
-from realrun.validate.cells.fit import with_constant
-from realrun.validate.cells.joint import JointFit, check_constant, fit_constants
+from realrun.validate.cells.fit import Fitted, check_constant, fit_constants, with_constants
 from realrun.validate.cells.table import MEASURED, Cell
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import Profile
@@ -62,7 +61,7 @@ class Production:
 
     profile: Profile
     """With all its constants."""
-    fits: list[JointFit]
+    fits: list[Fitted]
     """Of what a step takes; then, where levels tell it, of the time before the engine, a step's constants being as they
     are."""
     levels: list[Level]
@@ -94,11 +93,7 @@ def fit_served(
         untold = str(error)
         names = tuple(name for name in names if name != FRONTEND)
         fits = _fits(profile, cells, setup, names)
-    told = ", ".join(
-        f"{name} = {value_s * 1e3:.4g} ± {fit.half_widths_s[name] * 1e3:.2g} ms"
-        for fit in fits
-        for name, value_s in fit.values_s.items()
-    )
+    told = ", ".join(map(str, fits))
     best = fits[-1].profile
     source = f"{best.host.source}; {told} fitted by lanesim on {len(cells)} levels of a running server"
     fitted = msgspec.structs.replace(best, host=msgspec.structs.replace(best.host, source=source))
@@ -138,15 +133,15 @@ def tellable(served: Sequence[Served]) -> list[str]:
 
 
 def _fits(
-    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], near: Sequence[JointFit] = ()
-) -> list[JointFit]:
+    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], near: Sequence[Fitted] = ()
+) -> list[Fitted]:
     """Both stages; the last one's profile has all constants. They begin `near` those of more levels."""
     of_steps = [name for name in names if name != FRONTEND]
     if not of_steps:
         raise ValueError(f"--constants {FRONTEND}: name a constant of a step as well, such as step_s,{FRONTEND}")
     known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
     if FRONTEND in known:
-        profile = with_constant(profile, FRONTEND, known[FRONTEND])
+        profile = with_constants(profile, {FRONTEND: known[FRONTEND]})
     steps = _fit(profile, cells, setup, of_steps, known)
     if FRONTEND not in names:
         return [steps]
@@ -166,7 +161,7 @@ def _fits(
 
 def _fit(
     profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], near: Mapping[str, float]
-) -> JointFit:
+) -> Fitted:
     """Constants of a step."""
     try:
         return fit_constants(profile, names, partial(_ratios, cells=cells, setup=setup), near)
@@ -185,7 +180,7 @@ def _ratios(profile: Profile, cells: Sequence[Cell], setup: Setup) -> list[float
     return found
 
 
-def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mapping[str, float]) -> JointFit:
+def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mapping[str, float]) -> Fitted:
     """What stands before the engine. Raises FrontendUntold."""
 
     def ratios(candidate: Profile) -> list[float]:
@@ -217,7 +212,7 @@ def _left_out(
     place: int,
     setup: Setup,
     names: Sequence[str],
-    near: Sequence[JointFit],
+    near: Sequence[Fitted],
 ) -> dict[str, float]:
     """Errors at one level of constants that are of the others; none where those cannot tell them."""
     others = [cell for other, cell in enumerate(cells) if other != place]
