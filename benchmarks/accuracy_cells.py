@@ -18,9 +18,7 @@ from benchmarks.accuracy_matrix import rows_of_cells
 from benchmarks.accuracy_report import Line, Section, markdown_table, number, percent, profile_text
 from realrun.cli.engine_flags import engine_block
 from realrun.validate.cells.compare import JudgedCell, Setup, fit_on_cells, judge_cells, speedups, spread
-from realrun.validate.cells.device import DeviceFit as FittedDevice
-from realrun.validate.cells.device import fit_device
-from realrun.validate.cells.fit import Fitted, marked, parse_mark
+from realrun.validate.cells.fit import Fitted, marked, parse_mark, parse_ratios
 from realrun.validate.cells.table import CellTable, parse_columns, read_cells
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -35,19 +33,11 @@ PROMPT_TOKENS = {"gsm8k": 717, "humaneval": 206, "rag_shared_prefix": 682}
 Z_95 = NormalDist().inv_cdf(0.95)
 
 
-class DeviceFit(NamedTuple):
-    """Ratios of the layers' time at these token counts, and the frontend: metrics, and cells (as --fit)."""
-
-    tokens: tuple[int, ...]
-    metrics: tuple[str, ...]
-    marks: tuple[str, ...]
-
-
 class Fit(NamedTuple):
-    """One host constant, the metric whose mean signed error it zeroes, and the cells (as --fit)."""
+    """Constants, the metrics that they are fitted on, and the cells (as --fit)."""
 
-    constant: str
-    metric: str
+    constants: tuple[str, ...]
+    metrics: tuple[str, ...]
     marks: tuple[str, ...]
 
 
@@ -59,7 +49,7 @@ class CellRun:
     source: str
     profile: str
     setup: Setup
-    fits: Sequence[Fit | DeviceFit]
+    fits: Sequence[Fit]
     gpu: str
     engine: str
 
@@ -72,7 +62,7 @@ H100 = CellRun(
     setup=Setup(
         engine=engine_block({"engine_name": "trtllm-1.0", "max_num_seqs": 512, "max_num_batched_tokens": 8192})
     ),
-    fits=(Fit("step_s", "tpot_ms", ("concurrency=8",)),),
+    fits=(Fit(("step_s",), ("tpot_ms",), ("concurrency=8",)),),
     gpu="H100",
     engine="trtllm-1.0",
 )
@@ -88,8 +78,8 @@ A100 = CellRun(
         method=None,
     ),
     fits=(
-        DeviceFit((8, 64, 2048), ("output_throughput", "itl_p50_ms", "ttft_ms"), ("label=gsm8k,arm=none",)),
-        Fit("draft_pass_s", "output_throughput", ("label=gsm8k,arm=eagle3,concurrency=1",)),
+        Fit((*parse_ratios("8,64,2048"),), ("output_throughput", "itl_p50_ms", "ttft_ms"), ("label=gsm8k,arm=none",)),
+        Fit(("draft_pass_s",), ("output_throughput",), ("label=gsm8k,arm=eagle3,concurrency=1",)),
     ),
     gpu="A100",
     engine="vllm-0.24",
@@ -119,13 +109,9 @@ def run_cells(run: CellRun, table: CellTable) -> Outcome:
     for fit in run.fits:
         marks = marked(table.cells, [parse_mark(text) for text in fit.marks])
         is_fit = [a or b for a, b in zip(is_fit, marks, strict=True)]
-        if isinstance(fit, DeviceFit):
-            cells = [cell for cell, is_marked in zip(table.cells, marks, strict=True) if is_marked]
-            profile, found = fit_device(cells, profile, run.setup, fit.tokens, fit.metrics, "plain cells")
-            fitted_texts.append(_device_text(fit, found, sum(marks)))
-        else:
-            profile, fitted = fit_on_cells(table, marks, profile, run.setup, fit.constant, fit.metric)
-            fitted_texts.append(_fit_text(fit, fitted, sum(marks)))
+        fitted = fit_on_cells(table, marks, profile, run.setup, fit.constants, fit.metrics)
+        profile = fitted.profile
+        fitted_texts.append(_fit_text(fit, fitted, sum(marks)))
     judged = judge_cells(table, is_fit, profile, run.setup)
     settings = ", ".join(f"{name} {value}" for name, value in run.setup.engine.items())
     engine = f"engine: {settings}; {run.setup.waves} requests per place in flight where the table has no number"
@@ -135,21 +121,9 @@ def run_cells(run: CellRun, table: CellTable) -> Outcome:
 def _fit_text(fit: Fit, fitted: Fitted, num_cells: int) -> str:
     cells = " and ".join(f"`{mark}`" for mark in fit.marks)
     number_of = "1 cell" if num_cells == 1 else f"{num_cells} cells"
+    left = f"; {fitted.error_pct:.2f} % left on them" if fitted.half_widths_s else ""
     bound = "; at its bound: the simulation is too slow there without it" if fitted.is_at_bound else ""
-    return (
-        f"fitted: {fit.constant} = {1e3 * fitted.value_s:.4f} ms on the mean {fit.metric} of {number_of}, {cells}"
-        f"{bound}"
-    )
-
-
-def _device_text(fit: DeviceFit, fitted: FittedDevice, num_cells: int) -> str:
-    cells = " and ".join(f"`{mark}`" for mark in fit.marks)
-    ratios = ", ".join(f"{ratio:.3f} ± {width:.3f} at {count}" for count, ratio, width in fitted.ratios)
-    return (
-        f"fitted: the layers' time over the tables', by tokens: {ratios}; before the engine "
-        f"{1e3 * fitted.frontend_s:.2f} ± {1e3 * fitted.frontend_half_width_s:.2f} ms; on {', '.join(fit.metrics)} of "
-        f"{num_cells} cells, {cells}; {fitted.error_pct:.2f} % left on them"
-    )
+    return f"fitted: {fitted} on the mean {' and '.join(fit.metrics)} of {number_of}, {cells}{left}{bound}"
 
 
 def h100_section(data: Path, peer: Path | None) -> Section:

@@ -142,8 +142,8 @@ def _fitted(data: Path, run: Run, profile: Profile) -> tuple[Profile, float]:
         error_pct: float = judged(real, run, candidate).result["metrics"]["tpot"]["mean"]["error_pct"]
         return error_pct
 
-    fitted_profile, fitted = fit_constant(profile, FITTED_CONSTANT, slowness_pct)
-    return fitted_profile, 1e3 * fitted.value_s
+    fitted = fit_constant(profile, FITTED_CONSTANT, slowness_pct)
+    return fitted.profile, 1e3 * fitted.values_s[FITTED_CONSTANT]
 
 
 def _real(data: Path, run: Run) -> RealRun:

@@ -218,10 +218,10 @@ def fit_issue() -> tuple[float, float]:
     """step_s on the TPOT without drafts, then draft_phase_s on the speed-up at k = 2: how vllm-0.9 got them."""
     profile = load(ISSUE_PROFILE)
     start = with_engine(profile, load_engine(ISSUE_ENGINE, profile.gpu.name))
-    fitted, step = fit_constant(start, "step_s", lambda tried: issue_tpot_ms(tried, 0) / ISSUE_VANILLA_MS - 1.0)
-    k2_ms = issue_tpot_ms(fitted, 0) * ISSUE_K2_MS / ISSUE_VANILLA_MS
-    _, phase = fit_constant(fitted, "draft_phase_s", lambda tried: issue_tpot_ms(tried, 2) / k2_ms - 1.0)
-    return step.value_s, phase.value_s
+    step = fit_constant(start, "step_s", lambda tried: issue_tpot_ms(tried, 0) / ISSUE_VANILLA_MS - 1.0)
+    k2_ms = issue_tpot_ms(step.profile, 0) * ISSUE_K2_MS / ISSUE_VANILLA_MS
+    phase = fit_constant(step.profile, "draft_phase_s", lambda tried: issue_tpot_ms(tried, 2) / k2_ms - 1.0)
+    return step.values_s["step_s"], phase.values_s["draft_phase_s"]
 
 
 def line_step_ms(path: Path, profile: Profile, rows: int, queries: int) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from benchmarks.accuracy_report import Line, Section, section_text, summary_text
 from benchmarks.accuracy_runs import peer_figures
 from benchmarks.accuracy_served import MEASURED_COLUMNS, STUDY, gh200_table, setup
 from realrun.validate.cells.compare import simulate_cell
-from realrun.validate.cells.fit import with_constant
+from realrun.validate.cells.fit import with_constants
 from realrun.validate.cells.table import parse_columns, read_cells
 from sim.acceptance.forms import parse_acceptance
 from sim.costs.profile_files import load
@@ -112,7 +112,7 @@ def test_the_error_of_a_model_against_itself_is_zero_at_every_length() -> None:
 
 def write_silicon(data: Path, gap_s: float) -> Path:
     """A table of four cells as the H100 profile with this gap would have measured them."""
-    profile = with_constant(with_constant(load(H100.profile), "step_s", 0.0), "gap_s", gap_s)
+    profile = with_constants(load(H100.profile), {"step_s": 0.0, "gap_s": gap_s})
     path = data / SILICON
     path.parent.mkdir(parents=True)
     header = ["isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms", "id"]

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from realrun.cli.engine_flags import engine_block, engine_options
 from realrun.cli.output import check_outputs, output_options, write_result
 from sim.cli.console import progress
-
-if TYPE_CHECKING:
-    from realrun.validate.cells.compare import Setup
-    from realrun.validate.cells.fit import Fitted
-    from realrun.validate.cells.table import CellTable
-    from sim.costs.profile import Profile
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim validate cells silicon.csv --profile h100-sxm/llama-3.1-8b --fit concurrency=8 \\\n"
@@ -125,28 +119,23 @@ def cells_command(
     speculation pair up (same label, or the same up to its last "/" without an arm; same concurrency and lengths), the
     speed-up in output_throughput is compared, too.
     """
-    from realrun.validate.cells.compare import Setup, judge_cells, result_of
-    from realrun.validate.cells.fit import HOST_CONSTANTS, marked, parse_mark
-    from realrun.validate.cells.joint import RATIO, check_constant
+    from realrun.validate.cells.compare import Setup, fit_on_cells, judge_cells, result_of
+    from realrun.validate.cells.fit import RATIO, check_constant, marked, parse_mark, parse_ratios
     from realrun.validate.cells.report import draw_cells, print_cells
     from realrun.validate.cells.table import MEASURED, parse_columns, read_cells, read_request_list
     from sim.costs.profile_files import load
     from sim.names import unknown
 
     check_outputs(flags, [path, requests_path, profile_name, flags["engine_name"]])
-    _check_fit(fits, flags["fitted_profile"])
-    metrics, constants = fit_metric.split(","), fit_constant.split(",")
-    is_joint = len(constants) > 1 or fit_constant.startswith(RATIO)
-    for constant in constants if is_joint else ():
+    _check_fit(fits, fit_ratios, flags["fitted_profile"])
+    metrics = fit_metric.split(",")
+    constants = fit_constant.split(",") if fit_ratios is None else parse_ratios(fit_ratios)
+    for constant in constants:
         check_constant(constant)
-    for name, values, known in (
-        ("--fit-metric", metrics, MEASURED),
-        ("--fit-constant", constants if len(constants) == 1 and not is_joint else (), HOST_CONSTANTS),
-    ):
-        for value in values:
-            if value not in known:
-                raise ValueError(unknown(name, value, known))
-    if not is_joint and len(metrics) > 1 and fit_ratios is None:
+    for metric in metrics:
+        if metric not in MEASURED:
+            raise ValueError(unknown("--fit-metric", metric, MEASURED))
+    if len(metrics) > 1 and len(constants) == 1 and not constants[0].startswith(RATIO):
         raise ValueError(f"--fit-metric {fit_metric}: one constant is fitted on one metric; several on several")
     setup = Setup(
         engine=engine_block(flags),
@@ -161,15 +150,11 @@ def cells_command(
     profile = load(profile_name)
     table = read_cells(path, parse_columns(columns), has_requests=requests_path is not None)
     is_fit = marked(table.cells, marks)
-    fit = None
-    if fit_ratios is not None:
-        profile, fit = _fit_ratios(table, is_fit, profile, setup, fit_ratios, metrics)
-    elif marks:
-        fit_them = _fit_jointly if is_joint else _fit
-        profile, fit = fit_them(table, is_fit, profile, setup, constants, metrics)
+    fitted = fit_on_cells(table, is_fit, profile, setup, constants, metrics) if marks else None
+    profile = profile if fitted is None else fitted.profile
     with progress() as on_step:
         judged = judge_cells(table, is_fit, profile, setup, partial(on_step, "simulating"))
-    result = result_of(table, judged, profile, setup, fit)
+    result = result_of(table, judged, profile, setup, fitted, metrics)
     if flags["plots"]:
         draw_cells(flags["out"], judged, f"{profile.name}: error of {len(judged)} closed-loop cells")
     if flags["fitted_profile"] is not None:
@@ -182,109 +167,12 @@ def cells_command(
         print_cells(result)
 
 
-def _check_fit(fits: Sequence[str], out: Path | None) -> None:
+def _check_fit(fits: Sequence[str], ratios: str | None, out: Path | None) -> None:
+    if ratios is not None and not fits:
+        raise ValueError("--fit-ratios fits marked cells: mark some with --fit COLUMN=VALUE")
     if out is None:
         return
     if not fits:
         raise ValueError("--fitted-profile writes what --fit found: mark cells with --fit COLUMN=VALUE")
     if out.suffix != ".json":
         raise ValueError(f"--fitted-profile {str(out)!r} must end with .json: profiles are found by it")
-
-
-def _fit_ratios(
-    table: CellTable, is_fit: Sequence[bool], profile: Profile, setup: Setup, tokens: str, metrics: Sequence[str]
-) -> tuple[Profile, dict[str, Any]]:
-    """The profile with the ratios fitted on the marked cells, and the fit for JSON."""
-    from realrun.validate.cells.device import fit_device, parse_tokens
-
-    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
-    if not cells:
-        raise ValueError("--fit-ratios fits marked cells: mark some with --fit COLUMN=VALUE")
-    source = f"the {', '.join(metrics)} of {len(cells)} closed-loop cells of {Path(table.path).name}"
-    fitted_profile, fitted = fit_device(cells, profile, setup, parse_tokens(tokens), metrics, source)
-    return fitted_profile, {
-        "ratios": [{"tokens": count, "ratio": ratio, "half_width": width} for count, ratio, width in fitted.ratios],
-        "frontend_s": fitted.frontend_s,
-        "frontend_half_width_s": fitted.frontend_half_width_s,
-        "metrics": list(metrics),
-        "mean_absolute_error_pct": fitted.error_pct,
-        "lines": [cell.line for cell in cells],
-    }
-
-
-def _fit(
-    table: CellTable,
-    is_fit: Sequence[bool],
-    profile: Profile,
-    setup: Setup,
-    constants: Sequence[str],
-    metrics: Sequence[str],
-) -> tuple[Profile, dict[str, Any]]:
-    """The profile with the fitted constant and a source that says on what, and the fit for JSON."""
-    from realrun.validate.cells.compare import fit_on_cells
-    from realrun.validate.cells.fit import with_constant
-
-    (constant,), (metric,) = constants, metrics
-    fitted_profile, fitted = fit_on_cells(table, is_fit, profile, setup, constant, metric)
-    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
-    source = fit_source(fitted, metric, Path(table.path).name, len(cells))
-    return with_constant(fitted_profile, constant, fitted.value_s, source), {
-        "constant": f"host.{constant}",
-        "value_s": fitted.value_s,
-        "metric": metric,
-        "error_pct": fitted.error_pct,
-        "is_at_bound": fitted.is_at_bound,
-        "lines": [cell.line for cell in cells],
-    }
-
-
-def _fit_jointly(
-    table: CellTable,
-    is_fit: Sequence[bool],
-    profile: Profile,
-    setup: Setup,
-    constants: Sequence[str],
-    metrics: Sequence[str],
-) -> tuple[Profile, dict[str, Any]]:
-    """As `_fit`, of several constants at once."""
-    import msgspec
-
-    from realrun.validate.cells.compare import fit_jointly
-    from realrun.validate.cells.joint import RATIO
-    from sim.costs.profile import SERVED
-
-    found = fit_jointly(table, is_fit, profile, setup, constants, metrics)
-    fitted, told = found.profile, []
-    for name, value in found.values_s.items():
-        scale, unit = (1.0, "") if name.startswith(RATIO) else (1e3, " ms")
-        told.append(f"{name} = {value * scale:.4g} ± {found.half_widths_s[name] * scale:.2g}{unit}")
-    marked_cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
-    named = [cell.texts["id"] for cell in marked_cells if "id" in cell.texts]
-    source = (
-        f"{', '.join(told)} fitted by lanesim on the mean {' and '.join(metrics)} of {len(marked_cells)} closed-loop "
-        f"cells of {Path(table.path).name}{': ' if named else ''}{', '.join(named)}"
-    )
-    host = msgspec.structs.replace(fitted.host, source=f"{fitted.host.source}; {source}")
-    fitted = msgspec.structs.replace(fitted, host=host)
-    if any(name.startswith(RATIO) for name in constants):
-        fitted = msgspec.structs.replace(fitted, conditions=SERVED, source=f"layers served; the rest: {fitted.source}")
-    return fitted, {
-        "constants": [
-            {
-                "constant": name if name.startswith(RATIO) else f"host.{name}",
-                "value" if name.startswith(RATIO) else "value_s": value_s,
-                "half_width" if name.startswith(RATIO) else "half_width_s": found.half_widths_s[name],
-                "is_told": found.told[name],
-            }
-            for name, value_s in found.values_s.items()
-        ],
-        "metric": ",".join(metrics),
-        "error_pct": found.error_pct,
-        "lines": [cell.line for cell in marked_cells],
-    }
-
-
-def fit_source(fitted: Fitted, metric: str, table: str, num_cells: int) -> str:
-    cells = "1 closed-loop cell" if num_cells == 1 else f"{num_cells} closed-loop cells"
-    value = f"{fitted.constant} = {fitted.value_s * 1e3:.4g} ms"
-    return f"{value} fitted by lanesim on the mean {metric} of {cells} of {table}"

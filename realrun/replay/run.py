@@ -83,7 +83,7 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
 
 def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: PairOptions) -> list[PassShape]:
     """Of each kind of pass in `seen` one that is as large as any that the run can need: every request that can be there
-    decodes with the longest draft, and prompts fill the budget."""
+    decodes with the longest draft, and prompts fill the budget as far as the buffers hold both."""
     limits, longest = experiment.limits, max(request.prompt_tokens for request in experiment.requests())
     most_rows = min(most_at_once(experiment), options.slots)
     found = []
@@ -95,7 +95,7 @@ def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: P
         width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.draft_tokens_max + 1
         tokens = max(1, limits.max_num_batched_tokens - rows * width)
         chunk = ChunkShape(
-            rows=max(1, min(most_rows, tokens // longest)),
+            rows=max(1, min(most_rows, options.most_rows - rows, tokens // longest)),
             width=min(longest, tokens),
             is_sampled=model is Model.TARGET,
         )

@@ -372,7 +372,7 @@ class Experiment:
         """Start the policy and the arrivals of `requests` on `host`, in every replica.
 
         With `luck` the account may be lazy where that changes no result: nobody looks at a row's state then. Raises
-        ValueError for a request that never fits. `is_recorded` where somebody notes the works, and the memory over time.
+        ValueError for a request that never fits. `is_recorded`: somebody notes the works, and the memory over time.
         """
         devices = self.scenario.devices
         _check_they_fit(requests, self.pool(), self.profile)

@@ -1,9 +1,9 @@
 """Any model, deployed in any way, as a profile of its own points: layers composed of aiconfigurator's kernels.
 
-Body (per layer, mean over all layers): attention's matrices, dense and shared MLPs, router, experts, element-wise
-kernels, all-reduces. Rows that a pass verifies go through it together with all others, so that more drafted tokens
-activate more experts by themselves. Attention (likewise the mean): every layer over its window or over all. Chunks with
-history: the measured whole prompt's rate at that length.
+Body (per layer, mean over all layers): attention's matrices, linear attention, dense and shared MLPs, router, experts,
+element-wise kernels, all-reduces. Rows that a pass verifies go through it together with all others, so that more
+drafted tokens activate more experts by themselves. Attention (likewise the mean): every layer over its window or over
+all. Chunks with history: the measured whole prompt's rate at that length.
 With attention data-parallel (`dp`), the profile is one rank's, all ranks in lockstep with as many tokens each: experts
 see the tokens of all of them.
 Errors: of interpolation, against sums of raw times at measured places that the profile leaves out.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import cached_property
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +54,7 @@ from calibrate.importers.aiconfigurator.profile import (
     TABLE_RULE,
     Device,
 )
+from calibrate.importers.aiconfigurator.sparse import Modules, decode_points, prompt_grid
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
 from sim.costs.kernels import VerifyAttention
 from sim.costs.passes import layer_rest_s, sampler_s
@@ -199,6 +201,8 @@ def check_splits(shape: ModelShape, deployment: Deployment) -> None:
         raise ValueError(f"--tp {degree} and --dp {deployment.data_parallel} must be at least 1")
     if shape.heads % degree or (shape.experts is None and shape.intermediate % degree):
         raise ValueError(f"--tp {degree} must divide {shape.name}'s {shape.heads} heads and its MLP")
+    if shape.linear is not None and (shape.linear.key_heads % degree or shape.linear.value_heads % degree):
+        raise ValueError(f"--tp {degree} must divide the {shape.linear.key_heads} key heads of linear attention")
     if shape.experts is None:
         if (deployment.expert_parallel or 1) > 1 and shape.qkv_inputs == 1:
             raise ValueError(f"--ep {deployment.expert_parallel}: {shape.name} has no experts")
@@ -229,7 +233,12 @@ class Composed:
     def _body_s(self, tokens: Array) -> Array:
         shape, formats = self._shape, self._formats
         degree = self._deployment.tensor_parallel
-        total = self._gemms_s(shape.attention_gemms(degree), tokens, formats.projections)
+        total = self._attention_gemms_s(tokens)
+        if shape.linear is not None:
+            share = shape.linear.layers / shape.layers
+            linear_s = self._gemms_s(shape.linear.gemms(shape.hidden, degree), tokens, formats.projections)
+            linear_s = linear_s + self._lookups.linear_s(shape.linear, degree, tokens)
+            total = (1.0 - share) * total + share * linear_s
         dense_s = self._gemms_s(shape.mlp_gemms(shape.intermediate, degree), tokens, formats.mlp)
         reduce_s = self._lookups.reduce_s(degree, tokens * shape.hidden * shape.dtype_bytes)
         if shape.input_features:
@@ -282,14 +291,19 @@ class Composed:
         return np.asarray(lm_head_s + np.array(sampled_s))
 
     def _attention(self, of: Callable[[int], Array]) -> Array:
-        """Mean over layers with and without a window."""
+        """Mean over layers with a window, without one, and without KV."""
         shape = self._shape
         share = shape.window_layers / shape.layers
-        if share == 0.0:
-            return of(0)
         if share == 1.0:
             return of(shape.window)
-        return (1.0 - share) * of(0) + share * of(shape.window)
+        full_s = self._full_share * of(0)
+        return full_s + share * of(shape.window) if share else full_s
+
+    @property
+    def _full_share(self) -> float:
+        """Of the layers, those whose attention sees all tokens."""
+        shape = self._shape
+        return 1.0 - (shape.window_layers + shape.linear_layers) / shape.layers
 
     def _lacks(self, table: str, window: int) -> bool:
         """Whether no table has attention over so many tokens: it costs what attention over no more than those does."""
@@ -305,6 +319,9 @@ class Composed:
     def _decode_grid(self, window: int) -> Array:
         if self._lacks("generation_attention_perf", window):
             return bounded(self._decode_grid(0), window)
+        if self._shape.indexer is not None:
+            points = decode_points(self._modules("generation"), self._attention_gemms_s)
+            return attention_grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
         if self._shape.latent is not None:
             points = self._latent_points("generation")
             return attention_grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
@@ -317,11 +334,26 @@ class Composed:
     def _prefill_curve(self, window: int) -> Array:
         if self._lacks("context_attention_perf", window):
             return bounded_prompts(self._prefill_curve(0), window)
+        if self._shape.indexer is not None:
+            return np.asarray(self._sparse_prompts[:, 0])
         if self._shape.latent is not None:
             points = self._latent_points("context")
             return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
         points, _ = self._points("context_attention_perf", window)
         return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
+
+    @cached_property
+    def _sparse_prompts(self) -> Array:
+        return prompt_grid(self._modules("context"), self._attention_gemms_s)
+
+    def _modules(self, phase: str) -> Modules:
+        degree = self._deployment.tensor_parallel
+        heads = (self._shape.heads // degree, degree)
+        return self._lookups.modules(phase, heads, self._formats.projections, self._formats.kv)
+
+    def _attention_gemms_s(self, tokens: Array) -> Array:
+        gemms = self._shape.attention_gemms(self._deployment.tensor_parallel)
+        return self._gemms_s(gemms, tokens, self._formats.projections)
 
     def _latent_points(self, phase: str) -> AttentionTable:
         heads = self._shape.heads // self._deployment.tensor_parallel
@@ -371,6 +403,8 @@ class Composed:
         """[chunks, histories]: a chunk after history has the pairs of query and key of a longer prompt's end, at the
         rate of a prompt that long; layers with a window pay for their window."""
         shape = self._shape
+        if shape.indexer is not None:
+            return _stored(self._sparse_prompts)
         share = shape.window_layers / shape.layers
         is_bounded = share > 0.0 and self._lacks("context_attention_perf", shape.window)
         full = self._prefill_curve(0) if share < 1.0 or is_bounded else np.zeros(len(CHUNKS))
@@ -380,17 +414,14 @@ class Composed:
             line = []
             for history in HISTORIES:
                 far_s, near_s = 0.0, float(near[i])
-                if share < 1.0:
+                if self._full_share > 0.0:
                     far_s = max(full[i], chunk * (history + 0.5 * chunk) * pair_s(full, history + chunk))
                 if is_bounded:
                     rate_s = pair_s(full, min(shape.window, history + chunk))
                     near_s = max(near_s, window_pairs(chunk, history, shape.window) * rate_s)
-                line.append((1.0 - share) * far_s + share * near_s)
+                line.append(self._full_share * far_s + share * near_s)
             rows.append(line)
-        grid = smooth(np.array(rows))
-        return PrefillGrid(
-            chunk_tokens=CHUNKS, history_tokens=HISTORIES, seconds=tuple(_rounded(line) for line in grid)
-        )
+        return _stored(np.array(rows))
 
     def _token_errors(self, raw: Array, of: Callable[[Array], Array]) -> tuple[Callable[[int], float], Array, str]:
         """The curve to judge by, its relative errors, and where: at measured token counts that the profile does not
@@ -454,6 +485,12 @@ class Composed:
             "prefill_attention": kind_error(np.array(prompt), HOW),
             "prefill": kind_error(np.array(prompt_pass), f"{HOW}; layers of whole passes"),
         }
+
+
+def _stored(prompts: Array) -> PrefillGrid:
+    """[CHUNKS, HISTORIES] as a profile has them."""
+    seconds = tuple(_rounded(line) for line in smooth(prompts))
+    return PrefillGrid(chunk_tokens=CHUNKS, history_tokens=HISTORIES, seconds=seconds)
 
 
 def _curve_through(axis: Sequence[int], raw: Array) -> Callable[[int], float]:

@@ -10,20 +10,21 @@ the fit (realrun.validate.cells.fit), figures (realrun.validate.cells.report).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from math import ceil
-from statistics import NormalDist
+from pathlib import Path
+from statistics import NormalDist, fmean
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from realrun.validate.cells.fit import Fitted, fit_constant
-from realrun.validate.cells.joint import JointFit, fit_constants
+from realrun.validate.cells.fit import RATIO, Fitted, fit_constant, fit_constants
 from realrun.validate.cells.table import LENGTHS, MEASURED, Cell, CellTable
 from realrun.validate.vllm.compare import Compared, compared
 from sim.costs.engine import engine_of, with_engine
-from sim.costs.profile import Profile
+from sim.costs.profile import SERVED, Profile
 from sim.experiment.checks import check
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve
@@ -157,37 +158,18 @@ def judge_cells(
 
 
 def fit_on_cells(
-    table: CellTable, is_fit: Sequence[bool], profile: Profile, setup: Setup, constant: str, metric: str
-) -> tuple[Profile, Fitted]:
-    """The profile with one constant of the engine fitted on the marked cells: mean signed error of `metric` 0.
-
-    It carries the others of that engine from then on. Raises ValueError where a marked cell lacks the metric.
-    """
-    profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
-    cells = _marked_cells(table, is_fit, (metric,))
-    sign = -1.0 if metric == THROUGHPUT else 1.0
-
-    def slowness_pct(candidate: Profile) -> float:
-        errors: list[float] = [
-            100.0 * (_simulated(table, cell, candidate, setup)[MEASURED[metric]] / cell.measured[metric] - 1.0)
-            for cell in cells
-        ]
-        return sign * sum(errors) / len(errors)
-
-    return fit_constant(profile, constant, slowness_pct)
-
-
-def fit_jointly(
     table: CellTable,
     is_fit: Sequence[bool],
     profile: Profile,
     setup: Setup,
     constants: Sequence[str],
     metrics: Sequence[str],
-) -> JointFit:
-    """Several constants of the engine at once: least squares over `metrics` of the marked cells, each an equal share.
+) -> Fitted:
+    """Constants of the engine fitted on the marked cells: one time on one metric, whose mean signed error becomes 0;
+    several, or ratios, by least squares over `metrics`, each cell and metric an equal share.
 
-    Raises ValueError as `fit_on_cells`, and where the cells cannot tell the constants.
+    The profile carries the others of that engine from then on, and says what was fitted on what. Raises ValueError
+    where a marked cell lacks a metric, and where the cells cannot tell the constants.
     """
     profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
     cells = _marked_cells(table, is_fit, metrics)
@@ -200,7 +182,22 @@ def fit_jointly(
             for metric in metrics
         ]
 
-    return fit_constants(profile, constants, ratios)
+    has_ratios = any(name.startswith(RATIO) for name in constants)
+    if len(constants) > 1 or has_ratios:
+        found = fit_constants(profile, constants, ratios)
+    else:
+        sign = -1.0 if metrics[0] == THROUGHPUT else 1.0
+        found = fit_constant(profile, constants[0], lambda candidate: sign * 100.0 * (fmean(ratios(candidate)) - 1.0))
+    ids = [cell.texts["id"] for cell in cells if "id" in cell.texts]
+    source = (
+        f"{found} fitted by lanesim on the mean {' and '.join(metrics)} of {len(cells)} closed-loop "
+        f"cell{'s' if len(cells) > 1 else ''} of {Path(table.path).name}{': ' if ids else ''}{', '.join(ids)}"
+    )
+    host = msgspec.structs.replace(found.profile.host, source=f"{found.profile.host.source}; {source}")
+    fitted = msgspec.structs.replace(found.profile, host=host)
+    if has_ratios:
+        fitted = msgspec.structs.replace(fitted, conditions=SERVED, source=f"layers served; the rest: {fitted.source}")
+    return replace(found, profile=fitted)
 
 
 def _marked_cells(table: CellTable, is_fit: Sequence[bool], metrics: Sequence[str]) -> list[Cell]:
@@ -291,9 +288,10 @@ def result_of(
     judged: Sequence[JudgedCell],
     profile: Profile,
     setup: Setup,
-    fit: Mapping[str, Any] | None,
+    fitted: Fitted | None,
+    metrics: Sequence[str],
 ) -> dict[str, Any]:
-    """What `validate cells --json` holds."""
+    """What `validate cells --json` holds; `fitted` on these metrics of the cells that are marked."""
     pairs = speedups(judged)
     notes = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
     drafting = [each for each in judged if each.cell.num_speculative_tokens and THROUGHPUT in each.metrics]
@@ -316,13 +314,30 @@ def result_of(
         "requests_per_pass": len(setup.requests) or None,
         "acceptance_spread": setup.acceptance_spread,
         "seed": setup.seed,
-        "fit": fit,
+        "fit": None if fitted is None else _plain_fit(judged, fitted, metrics),
         "cells": [_plain(each, profile, setup) for each in judged],
         "judged": summary(judged),
         "speedups": pairs,
         "speedup": spread([pair["error_pct"] for pair in pairs if pair["role"] == "judged"]),
         "notes": notes,
     }
+
+
+def _plain_fit(judged: Sequence[JudgedCell], fitted: Fitted, metrics: Sequence[str]) -> dict[str, Any]:
+    common = {
+        "metric": ",".join(metrics),
+        "error_pct": fitted.error_pct,
+        "lines": [each.cell.line for each in judged if each.is_fit],
+    }
+    constants: list[dict[str, Any]] = []
+    for name, value_s in fitted.values_s.items():
+        is_ratio = name.startswith(RATIO)
+        constant = {"constant": name if is_ratio else f"host.{name}", "value" if is_ratio else "value_s": value_s}
+        if not fitted.half_widths_s:
+            return {**constant, **common, "is_at_bound": fitted.is_at_bound}
+        width = {"half_width" if is_ratio else "half_width_s": fitted.half_widths_s[name]}
+        constants.append({**constant, **width, "is_told": fitted.told[name]})
+    return {"constants": constants, **common}
 
 
 def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Any]:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from realrun.validate.cells.compare import JudgedCell
 from realrun.validate.cells.table import MEASURED
 from sim.files.write import write_figure
 from sim.report.figures import DPI, set_theme
 from sim.report.tables import percent, print_table, significant
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 FIGURE = "validation-cells.png"
 CELL_INCHES, MOST_INCHES = 0.28, 24.0
@@ -85,46 +82,27 @@ def print_cells(result: dict[str, Any]) -> None:
                 highlight=False,
             )
     fit = result["fit"]
-    if fit and "ratios" in fit:
-        _print_ratios(console, fit)
-    elif fit and "constants" in fit:
-        told = ", ".join(map(_told, fit["constants"]))
-        lines = ", ".join(str(line) for line in fit["lines"])
-        console.print(
-            f"{told}, fitted on {fit['metric']} of lines {lines} (mean size of error left {fit['error_pct']:.2f} %)",
-            style="dim",
-            highlight=False,
-        )
-    elif fit:
-        bound = "; at its bound, 0 is too slow already" if fit["is_at_bound"] else ""
-        lines = ", ".join(str(line) for line in fit["lines"])
-        console.print(
-            f"{fit['constant']} = {fit['value_s'] * 1e3:.4f} ms, fitted on {fit['metric']} of lines {lines} "
-            f"(mean error left {fit['error_pct']:+.3f} %){bound}",
-            highlight=False,
-        )
+    if fit:
+        told = ", ".join(map(_told, fit.get("constants", [fit])))
+        lines = ", ".join(map(str, fit["lines"]))
+        left = f"mean size of error left {fit['error_pct']:.2f} %"
+        if "constants" not in fit:
+            left = f"mean error left {fit['error_pct']:+.3f} %"
+        bound = "; at its bound, 0 is too slow already" if fit.get("is_at_bound") else ""
+        console.print(f"{told}, fitted on {fit['metric']} of lines {lines} ({left}){bound}", highlight=False)
     for note in result["notes"]:
         console.print(note, style="dim", highlight=False)
 
 
 def _told(each: dict[str, Any]) -> str:
-    """One of several constants, with its interval."""
-    if "value" in each:
-        text, plain = f"{each['value']:.3f} ± {each['half_width']:.3f}", 1
-    else:
-        text, plain = f"{each['value_s'] * 1e3:.4f} ± {each['half_width_s'] * 1e3:.4f} ms", 0
-    return f"{each['constant']} = {text}" + ("" if each["is_told"] else f" (not told from {plain})")
-
-
-def _print_ratios(console: Console, fit: dict[str, Any]) -> None:
-    ratios = ", ".join(f"{each['ratio']:.3f} ± {each['half_width']:.3f} at {each['tokens']}" for each in fit["ratios"])
-    console.print(
-        f"layers take times the profile's, by tokens: {ratios}; before the engine {1e3 * fit['frontend_s']:.3g} ± "
-        f"{1e3 * fit['frontend_half_width_s']:.2g} ms; fitted on {', '.join(fit['metrics'])} of lines "
-        f"{', '.join(map(str, fit['lines']))} (mean size of the error left "
-        f"{fit['mean_absolute_error_pct']:.2f} %)",
-        highlight=False,
-    )
+    """A constant, with its interval where it was fitted with others."""
+    scale, digits, unit, plain = (1.0, 3, "", 1) if "value" in each else (1e3, 4, " ms", 0)
+    value = each["value"] if "value" in each else each["value_s"]
+    width = each.get("half_width", each.get("half_width_s"))
+    text = f"{each['constant']} = {value * scale:.{digits}f}"
+    if width is None:
+        return f"{text}{unit}"
+    return f"{text} ± {width * scale:.{digits}f}{unit}" + ("" if each["is_told"] else f" (not told from {plain})")
 
 
 def _values(values: dict[str, float | None]) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ import pytest
 from realrun.cli.cells import cells_command
 from realrun.cli.engine_flags import engine_block
 from realrun.validate.cells.compare import Setup, scenario_of, simulate_cell, varied_requests
-from realrun.validate.cells.fit import fit_constant, parse_mark, with_constant
+from realrun.validate.cells.fit import fit_constant, parse_mark, with_constants
 from realrun.validate.cells.table import MEASURED, read_cells
 from sim.costs.engine import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile
@@ -96,7 +96,7 @@ def test_without_an_arm_the_label_up_to_its_last_slash_pairs(tmp_path: Path) -> 
 @pytest.mark.parametrize("metric", ["tpot_ms", "output_throughput"])
 def test_the_fit_finds_a_planted_constant_and_the_rest_is_judged(metric: str, tmp_path: Path) -> None:
     """0.7 ms per target pass; cells of concurrency 1 and 4 tell, those of 8 judge."""
-    table = measured(tmp_path, with_constant(quick(), "gap_s", 7e-4))
+    table = measured(tmp_path, with_constants(quick(), {"gap_s": 7e-4}))
     profile = write_profile(tmp_path / "quick.json", quick())
     out = tmp_path / "fitted.json"
     result = result_of(cells_command, str(table), "--profile", profile, "--fit", "concurrency=1,4",
@@ -115,7 +115,7 @@ def test_the_fit_finds_a_planted_constant_and_the_rest_is_judged(metric: str, tm
 @pytest.mark.parametrize("constant", ["draft_pass_s", "draft_phase_s"])
 def test_a_second_constant_can_be_fitted_on_other_cells(constant: str, tmp_path: Path) -> None:
     """0.4 ms per draft pass, or per phase of them, on one cell that drafts."""
-    table = measured(tmp_path, with_constant(quick(), constant, 4e-4))
+    table = measured(tmp_path, with_constants(quick(), {constant: 4e-4}))
     result = result_of(cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", quick()),
                        "--fit", "arm=eagle3,concurrency=1", "--fit-constant", constant)  # fmt: skip
     assert result["fit"]["value_s"] == pytest.approx(4e-4, abs=1e-7)
@@ -124,7 +124,7 @@ def test_a_second_constant_can_be_fitted_on_other_cells(constant: str, tmp_path:
 
 def test_two_planted_constants_are_found_at_once(tmp_path: Path) -> None:
     """0.7 ms per target pass and 0.4 ms per draft pass; all cells of concurrency 1 tell both."""
-    planted = with_constant(with_constant(quick(), "gap_s", 7e-4), "draft_pass_s", 4e-4)
+    planted = with_constants(quick(), {"gap_s": 7e-4, "draft_pass_s": 4e-4})
     table, out = measured(tmp_path, planted), tmp_path / "fitted.json"
     result = result_of(cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", quick()),
                        "--fit", "concurrency=1,4", "--fit-constant", "gap_s,draft_pass_s",
@@ -175,7 +175,7 @@ def test_marks_join_conditions_by_commas_and_add_up_when_repeated(tmp_path: Path
 
 def test_a_constant_that_would_be_negative_stays_at_zero_and_says_so(tmp_path: Path) -> None:
     table = measured(tmp_path, quick())
-    slow = write_profile(tmp_path / "slow.json", with_constant(quick(), "step_s", 5e-3))
+    slow = write_profile(tmp_path / "slow.json", with_constants(quick(), {"step_s": 5e-3}))
     result = result_of(cells_command, str(table), "--profile", slow, "--fit", "concurrency=1")
     assert result["fit"]["is_at_bound"]
     assert result["fit"]["value_s"] == 0.0
@@ -192,8 +192,8 @@ def test_a_constant_that_does_not_act_on_the_marked_cells_is_refused(tmp_path: P
 
 
 def test_the_search_ends_at_the_root() -> None:
-    _, fitted = fit_constant(quick(), "gap_s", lambda profile: 1e4 * (profile.host.gap_s - 3.21e-3))
-    assert fitted.value_s == pytest.approx(3.21e-3, abs=1e-8)
+    fitted = fit_constant(quick(), "gap_s", lambda profile: 1e4 * (profile.host.gap_s - 3.21e-3))
+    assert fitted.values_s == {"gap_s": pytest.approx(3.21e-3, abs=1e-8)}
     assert not fitted.is_at_bound
 
 
@@ -421,16 +421,20 @@ def test_ratios_of_the_layers_and_the_time_before_the_engine_are_found(tmp_path:
     """Planted: 10 % more at 8 tokens, 30 % more at 1,024, 6 ms before the engine."""
     start = quick()
     kernels = msgspec.structs.replace(start.compact, body_ratios=((8, 1.1), (1024, 1.3)))
-    planted = with_constant(msgspec.structs.replace(start, kernels=kernels), "frontend_s", 6e-3)
+    planted = with_constants(msgspec.structs.replace(start, kernels=kernels), {"frontend_s": 6e-3})
     table, out = measured(tmp_path, planted, waves=3), tmp_path / "fitted.json"
     result = result_of(
         cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", start), "--fit", "arm=none",
         "--fit-ratios", "8,1024", "--fit-metric", "ttft_ms,tpot_ms", "--waves", "3", "--fitted-profile", str(out),
     )  # fmt: skip
     fit = result["fit"]
-    assert [each["ratio"] for each in fit["ratios"]] == pytest.approx([1.1, 1.3], abs=0.01)
-    assert fit["frontend_s"] == pytest.approx(6e-3, rel=0.05)
-    assert fit["mean_absolute_error_pct"] < 0.2
+    *ratios, frontend = fit["constants"]
+    assert [(each["constant"], each["value"]) for each in ratios] == [
+        ("ratio@8", pytest.approx(1.1, abs=0.01)),
+        ("ratio@1024", pytest.approx(1.3, abs=0.01)),
+    ]
+    assert frontend["value_s"] == pytest.approx(6e-3, rel=0.05)
+    assert fit["error_pct"] < 0.2
     assert result["judged"]["output_throughput"]["mean_absolute_error_pct"] < 0.5
     fitted = load(out)
     assert fitted.conditions == "served"
@@ -443,7 +447,7 @@ def test_ratios_of_the_layers_and_the_time_before_the_engine_are_found(tmp_path:
         (("--fit", "arm=none", "--fit-ratios", "64,8"), "want rising counts of tokens"),
         (("--fit", "arm=none", "--fit-ratios", "x"), "want rising counts of tokens"),
         (("--fit-ratios", "8,64"), "--fit-ratios fits marked cells"),
-        (("--fit", "arm=none,concurrency=1", "--fit-ratios", "8,64"), "1 measured values are too few to fit 2 ratios"),
+        (("--fit", "arm=none,concurrency=1", "--fit-ratios", "8,64"), "1 measured values cannot tell 3 constants"),
     ],
 )
 def test_a_fit_of_ratios_that_cannot_be_is_one_line(flags: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from realrun.validate.cells.joint import fit_constants
+from realrun.validate.cells.fit import fit_constants
 from sim.costs.kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -39,6 +39,22 @@ def test_three_constants_come_back_from_cells_that_tell_them() -> None:
     assert found.error_pct < 0.01
     assert all(found.told.values())
     assert found.profile.host.row_s == pytest.approx(4e-5, rel=1e-3)
+
+
+def test_a_fit_that_begins_near_another_finds_the_same_in_fewer_rounds() -> None:
+    asked: list[Profile] = []
+    of = ratios((2e-3, 4e-5, 3e-4), noise=0.01)
+
+    def counted(profile: Profile) -> list[float]:
+        asked.append(profile)
+        return of(profile)
+
+    names = ("step_s", "row_s", "draft_pass_s")
+    far = fit_constants(PROFILE, names, counted)
+    first = len(asked)
+    near = fit_constants(PROFILE, names, counted, far.values_s)
+    assert near.values_s == pytest.approx(far.values_s, rel=1e-3)
+    assert len(asked) - first < first
 
 
 def test_intervals_hold_the_truth_behind_noise_and_are_as_wide_as_the_noise_makes_them() -> None:
@@ -90,7 +106,7 @@ def test_a_ratio_of_1_is_not_told() -> None:
     assert found.told == {"step_s": True, "ratio@2048": False}
 
 
-@pytest.mark.parametrize("name", ["ratio@", "ratio@x", "ratio@8", "ratios"])
+@pytest.mark.parametrize("name", ["ratio@", "ratio@x", "ratio@0", "ratios"])
 def test_a_name_that_is_no_constant_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"ratio@2048"):
         fit_constants(PROFILE, ("step_s", name), ratios((2e-3, 0.0, 0.0)))
