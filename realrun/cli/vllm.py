@@ -78,7 +78,8 @@ def _tell(verdict: VllmVerdict) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from realrun.validate.vllm.compare import LATENCIES, STATISTICS
+    from realrun.validate.errors import STATISTICS
+    from realrun.validate.vllm.compare import LATENCIES
     from sim.report.tables import percent, print_table, significant
 
     result = verdict.result

@@ -22,7 +22,7 @@ import numpy as np
 
 from realrun.validate.cells.fit import RATIO, Fitted, fit_constant, fit_constants
 from realrun.validate.cells.table import LENGTHS, MEASURED, Cell, CellTable
-from realrun.validate.vllm.compare import Compared, compared
+from realrun.validate.errors import THROUGHPUT, Compared, compared, spread
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import SERVED, Profile
 from sim.experiment.checks import check
@@ -34,7 +34,6 @@ from sim.workload.generate import num_requests
 
 CELLS_SCHEMA = 1
 WAVES = 10
-THROUGHPUT = "output_throughput"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,18 +224,6 @@ def summary(judged: Sequence[JudgedCell]) -> dict[str, dict[str, float | int | N
         errors = [each.metrics[metric]["error_pct"] for each in judged if not each.is_fit and metric in each.metrics]
         found[metric] = spread([error for error in errors if error is not None])
     return found
-
-
-def spread(errors: Sequence[float]) -> dict[str, float | int | None]:
-    if not errors:
-        return {"cells": 0, "mean_absolute_error_pct": None, "mean_error_pct": None, "max_absolute_error_pct": None}
-    sizes = [abs(error) for error in errors]
-    return {
-        "cells": len(errors),
-        "mean_absolute_error_pct": sum(sizes) / len(sizes),
-        "mean_error_pct": sum(errors) / len(errors),
-        "max_absolute_error_pct": max(sizes),
-    }
 
 
 def speedups(judged: Sequence[JudgedCell]) -> list[dict[str, Any]]:
