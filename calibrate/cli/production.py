@@ -147,10 +147,6 @@ def show(found: Production) -> None:
             "–" if level.predicted_pct is None else f"{level.predicted_pct:+.1f}",
         )
     print_table(console, table)
-    for name, value_s in found.fit.values_s.items():
-        told = "" if found.fit.told[name] else " (not told from 0)"
-        console.print(
-            f"{name} = {value_s * 1e3:.4f} ± {found.fit.half_widths_s[name] * 1e3:.4f} ms{told}", highlight=False
-        )
+    console.print(str(found.fit), highlight=False)
     if found.accepted is not None:
         console.print(f"acceptance: --acceptance {found.accepted.quote}", highlight=False)
