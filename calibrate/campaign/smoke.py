@@ -214,7 +214,9 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
     On another number of cores measurements and replays are begun again; a measurement keeps what does not depend on
     them. Raises ValueError where a check is red, or OUT is of another machine.
     """
-    driver = Driver(machine.uuid(device) if cuda.find(device).is_async else None)
+    cuda.find(device)
+    gpu = machine.gpu(device)
+    driver = Driver(gpu and gpu.uuid)
     fingerprint = machine.fingerprint(device, DEFAULTS[device]["dtype"], driver.version)
     path = out / SMOKE_FILE
     former = json.loads(path.read_text()) if path.exists() else None
