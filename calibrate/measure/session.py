@@ -21,7 +21,7 @@ from calibrate.measure import grid, host_times
 from calibrate.measure.bench import Bench, count_kernels
 from calibrate.measure.clocks import Driver
 from calibrate.measure.machine import fingerprint, gpu, roofs
-from calibrate.measure.overlap import OverlapBench, pairs, three_ways
+from calibrate.measure.overlap import OverlapBench, plan
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
 from calibrate.points import file as points_file
@@ -170,21 +170,14 @@ class Session:
         points_file.append(self.path, "host", found)
 
     def _overlap(self) -> None:
-        held = points_file.read(self.path)
-        planned, together = pairs(limits(self.spec)), OverlapBench(self.bench)
-        known = [entry["pair"] for entry in held.overlap]
-        left = [pair for pair in planned if pair.as_key() not in known]
-        at_once = three_ways(limits(self.spec))
-        num_steps = len(planned) + len(at_once)
-        ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, num_steps)
-        for done, pair in enumerate(left):
-            self.on_step("overlap", len(planned) - len(left) + done, num_steps)
-            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
-            points_file.append(self.path, "overlap", together.measure(pair, share_s))
-        for done, places in enumerate(at_once[len(held.three_way) :], len(held.three_way)):
-            self.on_step("overlap", len(planned) + done, num_steps)
-            share_s = SHARES["overlap"] * self.budget_s / num_steps
-            points_file.append(self.path, "three_way", together.measure_three(places, share_s))
+        planned, bench = plan(limits(self.spec)), OverlapBench(self.bench)
+        known = {ran.what for ran in points_file.read(self.path).together}
+        left = [what for what in planned if what not in known]
+        ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, len(planned))
+        for done, what in enumerate(left):
+            self.on_step("overlap", len(planned) - len(left) + done, len(planned))
+            ran = bench.measure(what, max(0.0, ends_s - perf_counter()) / (len(left) - done))
+            points_file.append(self.path, "together", msgspec.to_builtins(ran))
 
 
 def _least(visits: int) -> int:

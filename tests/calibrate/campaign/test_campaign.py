@@ -161,8 +161,8 @@ def test_on_another_core_count_points_stay_and_what_depends_on_cores_is_done_aga
     after = points_file.read(points)
     assert after.points == before.points
     assert after.host["inflation_eager"]
-    assert len(after.overlap) == len(before.overlap)
-    assert after.overlap != before.overlap
+    assert len(after.together) == len(before.together)
+    assert after.together != before.together
 
 
 class Archive:
