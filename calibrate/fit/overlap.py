@@ -6,6 +6,7 @@ contention model alone. Not here: timing pairs (calibrate.measure.overlap).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
@@ -88,8 +89,8 @@ class _NoLuck:
 
 
 def fit_overlap(profile: Profile, together: Sequence[Ran], *, cores: float | None = None) -> Profile:
-    """`profile` with `overlap` fitted to every other pair, its error on the rest under `errors.overlap`, and that on
-    three passes at once, which no fit uses, under `errors.overlap_three`.
+    """`profile` with `overlap` fitted to every other pair of the same two kinds, its error on the rest under
+    `errors.overlap`, and that on three passes at once, which no fit uses, under `errors.overlap_three`.
 
     `cores` of a CPU, per thread of a pass: works have one each and take turns at the interpreter, so tau alone is
     fitted. Fewer than four pairs fit nothing: the profile keeps its conservative default.
@@ -97,7 +98,7 @@ def fit_overlap(profile: Profile, together: Sequence[Ran], *, cores: float | Non
     runs = [run for run in together if len(run.what.places) == 2]
     if len(runs) < 4:
         return profile
-    used, held_out = runs[::2], runs[1::2]
+    used, held_out = _halves(runs)
     costs = Costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
     contention = _best_turn(costs, used, cores) if cores is not None else _grid_then_simplex(costs, used)
     error = kind_error(np.concatenate([_errors(costs, contention, run) for run in held_out]), HELD_OUT)
@@ -108,13 +109,25 @@ def fit_overlap(profile: Profile, together: Sequence[Ran], *, cores: float | Non
         takes_turns=contention.takes_turns,
         demand_floor=0.0,
         measured=True,
-        source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, half of them fitted",
+        source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, every other one of a kind fitted",
     )
     errors = profile.errors | {"overlap": error}
     three = [_errors(costs, contention, run) for run in together if len(run.what.places) == 3]
     if three:
         errors["overlap_three"] = kind_error(np.concatenate(three), THREE)
     return msgspec.structs.replace(profile, overlap=overlap, errors=errors)
+
+
+def _halves(runs: Sequence[Ran]) -> tuple[list[Ran], list[Ran]]:
+    """Every other one of each two kinds, and the rest: some constants are told by few pairs alone, as the compute
+    roof's eta by two prefills."""
+    halves: tuple[list[Ran], list[Ran]] = [], []
+    seen: Counter[tuple[str, ...]] = Counter()
+    for run in runs:
+        kinds = tuple(place.kind for place in run.what.places)
+        halves[seen[kinds] % 2].append(run)
+        seen[kinds] += 1
+    return halves
 
 
 def predict_s(costs: Costs, contention: Contention, run: Ran) -> tuple[float, ...]:
