@@ -109,7 +109,8 @@ def fit_overlap(profile: Profile, together: Sequence[Ran], *, cores: float | Non
         takes_turns=contention.takes_turns,
         demand_floor=0.0,
         measured=True,
-        source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, every other one of a kind fitted",
+        source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, every other one of "
+        "each kind fitted",
     )
     errors = profile.errors | {"overlap": error}
     three = [_errors(costs, contention, run) for run in together if len(run.what.places) == 3]
