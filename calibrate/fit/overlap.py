@@ -6,7 +6,6 @@ contention model alone. Not here: timing pairs (calibrate.measure.overlap).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
@@ -36,8 +35,8 @@ ETA = (0.05, 4.0)
 TAU_S = (1e-9, 1e-2)
 TURNS_S = tuple(1e-6 * 1.1**step for step in range(60))
 """1 us to 0.3 ms in steps of 10 %: what a turn at the interpreter may last, the tau of a CPU."""
-STEP = 0.3
-"""First step of the refinement, in logs."""
+STEPS = (0.3, -0.1)
+"""First steps of the refinements, in logs: a simplex that has shrunk too soon is opened again."""
 LAUNCH_BOUND = 0.9
 """Share of its solo time from which on a work's launch is taken for what it lasts."""
 THREE = "prefill, draft and verify launched at once, which no fit used; durations of all three"
@@ -89,16 +88,16 @@ class _NoLuck:
 
 
 def fit_overlap(profile: Profile, together: Sequence[Ran], *, cores: float | None = None) -> Profile:
-    """`profile` with `overlap` fitted to every other pair of the same two kinds, its error on the rest under
+    """`profile` with `overlap` fitted to every other pair, kind by kind, its error on the rest under
     `errors.overlap`, and that on three passes at once, which no fit uses, under `errors.overlap_three`.
 
     `cores` of a CPU, per thread of a pass: works have one each and take turns at the interpreter, so tau alone is
     fitted. Fewer than four pairs fit nothing: the profile keeps its conservative default.
     """
-    runs = [run for run in together if len(run.what.places) == 2]
+    runs = _by_kinds([run for run in together if len(run.what.places) == 2])
     if len(runs) < 4:
         return profile
-    used, held_out = _halves(runs)
+    used, held_out = runs[::2], runs[1::2]
     costs = Costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
     contention = _best_turn(costs, used, cores) if cores is not None else _grid_then_simplex(costs, used)
     error = kind_error(np.concatenate([_errors(costs, contention, run) for run in held_out]), HELD_OUT)
@@ -109,8 +108,7 @@ def fit_overlap(profile: Profile, together: Sequence[Ran], *, cores: float | Non
         takes_turns=contention.takes_turns,
         demand_floor=0.0,
         measured=True,
-        source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, every other one of "
-        "each kind fitted",
+        source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, half of them fitted",
     )
     errors = profile.errors | {"overlap": error}
     three = [_errors(costs, contention, run) for run in together if len(run.what.places) == 3]
@@ -119,16 +117,13 @@ def fit_overlap(profile: Profile, together: Sequence[Ran], *, cores: float | Non
     return msgspec.structs.replace(profile, overlap=overlap, errors=errors)
 
 
-def _halves(runs: Sequence[Ran]) -> tuple[list[Ran], list[Ran]]:
-    """Every other one of each two kinds, and the rest: some constants are told by few pairs alone, as the compute
-    roof's eta by two prefills."""
-    halves: tuple[list[Ran], list[Ran]] = [], []
-    seen: Counter[tuple[str, ...]] = Counter()
+def _by_kinds(runs: Sequence[Ran]) -> list[Ran]:
+    """Runs of equal kinds together, so that of each some are fitted and some held out: a few constants are told by few
+    pairs alone, as the compute roof's eta by two prefills."""
+    groups: dict[tuple[str, ...], list[Ran]] = {}
     for run in runs:
-        kinds = tuple(place.kind for place in run.what.places)
-        halves[seen[kinds] % 2].append(run)
-        seen[kinds] += 1
-    return halves
+        groups.setdefault(tuple(place.kind for place in run.what.places), []).append(run)
+    return [run for group in groups.values() for run in group]
 
 
 def predict_s(costs: Costs, contention: Contention, run: Ran) -> tuple[float, ...]:
@@ -183,6 +178,7 @@ def _grid_then_simplex(costs: Costs, runs: Sequence[Ran]) -> Contention:
 
     starts = [np.log(np.array(start)) for start in product(ETAS, ETAS, TAUS_S)]
     best = min(starts, key=partial(loss, of=runs[::COARSE_IN]))
-    simplex = np.vstack([best, best + STEP * np.eye(len(best))])
-    found = minimize(loss, best, method="Nelder-Mead", options={"maxfev": 150, "initial_simplex": simplex})
-    return contention(found.x)
+    for step in STEPS:
+        simplex = np.vstack([best, best + step * np.eye(len(best))])
+        best = minimize(loss, best, method="Nelder-Mead", options={"maxfev": 150, "initial_simplex": simplex}).x
+    return contention(best)
