@@ -70,6 +70,11 @@ CHECKPOINTS = {
 """The row's model -> the config.json of the same architecture that the package has."""
 FORMATS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "int4_wo": None}
 """gemm_quant_mode -> weights; None: as the checkpoint says."""
+BLOCK_SCALED = ("Qwen/Qwen3.5-397B-A17B",)
+"""Models whose published FP8 checkpoint is scaled by blocks, though the config.json of CHECKPOINTS is in bf16."""
+QUEUED = (("1.0.0rc3", "meta-llama/Llama-3.1-8B-Instruct"),)
+"""Version and model of generated TensorRT-LLM deployments where one request more is in flight than the engine has
+seats: their TTFT grows with OSL by the time of service over the concurrency (ADR 032)."""
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 OLDEST = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.1"}
 """Rows without a version are of autumn 2025."""
@@ -101,6 +106,8 @@ class Cell(NamedTuple):
     input_len: int
     output_len: int
     is_exact: bool
+    in_flight: int
+    """Requests of the loop: the concurrency, which is also the engine's seats, and those that wait for a seat."""
     ttft_ms: float
     tpot_ms: float
     family: str
@@ -128,6 +135,8 @@ def cell_of(row: Mapping[str, str]) -> Cell:
     gpu = row["system"].replace("_", "-")
     is_blackwell = gpu.partition("-")[0] in BLACKWELL
     weights = FORMATS[row["gemm_quant_mode"]]
+    if weights == "fp8" and row["model_path"] in BLOCK_SCALED:
+        weights = "fp8-block"
     version = row["backend_version"] or OLDEST[row["backend"]]
     kv = None
     # Its dense models do not fuse an all-reduce with the norm behind it, as those with experts do.
@@ -152,6 +161,7 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         input_len=_whole(row["isl"]),
         output_len=_whole(row["osl"]),
         is_exact=EXACT_SOURCE in row["silicon_data_source"],
+        in_flight=batch + ((version, row["model_path"]) in QUEUED),
         ttft_ms=float(row["silicon_ttft_ms"]),
         tpot_ms=float(row["silicon_tpot_ms"]),
         family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
@@ -211,7 +221,7 @@ def profile_of(
     model: str, gpu: str, weights: str | None, kv: str | None, deployment: Deployment
 ) -> tuple[Profile, ModelShape]:
     tables, revision = installed_tables()
-    cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, 1.0, 1.0, "")
+    cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, 1, 1.0, 1.0, "")
     shape = shape_of(cell, tables.parent / "model_configs")
     return import_deployment(tables, gpu, shape, None, deployment, source=revision), shape
 
@@ -241,14 +251,14 @@ def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
             "profile": profile.name,
             "policy": "autoregressive",
             "engine": {
-                "max_num_seqs": max(cell.concurrency, 256),
+                "max_num_seqs": cell.concurrency if cell.in_flight > cell.concurrency else max(cell.concurrency, 256),
                 "max_num_batched_tokens": budget_of(cell),
                 "async_scheduling": is_async,
             },
             "workload": {
                 "num_prompts": num_prompts,
                 "request_rate": "inf",
-                "max_concurrency": cell.concurrency,
+                "max_concurrency": cell.in_flight,
                 "input_len": cell.input_len,
                 "output_len": cell.output_len,
             },

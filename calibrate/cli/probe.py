@@ -20,6 +20,12 @@ EXAMPLE = (
     "    --levels 1,4,16,64 --held-back 16 --out mine.json"
 )
 LEAST_REQUESTS = 8
+"""Of a round of one level."""
+WARM_UP_WAVES = 2
+"""Of as many requests as the highest level has at once, before anything counts: servers compile, allocate and fill
+caches while they answer their first requests."""
+MOST_SPREAD_PCT = 15.0
+"""Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
 
 @click.command("probe", epilog=EXAMPLE)
@@ -29,11 +35,15 @@ LEAST_REQUESTS = 8
 @click.option("--levels", default="1,4,16", show_default=True, help="Requests at once, one closed loop each.")
 @click.option("--held-back", type=int, default=None, help="Level that is predicted, not fitted. [the middle one]")
 @click.option("--requests-per-stream", type=click.IntRange(min=3), default=6, show_default=True, help="Of each round.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Over the levels, by turns.")
+@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Over the levels, by turns.")
 @click.option("--input-len", type=click.IntRange(min=1), default=128, show_default=True, help="Words of each prompt.")
 @click.option("--output-len", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens asked for.")
 @click.option("--num-speculative-tokens", type=click.IntRange(min=1), default=None, help="Not needed with /metrics.")
 @click.option("--engine", "engine_name", default=None, help="Engine to start from [as in compare].")
+@click.option("--max-num-seqs", type=click.IntRange(min=1), default=None, help="The server's. [the engine's own]")
+@click.option(
+    "--max-num-batched-tokens", type=click.IntRange(min=1), default=None, help="The server's. [the engine's own]"
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the prompts' words.")
 @click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
@@ -56,7 +66,9 @@ def probe_command(url: str, profile_name: str, out: Path | None, json_path: str 
     check_out(out, [profile_name], json_path=json_path)
     profile = load(profile_name)
     served = _drive(base, levels, flags)
-    setup = Setup(engine={} if flags["engine_name"] is None else {"name": flags["engine_name"]})
+    limits = {name: flags[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
+    engine = {"name": flags["engine_name"], **limits}
+    setup = Setup(engine={name: value for name, value in engine.items() if value is not None}, warmup_waves=1)
     fitted_on = [each for each in served if each.concurrency != held_back]
     found = fit_served(profile, fitted_on, setup)
     held = next(each for each in served if each.concurrency == held_back)
@@ -64,22 +76,25 @@ def probe_command(url: str, profile_name: str, out: Path | None, json_path: str 
     if out is not None:
         from calibrate.cli.output import write
 
-        write(found.fit.profile, out)
+        write(found.profile, out)
     if json_path is not None:
         held_plain = {
             "concurrency": held_back,
             "measured": held.measured,
             "errors_pct": errors_pct,
-            "spread_pct": held.spread_pct,
+            "spreads_pct": held.spreads_pct,
         }
         write_text(json_path, to_json(plain(found) | {"held_back": held_plain}))
     if json_path != "-":
         show(found)
         told = ", ".join(f"{name} {error:+.1f} %" for name, error in errors_pct.items())
         print(f"held back, {held_back} at once, predicted: {told}")
-        spreads = ", ".join(f"{each.source} ±{each.spread_pct:.0f} %" for each in served if each.spread_pct is not None)
-        if spreads:
-            print(f"tok/s of one level over its rounds: {spreads}")
+        for each in served:
+            spreads = ", ".join(f"{name} ±{spread:.0f} %" for name, spread in each.spreads_pct.items())
+            if spreads:
+                print(f"{each.source}, over its rounds: {spreads}")
+        if any(spread > MOST_SPREAD_PCT for each in served for spread in each.spreads_pct.values()):
+            print("rounds of one load differ much: leave the server and this machine alone meanwhile, or add --rounds")
 
 
 def _levels(text: str) -> list[int]:
@@ -97,25 +112,27 @@ def _drive(base: str, levels: list[int], flags: dict[str, Any]) -> list[Served]:
     from calibrate.production.served import middling
     from sim.cli.console import progress
 
-    rounds: dict[int, list[Served]] = {concurrency: [] for concurrency in levels}
     with connected(base, levels[-1]) as client, progress() as on_step:
         endpoint = find(client, base, flags["model"])
+
+        def one(concurrency: int, count: int, what: str, seed: int) -> Served:
+            return level(
+                client,
+                endpoint,
+                concurrency=concurrency,
+                num_requests=count,
+                input_words=flags["input_len"],
+                output_tokens=flags["output_len"],
+                seed=seed,
+                on_done=partial(_tell, partial(on_step, what), count),
+            )
+
+        one(levels[-1], WARM_UP_WAVES * levels[-1], "warming up", flags["seed"] - 1)
+        rounds: dict[int, list[Served]] = {concurrency: [] for concurrency in levels}
         # By turns, so that a server or a machine that slows down for a while does so for one round of each level.
         for number, concurrency in product(range(flags["rounds"]), levels):
             count = max(LEAST_REQUESTS, flags["requests_per_stream"] * concurrency)
-            on_done = partial(on_step, f"{concurrency} at once")
-            rounds[concurrency].append(
-                level(
-                    client,
-                    endpoint,
-                    concurrency=concurrency,
-                    num_requests=count,
-                    input_words=flags["input_len"],
-                    output_tokens=flags["output_len"],
-                    seed=flags["seed"] + number,
-                    on_done=partial(_tell, on_done, count),
-                )
-            )
+            rounds[concurrency].append(one(concurrency, count, f"{concurrency} at once", flags["seed"] + number))
     return [middling(rounds[concurrency]) for concurrency in levels]
 
 

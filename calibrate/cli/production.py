@@ -35,7 +35,9 @@ EXAMPLE = (
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
 @click.option("--engine", "engine_name", default=None, help="Engine to start from [as in compare].")
 @click.option(
-    "--constants", default=None, help="step_s,row_s,draft_pass_s,draft_phase_s,gap_s [those that the levels can tell]."
+    "--constants",
+    default=None,
+    help="step_s,row_s,draft_pass_s,draft_phase_s,gap_s,frontend_s [those that the levels can tell].",
 )
 @click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
@@ -63,7 +65,7 @@ def production_command(profile_name: str, out: Path | None, json_path: str | Non
     if out is not None:
         from calibrate.cli.output import write
 
-        write(found.fit.profile, out)
+        write(found.profile, out)
     if json_path is not None:
         write_text(json_path, to_json(plain(found)))
     if json_path != "-":
@@ -100,13 +102,14 @@ def read_served(flags: dict[str, Any]) -> list[Served]:
 
 def plain(found: Production) -> dict[str, Any]:
     """As `--json` has it."""
-    fit = found.fit
     return {
         "constants": [
             {"constant": name, "value_s": value_s, "half_width_s": fit.half_widths_s[name], "is_told": fit.told[name]}
+            for fit in found.fits
             for name, value_s in fit.values_s.items()
         ],
-        "error_pct": fit.error_pct,
+        "untold": found.untold,
+        "error_pct": found.fits[0].error_pct,
         "acceptance": None if found.accepted is None else found.accepted.quote,
         "acceptance_length": None if found.accepted is None else found.accepted.length,
         "levels": [
@@ -116,7 +119,8 @@ def plain(found: Production) -> dict[str, Any]:
                 "input_len": level.served.prompt_tokens,
                 "output_len": level.served.output_tokens,
                 "errors_pct": level.errors_pct,
-                "left_out_error_pct": level.predicted_pct,
+                "left_out_error_pct": level.predicted_pct.get(level.fitted_metric),
+                "left_out_errors_pct": level.predicted_pct or None,
             }
             for level in found.levels
         ],
@@ -137,16 +141,22 @@ def show(found: Production) -> None:
     for title in ("source", "in flight", "prompt", "output", "errors left %", "predicted from the others %"):
         table.add_column(title, justify="left" if title == "source" else "right")
     for level in found.levels:
-        errors = ", ".join(f"{name} {error:+.1f}" for name, error in level.errors_pct.items())
         table.add_row(
             escape(level.served.source),
             f"{level.served.concurrency:.1f}",
             f"{level.served.prompt_tokens:.0f}",
             f"{level.served.output_tokens:.0f}",
-            errors,
-            "–" if level.predicted_pct is None else f"{level.predicted_pct:+.1f}",
+            _signed(level.errors_pct),
+            _signed(level.predicted_pct) or "–",
         )
     print_table(console, table)
-    console.print(str(found.fit), highlight=False)
+    for fit in found.fits:
+        console.print(str(fit), highlight=False)
+    if found.untold is not None:
+        console.print(f"left as it was: {escape(found.untold)}", highlight=False)
     if found.accepted is not None:
         console.print(f"acceptance: --acceptance {found.accepted.quote}", highlight=False)
+
+
+def _signed(errors_pct: dict[str, float]) -> str:
+    return ", ".join(f"{name} {error:+.1f}" for name, error in errors_pct.items())

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.costs.shapes import HEADS, KV_BITS, WEIGHT_BITS, Experts, Formats, Latent, ModelShape, model
+from sim.costs.shapes import HEADS, KV_BITS, WEIGHT_BITS, Experts, Formats, Latent, Linear, ModelShape, model
 from sim.files.json_values import read_json
 from sim.names import unknown
 
@@ -22,7 +22,7 @@ GATED = (
     *FAMILIES, "phi3", "olmo2", "olmo3", "granite", "gemma", "gemma2", "gemma3_text", "smollm3", "seed_oss",
     "ministral", "mistral3_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "mixtral",
     "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "olmoe",
-    "granitemoe",
+    "granitemoe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
 )  # fmt: skip
 """Architectures with a gated MLP."""
 UNGATED = ("opt", "gpt_neox", "gpt2", "phi", "starcoder2", "nemotron", "gpt_bigcode")
@@ -31,7 +31,6 @@ EXPERTS_ARE_THE_MLP = ("mixtral", "gpt_oss", "minimax_m2", "granitemoe", "olmoe"
 """`intermediate_size` there is an expert's."""
 NOT_UNDERSTOOD = {
     "index_topk": "sparse attention by an indexer",
-    "linear_num_key_heads": "linear attention",
     "linear_attn_config": "linear attention",
     "attention_chunk_size": "chunked attention",
     "ssm_cfg": "state-space layers",
@@ -42,6 +41,8 @@ NOT_UNDERSTOOD = {
     "compress_ratios": "compressed KV",
 }
 """Keys that change what a layer is, where they are set."""
+LINEAR = "linear_attention"
+"""In `layer_types`, understood beside the sizes of its heads."""
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = {
@@ -56,6 +57,10 @@ NEEDED = {
 QUANTISED = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 """`quant_method` -> weight format, where no more needs to be known."""
 EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
+GATED_QUERIES = "qwen3_next"
+"""Has gates beside its queries without saying so (attn_output_gate)."""
+FULL_INTERVAL = 4
+"""Of linear layers, where neither layer_types nor full_attention_interval says which are not."""
 
 
 class Source(NamedTuple):
@@ -91,6 +96,8 @@ def _special(shape: ModelShape) -> str:
         return "a mixture-of-experts model"
     if shape.latent is not None:
         return "latent attention"
+    if shape.linear is not None:
+        return "linear attention"
     return "sliding-window attention" if shape.window_layers else "a quantised model"
 
 
@@ -178,6 +185,8 @@ def _from_config(path: Path, weights: Path | None) -> Source:
             is_gated=kind in GATED,
             experts=_experts(path, config, kind, dimensions["intermediate"]),
             latent=_latent(path, config),
+            linear=_linear(path, config, dimensions["layers"]),
+            has_query_gate=bool(config.get("attn_output_gate", kind == GATED_QUERIES)),
             has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
             window=window,
             window_layers=window_layers,
@@ -232,12 +241,35 @@ def _latent(path: Path, config: dict[str, Any]) -> Latent | None:
     return Latent(query_rank=query_rank, kv_rank=kv_rank, nope_dim=nope, rope_dim=rope, value_dim=value)
 
 
+def _linear(path: Path, config: dict[str, Any], layers: int) -> Linear | None:
+    if not config.get("linear_num_key_heads"):
+        return None
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        num = sum(each == LINEAR for each in kinds)
+    else:
+        num = layers - layers // int(config.get("full_attention_interval") or FULL_INTERVAL)
+    keys = ("linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim")
+    key_heads, key_dim, value_heads, value_dim = (_whole(path, config, (key,)) for key in keys)
+    return Linear(
+        layers=num,
+        key_heads=key_heads,
+        key_dim=key_dim,
+        value_heads=value_heads,
+        value_dim=value_dim,
+        conv_width=_whole(path, config, ("linear_conv_kernel_dim",)),
+    )
+
+
 def _window(path: Path, config: dict[str, Any], kind: str, layers: int) -> tuple[int, int]:
     """Tokens of the sliding window and how many layers have it; (0, 0) where none has."""
     window = config.get("sliding_window")
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
-        strange = sorted({str(each) for each in kinds} - {"sliding_attention", "full_attention", "attention"})
+        known = {"sliding_attention", "full_attention", "attention"}
+        if config.get("linear_num_key_heads"):
+            known.add(LINEAR)
+        strange = sorted({str(each) for each in kinds} - known)
         if strange:
             raise ValueError(f"{path}: layer_types has {', '.join(strange)}, which has no cost form here")
         num = sum(each == "sliding_attention" for each in kinds)

@@ -1,21 +1,26 @@
 """Constants of the engine from levels of load that a server was seen at, and how well they tell levels left out.
 
-Of time per output token where that is known, else of tokens per second. Only constants that the levels can tell are
-fitted: step and row times need several numbers of requests in flight, time per draft pass needs drafts beside none.
+In two stages. What a step takes is fitted on time per output token where that is known, else on tokens per second. What
+a request spends before the engine's queue is fitted on time to the first token, with those constants as they are, so
+that whatever a first token waits for bends no step. Where that shifts the first stage (a closed loop has fewer rows
+while others come in), both are done again. Only constants that the levels can tell are fitted: step and row times need
+several numbers of requests in flight, time per draft pass needs drafts beside none.
 Not here: what the server said (calibrate.production.served), least squares (realrun.validate.cells.fit).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from calibrate.production.served import Accepted, Served, cell_of, pooled
 from realrun.validate.cells.compare import Setup, simulate_cell
-from realrun.validate.cells.fit import Fitted, check_constant, fit_constants
+from realrun.validate.cells.fit import Fitted, check_constant, fit_constants, with_constants
 from realrun.validate.cells.table import MEASURED, Cell
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import Profile
@@ -23,7 +28,15 @@ from sim.costs.profile import Profile
 FAR_APART = 2.0
 """Requests in flight of two levels that tell a constant per row from one per step."""
 FITTED = ("tpot_ms", "output_throughput")
-"""What is fitted on: the first that a level has."""
+"""What a step's constants are fitted on: the first that a level has."""
+FRONTEND, FIRST_TOKEN = "frontend_s", "ttft_ms"
+"""The constant before the engine, and what tells it."""
+LONGEST_FRONTEND_S = 1.0
+"""More than that is a queue's wait: prompts that wait for seats or memory, which levels of means do not show."""
+SETTLED = 0.005
+"""Relative change of what the first stage was fitted on that the second may make before both are done again: as far
+as levels repeat."""
+MOST_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +46,28 @@ class Level:
     served: Served
     errors_pct: dict[str, float]
     """By metric: simulated over measured, less 1."""
-    predicted_pct: float | None
-    """The error of the fitted metric where the constants are of all other levels; None where they cannot be."""
+    predicted_pct: dict[str, float]
+    """The same with constants of all other levels; empty where those tell none."""
+
+    @property
+    def fitted_metric(self) -> str:
+        """What of it the constants of a step are fitted on."""
+        return _metric(self.served.measured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Production:
     """What a server told."""
 
-    fit: Fitted
+    profile: Profile
+    """With all its constants."""
+    fits: list[Fitted]
+    """Of what a step takes; then, where levels tell it, of the time before the engine, a step's constants being as they
+    are."""
     levels: list[Level]
     accepted: Accepted | None
+    untold: str | None
+    """Why there is no time before the engine though levels tell their first tokens."""
 
 
 def fit_served(
@@ -60,67 +84,143 @@ def fit_served(
     for name in names:
         check_constant(name)
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
-    fit = _fit(profile, cells, setup, names)
-    source = f"{fit.profile.host.source}; {fit} fitted by lanesim on {len(cells)} levels of a running server"
-    fitted = msgspec.structs.replace(fit.profile, host=msgspec.structs.replace(fit.profile.host, source=source))
+    untold = None
+    try:
+        fits = _fits(profile, cells, setup, names)
+    except FrontendUntold as error:
+        if constants is not None:
+            raise ValueError(str(error)) from None
+        untold = str(error)
+        names = tuple(name for name in names if name != FRONTEND)
+        fits = _fits(profile, cells, setup, names)
+    told = ", ".join(map(str, fits))
+    best = fits[-1].profile
+    source = f"{best.host.source}; {told} fitted by lanesim on {len(cells)} levels of a running server"
+    fitted = msgspec.structs.replace(best, host=msgspec.structs.replace(best.host, source=source))
     levels = [
         Level(
             served=each,
             errors_pct=_errors_pct(fitted, cell, setup),
-            predicted_pct=_left_out(profile, cells, place, setup, names),
+            predicted_pct=_left_out(profile, cells, place, setup, names, fits),
         )
         for place, (each, cell) in enumerate(zip(served, cells, strict=True))
     ]
-    accepted = pooled([each.accepted for each in served if each.accepted is not None])
     return Production(
-        fit=replace(fit, profile=fitted),
+        profile=fitted,
+        fits=fits,
         levels=levels,
-        accepted=accepted,
+        accepted=pooled([each.accepted for each in served if each.accepted is not None]),
+        untold=untold,
     )
+
+
+class FrontendUntold(Exception):
+    """The levels cannot tell what a request spends before the engine."""
 
 
 def tellable(served: Sequence[Served]) -> list[str]:
     """The constants that levels of these loads can tell: of a step always, of a row where loads differ, of a draft pass
-    where some drafted and others did not."""
+    where some drafted and others did not, of what stands before the engine where first tokens were timed."""
     loads = [each.concurrency for each in served]
     names = ["step_s"]
     if max(loads) >= FAR_APART * min(loads):
         names.append("row_s")
     if len({each.accepted is None for each in served}) > 1 and len(served) > len(names):
         names.append("draft_pass_s")
+    if any(each.ttft_s is not None for each in served):
+        names.append(FRONTEND)
     return names
 
 
-def _fit(profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str]) -> Fitted:
-    def ratios(candidate: Profile) -> list[float]:
-        found = []
-        for cell in cells:
-            metric = _metric(cell)
-            ratio = _simulated(cell, candidate, setup)[MEASURED[metric]] / cell.measured[metric]
-            found.append(ratio if metric == "tpot_ms" else 1.0 / ratio)
-        return found
+def _fits(
+    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], near: Sequence[Fitted] = ()
+) -> list[Fitted]:
+    """Both stages; the last one's profile has all constants. They begin `near` those of more levels."""
+    of_steps = [name for name in names if name != FRONTEND]
+    if not of_steps:
+        raise ValueError(f"--constants {FRONTEND}: name a constant of a step as well, such as step_s,{FRONTEND}")
+    known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
+    if FRONTEND in known:
+        profile = with_constants(profile, {FRONTEND: known[FRONTEND]})
+    steps = _fit(profile, cells, setup, of_steps, known)
+    if FRONTEND not in names:
+        return [steps]
+    timed = [cell for cell in cells if FIRST_TOKEN in cell.measured]
+    if not timed:
+        raise FrontendUntold(f"{FRONTEND}: no level tells its time to the first token")
+    for turn in range(MOST_TURNS):
+        frontend = _frontend(steps.profile, timed, setup, known)
+        profiles = steps.profile, frontend.profile
+        before, after = (np.array(_ratios(candidate, cells, setup)) for candidate in profiles)
+        if turn == MOST_TURNS - 1 or float(np.abs(np.log(after / before)).max()) < SETTLED:
+            break
+        known = {**steps.values_s, **frontend.values_s}
+        steps = _fit(frontend.profile, cells, setup, of_steps, known)
+    return [steps, frontend]
 
+
+def _fit(
+    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], near: Mapping[str, float]
+) -> Fitted:
+    """Constants of a step."""
     try:
-        return fit_constants(profile, names, ratios)
+        return fit_constants(profile, names, partial(_ratios, cells=cells, setup=setup), near)
     except ValueError as error:
         sources = ", ".join(dict.fromkeys(cell.label for cell in cells))
         raise ValueError(str(error) if sources in str(error) else f"{sources}: {error}") from None
 
 
+def _ratios(profile: Profile, cells: Sequence[Cell], setup: Setup) -> list[float]:
+    """Simulated over measured time per token, of each cell."""
+    found = []
+    for cell in cells:
+        metric = _metric(cell.measured)
+        ratio = _simulated(cell, profile, setup)[MEASURED[metric]] / cell.measured[metric]
+        found.append(ratio if metric == "tpot_ms" else 1.0 / ratio)
+    return found
+
+
+def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mapping[str, float]) -> Fitted:
+    """What stands before the engine. Raises FrontendUntold."""
+
+    def ratios(candidate: Profile) -> list[float]:
+        return [
+            _simulated(cell, candidate, setup)[MEASURED[FIRST_TOKEN]] / cell.measured[FIRST_TOKEN] for cell in cells
+        ]
+
+    try:
+        found = fit_constants(profile, [FRONTEND], ratios, near)
+    except ValueError as error:
+        raise FrontendUntold(f"{FRONTEND}: {error}") from None
+    value_s = found.values_s[FRONTEND]
+    if value_s > LONGEST_FRONTEND_S:
+        raise FrontendUntold(
+            f"{FRONTEND}: first tokens came {value_s:.1f} s later than the engine explains, which is no frontend but "
+            "requests that waited for a seat; measure with as many in flight as the server has seats for"
+        )
+    return found
+
+
 def predicted(found: Production, held_back: Served, setup: Setup) -> dict[str, float]:
     """Errors, percent by metric, at a level that no constant is of."""
-    return _errors_pct(found.fit.profile, cell_of(held_back, 1), setup)
+    return _errors_pct(found.profile, cell_of(held_back, 1), setup)
 
 
-def _left_out(profile: Profile, cells: Sequence[Cell], place: int, setup: Setup, names: Sequence[str]) -> float | None:
-    """Error at one level of constants that are of the others."""
+def _left_out(
+    profile: Profile,
+    cells: Sequence[Cell],
+    place: int,
+    setup: Setup,
+    names: Sequence[str],
+    near: Sequence[Fitted],
+) -> dict[str, float]:
+    """Errors at one level of constants that are of the others; none where those cannot tell them."""
     others = [cell for other, cell in enumerate(cells) if other != place]
     try:
-        fit = _fit(profile, others, setup, names)
-    except ValueError:
-        return None
-    metric = _metric(cells[place])
-    return _errors_pct(fit.profile, cells[place], setup)[metric]
+        fits = _fits(profile, others, setup, names, near)
+    except (ValueError, FrontendUntold):
+        return {}
+    return _errors_pct(fits[-1].profile, cells[place], setup)
 
 
 def _errors_pct(profile: Profile, cell: Cell, setup: Setup) -> dict[str, float]:
@@ -136,5 +236,5 @@ def _simulated(cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
         raise ValueError(f"{cell.label}: {error}") from None
 
 
-def _metric(cell: Cell) -> str:
-    return next(metric for metric in FITTED if metric in cell.measured)
+def _metric(measured: Mapping[str, float]) -> str:
+    return next(metric for metric in FITTED if metric in measured)

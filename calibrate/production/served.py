@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import fmean, median
 
 import msgspec
 
@@ -84,8 +85,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_s: float | None = None
     accepted: Accepted | None = None
     num_requests: int = 0
-    spread_pct: float | None = None
-    """Half of the range over rounds of the same load, of output tokens per second; None for a single round."""
+    spreads_pct: dict[str, float] = {}
+    """Half of the range over rounds of the same load, by metric of `measured`; empty for a single round."""
 
     def __post_init__(self) -> None:
         if self.concurrency < LEAST_CONCURRENCY:
@@ -140,15 +141,25 @@ def cell_of(served: Served, line: int) -> Cell:
 
 
 def middling(rounds: Sequence[Served]) -> Served:
-    """The round of median throughput, with the drafts of all: a stall in one round is none of the others'."""
-    by_rate = sorted(rounds, key=lambda each: each.output_tokens_per_s or 0.0)
-    middle = by_rate[len(by_rate) // 2]
-    rates = [each.output_tokens_per_s for each in by_rate if each.output_tokens_per_s]
-    if len(rates) < 2:
-        return middle
-    spread_pct = 50.0 * (rates[-1] - rates[0]) / rates[len(rates) // 2]
-    accepted = pooled([each.accepted for each in rounds if each.accepted is not None], middle.source)
-    return msgspec.structs.replace(middle, spread_pct=spread_pct, accepted=accepted)
+    """The median of each metric over rounds, with the drafts of all: a stall in one round is none of the others'."""
+    if len(rounds) == 1:
+        return rounds[0]
+    by_metric = [each.measured for each in rounds]
+    columns = {name: [metrics[name] for metrics in by_metric] for name in by_metric[0]}
+    medians = {name: median(values) for name, values in columns.items()}
+    ttft_ms, tpot_ms = medians.get("ttft_ms"), medians.get("tpot_ms")
+    accepted = pooled([each.accepted for each in rounds if each.accepted is not None], rounds[0].source)
+    return msgspec.structs.replace(
+        rounds[0],
+        prompt_tokens=fmean(each.prompt_tokens for each in rounds),
+        output_tokens=fmean(each.output_tokens for each in rounds),
+        ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
+        tpot_s=None if tpot_ms is None else tpot_ms / 1e3,
+        output_tokens_per_s=medians.get("output_throughput"),
+        accepted=accepted,
+        num_requests=sum(each.num_requests for each in rounds),
+        spreads_pct={name: 50.0 * (max(all_) - min(all_)) / medians[name] for name, all_ in columns.items()},
+    )
 
 
 def pooled(parts: Sequence[Accepted], source: str = "all sources") -> Accepted | None:

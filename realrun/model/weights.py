@@ -163,7 +163,7 @@ def library_config(shape: ModelShape, family: Family | None = None) -> Any:
     """
     if shape.fused_features or shape.input_features or shape.projects_context:
         raise ValueError(f"{shape.name} is a head on a target's features and has no real passes here; simulate it only")
-    if shape.experts or shape.latent or shape.window or shape.formats or not shape.is_gated:
+    if not shape.is_plain or shape.window or shape.has_query_gate or not shape.is_gated:
         raise ValueError(
             f"{shape.name} has experts, latent attention, a window, an ungated MLP or number formats of its own: no "
             "real passes are written for those; simulate it only"

@@ -1,8 +1,9 @@
 """Dimensions of decoder models, and what follows from them: parameters, weight bytes, KV bytes.
 
 The rule is a gated-MLP transformer with grouped-query attention (kv_heads == heads is multi-head); whatever differs is
-a field of its own: an ungated MLP, experts, latent attention, sliding windows, number formats. Biases and norms are
-left out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are those of each model's config.json.
+a field of its own: an ungated MLP, experts, latent or linear attention, sliding windows, number formats. Biases and
+norms are left out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are those of each model's
+config.json.
 Not here: how fast they run (sim.costs), reading a config.json (calibrate.hardware.models).
 """
 
@@ -110,6 +111,40 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     value_dim: int
 
 
+class Linear(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Gated delta-rule attention (arXiv 2412.06464) in so many of the layers: a sequence has a state of fixed size
+    there and no KV."""
+
+    layers: int
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    conv_width: int = 4
+    """Tokens of the short convolution over queries, keys and values."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            if getattr(self, field) < 1:
+                raise ValueError(f"linear.{field}={getattr(self, field)!r} must be at least 1")
+
+    def gemms(self, hidden: int, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
+        """(columns, depth) on one device: queries, keys, values and output gate in one; decay and strength; output."""
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        columns = (2 * keys + 2 * values, 2 * self.value_heads)
+        return (*((each // tensor_parallel, hidden) for each in columns), (hidden, values // tensor_parallel))
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence in all these layers: the state in fp32, the convolution's last tokens in bf16.
+
+        >>> Linear(layers=2, key_heads=1, key_dim=4, value_heads=2, value_dim=4).state_bytes
+        352
+        """
+        mixed = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        return self.layers * (4 * self.value_heads * self.key_dim * self.value_dim + 2 * (self.conv_width - 1) * mixed)
+
+
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A decoder. `intermediate` is the width of one half of the gated MLP, or of an MLP without a gate; `vocab` counts
     rows of the LM head."""
@@ -135,6 +170,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Rows of the input embedding where they are not the LM head's `vocab`."""
     experts: Experts | None = None
     latent: Latent | None = None
+    linear: Linear | None = None
+    """Of some layers; the others are as `heads` says."""
+    has_query_gate: bool = False
+    """Queries are projected with a gate of their size for attention's output."""
     window: int = 0
     """Tokens that attention of `window_layers` layers looks back; the others see all."""
     window_layers: int = 0
@@ -173,13 +212,20 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"{field}={getattr(self, field)!r} must not be negative")
         if not 0 <= self.window_layers <= self.layers or (self.window_layers > 0) != (self.window > 0):
             raise ValueError(f"window={self.window!r} goes with window_layers={self.window_layers!r} in 0..layers")
+        if self.window_layers + self.linear_layers > self.layers:
+            raise ValueError(f"linear.layers={self.linear_layers} must be in 1..layers={self.layers}")
         if self.experts is not None and self.experts.dense_layers >= self.layers:
             raise ValueError(f"experts.dense_layers={self.experts.dense_layers} must be below layers={self.layers}")
 
     @property
     def is_plain(self) -> bool:
         """Dense, one kind of attention in all layers, one number format: what the compact law knows."""
-        return not (self.experts or self.latent or self.formats) and self.window_layers in (0, self.layers)
+        is_special = self.experts or self.latent or self.linear or self.formats
+        return not is_special and self.window_layers in (0, self.layers)
+
+    @property
+    def linear_layers(self) -> int:
+        return 0 if self.linear is None else self.linear.layers
 
     def gemms(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """(columns, depth) of a dense layer's weight matrices on one of `tensor_parallel` devices: attention's, then
@@ -192,7 +238,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         heads, latent = self.heads // tensor_parallel, self.latent
         if latent is None:
             query, kv = heads * self.head_dim, max(1, self.kv_heads // tensor_parallel) * self.head_dim
-            return ((query + 2 * kv, self.qkv_inputs * self.hidden), (self.hidden, query))
+            read = 2 * query if self.has_query_gate else query
+            return ((read + 2 * kv, self.qkv_inputs * self.hidden), (self.hidden, query))
         query_dim = heads * (latent.nope_dim + latent.rope_dim)
         down = latent.kv_rank + latent.rope_dim + latent.query_rank
         up = (query_dim, latent.query_rank) if latent.query_rank else (query_dim, self.hidden)
@@ -227,7 +274,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _part_weights(self) -> tuple[int, int, int]:
         """Parameters of attention, of dense and shared MLPs with routers, and of experts, in all layers."""
-        attention = self.layers * _size(self.attention_gemms())
+        attention = (self.layers - self.linear_layers) * _size(self.attention_gemms())
+        if self.linear is not None:
+            attention += self.linear.layers * _size(self.linear.gemms(self.hidden))
         experts = self.experts
         if experts is None:
             return attention, self.layers * _size(self.mlp_gemms(self.intermediate)), 0
@@ -290,8 +339,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in every layer that keeps them: where some layers have a window, those forget it
-        (vLLM's hybrid KV pool), and what they hold inside the window, the same for any long request, is left out."""
-        keeping = self.layers - self.window_layers or self.layers
+        (vLLM's hybrid KV pool), and what they hold inside the window, the same for any long request, is left out; so is
+        the state of linear attention."""
+        keeping = self.layers - self.window_layers - self.linear_layers or self.layers
         return round(keeping * self.layer_kv_bytes_per_token)
 
     @property
@@ -443,6 +493,7 @@ def mtp_layer(target: ModelShape) -> ModelShape:
         layers=1,
         window_layers=0,
         window=0,
+        linear=None,
         experts=None if experts is None else msgspec.structs.replace(experts, dense_layers=0),
         input_features=2,
         shares_head=True,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -109,7 +110,7 @@ def _answers(points: Points) -> str:
         notes.append("One replication: no interval can be given; add `replications: 5`.")
     if bool(points.rows["is_transient"].any()):
         notes.append("Some points are transients, too short for steady means: `num_prompts: auto` finds the length.")
-    return _table(head, rows) + "".join(f"<p>{_safe(note)}</p>" for note in notes)
+    return _table(head, rows) + "".join(f"<p>{_prose(note)}</p>" for note in notes)
 
 
 def _answer(rank: Rank, settings: Sequence[str]) -> list[str]:
@@ -166,7 +167,11 @@ def _points_table(points: Points) -> str:
         cells += [_cell(row, metric) for metric, _ in COLUMNS]
         rows.append([*cells, "overloaded" if row["is_overloaded"] else "steady" if row["is_steady"] else "undecided"])
     count = len(table)
-    more = f"<p>The first {MOST_ROWS} of {count} points; `lanesim.load` has all.</p>" if count > MOST_ROWS else ""
+    more = (
+        f"<p>The first {MOST_ROWS} of {count} points; <code>lanesim.load</code> has all.</p>"
+        if count > MOST_ROWS
+        else ""
+    )
     return more + "<p>Means over replications, ± half of the 95 % interval where there is one.</p>" + _table(head, rows)
 
 
@@ -232,7 +237,7 @@ def _section(title: str, content: str) -> str:
 def _list(lines: Sequence[str], title: str = "") -> str:
     if not lines:
         return ""
-    items = "".join(f"<li>{_safe(line)}</li>" for line in lines)
+    items = "".join(f"<li>{_prose(line)}</li>" for line in lines)
     return (f"<p>{_safe(title)}</p>" if title else "") + f"<ul>{items}</ul>"
 
 
@@ -244,3 +249,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _safe(text: str) -> str:
     return html.escape(text)
+
+
+def _prose(text: str) -> str:
+    """A sentence in which names stand between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _safe(text))

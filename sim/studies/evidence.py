@@ -89,33 +89,50 @@ def cells() -> tuple[Cell, ...]:
 
 
 def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
-    """One line per kind of question: its near cells and their errors, or that there are none and which come nearest.
+    """The cells near each question and their errors, a line per kind of them; questions without any share a line where
+    the same cells come nearest.
 
     >>> import lanesim
     >>> profile = lanesim.load_profile("gh200/apertus-8b+eagle3")
     >>> evidence(profile, [Asked(method="none", ks=(0,), in_flight=(200.0, 200.0))])[0][:75]
     'measured nearest: gh200, vllm-0.23, apertus-8b, none, K = 0, 128 to 256 in '
     """
-    return list(dict.fromkeys(_line(profile, one) for one in asked))
-
-
-def _line(profile: Profile, asked: Asked) -> str:
     gpu, model = profile.gpu.name, profile.target.name
-    near = [
-        cell
-        for cell in cells()
-        if (cell.gpu, cell.model, cell.method) == (gpu, model, asked.method) and _is_near(cell, asked)
-    ]
-    if near:
-        return f"measured nearest: {_named(near)}"
-    low, high = asked.in_flight
-    span = f"{low:.0f}" if round(low) == round(high) else f"{low:.0f} to {high:.0f}"
-    ranked = sorted(cells(), key=lambda cell: _distance(cell, gpu, model, asked))
-    best = _differs(ranked[0], gpu, model, asked)
-    nearest = [cell for cell in ranked if _differs(cell, gpu, model, asked) == best and cell.source == ranked[0].source]
-    return (
-        f"no evidence within {FACTOR:g} x: nothing measured on {gpu} with {model}, {asked.method}, {span} in flight; "
-        f"nearest, with another {' and '.join(best) or 'load'}: {_named(nearest)}"
+    lines: list[str] = []
+    unmeasured: dict[str, list[Asked]] = {}
+    others: dict[str, list[str]] = {}
+    for question in asked:
+        near = [
+            cell
+            for cell in cells()
+            if (cell.gpu, cell.model, cell.method) == (gpu, model, question.method) and _is_near(cell, question)
+        ]
+        if near:
+            lines.append(f"measured nearest: {_named(near)}")
+            continue
+        ranked = sorted(cells(), key=lambda cell: _distance(cell, gpu, model, question))
+        best, source = _differs(ranked[0], gpu, model, question), ranked[0].source
+        told = _named(cell for cell in ranked if _differs(cell, gpu, model, question) == best and cell.source == source)
+        unmeasured.setdefault(told, []).append(question)
+        others.setdefault(told, []).extend(best)
+    for told, questions in unmeasured.items():
+        differing = " and ".join(dict.fromkeys(others[told])) or "load"
+        lines.append(
+            f"no evidence within {FACTOR:g} x: nothing measured on {gpu} with {model}, {_loads(questions)} in flight; "
+            f"nearest, with another {differing}: {told}"
+        )
+    return list(dict.fromkeys(lines))
+
+
+def _loads(questions: Sequence[Asked]) -> str:
+    """`none, 2; draft_model, 1, 5`: methods, each with the loads that are asked about."""
+    loads: dict[str, set[tuple[int, int]]] = {}
+    for question in questions:
+        low, high = question.in_flight
+        loads.setdefault(question.method, set()).add((round(low), round(high)))
+    return "; ".join(
+        f"{method}, {', '.join(f'{low}' if low == high else f'{low} to {high}' for low, high in sorted(spans))}"
+        for method, spans in loads.items()
     )
 
 

@@ -391,7 +391,9 @@ def _checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
 
 
 def rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
-    found = tuple(sorted(set(values)))
+    found = tuple(sorted(values))
+    if len(set(found)) < len(found):
+        raise ValueError(f"{name}: {', '.join(map(str, found))}: a value stands twice")
     if not found or found[0] < least:
         raise ValueError(f"{name}: {list(found)} must be at least one number from {least} on")
     return found

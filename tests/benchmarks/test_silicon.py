@@ -15,9 +15,11 @@ from benchmarks.silicon import (
     is_marked,
     is_outside,
     kindest,
+    scenario_of,
     slowest_of,
 )
 from calibrate.importers.aiconfigurator.deployment import Deployment
+from sim.costs.profile_files import load
 
 ROW = {
     "id": "a",
@@ -65,6 +67,19 @@ def test_gpt_oss_is_mxfp4_whatever_its_label_says() -> None:
     oss = {"model_path": "openai/gpt-oss-120b", "gemm_quant_mode": "nvfp4"}
     assert (cell(**oss).weights, cell(**oss).family) == ("mxfp4-fp8", "vllm moe nvfp4")
     assert cell(**oss, system="h200_sxm").weights == "mxfp4-marlin"
+
+
+def test_fp8_of_a_model_published_with_block_scales_is_block_scaled() -> None:
+    assert cell(model_path="Qwen/Qwen3.5-397B-A17B").weights == "fp8-block"
+    assert cell(model_path="Qwen/Qwen3.5-397B-A17B", gemm_quant_mode="nvfp4").weights == "nvfp4"
+
+
+def test_where_one_request_waits_for_a_seat_the_engine_has_as_many_seats_as_the_label_says() -> None:
+    llama = {"backend": "trtllm", "model_path": "meta-llama/Llama-3.1-8B-Instruct", "gemm_quant_mode": ""}
+    queued, plain = cell(**llama, backend_version="1.0.0rc3"), cell(**llama, backend_version="1.1")
+    scenarios = [scenario_of(each, load("h100-sxm/llama-3.1-8b"), 8) for each in (queued, plain)]
+    seats = [(each.workload.max_concurrency, each.engine.max_num_seqs) for each in scenarios]
+    assert seats == [(65, 64), (64, 256)]
 
 
 def test_a_request_that_waits_longer_than_it_is_served_was_never_in_the_engine() -> None:

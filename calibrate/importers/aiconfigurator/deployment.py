@@ -1,9 +1,9 @@
 """Any model, deployed in any way, as a profile of its own points: layers composed of aiconfigurator's kernels.
 
-Body (per layer, mean over all layers): attention's matrices, dense and shared MLPs, router, experts, element-wise
-kernels, all-reduces. Rows that a pass verifies go through it together with all others, so that more drafted tokens
-activate more experts by themselves. Attention (likewise the mean): every layer over its window or over all. Chunks with
-history: the measured whole prompt's rate at that length.
+Body (per layer, mean over all layers): attention's matrices, linear attention, dense and shared MLPs, router, experts,
+element-wise kernels, all-reduces. Rows that a pass verifies go through it together with all others, so that more
+drafted tokens activate more experts by themselves. Attention (likewise the mean): every layer over its window or over
+all. Chunks with history: the measured whole prompt's rate at that length.
 With attention data-parallel (`dp`), the profile is one rank's, all ranks in lockstep with as many tokens each: experts
 see the tokens of all of them.
 Errors: of interpolation, against sums of raw times at measured places that the profile leaves out.
@@ -199,6 +199,8 @@ def check_splits(shape: ModelShape, deployment: Deployment) -> None:
         raise ValueError(f"--tp {degree} and --dp {deployment.data_parallel} must be at least 1")
     if shape.heads % degree or (shape.experts is None and shape.intermediate % degree):
         raise ValueError(f"--tp {degree} must divide {shape.name}'s {shape.heads} heads and its MLP")
+    if shape.linear is not None and (shape.linear.key_heads % degree or shape.linear.value_heads % degree):
+        raise ValueError(f"--tp {degree} must divide the {shape.linear.key_heads} key heads of linear attention")
     if shape.experts is None:
         if (deployment.expert_parallel or 1) > 1 and shape.qkv_inputs == 1:
             raise ValueError(f"--ep {deployment.expert_parallel}: {shape.name} has no experts")
@@ -230,6 +232,11 @@ class Composed:
         shape, formats = self._shape, self._formats
         degree = self._deployment.tensor_parallel
         total = self._gemms_s(shape.attention_gemms(degree), tokens, formats.projections)
+        if shape.linear is not None:
+            share = shape.linear.layers / shape.layers
+            linear_s = self._gemms_s(shape.linear.gemms(shape.hidden, degree), tokens, formats.projections)
+            linear_s = linear_s + self._lookups.linear_s(shape.linear, degree, tokens)
+            total = (1.0 - share) * total + share * linear_s
         dense_s = self._gemms_s(shape.mlp_gemms(shape.intermediate, degree), tokens, formats.mlp)
         reduce_s = self._lookups.reduce_s(degree, tokens * shape.hidden * shape.dtype_bytes)
         if shape.input_features:
@@ -282,14 +289,19 @@ class Composed:
         return np.asarray(lm_head_s + np.array(sampled_s))
 
     def _attention(self, of: Callable[[int], Array]) -> Array:
-        """Mean over layers with and without a window."""
+        """Mean over layers with a window, without one, and without KV."""
         shape = self._shape
         share = shape.window_layers / shape.layers
-        if share == 0.0:
-            return of(0)
         if share == 1.0:
             return of(shape.window)
-        return (1.0 - share) * of(0) + share * of(shape.window)
+        full_s = self._full_share * of(0)
+        return full_s + share * of(shape.window) if share else full_s
+
+    @property
+    def _full_share(self) -> float:
+        """Of the layers, those whose attention sees all tokens."""
+        shape = self._shape
+        return 1.0 - (shape.window_layers + shape.linear_layers) / shape.layers
 
     def _lacks(self, table: str, window: int) -> bool:
         """Whether no table has attention over so many tokens: it costs what attention over no more than those does."""
@@ -380,12 +392,12 @@ class Composed:
             line = []
             for history in HISTORIES:
                 far_s, near_s = 0.0, float(near[i])
-                if share < 1.0:
+                if self._full_share > 0.0:
                     far_s = max(full[i], chunk * (history + 0.5 * chunk) * pair_s(full, history + chunk))
                 if is_bounded:
                     rate_s = pair_s(full, min(shape.window, history + chunk))
                     near_s = max(near_s, window_pairs(chunk, history, shape.window) * rate_s)
-                line.append((1.0 - share) * far_s + share * near_s)
+                line.append(self._full_share * far_s + share * near_s)
             rows.append(line)
         grid = smooth(np.array(rows))
         return PrefillGrid(

@@ -1,8 +1,8 @@
 """Times of one GPU's kernels at given token counts, looked up in aiconfigurator's tables by what a model asks for.
 
-GEMMs in every number format, expert layers, latent attention, all-reduces and gathers: one engine's tables, and where
-those lack something another engine's, which `notes` then says. What no table has (a 4-bit dense GEMM, experts of a
-shape that was never measured) comes by a rule, which `notes` says as well. Seconds on one device.
+GEMMs in every number format, expert layers, latent and linear attention, all-reduces and gathers: one engine's tables,
+and where those lack something another engine's, which `notes` then says. What no table has (a 4-bit dense GEMM, experts
+of a shape that was never measured) comes by a rule, which `notes` says as well. Seconds on one device.
 Not here: reading files (files), what a layer is made of (deployment).
 """
 
@@ -21,7 +21,7 @@ from calibrate.fit.errors import Array
 from calibrate.fit.tables import AttentionTable, GemmTable
 from calibrate.importers.aiconfigurator.files import KernelFiles
 from sim.costs.profile import Gpu
-from sim.costs.shapes import WEIGHT_BITS, Experts, ModelShape
+from sim.costs.shapes import WEIGHT_BITS, Experts, Linear, ModelShape
 
 ENGINES = ("vllm", "sglang", "trtllm")
 """Whose tables there are, in the order in which they stand in for one another."""
@@ -278,6 +278,35 @@ class Lookups:
             raise ValueError(f"{table} of {self.gpu.name!r}: no rows of {heads} heads with {kv} KV")
         return found
 
+    def linear_s(self, linear: Linear, degree: int, tokens: Array) -> Array:
+        """The kernels of one layer of linear attention, which go by tokens alone: a sequence's state has one size. Up
+        to STATE_ROWS tokens are rows that decode, each with a state of its own; more are a prompt."""
+        wanted = {
+            "num_k_heads": linear.key_heads // degree,
+            "num_v_heads": linear.value_heads // degree,
+            "head_k_dim": linear.key_dim,
+            "head_v_dim": linear.value_dim,
+        }
+
+        def of(engine: str) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+            frame = self.files.read("linear_attention", engine, "gdn_perf", ["batch_size", "seq_len", *wanted])
+            for column, value in wanted.items():
+                frame = frame[frame[column] == value]
+            rows = frame[frame["phase"] == "generation"]
+            return _state_curve(rows, "batch_size"), _state_curve(frame[frame["batch_size"] == 1], "seq_len")
+
+        found = self._first(of, "linear attention")
+        if found is None:
+            raise ValueError(
+                f"no linear attention of {wanted['num_k_heads']} key and {wanted['num_v_heads']} value heads in the "
+                f"tables of {self.gpu.name!r}"
+            )
+        self.note(f"linear attention of up to {STATE_ROWS} tokens as rows that decode, of more as a prompt")
+        decode, prompt = found
+        as_rows = np.interp(tokens, *decode)
+        beyond = np.interp(tokens, *prompt) * np.maximum(1.0, tokens / prompt[0][-1])
+        return np.where(tokens <= STATE_ROWS, as_rows, np.maximum(beyond, np.interp(STATE_ROWS, *decode)))
+
     def reduce_s(self, devices: int, message_bytes: Array) -> Array:
         """An all-reduce among `devices` in service: the engine's own or NCCL's, whichever is faster at that size, as
         engines choose, under CUDA graphs; and what it takes that the devices do not arrive together."""
@@ -315,8 +344,9 @@ class Lookups:
 
     def quantise_s(self, depth: int, tokens: Array, weights: str) -> Array:
         """Bringing [tokens, depth] of bf16 activations to the format of the GEMM that reads them: a kernel of its own
-        for block-scaled formats; static scales are applied by the kernel before."""
-        if weights not in SCALED_BY_BLOCK:
+        for block-scaled formats, unless the table timed it with the GEMM; static scales are applied by the kernel
+        before."""
+        if weights not in SCALED_BY_BLOCK or (self.engine, weights) in TIMED_WITH_QUANTISING:
             return np.zeros(len(tokens))
         moved = tokens * depth * (2.0 + WEIGHT_BITS[weights] / 8.0)
         return QUANTISE_S + moved / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
@@ -359,11 +389,15 @@ class Lookups:
             self.notes.append(note)
 
 
+STATE_ROWS = 256
+"""Engines decode that many sequences at once by default at most."""
 LAYOUT = ("hidden_size", "inter_size", "topk", "num_experts")
 SPLIT = ("moe_tp_size", "moe_ep_size")
 TIMED_WITH_SCALES = (("trtllm", "fp8"),)
 """Tables of whole modules that find the scale of their activations at run time (7 us of torch operators, whatever the
 size): checkpoints bring it with them, and the kernel before the GEMM applies it."""
+TIMED_WITH_QUANTISING = (("trtllm", "fp8-block"),)
+"""Tables of whole modules that bring their activations to 8 bits within the time."""
 TUNES_EXPERTS = ("trtllm",)
 """Engines that choose among several kernels of experts, by what they run on and how many tokens there are; the tables
 of this one have the CUTLASS backend's and DeepGEMM's, of which its recipes on Blackwell use neither for few tokens."""
@@ -415,6 +449,17 @@ def _no_dents(tokens: Array, seconds: Array) -> Array:
     if few:
         lifted[few] = np.interp(tokens[few], tokens[hull], seconds[hull])
     return lifted
+
+
+def _state_curve(frame: Any, axis: str) -> tuple[Array, Array]:
+    """(tokens, seconds) of the kernels of linear attention together, each once: of several models with the same heads
+    the least."""
+    phase = "generation" if axis == "batch_size" else "context"
+    frame = frame[frame["phase"] == phase]
+    if frame.empty:
+        raise ValueError("none")
+    least = frame.groupby(["kernel_source", axis])["latency"].min().unstack(0).dropna().sum(axis=1)
+    return least.index.to_numpy(dtype=float), least.to_numpy(dtype=float) * 1e-3
 
 
 def _curve(frame: Any) -> tuple[Array, Array]:

@@ -197,11 +197,14 @@ def fit_constant(profile: Profile, name: str, slowness_pct: Callable[[Profile], 
     )
 
 
-def fit_constants(profile: Profile, names: Sequence[str], ratios: Ratios) -> Fitted:
+def fit_constants(
+    profile: Profile, names: Sequence[str], ratios: Ratios, near: Mapping[str, float] | None = None
+) -> Fitted:
     """The constants `names` with which the squares of log(`ratios`) are least; the profile's own values are dropped.
 
-    Raises ValueError for a name that is no constant, for fewer ratios than constants, and for constants that the cells
-    cannot tell, or cannot tell apart.
+    `near` are values to begin at, where a like fit has found some: fewer rounds, the same least squares. Raises
+    ValueError for a name that is no constant, for fewer ratios than constants, and for constants that the cells cannot
+    tell, or cannot tell apart.
     """
     try:
         from scipy.optimize import least_squares
@@ -225,7 +228,7 @@ def fit_constants(profile: Profile, names: Sequence[str], ratios: Ratios) -> Fit
         now = errors(counts)
         return np.column_stack([(errors(counts + step) - now) / STEP for step in STEP * np.eye(len(counts))])
 
-    start = np.array([_plain(name) for name in names])
+    start = np.array([(near or {}).get(name, _plain(name)) for name in names]) / units
     num_values = len(errors(start))
     if num_values < len(names):
         raise ValueError(f"--fit {','.join(names)}: {num_values} measured values cannot tell {len(names)} constants")

@@ -41,6 +41,13 @@ GEMMA_2_27B = {
     "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "sliding_window": 4096,
     "vocab_size": 256000, "max_position_embeddings": 8192,
 }  # fmt: skip
+QWEN3_NEXT = {
+    "model_type": "qwen3_next", "num_hidden_layers": 48, "hidden_size": 2048, "intermediate_size": 5120,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 512,
+    "num_experts_per_tok": 10, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+    "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "vocab_size": 151936,
+}  # fmt: skip
 OPT_13B = {
     "model_type": "opt", "num_hidden_layers": 40, "hidden_size": 5120, "ffn_dim": 20480, "num_attention_heads": 40,
     "vocab_size": 50272, "max_position_embeddings": 2048,
@@ -62,6 +69,7 @@ def shape_of(folder: Path, config: dict[str, Any], **changes: Any) -> ModelShape
         (MIXTRAL_8X7B, 46.7, 12.9),
         (GEMMA_2_27B, 27.2, 27.2),
         (OPT_13B, 12.85, 12.85),
+        (QWEN3_NEXT, 80.0, 3.5),
     ],
 )
 def test_published_parameter_counts_come_out(
@@ -86,6 +94,16 @@ def test_layers_and_formats_are_the_checkpoints_own(tmp_path: Path) -> None:
     assert shape_of(tmp_path, MIXTRAL_8X7B).window_layers == 0
 
 
+def test_layers_of_linear_attention_keep_no_kv(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path, QWEN3_NEXT)
+    assert (shape.linear_layers, shape.has_query_gate) == (36, True)
+    assert shape.kv_bytes_per_token == 12 * 2 * 2 * 256 * 2
+    listed = shape_of(tmp_path, QWEN3_NEXT, layer_types=["linear_attention", "full_attention"] * 24)
+    assert listed.linear_layers == 24
+    named = {"model_type": "qwen3_5_moe_text", "attn_output_gate": False}
+    assert not shape_of(tmp_path, {**QWEN3_NEXT, **named}).has_query_gate
+
+
 def test_a_text_model_inside_a_larger_one_is_found(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, {"model_type": "kimi_k25", "text_config": {**COMMON, **DEEPSEEK_V3}})
     assert shape.latent is not None
@@ -107,6 +125,8 @@ def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
     [
         (DEEPSEEK_V3, {"index_topk": 2048}, "index_topk=2048: sparse attention by an indexer"),
         (GPT_OSS_120B, {"layer_types": ["linear_attention"] * 36}, "layer_types has linear_attention"),
+        (QWEN3_NEXT, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim=0 must be a whole number"),
+        (QWEN3_NEXT, {"layer_types": ["full_attention"] * 48}, "linear.layers=0 must be at least 1"),
         (GPT_OSS_120B, {"num_experts_per_tok": None}, "mixture-of-experts"),
         (QWEN3_30B_A3B, {"decoder_sparse_step": 2}, "layers with and without experts in turn"),
         (QWEN3_30B_A3B, {"moe_intermediate_size": None}, "without moe_intermediate_size"),

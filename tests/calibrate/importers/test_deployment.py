@@ -27,7 +27,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.passes import layer_rest_s
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode
-from sim.costs.shapes import MODELS, Experts, ModelShape
+from sim.costs.shapes import MODELS, Experts, Linear, ModelShape
 from sim.seam.work import Chunk, Kind, Model, Work
 from tests.calibrate.support import gemm_ms, write_tables
 
@@ -120,6 +120,59 @@ def test_ranks_of_their_own_send_their_tokens_to_the_experts_of_all(tables: Path
     expected = body_ms(one, 512) - expert_ms(512) + expert_ms(1024) / 2 + gathered_ms
     assert body_ms(two, 512) == pytest.approx(expected, rel=2e-3)
     assert two.weight_bytes == SPARSE.weight_bytes - SPARSE.expert_bytes // 2
+
+
+LINEAR = Linear(layers=24, key_heads=4, key_dim=128, value_heads=8, value_dim=128)
+
+
+def linear_ms(phase: str, tokens: int) -> float:
+    """Both kernels of the synthetic table together."""
+    return 0.01 + (0.002 if phase == "generation" else 0.0001) * tokens
+
+
+def linear_tables(root: Path) -> Path:
+    """With linear attention of LINEAR's heads, of which two models were measured, the second one slower."""
+    import pandas as pd
+
+    write_tables(root)
+    head = {"num_k_heads": 4, "num_v_heads": 8, "head_k_dim": 128, "head_v_dim": 128}
+    rows = [
+        {**head, "phase": phase, "kernel_source": kernel, "batch_size": rows, "seq_len": length, "latency": latency}
+        for phase, places in (
+            ("generation", [(n, 1) for n in (1, 64, 256, 1024)]),
+            ("context", [(b, n) for b in (1, 8) for n in (1, 512, 8192)]),
+        )
+        for rows, length in places
+        for kernel, share in (("conv", 0.25), ("delta", 0.75))
+        for latency in (share * linear_ms(phase, rows if phase == "generation" else length), 9.0)
+    ]
+    pd.DataFrame(rows).to_parquet(root / "a100_sxm" / "linear_attention__vllm__0.14.0__gdn_perf.parquet")
+    return root
+
+
+def test_linear_attention_goes_by_rows_that_decode_and_by_tokens_of_a_prompt(tmp_path: Path) -> None:
+    tables = linear_tables(tmp_path)
+    lookups = Lookups(KernelFiles(tables, "a100-sxm"))
+    found = 1e3 * lookups.linear_s(LINEAR, 1, np.array([1.0, 160.0, 256.0, 512.0, 8192.0, 16384.0]))
+    decode, prompt = (lambda n: linear_ms("generation", n)), (lambda n: linear_ms("context", n))
+    assert found == pytest.approx([decode(1), decode(160), decode(256), decode(256), prompt(8192), 2 * prompt(8192)])
+    with pytest.raises(ValueError, match="no linear attention of 2 key and 4 value heads in the tables"):
+        lookups.linear_s(LINEAR, 2, np.array([1.0]))
+
+
+def test_layers_of_linear_attention_are_in_the_body_and_not_in_the_attention(tmp_path: Path) -> None:
+    mixed = msgspec.structs.replace(LLAMA, linear=LINEAR)
+    plain, own = imported(linear_tables(tmp_path), LLAMA), imported(tmp_path, mixed)
+    matrices = [sum(served_ms(64, *each) for each in of) for of in (LLAMA.attention_gemms(), LINEAR.gemms(4096))]
+    expected = body_ms(plain, 64) + 0.75 * (matrices[1] + linear_ms("generation", 64) - matrices[0])
+    assert body_ms(own, 64) == pytest.approx(expected, rel=2e-3)
+    of_plain, of_own = (profile.table.target.decode_attention.seconds[0][0] for profile in (plain, own))
+    assert of_plain is not None
+    assert of_own == pytest.approx(of_plain / 4, rel=2e-3)
+    prompts = [profile.table.target.prefill_attention.seconds[-1][1] for profile in (plain, own)]
+    assert prompts[1] == pytest.approx(prompts[0] / 4, rel=2e-3)
+    with pytest.raises(ValueError, match="--tp 8 must divide the 4 key heads of linear attention"):
+        imported(tmp_path, mixed, Deployment(8))
 
 
 def test_experts_of_an_unmeasured_layout_are_scaled_by_what_they_read_and_say_so(tables: Path) -> None:
@@ -246,6 +299,9 @@ def test_activations_of_block_scaled_formats_are_quantised_by_a_kernel_of_their_
     moved_s = 1000 * 4096 * 3.0 / (STREAM_SHARE * 2e12)
     assert float(lookups.quantise_s(4096, tokens, "fp8-block")[0]) == pytest.approx(QUANTISE_S + moved_s)
     assert float(lookups.quantise_s(4096, tokens, "fp8")[0]) == 0.0
+    whole = Lookups(KernelFiles(tables, "a100-sxm"), "trtllm")
+    assert float(whole.quantise_s(4096, tokens, "fp8-block")[0]) == 0.0
+    assert float(whole.quantise_s(4096, tokens, "nvfp4")[0]) > QUANTISE_S
 
 
 def gemms_of(engine: str, name: str, root: Path, extra_ms: float, times: float = 1.0) -> None:

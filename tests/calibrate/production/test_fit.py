@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from calibrate.cli.production import production_command
 from calibrate.production.exports import NEEDED
-from calibrate.production.fit import tellable
+from calibrate.production.fit import fit_served, tellable
 from calibrate.production.served import Accepted, Served, cell_of
 from realrun.validate.cells.compare import Setup, simulate_cell
 from sim.costs.engine import with_engine, without_engine
@@ -29,8 +29,8 @@ def bare() -> Profile:
 
 
 def real() -> Profile:
-    """A server with 1.5 ms per step and 40 us per row."""
-    host = msgspec.structs.replace(bare().host, step_s=1.5e-3, row_s=4e-5)
+    """A server with 1.5 ms per step, 40 us per row, and 12 ms before the engine."""
+    host = msgspec.structs.replace(bare().host, step_s=1.5e-3, row_s=4e-5, frontend_s=12e-3)
     return msgspec.structs.replace(bare(), host=host)
 
 
@@ -56,27 +56,84 @@ def results_of(folder: Path, levels: tuple[int, ...], *, drafts: bool) -> list[s
 def test_constants_of_a_server_come_back_from_its_benchmarks(tmp_path: Path, drafts: bool) -> None:
     profile, out = tmp_path / "bare.json", tmp_path / "mine.json"
     profile.write_bytes(encode(bare()))
-    flags = results_of(tmp_path, (1, 8, 32), drafts=drafts)
+    flags = results_of(tmp_path, (1, 4, 32), drafts=drafts)
     done = CliRunner().invoke(
         production_command, [*flags, "--profile", str(profile), "--out", str(out), "--json", str(tmp_path / "r.json")]
     )
     assert done.exit_code == 0, done.output
     result = json.loads((tmp_path / "r.json").read_text())
     found = {each["constant"]: each["value_s"] for each in result["constants"]}
-    assert found == {"step_s": pytest.approx(1.5e-3, rel=0.02), "row_s": pytest.approx(4e-5, rel=0.02)}
+    assert found == {
+        "step_s": pytest.approx(1.5e-3, rel=0.02),
+        "row_s": pytest.approx(4e-5, rel=0.02),
+        "frontend_s": pytest.approx(12e-3, rel=0.02),
+    }
+    assert [each["is_told"] for each in result["constants"]] == [True, True, True]
     assert result["acceptance"] == ("vllm:0.7,0.45,0.25" if drafts else None)
     for level in result["levels"]:
-        assert abs(level["errors_pct"]["tpot_ms"]) < 1.0
-        assert abs(level["left_out_error_pct"]) < 3.0
+        assert max(map(abs, level["errors_pct"].values())) < 1.0
+        assert level["left_out_error_pct"] == level["left_out_errors_pct"]["tpot_ms"]
+        assert max(map(abs, level["left_out_errors_pct"].values())) < 3.0
     mine = load(str(out))
     assert (mine.host.engine, mine.host.step_s) == (bare().host.engine, pytest.approx(1.5e-3, rel=0.02))
+    assert mine.host.frontend_s == pytest.approx(12e-3, rel=0.02)
     assert "fitted by lanesim on 3 levels of a running server" in mine.host.source
 
 
-def level(concurrency: float, *, drafts: bool) -> Served:
+def seen(concurrency: float, **shift_s: float) -> Served:
+    """The server at a level; `ttft_s` and `tpot_s` are added to its times."""
+    asked = Served(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
+    found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), Setup(engine={}))
+    return msgspec.structs.replace(
+        asked,
+        ttft_s=found["mean_ttft_ms"] / 1e3 + shift_s.get("ttft_s", 0.0),
+        tpot_s=found["mean_tpot_ms"] / 1e3 + shift_s.get("tpot_s", 0.0),
+    )
+
+
+def test_whatever_a_first_token_waits_for_bends_no_step() -> None:
+    levels = [seen(1), seen(4), seen(16, ttft_s=0.1)]
+    found = fit_served(bare(), levels, Setup(engine={}))
+    assert found.fits[0].values_s == {
+        "step_s": pytest.approx(1.5e-3, rel=0.02),
+        "row_s": pytest.approx(4e-5, rel=0.02),
+    }
+    assert not found.fits[1].told["frontend_s"]
+
+
+def test_a_wait_too_long_for_a_frontend_is_left_out_and_said_or_refused_where_it_was_asked_for() -> None:
+    levels = [seen(1, ttft_s=2.0), seen(4, ttft_s=3.0)]
+    found = fit_served(bare(), levels, Setup(engine={}))
+    assert [list(fit.values_s) for fit in found.fits] == [["step_s", "row_s"]]
+    assert found.untold is not None
+    assert "requests that waited for a seat" in found.untold
+    assert found.profile.host.frontend_s == 0.0
+    with pytest.raises(ValueError, match="requests that waited for a seat"):
+        fit_served(bare(), levels, Setup(engine={}), ["step_s", "frontend_s"])
+
+
+@pytest.mark.parametrize(
+    ("constants", "message"),
+    [
+        (["step_s", "frontend_s"], "frontend_s: no level tells its time to the first token"),
+        (["frontend_s"], "name a constant of a step as well"),
+    ],
+)
+def test_a_frontend_that_no_level_tells_is_refused(constants: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_served(bare(), [msgspec.structs.replace(seen(1), ttft_s=None)], Setup(engine={}), constants)
+
+
+def level(concurrency: float, *, drafts: bool, ttft_s: float | None = None) -> Served:
     accepted = Accepted(drafts=1.0, draft_tokens=3, rates=RATES) if drafts else None
     return Served(
-        source="x", concurrency=concurrency, prompt_tokens=10, output_tokens=10, tpot_s=0.01, accepted=accepted
+        source="x",
+        concurrency=concurrency,
+        prompt_tokens=10,
+        output_tokens=10,
+        ttft_s=ttft_s,
+        tpot_s=0.01,
+        accepted=accepted,
     )
 
 
@@ -93,6 +150,8 @@ def test_only_constants_that_the_levels_can_tell_are_fitted(
     levels: list[tuple[float, bool]], constants: list[str]
 ) -> None:
     assert tellable([level(concurrency, drafts=drafts) for concurrency, drafts in levels]) == constants
+    timed = [level(concurrency, drafts=drafts, ttft_s=0.1) for concurrency, drafts in levels]
+    assert tellable(timed) == [*constants, "frontend_s"]
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from calibrate.cli.probe import probe_command
 from calibrate.production.probe import Timed, base_of, connected, find, level, middle
 from tests.calibrate.production.test_served import look
 
 
 class Server(ThreadingHTTPServer):
-    """Counts what it is asked; `fails` and `is_chat` change how it answers."""
+    """Counts what it is asked; `first_s` before the first token of each answer."""
 
     daemon_threads = True
 
@@ -30,9 +33,11 @@ class Server(ThreadingHTTPServer):
         is_strict: bool = False,
         has_metrics: bool = False,
         answer: str | None = None,
+        first_s: float = 0.0,
     ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.is_chat, self.is_strict, self.has_metrics, self.answer = is_chat, is_strict, has_metrics, answer
+        self.first_s = first_s
         self.asked: list[dict[str, Any]] = []
         self.now = self.most = self.streams = 0
         self.lock = threading.Lock()
@@ -91,6 +96,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         # Several tokens a piece, as a server that speculates sends them.
         pieces = max(1, asked["max_tokens"] // 2)
+        threading.Event().wait(self.server.first_s)
         for _ in range(pieces):
             threading.Event().wait(0.002)
             choice = {"delta": {"content": "a b"}} if self.server.is_chat else {"text": "a b"}
@@ -126,6 +132,18 @@ def test_a_level_keeps_its_streams_in_flight_and_counts_the_servers_tokens(is_ch
     assert found.accepted is None
     prompts = [asked["messages"][0]["content"] if is_chat else asked["prompt"] for asked in server.asked]
     assert len(set(prompts)) == len(prompts)
+
+
+def test_what_stands_before_the_first_token_is_in_no_time_per_token() -> None:
+    with serving(first_s=0.05) as server, connected(server.url, 2) as client:
+        found = level(
+            client, find(client, server.url, "tiny"), concurrency=2, num_requests=8, input_words=8, output_tokens=16
+        )
+    assert found.ttft_s is not None
+    assert found.tpot_s is not None
+    assert found.output_tokens_per_s is not None
+    assert found.ttft_s >= 0.05
+    assert found.ttft_s + 15 * found.tpot_s < 2 * 16 / found.output_tokens_per_s * 1.01
 
 
 def test_drafts_are_read_from_the_servers_metrics() -> None:
@@ -185,3 +203,20 @@ def test_a_levels_middle_leaves_out_the_first_of_each_stream_and_what_drains() -
     )
     assert middle([*first, *steady, *last], 2) == steady
     assert middle([*first, timed(1.0, 2.0, tokens=1)], 2) == first
+
+
+def test_a_probe_warms_up_goes_by_turns_and_predicts_the_level_held_back(tmp_path: Path) -> None:
+    with serving() as server:
+        flags = ["--levels", "1,2,3", "--held-back", "2", "--rounds", "2", "--requests-per-stream", "3"]
+        flags += ["--input-len", "8", "--output-len", "4", "--profile", "cpu/tiny", "--json", str(tmp_path / "r.json")]
+        done = CliRunner().invoke(probe_command, [server.url, *flags])
+    assert done.exit_code == 0, done.output
+    looked, warm_up, counted = 1, 2 * 3, 2 * (8 + 8 + 9)
+    assert len(server.asked) == looked + warm_up + counted
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert [each["constant"] for each in result["constants"]] == ["step_s", "row_s", "frontend_s"]
+    assert [each["concurrency"] for each in result["levels"]] == [1.0, 3.0]
+    held = result["held_back"]
+    metrics = {"ttft_ms", "tpot_ms", "output_throughput"}
+    assert held["concurrency"] == 2
+    assert set(held["measured"]) == set(held["errors_pct"]) == set(held["spreads_pct"]) == metrics

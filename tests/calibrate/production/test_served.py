@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from calibrate.production.exports import levels, read_bench, read_windows
@@ -188,22 +189,30 @@ def test_drafts_of_several_lengths_are_not_pooled() -> None:
         pooled([Accepted(drafts=1, draft_tokens=k, rates=(0.5,) * k) for k in (2, 3)])
 
 
-def test_the_middling_round_is_the_one_of_median_throughput_with_the_drafts_of_all() -> None:
+def test_a_level_is_the_median_of_its_rounds_metric_by_metric_with_the_drafts_of_all() -> None:
     rounds = [
         Served(
             source="4 at once",
             concurrency=4.0,
             prompt_tokens=64.0,
-            output_tokens=32.0,
+            output_tokens=tokens,
+            ttft_s=ttft_s,
             tpot_s=0.004 / rate,
             output_tokens_per_s=1000.0 * rate,
             accepted=Accepted(drafts=10.0, draft_tokens=1, rates=(accepted,)),
+            num_requests=5,
         )
-        for rate, accepted in ((1.0, 0.4), (0.2, 0.5), (1.1, 0.9))
+        for rate, ttft_s, tokens, accepted in ((1.0, 0.5, 30.0, 0.4), (0.2, 0.02, 33.0, 0.5), (1.6, 0.01, 33.0, 0.9))
     ]
     found = middling(rounds)
-    assert (found.output_tokens_per_s, found.tpot_s) == (1000.0, 0.004)
-    assert found.spread_pct == pytest.approx(45.0)
+    assert (found.output_tokens_per_s, found.tpot_s, found.ttft_s) == (1000.0, 0.004, 0.02)
+    assert (found.output_tokens, found.num_requests) == (32.0, 15)
+    assert found.spreads_pct == {
+        "ttft_ms": pytest.approx(1225.0),
+        "tpot_ms": pytest.approx(218.75),
+        "output_throughput": pytest.approx(70.0),
+    }
     assert found.accepted is not None
     assert (found.accepted.drafts, found.accepted.rates) == (30.0, (pytest.approx(0.6),))
     assert middling(rounds[:1]) is rounds[0]
+    assert middling([msgspec.structs.replace(each, ttft_s=None) for each in rounds]).ttft_s is None

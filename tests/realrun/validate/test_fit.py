@@ -41,6 +41,22 @@ def test_three_constants_come_back_from_cells_that_tell_them() -> None:
     assert found.profile.host.row_s == pytest.approx(4e-5, rel=1e-3)
 
 
+def test_a_fit_that_begins_near_another_finds_the_same_in_fewer_rounds() -> None:
+    asked: list[Profile] = []
+    of = ratios((2e-3, 4e-5, 3e-4), noise=0.01)
+
+    def counted(profile: Profile) -> list[float]:
+        asked.append(profile)
+        return of(profile)
+
+    names = ("step_s", "row_s", "draft_pass_s")
+    far = fit_constants(PROFILE, names, counted)
+    first = len(asked)
+    near = fit_constants(PROFILE, names, counted, far.values_s)
+    assert near.values_s == pytest.approx(far.values_s, rel=1e-3)
+    assert len(asked) - first < first
+
+
 def test_intervals_hold_the_truth_behind_noise_and_are_as_wide_as_the_noise_makes_them() -> None:
     true = {"step_s": 2e-3, "row_s": 4e-5}
     quiet, noisy = (

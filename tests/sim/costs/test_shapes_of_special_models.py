@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sim.costs.passes import layer_kv_bytes, pass_use
-from sim.costs.shapes import Experts, Formats, Latent, ModelShape, kv_bytes_per_token, rank_weight_bytes
+from sim.costs.shapes import Experts, Formats, Latent, Linear, ModelShape, kv_bytes_per_token, rank_weight_bytes
 
 TINY = ModelShape(
     name="m",
@@ -55,6 +55,33 @@ def test_a_pass_reads_the_experts_that_its_tokens_activate() -> None:
     assert unique is not None
     per_token = layer_kv_bytes(SPARSE, 1) * 4 + 4 * SPARSE.elementwise_bytes_per_token
     assert moved(3) - moved(1) == pytest.approx(2 * 3 * EXPERT * (unique(3) - unique(1)) + 2 * per_token)
+
+
+LINEAR = Linear(layers=3, key_heads=2, key_dim=2, value_heads=4, value_dim=2)
+
+
+def test_linear_attention_has_matrices_of_its_own_and_a_state_instead_of_kv() -> None:
+    mixed = changed(linear=LINEAR)
+    of_linear = (2 * 4 + 2 * 8) * 8 + 2 * 4 * 8 + 8 * 8
+    assert mixed.params == ATTENTION + 3 * of_linear + 4 * MLP + 2 * 80
+    assert mixed.kv_bytes_per_token == TINY.kv_bytes_per_token / 4
+    assert layer_kv_bytes(mixed, 1) == layer_kv_bytes(TINY, 1) / 4
+    assert LINEAR.state_bytes == 3 * (4 * 4 * 2 * 2 + 2 * 3 * (2 * 4 + 8))
+    assert not mixed.is_plain
+    assert sum(columns * depth for columns, depth in LINEAR.gemms(8, 2)) == of_linear / 2
+    with pytest.raises(ValueError, match=r"linear\.layers=5"):
+        changed(linear=msgspec.structs.replace(LINEAR, layers=5))
+
+
+def test_a_pass_multiplies_with_the_keys_of_full_attention_alone() -> None:
+    def flops(shape: ModelShape) -> float:
+        return pass_use(shape, 1, 1, 1, 100, (), 0).flops - 2.0 * shape.layers * shape.active_layer_weights
+
+    assert flops(changed(linear=LINEAR)) == pytest.approx(flops(TINY) / 4)
+
+
+def test_a_gate_beside_the_queries_is_as_wide_as_they_are() -> None:
+    assert changed(has_query_gate=True).attention_gemms() == ((16 + 2 * 4, 8), (8, 8))
 
 
 def test_ranks_of_data_parallel_attention_share_the_experts_and_nothing_else() -> None:

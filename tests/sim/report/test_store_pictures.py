@@ -136,6 +136,8 @@ def test_the_page_has_question_answer_pictures_tables_assumptions_errors_and_how
     assert "needs a draft" in text
     assert "workload.request_rate:" in text
     assert "mean held-out errors" in text or "not validated" in text
+    assert "<code>replications: 5</code>" in page.read_text()
+    assert "`" not in text
 
 
 def test_the_page_fetches_nothing_and_runs_nothing(page: Path) -> None:

@@ -137,6 +137,17 @@ def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() ->
     assert "with another method" in line("draft_model", 4, 16.0)
 
 
+def test_questions_that_the_same_cells_come_nearest_to_share_a_line() -> None:
+    asked = [
+        Asked(method=method, ks=(4,) if method != "none" else (0,), in_flight=(load_, load_))
+        for method, load_ in (("none", 2.0), ("draft_model", 5.0), ("draft_model", 1.0), ("draft_model", 5.0))
+    ]
+    lines = evidence(load(PAIR), asked)
+    assert len(lines) == 1
+    assert "nothing measured on h100-sxm with llama-2-7b, none, 2; draft_model, 1, 5 in flight; nearest" in lines[0]
+    assert "with another model and method: h100-sxm" in lines[0]
+
+
 def test_every_cell_names_its_source_and_no_file() -> None:
     assert len(cells()) >= 40
     for cell in cells():

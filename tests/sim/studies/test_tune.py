@@ -97,6 +97,11 @@ def test_no_speculation_is_an_answer_and_its_line_names_none() -> None:
     assert "speculative" not in found.deployment.vllm_serve
 
 
+def test_a_concurrency_that_stands_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^concurrency: 1, 4, 4: a value stands twice$"):
+        tune(scenario(), load(HEAD), concurrencies=[4, 1, 4], draws=1)
+
+
 def test_break_even_lies_where_the_best_gain_is_nothing() -> None:
     """On logarithms of both: from 1.25 at 4 to 0.8 at 64 it is half-way, at 16."""
     found = answer(scenario(), load(HEAD), grid((4, 64), k0=[0.9, 0.9], k1=[1.25, 0.8]))
