@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from calibrate.hardware.engines import all_reduce_of, engine_of
 from sim.costs.profile import Gpu, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
 from sim.names import unknown
@@ -102,6 +103,14 @@ def check_fits(models: str, weight_bytes: int, gpu: Gpu, devices: int = 1) -> No
         )
 
 
+def check_divides(shape: ModelShape, tensor_parallel: int) -> None:
+    """Raises ValueError where `shape` cannot be split over so many devices."""
+    if tensor_parallel < 1 or shape.heads % tensor_parallel or shape.intermediate % tensor_parallel:
+        raise ValueError(
+            f"tensor_parallel={tensor_parallel} must divide {shape.name}'s {shape.heads} heads and its MLP"
+        )
+
+
 def with_models(profile: Profile, target: ModelShape, draft: ModelShape | None) -> Profile:
     """The compact constants of `profile` for other models; of them nothing was measured.
 
@@ -154,6 +163,35 @@ def derive(profile: Profile, gpu: str) -> Profile:
         overlap=Overlap(),
         errors=_none(profile, reason),
         source=f"{reason}; shares of the roofs, kernel and host times kept from: {profile.source}",
+        fingerprint=None,
+        date=date.today().isoformat(),
+        points=(),
+    )
+
+
+def split(profile: Profile, tensor_parallel: int) -> Profile:
+    """The compact constants of `profile`, of one GPU, for so many that share the models; nothing was measured so.
+
+    Raises ValueError where the profile is a table or of several GPUs already, the models do not divide, or no
+    all-reduce of so many of these GPUs is known.
+    """
+    if profile.tensor_parallel > 1 or tensor_parallel < 2:
+        raise ValueError(
+            f"profile {profile.name!r} is of {profile.tensor_parallel} GPU(s): from one on, split it over 2 or more"
+        )
+    for shape in (profile.target, profile.draft):
+        if shape is not None:
+            check_divides(shape, tensor_parallel)
+    engine = engine_of(profile.gpu.name, None)
+    reduce = all_reduce_of(engine, tensor_parallel)
+    reason = f"{profile.name} split over {tensor_parallel} GPUs, {engine.source}; no kernel was measured so"
+    return msgspec.structs.replace(
+        profile,
+        name=f"{profile.name}-tp{tensor_parallel}",
+        tensor_parallel=tensor_parallel,
+        kernels=msgspec.structs.replace(profile.compact, all_reduce=reduce),
+        errors=_none(profile, reason),
+        source=f"{reason}; kept from: {profile.source}",
         fingerprint=None,
         date=date.today().isoformat(),
         points=(),

@@ -34,6 +34,10 @@ ASSUMED_HOST = HostCosts(
 REDUCE_SOURCE = "ai-dynamo/aiconfigurator (Apache-2.0) custom_allreduce_perf, CUDA graph, 4 KiB..64 MiB"
 """All-reduces under CUDA graphs, which vLLM captures up to 512 tokens. Launched eagerly they take 2 us longer on RTX
 PRO 6000, 15 to 40 us elsewhere: that is the launch, which the host costs already count."""
+SERVED_REDUCES = (
+    "all-reduces in service of four GPUs joined in pairs by six NVLink-4 links each: H100's rate over 1.35, fixed time "
+    "fitted on Apertus 8B at 4 in flight (swiss-ai/apertus-speculative-decoding, no licence: constants alone)"
+)
 UNRECORDED = "of an unrecorded version"
 
 
@@ -45,6 +49,8 @@ class Engine(NamedTuple):
     """Major and minor; what is known of 0.19.0 holds for 0.19.1."""
     all_reduces: Mapping[int, AllReduce] = MappingProxyType({})
     """By degree of tensor parallelism."""
+    source: str = REDUCE_SOURCE
+    """Of `all_reduces`."""
 
 
 def _reduces(**by_degree: tuple[float, float]) -> Mapping[int, AllReduce]:
@@ -55,11 +61,13 @@ def _reduces(**by_degree: tuple[float, float]) -> Mapping[int, AllReduce]:
 ENGINES = (
     Engine("a100-sxm", "0.14", _reduces(tp2=(5.049e-6, 1.739e11), tp4=(5.842e-6, 1.019e11), tp8=(7.764e-6, 9.33e10))),
     Engine("h100-sxm", "0.24", _reduces(tp2=(4.239e-6, 2.225e11), tp4=(4.825e-6, 1.723e11), tp8=(6.02e-6, 1.885e11))),
+    Engine("gh200", "0.23", _reduces(tp4=(1.27e-5, 1.276e11)), SERVED_REDUCES),
     Engine("l40s", "0.14", _reduces(tp2=(5.356e-6, 1.896e10), tp4=(1.123e-5, 2.529e9), tp8=(1.996e-5, 1.124e9))),
     Engine("rtx-pro-6000-server", "0.19", _reduces(tp2=(1.902e-5, 1.52e10))),
 )
 """Mean errors of the all-reduces over their tables: A100 8 %, 11 %, 20 % with 2, 4, 8 GPUs, H100 4 %, 7 %, 12 %, L40S
-3 %, 3 %, 13 %, RTX PRO 6000 2 %."""
+3 %, 3 %, 13 %, RTX PRO 6000 2 %. GH200, four joined in pairs: H100's rate over what an all-reduce takes longer in
+service (1.35, fitted on other cells), and a fixed time fitted on one served level (docs/adr/033)."""
 
 
 def engine_of(gpu: str, version: str | None) -> Engine:

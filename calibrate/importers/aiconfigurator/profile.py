@@ -17,7 +17,7 @@ import msgspec
 
 from calibrate.fit.held_out import Fitted, Tables, fit, held_out_errors
 from calibrate.fit.table_form import Rest, measured_points, model_table, table_errors
-from calibrate.hardware.datasheets import check_fits, gpu_name
+from calibrate.hardware.datasheets import check_divides, check_fits, gpu_name
 from calibrate.hardware.engines import host_costs
 from calibrate.importers.aiconfigurator.files import KernelFiles
 from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
@@ -133,14 +133,6 @@ def import_aiconfigurator(
         date=date.today().isoformat(),
     )
     return msgspec.structs.replace(profile, errors=_errors(profile, tables))
-
-
-def check_divides(shape: ModelShape, tensor_parallel: int) -> None:
-    """Raises ValueError where `shape` cannot be split over so many devices."""
-    if tensor_parallel < 1 or shape.heads % tensor_parallel or shape.intermediate % tensor_parallel:
-        raise ValueError(
-            f"tensor_parallel={tensor_parallel} must divide {shape.name}'s {shape.heads} heads and its MLP"
-        )
 
 
 def _errors(profile: Profile, tables: Tables) -> dict[str, KindError]:

@@ -18,9 +18,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from calibrate.fit.verify import ATTENTION, QUERY_TILES
-from calibrate.hardware.datasheets import Datasheet, check_fits, datasheet
-from calibrate.hardware.engines import REDUCE_SOURCE, Engine, all_reduce_of, engine_of, host_costs, vllm_of
-from calibrate.importers.aiconfigurator.profile import check_divides
+from calibrate.hardware.datasheets import Datasheet, check_divides, check_fits, datasheet
+from calibrate.hardware.engines import Engine, all_reduce_of, engine_of, host_costs, vllm_of
 from calibrate.importers.llmservingsim.compact import UNFITTED_RULE, fit_compact
 from calibrate.importers.llmservingsim.draft import Draft, read_draft
 from calibrate.importers.llmservingsim.errors import layer_errors, skew_errors
@@ -151,7 +150,7 @@ def _source(known: _Known, revision: str, form: str, drafted: Draft | None) -> s
     if known.reduce is not None:
         parts.append(
             f"two all-reduces per layer, one of the embedding, and the logits gathered at their rate, by constants of "
-            f"vLLM {engine.version} on {engine.gpu} fitted to {REDUCE_SOURCE}"
+            f"vLLM {engine.version} on {engine.gpu} fitted to {engine.source}"
         )
     if drafted is not None:
         parts.append(drafted.source)

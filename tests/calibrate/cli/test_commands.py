@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from calibrate.cli.main import calibrate_command
@@ -102,10 +103,26 @@ def test_constants_carry_to_other_models_and_own_no_error(tmp_path: Path) -> Non
     assert "nothing was measured with apertus-8b+eagle3" in derived.source
 
 
+def test_a_profile_is_split_over_gpus_whose_all_reduce_is_known(tmp_path: Path) -> None:
+    out = tmp_path / "p.json"
+    calibrate("derive", "--from", "gh200/apertus-8b", "--tp", "4", "--out", out)
+    origin, group = load("gh200/apertus-8b"), load(out)
+    assert (group.name, group.tensor_parallel) == ("gh200/apertus-8b-tp4", 4)
+    reduce = group.compact.all_reduce
+    assert reduce is not None
+    assert (reduce.fixed_s, reduce.bytes_per_s) == (1.27e-5, 1.276e11)
+    assert msgspec.structs.replace(group.compact, all_reduce=None) == origin.compact
+    assert {error.mean_error_pct for error in group.errors.values()} == {None}
+    assert "gh200/apertus-8b split over 4 GPUs, all-reduces in service" in group.source
+    assert "is of 4 GPU(s)" in refusal("derive", "--from", out, "--tp", "2", "--out", tmp_path / "q.json")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ((), "nothing to change"),
+        (("--tp", "8", "--gpu", "gh200"), "no all-reduce of 8 GPUs is known for 'gh200'"),
+        (("--tp", "3"), "must divide llama-3.1-8b's 32 heads"),
         (("--gpu", "h200-sxm", "--draft", "eagle3"), "--draft eagle3 needs --target"),
     ],
 )

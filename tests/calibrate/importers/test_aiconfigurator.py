@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, Engine
+from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, REDUCE_SOURCE, Engine
 from calibrate.importers.aiconfigurator.files import KernelFiles
+from calibrate.importers.aiconfigurator.lookups import REDUCE_RATIO
 from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
 from sim.costs.engine import load_engine, own_engine
 from sim.costs.forms.build import build_costs
@@ -92,7 +93,7 @@ def test_published_tables_hold_kernels_and_no_engine() -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    ENGINES,
+    [engine for engine in ENGINES if engine.source == REDUCE_SOURCE],
     ids=lambda engine: engine.gpu,
 )
 def test_shipped_all_reduces_are_those_of_the_published_tables(engine: Engine) -> None:
@@ -100,6 +101,11 @@ def test_shipped_all_reduces_are_those_of_the_published_tables(engine: Engine) -
     for degree, reduce in engine.all_reduces.items():
         assert files.all_reduce(degree) == reduce
     assert files.used[0].startswith(f"vllm {engine.version}.")
+
+
+def test_four_gh200_reduce_at_the_rate_of_four_h100_in_service() -> None:
+    by_gpu = {engine.gpu: engine.all_reduces for engine in ENGINES}
+    assert by_gpu["gh200"][4].bytes_per_s == pytest.approx(by_gpu["h100-sxm"][4].bytes_per_s / REDUCE_RATIO, rel=1e-3)
 
 
 def test_a_folder_tree_as_in_the_repository_is_read_too(tmp_path: Path) -> None:
