@@ -23,7 +23,7 @@ pytest.importorskip("pyarrow")
 
 from calibrate.campaign import __main__ as campaign
 from calibrate.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Job, Load, done_file
-from calibrate.campaign.report import report
+from calibrate.campaign.report import name_beside_shipped, report
 from calibrate.campaign.smoke import CHECKS
 from calibrate.campaign.steps import run
 from calibrate.cli.files import check_file
@@ -117,6 +117,12 @@ def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> 
     for heading in ("Machine", "Smoke step", "Passes", "Replays"):
         assert f"## {heading}" in text
     assert "| c2 | pd |" in text
+
+
+def test_a_profile_is_not_sent_under_the_name_of_one_that_is_shipped() -> None:
+    for job in CAMPAIGNS["cuda"].jobs:
+        assert name_beside_shipped(f"h100-sxm/{job.name}") == f"h100-sxm/{job.name}-measured"
+        assert name_beside_shipped(f"h100-pcie/{job.name}") == f"h100-pcie/{job.name}"
 
 
 @pytest.mark.slow
