@@ -65,7 +65,7 @@ CHECKPOINTS = {
     "nvidia/Qwen3-32B-NVFP4": "Qwen/Qwen3-32B",
     "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-R1",
     "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-ai/DeepSeek-V3",
-    "zhipuai/GLM-5": "zai-org/GLM-5",
+    "zhipuai/GLM-5": "zai-org/GLM-5-FP8",
 }
 """The row's model -> the config.json of the same architecture that the package has."""
 FORMATS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "int4_wo": None}

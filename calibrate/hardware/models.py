@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.costs.shapes import HEADS, KV_BITS, WEIGHT_BITS, Experts, Formats, Latent, Linear, ModelShape, model
+from sim.costs.shapes import HEADS, KV_BITS, WEIGHT_BITS, Experts, Formats, Indexer, Latent, Linear, ModelShape, model
 from sim.files.json_values import read_json
 from sim.names import unknown
 
@@ -22,7 +22,7 @@ GATED = (
     *FAMILIES, "phi3", "olmo2", "olmo3", "granite", "gemma", "gemma2", "gemma3_text", "smollm3", "seed_oss",
     "ministral", "mistral3_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "mixtral",
     "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "olmoe",
-    "granitemoe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+    "granitemoe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v32", "glm_moe_dsa",
 )  # fmt: skip
 """Architectures with a gated MLP."""
 UNGATED = ("opt", "gpt_neox", "gpt2", "phi", "starcoder2", "nemotron", "gpt_bigcode")
@@ -30,7 +30,7 @@ UNGATED = ("opt", "gpt_neox", "gpt2", "phi", "starcoder2", "nemotron", "gpt_bigc
 EXPERTS_ARE_THE_MLP = ("mixtral", "gpt_oss", "minimax_m2", "granitemoe", "olmoe")
 """`intermediate_size` there is an expert's."""
 NOT_UNDERSTOOD = {
-    "index_topk": "sparse attention by an indexer",
+    "index_topk_freq": "an indexer that several layers share",
     "linear_attn_config": "linear attention",
     "attention_chunk_size": "chunked attention",
     "ssm_cfg": "state-space layers",
@@ -185,6 +185,7 @@ def _from_config(path: Path, weights: Path | None) -> Source:
             is_gated=kind in GATED,
             experts=_experts(path, config, kind, dimensions["intermediate"]),
             latent=_latent(path, config),
+            indexer=_indexer(path, config),
             linear=_linear(path, config, dimensions["layers"]),
             has_query_gate=bool(config.get("attn_output_gate", kind == GATED_QUERIES)),
             has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
@@ -239,6 +240,13 @@ def _latent(path: Path, config: dict[str, Any]) -> Latent | None:
     kv_rank, nope, rope, value = (_whole(path, config, (key,)) for key in keys)
     query_rank = int(config.get("q_lora_rank") or 0)
     return Latent(query_rank=query_rank, kv_rank=kv_rank, nope_dim=nope, rope_dim=rope, value_dim=value)
+
+
+def _indexer(path: Path, config: dict[str, Any]) -> Indexer | None:
+    if not config.get("index_topk"):
+        return None
+    heads, dim, tokens = (_whole(path, config, (key,)) for key in ("index_n_heads", "index_head_dim", "index_topk"))
+    return Indexer(heads=heads, dim=dim, tokens=tokens)
 
 
 def _linear(path: Path, config: dict[str, Any], layers: int) -> Linear | None:

@@ -111,6 +111,20 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     value_dim: int
 
 
+class Indexer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sparse attention (DSA, arXiv 2512.02556): `heads` of `dim` score all tokens before, and attention is over the
+    `tokens` best of them."""
+
+    heads: int
+    dim: int
+    tokens: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a token in one layer: its key in 8 bits, with one scale in fp32."""
+        return self.dim + 4
+
+
 class Linear(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Gated delta-rule attention (arXiv 2412.06464) in so many of the layers: a sequence has a state of fixed size
     there and no KV."""
@@ -139,7 +153,7 @@ class Linear(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Of one sequence in all these layers: the state in fp32, the convolution's last tokens in bf16.
 
         >>> Linear(layers=2, key_heads=1, key_dim=4, value_heads=2, value_dim=4).state_bytes
-        352
+        448
         """
         mixed = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
         return self.layers * (4 * self.value_heads * self.key_dim * self.value_dim + 2 * (self.conv_width - 1) * mixed)
@@ -170,6 +184,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Rows of the input embedding where they are not the LM head's `vocab`."""
     experts: Experts | None = None
     latent: Latent | None = None
+    indexer: Indexer | None = None
+    """Of latent attention."""
     linear: Linear | None = None
     """Of some layers; the others are as `heads` says."""
     has_query_gate: bool = False
@@ -212,6 +228,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"{field}={getattr(self, field)!r} must not be negative")
         if not 0 <= self.window_layers <= self.layers or (self.window_layers > 0) != (self.window > 0):
             raise ValueError(f"window={self.window!r} goes with window_layers={self.window_layers!r} in 0..layers")
+        if self.indexer is not None and self.latent is None:
+            raise ValueError("indexer goes with latent attention alone")
         if self.window_layers + self.linear_layers > self.layers:
             raise ValueError(f"linear.layers={self.linear_layers} must be in 1..layers={self.layers}")
         if self.experts is not None and self.experts.dense_layers >= self.layers:
@@ -234,7 +252,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def attention_gemms(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """QKV and output; of latent attention both down-projections in one, the up-projection of queries, those of keys
-        and values, output."""
+        and values, output; an indexer's queries, its key and weights, whole on every device."""
         heads, latent = self.heads // tensor_parallel, self.latent
         if latent is None:
             query, kv = heads * self.head_dim, max(1, self.kv_heads // tensor_parallel) * self.head_dim
@@ -243,12 +261,16 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         query_dim = heads * (latent.nope_dim + latent.rope_dim)
         down = latent.kv_rank + latent.rope_dim + latent.query_rank
         up = (query_dim, latent.query_rank) if latent.query_rank else (query_dim, self.hidden)
-        return (
+        own = (
             (down, self.hidden),
             up,
             (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
             (self.hidden, heads * latent.value_dim),
         )
+        if self.indexer is None:
+            return own
+        queries = (self.indexer.heads * self.indexer.dim, latent.query_rank or self.hidden)
+        return (*own, queries, (self.indexer.dim + self.indexer.heads, self.hidden))
 
     def mlp_gemms(self, intermediate: int, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """Gate and up together, down, of an MLP or expert so wide; without a gate, up and down."""
@@ -330,7 +352,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         numbers = 2 * self.kv_heads * self.head_dim
         if self.latent is not None:
             numbers = self.latent.kv_rank + self.latent.rope_dim
-        return numbers * self.kv_number_bytes
+        index_bytes = 0 if self.indexer is None else self.indexer.kv_bytes
+        return numbers * self.kv_number_bytes + index_bytes
 
     @property
     def kv_number_bytes(self) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import cached_property
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +54,7 @@ from calibrate.importers.aiconfigurator.profile import (
     TABLE_RULE,
     Device,
 )
+from calibrate.importers.aiconfigurator.sparse import Modules, decode_points, prompt_grid
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
 from sim.costs.kernels import VerifyAttention
 from sim.costs.passes import layer_rest_s, sampler_s
@@ -231,7 +233,7 @@ class Composed:
     def _body_s(self, tokens: Array) -> Array:
         shape, formats = self._shape, self._formats
         degree = self._deployment.tensor_parallel
-        total = self._gemms_s(shape.attention_gemms(degree), tokens, formats.projections)
+        total = self._attention_gemms_s(tokens)
         if shape.linear is not None:
             share = shape.linear.layers / shape.layers
             linear_s = self._gemms_s(shape.linear.gemms(shape.hidden, degree), tokens, formats.projections)
@@ -317,6 +319,9 @@ class Composed:
     def _decode_grid(self, window: int) -> Array:
         if self._lacks("generation_attention_perf", window):
             return bounded(self._decode_grid(0), window)
+        if self._shape.indexer is not None:
+            points = decode_points(self._modules("generation"), self._attention_gemms_s)
+            return attention_grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
         if self._shape.latent is not None:
             points = self._latent_points("generation")
             return attention_grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
@@ -329,11 +334,26 @@ class Composed:
     def _prefill_curve(self, window: int) -> Array:
         if self._lacks("context_attention_perf", window):
             return bounded_prompts(self._prefill_curve(0), window)
+        if self._shape.indexer is not None:
+            return np.asarray(self._sparse_prompts[:, 0])
         if self._shape.latent is not None:
             points = self._latent_points("context")
             return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
         points, _ = self._points("context_attention_perf", window)
         return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
+
+    @cached_property
+    def _sparse_prompts(self) -> Array:
+        return prompt_grid(self._modules("context"), self._attention_gemms_s)
+
+    def _modules(self, phase: str) -> Modules:
+        degree = self._deployment.tensor_parallel
+        heads = (self._shape.heads // degree, degree)
+        return self._lookups.modules(phase, heads, self._formats.projections, self._formats.kv)
+
+    def _attention_gemms_s(self, tokens: Array) -> Array:
+        gemms = self._shape.attention_gemms(self._deployment.tensor_parallel)
+        return self._gemms_s(gemms, tokens, self._formats.projections)
 
     def _latent_points(self, phase: str) -> AttentionTable:
         heads = self._shape.heads // self._deployment.tensor_parallel
@@ -383,6 +403,8 @@ class Composed:
         """[chunks, histories]: a chunk after history has the pairs of query and key of a longer prompt's end, at the
         rate of a prompt that long; layers with a window pay for their window."""
         shape = self._shape
+        if shape.indexer is not None:
+            return _stored(self._sparse_prompts)
         share = shape.window_layers / shape.layers
         is_bounded = share > 0.0 and self._lacks("context_attention_perf", shape.window)
         full = self._prefill_curve(0) if share < 1.0 or is_bounded else np.zeros(len(CHUNKS))
@@ -399,10 +421,7 @@ class Composed:
                     near_s = max(near_s, window_pairs(chunk, history, shape.window) * rate_s)
                 line.append(self._full_share * far_s + share * near_s)
             rows.append(line)
-        grid = smooth(np.array(rows))
-        return PrefillGrid(
-            chunk_tokens=CHUNKS, history_tokens=HISTORIES, seconds=tuple(_rounded(line) for line in grid)
-        )
+        return _stored(np.array(rows))
 
     def _token_errors(self, raw: Array, of: Callable[[Array], Array]) -> tuple[Callable[[int], float], Array, str]:
         """The curve to judge by, its relative errors, and where: at measured token counts that the profile does not
@@ -466,6 +485,12 @@ class Composed:
             "prefill_attention": kind_error(np.array(prompt), HOW),
             "prefill": kind_error(np.array(prompt_pass), f"{HOW}; layers of whole passes"),
         }
+
+
+def _stored(prompts: Array) -> PrefillGrid:
+    """[CHUNKS, HISTORIES] as a profile has them."""
+    seconds = tuple(_rounded(line) for line in smooth(prompts))
+    return PrefillGrid(chunk_tokens=CHUNKS, history_tokens=HISTORIES, seconds=seconds)
 
 
 def _curve_through(axis: Sequence[int], raw: Array) -> Callable[[int], float]:

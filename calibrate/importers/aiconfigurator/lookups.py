@@ -20,6 +20,7 @@ import numpy as np
 from calibrate.fit.errors import Array
 from calibrate.fit.tables import AttentionTable, GemmTable
 from calibrate.importers.aiconfigurator.files import KernelFiles
+from calibrate.importers.aiconfigurator.sparse import Modules, read_modules
 from sim.costs.profile import Gpu
 from sim.costs.shapes import WEIGHT_BITS, Experts, Linear, ModelShape
 
@@ -278,6 +279,19 @@ class Lookups:
             raise ValueError(f"{table} of {self.gpu.name!r}: no rows of {heads} heads with {kv} KV")
         return found
 
+    def modules(self, phase: str, heads: tuple[int, int], projections: str, kv: str) -> Modules:
+        """Sparse attention with its matrices; `heads` is (heads on one device, devices)."""
+        found = self._first(
+            lambda engine: read_modules(self.files, engine, phase, heads, projections, KV_NAMES[kv]),
+            f"sparse attention ({phase})",
+        )
+        if found is None:
+            raise ValueError(
+                f"no sparse attention of {heads[0]} heads on one of {heads[1]} devices with {projections} matrices and "
+                f"{kv} KV in the tables of {self.gpu.name!r}"
+            )
+        return found
+
     def linear_s(self, linear: Linear, degree: int, tokens: Array) -> Array:
         """The kernels of one layer of linear attention, which go by tokens alone: a sequence's state has one size. Up
         to STATE_ROWS tokens are rows that decode, each with a state of its own; more are a prompt."""
@@ -309,9 +323,22 @@ class Lookups:
 
     def reduce_s(self, devices: int, message_bytes: Array) -> Array:
         """An all-reduce among `devices` in service: the engine's own or NCCL's, whichever is faster at that size, as
-        engines choose, under CUDA graphs; and what it takes that the devices do not arrive together."""
+        engines choose, under CUDA graphs; and what it takes that the devices do not arrive together. Twice as many as
+        were measured take as much more as those do over half of them."""
         if devices == 1:
             return np.zeros(len(message_bytes))
+        fastest = self._fastest_reduce_s(devices, message_bytes)
+        if fastest is None and devices % 4 == 0:
+            half, quarter = (self._fastest_reduce_s(devices // part, message_bytes) for part in (2, 4))
+            if half is not None and quarter is not None:
+                self.note(f"all-reduces of {devices} by rule from {devices // 2} and {devices // 4}")
+                fastest = half + np.maximum(0.0, half - quarter)
+        if fastest is None:
+            raise ValueError(f"no all-reduce of {devices} devices in the tables of {self.gpu.name!r}")
+        return np.asarray(REDUCE_RATIO * fastest + REDUCE_SKEW_S * np.log2(devices))
+
+    def _fastest_reduce_s(self, devices: int, message_bytes: Array) -> Array | None:
+        """At each size the fastest of the tables that have so many devices; None where none has."""
 
         def of(engine: str) -> tuple[Array, Array]:
             frame = self.files.read("comm", engine, "custom_allreduce_perf", ["num_gpus", "message_size"])
@@ -328,10 +355,7 @@ class Lookups:
         if self._has_fused_reduces():
             with suppress(ValueError):
                 curves.append(of("trtllm"))
-        if not curves:
-            raise ValueError(f"no all-reduce of {devices} devices in the tables of {self.gpu.name!r}")
-        fastest = np.min([_message_s(curve, message_bytes) for curve in curves], axis=0)
-        return np.asarray(REDUCE_RATIO * fastest + REDUCE_SKEW_S * np.log2(devices))
+        return np.min([_message_s(curve, message_bytes) for curve in curves], axis=0) if curves else None
 
     @property
     def fuses_quantising(self) -> bool:

@@ -54,6 +54,9 @@ OPT_13B = {
 }  # fmt: skip
 
 
+SPARSE = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
+
+
 def shape_of(folder: Path, config: dict[str, Any], **changes: Any) -> ModelShape:
     path = folder / "some-model.json"
     path.write_text(json.dumps({**COMMON, **config, **changes}))
@@ -94,6 +97,12 @@ def test_layers_and_formats_are_the_checkpoints_own(tmp_path: Path) -> None:
     assert shape_of(tmp_path, MIXTRAL_8X7B).window_layers == 0
 
 
+def test_an_indexer_has_matrices_and_a_key_of_every_token(tmp_path: Path) -> None:
+    plain, sparse = shape_of(tmp_path, DEEPSEEK_V3), shape_of(tmp_path, DEEPSEEK_V3, **SPARSE)
+    assert sparse.params - plain.params == 61 * (64 * 128 * 1536 + (128 + 64) * 7168)
+    assert sparse.kv_bytes_per_token - plain.kv_bytes_per_token == 61 * 132
+
+
 def test_layers_of_linear_attention_keep_no_kv(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, QWEN3_NEXT)
     assert (shape.linear_layers, shape.has_query_gate) == (36, True)
@@ -123,7 +132,9 @@ def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (DEEPSEEK_V3, {"index_topk": 2048}, "index_topk=2048: sparse attention by an indexer"),
+        (DEEPSEEK_V3, {"index_topk": 2048}, "index_n_heads=None must be a whole number"),
+        (QWEN3_30B_A3B, SPARSE, "indexer goes with latent attention alone"),
+        (DEEPSEEK_V3, {**SPARSE, "index_topk_freq": 4}, "index_topk_freq=4: an indexer that several layers share"),
         (GPT_OSS_120B, {"layer_types": ["linear_attention"] * 36}, "layer_types has linear_attention"),
         (QWEN3_NEXT, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim=0 must be a whole number"),
         (QWEN3_NEXT, {"layer_types": ["full_attention"] * 48}, "linear.layers=0 must be at least 1"),

@@ -293,6 +293,23 @@ def test_ranks_of_a_server_do_not_arrive_together(tables: Path) -> None:
     assert float(lookups.reduce_s(1, message)[0]) == 0.0
 
 
+def test_twice_as_many_devices_as_were_measured_take_as_much_more_as_those_over_half_of_them(tmp_path: Path) -> None:
+    def with_four(frame: Any) -> Any:
+        import pandas as pd
+
+        return pd.concat([frame, frame.assign(num_gpus=4, latency=frame.latency + 0.004)])
+
+    lookups = Lookups(KernelFiles(write_tables(tmp_path, custom_allreduce_perf=with_four), "a100-sxm"))
+    message = np.array([1e6])
+    two, four, eight = (float(lookups.reduce_s(n, message)[0]) - REDUCE_SKEW_S * np.log2(n) for n in (2, 4, 8))
+    assert eight - four == pytest.approx(four - two)
+    assert eight - two == pytest.approx(REDUCE_RATIO * 8e-6)
+    assert "all-reduces of 8 by rule from 4 and 2" in lookups.notes
+    for devices in (6, 16):
+        with pytest.raises(ValueError, match=f"no all-reduce of {devices} devices"):
+            lookups.reduce_s(devices, message)
+
+
 def test_activations_of_block_scaled_formats_are_quantised_by_a_kernel_of_their_own(tables: Path) -> None:
     lookups = Lookups(KernelFiles(tables, "a100-sxm"))
     tokens = np.array([1000.0])
