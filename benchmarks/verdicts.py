@@ -1,11 +1,12 @@
 """How often lanesim's verdicts hold: load verdicts of queues whose capacity is known, coverage of its intervals.
 
     python -m benchmarks.verdicts load [--groups 100]
-    python -m benchmarks.verdicts coverage [--groups 200] [--workers 2]
+    python -m benchmarks.verdicts coverage [--groups 200] [--workers 2] [--without-tails]
 
 `load`: an M/D/1 queue (one request at a time, one length), `continuous` and `pd`, at 0.5 to 1.2 of their capacity; the
 share of runs per verdict, and the CPU that capacity took beside the runs. `coverage`: the share of 95 % intervals, four
-replications, that hold the mean of a long run, at 30, 60 and 85 % of capacity on two GPUs.
+replications, that hold the mean of a long run, at 30, 60 and 85 % of capacity on two GPUs. A p99 has an interval only
+where so many requests are measured that FEWEST_FOR_P99 of them count as independent: those runs take most of the time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import argparse
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import ceil
 
 import msgspec
 import numpy as np
@@ -100,21 +102,26 @@ def settings() -> Iterator[tuple[str, float, Scenario, Profile]]:
             yield name, share, msgspec.structs.replace(scenario, workload=workload), profile
 
 
-def coverage(groups: int, workers: int) -> None:
+def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
+    metrics_asked = METRICS if has_tails else tuple(metric for metric in METRICS if not metric.startswith("p99"))
     for name, share, scenario, profile in settings():
         settled, length = settle(scenario, profile)
         long_workload = msgspec.structs.replace(settled.workload, num_prompts=20_000, num_warmups=1000)
         long = msgspec.structs.replace(settled, workload=long_workload)
-        truth = _means(long, profile, TRUTH_SEED, LONG_RUN, workers)
+        truth = _means(long, profile, TRUTH_SEED, LONG_RUN, workers, (*METRICS, "completed", "effective_requests"))
         counts: Counter[str] = Counter()
-        widths: dict[str, list[float]] = {metric: [] for metric in METRICS}
-        lengths = dict.fromkeys(METRICS, settled)
-        tail = max(length.num_prompts, -(-FEWEST_FOR_P99 // REPLICATIONS) + length.num_warmups)
-        lengths["p99_e2el_ms"] = msgspec.structs.replace(
-            settled, workload=msgspec.structs.replace(settled.workload, num_prompts=tail)
-        )
+        widths: dict[str, list[float]] = {metric: [] for metric in metrics_asked}
+        lengths = dict.fromkeys(metrics_asked, settled)
+        tail = ceil(FEWEST_FOR_P99 / REPLICATIONS * truth["completed"] / truth["effective_requests"])
+        if has_tails:
+            lengths["p99_e2el_ms"] = msgspec.structs.replace(
+                settled,
+                workload=msgspec.structs.replace(
+                    settled.workload, num_prompts=max(length.num_prompts, tail + length.num_warmups)
+                ),
+            )
         for used in {id(scenario): scenario for scenario in lengths.values()}.values():
-            metrics = [metric for metric in METRICS if lengths[metric] is used]
+            metrics = [metric for metric in metrics_asked if lengths[metric] is used]
             points = [
                 Point(scenario=used, policy="continuous", seed=child_seed(1000 + group, replication), profile=profile)
                 for group in range(groups)
@@ -130,18 +137,24 @@ def coverage(groups: int, workers: int) -> None:
                     widths[metric].append((interval[1] - interval[0]) / 2.0 / truth[metric])
         told = "  ".join(
             f"{metric} {100.0 * counts[metric] / groups:5.1f} % (±{100.0 * float(np.median(widths[metric])):.1f} %)"
-            for metric in METRICS
+            for metric in metrics_asked
         )
-        print(f"{name} {share:.0%}: {length.num_prompts} requests, {length.num_warmups} left out: {told}", flush=True)
+        print(
+            f"{name} {share:.0%}: {length.num_prompts} requests ({tail} for a p99), "
+            f"{length.num_warmups} left out: {told}",
+            flush=True,
+        )
 
 
-def _means(scenario: Scenario, profile: Profile, seed: int, replications: int, workers: int) -> dict[str, float]:
+def _means(
+    scenario: Scenario, profile: Profile, seed: int, replications: int, workers: int, metrics: Sequence[str]
+) -> dict[str, float]:
     points = [
         Point(scenario=scenario, policy="continuous", seed=child_seed(seed, replication), profile=profile)
         for replication in range(replications)
     ]
     runs = [outcome.run for _, outcome in run_points(points, workers=workers)]
-    return {metric: float(np.mean([number(run, metric) or 0.0 for run in runs])) for metric in METRICS}
+    return {metric: float(np.mean([number(run, metric) or 0.0 for run in runs])) for metric in metrics}
 
 
 def main() -> None:
@@ -149,12 +162,13 @@ def main() -> None:
     parser.add_argument("what", choices=["load", "coverage"])
     parser.add_argument("--groups", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--without-tails", action="store_true", help="of coverage: means only")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     if given.what == "load":
         load_verdicts(given.groups)
     else:
-        coverage(given.groups, given.workers)
+        coverage(given.groups, given.workers, has_tails=not given.without_tails)
 
 
 if __name__ == "__main__":

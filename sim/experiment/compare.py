@@ -49,7 +49,7 @@ PAIRED_METRICS = (
 LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_scheduling", "partition")
 """Keys of a run that say which run it is and how it went, rather than measure it."""
 FEWEST_FOR_P99 = 10_000
-"""Measured requests over all replications that an interval of a 99th percentile needs."""
+"""Independent requests (`effective_requests`) over all replications that an interval of a 99th percentile needs."""
 WORTH_A_POOL = 4_000
 """Requests in all from which several processes pay."""
 
@@ -323,7 +323,7 @@ def _policy_summary(
 ) -> PolicySummary:
     """Mean over replications of every numeric metric, with its interval where a longer run would repeat it."""
     own = _of_policy(policy, runs)
-    num_measured = sum(number(run, "completed") or 0.0 for run in own)
+    num_effective = sum(number(run, "effective_requests") or 0.0 for run in own)
     means: dict[str, float | None] = {}
     intervals: dict[str, Interval | None] = {}
     for key, value in own[0].items():
@@ -331,7 +331,7 @@ def _policy_summary(
             continue
         samples = _numbers(own, key)
         means[key] = None if samples is None else sum(samples) / len(samples)
-        is_tail = key.startswith("p99") and num_measured < FEWEST_FOR_P99
+        is_tail = key.startswith("p99") and num_effective < FEWEST_FOR_P99
         intervals[key] = None if samples is None or is_tail or not load.is_steady else interval_95(samples)
     return PolicySummary(
         policy=policy,

@@ -6,7 +6,7 @@ Not here: which metrics exist (sim.metrics.summary).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import isqrt, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -56,6 +56,20 @@ def weighted_percentiles(values: Floats, counts: Floats, percents: Sequence[floa
     below = ordered[np.searchsorted(last_index, low)]
     above = ordered[np.searchsorted(last_index, np.minimum(low + 1, total))]
     return [float(value) for value in below + (above - below) * (ranks - low)]
+
+
+def effective_count(values: Floats) -> float:
+    """How many independent values would tell as much as `values` [samples, in order], which resemble their neighbours:
+    their number over the inflation of the variance of means of about sqrt(samples) successive ones, at least 1.
+
+    Latencies of `continuous` at 60 % of capacity: a fifth of 10,000.
+    """
+    size = isqrt(len(values))
+    spread = float(values.var()) if size > 1 else 0.0
+    if spread == 0.0:
+        return float(len(values))
+    means = values[: len(values) // size * size].reshape(-1, size).mean(axis=1)
+    return len(values) / max(1.0, size * float(means.var(ddof=1)) / spread)
 
 
 def mser_5(values: Floats) -> int:

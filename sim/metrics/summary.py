@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
-from sim.metrics.stats import Floats, weighted_percentiles
+from sim.metrics.stats import Floats, effective_count, weighted_percentiles
 from sim.seam.request import Request
 from sim.workload.classes import SloClass
 
@@ -78,6 +78,7 @@ def summarise(
         ),
     }
     samples = latencies_s(finished)
+    result["effective_requests"] = effective_count(samples["e2el"])
     phases = mean_phases_s(record, num_warmups) if record.works else dict.fromkeys(PHASES)
     result["phases_ms"] = {name: None if mean_s is None else mean_s * 1e3 for name, mean_s in phases.items()}
     shares = _slo_shares(finished, goodput_ms or {})

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from sim.devices.partition import MEASURED
-from sim.experiment.compare import Comparison, Order, Paired, PolicySummary
+from sim.experiment.compare import FEWEST_FOR_P99, Comparison, Order, Paired, PolicySummary
 from sim.metrics.load import Verdict
 
 HEADLINE = (
@@ -264,7 +264,7 @@ def notes(result: Comparison) -> list[str]:
         span = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
         lines.append(f"acceptance length (tokens per verify): {span}")
     lines += _overlap_lines(result) + _partition_lines(result)
-    lines += _load_lines(result)
+    lines += _load_lines(result) + _tail_lines(result)
     lines.append(
         "output: tokens of requests that end before the last arrival; with the drain, as vLLM counts, in the JSON"
     )
@@ -323,3 +323,19 @@ def _load_lines(result: Comparison) -> list[str]:
             f"{number(load.capacity_per_s)} [{number(low)}, {number(high)}]; its means depend on the run's length"
         )
     return lines
+
+
+def _tail_lines(result: Comparison) -> list[str]:
+    """Where only the tail lacks an interval: how far it is from one."""
+    counts = [
+        row.mean["effective_requests"] or 0.0
+        for row in result.policies
+        if row.ci95["mean_e2el_ms"] is not None and row.ci95["p99_e2el_ms"] is None
+    ]
+    if not counts:
+        return []
+    found = number(result.scenario["replications"] * min(counts))
+    return [
+        f"p99 has no interval: {found} independent requests in all where {FEWEST_FOR_P99:,} are wanted (neighbours in "
+        "time resemble each other)"
+    ]

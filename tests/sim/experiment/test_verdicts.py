@@ -14,6 +14,7 @@ from sim.experiment.points import Point, run_points
 from sim.experiment.scenario import Scenario
 from sim.experiment.steady import load_of, settle
 from sim.metrics.load import SHORT_RUN_ERROR, Verdict
+from sim.report.tables import notes
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 ALONE = "h100-sxm/llama-2-7b"
@@ -34,7 +35,7 @@ def one_at_a_time(**changes: object) -> Scenario:
 
 
 def run(**changes: object) -> Comparison:
-    scenario = Scenario.of(profile=PAIR, input_len=128, output_len=64, **changes)
+    scenario = Scenario.of(profile=PAIR, **{"input_len": 128, "output_len": 64} | changes)
     return compare(scenario, load(PAIR), workers=1)
 
 
@@ -77,6 +78,16 @@ def test_a_tail_with_too_few_samples_has_no_interval() -> None:
     found = run(policy="continuous", num_prompts=50, request_rate=2, replications=2)
     assert found.policies[0].ci95["mean_ttft_ms"] is not None
     assert found.policies[0].ci95["p99_ttft_ms"] is None
+    assert any(line.startswith("p99 has no interval: ") and " where 10,000 are wanted" in line for line in notes(found))
+
+
+def test_requests_of_a_tail_count_as_often_as_they_are_independent() -> None:
+    """12,000 short ones that hardly meet are enough; of as many on a busy device a fifth counts."""
+    few = run(policy="continuous", num_prompts=6000, request_rate=2, output_len=1, replications=2).policies[0]
+    assert few.ci95["p99_e2el_ms"] is not None
+    busy = run(policy="continuous", num_prompts=6000, request_rate=40, replications=2).policies[0]
+    assert busy.ci95["mean_e2el_ms"] is not None
+    assert busy.ci95["p99_e2el_ms"] is None
 
 
 def test_replications_of_neighbouring_seeds_share_nothing() -> None:

@@ -8,7 +8,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.stats import interval_95, t_975, weighted_percentiles
+from sim.metrics.stats import effective_count, interval_95, t_975, weighted_percentiles
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 6)), min_size=1, max_size=20), st.floats(0, 100))
@@ -60,3 +60,25 @@ def test_intervals_cover_the_true_mean_at_their_rate() -> None:
         low, high = interval_95(list(generator.normal(10.0, 2.0, 5))) or (0.0, 0.0)
         hits += low <= 10.0 <= high
     assert hits / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.mark.parametrize("likeness", [0.0, 0.5, 0.8])
+def test_values_that_resemble_their_neighbours_count_for_less(likeness: float) -> None:
+    """An autoregressive series is worth (1 - likeness) / (1 + likeness) of independent values; found within 20 % in the
+    mean over 40 series of 10,000."""
+    generator = np.random.default_rng(5)
+    shares = []
+    for _ in range(40):
+        noise = generator.normal(size=10_000)
+        values = np.empty_like(noise)
+        values[0] = noise[0]
+        for place in range(1, len(noise)):
+            values[place] = likeness * values[place - 1] + noise[place]
+        shares.append(effective_count(values) / len(values))
+    assert np.mean(shares) == pytest.approx((1.0 - likeness) / (1.0 + likeness), rel=0.2)
+
+
+def test_values_without_spread_count_each() -> None:
+    assert effective_count(np.full(7, 3.0)) == 7.0
+    assert effective_count(np.array([])) == 0.0
+    assert effective_count(np.array([1.0])) == 1.0
