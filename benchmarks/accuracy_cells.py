@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from benchmarks.accuracy_matrix import rows_of_cells
 from benchmarks.accuracy_report import Line, Section, markdown_table, number, percent, profile_text
 from realrun.cli.engine_flags import engine_block
-from realrun.validate.cells.compare import JudgedCell, Setup, fit_on_cells, judge_cells, speedups, spread
+from realrun.validate.cells.compare import JudgedCell, Setup, fit_on_cells, judge_cells, speedups
 from realrun.validate.cells.fit import Fitted, marked, parse_mark, parse_ratios
 from realrun.validate.cells.table import CellTable, parse_columns, read_cells
+from realrun.validate.errors import spread
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 

@@ -11,6 +11,7 @@ import argparse
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -45,26 +46,31 @@ def mean_size(values: list[float]) -> str:
     return f"{fmean(map(abs, values)):.1f}" if values else "–"
 
 
+def share_of(expressed: int, refused: int) -> str:
+    """Of a class's rows, those apart among them; nothing for the lines of those."""
+    return f"{100.0 * expressed / (expressed + refused):.1f} %" if expressed + refused else ""
+
+
 def lines(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -> list[str]:
     cells: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         for cell in result["cells"]:
             cells.setdefault(plain(cell), []).append(cell)
     refused = {row["class"]: row["refused"] for result in results for row in result["classes"]}
-    titles = ["class", "cells", "refused", "TPOT", "signed", "on shared cells", "peer there", "TTFT", "TTFT cells"]
+    expressed = Counter(cell["class"] for result in results for cell in result["cells"])
+    titles = ["class", "cells", "refused", "expressed", "TPOT", "signed", "on shared cells", "peer there"]
+    titles += ["TTFT", "TTFT cells"]
     rows = ["| " + " | ".join(titles) + " |", "| :-- |" + " --: |" * (len(titles) - 1)]
     for name in sorted({*cells, *(name for name in refused if refused[name])}):
         of = cells.get(name, [])
         shared = [cell for cell in of if cell["id"] in peer]
-        theirs = [
-            100.0 * (float(peer[cell["id"]]["aic_tpot_ms"]) / float(peer[cell["id"]]["silicon_tpot_ms"]) - 1.0)
-            for cell in shared
-        ]
+        theirs = [peer_error(cell, peer) for cell in shared]
         own = [cell["tpot_error_pct"] for cell in of]
         served = [cell["ttft_error_pct"] for cell in of if not cell["is_starved"]]
         figures = [
             str(len(of)),
             str(refused.get(name, 0)),
+            share_of(expressed[name], refused.get(name, 0)),
             mean_size(own),
             f"{fmean(own):+.1f}" if own else "–",
             mean_size([cell["tpot_error_pct"] for cell in shared]),
@@ -73,6 +79,31 @@ def lines(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) 
             str(len(served)),
         ]
         rows.append(f"| {name} | " + " | ".join(figures) + " |")
+    return rows
+
+
+def peer_error(cell: Mapping[str, Any], peer: Mapping[str, Mapping[str, str]]) -> float:
+    """Percent."""
+    row = peer[cell["id"]]
+    return 100.0 * (float(row["aic_tpot_ms"]) / float(row["silicon_tpot_ms"]) - 1.0)
+
+
+def engine_lines(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """By engine, over all its cells that both predict: once without those apart, once with them."""
+    titles = ["engine", "rows", "expressed", "shared cells", "TPOT", "peer", "all shared cells", "TPOT", "peer"]
+    rows = ["| " + " | ".join(titles) + " |", "| :-- |" + " --: |" * (len(titles) - 1)]
+    cells = [cell for result in results for cell in result["cells"]]
+    for engine in sorted({cell["class"].partition(" ")[0] for cell in cells}):
+        own = [cell for cell in cells if cell["class"].startswith(f"{engine} ")]
+        classes = [row for result in results for row in result["classes"] if row["class"].startswith(f"{engine} ")]
+        total = len(own) + sum(row["refused"] for row in classes)
+        shared = [cell for cell in own if cell["id"] in peer]
+        figures = [str(total), f"{100.0 * len(own) / total:.1f} %"]
+        for of in ([cell for cell in shared if plain(cell) == cell["class"]], shared):
+            figures.append(str(len(of)))
+            figures.append(mean_size([cell["tpot_error_pct"] for cell in of]))
+            figures.append(mean_size([peer_error(cell, peer) for cell in of]))
+        rows.append(f"| {engine} | " + " | ".join(figures) + " |")
     return rows
 
 
@@ -87,7 +118,14 @@ def page(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -
             HEAD,
             *lines(results, peer),
             "",
-            f"Wanted: {'; '.join(bars)}.",
+            f"Wanted: {'; '.join(bars)}; 95 % of each class's rows expressed.",
+            "",
+            "## By engine",
+            "",
+            "Means over the cells that both predict, first without those that constants were fitted on and those whose",
+            "labels are in doubt, then over all.",
+            "",
+            *engine_lines(results, peer),
             "",
             "## Refused",
             "",

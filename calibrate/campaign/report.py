@@ -10,12 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from calibrate.campaign.plan import Campaign
 from calibrate.campaign.smoke import SMOKE_FILE
 from sim.costs.profile import Profile
-from sim.costs.profile_files import load, ship_profile
+from sim.costs.profile_files import SHIPPED, changed, load, ship_profile
 from sim.files.write import new_folder
 
 SEND = "send"
@@ -32,17 +30,29 @@ def report(out: Path, campaign: Campaign) -> None:
     for path in needed:
         if not path.exists():
             raise ValueError(f"{str(path)!r} is missing: its step failed, the reason stands above")
-    profiles = [load(job.profile_path(out)) for job in campaign.jobs]
+    # A profile of the repository carries no points: they lie beside the report.
+    profiles = [
+        changed(profile, name=name_beside_shipped(profile.name), points=())
+        for profile in (load(job.profile_path(out)) for job in campaign.jobs)
+    ]
     with new_folder(out / SEND) as scratch:
         told = scratch / "docs" / "validation" / profiles[0].gpu.name
         told.mkdir(parents=True)
         for path in [out / SMOKE_FILE, *(job.points_path(out) for job in campaign.jobs), *verdicts]:
             (told / path.name).write_bytes(path.read_bytes())
         for profile in profiles:
-            # A profile of the repository carries no points: they lie beside the report.
-            ship_profile(msgspec.structs.replace(profile, points=()), scratch / "sim" / "profiles")
+            ship_profile(profile, scratch / "sim" / "profiles")
         smoke, results = json.loads((out / SMOKE_FILE).read_text()), [json.loads(path.read_text()) for path in verdicts]
         (told / "README.md").write_text("\n".join(_lines(profiles, smoke, dict(zip(names, results, strict=True)))))
+
+
+def name_beside_shipped(name: str) -> str:
+    """Under which a profile is sent: what is shipped already, composed of public tables, is not replaced by a copy.
+
+    >>> name_beside_shipped("h100-sxm/llama-3.1-8b"), name_beside_shipped("l4/llama-3.2-1b")
+    ('h100-sxm/llama-3.1-8b-measured', 'l4/llama-3.2-1b')
+    """
+    return f"{name}-measured" if (SHIPPED / f"{name}.json").exists() else name
 
 
 def _lines(profiles: Sequence[Profile], smoke: dict[str, Any], results: dict[str, Any]) -> Iterator[str]:

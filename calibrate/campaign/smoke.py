@@ -22,7 +22,7 @@ from calibrate.measure import machine
 from calibrate.measure.bench import Bench
 from calibrate.measure.clocks import Driver
 from calibrate.measure.grid import grid
-from calibrate.measure.overlap import OverlapBench, pairs
+from calibrate.measure.overlap import OverlapBench, plan
 from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
 from calibrate.points import file as points_file
 from calibrate.points.work import Place
@@ -182,10 +182,11 @@ def capture(ground: Ground) -> str | None:
 
 def overlap(ground: Ground) -> str:
     """One pair of passes alone and at once, as all pairs are measured."""
-    pair = next(pair for pair in pairs(limits(ground.specs[0])) if pair.offset_share == 0.0)
+    pair = next(pair for pair in plan(limits(ground.specs[0])) if not any(pair.offset_shares))
     found = OverlapBench(ground.bench).measure(pair, OVERLAP_SHARE_S)
-    slower = [both / one for one, both in zip(found["solo_s"], found["together_s"], strict=True)]
-    said = f"{pair.first.kind} and {pair.second.kind} at once took {slower[0]:.2f} and {slower[1]:.2f} times as long"
+    slower = [both / one for one, both in zip(found.solo_s, found.together_s, strict=True)]
+    kinds = " and ".join(place.kind for place in pair.places)
+    said = f"{kinds} at once took {slower[0]:.2f} and {slower[1]:.2f} times as long"
     # A CPU that others use, too, is as noisy as this.
     if ground.runs_on.is_async and min(slower) < LEAST_SLOWER:
         raise Red(said)
@@ -214,7 +215,9 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
     On another number of cores measurements and replays are begun again; a measurement keeps what does not depend on
     them. Raises ValueError where a check is red, or OUT is of another machine.
     """
-    driver = Driver(machine.uuid(device) if cuda.find(device).is_async else None)
+    cuda.find(device)
+    gpu = machine.gpu(device)
+    driver = Driver(gpu and gpu.uuid)
     fingerprint = machine.fingerprint(device, DEFAULTS[device]["dtype"], driver.version)
     path = out / SMOKE_FILE
     former = json.loads(path.read_text()) if path.exists() else None

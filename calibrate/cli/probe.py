@@ -32,7 +32,7 @@ MOST_SPREAD_PCT = 15.0
 @click.argument("url")
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
 @click.option("--model", default=None, help="As the server names it. [its only one]")
-@click.option("--levels", default="1,4,16", show_default=True, help="Requests at once, one closed loop each.")
+@click.option("--levels", default="1,2,4,8,16", show_default=True, help="Requests at once, one closed loop each.")
 @click.option("--held-back", type=int, default=None, help="Level that is predicted, not fitted. [the middle one]")
 @click.option("--requests-per-stream", type=click.IntRange(min=3), default=6, show_default=True, help="Of each round.")
 @click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Over the levels, by turns.")

@@ -151,11 +151,7 @@ def show(found: Production) -> None:
         )
     print_table(console, table)
     for fit in found.fits:
-        for name, value_s in fit.values_s.items():
-            told = "" if fit.told[name] else " (not told from 0)"
-            console.print(
-                f"{name} = {value_s * 1e3:.4f} ± {fit.half_widths_s[name] * 1e3:.4f} ms{told}", highlight=False
-            )
+        console.print(str(fit), highlight=False)
     if found.untold is not None:
         console.print(f"left as it was: {escape(found.untold)}", highlight=False)
     if found.accepted is not None:

@@ -74,7 +74,7 @@ def profile_of(
     fitted = fit_passes(start, points)
     if form == "table":
         fitted = with_tables(fitted)
-    return fit_overlap(fitted, held.overlap, held.three_way, cores=_cores(held.fingerprint) if is_cpu else None)
+    return fit_overlap(fitted, held.together, cores=_cores(held.fingerprint) if is_cpu else None)
 
 
 def _cores(fingerprint: Mapping[str, str]) -> float:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 from scipy.optimize import minimize
 
 from calibrate.fit.errors import Array, kind_error
-from calibrate.points.work import Place, work_of
+from calibrate.points.file import Ran
+from calibrate.points.work import work_of
 from sim.costs.cost import Cost, Demands
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Overlap, Profile
@@ -34,24 +35,12 @@ ETA = (0.05, 4.0)
 TAU_S = (1e-9, 1e-2)
 TURNS_S = tuple(1e-6 * 1.1**step for step in range(60))
 """1 us to 0.3 ms in steps of 10 %: what a turn at the interpreter may last, the tau of a CPU."""
-STEP = 0.3
-"""First step of the refinement, in logs."""
+STEPS = (0.3, -0.1)
+"""First steps of the refinements, in logs: a simplex that has shrunk too soon is opened again."""
 LAUNCH_BOUND = 0.9
 """Share of its solo time from which on a work's launch is taken for what it lasts."""
 THREE = "prefill, draft and verify launched at once, which no fit used; durations of all three"
 HELD_OUT = "pairs of passes that the fit did not use; durations of both"
-
-
-class Together(NamedTuple):
-    """Works that ran at once, a pair or three: durations alone and together."""
-
-    works: tuple[Work, ...]
-    are_graphed: tuple[bool, ...]
-    priorities: tuple[int, ...]
-    offsets_s: tuple[float, ...]
-    """From the launch of the first to each one's; below 0 where the threads began the other way round."""
-    solo_s: tuple[float, ...]
-    together_s: tuple[float, ...]
 
 
 class Costs:
@@ -71,11 +60,12 @@ class _SoloCosts:
 
     result_s = 0.0
 
-    def __init__(self, costs: Costs, run: Together) -> None:
+    def __init__(self, costs: Costs, works: Sequence[Work], run: Ran) -> None:
+        are_graphed = [place.launch == "graphed" for place in run.what.places]
         self._demands = costs.eager.demands
-        self._inflation = (costs.graphed if all(run.are_graphed) else costs.eager).host_inflation
+        self._inflation = (costs.graphed if all(are_graphed) else costs.eager).host_inflation
         self._costs = {}
-        for work, solo_s, is_graphed in zip(run.works, run.solo_s, run.are_graphed, strict=True):
+        for work, solo_s, is_graphed in zip(works, run.solo_s, are_graphed, strict=True):
             cost = (costs.graphed if is_graphed else costs.eager).cost(work)
             is_waiting = cost.launch_s >= LAUNCH_BOUND * solo_s and not is_graphed
             device_s = min(cost.device_s, solo_s) if is_waiting else solo_s
@@ -97,20 +87,14 @@ class _NoLuck:
         return 0
 
 
-def fit_overlap(
-    profile: Profile,
-    entries: Sequence[dict[str, Any]],
-    three_way: Sequence[dict[str, Any]] = (),
-    *,
-    cores: float | None = None,
-) -> Profile:
-    """`profile` with `overlap` fitted to the even `entries`, its error on the odd ones under `errors.overlap`, and that
-    on the `three_way` runs, which no fit uses, under `errors.overlap_three`.
+def fit_overlap(profile: Profile, together: Sequence[Ran], *, cores: float | None = None) -> Profile:
+    """`profile` with `overlap` fitted to every other pair, kind by kind, its error on the rest under
+    `errors.overlap`, and that on three passes at once, which no fit uses, under `errors.overlap_three`.
 
     `cores` of a CPU, per thread of a pass: works have one each and take turns at the interpreter, so tau alone is
     fitted. Fewer than four pairs fit nothing: the profile keeps its conservative default.
     """
-    runs = [_together(entry) for entry in entries]
+    runs = _by_kinds([run for run in together if len(run.what.places) == 2])
     if len(runs) < 4:
         return profile
     used, held_out = runs[::2], runs[1::2]
@@ -127,20 +111,30 @@ def fit_overlap(
         source=f"measured: {len(runs)} ordered pairs of prefill, draft and verify on two streams, half of them fitted",
     )
     errors = profile.errors | {"overlap": error}
-    if three_way:
-        found = [_errors(costs, contention, _three(entry)) for entry in three_way]
-        errors["overlap_three"] = kind_error(np.concatenate(found), THREE)
+    three = [_errors(costs, contention, run) for run in together if len(run.what.places) == 3]
+    if three:
+        errors["overlap_three"] = kind_error(np.concatenate(three), THREE)
     return msgspec.structs.replace(profile, overlap=overlap, errors=errors)
 
 
-def predict_s(costs: Costs, contention: Contention, run: Together) -> tuple[float, ...]:
+def _by_kinds(runs: Sequence[Ran]) -> list[Ran]:
+    """Runs of equal kinds together, so that of each some are fitted and some held out: a few constants are told by few
+    pairs alone, as the compute roof's eta by two prefills."""
+    groups: dict[tuple[str, ...], list[Ran]] = {}
+    for run in runs:
+        groups.setdefault(tuple(place.kind for place in run.what.places), []).append(run)
+    return [run for group in groups.values() for run in group]
+
+
+def predict_s(costs: Costs, contention: Contention, run: Ran) -> tuple[float, ...]:
     """Durations of all works, as the simulated device has them."""
-    host = SimHost(_SoloCosts(costs, run), _NoLuck(), contention=contention)
-    streams = [host.stream(f"side {side}", priority=priority) for side, priority in enumerate(run.priorities)]
+    works = [work_of(place) for place in run.what.places]
+    host = SimHost(_SoloCosts(costs, works, run), _NoLuck(), contention=contention)
+    streams = [host.stream(f"side {side}", priority=priority) for side, priority in enumerate(run.what.priorities)]
     tickets: dict[int, Any] = {}
 
     def submit(side: int, _: Any) -> None:
-        tickets[side] = host.run(run.works[side], streams[side])
+        tickets[side] = host.run(works[side], streams[side])
 
     begins_s = min(run.offsets_s)
     for side, offset_s in enumerate(run.offsets_s):
@@ -149,17 +143,17 @@ def predict_s(costs: Costs, contention: Contention, run: Together) -> tuple[floa
     return tuple(tickets[side].end_s - tickets[side].submitted_s for side in range(len(streams)))
 
 
-def _errors(costs: Costs, contention: Contention, run: Together) -> Array:
+def _errors(costs: Costs, contention: Contention, run: Ran) -> Array:
     return np.asarray(np.array(predict_s(costs, contention, run)) / np.array(run.together_s) - 1.0)
 
 
-def _loss(costs: Costs, runs: Sequence[Together], contention: Contention) -> float:
+def _loss(costs: Costs, runs: Sequence[Ran], contention: Contention) -> float:
     """Mean absolute log error."""
     errors = np.concatenate([_errors(costs, contention, run) for run in runs])
     return float(np.mean(np.abs(np.log1p(errors))))
 
 
-def _best_turn(costs: Costs, runs: Sequence[Together], cores: float) -> Contention:
+def _best_turn(costs: Costs, runs: Sequence[Ran], cores: float) -> Contention:
     """Works that take turns on a CPU of so many cores: the tau of least loss."""
     candidates = [
         Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
@@ -168,7 +162,7 @@ def _best_turn(costs: Costs, runs: Sequence[Together], cores: float) -> Contenti
     return min(candidates, key=partial(_loss, costs, runs))
 
 
-def _grid_then_simplex(costs: Costs, runs: Sequence[Together]) -> Contention:
+def _grid_then_simplex(costs: Costs, runs: Sequence[Ran]) -> Contention:
     """The constants of least loss: the best of a grid, refined."""
 
     def contention(logs: Array) -> Contention:
@@ -179,45 +173,12 @@ def _grid_then_simplex(costs: Costs, runs: Sequence[Together]) -> Contention:
             tau_s=round_constant(float(np.clip(np.exp(logs[2]), *TAU_S))),
         )
 
-    def loss(logs: Array, of: Sequence[Together] = runs) -> float:
+    def loss(logs: Array, of: Sequence[Ran] = runs) -> float:
         return _loss(costs, of, contention(logs))
 
     starts = [np.log(np.array(start)) for start in product(ETAS, ETAS, TAUS_S)]
     best = min(starts, key=partial(loss, of=runs[::COARSE_IN]))
-    simplex = np.vstack([best, best + STEP * np.eye(len(best))])
-    found = minimize(loss, best, method="Nelder-Mead", options={"maxfev": 150, "initial_simplex": simplex})
-    return contention(found.x)
-
-
-def _together(entry: dict[str, Any]) -> Together:
-    try:
-        first, second, priorities, _ = entry["pair"]
-        return Together(
-            works=(work_of(Place(*first)), work_of(Place(*second))),
-            are_graphed=(Place(*first).launch == "graphed", Place(*second).launch == "graphed"),
-            priorities=(int(priorities[0]), int(priorities[1])),
-            offsets_s=(0.0, float(entry["offset_s"])),
-            solo_s=(float(entry["solo_s"][0]), float(entry["solo_s"][1])),
-            together_s=(float(entry["together_s"][0]), float(entry["together_s"][1])),
-        )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"overlap entry {entry!r} cannot be read: {error!r}") from error
-
-
-def _three(entry: dict[str, Any]) -> Together:
-    try:
-        places = [Place(*place) for place in entry["places"]]
-        offsets_s, solo_s, together_s = (
-            tuple(float(entry[name][side]) for side in range(len(places)))
-            for name in ("offsets_s", "solo_s", "together_s")
-        )
-        return Together(
-            works=tuple(work_of(place) for place in places),
-            are_graphed=tuple(place.launch == "graphed" for place in places),
-            priorities=(0,) * len(places),
-            offsets_s=offsets_s,
-            solo_s=solo_s,
-            together_s=together_s,
-        )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"three-way entry {entry!r} cannot be read: {error!r}") from error
+    for step in STEPS:
+        simplex = np.vstack([best, best + step * np.eye(len(best))])
+        best = minimize(loss, best, method="Nelder-Mead", options={"maxfev": 150, "initial_simplex": simplex}).x
+    return contention(best)

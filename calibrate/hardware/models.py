@@ -274,6 +274,8 @@ def _window(path: Path, config: dict[str, Any], kind: str, layers: int) -> tuple
     window = config.get("sliding_window")
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
+        if len(kinds) != layers:
+            raise ValueError(f"{path}: layer_types names {len(kinds)} layers, num_hidden_layers={layers}")
         known = {"sliding_attention", "full_attention", "attention"}
         if config.get("linear_num_key_heads"):
             known.add(LINEAR)

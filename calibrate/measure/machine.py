@@ -38,9 +38,9 @@ def fingerprint(device: str, dtype: str, driver: str | None = None) -> dict[str,
     }
 
 
-def uuid(device: str) -> str | None:
-    """By which the driver knows the GPU that CUDA gives this process; None on a CPU."""
-    return None if device == "cpu" else cuda.properties().uuid
+def gpu(device: str) -> cuda.Properties | None:
+    """What CUDA tells of the GPU that it gives this process; None on a CPU."""
+    return None if device == "cpu" else cuda.properties()
 
 
 def roofs(device: str, dtype: str) -> Gpu:
@@ -50,9 +50,10 @@ def roofs(device: str, dtype: str) -> Gpu:
     if sheet is not None and dtype in ("bfloat16", "float16"):
         return sheet.gpu
     flops_per_s, bytes_per_s = achieved(device, dtype)
+    found = gpu(device)
     return Gpu(
-        name="cpu" if device == "cpu" else name.lower().replace(" ", "-"),
-        memory_bytes=cuda.find("cpu").free_bytes() if device == "cpu" else cuda.properties().memory_bytes,
+        name=name.lower().replace(" ", "-"),
+        memory_bytes=cuda.find(device).free_bytes() if found is None else found.memory_bytes,
         peak_flops=flops_per_s,
         bandwidth_bytes_per_s=bytes_per_s,
     )
@@ -67,20 +68,6 @@ def achieved(device: str, dtype: str) -> tuple[float, float]:
     target = torch.empty_like(source)
     copy_s = _typical_s(device, lambda: target.copy_(source))
     return 2.0 * side**3 / product_s, 2.0 * COPY_BYTES[device] / copy_s
-
-
-def multiprocessors(device: str) -> int:
-    """Multiprocessors of the GPU; 1 on a CPU, which has no waves of tiles."""
-    if device == "cpu":
-        return 1
-    return cuda.properties().multiprocessors
-
-
-def l2_bytes(device: str) -> int | None:
-    """L2 cache of the GPU; None where it cannot be read, as on a CPU."""
-    if device == "cpu":
-        return None
-    return cuda.properties().l2_bytes
 
 
 def _typical_s(device: str, run: Any) -> float:

@@ -15,12 +15,13 @@ from itertools import permutations
 from statistics import median
 from threading import Barrier
 from time import perf_counter, sleep
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from calibrate.measure.at_once import at_once
 from calibrate.measure.bench import Bench, Pass
 from calibrate.measure.grid import Limits
-from calibrate.points.work import Place
+from calibrate.points.file import Ran
+from calibrate.points.work import Place, Together
 from realrun.kernels.issuer import Issuer
 
 OFFSETS = (0.0, 0.25, 0.5)
@@ -33,63 +34,36 @@ SPIN_S = 2e-3
 """The last part of a wait is spun: sleeping is not exact."""
 
 
-class Pair(NamedTuple):
-    """Two passes, the second launched after the first."""
-
-    first: Place
-    second: Place
-    priorities: tuple[int, int]
-    offset_share: float
-
-    def as_key(self) -> list[Any]:
-        """As it reads back from JSON."""
-        return [list(self.first), list(self.second), list(self.priorities), self.offset_share]
-
-
-def pairs(limits: Limits) -> list[Pair]:
+def plan(limits: Limits) -> list[Together]:
     """All ordered pairs of prefill, draft and verify, by offset and priority, and on a GPU two prefills, in a fixed
-    random order (drifts of the machine must not look like effects); none with a single slot."""
-    rows = limits.rows // 2
-    if rows < 1:
-        return []
-    context = (limits.slot_tokens - limits.draft_tokens) // 4
-    widths = min(4, limits.draft_tokens)
-    found = []
-    launch = _launch(limits)
+    random order (drifts of the machine must not look like effects); then all three at once. As far as there are slots.
+    """
+    prefill, verify, *draft = _places(limits, 2)
+    priorities = PRIORITIES if limits.has_graphs else PRIORITIES[:1]
+    pairs = [
+        Together(places, both, (0.0, offset))
+        for both in priorities
+        for places in permutations((prefill, verify, *draft), 2)
+        for offset in OFFSETS
+    ]
+    if limits.has_graphs:
+        # Nothing but two prefills asks for more than the compute roof: without them its eta is anybody's guess.
+        pairs += [Together((prefill, prefill), PRIORITIES[0], (0.0, offset)) for offset in OFFSETS]
+    three = [Together((*_places(limits, 3),), (0,) * 3, (0.0,) * 3)] if draft else []
+    found = [*sorted(set(pairs), key=lambda pair: sha256(repr(tuple(pair)).encode()).hexdigest()), *three]
+    return [each for each in found if limits.rows >= len(each.places)]
+
+
+def _places(limits: Limits, sides: int) -> list[Place]:
+    """Prefill, verify and, where there is one, draft, of which so many run at once. Where there are graphs, all are:
+    the device's overlap is asked for, and launching is known from elsewhere."""
+    rows, launch = limits.rows // sides, "graphed" if limits.has_graphs else "eager"
+    context, widths = (limits.slot_tokens - limits.draft_tokens) // 4, min(4, limits.draft_tokens)
     places = [
         Place("prefill", "target", 1, min(limits.pass_tokens, limits.slot_tokens // 2), 0, launch),
         Place("verify", "target", rows, widths + 1, context, launch),
     ]
-    if limits.has_draft:
-        places.append(Place("draft", "draft", rows, widths, context, launch))
-    for priorities in PRIORITIES if limits.has_graphs else PRIORITIES[:1]:
-        for first, second in permutations(places, 2):
-            found += [Pair(first, second, priorities, offset) for offset in OFFSETS]
-    if limits.has_graphs:
-        # Nothing but two prefills asks for more than the compute roof: without them its eta is anybody's guess.
-        found += [Pair(places[0], places[0], PRIORITIES[0], offset) for offset in OFFSETS]
-    return sorted(set(found), key=lambda pair: sha256(repr(pair.as_key()).encode()).hexdigest())
-
-
-def three_ways(limits: Limits) -> list[tuple[Place, ...]]:
-    """Prefill, draft and verify launched together; none without a draft or with too few slots."""
-    rows, launch = limits.rows // 3, _launch(limits)
-    if rows < 1 or not limits.has_draft:
-        return []
-    context = (limits.slot_tokens - limits.draft_tokens) // 4
-    widths = min(4, limits.draft_tokens)
-    return [
-        (
-            Place("prefill", "target", 1, min(limits.pass_tokens, limits.slot_tokens // 2), 0, launch),
-            Place("draft", "draft", rows, widths, context, launch),
-            Place("verify", "target", rows, widths + 1, context, launch),
-        )
-    ]
-
-
-def _launch(limits: Limits) -> str:
-    """Where there are graphs, all are: the device's overlap is asked for, and launching is known from elsewhere."""
-    return "graphed" if limits.has_graphs else "eager"
+    return [*places, Place("draft", "draft", rows, widths, context, launch)] if limits.has_draft else places
 
 
 class OverlapBench:
@@ -98,45 +72,34 @@ class OverlapBench:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
 
-    def measure(self, pair: Pair, share_s: float) -> dict[str, Any]:
-        """Median durations alone and together, seconds, first and second; for about `share_s` seconds."""
-        jobs = self._jobs((pair.first, pair.second), pair.priorities)
-        timed = self._timed(jobs, (0.0, pair.offset_share), share_s)
-        _, offset_s = timed.pop("offsets_s")
-        return {"pair": pair.as_key(), **timed, "offset_s": offset_s}
-
-    def measure_three(self, places: tuple[Place, ...], share_s: float) -> dict[str, Any]:
-        """Median durations of all alone and together, launched at once with equal priorities."""
-        timed = self._timed(self._jobs(places, (0,) * len(places)), (0.0,) * len(places), share_s)
-        return {"places": [list(place) for place in places], **timed}
-
-    def _jobs(self, places: Sequence[Place], priorities: Sequence[int]) -> list[_Job]:
-        """One side each, on slots of its own, all warm."""
-        jobs, first_slot = [], 0
-        for side, (place, priority) in enumerate(zip(places, priorities, strict=True)):
-            issuer = self.bench.issuer(place.launch, side, priority)
-            self.bench.warm(place, issuer)
-            jobs.append(_Job(self.bench.ready(place, first_slot), issuer))
-            first_slot += place.rows
-        return jobs
-
-    def _timed(self, jobs: list[_Job], offset_shares: Sequence[float], share_s: float) -> dict[str, Any]:
-        """Offsets are shares of the first job's solo time, and in the result seconds after its start."""
+    def measure(self, what: Together, share_s: float) -> Ran:
+        """Medians of what each takes alone and together, for about `share_s` seconds."""
         run = self._released if self.bench.runs_on.is_async else self._on_threads
+        jobs, sides = self._jobs(what), range(len(what.places))
         ends_s = perf_counter() + share_s
         alone: list[list[float]] = []
         together: list[tuple[list[float], list[float]]] = []
         while len(together) < MIN_RUNS or (len(together) < MAX_RUNS and perf_counter() < ends_s):
             alone.append([run([job], [0.0])[0][0] for job in jobs])
             first_s = median(times[0] for times in alone)
-            together.append(run(jobs, [share * first_s for share in offset_shares]))
-        sides = range(len(jobs))
-        return {
-            "solo_s": [median(times[side] for times in alone) for side in sides],
-            "together_s": [median(durations[side] for durations, _ in together) for side in sides],
-            "offsets_s": [median(offsets[side] for _, offsets in together) for side in sides],
-            "runs": len(together),
-        }
+            together.append(run(jobs, [share * first_s for share in what.offset_shares]))
+        return Ran(
+            what=what,
+            solo_s=tuple(median(times[side] for times in alone) for side in sides),
+            together_s=tuple(median(durations[side] for durations, _ in together) for side in sides),
+            offsets_s=tuple(median(offsets[side] for _, offsets in together) for side in sides),
+            runs=len(together),
+        )
+
+    def _jobs(self, what: Together) -> list[_Job]:
+        """One side each, on slots of its own, all warm."""
+        jobs, first_slot = [], 0
+        for side, (place, priority) in enumerate(zip(what.places, what.priorities, strict=True)):
+            issuer = self.bench.issuer(place.launch, side, priority)
+            self.bench.warm(place, issuer)
+            jobs.append(_Job(self.bench.ready(place, first_slot), issuer))
+            first_slot += place.rows
+        return jobs
 
     def _released(self, jobs: Sequence[_Job], offsets_s: Sequence[float]) -> tuple[list[float], list[float]]:
         """Durations, and the true offsets from the first job's start, by the device's own clock."""

@@ -20,8 +20,8 @@ from calibrate.fit.measured_profile import profile_of, today
 from calibrate.measure import grid, host_times
 from calibrate.measure.bench import Bench, count_kernels
 from calibrate.measure.clocks import Driver
-from calibrate.measure.machine import fingerprint, l2_bytes, multiprocessors, roofs, uuid
-from calibrate.measure.overlap import OverlapBench, pairs, three_ways
+from calibrate.measure.machine import fingerprint, gpu, roofs
+from calibrate.measure.overlap import OverlapBench, plan
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
 from calibrate.points import file as points_file
@@ -49,7 +49,8 @@ class Session:
         what cannot be built."""
         self.spec, self.path, self.budget_s, self.on_step = spec, path, budget_s, on_step
         cuda.find(spec.device)
-        self.driver = Driver(uuid(spec.device))
+        self._gpu = gpu(spec.device)
+        self.driver = Driver(self._gpu and self._gpu.uuid)
         self._fingerprint = fingerprint(spec.device, spec.dtype, self.driver.version)
         if path.exists():
             points_file.mend(path)
@@ -71,8 +72,8 @@ class Session:
         held = points_file.read(self.path)
         self.on_step("fit", 0, 1)
         target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
-        gpu = msgspec.convert(held.host["gpu"], Gpu)
-        return profile_of(held, gpu, int(held.host["multiprocessors"]), target, draft, form)
+        measured = msgspec.convert(held.host["gpu"], Gpu)
+        return profile_of(held, measured, int(held.host["multiprocessors"]), target, draft, form)
 
     def _shape(self, place: Place) -> ModelShape:
         source = self.spec.target if place.model == "target" else self.spec.draft
@@ -103,7 +104,7 @@ class Session:
 
     def _points(self) -> None:
         held = points_file.read(self.path)
-        left, cache = held.left, l2_bytes(self.spec.device)
+        left, cache = held.left, self._gpu and self._gpu.l2_bytes
         num_visits = held.num_visits * len(held.places)
         ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, num_visits)
         for done, place in enumerate(left):
@@ -153,7 +154,8 @@ class Session:
         found: dict[str, object] = {
             "is_cpu": self.spec.device == "cpu",
             "gpu": msgspec.to_builtins(roofs(self.spec.device, self.spec.dtype)),
-            "multiprocessors": multiprocessors(self.spec.device),
+            # A CPU has no waves of tiles.
+            "multiprocessors": self._gpu.multiprocessors if self._gpu else 1,
             "kv_layout": LAYOUT,
             "date": today(),
             "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / layers)),
@@ -168,21 +170,14 @@ class Session:
         points_file.append(self.path, "host", found)
 
     def _overlap(self) -> None:
-        held = points_file.read(self.path)
-        planned, together = pairs(limits(self.spec)), OverlapBench(self.bench)
-        known = [entry["pair"] for entry in held.overlap]
-        left = [pair for pair in planned if pair.as_key() not in known]
-        at_once = three_ways(limits(self.spec))
-        num_steps = len(planned) + len(at_once)
-        ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, num_steps)
-        for done, pair in enumerate(left):
-            self.on_step("overlap", len(planned) - len(left) + done, num_steps)
-            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
-            points_file.append(self.path, "overlap", together.measure(pair, share_s))
-        for done, places in enumerate(at_once[len(held.three_way) :], len(held.three_way)):
-            self.on_step("overlap", len(planned) + done, num_steps)
-            share_s = SHARES["overlap"] * self.budget_s / num_steps
-            points_file.append(self.path, "three_way", together.measure_three(places, share_s))
+        planned, bench = plan(limits(self.spec)), OverlapBench(self.bench)
+        known = {ran.what for ran in points_file.read(self.path).together}
+        left = [what for what in planned if what not in known]
+        ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, len(planned))
+        for done, what in enumerate(left):
+            self.on_step("overlap", len(planned) - len(left) + done, len(planned))
+            ran = bench.measure(what, max(0.0, ends_s - perf_counter()) / (len(left) - done))
+            points_file.append(self.path, "together", msgspec.to_builtins(ran))
 
 
 def _least(visits: int) -> int:

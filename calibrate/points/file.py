@@ -1,7 +1,7 @@
 """The points file: what one machine measured, appended line by line, so that a kill loses one visit at most.
 
 JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point` (one per
-visit to a place), `clocks` (what the driver told right after it), `host`, `overlap` and `three_way` lines. A `cores`
+visit to a place), `clocks` (what the driver told right after it), `host` and `together` lines. A `cores`
 line says that the measurement went on with another number of cores: what depends on them counts from there on only.
 Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
@@ -12,13 +12,12 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from calibrate.points.work import Place, merged, place_of
+from calibrate.points.work import Place, Together, merged, place_of
 from sim.costs.profile import MeasuredPoint
 from sim.files.json_values import parse_json
 from sim.files.lock import locked
@@ -37,8 +36,8 @@ MAY_CHANGE = ("clock", "date", "driver")
 """Fingerprint keys beginning so do not tell two machines apart."""
 CORES = "cpu_cores"
 """Fingerprint key that may change as well, but not for nothing (ADR 027)."""
-OLD_KINDS = ("sustained",)
-"""Lines of earlier versions that say nothing any more."""
+OLD_KINDS = ("sustained", "overlap", "three_way")
+"""Lines of earlier versions that say nothing any more: what passes at once took is measured again."""
 
 
 class Clocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +48,17 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     throttled: tuple[str, ...] = ()
     """Why the clocks were below what they could be, under NVML's names."""
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """Passes that ran at once: medians over the runs, seconds, of each side."""
+
+    what: Together
+    solo_s: tuple[float, ...]
+    together_s: tuple[float, ...]
+    offsets_s: tuple[float, ...]
+    """Start of each after that of the first; below 0 where threads began the other way round."""
+    runs: int
 
 
 class Points(NamedTuple):
@@ -62,8 +72,7 @@ class Points(NamedTuple):
     """One per place, of all visits to it."""
     clocks: list[Clocks]
     host: dict[str, Any]
-    overlap: list[dict[str, Any]]
-    three_way: list[dict[str, Any]]
+    together: list[Ran]
     visits: dict[Place, list[MeasuredPoint]]
     """What `points` are made of."""
     num_visits: int = 1
@@ -134,7 +143,7 @@ def read(path: Path) -> Points:
         visits = msgspec.convert(header.get("visits", 1), int)
         if not 1 <= visits <= MOST_VISITS:
             raise ValueError(f"visits={visits} must be 1 to {MOST_VISITS}")
-        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], [], {}, [], [], {}, visits)
+        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], [], {}, [], {}, visits)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"points file {str(path)!r} line 1: no valid header ({error!r})") from error
     planned = frozenset(places)
@@ -164,33 +173,21 @@ def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, valu
         found.host.clear()
         if found.options.get("device") == "cpu":
             # Passes of several streams share the cores there; a GPU's are timed by its own events.
-            found.overlap.clear()
-            found.three_way.clear()
+            found.together.clear()
     elif kind == "host":
         found.host.update(_convert(where, value, dict[str, Any]))
-    elif kind == "overlap":
-        _check_run(where, _convert(where, value, dict[str, Any]), 2)
-        found.overlap.append(value)
-    elif kind == "three_way":
-        _check_run(where, _convert(where, value, dict[str, Any]), 3)
-        found.three_way.append(value)
+    elif kind == "together":
+        ran: Ran = _convert(where, value, Ran)
+        sides = len(ran.what.places)
+        for key in ("solo_s", "together_s", "offsets_s"):
+            if len(getattr(ran, key)) != sides:
+                raise ValueError(f"{where}: {key} has {len(getattr(ran, key))} times, want {sides}")
+        for seconds in (*ran.solo_s, *ran.together_s):
+            if not 0.0 < seconds <= LONGEST_S:
+                raise ValueError(f"{where}: {seconds!r} s must be positive and at most {LONGEST_S:.0f} s")
+        found.together.append(ran)
     elif kind not in OLD_KINDS:
         raise ValueError(f"{where}: unknown kind of line {kind!r}")
-
-
-def _check_run(where: str, run: dict[str, Any], sides: int) -> None:
-    """Passes that ran at once: their times alone and together."""
-    for key in ("solo_s", "together_s"):
-        times = _convert(f"{where}: {key}", run.get(key), list[float])
-        if len(times) != sides:
-            raise ValueError(f"{where}: {key} has {len(times)} times, want {sides}")
-        _check_times(f"{where}: {key}", times)
-
-
-def _check_times(where: str, times: Sequence[float]) -> None:
-    for seconds in times:
-        if not isfinite(seconds) or not 0.0 < seconds <= LONGEST_S:
-            raise ValueError(f"{where}: {seconds!r} s must be positive and at most {LONGEST_S:.0f} s")
 
 
 def _convert(where: str, value: Any, wanted: Any) -> Any:

@@ -47,6 +47,16 @@ class Place(NamedTuple):
         return self.rows * self.tokens
 
 
+class Together(NamedTuple):
+    """Passes at once, each on a stream of its own."""
+
+    places: tuple[Place, ...]
+    priorities: tuple[int, ...]
+    """The higher is served first."""
+    offset_shares: tuple[float, ...]
+    """Launch of each after that of the first, as a share of the first one's solo time."""
+
+
 def place_of(point: MeasuredPoint) -> Place:
     return Place(point.kind, point.model, point.rows, point.tokens, point.context_tokens, point.launch)
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from realrun.cli.engine_flags import engine_block, engine_options
-from realrun.cli.output import check_outputs, output_options, write_result
+from realrun.cli.output import check_outputs, output_options, print_compared, write_result
 from sim.cli.console import progress
+
+if TYPE_CHECKING:
+    from realrun.validate.cells.compare import JudgedCell
+    from realrun.validate.cells.fit import Fitted
+    from realrun.validate.errors import Compared
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim validate cells silicon.csv --profile h100-sxm/llama-3.1-8b --fit concurrency=8 \\\n"
@@ -119,9 +124,8 @@ def cells_command(
     speculation pair up (same label, or the same up to its last "/" without an arm; same concurrency and lengths), the
     speed-up in output_throughput is compared, too.
     """
-    from realrun.validate.cells.compare import Setup, fit_on_cells, judge_cells, result_of
+    from realrun.validate.cells.compare import Setup, draw_cells, fit_on_cells, judge_cells, result_of
     from realrun.validate.cells.fit import RATIO, check_constant, marked, parse_mark, parse_ratios
-    from realrun.validate.cells.report import draw_cells, print_cells
     from realrun.validate.cells.table import MEASURED, parse_columns, read_cells, read_request_list
     from sim.costs.profile_files import load
     from sim.names import unknown
@@ -164,7 +168,7 @@ def cells_command(
         write_text(flags["fitted_profile"], encode(profile).decode())
     write_result(result, flags)
     if flags["json_path"] != "-":
-        print_cells(result)
+        _tell(result, judged, fitted)
 
 
 def _check_fit(fits: Sequence[str], ratios: str | None, out: Path | None) -> None:
@@ -176,3 +180,28 @@ def _check_fit(fits: Sequence[str], ratios: str | None, out: Path | None) -> Non
         raise ValueError("--fitted-profile writes what --fit found: mark cells with --fit COLUMN=VALUE")
     if out.suffix != ".json":
         raise ValueError(f"--fitted-profile {str(out)!r} must end with .json: profiles are found by it")
+
+
+def _tell(result: dict[str, Any], judged: Sequence[JudgedCell], fitted: Fitted | None) -> None:
+    """A row per cell and metric, the errors over all of them, and what was fitted."""
+    rows: list[tuple[Sequence[str], Compared]] = []
+    for each in judged:
+        name = each.cell.name, "fit" if each.is_fit else "judged"
+        for place, (metric, values) in enumerate(each.metrics.items()):
+            rows.append(((*(name if place == 0 else ("", "")), metric), values))
+    rows += [((pair["name"], pair["role"], "speed-up"), pair) for pair in result["speedups"]]
+    lines = [
+        f"{metric}: mean absolute error {errors['mean_absolute_error_pct']:.2f} %, mean "
+        f"{errors['mean_error_pct']:+.2f} %, largest {errors['max_absolute_error_pct']:.2f} % over "
+        f"{errors['cells']} judged"
+        for metric, errors in [*result["judged"].items(), ("speed-up", result["speedup"])]
+        if errors["cells"]
+    ]
+    if fitted is not None:
+        fit = result["fit"]
+        left = f"{fit['error_pct']:.2f} % mean size of error" if fitted.half_widths_s else f"{fit['error_pct']:+.3f} %"
+        bound = "; at its bound, 0 is too slow already" if fitted.is_at_bound else ""
+        of_lines = ", ".join(map(str, fit["lines"]))
+        lines.append(f"{fitted}, fitted on {fit['metric']} of lines {of_lines} ({left} left){bound}")
+    title = f"{result['profile']['name']}: closed-loop cells"
+    print_compared(title, ("cell", "", "metric"), rows, [*lines, *result["notes"]])

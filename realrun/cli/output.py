@@ -1,11 +1,11 @@
-"""Where `validate vllm` and `validate cells` put their results, and how they print a number.
+"""Where `validate vllm` and `validate cells` put their results, and the table that they print.
 
 Not here: the results (realrun.validate.vllm.compare, realrun.validate.cells.compare).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,3 +55,28 @@ def write_result(result: dict[str, Any], flags: dict[str, Any]) -> None:
         write.write_text(flags["out"] / RESULT, text)
     if flags["json_path"] is not None:
         write_text(flags["json_path"], text)
+
+
+def print_compared(
+    title: str, headings: Sequence[str], rows: Iterable[tuple[Sequence[str], dict[str, Any]]], lines: Iterable[str]
+) -> None:
+    """A table of what was measured beside what was simulated, each row with its texts under `headings`, the first of
+    which may fold; `lines` below it."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from sim.report.tables import percent, print_table, significant
+
+    console = Console(markup=False)
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    table.add_column(headings[0], overflow="fold")
+    for heading in headings[1:]:
+        table.add_column(heading, no_wrap=True)
+    for heading in ("real", "simulated", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for texts, each in rows:
+        table.add_row(*texts, significant(each["real"]), significant(each["simulated"]), percent(each["error_pct"]))
+    print_table(console, table)
+    for line in lines:
+        console.print(line, highlight=False)

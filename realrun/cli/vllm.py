@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from realrun.cli.engine_flags import POLICIES, engine_block, engine_options
-from realrun.cli.output import check_outputs, output_options, write_result
-
-if TYPE_CHECKING:
-    from realrun.validate.vllm.compare import VllmVerdict
+from realrun.cli.output import check_outputs, output_options, print_compared, write_result
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim validate vllm --requests requests.jsonl --profile h100-sxm/llama-3.1-8b \\\n"
@@ -59,7 +56,7 @@ def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, se
         draw_vllm(flags["out"], verdict)
     write_result(verdict.result, flags)
     if flags["json_path"] != "-":
-        _tell(verdict)
+        _tell(verdict.result)
 
 
 def _speculation(flags: dict[str, Any], policy: str) -> dict[str, Any]:
@@ -73,35 +70,24 @@ def _speculation(flags: dict[str, Any], policy: str) -> dict[str, Any]:
     return {name: value for name, value in block.items() if value is not None}
 
 
-def _tell(verdict: VllmVerdict) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+def _tell(result: dict[str, Any]) -> None:
+    from realrun.validate.errors import STATISTICS, THROUGHPUT
+    from realrun.validate.vllm.compare import LATENCIES
 
-    from realrun.validate.vllm.compare import LATENCIES, STATISTICS
-    from sim.report.tables import percent, print_table, significant
-
-    result = verdict.result
-    title = f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("metric", no_wrap=True)
-    for heading in ("", "real", "simulated", "error"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    metrics = result["metrics"]
     rows = [
-        (f"{TITLES[name]} (ms)" if statistic == "mean" else "", statistic, result["metrics"][name][statistic])
+        ((f"{TITLES[name]} (ms)" if statistic == "mean" else "", statistic), metrics[name][statistic])
         for name in LATENCIES
         for statistic in STATISTICS
     ]
-    for name, statistic, values in [*rows, ("output (tok/s)", "", result["metrics"]["output_throughput"])]:
-        table.add_row(
-            name, statistic, significant(values["real"]), significant(values["simulated"]), percent(values["error_pct"])
-        )
-    console = Console(markup=False)
-    print_table(console, table)
     found = result["prefix_cache_hit_rate"] or 0.0
-    console.print(
-        f"{result['preemptions']} preemptions simulated; {found:.1%} of the prompts' blocks found in the prefix cache",
-        highlight=False,
+    print_compared(
+        f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests",
+        ("metric", ""),
+        [*rows, (("output (tok/s)", ""), metrics[THROUGHPUT])],
+        [
+            f"{result['preemptions']} preemptions simulated; {found:.1%} of the prompts' blocks found in the prefix "
+            "cache",
+            *result["notes"],
+        ],
     )
-    for note in result["notes"]:
-        console.print(note, style="dim", highlight=False)

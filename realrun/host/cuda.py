@@ -31,7 +31,9 @@ def find(where: str | torch.device) -> Device:
     if not torch.cuda.is_initialized():
         os.environ.setdefault(CONNECTIONS, str(MOST_CONNECTIONS))
     if not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no CUDA device on this machine; use --device cpu")
+        built = torch.version.cuda
+        why = f"torch's CUDA is {built}: is the driver as new?" if built else "this torch was built without CUDA"
+        raise ValueError(f"--device cuda: torch finds no CUDA device on this machine ({why}); use --device cpu")
     return Cuda(where)
 
 

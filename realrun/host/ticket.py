@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import nan
 
 from realrun.host.clocks import Mailbox
@@ -19,56 +20,35 @@ LOOK_AGAIN = object()
 """Message to an issuer: a work that one of its own comes after has been issued."""
 
 
+@dataclass(slots=True, eq=False)
 class GpuTicket(HostWait[Result]):
     """A submitted work and the times of its life, seconds on the host's clock; nan until known."""
 
-    __slots__ = (
-        "_claim",
-        "_issued",
-        "_on_cancel",
-        "after",
-        "dependents",
-        "eligible_s",
-        "end_s",
-        "handle",
-        "is_cancelled",
-        "is_issued",
-        "issue_start_s",
-        "issued_s",
-        "job",
-        "outcome",
-        "reacted_s",
-        "ready_s",
-        "start_s",
-        "stream",
-        "submitted_s",
-    )
+    job: Job
+    stream: Stream
+    after: Sequence[GpuTicket]
+    submitted_s: float
+    on_cancel: Callable[[GpuTicket], None]
+    eligible_s: float = nan
+    """Submitted, its issuer free, and everything it comes after issued."""
+    issue_start_s: float = nan
+    issued_s: float = nan
+    start_s: float = nan
+    end_s: float = nan
+    ready_s: float = nan
+    reacted_s: float = nan
+    """When the coroutine that awaited this had acted on it; nan if none did."""
+    handle: Handle | None = None
+    outcome: Outcome | None = None
+    is_cancelled: bool = False
+    is_issued: bool = False
+    dependents: list[Mailbox] = field(default_factory=list)
+    """Issuers to tell when this has been issued."""
+    _issued: HostWait[None] | None = None
+    _claim: threading.Lock = field(default_factory=threading.Lock)
 
-    def __init__(
-        self,
-        job: Job,
-        stream: Stream,
-        after: Sequence[GpuTicket],
-        submitted_s: float,
-        on_cancel: Callable[[GpuTicket], None],
-    ) -> None:
-        super().__init__()
-        self.job, self.stream, self.submitted_s = job, stream, submitted_s
-        self.after: Sequence[GpuTicket] = after
-        self.dependents: list[Mailbox] = []
-        """Issuers to tell when this has been issued."""
-        self.eligible_s = self.issue_start_s = self.issued_s = nan
-        """`eligible_s`: submitted, its issuer free, and everything it comes after issued."""
-        self.start_s = self.end_s = self.ready_s = nan
-        self.reacted_s = nan
-        """When the coroutine that awaited this had acted on it; nan if none did."""
-        self.handle: Handle | None = None
-        self.outcome: Outcome | None = None
-        self.is_cancelled = False
-        self.is_issued = False
-        self._issued: HostWait[None] | None = None
-        self._claim = threading.Lock()
-        self._on_cancel = on_cancel
+    def __post_init__(self) -> None:
+        HostWait.__init__(self)
 
     @property
     def work(self) -> Work:
@@ -96,7 +76,7 @@ class GpuTicket(HostWait[Result]):
         """Drop the work if it has not been issued. Later it ends at its end: an issued pass cannot be called back."""
         if not self.is_done and not self.is_cancelled:
             self.is_cancelled = True
-            self._on_cancel(self)
+            self.on_cancel(self)
 
     def mark_issued(self, now_s: float) -> None:
         """The host part is over, or never was; lets those go on that come after."""

@@ -20,6 +20,7 @@ from realrun.replay.genuine import RecordedLuck
 from realrun.replay.measured import MeasuredCosts, MeasuredWork
 from realrun.replay.measured_host import MeasuredHost, WakeLatency
 from realrun.validate.divergence import first_divergence
+from realrun.validate.errors import PERCENTILES, errors
 from sim.costs.cost import CostModel, Demands
 from sim.costs.profile import HostCosts, Profile
 from sim.devices.contention import Contention
@@ -27,16 +28,11 @@ from sim.experiment.assemble import Experiment
 from sim.experiment.run import OnWork, run_recorded
 from sim.hosts.simulated import RunLength, SimHost
 from sim.metrics.records import RunRecord, WorkRecord
-from sim.metrics.summary import number, summarise
+from sim.metrics.summary import summarise
 from sim.seam.request import Request
 from sim.seam.work import Work
 
 VALIDATION_SCHEMA = 1
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
-STATISTICS = {"mean": "mean_{}_ms", "p50": "p50_{}_ms", "p95": "p95_{}_ms", "p99": "p99_{}_ms"}
-PERCENTILES = (50.0, 90.0, 95.0, 99.0)
-
-Errors = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +120,16 @@ def judge(observed: Observed) -> Judged:
     mechanism = simulated_on(lambda on_work: MeasuredHost(measured, luck, observed.wake, on_work=on_work))
     cost = simulated_on(lambda on_work: SimHost(StreamsAlone(costs), luck, contention=alone, on_work=on_work))
     simulated = simulated_on(lambda on_work: SimHost(costs, luck, contention=together, on_work=on_work))
-    parts = {"mechanism": mechanism, "cost": cost, "contention": simulated}
+    num_warmups = experiment.scenario.workload.num_warmups
+    decomposition = {
+        name: errors(observed.run, summarise(record, percentiles=PERCENTILES, num_warmups=num_warmups))
+        for name, record in (("mechanism", mechanism), ("cost", cost), ("contention", simulated))
+    }
     verdict = {
         "policy": experiment.policy_name,
         "seed": experiment.seed,
-        "metrics": errors(observed, simulated),
-        "decomposition": {name: errors(observed, record) for name, record in parts.items()},
+        "metrics": decomposition["contention"],
+        "decomposition": decomposition,
         "lookups": {"found": measured.num_hits, "missed": measured.num_misses},
         "machine": _machine(profile.host.probed_s, observed.probed_s),
         "divergence": first_divergence(observed.requests, observed.records, mechanism),
@@ -146,28 +146,6 @@ def predict(experiment: Experiment) -> RunRecord:
         experiment.requests(),
         lambda on_work: SimHost(costs, luck, contention=contention, on_work=on_work),
     )
-
-
-def errors(observed: Observed, simulated: RunRecord) -> Errors:
-    """Per metric and statistic the real value, the simulated one, and the error in percent of the real one."""
-    num_warmups = observed.experiment.scenario.workload.num_warmups
-    ours, theirs = observed.run, summarise(simulated, percentiles=PERCENTILES, num_warmups=num_warmups)
-    found: Errors = {
-        name: {
-            statistic: _error(ours[key.format(name)], number(theirs, key.format(name)))
-            for statistic, key in STATISTICS.items()
-        }
-        for name in LATENCIES
-    }
-    found["output_throughput"] = _error(ours["output_throughput"], number(theirs, "output_throughput"))
-    return found
-
-
-def _error(real: float | None, simulated: float | None) -> dict[str, float | None]:
-    error_pct = None
-    if real and simulated is not None:
-        error_pct = 100.0 * (simulated - real) / real
-    return {"real": real, "simulated": simulated, "error_pct": error_pct}
 
 
 def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -> list[float] | None:

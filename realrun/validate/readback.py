@@ -14,7 +14,8 @@ import msgspec
 
 from realrun.replay.measured import MeasuredWork
 from realrun.replay.measured_host import WakeLatency
-from realrun.validate.compare import LATENCIES, STATISTICS, Observed
+from realrun.validate.compare import Observed
+from realrun.validate.errors import LATENCIES, STATISTICS, THROUGHPUT
 from sim.costs.profile import Profile
 from sim.experiment.assemble import Experiment
 from sim.experiment.compare import RESULT_SCHEMA
@@ -43,7 +44,7 @@ REQUEST_FIELDS = (
 )
 
 
-METRICS = (*(key.format(name) for name in LATENCIES for key in STATISTICS.values()), "output_throughput")
+METRICS = (*(key.format(name) for name in LATENCIES for key in STATISTICS.values()), THROUGHPUT)
 """Keys of a run that are compared."""
 
 

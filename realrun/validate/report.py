@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from realrun.validate.compare import LATENCIES, Judged
+from realrun.validate.compare import Judged
+from realrun.validate.errors import LATENCIES
 from sim.files.write import write_figure
 from sim.metrics.summary import latencies_s
 from sim.report.figures import DPI, draw_cdfs, set_theme

@@ -12,9 +12,9 @@ LONGEST_LIST = 12
 
 
 @click.group("profiles", invoke_without_command=True, epilog="Example: lanesim profiles show h100-sxm/llama-2-7b")
-@click.option("--gpu", default="", help="Only GPUs whose name holds this.")
+@click.option("--gpu", default="", help="Only GPUs a part of whose name begins so: h200, 6000.")
 @click.option("--model", default="", help="Only targets and drafts whose name holds this.")
-@click.option("--dtype", default=None, help="Only weights so: bf16, fp8, nvfp4, mxfp4 ...")
+@click.option("--dtype", default=None, help="Only weights so: bf16, fp8, nvfp4, mxfp4 (however it runs) ...")
 @click.pass_context
 def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None) -> None:
     """List the shipped cost profiles with their mean held-out errors; `show NAME` prints one."""
@@ -42,7 +42,8 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
         kind, formats = "bf16", profile.target.formats
         if formats is not None:
             kind = formats.mlp if profile.target.experts is None else formats.experts
-        if gpu not in profile.gpu.name or model not in name.partition("/")[2] or dtype not in (None, kind):
+        is_gpu, is_kind = f"-{gpu}" in f"-{profile.gpu.name}", dtype is None or f"{kind}-".startswith(f"{dtype}-")
+        if not is_gpu or not is_kind or model not in name.partition("/")[2]:
             continue
         cells = []
         for kind in ("body", "decode", "prefill", "draft", "verify"):
@@ -54,7 +55,10 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
         rows += 1
     if not rows:
         gpus = ", ".join(dict.fromkeys(name.partition("/")[0] for name in shipped()))
-        raise ValueError(f"no shipped profile with --gpu {gpu!r}, --model {model!r}, --dtype {dtype}; GPUs: {gpus}")
+        given = ((flag, value) for flag, value in (("gpu", gpu), ("model", model), ("dtype", dtype)) if value)
+        raise ValueError(
+            f"no shipped profile with {' '.join(f'--{flag} {value}' for flag, value in given)}; GPUs: {gpus}"
+        )
     print_table(Console(markup=False), table)
 
 

@@ -231,8 +231,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"window={self.window!r} goes with window_layers={self.window_layers!r} in 0..layers")
         if self.indexer is not None and self.latent is None:
             raise ValueError("indexer goes with latent attention alone")
-        if self.window_layers + self.linear_layers > self.layers:
-            raise ValueError(f"linear.layers={self.linear_layers} must be in 1..layers={self.layers}")
+        if self.linear is not None and self.linear.layers >= self.layers - self.window_layers:
+            raise ValueError(
+                f"linear.layers={self.linear.layers} must be below layers={self.layers}: some attention sees all tokens"
+            )
         if self.experts is not None and self.experts.dense_layers >= self.layers:
             raise ValueError(f"experts.dense_layers={self.experts.dense_layers} must be below layers={self.layers}")
 

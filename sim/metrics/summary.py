@@ -91,8 +91,8 @@ def summarise(
         for key, value in _class_summary(each, measured, duration_s).items()
     }
     for name in ("ttft", "tpot", "e2el"):
-        result |= _spread(name, samples[name], np.ones(len(samples[name])), percentiles)
-    result |= _spread("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
+        result |= spread_ms(name, samples[name], np.ones(len(samples[name])), percentiles)
+    result |= spread_ms("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
     steady = result["steady_output_throughput"] = _steady_throughput(record, measured)
     result["steady_output_throughput_per_gpu"] = None if steady is None else steady / record.num_gpus
     result |= _windowed(record, measured, finished)
@@ -132,7 +132,7 @@ def _ratio(amount: float, by: float) -> float | None:
     return amount / by if by > 0.0 else None
 
 
-def _spread(name: str, values_s: Floats, counts: Floats, percentiles: Sequence[float]) -> dict[str, float | None]:
+def spread_ms(name: str, values_s: Floats, counts: Floats, percentiles: Sequence[float]) -> dict[str, float | None]:
     """Mean, median, standard deviation and percentiles of one latency, milliseconds."""
     keys = [f"p{percent:g}_{name}_ms" for percent in percentiles]
     if len(values_s) == 0:

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from calibrate.fit.errors import Array, kind_error
@@ -73,6 +74,8 @@ TOKENS = (
 CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
 """Measured in the finer tables, and in no profile: what interpolation is judged by."""
 LEAST_CHECKED = 3
+NORMS = 2
+"""Of a layer, each behind an all-reduce."""
 WIDE_NORM_S = 1e-5
 """Kernels of a norm over all heads of queries and keys, in fp32; assumed."""
 NORM_BYTES = 8.0
@@ -253,7 +256,10 @@ class Composed:
             dense_share = experts.dense_layers / shape.layers
             sparse_s = self._experts_s(tokens) + self._gather_s(tokens, reduce_s)
             total = total + reduce_s + dense_share * (dense_s + reduce_s) + (1.0 - dense_share) * sparse_s
-        rest = [layer_rest_s(ASSUMED_ELEMENTWISE, None, self._lookups.gpu, shape, degree, int(n)) for n in tokens]
+        kernels = ASSUMED_ELEMENTWISE
+        if degree > 1 and self._lookups.fuses_norms:
+            kernels = msgspec.structs.replace(kernels, kernels_per_layer=kernels.kernels_per_layer - NORMS)
+        rest = [layer_rest_s(kernels, None, self._lookups.gpu, shape, degree, int(n)) for n in tokens]
         return np.asarray(total + np.array(rest))
 
     def _experts_s(self, tokens: Array) -> Array:

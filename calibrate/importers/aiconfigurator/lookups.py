@@ -362,15 +362,19 @@ class Lookups:
         """Whether the all-reduce before a norm brings activations to the next GEMM's format (TensorRT-LLM)."""
         return self.engine == "trtllm"
 
+    @property
+    def fuses_norms(self) -> bool:
+        """Whether the residual is added and normed in the all-reduce's own kernel (TensorRT-LLM, but for NCCL's)."""
+        return self.engine == "trtllm" and not self.has_nccl_alone
+
     def _has_fused_reduces(self) -> bool:
         """Whether vLLM runs TensorRT-LLM's all-reduces, through FlashInfer: on Blackwell data-centre GPUs."""
         return self.engine == "vllm" and self.gpu.name.startswith(("b200", "b300", "gb"))
 
     def quantise_s(self, depth: int, tokens: Array, weights: str) -> Array:
         """Bringing [tokens, depth] of bf16 activations to the format of the GEMM that reads them: a kernel of its own
-        for block-scaled formats, unless the table timed it with the GEMM; static scales are applied by the kernel
-        before."""
-        if weights not in SCALED_BY_BLOCK or (self.engine, weights) in TIMED_WITH_QUANTISING:
+        for block-scaled formats; static scales are applied by the kernel before."""
+        if weights not in SCALED_BY_BLOCK:
             return np.zeros(len(tokens))
         moved = tokens * depth * (2.0 + WEIGHT_BITS[weights] / 8.0)
         return QUANTISE_S + moved / (STREAM_SHARE * self.gpu.bandwidth_bytes_per_s)
@@ -420,8 +424,6 @@ SPLIT = ("moe_tp_size", "moe_ep_size")
 TIMED_WITH_SCALES = (("trtllm", "fp8"),)
 """Tables of whole modules that find the scale of their activations at run time (7 us of torch operators, whatever the
 size): checkpoints bring it with them, and the kernel before the GEMM applies it."""
-TIMED_WITH_QUANTISING = (("trtllm", "fp8-block"),)
-"""Tables of whole modules that bring their activations to 8 bits within the time."""
 TUNES_EXPERTS = ("trtllm",)
 """Engines that choose among several kernels of experts, by what they run on and how many tokens there are; the tables
 of this one have the CUTLASS backend's and DeepGEMM's, of which its recipes on Blackwell use neither for few tokens."""

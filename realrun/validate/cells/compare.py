@@ -1,10 +1,10 @@
-"""Closed-loop cells simulated and compared: error per cell and metric, over the judged ones, and of speed-ups.
+"""Closed-loop cells simulated and compared: error per cell and metric, over the judged ones, of speed-ups; a figure.
 
 A cell is a closed loop: all requests at once, at most `concurrency` in flight, one let in as one finishes. Where the
 table does not say how many, WAVES x concurrency are served, so that filling and draining weigh about a tenth each; of a
 list of requests the least number of whole passes through it that are as many.
 `continuous` serves cells that draft, `autoregressive` the others. Not here: the table (realrun.validate.cells.table),
-the fit (realrun.validate.cells.fit), figures (realrun.validate.cells.report).
+the fit (realrun.validate.cells.fit).
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ import numpy as np
 
 from realrun.validate.cells.fit import RATIO, Fitted, fit_constant, fit_constants
 from realrun.validate.cells.table import LENGTHS, MEASURED, Cell, CellTable
-from realrun.validate.vllm.compare import Compared, compared
+from realrun.validate.errors import THROUGHPUT, Compared, compared, spread
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import SERVED, Profile
 from sim.experiment.checks import check
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve
+from sim.files.write import write_figure
 from sim.metrics.summary import summarise
 from sim.seam.request import Request
 from sim.workload.generate import num_requests
 
 CELLS_SCHEMA = 1
 WAVES = 10
-THROUGHPUT = "output_throughput"
+CELL_INCHES, MOST_INCHES = 0.28, 24.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,18 +228,6 @@ def summary(judged: Sequence[JudgedCell]) -> dict[str, dict[str, float | int | N
     return found
 
 
-def spread(errors: Sequence[float]) -> dict[str, float | int | None]:
-    if not errors:
-        return {"cells": 0, "mean_absolute_error_pct": None, "mean_error_pct": None, "max_absolute_error_pct": None}
-    sizes = [abs(error) for error in errors]
-    return {
-        "cells": len(errors),
-        "mean_absolute_error_pct": sum(sizes) / len(sizes),
-        "mean_error_pct": sum(errors) / len(errors),
-        "max_absolute_error_pct": max(sizes),
-    }
-
-
 def speedups(judged: Sequence[JudgedCell]) -> list[dict[str, Any]]:
     """Output throughput of every drafting cell over that of its partner, which drafts nothing.
 
@@ -359,3 +348,35 @@ def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Any]:
         "role": "fit" if each.is_fit else "judged",
         "metrics": dict(each.metrics),
     }
+
+
+def draw_cells(directory: Path, judged: Sequence[JudgedCell], title: str) -> None:
+    """validation-cells.png, the error by cell, one panel per metric, cells of the fit hollow. Raises ValueError without
+    the plotting libraries."""
+    from sim.report.figures import DPI, set_theme
+
+    set_theme()
+    import matplotlib.pyplot as plt
+
+    metrics = [name for name in MEASURED if any(name in each.metrics for each in judged)]
+    width = min(MOST_INCHES, 3.0 + CELL_INCHES * len(judged))
+    figure, axes = plt.subplots(
+        len(metrics), 1, figsize=(max(6.0, width), 1.8 + 1.7 * len(metrics)), sharex=True, squeeze=False
+    )
+    for axis, metric in zip(axes[:, 0], metrics, strict=True):
+        for is_fit, face in ((False, "#4c72b0"), (True, "white")):
+            points = [
+                (place, each.metrics[metric]["error_pct"])
+                for place, each in enumerate(judged)
+                if each.is_fit is is_fit and metric in each.metrics
+            ]
+            label = "fitted on" if is_fit else "judged"
+            axis.bar([x for x, _ in points], [y for _, y in points], 0.8, color=face, edgecolor="#4c72b0", label=label)
+        axis.axhline(0.0, color="black", linewidth=0.8)
+        axis.set_ylabel(f"{metric}\nerror, % of real")
+    axes[0, 0].legend(frameon=False, ncols=2)
+    axes[-1, 0].set_xticks(range(len(judged)), [each.cell.name for each in judged], rotation=90, fontsize=6)
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.tight_layout()
+    write_figure(directory / "validation-cells.png", lambda scratch: figure.savefig(scratch, dpi=DPI))
+    plt.close(figure)

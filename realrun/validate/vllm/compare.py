@@ -17,21 +17,22 @@ from typing import Any
 
 import numpy as np
 
+from realrun.validate import errors
 from realrun.validate.vllm.requests import RealRun
 from sim.costs.profile import Profile
+from sim.engine.gauge import GapSamples
 from sim.experiment.checks import check
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, resolve, to_plain
 from sim.files.write import write_figure
+from sim.metrics import summary
 from sim.metrics.records import RunRecord
-from sim.metrics.stats import Floats, weighted_percentiles
-from sim.metrics.summary import prefix_cache
+from sim.metrics.stats import Floats
+from sim.metrics.summary import prefix_cache, spread_ms
 from sim.seam.request import Request
 
 VALIDATION_SCHEMA = 1
-LATENCIES = ("ttft", "tpot", "itl", "e2el", "ttft_arrival")
-PERCENTILES = {"p50": 50.0, "p95": 95.0, "p99": 99.0}
-STATISTICS = ("mean", *PERCENTILES)
+LATENCIES = (*errors.LATENCIES, "ttft_arrival")
 COLUMNS = "arrival=arrival_time,unit=s,prompt=input_toks,output=output_toks,id=request_id"
 """What sim.workload.traces needs to be told to read such a file as a workload."""
 
@@ -39,8 +40,6 @@ SCATTERED = {"ttft": "TTFT", "e2el": "E2EL"}
 FEW_TICKS = 20.0
 """A logarithmic axis that spans less than this factor gets round numbers in place of decades."""
 MOST_TICKS = 4
-Compared = dict[str, float | None]
-"""`real`, `simulated` and `error_pct`, the error in percent of the real value; null where one side is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,25 +98,18 @@ def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdic
         "clock_offset_s": real.clock_offset_s,
         "preemptions": sum(request.num_preemptions for request in record.requests),
         **prefix_cache(record, record.requests),
-        "metrics": metrics(real.requests, record),
+        "metrics": errors.errors(_run(real.requests, GapSamples()), _run(record.requests, record.gaps), LATENCIES),
         "notes": _notes(real, record),
     }
     return VllmVerdict(real=real, simulated=record, result=result)
 
 
-def metrics(real: Sequence[Request], simulated: RunRecord) -> dict[str, Any]:
-    """Per latency and statistic, milliseconds, and the output throughput, tokens per second."""
-    ours, theirs = latencies_s(real), latencies_s(simulated.requests)
-    gaps = simulated.gaps
-    found: dict[str, Any] = {}
-    for name in LATENCIES:
-        if name == "itl":
-            sides = (_spread_ms(np.array([])), _spread_ms(np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float)))
-        else:
-            sides = (_spread_ms(ours[name]), _spread_ms(theirs[name]))
-        found[name] = {statistic: compared(sides[0][statistic], sides[1][statistic]) for statistic in STATISTICS}
-    found["output_throughput"] = compared(output_throughput(real), output_throughput(simulated.requests))
-    return found
+def _run(requests: Sequence[Request], gaps: GapSamples) -> dict[str, float | None]:
+    """Metrics of one side under the simulator's keys."""
+    run: dict[str, float | None] = {errors.THROUGHPUT: output_throughput(requests)}
+    for name, values_s in latencies_s(requests).items():
+        run |= spread_ms(name, values_s, np.ones(len(values_s)), errors.PERCENTILES)
+    return run | spread_ms("itl", np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float), errors.PERCENTILES)
 
 
 def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
@@ -125,18 +117,14 @@ def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
 
     An engine that does not say when it took a request in has it counted from arrival.
     """
-    arrival = np.array([request.arrival_s for request in requests])
-    queued = np.array([request.queued_s for request in requests])
-    start = np.where(np.isnan(queued), arrival, queued)
-    first = np.array([request.first_token_s for request in requests])
-    last = np.array([request.last_token_s for request in requests])
-    tokens = np.array([request.output_tokens for request in requests])
-    has_gaps = tokens > 1
+    found = summary.latencies_s(requests)
+    queued = np.array([request.queued_s - request.arrival_s for request in requests])
+    waited = np.where(np.isnan(queued), 0.0, queued)
     return {
-        "ttft": first - start,
-        "tpot": (last - first)[has_gaps] / (tokens[has_gaps] - 1),
-        "e2el": last - start,
-        "ttft_arrival": first - arrival,
+        "ttft": found["ttft"] - waited,
+        "tpot": found["tpot"],
+        "e2el": found["e2el"] - waited,
+        "ttft_arrival": found["ttft"],
     }
 
 
@@ -144,20 +132,6 @@ def output_throughput(requests: Sequence[Request]) -> float | None:
     """Output tokens per second from the first arrival to the last token; None for a run that took no time."""
     duration_s = max(request.last_token_s for request in requests) - min(request.arrival_s for request in requests)
     return sum(request.output_tokens for request in requests) / duration_s if duration_s > 0.0 else None
-
-
-def compared(real: float | None, simulated: float | None) -> Compared:
-    error_pct = 100.0 * (simulated - real) / real if real and simulated is not None else None
-    return {"real": real, "simulated": simulated, "error_pct": error_pct}
-
-
-def _spread_ms(values_s: Floats, counts: Floats | None = None) -> dict[str, float | None]:
-    if len(values_s) == 0:
-        return dict.fromkeys(STATISTICS)
-    counts = np.ones(len(values_s)) if counts is None else counts
-    percentiles = weighted_percentiles(values_s, counts, list(PERCENTILES.values()))
-    mean = float(np.average(values_s, weights=counts))
-    return {name: 1e3 * value for name, value in zip(STATISTICS, (mean, *percentiles), strict=True)}
 
 
 def _notes(real: RealRun, simulated: RunRecord) -> list[str]:

@@ -23,7 +23,7 @@ pytest.importorskip("pyarrow")
 
 from calibrate.campaign import __main__ as campaign
 from calibrate.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Job, Load, done_file
-from calibrate.campaign.report import report
+from calibrate.campaign.report import name_beside_shipped, report
 from calibrate.campaign.smoke import CHECKS
 from calibrate.campaign.steps import run
 from calibrate.cli.files import check_file
@@ -119,6 +119,12 @@ def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> 
     assert "| c2 | pd |" in text
 
 
+def test_a_profile_is_not_sent_under_the_name_of_one_that_is_shipped() -> None:
+    for job in CAMPAIGNS["cuda"].jobs:
+        assert name_beside_shipped(f"h100-sxm/{job.name}") == f"h100-sxm/{job.name}-measured"
+        assert name_beside_shipped(f"h100-pcie/{job.name}") == f"h100-pcie/{job.name}"
+
+
 @pytest.mark.slow
 def test_every_check_is_green_on_a_cpu_or_says_that_it_does_not_apply(finished: Path) -> None:
     checks = json.loads((finished / "smoke.json").read_text())["checks"]
@@ -161,8 +167,8 @@ def test_on_another_core_count_points_stay_and_what_depends_on_cores_is_done_aga
     after = points_file.read(points)
     assert after.points == before.points
     assert after.host["inflation_eager"]
-    assert len(after.overlap) == len(before.overlap)
-    assert after.overlap != before.overlap
+    assert len(after.together) == len(before.together)
+    assert after.together != before.together
 
 
 class Archive:

@@ -138,6 +138,8 @@ def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
         (GPT_OSS_120B, {"layer_types": ["linear_attention"] * 36}, "layer_types has linear_attention"),
         (QWEN3_NEXT, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim=0 must be a whole number"),
         (QWEN3_NEXT, {"layer_types": ["full_attention"] * 48}, "linear.layers=0 must be at least 1"),
+        (QWEN3_NEXT, {"layer_types": ["linear_attention"] * 48}, "linear.layers=48 must be below layers=48"),
+        (QWEN3_NEXT, {"layer_types": ["linear_attention"] * 2}, "layer_types names 2 layers, num_hidden_layers=48"),
         (GPT_OSS_120B, {"num_experts_per_tok": None}, "mixture-of-experts"),
         (QWEN3_30B_A3B, {"decoder_sparse_step": 2}, "layers with and without experts in turn"),
         (QWEN3_30B_A3B, {"moe_intermediate_size": None}, "without moe_intermediate_size"),

@@ -18,7 +18,7 @@ from calibrate.fit.overlap import fit_overlap
 from calibrate.measure import host_times
 from calibrate.measure.bench import HOLD_S, Bench
 from calibrate.measure.grid import Limits, grid
-from calibrate.measure.overlap import OverlapBench, pairs
+from calibrate.measure.overlap import OverlapBench, plan
 from calibrate.points.work import Place, work_of
 from realrun.host.executor import Handle, Job, Lane
 from realrun.kernels.issuer import Issuer
@@ -167,17 +167,21 @@ def test_the_way_of_a_result_comes_back() -> None:
 def test_what_passes_do_to_each_other_comes_back(contention: Contention) -> None:
     measured = Measured(TimedDevice(contention=contention))
     bench = OverlapBench(measured.bench)
-    entries = []
-    for pair in pairs(LIMITS):
-        for place in (pair.first, pair.second):
+    runs = []
+    for what in plan(LIMITS):
+        for place in what.places:
             measured.knows(place)
-        entries.append(bench.measure(pair, 0.0))
+        runs.append(bench.measure(what, 0.0))
     # A launch queue takes 1,024: an eager draft behind what holds its stream would wait for it.
-    assert measured.device.most_held_launches == 2
-    found = fit_overlap(PROFILE, entries).overlap
+    assert measured.device.most_held_launches == 3
+    fitted = fit_overlap(PROFILE, runs)
+    found, three = fitted.overlap, fitted.errors["overlap_three"]
     assert found.eta_compute == pytest.approx(contention.eta_compute, rel=TOLERANCE)
     assert found.eta_bandwidth == pytest.approx(contention.eta_bandwidth, rel=TOLERANCE)
     assert found.tau_s == pytest.approx(contention.tau_s, rel=TOLERANCE)
+    assert three.points == 3
+    assert three.max_error_pct is not None
+    assert three.max_error_pct < 100.0 * TOLERANCE
 
 
 class HostClock:

@@ -16,10 +16,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("scipy")
 
 from calibrate.fit.measured_table import TooFewPoints
-from calibrate.measure.overlap import pairs, three_ways
+from calibrate.measure.overlap import plan
 from calibrate.measure.pair import limits, pair_spec
 from calibrate.points import file as points_file
-from calibrate.points.work import VISITS, place_of
+from calibrate.points.work import VISITS, Together, place_of
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile import Profile
@@ -252,23 +252,27 @@ def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
 
 def test_pairs_run_in_both_orders_and_with_priorities_where_a_device_has_them(tmp_path: Path) -> None:
     spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, 4, 256, None, 0)
-    on_cpu = pairs(limits(spec))
-    assert {(p.first.kind, p.second.kind) for p in on_cpu} == {
+    on_cpu = [each for each in plan(limits(spec)) if len(each.places) == 2]
+    assert {tuple(place.kind for place in pair.places) for pair in on_cpu} == {
         (a, b) for a in ("prefill", "verify", "draft") for b in ("prefill", "verify", "draft") if a != b
     }
-    assert {p.priorities for p in on_cpu} == {(0, 0)}
-    on_cuda = pairs(limits(spec)._replace(has_graphs=True))
-    assert {p.priorities for p in on_cuda} == {(0, 0), (1, 0), (0, 1)}
-    assert {place.launch for p in on_cuda for place in (p.first, p.second)} == {"graphed"}
-    assert all(p.first.rows + p.second.rows <= 4 for p in on_cuda)
+    assert {pair.priorities for pair in on_cpu} == {(0, 0)}
+    on_cuda = [each for each in plan(limits(spec)._replace(has_graphs=True)) if len(each.places) == 2]
+    assert {pair.priorities for pair in on_cuda} == {(0, 0), (1, 0), (0, 1)}
+    assert {place.launch for pair in on_cuda for place in pair.places} == {"graphed"}
+    assert all(sum(place.rows for place in pair.places) <= 4 for pair in on_cuda)
 
 
 def test_three_passes_run_at_once_on_slots_of_their_own_where_there_are_enough() -> None:
     spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, 4, 256, None, 0)
-    at_once = three_ways(limits(spec))
-    assert [[place.kind for place in places] for places in at_once] == [["prefill", "draft", "verify"]]
-    assert sum(place.rows for place in at_once[0]) <= 4
-    (captured,) = three_ways(limits(spec)._replace(has_graphs=True))
-    assert {place.launch for place in captured} == {"graphed"}
-    assert three_ways(limits(spec)._replace(has_draft=False)) == []
-    assert three_ways(limits(spec)._replace(rows=2)) == []
+
+    def three(**changes: Any) -> list[Together]:
+        return [each for each in plan(limits(spec)._replace(**changes)) if len(each.places) == 3]
+
+    (at_once,) = three()
+    assert {place.kind for place in at_once.places} == {"prefill", "draft", "verify"}
+    assert sum(place.rows for place in at_once.places) <= 4
+    (captured,) = three(has_graphs=True)
+    assert {place.launch for place in captured.places} == {"graphed"}
+    assert three(has_draft=False) == three(rows=2) == []
+    assert plan(limits(spec)._replace(rows=1)) == []

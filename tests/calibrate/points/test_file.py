@@ -11,12 +11,20 @@ import pytest
 
 from calibrate.points import file as points_file
 from calibrate.points.file import Clocks
-from calibrate.points.work import Place
+from calibrate.points.work import Place, Together
 from sim.costs.profile import MeasuredPoint
 
 MACHINE = {"device": "cpu", "torch": "2.13.0", "clock_sm_mhz": "not readable"}
 OPTIONS = {"target": "tiny-target", "rows": 4}
 PLACES = [Place("decode", "target", 1, 1, 32, "eager"), Place("verify", "target", 1, 5, 32, "eager")]
+
+PAIR = {
+    "what": [[list(PLACES[1]), list(PLACES[0])], [0, 1], [0.0, 0.25]],
+    "solo_s": [1.0, 2.0],
+    "together_s": [2.0, 3.0],
+    "offsets_s": [0.0, 0.2],
+    "runs": 5,
+}
 
 
 def point(place: Place = PLACES[0], **changes: Any) -> MeasuredPoint:
@@ -34,10 +42,8 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_was_appended_is_read_back(path: Path) -> None:
     points_file.append(path, "host", {"step_s": 1e-5})
-    pair = {"solo_s": [1.0, 2.0], "together_s": [2.0, 3.0]}
-    three = {"solo_s": [1.0, 2.0, 3.0], "together_s": [4.0, 5.0, 6.0]}
-    points_file.append(path, "overlap", pair)
-    points_file.append(path, "three_way", three)
+    points_file.append(path, "together", PAIR)
+    points_file.append(path, "three_way", {"of": "an earlier version"})
     points_file.append(path, "clocks", {"sm_mhz": None})
     points_file.append(path, "clocks", {"sm_mhz": 1410.0, "throttled": ["power cap"]})
     found = points_file.read(path)
@@ -46,8 +52,9 @@ def test_what_was_appended_is_read_back(path: Path) -> None:
     assert found.points == [point()]
     assert found.clocks == [Clocks(), Clocks(sm_mhz=1410.0, throttled=("power cap",))]
     assert found.host == {"step_s": 1e-5}
-    assert found.overlap == [pair]
-    assert found.three_way == [three]
+    (ran,) = found.together
+    assert ran.what == Together((PLACES[1], PLACES[0]), (0, 1), (0.0, 0.25))
+    assert (ran.solo_s, ran.together_s, ran.offsets_s, ran.runs) == ((1.0, 2.0), (2.0, 3.0), (0.0, 0.2), 5)
     assert found.left == [PLACES[1], *PLACES, *PLACES]
 
 
@@ -114,12 +121,13 @@ def test_a_point_that_cannot_be_is_named_by_its_line(path: Path, changes: dict[s
         ("clocks", {"sm_mhz": "fast"}, "Expected `float | null`"),
         ("cores", "two", "Expected `int`"),
         ("host", [1], "Expected `object`"),
-        ("overlap", "x", "Expected `object`"),
-        ("overlap", {"together_s": [1.0, 1.0]}, "solo_s: Expected `array`"),
-        ("overlap", {"solo_s": [1.0], "together_s": [1.0, 1.0]}, "solo_s has 1 times, want 2"),
-        ("overlap", {"solo_s": [1.0, 1.0], "together_s": [1.0, -1.0]}, "together_s: -1.0 s must be positive"),
-        ("overlap", {"solo_s": [1.0, 1.0], "together_s": [1.0, 5e4]}, "at most 1000 s"),
-        ("three_way", {"solo_s": [1.0, 1.0, 1.0], "together_s": [0.0, 1.0, 1.0]}, "0.0 s must be positive"),
+        ("together", "x", "Expected `object`"),
+        ("together", {**PAIR, "solo_s": None}, "Expected `array`"),
+        ("together", {**PAIR, "what": [[["decode"]], [0], [0.0]]}, "Expected `array` of length 6"),
+        ("together", {**PAIR, "solo_s": [1.0]}, "solo_s has 1 times, want 2"),
+        ("together", {**PAIR, "offsets_s": [0.0]}, "offsets_s has 1 times, want 2"),
+        ("together", {**PAIR, "together_s": [1.0, -1.0]}, "-1.0 s must be positive"),
+        ("together", {**PAIR, "together_s": [1.0, 5e4]}, "at most 1000 s"),
         ("pair", {}, "unknown kind of line 'pair'"),
     ],
 )
@@ -196,12 +204,12 @@ def test_on_another_core_count_only_what_depends_on_cores_is_measured_again(
     points_file.create(path, machine, {**OPTIONS, "device": device}, PLACES)
     points_file.append_point(path, point())
     points_file.append(path, "host", {"step_s": 1e-5})
-    points_file.append(path, "overlap", {"solo_s": [1.0, 2.0], "together_s": [2.0, 3.0]})
+    points_file.append(path, "together", PAIR)
     found, fewer = points_file.read(path), {**machine, "cpu_cores": "2"}
     points_file.check_same(path, found, fewer, found.options)
     assert points_file.follow_cores(path, found, fewer)
     moved = points_file.read(path)
-    assert (moved.points, moved.host, len(moved.overlap)) == (found.points, {}, left)
+    assert (moved.points, moved.host, len(moved.together)) == (found.points, {}, left)
     assert moved.fingerprint == fewer
     assert not points_file.follow_cores(path, moved, fewer)
     points_file.append(path, "host", {"step_s": 2e-5})

@@ -269,3 +269,15 @@ def test_a_table_is_shown_by_its_sizes(capsys: pytest.CaptureFixture[str]) -> No
     assert "      seconds: 11 x 15 values; --json has them" in shown
     assert "tokens: 21 values, 1 to 8192" in shown
     assert "graph_small_sizes: 1, 2, 4" in shown
+
+
+def test_filters_of_profiles_take_a_gpu_by_the_beginning_of_its_parts_and_a_format_in_all_its_kernels(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.run(["profiles", "--gpu", "h200", "--dtype", "mxfp4"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "/" in line]
+    assert names == ["h200-sxm/gpt-oss-120b", "h200-sxm/gpt-oss-120b+eagle3", "h200-sxm/gpt-oss-20b"]
+    assert cli.run(["profiles", "--gpu", "6000"]) == 0
+    assert "rtx-pro-6000-server/" in capsys.readouterr().out
+    assert cli.run(["profiles", "--dtype", "fp9"]) == 2
+    assert "no shipped profile with --dtype fp9; GPUs: " in capsys.readouterr().err

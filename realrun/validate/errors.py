@@ -1,0 +1,55 @@
+"""What was measured beside what was simulated: one value, a run's latencies, and errors over many.
+
+Not here: where either side comes from (realrun.validate.compare, realrun.validate.vllm.compare,
+realrun.validate.cells.compare). No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+STATISTICS = {"mean": "mean_{}_ms", "p50": "p50_{}_ms", "p95": "p95_{}_ms", "p99": "p99_{}_ms"}
+"""By their names in a verdict, the keys of a run's metrics (sim.metrics.summary)."""
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+THROUGHPUT = "output_throughput"
+Compared = dict[str, float | None]
+"""`real`, `simulated` and `error_pct`, the error in percent of the real value; null where one side is not known."""
+
+
+def compared(real: float | None, simulated: float | None) -> Compared:
+    """Beside each other.
+
+    >>> compared(80.0, 82.0)
+    {'real': 80.0, 'simulated': 82.0, 'error_pct': 2.5}
+    """
+    error_pct = 100.0 * (simulated - real) / real if real and simulated is not None else None
+    return {"real": real, "simulated": simulated, "error_pct": error_pct}
+
+
+def errors(
+    real: Mapping[str, Any], simulated: Mapping[str, Any], latencies: Sequence[str] = LATENCIES
+) -> dict[str, Any]:
+    """Of two runs' metrics: each of `latencies` by statistic, and the output throughput."""
+    found: dict[str, Any] = {
+        name: {
+            statistic: compared(real[key.format(name)], simulated[key.format(name)])
+            for statistic, key in STATISTICS.items()
+        }
+        for name in latencies
+    }
+    found[THROUGHPUT] = compared(real[THROUGHPUT], simulated[THROUGHPUT])
+    return found
+
+
+def spread(errors_pct: Sequence[float]) -> dict[str, float | int | None]:
+    """How many errors there are, their mean size, mean and largest size, percent."""
+    sizes = [abs(error) for error in errors_pct]
+    return {
+        "cells": len(sizes),
+        "mean_absolute_error_pct": fmean(sizes) if sizes else None,
+        "mean_error_pct": fmean(errors_pct) if sizes else None,
+        "max_absolute_error_pct": max(sizes, default=None),
+    }
