@@ -81,8 +81,6 @@ class Op:
         return self.queue.running is self and self.rate < 1.0
 
     def set_slowdown(self, slowdown: float, now_s: float) -> None:
-        if slowdown == self.slowdown:
-            return
         if self.slowdown:
             self.host_done_s += (now_s - self.host_since_s) / self.slowdown
         self.slowdown = slowdown

@@ -54,6 +54,8 @@ class SharedDevice:
             self._order = [Queue(stream) for stream in streams]
             self._queues = {queue.stream.name: queue for queue in self._order}
         self._issuing: list[Op] = []
+        self._is_slowing = False
+        """Fewer launches would have another slowdown."""
         self._running: list[Op] = []
         self._timer: Any = None
         self._timer_s = inf
@@ -227,10 +229,20 @@ class SharedDevice:
         return op.is_prepared and (not op.after or _are_over(op.after, now_s))
 
     def _set_slowdowns(self, now_s: float) -> None:
-        if self._issuing:
-            slowdown = self._costs.host_inflation(len(self._issuing))
-            for op in self._issuing:
+        """Of all launches that go on; a work that cannot outrun its own has another rate then."""
+        if not self._issuing:
+            return
+        inflation, count = self._costs.host_inflation, len(self._issuing)
+        slowdown, is_bound = inflation(count), False
+        # By the time that one launch ends, others may have.
+        self._is_slowing = count > 1 and any(inflation(fewer) != slowdown for fewer in range(1, count))
+        for op in self._issuing:
+            if op.slowdown != slowdown:
+                is_bound |= op.queue.running is op and op.launch_cap(now_s) < 1.0
                 op.set_slowdown(slowdown, now_s)
+                is_bound |= op.queue.running is op and op.launch_cap(now_s) < 1.0
+        if is_bound:
+            self._set_rates(now_s)
 
     def _set_rates(self, now_s: float) -> None:
         running = self._running
@@ -267,7 +279,7 @@ class SharedDevice:
                 next_s = op.prepared_s
             if op.issued_s < next_s and (
                 len(op.queue.to_issue) > 1
-                or self._is_slowing()
+                or self._is_slowing
                 or (op.queue.running is op and self._is_capped(now_s))
                 or op.ticket._issued is not None
                 or op.finish_s <= op.issued_s
@@ -280,11 +292,6 @@ class SharedDevice:
         if next_s != self._timer_s:
             self._timer_s = next_s
             self._timer = self.clock.at(next_s, self._on_timer) if next_s < inf else None
-
-    def _is_slowing(self) -> bool:
-        """Whether fewer launches would have another slowdown: by the time that one ends, others may have."""
-        count, inflation = len(self._issuing), self._costs.host_inflation
-        return any(inflation(fewer) != inflation(count) for fewer in range(1, count))
 
     def _is_capped(self, now_s: float) -> bool:
         """Whether a work's launch may bound its rate, beside others that run or are launched."""

@@ -90,6 +90,15 @@ def test_a_launch_that_nobody_waits_for_is_noted_at_its_own_end() -> None:
     assert machine.host_times() == [(0.0, 1.0, 3.0), (6.0, 7.0, 8.0)]
 
 
+def test_a_work_that_cannot_outrun_its_launch_goes_as_fast_as_that_is_slowed() -> None:
+    """The draft's launch of 4 s is half as fast until that of the verify, which waits for the draft, is over at 2 s."""
+    machine = Machine({DRAFT: (0, 4, 2), VERIFY: (0, 1, 3)}, inflation_per_issuer=1.0)
+    draft = machine.submit(0.0, DRAFT, "a")
+    machine.submit(0.0, VERIFY, "b", after=[draft])
+    assert machine.device_times() == [(0.0, 5.0), (5.0, 8.0)]
+    assert [issued_s for _, _, issued_s in machine.host_times()] == [5.0, 2.0]
+
+
 def test_a_launch_speeds_up_though_an_earlier_end_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two issuers slow each other as three do: the first ends at 2 s, the second at 4 s, and the third has 8 s left."""
     monkeypatch.setattr(PartCosts, "host_inflation", lambda self, num_issuers: min(2.0, num_issuers))
