@@ -27,8 +27,8 @@ SAMPLE = 200
 CAPACITY_KEY = 1_000_003
 """Child of the scenario's seed that saturated runs draw from: they share nothing with the runs they judge."""
 
-FEW_IN_FLIGHT, FEW_PROMPTS = 8, 48
-"""Of the short closed loop that bounds capacity from below."""
+LOOPS = ((8, 48), (64, 256))
+"""Requests in flight and in all of the short closed loops that bound capacity from below, the shortest first."""
 FLOOR_SHARE = 0.7
 """How much of the short loop's throughput is trusted as such a bound: its requests are few, and their lengths vary."""
 
@@ -57,25 +57,31 @@ def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
     return _known[key][1]
 
 
-def capacity_floor(scenario: Scenario, policy: str, profile: Profile) -> float:
-    """Requests per second that capacity surely exceeds, from a closed loop of a few requests; kept for the process.
+def capacity_floor(scenario: Scenario, policy: str, profile: Profile, rate_per_s: float = 0.0) -> float:
+    """Requests per second that capacity surely exceeds, from closed loops of a few requests, and of more until one
+    exceeds `rate_per_s`; kept for the process.
 
     Throughput rises with the requests in flight, so it is FLOOR_SHARE of the loop's. 0 where no more than a few can be
     in flight at all: there the loop is the saturated run.
     """
     count = scenario.devices.count
     if count > 1:
-        return count * capacity_floor(_one_replica(scenario), policy, profile)
-    saturated, in_flight = _saturated(scenario, policy, profile)
-    few = _at_most(scenario, FEW_PROMPTS)
-    if in_flight < 2 * FEW_IN_FLIGHT or few < FEW_PROMPTS:
-        return 0.0
-    loop = msgspec.structs.replace(saturated.workload, num_prompts=few, max_concurrency=FEW_IN_FLIGHT)
-    scenario = msgspec.structs.replace(saturated, workload=loop)
-    key = scenario.digest, policy, id(profile)
+        return count * capacity_floor(_one_replica(scenario), policy, profile, rate_per_s / count)
+    saturated, most = _saturated(scenario, policy, profile)
+    floor = 0.0
+    for in_flight, num_prompts in LOOPS:
+        if most >= 2 * in_flight and _at_most(scenario, num_prompts) == num_prompts and floor <= rate_per_s:
+            loop = msgspec.structs.replace(saturated.workload, num_prompts=num_prompts, max_concurrency=in_flight)
+            floor = max(floor, _loop_floor(msgspec.structs.replace(saturated, workload=loop), policy, profile))
+    return floor
+
+
+def _loop_floor(loop: Scenario, policy: str, profile: Profile) -> float:
+    key = loop.digest, policy, id(profile)
     if key not in _floors:
-        record = simulate(scenario, policy, child_seed(scenario.seed, CAPACITY_KEY), profile)
-        rate, _ = saturated_throughput(record.requests, FEW_IN_FLIGHT, _mean_tokens(saturated))
+        record = simulate(loop, policy, child_seed(loop.seed, CAPACITY_KEY), profile)
+        assert loop.workload.max_concurrency is not None
+        rate, _ = saturated_throughput(record.requests, loop.workload.max_concurrency, _mean_tokens(loop))
         _floors[key] = profile, FLOOR_SHARE * rate
     return _floors[key][1]
 

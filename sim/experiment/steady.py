@@ -117,7 +117,8 @@ def load_of(
         return Load(verdict=Verdict.BURST, rate_per_s=None)
     if not is_in_doubt:
         return Load(verdict=Verdict.STABLE, rate_per_s=rate)
-    if rate + error_per_s < capacity_floor(scenario, policy, profile):
+    most_per_s = rate + error_per_s
+    if most_per_s < capacity_floor(scenario, policy, profile, most_per_s):
         return Load(verdict=Verdict.STABLE, rate_per_s=rate)
     measured, ci95 = capacity(scenario, policy, profile)
     return judge(rate, error_per_s, measured, ci95)

@@ -188,11 +188,20 @@ def test_several_processes_give_what_one_gives() -> None:
 @pytest.mark.parametrize("policy", ["continuous", "pd", "pdv", "unified"])
 def test_what_few_requests_in_flight_get_through_is_less_than_capacity(policy: str) -> None:
     given = Scenario.of(profile=PAIR, policy=policy, input_len=256, output_len=64)
-    assert 0.0 < capacity_floor(given, policy, load(PAIR)) < capacity(given, policy, load(PAIR))[0]
+    few, more = (capacity_floor(given, policy, load(PAIR), rate_per_s) for rate_per_s in (0.0, inf))
+    assert 0.0 < 1.5 * few < more < capacity(given, policy, load(PAIR))[0]
 
 
 def test_a_light_load_is_stable_without_a_saturated_run() -> None:
     given = Scenario.of(profile=PAIR, policy="continuous", input_len=256, output_len=64, request_rate=1.0)
+    found = load_of(given, load(PAIR), "continuous", is_in_doubt=True)
+    assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
+
+
+def test_a_load_beyond_the_shortest_loop_is_stable_by_a_longer_one() -> None:
+    given = Scenario.of(profile=PAIR, policy="continuous", input_len=256, output_len=64)
+    rate = 1.1 * capacity_floor(given, "continuous", load(PAIR))
+    given = Scenario.of(profile=PAIR, policy="continuous", input_len=256, output_len=64, request_rate=rate)
     found = load_of(given, load(PAIR), "continuous", is_in_doubt=True)
     assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
 
