@@ -41,8 +41,8 @@ def plan(limits: Limits) -> list[Together]:
     prefill, verify, *draft = _places(limits, 2)
     priorities = PRIORITIES if limits.has_graphs else PRIORITIES[:1]
     pairs = [
-        Together(places, shares, (0.0, offset))
-        for shares in priorities
+        Together(places, both, (0.0, offset))
+        for both in priorities
         for places in permutations((prefill, verify, *draft), 2)
         for offset in OFFSETS
     ]

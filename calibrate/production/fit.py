@@ -84,9 +84,10 @@ def fit_served(
     for name in names:
         check_constant(name)
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
+    noises = _noise(served, FITTED), _noise(served, (FIRST_TOKEN,))
     untold = None
     try:
-        fits = _fits(profile, cells, setup, names)
+        fits = _fits(profile, cells, setup, names, noises=noises)
     except FrontendUntold as error:
         if constants is not None:
             raise ValueError(str(error)) from None
@@ -133,41 +134,61 @@ def tellable(served: Sequence[Served]) -> list[str]:
 
 
 def _fits(
-    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], near: Sequence[Fitted] = ()
+    profile: Profile,
+    cells: Sequence[Cell],
+    setup: Setup,
+    names: Sequence[str],
+    near: Sequence[Fitted] = (),
+    noises: tuple[float, float] = (0.0, 0.0),
 ) -> list[Fitted]:
-    """Both stages; the last one's profile has all constants. They begin `near` those of more levels."""
+    """Both stages; the last one's profile has all constants. They begin `near` those of more levels; `noises` are of
+    what each stage is fitted on."""
+    step_noise, frontend_noise = noises
     of_steps = [name for name in names if name != FRONTEND]
     if not of_steps:
         raise ValueError(f"--constants {FRONTEND}: name a constant of a step as well, such as step_s,{FRONTEND}")
     known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
     if FRONTEND in known:
         profile = with_constants(profile, {FRONTEND: known[FRONTEND]})
-    steps = _fit(profile, cells, setup, of_steps, known)
+    steps = _fit(profile, cells, setup, of_steps, known, step_noise)
     if FRONTEND not in names:
         return [steps]
     timed = [cell for cell in cells if FIRST_TOKEN in cell.measured]
     if not timed:
         raise FrontendUntold(f"{FRONTEND}: no level tells its time to the first token")
     for turn in range(MOST_TURNS):
-        frontend = _frontend(steps.profile, timed, setup, known)
+        frontend = _frontend(steps.profile, timed, setup, known, frontend_noise)
         profiles = steps.profile, frontend.profile
         before, after = (np.array(_ratios(candidate, cells, setup)) for candidate in profiles)
         if turn == MOST_TURNS - 1 or float(np.abs(np.log(after / before)).max()) < SETTLED:
             break
         known = {**steps.values_s, **frontend.values_s}
-        steps = _fit(frontend.profile, cells, setup, of_steps, known)
+        steps = _fit(frontend.profile, cells, setup, of_steps, known, step_noise)
     return [steps, frontend]
 
 
 def _fit(
-    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], near: Mapping[str, float]
+    profile: Profile,
+    cells: Sequence[Cell],
+    setup: Setup,
+    names: Sequence[str],
+    near: Mapping[str, float],
+    noise: float,
 ) -> Fitted:
     """Constants of a step."""
     try:
-        return fit_constants(profile, names, partial(_ratios, cells=cells, setup=setup), near)
+        return fit_constants(profile, names, partial(_ratios, cells=cells, setup=setup), near, noise)
     except ValueError as error:
         sources = ", ".join(dict.fromkeys(cell.label for cell in cells))
         raise ValueError(str(error) if sources in str(error) else f"{sources}: {error}") from None
+
+
+def _noise(served: Sequence[Served], metrics: Sequence[str]) -> float:
+    """Relative standard error of levels in the first of `metrics` that each has repeats of; 0 where none has."""
+    found = [
+        next((each.repeats_pct[name] / 100.0 for name in metrics if name in each.repeats_pct), 0.0) for each in served
+    ]
+    return float(np.sqrt(np.mean(np.square(found))))
 
 
 def _ratios(profile: Profile, cells: Sequence[Cell], setup: Setup) -> list[float]:
@@ -180,7 +201,7 @@ def _ratios(profile: Profile, cells: Sequence[Cell], setup: Setup) -> list[float
     return found
 
 
-def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mapping[str, float]) -> Fitted:
+def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mapping[str, float], noise: float) -> Fitted:
     """What stands before the engine. Raises FrontendUntold."""
 
     def ratios(candidate: Profile) -> list[float]:
@@ -189,7 +210,7 @@ def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mappi
         ]
 
     try:
-        found = fit_constants(profile, [FRONTEND], ratios, near)
+        found = fit_constants(profile, [FRONTEND], ratios, near, noise)
     except ValueError as error:
         raise FrontendUntold(f"{FRONTEND}: {error}") from None
     value_s = found.values_s[FRONTEND]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from math import pi, sqrt
+from statistics import fmean, median, stdev
 
 import msgspec
 
@@ -22,6 +23,8 @@ LONGEST_S = 1000.0
 SHORTEST_S = 1e-7
 """Per output token of a whole server."""
 MOST_DRAFT_TOKENS = 64
+OF_A_MEDIAN = sqrt(pi / 2.0)
+"""Standard error of a median over that of a mean, of normal values."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +90,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int = 0
     spreads_pct: dict[str, float] = {}
     """Half of the range over rounds of the same load, by metric of `measured`; empty for a single round."""
+    repeats_pct: dict[str, float] = {}
+    """Standard error of each metric as the median of its rounds; likewise."""
 
     def __post_init__(self) -> None:
         if self.concurrency < LEAST_CONCURRENCY:
@@ -159,6 +164,9 @@ def middling(rounds: Sequence[Served]) -> Served:
         accepted=accepted,
         num_requests=sum(each.num_requests for each in rounds),
         spreads_pct={name: 50.0 * (max(all_) - min(all_)) / medians[name] for name, all_ in columns.items()},
+        repeats_pct={
+            name: 100.0 * OF_A_MEDIAN * stdev(all_) / sqrt(len(all_)) / medians[name] for name, all_ in columns.items()
+        },
     )
 
 

@@ -14,7 +14,9 @@ from realrun.cli.output import check_outputs, output_options, print_compared, wr
 from sim.cli.console import progress
 
 if TYPE_CHECKING:
+    from realrun.validate.cells.compare import JudgedCell
     from realrun.validate.cells.fit import Fitted
+    from realrun.validate.errors import Compared
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim validate cells silicon.csv --profile h100-sxm/llama-3.1-8b --fit concurrency=8 \\\n"
@@ -166,7 +168,7 @@ def cells_command(
         write_text(flags["fitted_profile"], encode(profile).decode())
     write_result(result, flags)
     if flags["json_path"] != "-":
-        _tell(result, fitted)
+        _tell(result, judged, fitted)
 
 
 def _check_fit(fits: Sequence[str], ratios: str | None, out: Path | None) -> None:
@@ -180,15 +182,12 @@ def _check_fit(fits: Sequence[str], ratios: str | None, out: Path | None) -> Non
         raise ValueError(f"--fitted-profile {str(out)!r} must end with .json: profiles are found by it")
 
 
-def _tell(result: dict[str, Any], fitted: Fitted | None) -> None:
+def _tell(result: dict[str, Any], judged: Sequence[JudgedCell], fitted: Fitted | None) -> None:
     """A row per cell and metric, the errors over all of them, and what was fitted."""
-    rows = []
-    for cell in result["cells"]:
-        what = "/".join(filter(None, (cell["label"], cell["arm"])))
-        lengths = "" if cell["input_len"] is None else f" {cell['input_len']}->{cell['output_len']}"
-        point = f"c={cell['concurrency']}{lengths} k={cell['num_speculative_tokens']}"
-        name = (" ".join(filter(None, (what, point))), cell["role"])
-        for place, (metric, values) in enumerate(cell["metrics"].items()):
+    rows: list[tuple[Sequence[str], Compared]] = []
+    for each in judged:
+        name = each.cell.name, "fit" if each.is_fit else "judged"
+        for place, (metric, values) in enumerate(each.metrics.items()):
             rows.append(((*(name if place == 0 else ("", "")), metric), values))
     rows += [((pair["name"], pair["role"], "speed-up"), pair) for pair in result["speedups"]]
     lines = [

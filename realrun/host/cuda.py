@@ -32,11 +32,7 @@ def find(where: str | torch.device) -> Device:
         os.environ.setdefault(CONNECTIONS, str(MOST_CONNECTIONS))
     if not torch.cuda.is_available():
         built = torch.version.cuda
-        why = (
-            f"its CUDA is {built}: is the driver that nvidia-smi shows as new?"
-            if built
-            else "it was built without CUDA"
-        )
+        why = f"torch's CUDA is {built}: is the driver as new?" if built else "this torch was built without CUDA"
         raise ValueError(f"--device cuda: torch finds no CUDA device on this machine ({why}); use --device cpu")
     return Cuda(where)
 

@@ -85,9 +85,9 @@ class Executor(Protocol):
         ...
 
 
-def check_whole(stream: Stream, *, is_one_gpu: bool = True) -> None:
-    """Raise ValueError for a share of a GPU, and where there is but one GPU for any other device."""
-    if (is_one_gpu and stream.device != 0) or stream.sm_share is not None:
+def check_whole(stream: Stream) -> None:
+    """Raise ValueError for any device but the one GPU there is, and for a share of it."""
+    if stream.device != 0 or stream.sm_share is not None:
         raise ValueError(
             f"stream {stream.name!r}: device={stream.device!r}, sm_share={stream.sm_share!r}; a real run has device 0, "
             "whole"

@@ -31,14 +31,10 @@ SLOT_PATIENCE_S = 60.0
 
 
 class PairExecutor:
-    """Executes PREFILL, DRAFT, VERIFY, STEP and HOST works on `kernels`. `seed` draws the prompts' tokens.
+    """Executes PREFILL, DRAFT, VERIFY, STEP and HOST works on `kernels`. `seed` draws the prompts' tokens."""
 
-    With `stands_for_all` the one device stands for all GPUs and links that a policy asks for, and copies are free: what
-    is computed is real, how long it takes is not.
-    """
-
-    def __init__(self, kernels: PairKernels, *, seed: int = 0, stands_for_all: bool = False) -> None:
-        self.kernels, self.seed, self.stands_for_all = kernels, seed, stands_for_all
+    def __init__(self, kernels: PairKernels, *, seed: int = 0) -> None:
+        self.kernels, self.seed = kernels, seed
         self._issuers: dict[tuple[str, int], Issuer] = {}
         """By name and priority of the stream: policies give one name different priorities."""
         self._clock: DeviceClock | None = None
@@ -53,7 +49,7 @@ class PairExecutor:
         """Emitted tokens of requests that have given their slot back, by arrival index; may run past what was asked."""
 
     def check(self, stream: Stream) -> None:
-        check_whole(stream, is_one_gpu=not self.stands_for_all)
+        check_whole(stream)
 
     def lane(self, stream: Stream, clock: Clock) -> Lane:
         key = stream.name, stream.priority

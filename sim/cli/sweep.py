@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sim.cli.console import claim, progress
+from sim.cli.lazy import SOURCE
 
 EXAMPLE = (
     "\b\nExample:\n  printf 'scenario: {profile: cpu/tiny, policy: [continuous, pd], workload: {num_prompts: 50}}\\n"
@@ -50,6 +51,7 @@ def sweep_command(
     from sim.studies.store import MARK, Keys, Store, files_of
     from sim.studies.sweep import ASKED_ABOVE, Plan, estimate, sweep
 
+    click.get_current_context().meta[SOURCE] = str(grid)
     read = Grid.of(grid)
     if read.num_runs > ASKED_ABOVE and not yes and not dry_run:
         raise ValueError(

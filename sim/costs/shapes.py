@@ -8,6 +8,7 @@ Not here: how fast they run (sim.costs), reading a config.json (calibrate.hardwa
 """
 
 from difflib import get_close_matches
+from functools import cached_property
 from math import ceil, log
 
 import msgspec
@@ -159,7 +160,7 @@ class Linear(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.layers * (4 * self.value_heads * self.key_dim * self.value_dim + 2 * (self.conv_width - 1) * mixed)
 
 
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A decoder. `intermediate` is the width of one half of the gated MLP, or of an MLP without a gate; `vocab` counts
     rows of the LM head."""
 
@@ -289,7 +290,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Parameters of one layer's matrices; with experts, the mean over all layers."""
         return round(sum(self._part_weights()) / self.layers)
 
-    @property
+    @cached_property
     def active_layer_weights(self) -> float:
         """Parameters that one token is multiplied with, mean over the layers: only its own experts count."""
         attention, mlp, experts = self._part_weights()
@@ -323,7 +324,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Parameters of layers, embedding, LM head and the projection before them."""
         return sum(self._part_weights()) + self.head_weights
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         formats = self.formats
         if formats is None:
@@ -331,11 +332,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         parts = zip(self._part_weights(), (formats.projections, formats.mlp, formats.experts), strict=True)
         return round(sum(weights * WEIGHT_BITS[name] / 8.0 for weights, name in parts)) + self.head_bytes
 
-    @property
+    @cached_property
     def head_bytes(self) -> int:
         return self.head_weights * self.dtype_bytes
 
-    @property
+    @cached_property
     def expert_bytes(self) -> int:
         """Weights of all experts."""
         bits = 8.0 * self.dtype_bytes if self.formats is None else WEIGHT_BITS[self.formats.experts]
@@ -369,7 +370,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         keeping = self.layers - self.window_layers - self.linear_layers or self.layers
         return round(keeping * self.layer_kv_bytes_per_token)
 
-    @property
+    @cached_property
     def elementwise_bytes_per_token(self) -> int:
         """Traffic per layer and token of what is not a GEMM or attention: two norms that add the residual (8 hidden),
         rotary embedding (queries and keys read and written), activation (up and gate read, one written)."""

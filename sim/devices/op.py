@@ -75,15 +75,18 @@ class Op:
         self.kernels_per_s = ticket.cost.num_kernels / device_s if device_s else 0.0
         """At rate 1; beside others each kernel waits (contention.kernel_waits_s)."""
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it runs at less than its full rate: its launch may be why."""
+        return self.queue.running is self and self.rate < 1.0
+
     def set_slowdown(self, slowdown: float, now_s: float) -> None:
-        if slowdown == self.slowdown:
-            return
         if self.slowdown:
             self.host_done_s += (now_s - self.host_since_s) / self.slowdown
         self.slowdown = slowdown
         self.host_since_s = now_s
         prepare_s, launch_s, _, _ = self.ticket.cost
-        if not self.is_prepared:
+        if self.prepared_s > now_s:
             self.prepared_s = now_s + max(0.0, prepare_s - self.host_done_s) * slowdown
             self.issued_s = self.prepared_s + launch_s * slowdown
         else:

@@ -54,6 +54,8 @@ class SharedDevice:
             self._order = [Queue(stream) for stream in streams]
             self._queues = {queue.stream.name: queue for queue in self._order}
         self._issuing: list[Op] = []
+        self._is_slowing = False
+        """Fewer launches would have another slowdown."""
         self._running: list[Op] = []
         self._timer: Any = None
         self._timer_s = inf
@@ -74,12 +76,17 @@ class SharedDevice:
         op = Op(ticket, queue, waits_for)
         if not self._contention.has_priorities:
             op.priority = 0
+        has_changed = self._note_launches(now_s)
         queue.to_issue.append(op)
         if work.kind is not Kind.HOST:
             queue.to_run.append(op)
         if len(queue.to_issue) == 1:
             self._begin_issue(op, now_s)
-        self._update()
+            self._update(has_changed)
+        else:
+            if has_changed:
+                self._set_rates(now_s)
+            self._arm_timer()
         return ticket
 
     def poke(self) -> None:
@@ -106,6 +113,7 @@ class SharedDevice:
             return
         ticket.is_cancelled = True
         now_s = self.clock.now_s
+        self._note_launches(now_s)
         if queue.running is op:
             self._cut(op, now_s)
         else:
@@ -146,22 +154,16 @@ class SharedDevice:
             self._timer_s = inf
             self._update()
 
-    def _update(self) -> None:
+    def _update(self, has_changed: bool = False) -> None:
         """Do all that is due, then set the rates if the works or their launches changed, then the next timer."""
         now_s = self.clock.now_s
         is_due = True
-        has_changed = False
         while is_due:
             is_due = False
-            for op in self._issuing:
-                if op.prepared_s <= now_s and not op.is_prepared:
-                    op.is_prepared = True
-                    op.ticket.prepared_s = op.prepared_s
-                if op.issued_s <= now_s and op.is_prepared:
-                    has_changed |= op.queue.running is op and op.rate < 1.0
-                    self._finish_issue(op, now_s)
-                    is_due = True
-                    break
+            launched = self._end_launch(now_s)
+            if launched is not None:
+                has_changed |= launched.is_held_back
+                is_due = True
             for op in self._running:
                 if op.finish_s <= now_s and op.is_issued:
                     op.queue.running = None
@@ -187,6 +189,24 @@ class SharedDevice:
         self._issuing.append(op)
         self._set_slowdowns(now_s)
 
+    def _end_launch(self, now_s: float) -> Op | None:
+        """Note what is prepared by now, and end the first launch that is over; its work."""
+        for op in self._issuing:
+            if op.prepared_s <= now_s and not op.is_prepared:
+                op.is_prepared = True
+                op.ticket.prepared_s = op.prepared_s
+            if op.issued_s <= now_s:
+                self._finish_issue(op, now_s)
+                return op
+        return None
+
+    def _note_launches(self, now_s: float) -> bool:
+        """End the launches that were over before now, without a timer of their own; whether rates may change."""
+        has_changed = False
+        while (launched := self._end_launch(now_s)) is not None:
+            has_changed |= launched.is_held_back
+        return has_changed
+
     def _finish_issue(self, op: Op, now_s: float) -> None:
         self._issuing.remove(op)
         op.queue.to_issue.popleft()
@@ -206,15 +226,23 @@ class SharedDevice:
             self.clock.complete(op.ticket._issued)
 
     def _can_start(self, op: Op, now_s: float) -> bool:
-        if not op.is_prepared:
-            return False
-        return not op.after or all(other.end_s <= now_s for other in op.after)
+        return op.is_prepared and (not op.after or _are_over(op.after, now_s))
 
     def _set_slowdowns(self, now_s: float) -> None:
-        if self._issuing:
-            slowdown = self._costs.host_inflation(len(self._issuing))
-            for op in self._issuing:
+        """Of all launches that go on; a work that cannot outrun its own has another rate then."""
+        if not self._issuing:
+            return
+        inflation, count = self._costs.host_inflation, len(self._issuing)
+        slowdown, is_bound = inflation(count), False
+        # By the time that one launch ends, others may have.
+        self._is_slowing = count > 1 and any(inflation(fewer) != slowdown for fewer in range(1, count))
+        for op in self._issuing:
+            if op.slowdown != slowdown:
+                is_bound |= op.queue.running is op and op.launch_cap(now_s) < 1.0
                 op.set_slowdown(slowdown, now_s)
+                is_bound |= op.queue.running is op and op.launch_cap(now_s) < 1.0
+        if is_bound:
+            self._set_rates(now_s)
 
     def _set_rates(self, now_s: float) -> None:
         running = self._running
@@ -238,16 +266,21 @@ class SharedDevice:
         """Ask the clock for the next instant that matters.
 
         The end of a launch matters if it ends its work, lets the next work be issued, changes a slowdown or a cap, or
-        is waited for; preparing matters if the work could then start.
+        is waited for; that of preparing if the work could then start. What else is over is noted when something does.
         """
-        next_s = inf
-        is_contended = len(self._running) > 1 or len(self._issuing) > 1
+        next_s, now_s = inf, self.clock.now_s
         for op in self._issuing:
-            if not op.is_prepared and (op.prepared_s < next_s):
+            if (
+                op.prepared_s < next_s
+                and not op.is_prepared
+                and op.queue.running is None
+                and (not op.after or _are_over(op.after, now_s))
+            ):
                 next_s = op.prepared_s
             if op.issued_s < next_s and (
-                is_contended
-                or len(op.queue.to_issue) > 1
+                len(op.queue.to_issue) > 1
+                or self._is_slowing
+                or (op.queue.running is op and self._is_capped(now_s))
                 or op.ticket._issued is not None
                 or op.finish_s <= op.issued_s
                 or op.ticket.work.kind is Kind.HOST
@@ -260,6 +293,11 @@ class SharedDevice:
             self._timer_s = next_s
             self._timer = self.clock.at(next_s, self._on_timer) if next_s < inf else None
 
+    def _is_capped(self, now_s: float) -> bool:
+        """Whether a work's launch may bound its rate, beside others that run or are launched."""
+        is_contended = len(self._running) > 1 or len(self._issuing) > 1
+        return is_contended and any(op.launch_cap(now_s) < 1.0 for op in self._running)
+
     def _end(self, op: Op, now_s: float) -> None:
         ticket = op.ticket
         ticket.end_s = now_s
@@ -271,3 +309,7 @@ class SharedDevice:
         if ticket.dependents:
             for device in ticket.dependents:
                 device.poke()
+
+
+def _are_over(tickets: Sequence[SimTicket], now_s: float) -> bool:
+    return all(ticket.end_s <= now_s for ticket in tickets)

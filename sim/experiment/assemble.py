@@ -367,19 +367,19 @@ class Experiment:
         return self.policy.num_gpus(self.scenario.policy_options)
 
     def start(
-        self, host: SpawningHost, requests: Sequence[Request], *, luck: Luck | None = None, records_kv: bool = False
+        self, host: SpawningHost, requests: Sequence[Request], *, luck: Luck | None = None, is_recorded: bool = False
     ) -> Serving | Fleet:
         """Start the policy and the arrivals of `requests` on `host`, in every replica.
 
-        With `luck` the account may be lazy where that changes no result: nobody looks at single rows then. Raises
-        ValueError for a request that never fits.
+        With `luck` the account may be lazy where that changes no result: nobody looks at a row's state then. Raises
+        ValueError for a request that never fits. `is_recorded`: somebody notes the works, and the memory over time.
         """
         devices = self.scenario.devices
         _check_they_fit(requests, self.pool(), self.profile)
         served: Serving | Fleet
         if devices.count == 1:
             served = self._serving(host, requests)
-            self._start_policy(host, served, luck)
+            self._start_policy(host, served, luck, is_recorded)
         else:
             members: list[Serving] = []
 
@@ -399,8 +399,8 @@ class Experiment:
                 max_concurrency=self.scenario.workload.max_concurrency,
             )
             for member in members:
-                self._start_policy(host, member, luck)
-        if records_kv:
+                self._start_policy(host, member, luck, is_recorded)
+        if is_recorded:
             served.kv.held.series = []
         host.spawn(served.arrivals())
         return served
@@ -423,14 +423,14 @@ class Experiment:
         serving.kv_bytes_per_token = sum(kv_bytes_per_token(shape, self.profile.tensor_parallel) for shape in sent)
         return serving
 
-    def _start_policy(self, host: SpawningHost, serving: Serving, luck: Luck | None) -> None:
+    def _start_policy(self, host: SpawningHost, serving: Serving, luck: Luck | None, is_recorded: bool) -> None:
         if serving.frontend_s:
             host.spawn(serving.frontend())
         scenario, policy, limits, controller = self.scenario, self.policy, self.limits, serving.controller
         is_whole = scenario.window.stop_s is None
         is_simple = is_whole and controller.constant_length is not None
         if policy.is_continuous and luck and is_simple and continuous_lazy.can_be_lazy(serving, limits):
-            tasks = continuous_lazy.coroutines(serving, limits, luck)
+            tasks = continuous_lazy.coroutines(serving, limits, luck, names_requests=is_recorded)
         else:
             table = scenario.policy_options.adaptive_table
             if isinstance(table, str):

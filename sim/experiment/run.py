@@ -45,7 +45,7 @@ def simulate(
     requests = list(requests) if requests is not None else experiment.requests()
     luck = experiment.luck(requests)
     if record_works:
-        return run_recorded(experiment, requests, lambda on_work: _host(experiment, luck, on_work))
+        return run_recorded(experiment, requests, lambda on_work: _host(experiment, luck, on_work), luck=luck)
     host = _host(experiment, luck)
     serving = experiment.start(host, requests, luck=luck)
     host.run_until(scenario.window.stop_s)
@@ -99,14 +99,16 @@ def run_recorded(
     build: Callable[[OnWork], SimHost],
     *,
     stop_s: float | None = None,
+    luck: Luck | None = None,
 ) -> RunRecord:
     """The experiment on the host that `build` makes of what hears each finished work; its record has all works.
 
-    Until `stop_s` if that is given, else to the end of the scenario's window.
+    Until `stop_s` if that is given, else to the end of the scenario's window. With `luck` as in `Experiment.start`: not
+    for costs that look at the state of a work's requests.
     """
     works: list[WorkRecord] = []
     host = build(lambda ticket: works.append(work_record(ticket)))
-    serving = experiment.start(host, requests, records_kv=True)
+    serving = experiment.start(host, requests, luck=luck, is_recorded=True)
     host.run_until(experiment.scenario.window.stop_s if stop_s is None else stop_s)
     if stop_s is None:
         experiment.check_served(serving)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from sim.engine.gauge import GapSamples
 from sim.seam.host import Stream
 from sim.seam.request import Request
@@ -19,8 +21,7 @@ PART_ROWS = 50_000
 """Requests whose columns are in memory at once: about 20 MB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkRecord:
+class WorkRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One work as it happened; times in seconds on the run's clock. Columns of work.parquet."""
 
     kind: str

@@ -3,7 +3,7 @@
 A request's luck is known when it joins, so the step in which it leaves and the tokens it adds to the context in every
 step until then are written down at once; each step only adds up totals. Requires that nothing can change a row's fate
 meanwhile: a fixed draft length, a budget that always has room for every row, whole prompts before the next ones (no
-threshold), and no look at the rows from outside (no work records, no cut window).
+threshold), and no look at a row's state from outside (no cut window). Works that are recorded name their requests.
 With asynchronous scheduling a step's prompts are chosen while the one before it is under way: rows that may go on count
 against the budget, rows that must end (one token left) do not, and all hold their seats and memory.
 Memory is reserved for whole lives: as long as all reservations fit no block can run out. Where one of those who could
@@ -50,8 +50,11 @@ def can_be_lazy(serving: Serving, limits: EngineLimits) -> bool:
     return (serving.controller.draft_tokens_max + 1) * most_rows <= limits.max_num_batched_tokens
 
 
-def coroutines(serving: Serving, limits: EngineLimits, luck: RoundLuck) -> list[Coroutine[Any, None, None]]:
-    return [_engine(serving, limits, luck, serving.host.stream("gpu"))]
+def coroutines(
+    serving: Serving, limits: EngineLimits, luck: RoundLuck, *, names_requests: bool = False
+) -> list[Coroutine[Any, None, None]]:
+    """With `names_requests` works carry their requests, whatever that costs in large batches."""
+    return [_engine(serving, limits, luck, serving.host.stream("gpu"), names_requests)]
 
 
 class _Member(NamedTuple):
@@ -245,6 +248,11 @@ class _Rows:
             member = self._blocks.join(member, must_end=must_end)
         self._members[request.index] = member
 
+    @property
+    def requests(self) -> list[Request]:
+        """Of the rows, in order of admission."""
+        return [member.request for member in self._members.values()]
+
     def num_ending(self) -> int:
         """Rows that must end with this step, whatever it accepts."""
         return self._ending.get(self.step, 0)
@@ -288,7 +296,9 @@ class _Rows:
         return sorted(self._members.values(), key=lambda member: member.request.index)
 
 
-async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, stream: Stream) -> None:
+async def _engine(
+    serving: Serving, limits: EngineLimits, luck: RoundLuck, stream: Stream, names_requests: bool
+) -> None:
     host, kv, gaps = serving.host, serving.kv, serving.gaps
     draft_tokens = _length(serving)
     tokens_per_row = draft_tokens + 1
@@ -316,7 +326,8 @@ async def _engine(serving: Serving, limits: EngineLimits, luck: RoundLuck, strea
         step, plan = plan, None
         chunks, completed = step.chunks, step.completed
         started_s = host.now_s
-        target, last = _submit(serving, rows, step, stream, limits.method)
+        named = rows.requests if names_requests else None
+        target, last = _submit(serving, rows, step, stream, limits.method, named)
         if is_async:
             if serving.inbox and not _has_room(serving, limits, num_rows + len(completed), partial):
                 running, under_way = _under_way(serving, rows, step, last_step_s)
@@ -370,14 +381,18 @@ def _length(serving: Serving) -> int:
     return length
 
 
-def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: Method) -> tuple[Ticket, Ticket]:
-    """The target pass of a step, and the drafts that follow it; their tickets."""
+def _submit(
+    serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: Method, named: Sequence[Request] | None
+) -> tuple[Ticket, Ticket]:
+    """The target pass of a step, and the drafts that follow it; their tickets. Requests are those `named`, and the
+    prompts'; None where works need not carry them."""
     host, draft_tokens = serving.host, _length(serving)
     num_rows, context_tokens, chunks, completed = rows.num_rows, rows.context_tokens, step.chunks, step.completed
     row_tokens = num_rows * (draft_tokens + 1)
     target = last = host.run(
         Work(
             kind=Kind.STEP,
+            requests=() if named is None else (*named, *step.prompts),
             rows=num_rows,
             row_tokens=row_tokens,
             context_tokens=context_tokens,
@@ -397,6 +412,7 @@ def _submit(serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: 
                 context_tokens + sum([request.prompt_tokens for request in completed]),
                 chunks,
                 draft_tokens,
+                () if named is None else (*named, *completed, *step.prompts),
             ),
             stream,
         )

@@ -33,7 +33,7 @@ def trace_json_from_columns(
     works: Mapping[str, list[Any]], requests: Mapping[str, list[Any]], most_works: int | None = MOST_WORKS
 ) -> str:
     """The same from the columns of work.parquet and requests.parquet. Raises ValueError for a missing column."""
-    fields = list(WorkRecord.__dataclass_fields__)
+    fields = WorkRecord.__struct_fields__
     for table, names in ((works, ["policy", "seed", *fields]), (requests, ["policy", "seed", *SPAN_COLUMNS])):
         missing = [name for name in names if name not in table]
         if missing:

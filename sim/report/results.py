@@ -146,7 +146,7 @@ def write_results(directory: Path, scenario: Scenario, result: dict[str, Any], r
         for record in with_works:
             columns["policy"] += [record.policy] * len(record.works)
             columns["seed"] += [record.seed] * len(record.works)
-        for name in WorkRecord.__dataclass_fields__:
+        for name in WorkRecord.__struct_fields__:
             columns[name] = [getattr(work, name) for record in with_works for work in record.works]
         write_parquet(directory / WORKS, columns)
         (directory / TRACE).write_text(trace_json(with_works))

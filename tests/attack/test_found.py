@@ -140,6 +140,12 @@ FILES: dict[str, tuple[str, str, list[str], str]] = {
         ["calibrate", "derive", "--from", "h100-sxm/llama-2-7b", "--target", "{}", "--out", "{folder}/p.json"],
         "num_attention_heads=[4, 4]",
     ),
+    "a profile that a grid misspells": (
+        "grid.yaml",
+        "scenario: {profile: h10b, policy: pd}\ngrid: {seed: [0, 1]}\n",
+        ["sweep", "{}", "--out", "{folder}/store"],
+        "unknown profile 'h10b'",
+    ),
     "visits below 0": (
         "p.points.jsonl",
         POINTS.replace('"visits": 2', '"visits": -5'),

@@ -153,7 +153,7 @@ class SimRun:
         )
         self.serving.first_measured = num_warmups
         if is_lazy:
-            tasks = continuous_lazy.coroutines(self.serving, limits, self.luck)
+            tasks = continuous_lazy.coroutines(self.serving, limits, self.luck, names_requests=True)
         else:
             tasks = find_policy(policy).build(self.serving, options or PolicyOptions(poll_s=0.0, spin_s=0.0), limits)
         for task in [*tasks, self.serving.arrivals()]:

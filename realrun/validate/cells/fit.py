@@ -47,6 +47,7 @@ TOLERANCE = 1e-4
 MOST_ROUNDS = 20
 LEAST_NOISE = 0.005
 """Cells repeat within about 0.5 %, however well a fit meets them (costs.md: goodput of an A100 varies by 0.4 %)."""
+NORMAL_95 = 1.96
 WEAK = 1e-3
 """A constant that moves no metric by so much per unit is not seen by the cells."""
 ALIKE = 0.995
@@ -198,13 +199,20 @@ def fit_constant(profile: Profile, name: str, slowness_pct: Callable[[Profile], 
 
 
 def fit_constants(
-    profile: Profile, names: Sequence[str], ratios: Ratios, near: Mapping[str, float] | None = None
+    profile: Profile,
+    names: Sequence[str],
+    ratios: Ratios,
+    near: Mapping[str, float] | None = None,
+    noise: float = 0.0,
 ) -> Fitted:
     """The constants `names` with which the squares of log(`ratios`) are least; the profile's own values are dropped.
 
-    `near` are values to begin at, where a like fit has found some: fewer rounds, the same least squares. Raises
-    ValueError for a name that is no constant, for fewer ratios than constants, and for constants that the cells cannot
-    tell, or cannot tell apart.
+    `near` are values to begin at, where a like fit has found some: fewer rounds, the same least squares. `noise` is the
+    relative standard error of the ratios where it is known apart from how well few of them happen to be met: intervals
+    are no narrower than that.
+
+    Raises ValueError for a name that is no constant, for fewer ratios than constants, and for constants that the cells
+    cannot tell, or cannot tell apart.
     """
     try:
         from scipy.optimize import least_squares
@@ -245,12 +253,12 @@ def fit_constants(
     )
     _refuse_what_is_not_told(names, found.jac)
     free = max(1, num_values - len(names))
-    noise = max(LEAST_NOISE**2, float(found.fun @ found.fun) / free)
-    spread = np.sqrt(noise * np.diag(np.linalg.inv(found.jac.T @ found.jac)))
+    left = max(LEAST_NOISE, float(np.sqrt(found.fun @ found.fun / free)))
+    spread = max(t_975(free) * left, NORMAL_95 * noise) * np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
     return Fitted(
         profile=with_constants(profile, values_s(found.x)),
         values_s=values_s(found.x),
-        half_widths_s=values_s(t_975(free) * spread),
+        half_widths_s=values_s(spread),
         error_pct=100.0 * float(np.abs(np.expm1(found.fun)).mean()),
     )
 

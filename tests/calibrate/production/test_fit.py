@@ -101,6 +101,17 @@ def test_whatever_a_first_token_waits_for_bends_no_step() -> None:
     assert not found.fits[1].told["frontend_s"]
 
 
+def test_intervals_are_no_narrower_than_rounds_of_one_level_repeat() -> None:
+    level, names = seen(4), ["step_s", "frontend_s"]
+    levels = [level], [msgspec.structs.replace(level, repeats_pct={"tpot_ms": 10.0, "ttft_ms": 20.0})]
+    exact, wide = (fit_served(bare(), each, Setup(engine={}), names).fits for each in levels)
+    # 0.5 % and t of one degree of freedom without repeats.
+    least = 12.706 * 0.005
+    assert wide[0].values_s == exact[0].values_s
+    ratios = [b.half_widths_s[name] / a.half_widths_s[name] for a, b, name in zip(exact, wide, names, strict=True)]
+    assert ratios == [pytest.approx(1.96 * 0.1 / least, rel=1e-3), pytest.approx(1.96 * 0.2 / least, rel=1e-3)]
+
+
 def test_a_wait_too_long_for_a_frontend_is_left_out_and_said_or_refused_where_it_was_asked_for() -> None:
     levels = [seen(1, ttft_s=2.0), seen(4, ttft_s=3.0)]
     found = fit_served(bare(), levels, Setup(engine={}))

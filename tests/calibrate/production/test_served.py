@@ -212,6 +212,8 @@ def test_a_level_is_the_median_of_its_rounds_metric_by_metric_with_the_drafts_of
         "tpot_ms": pytest.approx(218.75),
         "output_throughput": pytest.approx(70.0),
     }
+    # 1000, 200 and 1600: a standard deviation of 702.4 over the root of 3, a median's error 1.2533 times a mean's.
+    assert found.repeats_pct["output_throughput"] == pytest.approx(1.2533 * 70.24 / 3**0.5, rel=1e-3)
     assert found.accepted is not None
     assert (found.accepted.drafts, found.accepted.rates) == (30.0, (pytest.approx(0.6),))
     assert middling(rounds[:1]) is rounds[0]

@@ -19,11 +19,10 @@ from realrun.kernels.options import decoding_shapes
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.rows import PromptChunk, Slot, plan_draft, plan_target
 from realrun.model.weights import tied_pair
-from realrun.replay.pair_executor import PairExecutor
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
 from sim.seam.work import Model
-from tests.realrun.support import greedy_text, tiny_model, tiny_options
+from tests.realrun.support import StandsForAll, greedy_text, tiny_model, tiny_options
 from tests.sim.support import request, serve
 
 SLOTS = 5
@@ -85,7 +84,7 @@ def test_no_policy_emits_another_text_when_its_rows_are_padded(
 ) -> None:
     target, draft = pair()
     options = tiny_options(slots=SLOTS, batch_buckets=buckets, draft_tokens_max=4)
-    executor = PairExecutor(PairKernels(target, draft, options), seed=3, stands_for_all=True)
+    executor = StandsForAll(PairKernels(target, draft, options), seed=3)
     requests = [request(i, prompt=prompt, output=output) for i, (prompt, output) in enumerate(lengths)]
     with GpuHost(executor) as host:
         limits = EngineLimits(max_num_seqs=SLOTS, max_num_batched_tokens=12)

@@ -18,7 +18,7 @@ from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
 from sim.seam.host import Stream
 from sim.seam.request import Request
-from tests.realrun.support import greedy_text, tiny_model, tiny_options
+from tests.realrun.support import StandsForAll, greedy_text, tiny_model, tiny_options
 from tests.sim.support import PeriodicLuck, request, serve
 
 NUM_REQUESTS = 5
@@ -30,9 +30,7 @@ def requests() -> list[Request]:
 
 def executor() -> tuple[PairExecutor, object]:
     target, draft = tied_pair(tiny_model(), 2, 0.2)
-    return PairExecutor(
-        PairKernels(target, draft, tiny_options(slots=NUM_REQUESTS)), seed=3, stands_for_all=True
-    ), target
+    return StandsForAll(PairKernels(target, draft, tiny_options(slots=NUM_REQUESTS)), seed=3), target
 
 
 def run(

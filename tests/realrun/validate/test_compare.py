@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from realrun.host.gpuhost import GpuHost
 from realrun.replay.experiment import busy_seconds, check_replayable, most_at_once, usage_of
@@ -165,7 +166,7 @@ def test_the_first_divergent_decision_is_named_with_both_sides() -> None:
     observed = observe(experiment("pd", workload={"request_rate": "inf", "num_prompts": 6}))
     batches = [n for n, work in enumerate(observed.works) if work.record.kind == "verify" and work.record.rows > 1]
     work = observed.works[batches[0]]
-    cut = dataclasses.replace(work.record, requests=work.record.requests[:-1])
+    cut = replace(work.record, requests=work.record.requests[:-1])
     observed.works[batches[0]] = dataclasses.replace(work, record=cut, emitted=work.emitted[:-1])
     verdict = judge(observed).verdict
     found = verdict["divergence"]
@@ -233,7 +234,7 @@ def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
         ("draft", 10)
     ] * 3
     timed = [
-        dataclasses.replace(work, record=dataclasses.replace(work.record, end_s=work.record.start_s + 1.0 + number % 3))
+        dataclasses.replace(work, record=replace(work.record, end_s=work.record.start_s + 1.0 + number % 3))
         for number, work in enumerate(chunks)
     ]
     costs = MeasuredCosts(timed)

@@ -69,6 +69,15 @@ def test_intervals_hold_the_truth_behind_noise_and_are_as_wide_as_the_noise_make
     assert noisy.half_widths_s["step_s"] == pytest.approx(4.0 * quiet.half_widths_s["step_s"], rel=0.3)
 
 
+def test_intervals_are_no_narrower_than_values_are_known_to_repeat() -> None:
+    """Six values met exactly: 0.5 % and t of three degrees of freedom; or 1.96 times 4 %."""
+    of, names = ratios((2e-3, 4e-5, 3e-4)), ("step_s", "row_s", "draft_pass_s")
+    lucky, known = (fit_constants(PROFILE, names, of, noise=noise) for noise in (0.0, 0.04))
+    for name in names:
+        wider = known.half_widths_s[name] / lucky.half_widths_s[name]
+        assert wider == pytest.approx(1.96 * 0.04 / (3.182 * 0.005), rel=1e-3)
+
+
 def test_a_constant_that_is_not_there_ends_at_0_and_is_not_told() -> None:
     found = fit_constants(PROFILE, ("step_s", "row_s"), ratios((2e-3, 0.0, 0.0)))
     assert found.values_s["row_s"] == pytest.approx(0.0, abs=1e-9)

@@ -64,14 +64,13 @@ def test_a_drafting_phase_is_paid_once_however_many_tokens_it_drafts(form: str) 
 
 def alone(costs: EngineCosts, *, is_lazy: bool) -> RunRecord:
     """One request of 20 tokens, drafts of 3 that are all accepted: five rounds after the prompt's."""
-    profile = load(COMPACT)
+    profile, longest_chunk = load(COMPACT), 0 if is_lazy else 64
     scenario = Scenario.of(
         profile=COMPACT, policy="continuous", num_prompts=1, input_len=50, output_len=21, request_rate="inf",
-        num_speculative_tokens=3, acceptance="iid:1", **{"speculation.method": "eagle3"},
+        num_speculative_tokens=3, acceptance="iid:1",
+        **{"speculation.method": "eagle3", "engine.long_prefill_token_threshold": longest_chunk},
     )  # fmt: skip
-    return simulate(
-        scenario, "continuous", 0, with_engine(profile, msgspec.structs.replace(costs)), record_works=not is_lazy
-    )
+    return simulate(scenario, "continuous", 0, with_engine(profile, msgspec.structs.replace(costs)))
 
 
 @pytest.mark.parametrize("is_lazy", [True, False])

@@ -79,6 +79,35 @@ class Machine:
 PLAIN: Parts = {DRAFT: (0, 0, 2), VERIFY: (0, 0, 5), PREFILL: (0, 0, 10)}
 
 
+# -- launches
+
+
+def test_a_launch_that_nobody_waits_for_is_noted_at_its_own_end() -> None:
+    """It is over at 3 s, and the next launch beside it at 6 s is not slowed by it."""
+    machine = Machine({VERIFY: (1, 2, 20), DRAFT: (1, 1, 2)}, inflation_per_issuer=1.0)
+    machine.submit(0.0, VERIFY, "a")
+    machine.submit(6.0, DRAFT, "b")
+    assert machine.host_times() == [(0.0, 1.0, 3.0), (6.0, 7.0, 8.0)]
+
+
+def test_a_work_that_cannot_outrun_its_launch_goes_as_fast_as_that_is_slowed() -> None:
+    """The draft's launch of 4 s is half as fast until that of the verify, which waits for the draft, is over at 2 s."""
+    machine = Machine({DRAFT: (0, 4, 2), VERIFY: (0, 1, 3)}, inflation_per_issuer=1.0)
+    draft = machine.submit(0.0, DRAFT, "a")
+    machine.submit(0.0, VERIFY, "b", after=[draft])
+    assert machine.device_times() == [(0.0, 5.0), (5.0, 8.0)]
+    assert [issued_s for _, _, issued_s in machine.host_times()] == [5.0, 2.0]
+
+
+def test_a_launch_speeds_up_though_an_earlier_end_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two issuers slow each other as three do: the first ends at 2 s, the second at 4 s, and the third has 8 s left."""
+    monkeypatch.setattr(PartCosts, "host_inflation", lambda self, num_issuers: min(2.0, num_issuers))
+    machine = Machine({DRAFT: (0, 1, 50), VERIFY: (0, 2, 50), PREFILL: (0, 10, 50)}, streams="abc")
+    for kind, stream in ((DRAFT, "a"), (VERIFY, "b"), (PREFILL, "c")):
+        machine.submit(0.0, kind, stream)
+    assert [issued_s for _, _, issued_s in machine.host_times()] == [2.0, 4.0, 12.0]
+
+
 # -- the device
 
 

@@ -272,6 +272,7 @@ def _assert_same_decisions(lazy: SimRun, plain: SimRun) -> None:
     ahead_s = [[t.work.ahead_s for t in r.tickets] for r in (plain, lazy)]
     assert ahead_s[0] == pytest.approx(ahead_s[1], abs=1e-9)
     assert shapes[0] == shapes[1]
+    assert [work[2:] for work in lazy.works] == [work[2:] for work in plain.works]
     end_s = plain.host.now_s
     for gauge in ("queue",):
         assert getattr(lazy.serving, gauge).mean(end_s) == pytest.approx(getattr(plain.serving, gauge).mean(end_s))
