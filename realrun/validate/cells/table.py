@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,8 @@ WHOLE = {
 TEXTS = ("label", "arm", "acceptance")
 MOST_WHOLE = 10**9
 """No count or length of any cell is near it."""
+LEAST, MOST = 1e-6, 1e12
+"""Nor any measured mean near these, in milliseconds or per second: errors against smaller ones have no bound."""
 COLUMNS = (*REQUIRED, *LENGTHS, *WHOLE, "output_len_std", "acceptance_length", *TEXTS, *MEASURED)
 
 
@@ -232,8 +233,8 @@ def _whole(text: str, least: int, name: str, where: str) -> int:
 def _positive(text: str, name: str, where: str) -> float:
     try:
         value = float(text)
-        if isfinite(value) and value > 0.0:
+        if LEAST <= value <= MOST:
             return value
     except ValueError:
         pass
-    raise ValueError(f"{where}: {name}={text!r:.40} must be a finite number above 0")
+    raise ValueError(f"{where}: {name}={text!r:.40} must be a number, {LEAST:g} to {MOST:g}")

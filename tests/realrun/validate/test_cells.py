@@ -264,6 +264,7 @@ DEFECTS: dict[str, tuple[Row, str]] = {
     "negative output": ({"output_len": -8}, "line 3: output_len='-8'"),
     "nan": ({"tpot_ms": "nan"}, "line 3: tpot_ms='nan'"),
     "zero latency": ({"tpot_ms": 0}, "line 3: tpot_ms='0'"),
+    "no time at all": ({"tpot_ms": "1e-320"}, "line 3: tpot_ms='1e-320' must be a number, 1e-06 to 1e+12"),
     "text for a number": ({"tpot_ms": "fast"}, "line 3: tpot_ms='fast'"),
     "most below the mean": ({"output_len_max": 7}, "line 3: output_len_max=7 is below the mean"),
     "negative spread": ({"output_len_std": -1}, "line 3: output_len_std='-1'"),
