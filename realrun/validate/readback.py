@@ -199,7 +199,7 @@ def _request(row: Mapping[str, Any]) -> Request:
 
 
 def _work(row: Mapping[str, Any]) -> MeasuredWork:
-    values = {name: row[name] for name in WorkRecord.__dataclass_fields__}
+    values = {name: row[name] for name in WorkRecord.__struct_fields__}
     return MeasuredWork(
         record=WorkRecord(**values | {"requests": tuple(values["requests"])}),
         eligible_s=row["eligible_s"],

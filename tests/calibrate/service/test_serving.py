@@ -65,7 +65,7 @@ def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> Served
     """A run whose works lasted so long."""
     works = []
     for work, last_s in zip(submitted, lasts_s, strict=True):
-        record = dataclasses.replace(
+        record = msgspec.structs.replace(
             RECORD, kind=work.kind.value, model=work.model.value, issued_s=last_s, end_s=last_s
         )
         works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, padded_tokens=0, emitted=()))
@@ -152,7 +152,9 @@ def stretched(run: Served, pace: float) -> Served:
         dataclasses.replace(
             work,
             eligible_s=pace * work.eligible_s,
-            record=dataclasses.replace(work.record, start_s=pace * work.record.start_s, end_s=pace * work.record.end_s),
+            record=msgspec.structs.replace(
+                work.record, start_s=pace * work.record.start_s, end_s=pace * work.record.end_s
+            ),
         )
         for work in run.works
     ]
