@@ -133,6 +133,8 @@ class _Load:
         self._executor = PairExecutor(self._kernels, seed=scenario.seed)
         self._about = {
             "acceptance": "tape",
+            "epsilon": None,
+            "draft_layers": None,
             "temperature": 0.0,
             "device": "cpu",
             "implementation": self._kernels.implementation,
