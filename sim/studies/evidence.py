@@ -100,28 +100,30 @@ def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
     gpu, model = profile.gpu.name, profile.target.name
     lines: list[str] = []
     unmeasured: dict[str, list[Asked]] = {}
-    others: dict[str, list[str]] = {}
+    differing: dict[str, list[str]] = {}
     for question in asked:
-        near = [
-            cell
-            for cell in cells()
-            if (cell.gpu, cell.model, cell.method) == (gpu, model, question.method) and _is_near(cell, question)
-        ]
+        near = [cell for cell in cells() if not _differs(cell, gpu, model, question) and _is_near(cell, question)]
         if near:
             lines.append(f"measured nearest: {_named(near)}")
             continue
-        ranked = sorted(cells(), key=lambda cell: _distance(cell, gpu, model, question))
-        best, source = _differs(ranked[0], gpu, model, question), ranked[0].source
-        told = _named(cell for cell in ranked if _differs(cell, gpu, model, question) == best and cell.source == source)
-        unmeasured.setdefault(told, []).append(question)
-        others.setdefault(told, []).extend(best)
-    for told, questions in unmeasured.items():
-        differing = " and ".join(dict.fromkeys(others[told])) or "load"
+        nearest, names = _nearest(gpu, model, question)
+        unmeasured.setdefault(nearest, []).append(question)
+        differing.setdefault(nearest, []).extend(names)
+    for nearest, questions in unmeasured.items():
+        another = " and ".join(dict.fromkeys(differing[nearest])) or "load"
         lines.append(
             f"no evidence within {FACTOR:g} x: nothing measured on {gpu} with {model}, {_loads(questions)} in flight; "
-            f"nearest, with another {differing}: {told}"
+            f"nearest, with another {another}: {nearest}"
         )
     return list(dict.fromkeys(lines))
+
+
+def _nearest(gpu: str, model: str, asked: Asked) -> tuple[str, list[str]]:
+    """The cells that come nearest where none is near, and in what they differ."""
+    ranked = sorted(cells(), key=lambda cell: _distance(cell, gpu, model, asked))
+    differs, source = _differs(ranked[0], gpu, model, asked), ranked[0].source
+    alike = (cell for cell in ranked if _differs(cell, gpu, model, asked) == differs and cell.source == source)
+    return _named(alike), differs
 
 
 def _loads(questions: Sequence[Asked]) -> str:
