@@ -22,7 +22,7 @@ from calibrate.measure.pair import pair_spec
 from calibrate.service.serving import measure_pair
 from realrun.host.machine import fingerprint
 from realrun.replay.pair_executor import PairExecutor
-from realrun.replay.run import Replay, replay, result_of, write_replays
+from realrun.replay.run import Replay, about, replay, result_of, write_replays
 from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from realrun.validate.compare import judge, predict
 from realrun.validate.readback import read_replay, read_summary
@@ -131,16 +131,6 @@ class _Load:
         self._slots = sizes.slots - SPARE_SLOTS
         self._kernels = build_kernels(profile, sizes, device, temperature=0.0, seed=scenario.seed)
         self._executor = PairExecutor(self._kernels, seed=scenario.seed)
-        self._about = {
-            "acceptance": "tape",
-            "epsilon": None,
-            "draft_layers": None,
-            "temperature": 0.0,
-            "device": "cpu",
-            "implementation": self._kernels.implementation,
-            "weights": "random",
-            "fingerprint": fingerprint("cpu"),
-        }
 
     def replay(self, number: int) -> list[dict[str, Any]]:
         """Every policy once."""
@@ -152,7 +142,9 @@ class _Load:
             around.append({"others_cores": before.others_cores(), "load_average": os.getloadavg()[0]})
         out = self.out / f"{self.load}-{number}"
         with writing(out) as scratch:
-            write_replays(scratch, self.scenario, result_of(self.scenario, replays, self._about), replays)
+            write_replays(
+                scratch, self.scenario, result_of(self.scenario, replays, about(self._kernels, "cpu")), replays
+            )
         _, summary = read_summary(out)
         rows = []
         for observed, of_run in zip(read_replay(out, self.scenario, summary, self.profile), around, strict=True):

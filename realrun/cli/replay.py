@@ -69,10 +69,10 @@ def replay_command(**flags: Any) -> None:
     profile = load(scenario.profile)
     check(scenario, profile)
     profile, tied = _pair(profile, flags["acceptance_from"], flags["epsilon"], flags["draft_layers"])
-    replays, about = _run(scenario, profile, tied, flags["device"], flags["temperature"])
+    replays, described = _run(scenario, profile, tied, flags["device"], flags["temperature"])
     from realrun.replay.run import result_of, write_replays
 
-    result = result_of(scenario, replays, about)
+    result = result_of(scenario, replays, described)
     is_partial = result["replay"]["partial"]
     place = place_of(out, is_partial=is_partial)
     with put_off(), writing(place) as scratch:
@@ -130,10 +130,9 @@ def _run(
             "pip install 'lanesim[gpu,analysis]'"
         ) from None
     from realrun.host import cuda
-    from realrun.host.machine import fingerprint
     from realrun.replay.experiment import check_replayable
     from realrun.replay.pair_executor import PairExecutor
-    from realrun.replay.run import replay_all
+    from realrun.replay.run import about, replay_all
     from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 
     torch.set_num_threads(1)
@@ -154,16 +153,7 @@ def _run(
     executor = PairExecutor(kernels, seed=scenario.seed)
     experiments = _experiments(scenario, profile, sizes.slots - SPARE_SLOTS, is_dictated=tied is None)
     replays = replay_all(experiments, executor, on_run=_note)
-    return replays, {
-        "acceptance": "tape" if tied is None else "model",
-        "epsilon": None if tied is None else tied.epsilon,
-        "draft_layers": None if tied is None else tied.draft_layers,
-        "temperature": temperature,
-        "device": device_name,
-        "implementation": kernels.implementation,
-        "weights": "random" if tied is None else "random, the target's later layers scaled down",
-        "fingerprint": fingerprint(device.type),
-    }
+    return replays, about(kernels, device_name, tied)
 
 
 def _note(replay: Replay) -> None:

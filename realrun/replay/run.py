@@ -15,10 +15,13 @@ from typing import Any
 import msgspec
 
 from realrun.host.gpuhost import GpuHost
+from realrun.host.machine import fingerprint
 from realrun.host.quiet import frozen_heap
 from realrun.kernels.options import PairOptions, decoding_shapes
+from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import ChunkShape, PassShape
 from realrun.replay.experiment import busy_seconds, most_at_once, usage_of
+from realrun.replay.genuine import Tied
 from realrun.replay.measured import MeasuredWork, mean, measured_work, real_columns
 from realrun.replay.measured_host import WakeLatency
 from realrun.replay.pair_executor import PairExecutor
@@ -182,8 +185,22 @@ def replay_all(
     return done
 
 
-def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, Any]) -> dict[str, Any]:
-    """What summary.json holds. `about` describes the machine, the models and the sampling."""
+def about(kernels: PairKernels, device: str, tied: Tied | None = None) -> dict[str, Any]:
+    """The machine, the models and the sampling, as summary.json has them; `tied` is a pair whose drafts are genuine."""
+    return {
+        "acceptance": "tape" if tied is None else "model",
+        "epsilon": None if tied is None else tied.epsilon,
+        "draft_layers": None if tied is None else tied.draft_layers,
+        "temperature": kernels.options.temperature,
+        "device": device,
+        "implementation": kernels.implementation,
+        "weights": "random" if tied is None else "random, the target's later layers scaled down",
+        "fingerprint": fingerprint(device.partition(":")[0]),
+    }
+
+
+def result_of(scenario: Scenario, replays: Sequence[Replay], described: dict[str, Any]) -> dict[str, Any]:
+    """What summary.json holds; `described` as `about` has it."""
     profile = replays[0].experiment.profile
     bounds_ms, num_warmups = scenario.goodput.bounds_ms, scenario.workload.num_warmups
     runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=num_warmups) for each in replays]
@@ -199,7 +216,7 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], about: dict[str, An
         "scenario_hash": scenario.digest,
         "profile": msgspec.to_builtins(cost_source(profile)),
         "replay": {
-            **about,
+            **described,
             "partial": is_partial,
             "num_device_allocations": num_allocations,
             "is_disturbed_by_allocations": num_allocations > 0,
