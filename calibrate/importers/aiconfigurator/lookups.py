@@ -306,8 +306,7 @@ class Lookups:
             frame = self.files.read("linear_attention", engine, "gdn_perf", ["batch_size", "seq_len", *wanted])
             for column, value in wanted.items():
                 frame = frame[frame[column] == value]
-            rows = frame[frame["phase"] == "generation"]
-            return _state_curve(rows, "batch_size"), _state_curve(frame[frame["batch_size"] == 1], "seq_len")
+            return _state_curve(frame, "batch_size"), _state_curve(frame[frame["batch_size"] == 1], "seq_len")
 
         found = self._first(of, "linear attention")
         if found is None:
