@@ -6,9 +6,12 @@ PAIR := llama-2-7b+tinyllama-1.1b
 .PHONY: demo test test-real mutation gpu notebooks accuracy accuracy-public check format clean
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
-	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile a100-sxm/$(PAIR) --out results/demo-a100 --plots --overwrite
-	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile h100-sxm/$(PAIR) --out results/demo-h100 --plots --overwrite
+	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
+	@$(MAKE) --no-print-directory -j2 --output-sync=target demo-a100 demo-h100
 	@echo "pictures: results/demo-a100/latency_cdf.png and timeline.png, the same in results/demo-h100"
+
+demo-%: .venv/.demo
+	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile $*-sxm/$(PAIR) --out results/demo-$* --plots --overwrite
 
 test: .venv/.dev                 ## the whole suite
 	$(BIN)/python -m pytest

@@ -57,26 +57,22 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 
 
 async def _prefill_gpu(serving: Serving, options: PolicyOptions, pools: _Pools, stream: Stream) -> None:
-    """One prompt at a time; its KV sets off while the next one is computed."""
-    host, has_drafts = serving.host, serving.controller.draft_tokens_max > 0
-    while True:
-        request = await serving.admit(poll_s=options.poll_s)
-        draft_stream = stream
-        if has_drafts and pools.draft:
-            draft_stream = pools.draft[pools.drafts.join(request, host.now_s)]
-        if options.prefill_chunk_tokens is not None:
-            await rounds.prefill_by_chunks(serving, request, stream, options.prefill_chunk_tokens, draft_stream)
-        else:
-            await rounds.submit_prefill(serving, request, stream, draft_stream)
+    """One prompt after the other; the KV of one sets off while the next one is computed."""
+    host = serving.host
+
+    def draft_stream_of(request: Request) -> Stream:
+        return pools.draft[pools.drafts.join(request, host.now_s)]
+
+    has_pool = bool(pools.draft) and serving.controller.draft_tokens_max > 0
+    async for request in rounds.prefilled(serving, options, stream, draft_stream_of if has_pool else None):
         gpu = _place(serving, request)
         serving.commit_prefill(request)
         if request.is_finished:
             _leave(serving, pools, [request])
             continue
-        after = () if request.draft_prefill is None or pools.draft else (request.draft_prefill,)
         num_bytes = request.prompt_tokens * serving.kv_bytes_per_token
         copy = Work(kind=Kind.COPY, requests=(request,), num_bytes=num_bytes)
-        pools.tickets[request.index] = host.run(copy, pools.link, after=after)
+        pools.tickets[request.index] = host.run(copy, pools.link)
         await pools.sent[gpu].put(host, request)
 
 

@@ -28,13 +28,9 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 async def prefill_lane(
     serving: Serving, options: PolicyOptions, decode: Lane, stream: Stream, draft_stream: Stream | None = None
 ) -> None:
-    """One prompt at a time, then on to `decode`; the draft model's on `draft_stream`, if that is another."""
-    while True:
-        request = await serving.admit(poll_s=options.poll_s)
-        if options.prefill_chunk_tokens is None:
-            await rounds.submit_prefill(serving, request, stream, draft_stream)
-        else:
-            await rounds.prefill_by_chunks(serving, request, stream, options.prefill_chunk_tokens, draft_stream)
+    """One prompt after the other, then on to `decode`; the draft model's on `draft_stream`, if that is another."""
+    where = None if draft_stream is None else lambda _: draft_stream
+    async for request in rounds.prefilled(serving, options, stream, where):
         serving.commit_prefill(request)
         if not request.is_finished:
             await decode.put(serving.host, request)

@@ -5,7 +5,7 @@ Not here: which requests and when; that is each policy's own file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from sim.engine.draft_choice import DraftChoice
 from sim.engine.serving import Serving
@@ -17,18 +17,63 @@ from sim.seam.lane import Lane
 from sim.seam.request import Request
 from sim.seam.work import Model
 
+DraftStreamOf = Callable[[Request], Stream]
+"""Where the draft model computes the prompt of a request."""
+
 
 def submit_prefill(serving: Serving, request: Request, stream: Stream, draft_stream: Stream | None = None) -> Ticket:
     """Prefill `request` in the target and, where one drafts, in the draft model, on `draft_stream` if that is another;
-    the ticket is the target's last.
+    the ticket is that of the last work on `stream`.
 
-    Prompts beyond the engine's token budget go in several works. The target goes first, for the first token's sake;
-    the first draft comes after the draft model's own prefill.
+    Prompts beyond the engine's token budget go in several works. So a first token leaves as it does under `continuous`,
+    with all that its step computes (docs/adr/035); a draft model on a stream of its own holds up the first draft alone.
     """
-    ticket = submit_prompt(serving, request, Model.TARGET, stream)
-    if serving.controller.draft_tokens_max:
-        request.draft_prefill = submit_prompt(serving, request, Model.DRAFT, draft_stream or stream)
-    return ticket
+    return submit_prompts(serving, request, stream, draft_stream)[1]
+
+
+def submit_prompts(
+    serving: Serving, request: Request, stream: Stream, draft_stream: Stream | None = None
+) -> tuple[Ticket, Ticket]:
+    """As `submit_prefill`; tickets of the target's last work, and of the last one on `stream`."""
+    target = submit_prompt(serving, request, Model.TARGET, stream)
+    if not serving.controller.draft_tokens_max:
+        return target, target
+    draft = submit_prompt(serving, request, Model.DRAFT, draft_stream or stream)
+    if draft_stream is None or draft_stream is stream:
+        return target, draft
+    request.draft_prefill = draft
+    return target, target
+
+
+async def prefilled(
+    serving: Serving, options: PolicyOptions, stream: Stream, draft_stream_of: DraftStreamOf | None = None
+) -> AsyncIterator[Request]:
+    """Requests as they are admitted and their prompts are through on `stream`, one after the other; the draft model's
+    may have another stream.
+
+    While the draft model computes one prompt, the target's next one is submitted behind it, so that the stream does not
+    wait for the host.
+    """
+    last: tuple[Request, Ticket] | None = None
+    while True:
+        request = await serving.admit(poll_s=options.poll_s) if last is None else serving.admit_now()
+        draft_stream = None if request is None or draft_stream_of is None else draft_stream_of(request)
+        if request is not None and options.prefill_chunk_tokens is not None:
+            await prefill_by_chunks(serving, request, stream, options.prefill_chunk_tokens, draft_stream)
+            yield request
+            continue
+        tickets = None if request is None else submit_prompts(serving, request, stream, draft_stream)
+        if last is not None:
+            await last[1]
+            yield last[0]
+            last = None
+        if request is not None and tickets is not None:
+            target, through = tickets
+            await target
+            if through is target:
+                yield request
+            else:
+                last = request, through
 
 
 def submit_prompt(serving: Serving, request: Request, model: Model, stream: Stream) -> Ticket:
@@ -138,7 +183,11 @@ async def prefill_by_chunks(
         await serving.host.run(work, stream)
     if serving.controller.draft_tokens_max:
         chunks = works.prefill(request, Model.DRAFT, most_tokens, drafter=_first_drafter(serving, request))
-        request.draft_prefill = [serving.host.run(work, draft_stream or stream) for work in chunks][-1]
+        draft = [serving.host.run(work, draft_stream or stream) for work in chunks][-1]
+        if draft_stream is None or draft_stream is stream:
+            await draft
+        else:
+            request.draft_prefill = draft
 
 
 async def run_round(

@@ -47,8 +47,6 @@ async def _sequential_worker(serving: Serving, options: PolicyOptions, limits: E
         if request is not None:
             await rounds.submit_prefill(serving, request, streams.prefill)
             serving.commit_prefill(request)
-            if request.draft_prefill is not None:
-                await request.draft_prefill
             if not request.is_finished:
                 await decode.put(host, request)
         elif not len(decode):
@@ -64,21 +62,24 @@ async def _pipelined_worker(serving: Serving, options: PolicyOptions, limits: En
     at_most = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
     decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
     decode = Lane("decode")
-    prompt: tuple[Request, Ticket] | None = None
+    prompt: tuple[Request, Ticket, Ticket] | None = None
+    """In the target; tickets of that, and of the draft model's after it."""
+    drafting: tuple[Request, Ticket] | None = None
+    """In the draft model."""
     round_: tuple[list[Request], Ticket, float] | None = None
     while True:
-        num_decoding = len(decode) + (len(round_[0]) if round_ is not None else 0)
+        num_decoding = len(decode) + (len(round_[0]) if round_ is not None else 0) + (drafting is not None)
         if (
             prompt is None
             and may_prefill(num_decoding, decode_batch, options.queue_factor)
             and (request := serving.admit_now()) is not None
         ):
-            prompt = request, rounds.submit_prefill(serving, request, streams.prefill)
+            prompt = request, *rounds.submit_prompts(serving, request, streams.prefill)
         if round_ is None and len(decode):
             batch = decode.take_now(host, at_most=at_most)
             verify = rounds.submit_round(serving, batch, options, streams.draft, streams.verify)
             round_ = batch, verify, host.now_s
-        in_flight = [item[1] for item in (round_, prompt) if item is not None]
+        in_flight = [item[1] for item in (round_, prompt, drafting) if item is not None]
         if not in_flight:
             await host.wait(serving.intake, poll_s=options.spin_s)
             continue
@@ -88,9 +89,10 @@ async def _pipelined_worker(serving: Serving, options: PolicyOptions, limits: En
             round_ = None
             await decode.put_all(host, await rounds.finish_round(serving, batch, options, verify, streams.verify))
             serving.controller.saw_draft(host.now_s - started_s, len(decode))
-        if prompt is not None and prompt[1].is_done:
-            request, _ = prompt
-            prompt = None
+        if drafting is None and prompt is not None and prompt[1].is_done:
+            drafting, prompt = (prompt[0], prompt[2]), None
+        if drafting is not None and drafting[1].is_done:
+            request, drafting = drafting[0], None
             serving.commit_prefill(request)
             if not request.is_finished:
                 await decode.put(host, request)

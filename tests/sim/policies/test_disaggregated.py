@@ -38,7 +38,7 @@ def test_a_prompt_is_computed_here_sent_and_decoded_there_while_the_next_one_is_
             (43.0, 48.0, "decode0", "verify", (1,)),
         ]
     )
-    assert [r.first_token_s for r in found.serving.requests] == [10.0, 30.0]
+    assert [r.first_token_s for r in found.serving.requests] == [20.0, 40.0]
     gpus = {ticket.stream.name: ticket.stream.device for ticket in found.tickets}
     assert gpus == {"prefill0": 0, "decode0": 1, "link": "link"}
 

@@ -1,7 +1,8 @@
 """Event logs that can be summed by hand: prefill 10 s, draft 2 s, verify and step 5 s, every draft accepted.
 
-Request 0 arrives at 0 s and wants 6 tokens (prefill 1, one round of 5), request 1 at 1 s and wants 4. Streams share the
-device's time: from 20 s on draft and verify of request 0 run at half their rate beside the prefill of request 1.
+Request 0 arrives at 0 s and wants 6 tokens (prefill 1, one round of 5), request 1 at 1 s and wants 4. First tokens
+leave with all that their step computes: the target's pass and then the draft model's. Streams share the device's time:
+from 20 s on draft and verify of request 0 run at half their rate beside the prefill of request 1.
 """
 
 from __future__ import annotations
@@ -56,22 +57,22 @@ GOLDEN = {
             (47.0, 49.0, "gpu", "draft", (1,)),
             (49.0, 54.0, "gpu", "verify", (1,)),
         ],
-        [(10.0, 47.0), (30.0, 54.0)],
+        [(20.0, 47.0), (40.0, 54.0)],
     ),
     "pd": (
         [
             (start, end, "decode" if stream == "verify" else stream, kind, rows)
             for start, end, stream, kind, rows in LANES
         ],
-        [(10.0, 34.0), (37.0, 54.0)],
+        [(20.0, 34.0), (47.0, 54.0)],
     ),
-    "pdv": (LANES, [(10.0, 34.0), (37.0, 54.0)]),
+    "pdv": (LANES, [(20.0, 34.0), (47.0, 54.0)]),
     "unified": (
         [
             (start, end, "draft" if stream == "decode" else stream, kind, rows)
             for start, end, stream, kind, rows in LANES
         ],
-        [(10.0, 34.0), (37.0, 54.0)],
+        [(20.0, 34.0), (47.0, 54.0)],
     ),
 }
 
@@ -126,8 +127,8 @@ def test_lanes_on_shares_neither_help_nor_disturb_each_other(
         key=lambda work: work[1],
     )
     assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == [
-        (20.0, 40.0 + sum(round_s)),
-        (60.0, 80.0 + sum(round_s)),
+        (40.0, 40.0 + sum(round_s)),
+        (80.0, 80.0 + sum(round_s)),
     ]
 
 
@@ -192,8 +193,8 @@ def test_an_engine_without_kv_recomputes_the_whole_sequence() -> None:
 
 
 def test_an_idle_worker_wakes_on_its_own_polling_grid() -> None:
-    """Polls every 4 s from 0: one of 1 s is seen at 4 s, its prefill of 14 s at 16 s (draft prefill until 24 s)."""
+    """Polls every 4 s from 0: one of 1 s is seen at 4 s, its prompt, through both models at 24 s, then."""
     run = SimRun("pd", [request(0, arrival_s=1.0)], luck=AlwaysAccept(), options=PolicyOptions(poll_s=4.0))
     starts = [work[0] for work in run.works]
     assert starts == [4.0, 14.0, 24.0, 26.0]
-    assert run.host.num_polls == 1 + 4
+    assert run.host.num_polls == 1 + 6

@@ -146,18 +146,17 @@ def test_a_draft_that_waits_for_verify_wakes_without_a_poll() -> None:
 
 
 def test_the_controller_hears_how_long_a_draft_took_and_who_waits_for_verify() -> None:
-    """Request 0 waits for its draft prefill from 0.5 to 1 s; request 5 for its turn from 11 to 18 s, which is no part
-    of its draft. When they end one is with verify, and 0, 0, 1, 1, 2 and 1 others wait."""
+    """Request 5 waits for its turn from 11 to 18 s, which is no part of its draft. When they end one is with
+    verify, and 0, 0, 1, 1, 2 and 1 others wait."""
     drafts = NotedController(4, 4)
     run_pdv(6, verify_lead=0, drafts=drafts)
-    assert drafts.drafts == [(2.5, 0), (2.0, 0), (2.0, 1), (2.0, 1), (2.0, 2), (2.0, 1)]
+    assert drafts.drafts == [(2.0, 0), (2.0, 0), (2.0, 1), (2.0, 1), (2.0, 2), (2.0, 1)]
 
 
 def test_the_controller_hears_the_whole_of_an_atomic_round() -> None:
-    """The first with the draft prefill's last 0.5 s before it."""
     drafts = NotedController(4, 4)
     run_pdv(1, output=11, drafts=drafts)
-    assert drafts.drafts == [(7.5, 0), (7.0, 0)]
+    assert drafts.drafts == [(7.0, 0), (7.0, 0)]
 
 
 @pytest.mark.parametrize("num_requests", [1, 2])
@@ -178,8 +177,8 @@ def test_accepted_tokens_are_run_again_on_the_verify_stream() -> None:
 
 
 def test_lanes_that_contend_share_the_device_and_verify_together_what_piled_up() -> None:
-    """Two works at once go half as fast. Beside request 0's draft, 1-5 s, the prompts of 1 and 2 take 1 s a pass; then
-    draft (1, 2) takes 5-9 s, and verify (0) has done 2 of its 5 s when it is alone again."""
+    """Two works at once go half as fast. Beside request 0's draft, 1-5 s, the prompts of 1 and 2 take 1 s a pass; 1 is
+    drafted from 5 to 9 s and 2 to 13 s, and verify (0) has done 4 of its 5 s when it is alone again."""
     run = run_pdv(3, decode_batch=2, verify_batch=2, contention=Contention(has_priorities=False))
     assert sorted(run.works) == [
         (0.0, 0.5, "prefill", "prefill", (0,)),
@@ -189,11 +188,12 @@ def test_lanes_that_contend_share_the_device_and_verify_together_what_piled_up()
         (2.0, 3.0, "prefill", "prefill", (1,)),
         (3.0, 4.0, "prefill", "prefill", (2,)),
         (4.0, 5.0, "prefill", "prefill", (2,)),
-        (5.0, 9.0, "decode", "draft", (1, 2)),
-        (5.0, 12.0, "verify", "verify", (0,)),
-        (12.0, 17.0, "verify", "verify", (1, 2)),
+        (5.0, 9.0, "decode", "draft", (1,)),
+        (5.0, 14.0, "verify", "verify", (0,)),
+        (9.0, 13.0, "decode", "draft", (2,)),
+        (14.0, 19.0, "verify", "verify", (1, 2)),
     ]
-    assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == [(0.5, 12.0), (2.0, 17.0), (4.0, 17.0)]
+    assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == [(1.0, 14.0), (3.0, 19.0), (5.0, 19.0)]
 
 
 def test_hybrid_can_be_switched_off_or_reach_further() -> None:
@@ -219,7 +219,7 @@ def test_a_prompt_in_chunks_is_awaited_piece_by_piece() -> None:
     run = run_pdv(1, prefill_chunk_tokens=4)
     chunks = [ticket.work.chunks for ticket in run.tickets if ticket.work.kind is Kind.PREFILL]
     assert chunks == [((4, 0),), ((4, 4),), ((2, 8),)] * 2
-    assert run.serving.requests[0].first_token_s == 1.5
+    assert run.serving.requests[0].first_token_s == 3.0
     submitted_s = [ticket.submitted_s for ticket in run.tickets if ticket.work.kind is Kind.PREFILL]
     assert submitted_s == [0.0, 0.5, 1.0, 1.5, 1.5, 1.5]
 

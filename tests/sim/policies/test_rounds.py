@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from sim.costs.cost import ConstantCosts, Demands
+from sim.engine.serving import Serving
+from sim.policies import pd
 from sim.policies.options import EngineLimits, KvMode, PolicyOptions
+from sim.policies.registry import Policy, register
+from sim.seam.lane import Lane
 from sim.seam.work import Kind, Work
-from tests.sim.support import UNCONTENDED, AlwaysAccept, NeverAccept, NotedController, SimRun, request
+from tests.sim.devices.test_partition import LINEAR
+from tests.sim.support import SECONDS, UNCONTENDED, AlwaysAccept, NeverAccept, NotedController, SimRun, request
 
 Shape = tuple[str, str, int, int, int, tuple[tuple[int, int], ...], int, int]
 
@@ -85,7 +93,7 @@ def test_a_batch_carries_the_sums_of_its_rows() -> None:
 
 
 def test_a_prompt_beyond_the_token_budget_is_prefilled_in_pieces_in_both_models() -> None:
-    """The first token comes with the third piece at 30 s, the draft after the draft model's third, at 60 s."""
+    """Both the first token and the draft come after the draft model's third piece, at 60 s."""
     run = lone(limits=EngineLimits(max_num_batched_tokens=4))
     pieces = ((4, 0), (4, 4), (2, 8))
     assert shapes(run)[:7] == [
@@ -93,7 +101,7 @@ def test_a_prompt_beyond_the_token_budget_is_prefilled_in_pieces_in_both_models(
         *[("prefill", "draft", 0, 0, 0, (piece,), 0, 0) for piece in pieces],
         ("draft", "draft", 1, 1, 10, (), 1, 4),
     ]
-    assert run.serving.requests[0].first_token_s == 30.0
+    assert run.serving.requests[0].first_token_s == 60.0
     assert run.tickets[6].start_s == 60.0
 
 
@@ -155,28 +163,39 @@ def test_while_a_round_is_in_flight_all_its_slots_are_held() -> None:
 
 
 def test_the_controller_hears_how_long_an_atomic_round_took() -> None:
-    """Prefilled at 10 s; the draft comes after the draft model's prefill at 20 s, and verify ends at 27 and 34 s."""
+    """Prefilled in both models at 20 s; verify ends at 27 and 34 s."""
     controller = NotedController(4, 4)
     lone(controller=controller)
-    assert controller.drafts == [(17.0, 0), (7.0, 0)]
+    assert controller.drafts == [(7.0, 0), (7.0, 0)]
 
 
-def test_a_draft_comes_after_the_draft_prefill_of_every_row() -> None:
-    """Looks every 32 s. From 32 s the prompts take 10 s a pass; at 64 s both wait for decode, and request 1's draft
-    prefill ends at 72 s."""
-    asked = [request(0, output=11), request(1, output=11)]
-    options = PolicyOptions(poll_s=32.0, decode_batch=2)
-    run = SimRun("pd", asked, luck=AlwaysAccept(), costs=UNCONTENDED, options=options)
-    assert run.works == [
-        (32.0, 42.0, "prefill", "prefill", (0,)),
-        (42.0, 52.0, "prefill", "prefill", (0,)),
-        (52.0, 62.0, "prefill", "prefill", (1,)),
-        (62.0, 72.0, "prefill", "prefill", (1,)),
-        (72.0, 74.0, "decode", "draft", (0, 1)),
-        (74.0, 79.0, "decode", "verify", (0, 1)),
-        (79.0, 81.0, "decode", "draft", (0, 1)),
-        (81.0, 86.0, "decode", "verify", (0, 1)),
+def test_a_draft_comes_after_a_draft_prefill_on_another_stream() -> None:
+    """Its prompts have a stream and a quarter of the device of their own: 40 s, where the target takes 20."""
+
+    def build(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Any]:
+        lane, host = Lane("decode"), serving.host
+        prefill, apart = host.stream("prefill", sm_share=0.5), host.stream("draft prompts", sm_share=0.25)
+        return [
+            pd.decode_lane(serving, options, limits, lane, host.stream("decode", sm_share=0.25)),
+            pd.prefill_lane(serving, options, lane, prefill, apart),
+        ]
+
+    register(Policy(name="prompts-apart", summary="", source="test", build=build))
+    run = SimRun(
+        "prompts-apart",
+        [request(0, output=6)],
+        luck=AlwaysAccept(),
+        costs=ConstantCosts(device_s=SECONDS, demand=Demands(1.0, 0.0)),
+        options=PolicyOptions(poll_s=0.0),
+        curve=LINEAR,
+    )
+    assert sorted(run.works) == [
+        (0.0, 20.0, "prefill", "prefill", (0,)),
+        (0.0, 40.0, "draft prompts", "prefill", (0,)),
+        (40.0, 48.0, "decode", "draft", (0,)),
+        (48.0, 68.0, "decode", "verify", (0,)),
     ]
+    assert run.serving.requests[0].first_token_s == 20.0
 
 
 def test_without_kv_every_pass_runs_the_whole_sequence_and_verify_comes_after_the_last() -> None:
