@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,17 @@ def test_what_is_left_out_arrived_while_the_first_requests_were_served() -> None
     mean_e2el_s = (found.policies[0].mean["mean_e2el_ms"] or 0.0) / 1e3
     assert length.num_prompts == 1000
     assert 20 * mean_e2el_s < length.num_warmups < 3 * 20 * mean_e2el_s
+
+
+def test_a_length_left_open_is_ten_times_what_its_filling_leaves_out() -> None:
+    """Twice the 99th percentile of the latencies, which is far more than their mean here."""
+    asked: dict[str, Any] = {"profile": LARGE, "policy": "autoregressive", "dataset_name": "azure-conv"}
+    _, length = settle(Scenario.of(**asked, request_rate=12), load(LARGE))
+    found = compare(Scenario.of(**asked, request_rate=12, num_prompts=3000), load(LARGE), workers=1)
+    filled = 2 * 12 * (found.policies[0].mean["p99_e2el_ms"] or 0.0) / 1e3
+    assert length.num_prompts > 1500
+    assert length.num_prompts >= 10 * length.num_warmups
+    assert length.num_warmups == pytest.approx(filled, rel=0.25)
 
 
 def test_a_closed_loop_left_open_gives_every_slot_twenty_completions() -> None:

@@ -169,6 +169,14 @@ def test_the_controller_hears_how_long_an_atomic_round_took() -> None:
     assert controller.drafts == [(7.0, 0), (7.0, 0)]
 
 
+@pytest.mark.parametrize("policy", ["pd", "unified"])
+def test_the_next_prompt_is_submitted_while_the_draft_model_computes_the_last_one(policy: str) -> None:
+    """As soon as the target is through with one, at 10, 30 and 50 s; first tokens leave when the draft model is."""
+    run = SimRun(policy, [request(index, output=1) for index in range(3)], luck=AlwaysAccept(), costs=UNCONTENDED)
+    assert [ticket.submitted_s for ticket in run.tickets] == [0.0, 0.0, 10.0, 10.0, 30.0, 30.0]
+    assert [each.first_token_s for each in run.serving.requests] == [20.0, 40.0, 60.0]
+
+
 def test_a_draft_comes_after_a_draft_prefill_on_another_stream() -> None:
     """Its prompts have a stream and a quarter of the device of their own: 40 s, where the target takes 20."""
 
