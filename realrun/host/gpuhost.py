@@ -160,7 +160,7 @@ class GpuHost(TaskHost):
                 if self._timers and self._timers[0][0] <= self.now_s:
                     _, _, _, callback = heapq.heappop(self._timers)
                     callback(None)
-                else:
+                elif self._is_anything_to_come():
                     self._take_in(self._next_instant_s(stop_s))
         finally:
             sys.setswitchinterval(switch_interval_s)

@@ -296,6 +296,26 @@ def test_closing_drops_what_is_queued() -> None:
     assert host.now_s < 10.0
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_result_for_nobody_may_be_the_last_thing_that_happens(is_async: bool) -> None:
+    """It comes while a coroutine has the baton, which then ends without having waited for it."""
+
+    async def policy(host: GpuHost) -> None:
+        host.run(DRAFT, host.stream("gpu"))
+        await host.sleep(1e-3)
+        time.sleep(0.2)
+
+    def run() -> None:
+        with GpuHost(ConstantExecutor({Kind.DRAFT: 1e-3}, is_async=is_async), clock=WallClock()) as host:
+            host.spawn(policy(host))
+            host.run_until()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
 def test_a_stream_the_machine_does_not_have_is_refused() -> None:
     with GpuHost(ConstantExecutor({}, is_one_gpu=True)) as host:
         for asked in ({"device": "nvlink"}, {"device": 1}, {"sm_share": 0.5}):
