@@ -17,10 +17,12 @@ from sim.engine.serving import Serving
 from sim.experiment.limits import draft_slots
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
-from sim.policies import continuous_lazy
+from sim.policies import continuous_lazy, pd, rounds
 from sim.policies.disaggregated import LINK
 from sim.policies.options import EngineLimits, PolicyOptions
-from sim.policies.registry import POLICIES, find_policy
+from sim.policies.registry import POLICIES, Policy, find_policy, register
+from sim.seam.host import Stream
+from sim.seam.lane import Lane
 from sim.seam.request import Request
 from sim.seam.work import Kind, Result, Work
 
@@ -33,6 +35,30 @@ ON_ONE_GPU = [
     name for name, policy in POLICIES.items() if policy.num_gpus(PolicyOptions()) == 1 and not policy.drafts_ahead
 ]
 """Policies that can be replayed."""
+
+
+def early_tokens() -> str:
+    """Name of a policy as `pd`, but for first tokens: they leave, and rows join the decode lane, when the target is
+    through with a prompt and the draft model is not."""
+
+    async def prefill(serving: Serving, lane: Lane, stream: Stream) -> None:
+        while True:
+            request = await serving.admit()
+            target, request.draft_prefill = rounds.submit_prompts(serving, request, stream)
+            await target
+            serving.commit_prefill(request)
+            if not request.is_finished:
+                await lane.put(serving.host, request)
+
+    def build(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Any]:
+        lane, host = Lane("decode"), serving.host
+        decode = pd.decode_lane(serving, options, limits, lane, host.stream("decode"))
+        return [decode, prefill(serving, lane, host.stream("prefill"))]
+
+    return register(Policy(name=EARLY, summary="", source="test", build=build)).name
+
+
+EARLY = "early-tokens"
 Log = list[tuple[float, str, str, str, tuple[int, ...]]]
 WorkLog = list[tuple[float, float, str, str, tuple[int, ...]]]
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from sim.costs.cost import ConstantCosts, Demands
-from sim.engine.serving import Serving
-from sim.policies import pd
 from sim.policies.options import EngineLimits, KvMode, PolicyOptions
-from sim.policies.registry import Policy, register
-from sim.seam.lane import Lane
 from sim.seam.work import Kind, Work
-from tests.sim.devices.test_partition import LINEAR
-from tests.sim.support import SECONDS, UNCONTENDED, AlwaysAccept, NeverAccept, NotedController, SimRun, request
+from tests.sim.support import (
+    UNCONTENDED,
+    AlwaysAccept,
+    NeverAccept,
+    NotedController,
+    SimRun,
+    early_tokens,
+    request,
+)
 
 Shape = tuple[str, str, int, int, int, tuple[tuple[int, int], ...], int, int]
 
@@ -177,33 +177,20 @@ def test_the_next_prompt_is_submitted_while_the_draft_model_computes_the_last_on
     assert [each.first_token_s for each in run.serving.requests] == [20.0, 40.0, 60.0]
 
 
-def test_a_draft_comes_after_a_draft_prefill_on_another_stream() -> None:
-    """Its prompts have a stream and a quarter of the device of their own: 40 s, where the target takes 20."""
-
-    def build(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Any]:
-        lane, host = Lane("decode"), serving.host
-        prefill, apart = host.stream("prefill", sm_share=0.5), host.stream("draft prompts", sm_share=0.25)
-        return [
-            pd.decode_lane(serving, options, limits, lane, host.stream("decode", sm_share=0.25)),
-            pd.prefill_lane(serving, options, lane, prefill, apart),
-        ]
-
-    register(Policy(name="prompts-apart", summary="", source="test", build=build))
-    run = SimRun(
-        "prompts-apart",
-        [request(0, output=6)],
-        luck=AlwaysAccept(),
-        costs=ConstantCosts(device_s=SECONDS, demand=Demands(1.0, 0.0)),
-        options=PolicyOptions(poll_s=0.0),
-        curve=LINEAR,
-    )
-    assert sorted(run.works) == [
-        (0.0, 20.0, "prefill", "prefill", (0,)),
-        (0.0, 40.0, "draft prompts", "prefill", (0,)),
-        (40.0, 48.0, "decode", "draft", (0,)),
-        (48.0, 68.0, "decode", "verify", (0,)),
+def test_a_draft_comes_after_the_draft_prefill_of_every_row() -> None:
+    """Looks every 32 s. From 0 s the prompts take 10 s a pass; at 32 s both wait for decode, and request 1's draft
+    prefill ends at 40 s."""
+    asked = [request(0, output=6), request(1, output=6)]
+    options = PolicyOptions(poll_s=32.0, decode_batch=2)
+    run = SimRun(early_tokens(), asked, luck=AlwaysAccept(), costs=UNCONTENDED, options=options)
+    assert run.works == [
+        (0.0, 10.0, "prefill", "prefill", (0,)),
+        (10.0, 20.0, "prefill", "prefill", (0,)),
+        (20.0, 30.0, "prefill", "prefill", (1,)),
+        (30.0, 40.0, "prefill", "prefill", (1,)),
+        (40.0, 42.0, "decode", "draft", (0, 1)),
+        (42.0, 47.0, "decode", "verify", (0, 1)),
     ]
-    assert run.serving.requests[0].first_token_s == 20.0
 
 
 def test_without_kv_every_pass_runs_the_whole_sequence_and_verify_comes_after_the_last() -> None:
