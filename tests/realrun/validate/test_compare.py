@@ -95,7 +95,7 @@ def test_the_time_the_host_took_to_act_on_each_result_is_part_of_the_mechanism(p
 
 @pytest.mark.parametrize(("policy", "poll_s"), [("baseline", 0.001), ("pd", 0.0), ("pd", 0.001)])
 def test_the_time_to_wake_up_after_a_signal_is_part_of_the_mechanism(policy: str, poll_s: float) -> None:
-    """One request: who takes it in wakes 2 ms late, and so does the decode lane; `baseline` has none, and never polls."""
+    """One request: who takes it in wakes 2 ms late, and so does the decode lane; `baseline` has none, never polls."""
     observed = observe(experiment(policy, workload={"num_prompts": 1}, policy_options={"poll_s": poll_s}))
     is_polled = poll_s > 0.0 and policy == "pd"
     wake = WakeLatency(0.0 if is_polled else 0.002, 0.002 if is_polled else 0.0)
