@@ -32,8 +32,8 @@ PHASE_COLOURS = {
     "transfer": KIND_COLOURS["copy"],
     "waiting": "#d0d0d0",
 }
-TIMELINE_WORKS = 60
-"""Works of the busiest stream that a timeline shows."""
+TIMELINE_WORKS, WINDOWS_TRIED = 60, 400
+"""Works of the busiest stream that a timeline shows; places in the middle half of the runs where it might begin."""
 DPI = 130
 
 
@@ -48,12 +48,12 @@ def draw_timelines(
 
 
 def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, float] | None = None) -> Any:
-    """What runs when on the streams of each record: in `window`, seconds, or a stretch in the middle of each."""
+    """What runs when on the streams of each record, in one window for all, seconds: `window`, or one they are all busy
+    in."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
-    windows = [window or timeline_window(record.works) for record in records]
-    length_s = float(np.median([end_s - start_s for start_s, end_s in windows]))
+    start_s, end_s = window or busy_window([record.works for record in records])
     streams = [list(dict.fromkeys(work.stream for work in record.works)) for record in records]
     figure, axes = plt.subplots(
         len(records),
@@ -64,8 +64,7 @@ def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, flo
         height_ratios=[1 + len(names) for names in streams],
     )
     seen: set[str] = set()
-    for axis, record, names, (start_s, _) in zip(axes[:, 0], records, streams, windows, strict=True):
-        end_s = start_s + length_s
+    for axis, record, names in zip(axes[:, 0], records, streams, strict=True):
         for work in record.works:
             if work.kind == "host" or work.end_s <= start_s or work.start_s >= end_s:
                 continue
@@ -84,10 +83,10 @@ def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, flo
             )
         axis.set_yticks(range(len(names)), names)
         axis.set_ylim(len(names) - 0.4, -0.6)
-        axis.set_xlim(0, length_s * 1e3)
+        axis.set_xlim(0, (end_s - start_s) * 1e3)
         axis.set_title(record.policy, loc="left", fontsize=9, pad=2)
         axis.grid(axis="y", visible=False)
-    axes[-1, 0].set_xlabel("from the middle of the run (ms)")
+    axes[-1, 0].set_xlabel(f"from {start_s:,.2f} s on (ms)")
     handles = [
         Patch(facecolor=colour, edgecolor="white", hatch=KIND_HATCHES[kind], label=kind)
         for kind, colour in KIND_COLOURS.items()
@@ -97,6 +96,23 @@ def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, flo
     figure.suptitle(title, x=0.01, ha="left")
     figure.tight_layout()
     return figure
+
+
+def busy_window(runs: Sequence[Sequence[WorkRecord]]) -> tuple[float, float]:
+    """Start and end, seconds, of the stretch in the middle half of all runs in which the idlest of them has most to do;
+    as long as `timeline_window` has it for most of them."""
+    own = [timeline_window(works) for works in runs]
+    length_s = float(np.median([end_s - start_s for start_s, end_s in own]))
+    last_s = min(max(work.end_s for work in works) for works in runs)
+    starts_s = np.linspace(0.25 * last_s, max(0.25 * last_s, 0.75 * last_s - length_s), WINDOWS_TRIED)
+    least_s = np.full(WINDOWS_TRIED, np.inf)
+    for works in runs:
+        spans = sorted((work.end_s, work.end_s - work.start_s) for work in works if work.kind != "host")
+        ends_s, busy_s = [end_s for end_s, _ in spans], np.cumsum([taken_s for _, taken_s in spans])
+        done_s = np.interp([starts_s, starts_s + length_s], ends_s, busy_s, left=0.0)
+        least_s = np.minimum(least_s, done_s[1] - done_s[0])
+    start_s = float(starts_s[least_s.argmax()])
+    return start_s, start_s + length_s
 
 
 def timeline_window(works: Sequence[WorkRecord]) -> tuple[float, float]:
