@@ -1,5 +1,5 @@
-"""How often the 90 % interval of a speed-up that `tune` states holds the measured one, on cells that no fit saw, and what
-deploying its answer would have lost.
+"""How often the 90 % interval of a speed-up that `tune` states holds the measured one, on cells that no fit saw, and
+what deploying its answer would have lost.
 
     python -m benchmarks.accuracy_intervals DATA [--draws 20] [--workers 2]
 

@@ -10,8 +10,8 @@ from sim.report.work_figures import TIMELINE_WORKS, busy_window
 
 WORK = WorkRecord(
     kind="step", model="target", stream="gpu", device="0", submitted_s=0.0, issue_start_s=0.0, issued_s=0.0,
-    start_s=0.0, end_s=0.0, ready_s=0.0, rows=1, row_tokens=1, context_tokens=1, chunk_tokens=0, draft_tokens=0, is_cancelled=False,
-    requests=(),
+    start_s=0.0, end_s=0.0, ready_s=0.0, rows=1, row_tokens=1, context_tokens=1, chunk_tokens=0, draft_tokens=0,
+    is_cancelled=False, requests=(),
 )  # fmt: skip
 
 
