@@ -218,5 +218,17 @@ def test_a_load_beyond_the_shortest_loop_is_stable_by_a_longer_one() -> None:
     assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
 
 
+def test_near_capacity_the_longest_loop_tells_what_the_saturated_run_would() -> None:
+    """At nine tenths of it `continuous` is stable without one; above, the loop is no more than a bound."""
+    asked: dict[str, Any] = {"profile": LARGE, "policy": "continuous", "dataset_name": "azure-conv"}
+    saturated, _ = capacity(Scenario.of(**asked), "continuous", load(LARGE))
+    given = Scenario.of(**asked, request_rate=0.9 * saturated)
+    found = load_of(given, load(LARGE), "continuous", is_in_doubt=True)
+    assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
+    assert capacity_floor(given, "continuous", load(LARGE), inf) < saturated
+    above = Scenario.of(**asked, request_rate=1.1 * saturated)
+    assert load_of(above, load(LARGE), "continuous", is_in_doubt=True).capacity_per_s == saturated
+
+
 def test_where_one_request_is_served_at_a_time_a_few_in_flight_tell_nothing() -> None:
     assert capacity_floor(one_at_a_time(), "autoregressive", load(ALONE)) == 0.0
