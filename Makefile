@@ -7,7 +7,7 @@ PAIR := llama-2-7b+tinyllama-1.1b
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
-	@$(MAKE) --no-print-directory -j2 --output-sync=target demo-a100 demo-h100
+	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) demo-a100 demo-h100
 	@echo "pictures: results/demo-a100/latency_cdf.png and timeline.png, the same in results/demo-h100"
 
 demo-%: .venv/.demo

@@ -158,27 +158,20 @@ def _with(scenario: Scenario, num_prompts: int, num_warmups: int) -> Scenario:
 
 
 def _needed(scenario: Scenario, record: RunRecord) -> int:
-    """By the mean latency; and of an open loop so many that those to be left out are MOST_WARMUP_SHARE of them at most.
-    At 85 % load (H100) 130 of 1,300 were too few: tokens/s was 1.9 % low, mean E2EL 3.1 %."""
     e2els = _e2els_s(record)
-    needed = _needed_for(scenario, float(e2els.mean()) if len(e2els) else 0.0)
-    workload = scenario.workload
-    if workload.max_concurrency is not None or workload.request_rate == inf:
-        return needed
-    return max(needed, _rounded(_filled_by(record) / MOST_WARMUP_SHARE))
+    return _needed_for(scenario, float(e2els.mean()) if len(e2els) else 0.0, _filled_by(record))
 
 
-def _needed_for(scenario: Scenario, mean_e2el_s: float) -> int:
+def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0) -> int:
+    """By the mean latency; and of an open loop so many that the `num_filling` are MOST_WARMUP_SHARE of them at most. At
+    85 % load (H100) 130 of 1,300 left out were too few: tokens/s was 1.9 % low, mean E2EL 3.1 %."""
     workload = scenario.workload
     if workload.max_concurrency is not None:
         return max(LEAST_AUTO_PROMPTS, COMPLETIONS_PER_SLOT * workload.max_concurrency)
     if workload.request_rate == inf:
         return LEAST_AUTO_PROMPTS
-    return max(LEAST_AUTO_PROMPTS, _rounded(SPAN_IN_E2EL * mean_e2el_s * workload.request_rate))
-
-
-def _rounded(count: float) -> int:
-    return ceil(count / ROUND_TO) * ROUND_TO
+    wanted = max(SPAN_IN_E2EL * mean_e2el_s * workload.request_rate, num_filling / MOST_WARMUP_SHARE)
+    return max(LEAST_AUTO_PROMPTS, ceil(wanted / ROUND_TO) * ROUND_TO)
 
 
 def _affordable(scenario: Scenario, num_policies: int, pilot_s: float, most_cpu_s: float) -> int:

@@ -36,13 +36,25 @@ def submit_prompts(
 ) -> tuple[Ticket, Ticket]:
     """As `submit_prefill`; tickets of the target's last work, and of the last one on `stream`."""
     target = submit_prompt(serving, request, Model.TARGET, stream)
+    return target, _with_draft_prompt(serving, request, target, stream, draft_stream)
+
+
+def _with_draft_prompt(
+    serving: Serving,
+    request: Request,
+    target: Ticket,
+    stream: Stream,
+    draft_stream: Stream | None,
+    most_tokens: int | None = None,
+) -> Ticket:
+    """Submit the draft model's prompt behind the target's, where one drafts; the last ticket on `stream`."""
     if not serving.controller.draft_tokens_max:
-        return target, target
-    draft = submit_prompt(serving, request, Model.DRAFT, draft_stream or stream)
+        return target
+    draft = submit_prompt(serving, request, Model.DRAFT, draft_stream or stream, most_tokens)
     if draft_stream is None or draft_stream is stream:
-        return target, draft
+        return draft
     request.draft_prefill = draft
-    return target, target
+    return target
 
 
 async def prefilled(
@@ -76,10 +88,13 @@ async def prefilled(
                 last = request, through
 
 
-def submit_prompt(serving: Serving, request: Request, model: Model, stream: Stream) -> Ticket:
-    """The prompt through one of the models, in as many works as the token budget wants; the last one's ticket."""
+def submit_prompt(
+    serving: Serving, request: Request, model: Model, stream: Stream, most_tokens: int | None = None
+) -> Ticket:
+    """The prompt through one of the models, in as many works as the token budget wants, or pieces of `most_tokens`; the
+    last one's ticket."""
     drafter = _first_drafter(serving, request) if model is Model.DRAFT else 0
-    chunks = works.prefill(request, model, serving.max_num_batched_tokens, drafter=drafter)
+    chunks = works.prefill(request, model, most_tokens or serving.max_num_batched_tokens, drafter=drafter)
     return [serving.host.run(work, stream) for work in chunks][-1]
 
 
@@ -180,14 +195,9 @@ async def prefill_by_chunks(
     model's on `draft_stream`, if that is another one."""
     most_tokens = min(chunk_tokens, serving.max_num_batched_tokens or chunk_tokens)
     for work in works.prefill(request, Model.TARGET, most_tokens):
-        await serving.host.run(work, stream)
-    if serving.controller.draft_tokens_max:
-        chunks = works.prefill(request, Model.DRAFT, most_tokens, drafter=_first_drafter(serving, request))
-        draft = [serving.host.run(work, draft_stream or stream) for work in chunks][-1]
-        if draft_stream is None or draft_stream is stream:
-            await draft
-        else:
-            request.draft_prefill = draft
+        ticket = serving.host.run(work, stream)
+        await ticket
+    await _with_draft_prompt(serving, request, ticket, stream, draft_stream, most_tokens)
 
 
 async def run_round(
