@@ -156,7 +156,9 @@ class ModelPasses(ABC):
         body_s = self.padded_body_s(total_tokens, rows, row_tokens)
         return body_s + self.layers * attention_s + self.head_s(head_rows)
 
-    def use(self, rows: int, row_tokens: int, context_tokens: int, chunks: Sequence[Chunk], head_rows: int) -> PassUse:
+    def use(
+        self, rows: int, row_tokens: int, context_tokens: float, chunks: Sequence[Chunk], head_rows: int
+    ) -> PassUse:
         """As `pass_use`, of this model."""
         return pass_use(self._shape, self._tensor_parallel, rows, row_tokens, context_tokens, chunks, head_rows)
 
@@ -166,7 +168,7 @@ def pass_use(
     tensor_parallel: int,
     rows: int,
     row_tokens: int,
-    context_tokens: int,
+    context_tokens: float,
     chunks: Sequence[Chunk],
     head_rows: int,
 ) -> PassUse:

@@ -117,11 +117,12 @@ class WorkCosts(ABC, Generic[PassesT]):
             return Demands(1.0, 1.0)
         passes = self.passes(work.model)
         flops, num_bytes = passes.use(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
-        if work.draft_tokens > 1:
-            for context_tokens in _later_contexts(work):
-                later = passes.use(work.rows, work.rows, context_tokens, (), work.rows)
-                flops += later.flops
-                num_bytes += later.num_bytes
+        if work.draft_tokens > 1 and work.rows:
+            # A pass's use is linear in its context, so the mean one stands for all.
+            num_later = work.draft_tokens - 1
+            later = passes.use(work.rows, work.rows, _later_context(work), (), work.rows)
+            flops += num_later * later.flops
+            num_bytes += num_later * later.num_bytes
         device_s = self.cost(work).device_s
         if device_s <= 0.0:
             return Demands(floor, floor)
@@ -177,10 +178,9 @@ def graph_sizes(host: HostCosts) -> list[int]:
     return [size for size in host.graph_small_sizes if size < step] + list(regular)
 
 
-def _later_contexts(work: Work) -> range:
-    """Context before the second and every later pass of a DRAFT work: one token per row more each time."""
-    first = work.context_tokens + work.row_tokens
-    return range(first, first + (work.draft_tokens - 1) * work.rows, work.rows) if work.rows else range(0)
+def _later_context(work: Work) -> float:
+    """Mean context before the second and later passes of a DRAFT work: one token per row more each time."""
+    return work.context_tokens + work.row_tokens + 0.5 * (work.draft_tokens - 2) * work.rows
 
 
 def _later_passes(work: Work) -> Work:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from math import inf
+from math import inf, nan
 
 import msgspec
 
@@ -23,6 +23,7 @@ from sim.devices.contention import (
 from sim.devices.partition import Partition, rates_on_shares
 from sim.devices.ticket import SimTicket
 from sim.seam.host import Stream
+from sim.seam.work import Kind
 
 SLACK = 1e-9
 """Share of a work's device time within which it counts as ending with its launch (float rounding)."""
@@ -74,6 +75,27 @@ class Op:
         device_s = ticket.cost.device_s
         self.kernels_per_s = ticket.cost.num_kernels / device_s if device_s else 0.0
         """At rate 1; beside others each kernel waits (contention.kernel_waits_s)."""
+
+    def go_on(self, now_s: float) -> None:
+        """Take up a work that had the device and its issuer to itself until now; what was to come is open again."""
+        ticket, device_s = self.ticket, self.left_s
+        if ticket.issue_start_s <= now_s:
+            self.slowdown, self.host_since_s = 1.0, ticket.issue_start_s
+            self.prepared_s, self.issued_s = ticket.prepared_s, ticket.issued_s
+            self.is_prepared, self.is_issued = self.prepared_s <= now_s, self.issued_s <= now_s
+        else:
+            ticket.issue_start_s = nan
+        if ticket.start_s <= now_s and ticket.work.kind is not Kind.HOST:
+            launch_s = ticket.issued_s - ticket.start_s
+            self.rate = device_s / launch_s if device_s < launch_s else 1.0
+            self.since_s, self.finish_s = ticket.start_s, ticket.end_s
+        else:
+            ticket.start_s = nan
+        if not self.is_prepared:
+            ticket.prepared_s = nan
+        if not self.is_issued:
+            ticket.issued_s = nan
+        ticket.end_s = ticket.ready_s = ticket.armed_s = nan
 
     @property
     def is_held_back(self) -> bool:

@@ -7,6 +7,7 @@ Rules (design, section 4; docs/adr/003):
 - While its launch goes on a work cannot outrun it: its rate is at most device time left / launch time left, and it
   ends no earlier than its launch.
 - A lone work runs at rate 1, several at `rates_together`; on a share of the device a lone one does, too.
+While one stream alone has works their times follow from their order (`solo`); events begin with a second stream's.
 A rate that a change leaves as it was keeps its finish time bit for bit, so that sums by hand come out exact.
 The clock is only asked for instants at which something else depends on what happens then.
 """
@@ -21,6 +22,7 @@ from sim.costs.cost import CostModel
 from sim.devices.contention import Contention
 from sim.devices.op import Op, Queue, rates_together
 from sim.devices.partition import Partition
+from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Clock, SimTicket, checkpoint_at
 from sim.seam.host import Stream
 from sim.seam.wait import HostWait
@@ -53,17 +55,39 @@ class SharedDevice:
         else:
             self._order = [Queue(stream) for stream in streams]
             self._queues = {queue.stream.name: queue for queue in self._order}
+        self._solo = SoloDevice(clock, costs, self)
+        self._sole_queue: Queue | None = None
+        """The one whose works, if any, `_solo` has."""
+        self._has_solo = partition is None and costs.host_inflation(1) == 1.0
+        self._num_ops = 0
+        """Works in flight that are not with `_solo`; while there are any, it has none."""
         self._issuing: list[Op] = []
+        inflations = [costs.host_inflation(count) for count in range(1, len(self._order) + 1)]
+        self._slowdowns = [(1.0, False)] + [
+            (own, any(own != less for less in inflations[:place])) for place, own in enumerate(inflations)
+        ]
+        """Of so many launches, and whether fewer would have another: by the time that one ends, others may have."""
         self._is_slowing = False
         """Fewer launches would have another slowdown."""
         self._running: list[Op] = []
         self._timer: Any = None
         self._timer_s = inf
-        self.busy_s = 0.0
+        self._busy_s = 0.0
         self._busy_since_s = -1.0
+
+    @property
+    def busy_s(self) -> float:
+        return self._busy_s + self._solo.busy_s
 
     def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket:
         now_s = self.clock.now_s
+        queue = self._queues[stream.name]
+        if not self._num_ops and self._has_solo:
+            self._solo.flush(now_s)
+            if self._is_sole(queue, after, now_s):
+                self._sole_queue = queue
+                return self._solo.submit(work, stream, after)
+            self._take_over(now_s)
         ticket = SimTicket(self, work, stream, self._costs.cost(work), now_s)
         ticket.forget_times()
         waits_for: Sequence[SimTicket] = ()
@@ -72,8 +96,9 @@ class SharedDevice:
             for other in waits_for:
                 if other.device is not self:
                     other.dependents = [*(other.dependents or ()), self]
-        queue = self._queues[stream.name]
+                    other.device.poke()
         op = Op(ticket, queue, waits_for)
+        self._num_ops += 1
         if not self._contention.has_priorities:
             op.priority = 0
         has_changed = self._note_launches(now_s)
@@ -82,37 +107,70 @@ class SharedDevice:
             queue.to_run.append(op)
         if len(queue.to_issue) == 1:
             self._begin_issue(op, now_s)
+        if op.prepared_s <= now_s:
             self._update(has_changed)
         else:
             if has_changed:
                 self._set_rates(now_s)
-            self._arm_timer()
+            self._arm_timer(now_s)
         return ticket
 
+    def _is_sole(self, queue: Queue, after: Sequence[SimTicket], now_s: float) -> bool:
+        """Whether no other stream has works here, and nothing elsewhere is waited for."""
+        if self._sole_queue is not queue and not self._solo.is_idle:
+            return False
+        return all(other.device is self or other.end_s <= now_s for other in after)
+
+    def _take_over(self, now_s: float) -> None:
+        """Go on with the works of the stream that had the device to itself."""
+        for ticket in self._solo.release(now_s):
+            queue = self._queues[ticket.stream.name]
+            op = Op(ticket, queue, ())
+            op.go_on(now_s)
+            self._num_ops += 1
+            if not op.is_issued:
+                queue.to_issue.append(op)
+                if op.slowdown:
+                    self._issuing.append(op)
+            if op.finish_s < inf:
+                queue.running = op
+                self._running.append(op)
+                self._busy_since_s = ticket.start_s
+            elif ticket.work.kind is not Kind.HOST:
+                queue.to_run.append(op)
+
     def poke(self) -> None:
+        self._take_over(self.clock.now_s)
         self._update()
 
     def flush(self, now_s: float) -> None:
         """Works are reported when they end; only the busy time runs on."""
+        self._take_over(now_s)
+        self._arm_timer(now_s)
+        self._count_busy(now_s)
+
+    def _count_busy(self, now_s: float) -> None:
         if self._busy_since_s >= 0.0:
-            self.busy_s += now_s - self._busy_since_s
+            self._busy_s += now_s - self._busy_since_s
             self._busy_since_s = now_s
 
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
         wait: HostWait[None] = HostWait()
         wait.is_done = ticket.issued_s <= self.clock.now_s
         if not wait.is_done:
-            self.clock.at(self.clock.now_s, lambda _: self._update())
+            self.clock.at(self.clock.now_s, lambda _: self.poke())
         return wait
 
     def cancel(self, ticket: SimTicket) -> None:
+        now_s = self.clock.now_s
+        self._take_over(now_s)
+        self._arm_timer(now_s)
         queue = self._queues[ticket.stream.name]
         in_flight = (queue.running, *queue.to_issue, *queue.to_run)
         op = next((op for op in in_flight if op is not None and op.ticket is ticket), None)
         if op is None or ticket.is_cancelled:
             return
         ticket.is_cancelled = True
-        now_s = self.clock.now_s
         self._note_launches(now_s)
         if queue.running is op:
             self._cut(op, now_s)
@@ -172,8 +230,11 @@ class SharedDevice:
                     is_due = has_changed = True
                     break
             for queue in self._order:
-                if queue.running is None and queue.to_run and self._can_start(queue.to_run[0], now_s):
-                    op = queue.running = queue.to_run.popleft()
+                if queue.running is None and queue.to_run:
+                    op = queue.to_run[0]
+                    if not op.is_prepared or (op.after and not _are_over(op.after, now_s)):
+                        continue
+                    queue.running = queue.to_run.popleft()
                     op.ticket.start_s = op.since_s = now_s
                     self._running.append(op)
                     has_changed = True
@@ -182,7 +243,7 @@ class SharedDevice:
                         is_due = True
         if has_changed:
             self._set_rates(now_s)
-        self._arm_timer()
+        self._arm_timer(now_s)
 
     def _begin_issue(self, op: Op, now_s: float) -> None:
         op.ticket.issue_start_s = now_s
@@ -222,32 +283,27 @@ class SharedDevice:
     def _note_issued(self, op: Op, time_s: float) -> None:
         op.is_issued = True
         op.ticket.issued_s = time_s
-        if op.ticket._issued is not None:
-            self.clock.complete(op.ticket._issued)
-
-    def _can_start(self, op: Op, now_s: float) -> bool:
-        return op.is_prepared and (not op.after or _are_over(op.after, now_s))
+        issued = op.ticket._issued
+        if issued is not None and not issued.is_done:
+            self.clock.complete(issued)
 
     def _set_slowdowns(self, now_s: float) -> None:
         """Of all launches that go on; a work that cannot outrun its own has another rate then."""
-        if not self._issuing:
-            return
-        inflation, count = self._costs.host_inflation, len(self._issuing)
-        slowdown, is_bound = inflation(count), False
-        # By the time that one launch ends, others may have.
-        self._is_slowing = count > 1 and any(inflation(fewer) != slowdown for fewer in range(1, count))
+        slowdown, self._is_slowing = self._slowdowns[len(self._issuing)]
+        is_bound = False
         for op in self._issuing:
             if op.slowdown != slowdown:
-                is_bound |= op.queue.running is op and op.launch_cap(now_s) < 1.0
+                is_running = op.queue.running is op
+                is_bound |= is_running and op.launch_cap(now_s) < 1.0
                 op.set_slowdown(slowdown, now_s)
-                is_bound |= op.queue.running is op and op.launch_cap(now_s) < 1.0
+                is_bound |= is_running and op.launch_cap(now_s) < 1.0
         if is_bound:
             self._set_rates(now_s)
 
     def _set_rates(self, now_s: float) -> None:
         running = self._running
         if not running:
-            self.flush(now_s)
+            self._count_busy(now_s)
             self._busy_since_s = -1.0
             return
         if self._busy_since_s < 0.0:
@@ -262,13 +318,13 @@ class SharedDevice:
         for op, cap, rate in zip(running, launch_caps, rates, strict=True):
             op.set_rate(rate, cap, now_s)
 
-    def _arm_timer(self) -> None:
+    def _arm_timer(self, now_s: float) -> None:
         """Ask the clock for the next instant that matters.
 
         The end of a launch matters if it ends its work, lets the next work be issued, changes a slowdown or a cap, or
         is waited for; that of preparing if the work could then start. What else is over is noted when something does.
         """
-        next_s, now_s = inf, self.clock.now_s
+        next_s = inf
         for op in self._issuing:
             if (
                 op.prepared_s < next_s
@@ -300,6 +356,7 @@ class SharedDevice:
 
     def _end(self, op: Op, now_s: float) -> None:
         ticket = op.ticket
+        self._num_ops -= 1
         ticket.end_s = now_s
         is_free = ticket.work.kind is Kind.HOST or (ticket.is_cancelled and ticket.start_s == now_s)
         ticket.ready_s = now_s if is_free else now_s + self._result_s

@@ -1,6 +1,7 @@
-"""A device with one stream on a host with no other: nothing contends, so all times are known at submission.
+"""A device while one stream alone has works on it: nothing contends, so all times are known at submission.
 
-This is the exact closed form of `shared` for that case (a property test holds the two together) and costs no events.
+This is the exact closed form of `shared` for that case (a property test holds the two together) and costs no events. A
+host with one stream has nothing else; one with several has `shared` take over as soon as a second stream has a work.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from sim.costs.cost import Cost, CostModel
-from sim.devices.ticket import Clock, SimTicket, checkpoint_at
+from sim.devices.ticket import Clock, Device, SimTicket, checkpoint_at
 from sim.seam.host import Stream
 from sim.seam.wait import HostWait
 from sim.seam.work import Kind, Work
@@ -21,8 +22,10 @@ _MOST_FLYING = 32
 class SoloDevice:
     """Works of one stream, first in, first out."""
 
-    def __init__(self, clock: Clock, costs: CostModel) -> None:
+    def __init__(self, clock: Clock, costs: CostModel, owner: Device | None = None) -> None:
+        """Tickets are those of `owner`, if there is one: it takes over before it cancels any."""
         self.clock = clock
+        self._owner: Device = owner or self
         self._costs = costs
         self._cost = costs.cost
         self._result_s = costs.result_s
@@ -37,7 +40,7 @@ class SoloDevice:
     def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket:
         """`after` needs no care: all works are on this stream, in order."""
         now_s = self.clock.now_s
-        ticket = SimTicket(self, work, stream, self._cost(work), now_s)
+        ticket = SimTicket(self._owner, work, stream, self._cost(work), now_s)
         self._time(ticket)
         flying = self._flying
         flying.append(ticket)
@@ -53,6 +56,25 @@ class SoloDevice:
             self._settled = (ticket.issued_s, max(self._settled[1], ticket.end_s))
             self.busy_s += ticket.end_s - ticket.start_s
             self.clock.ended(ticket)
+
+    @property
+    def is_idle(self) -> bool:
+        """As of the last `flush`."""
+        return not self._flying
+
+    def release(self, now_s: float) -> list[SimTicket]:
+        """The works that have not ended, oldest first: another device goes on with them."""
+        self.flush(now_s)
+        left = []
+        for ticket in self._flying:
+            if ticket.end_s <= now_s:
+                self.clock.ended(ticket)
+            else:
+                left.append(ticket)
+        self._flying.clear()
+        self._issuer_free_s = self._device_free_s = 0.0
+        self._settled = (0.0, 0.0)
+        return left
 
     def _time(self, ticket: SimTicket) -> None:
         prepare_s, launch_s, device_s, _ = ticket.cost

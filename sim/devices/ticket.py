@@ -32,8 +32,11 @@ class Device(Protocol):
     """Executes works; every ticket it hands out carries the times as soon as they are known."""
 
     clock: Clock
-    busy_s: float
-    """Seconds with at least one work on the device."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds with at least one work on the device."""
+        ...
 
     def submit(self, work: Work, stream: Stream, after: Sequence[SimTicket]) -> SimTicket: ...
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]: ...
@@ -43,7 +46,7 @@ class Device(Protocol):
         ...
 
     def poke(self) -> None:
-        """A work elsewhere that one of ours comes after has ended."""
+        """A work elsewhere that one of ours comes after has ended, or one comes after ours now."""
         ...
 
 
@@ -117,7 +120,7 @@ class SimTicket(HostWait[Result]):
 
     def _arrived(self, _: Any) -> None:
         clock = self.device.clock
-        if self.ready_s <= clock.now_s and (self.posts or self.watchers):
+        if not self._is_done and self.ready_s <= clock.now_s and (self.posts or self.watchers):
             clock.announce(self, self.result)
 
     def cancel(self) -> None:

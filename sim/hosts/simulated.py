@@ -46,11 +46,12 @@ class _Environment(simpy.Environment):
 class _Call(simpy.Event):
     """An event that has happened when it is due, and calls one function."""
 
+    _ok = True
+    _value = None
+
     def __init__(self, env: simpy.Environment, callback: Callable[[Any], None]) -> None:
         self.env = env
         self.callbacks = [callback]
-        self._ok = True
-        self._value = None
 
 
 class Usage:
@@ -118,6 +119,9 @@ class SimHost(TaskHost):
         self._env.run(until=stop_s)
         for device in self._devices.values():
             device.flush(self.now_s)
+        if stop_s is None and self._env._queue:
+            # Works that nobody waits for, of streams that were alone, have no events until they are asked after.
+            self.run_until()
 
     # -- the seam
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from sim.costs.cost import ConstantCosts, Cost, Link
+from sim.devices.shared import SharedDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.seam.work import Kind, Work
@@ -74,6 +75,13 @@ class Machine:
     def host_times(self) -> list[tuple[float, float, float]]:
         """(issue begins, prepared, issued) of every work."""
         return [(ticket.issue_start_s, ticket.prepared_s, ticket.issued_s) for ticket in self.run()]
+
+
+@pytest.fixture(autouse=True, params=["closed form", "events"])
+def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a stream runs while it is alone: as it does, and by events like any other."""
+    if request.param == "events":
+        monkeypatch.setattr(SharedDevice, "_is_sole", lambda *_: False)
 
 
 PLAIN: Parts = {DRAFT: (0, 0, 2), VERIFY: (0, 0, 5), PREFILL: (0, 0, 10)}
