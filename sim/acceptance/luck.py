@@ -29,6 +29,8 @@ _LEAST_DEPTH = 8
 _BLOCK_REQUESTS = 2048
 _BLOCK_POSITIONS = 1 << 19
 """`rounds` computes blocks of prepared requests of at most this many and so many positions."""
+_MOST_READY = 2 * _BLOCK_REQUESTS
+"""Requests whose rounds are kept until they are asked for, the oldest leaving first."""
 _ROUNDS_PER_CHECK = 8
 
 
@@ -166,6 +168,8 @@ class Luck:
         ready = self._ready
         for row, (index, output) in enumerate(zip(indexes.tolist(), outputs.tolist(), strict=True)):
             ready[index] = (output, accepted[bounds[row] : bounds[row + 1]])
+        while len(ready) > _MOST_READY:
+            del ready[next(iter(ready))]
 
 
 def _checked_depth(draft_tokens: int) -> int:

@@ -187,6 +187,18 @@ class PagedPool(KvPool):
         self._tables.setdefault(request.index, _Table([]))
         self.grow(request, num_tokens)
 
+    def reserve_again(self, request: Request) -> bool:
+        """From a table, of which others have nothing, to a reservation, if that fits; no block of it is found again."""
+        if not super().reserve(request):
+            return False
+        table = self._tables.pop(request.index)
+        for block in table.named:
+            del self._num_users[block]
+            self._forget(block)
+        table.num_counted, table.named = len(table), []
+        self._free(table)
+        return True
+
     # -- names
 
     def _own_key(self, request: Request, position: int) -> int:

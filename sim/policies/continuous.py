@@ -16,7 +16,7 @@ same decisions with lazy accounting (continuous_lazy), blocks (sim.engine.paged)
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from sim.engine.adaptive_length import AdaptiveVerification
@@ -65,19 +65,41 @@ class Flight(NamedTuple):
     """Accepted drafted tokens of each row where they are known already; None = as the target's ticket tells."""
 
 
+class Pause(NamedTuple):
+    """Between two steps, none of which is under way."""
+
+    running: list[Request]
+    """Seated requests, oldest first."""
+    planned: Step | None
+    """The next step, where it was planned ahead."""
+    planned_at_s: float
+
+
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
-    return [engine(serving, limits, serving.host.stream("gpu"), [])]
+    return [_serve(serving, limits, serving.host.stream("gpu"))]
+
+
+async def _serve(serving: Serving, limits: EngineLimits, stream: Stream) -> None:
+    await engine(serving, limits, stream, [])
 
 
 async def engine(
-    serving: Serving, limits: EngineLimits, stream: Stream, running: list[Request], flight: Flight | None = None
-) -> None:
-    """Serve from now on; `running` requests are seated already, oldest first, and `flight` is under way."""
+    serving: Serving,
+    limits: EngineLimits,
+    stream: Stream,
+    running: list[Request],
+    flight: Flight | None = None,
+    may_stop: Callable[[Pause], bool] | None = None,
+) -> Pause:
+    """Serve until `may_stop` at a pause, for ever without it; `running` requests are seated already, oldest first, and
+    `flight` is under way."""
     host = serving.host
     planned: Step | None = None
     planned_at_s = 0.0
     while True:
         if flight is None:
+            if may_stop is not None and may_stop(pause := Pause(running, planned, planned_at_s)):
+                return pause
             if planned is None or planned.is_empty:
                 planned, planned_at_s = plan_step(serving, running, limits, None), host.now_s
                 if planned.is_empty:

@@ -8,9 +8,10 @@ With asynchronous scheduling a step's prompts are chosen while the one before it
 against the budget, rows that must end (one token left) do not, and all hold their seats and memory.
 Memory is reserved for whole lives: as long as all reservations fit no block can run out. Where one of those who could
 be admitted next does not, every row's state is written out and `continuous` goes on from there, with the step that is
-under way. Where requests have content in common, prompts take their blocks at admission, as in `continuous`, and what
-the rows' tables gain in each plan is taken by number: what is found and what is lost depends on no more than that. A
-property test holds it to `continuous`.
+under way, until nobody waits and all who run, and some more, would fit: then the account goes on. Where requests have
+content in common, prompts take their blocks at admission, as in `continuous`, and what the rows' tables gain in each
+plan is taken by number: what is found and what is lost depends on no more than that. A property test holds it to
+`continuous`.
 """
 
 from __future__ import annotations
@@ -18,28 +19,19 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from itertools import islice
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from sim.engine.paged import PagedPool
+from sim.engine.lazy_rows import RoundLuck, RowBlocks, Rows
 from sim.engine.serving import Serving
-from sim.policies.continuous import Flight, Step, draft_of, engine
+from sim.policies.continuous import Flight, Pause, Step, draft_of, engine
 from sim.policies.options import EngineLimits, Method
 from sim.seam.host import Stream, Ticket
 from sim.seam.request import Request
 from sim.seam.work import Chunk, Kind, Work
 
-_GROWTH_STEPS = 4096
-
-Accepted = np.ndarray[Any, np.dtype[np.int8]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class RoundLuck(Protocol):
-    """Luck, asked for all rounds of a request at once."""
-
-    def rounds(self, index: int, emitted_tokens: int, output_tokens: int, draft_tokens: int) -> Accepted: ...
+EASED_SHARE = 0.9
+"""Of memory: `continuous` hands back where those who run need no more for their whole lives. Each change of hands takes
+as long as some steps."""
 
 
 def can_be_lazy(serving: Serving, limits: EngineLimits) -> bool:
@@ -55,108 +47,6 @@ def coroutines(
 ) -> list[Coroutine[Any, None, None]]:
     """With `names_requests` works carry their requests, whatever that costs in large batches."""
     return [_engine(serving, limits, luck, serving.host.stream("gpu"), names_requests)]
-
-
-class _Member(NamedTuple):
-    """A decoding row: the step of its first round, and what each of its rounds accepts."""
-
-    request: Request
-    first_step: int
-    accepted: Accepted | None
-    prompt_blocks: int = 0
-    """In its table when it joined, where tables matter."""
-
-    def accepted_in(self, step: int) -> int:
-        """Drafted tokens that its round in `step` accepts."""
-        return 0 if self.accepted is None else int(self.accepted[step - self.first_step])
-
-
-def _grown(steps: Ints, length: int) -> Ints:
-    """`steps` with zeros behind it where it lacks some for `length`."""
-    if length <= len(steps):
-        return steps
-    return np.concatenate([steps, np.zeros(length, np.int64)])
-
-
-class _RowBlocks:
-    """What the tables of decoding rows gain, by the step that they are planned for."""
-
-    __slots__ = ("_draft_tokens", "_gains", "_is_async", "_lookahead", "_pool")
-
-    def __init__(self, pool: PagedPool, draft_tokens: int, lookahead: int, *, is_async: bool) -> None:
-        self._pool = pool
-        self._lookahead = lookahead
-        self._draft_tokens = draft_tokens
-        self._is_async = is_async
-        self._gains = np.zeros(_GROWTH_STEPS, dtype=np.int64)
-        """[steps] blocks, those of first rounds that are planned ahead left out."""
-
-    @property
-    def _reach(self) -> int:
-        """Slots beyond a row's context that its plan holds: the round's own, and look-ahead for the next draft."""
-        return self._draft_tokens + 1 + self._lookahead
-
-    def of_plans(self, member: _Member, *, must_end: bool) -> Ints:
-        """[plans] blocks of its table after each plan for it, its first round's first.
-
-        Planned ahead, a row counts with all that the round under way can bring, and once more than it has rounds unless
-        it `must_end` with the last one.
-        """
-        request, tokens_per_row = member.request, self._draft_tokens + 1
-        if member.accepted is None:
-            before = np.arange(request.output_tokens - 1)
-        else:
-            before = np.zeros(len(member.accepted), dtype=np.int64)
-            np.cumsum(member.accepted[:-1] + np.int64(1), out=before[1:])
-        held = request.prompt_tokens + self._reach + before
-        if self._is_async:
-            last = -1 if must_end else len(held)
-            held = np.concatenate((held[:1], held[:last] + tokens_per_row))
-        blocks: Ints = -(-held // self._pool.block_size)
-        return blocks
-
-    def first_gain(self, request: Request) -> int:
-        """Blocks that the plan of its first round adds to the prompt's."""
-        most = -(-(request.prompt_tokens + self._reach) // self._pool.block_size)
-        return max(0, most - self._pool.length(request))
-
-    def join(self, member: _Member, *, must_end: bool) -> _Member:
-        """From now on its gains are taken by number; its table has in name what it will have in the end."""
-        request, accepted, start = member.request, member.accepted, member.first_step
-        block_size = self._pool.block_size
-        num_blocks = self._pool.length(request)
-        if accepted is None:
-            end = start + request.output_tokens - 1
-            self._gains = _grown(self._gains, end)
-            first = -request.prompt_tokens % block_size
-            if first == 0 and self._is_async:
-                first = block_size
-            self._gains[start + first : end : block_size] += 1
-            self._pool.assign(request, -(-(request.prompt_tokens + request.output_tokens - 1) // block_size))
-        else:
-            blocks = self.of_plans(member, must_end=must_end)
-            self._gains = _grown(self._gains, start + len(blocks))
-            self._gains[start + 1 : start + len(blocks)] += blocks[1:] - blocks[:-1]
-            if not self._is_async:
-                self._gains[start] += blocks[0] - num_blocks
-            self._pool.assign(request, int(blocks[-1]))
-        return member._replace(prompt_blocks=num_blocks)
-
-    def take(self, step: int, completed: Sequence[Request]) -> None:
-        """Rows are planned for `step`, and so are first rounds of the `completed` prompts, of the step under way."""
-        gain = 0
-        if step < len(self._gains):
-            gain, self._gains[step] = self._gains.item(step), 0
-        for request in completed:
-            if request.output_tokens > 1:
-                gain += self.first_gain(request)
-        if gain:
-            self._pool.take(gain)
-
-    def assign_planned(self, member: _Member, num_plans: int) -> None:
-        """The table of `member` as it is after so many plans for it."""
-        blocks = self.of_plans(member, must_end=False)
-        self._pool.assign(member.request, int(blocks[num_plans - 1]) if num_plans else member.prompt_blocks)
 
 
 class _Partial(NamedTuple):
@@ -180,122 +70,6 @@ class _Plan(NamedTuple):
     at_s: float
 
 
-class _Rows:
-    """The decoding rows as totals, and when each leaves. `step` is the one under way, or else the next one."""
-
-    __slots__ = (
-        "_advance",
-        "_blocks",
-        "_draft_tokens",
-        "_ending",
-        "_first_measured",
-        "_leaving",
-        "_luck",
-        "_members",
-        "context_tokens",
-        "num_measured",
-        "num_rows",
-        "step",
-    )
-
-    def __init__(self, luck: RoundLuck, draft_tokens: int, first_measured: int, blocks: _RowBlocks | None) -> None:
-        self._luck = luck
-        self._blocks = blocks
-        self._first_measured = first_measured
-        self._draft_tokens = draft_tokens
-        self._leaving: dict[int, list[Request]] = {}
-        self._ending: dict[int, int] = {}
-        """Step -> rows that begin it with one token left, so that they must end with it."""
-        self._members: dict[int, _Member] = {}
-        self._advance = np.zeros(_GROWTH_STEPS, dtype=np.int64)
-        """[steps] context tokens that all rows together gain in a step."""
-        self.step = 0
-        self.num_rows = 0
-        self.num_measured = 0
-        """Rows whose gaps count: those after the warm-up."""
-        self.context_tokens = 0
-
-    def join(self, request: Request) -> None:
-        """`request` has its first token and decodes from the next step on."""
-        accepted = None
-        last = 0
-        if self._draft_tokens == 0:
-            num_rounds = request.output_tokens - 1
-            gained = num_rounds
-        else:
-            accepted = self._luck.rounds(request.index, 1, request.output_tokens, self._draft_tokens)
-            num_rounds = len(accepted)
-            total = int(accepted.sum())
-            last = int(accepted[-1])
-            gained = total + num_rounds
-            request.num_rounds = num_rounds
-            request.drafted_tokens = num_rounds * self._draft_tokens
-            request.accepted_tokens = total
-            start = self.step + 1
-            self._advance = _grown(self._advance, start + num_rounds)
-            self._advance[start : start + num_rounds] += accepted
-        request.kv_tokens = request.prompt_tokens + gained
-        self.num_rows += 1
-        self.num_measured += request.index >= self._first_measured
-        self.context_tokens += request.prompt_tokens
-        last_step = self.step + num_rounds
-        self._leaving.setdefault(last_step, []).append(request)
-        must_end = gained - last == request.output_tokens - 1
-        if must_end:
-            self._ending[last_step] = self._ending.get(last_step, 0) + 1
-        member = _Member(request, self.step + 1, accepted)
-        if self._blocks is not None:
-            member = self._blocks.join(member, must_end=must_end)
-        self._members[request.index] = member
-
-    @property
-    def requests(self) -> list[Request]:
-        """Of the rows, in order of admission."""
-        return [member.request for member in self._members.values()]
-
-    def num_ending(self) -> int:
-        """Rows that must end with this step, whatever it accepts."""
-        return self._ending.get(self.step, 0)
-
-    def advance(self) -> list[Request] | None:
-        """Account for the step that just ended; returns the requests that leave with it."""
-        self.context_tokens += self.num_rows
-        if self._draft_tokens and self.step < len(self._advance):
-            self.context_tokens += int(self._advance[self.step])
-        leaving = self._leaving.pop(self.step, None)
-        if leaving is not None:
-            self._ending.pop(self.step, None)
-            self.num_rows -= len(leaving)
-            for request in leaving:
-                self.context_tokens -= request.kv_tokens
-                self.num_measured -= request.index >= self._first_measured
-                del self._members[request.index]
-        return leaving
-
-    def assign_planned(self, member: _Member, num_plans: int) -> None:
-        """The table of `member` as it is after so many plans for it, where tables matter."""
-        if self._blocks is not None:
-            self._blocks.assign_planned(member, num_plans)
-
-    def write_out(self, last_step_s: float) -> list[_Member]:
-        """Every row as `continuous` would hold it before `step`, in order of admission."""
-        drafted = self._draft_tokens
-        for request, first_step, accepted, _ in self._members.values():
-            num_rounds = self.step - first_step
-            gained = num_rounds
-            if accepted is not None:
-                total = int(accepted[:num_rounds].sum())
-                request.num_rounds, request.accepted_tokens = num_rounds, total
-                request.drafted_tokens = num_rounds * drafted
-                request.needs_catch_up = num_rounds > 0 and int(accepted[num_rounds - 1]) == drafted
-                gained += total
-            request.emitted_tokens = 1 + gained
-            request.last_token_s = last_step_s
-            request.drafted = drafted
-            request.kv_tokens = request.context_tokens + drafted + 1
-        return sorted(self._members.values(), key=lambda member: member.request.index)
-
-
 async def _engine(
     serving: Serving, limits: EngineLimits, luck: RoundLuck, stream: Stream, names_requests: bool
 ) -> None:
@@ -305,8 +79,8 @@ async def _engine(
     is_async = limits.async_scheduling
     lookahead = serving.controller.draft_tokens_max
     is_sharing = serving.paged.is_sharing
-    blocks = _RowBlocks(serving.paged, draft_tokens, lookahead, is_async=is_async) if is_sharing else None
-    rows = _Rows(luck, draft_tokens, serving.first_measured, blocks)
+    blocks = RowBlocks(serving.paged, draft_tokens, lookahead, is_async=is_async) if is_sharing else None
+    rows = Rows(luck, draft_tokens, serving.first_measured, blocks)
     plan: _Plan | None = None
     partial: _Partial | None = None
     last_step_s = 0.0
@@ -314,8 +88,10 @@ async def _engine(
         num_rows = rows.num_rows
         if plan is None or not (num_rows or plan.chunks):
             if serving.inbox and not _has_room(serving, limits, num_rows, partial):
-                await engine(serving, limits, stream, _with_tables(serving, rows, partial, last_step_s))
-                return
+                running = _with_tables(serving, rows, partial, last_step_s)
+                rows, plan, last_step_s = await _by_tables(serving, limits, stream, rows, running)
+                partial = None
+                continue
             if blocks is not None:
                 blocks.take(rows.step, [])
             plan = _fill(serving, partial, limits, num_rows, limits.max_num_batched_tokens - num_rows * tokens_per_row)
@@ -332,8 +108,9 @@ async def _engine(
             if serving.inbox and not _has_room(serving, limits, num_rows + len(completed), partial):
                 running, under_way = _under_way(serving, rows, step, last_step_s)
                 flight = Flight(under_way.step, target, last, draft_tokens, started_s, under_way.accepted)
-                await engine(serving, limits, stream, running, flight)
-                return
+                rows, plan, last_step_s = await _by_tables(serving, limits, stream, rows, running, flight)
+                partial = None
+                continue
             if blocks is not None:
                 blocks.take(rows.step + 1, completed)
             num_going_on = num_rows - rows.num_ending() + sum([request.output_tokens > 1 for request in completed])
@@ -382,7 +159,7 @@ def _length(serving: Serving) -> int:
 
 
 def _submit(
-    serving: Serving, rows: _Rows, step: _Plan, stream: Stream, method: Method, named: Sequence[Request] | None
+    serving: Serving, rows: Rows, step: _Plan, stream: Stream, method: Method, named: Sequence[Request] | None
 ) -> tuple[Ticket, Ticket]:
     """The target pass of a step, and the drafts that follow it; their tickets. Requests are those `named`, and the
     prompts'; None where works need not carry them."""
@@ -479,10 +256,49 @@ def _admit(serving: Serving, most_tokens: int) -> tuple[Request, Chunk]:
     return seated
 
 
-# -- where memory runs out: everything as `continuous` holds it
+# -- where memory runs out: everything as `continuous` holds it, and back
 
 
-def _with_tables(serving: Serving, rows: _Rows, partial: _Partial | None, last_step_s: float) -> list[Request]:
+async def _by_tables(
+    serving: Serving,
+    limits: EngineLimits,
+    stream: Stream,
+    rows: Rows,
+    running: list[Request],
+    flight: Flight | None = None,
+) -> tuple[Rows, _Plan | None, float]:
+    """`continuous` serves until memory is at ease; then the account, the step that is planned, and when the last ended.
+
+    With prefixes in common it goes on to the end: of tables that share blocks the account knows their growth alone.
+    """
+    is_sharing = serving.paged.is_sharing
+    may_stop = None if is_sharing else lambda pause: _is_eased(serving, pause)
+    pause = await engine(serving, limits, stream, running, flight, may_stop)
+    for request in pause.running:
+        has_room = serving.paged.reserve_again(request)
+        assert has_room, "whoever is at ease has room"
+    plan = None
+    if pause.planned is not None and not pause.planned.is_empty:
+        plan = _Plan([], (), [], None, pause.planned_at_s)
+    last_step_s = pause.running[0].last_token_s if pause.running else serving.host.now_s
+    return rows.read_in(pause.running), plan, last_step_s
+
+
+def _is_eased(serving: Serving, pause: Pause) -> bool:
+    """Whether nobody waits, all who run decode, and their whole lives fit into EASED_SHARE of memory."""
+    pool, running = serving.paged, pause.running
+    most_blocks = int(EASED_SHARE * pool.num_blocks)
+    if serving.inbox or pool.num_held > most_blocks or (pause.planned is not None and pause.planned.prompts):
+        return False
+    num_blocks = 0
+    for request in running:
+        num_blocks += pool.blocks_for(request)
+        if num_blocks > most_blocks or request.prefilled_tokens < request.prefill_goal:
+            return False
+    return True
+
+
+def _with_tables(serving: Serving, rows: Rows, partial: _Partial | None, last_step_s: float) -> list[Request]:
     """Between two steps: reservations become tables; returns the running requests, oldest first."""
     running = []
     for member in rows.write_out(last_step_s):
@@ -502,7 +318,7 @@ class _UnderWay(NamedTuple):
     accepted: list[int]
 
 
-def _under_way(serving: Serving, rows: _Rows, plan: _Plan, last_step_s: float) -> tuple[list[Request], _UnderWay]:
+def _under_way(serving: Serving, rows: Rows, plan: _Plan, last_step_s: float) -> tuple[list[Request], _UnderWay]:
     """While `plan`, which was made ahead if there are rows, is under way: tables as they were planned; the running
     requests, oldest first, and the step with what its rows are going to accept."""
     lookahead = serving.controller.draft_tokens_max

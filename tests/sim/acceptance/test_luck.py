@@ -186,6 +186,15 @@ def test_what_luck_keeps_is_bounded() -> None:
     assert sum(len(tile) for tile in luck._tiles.values()) < 8e6
 
 
+def test_prepared_rounds_that_nobody_asks_for_are_not_kept_for_ever() -> None:
+    """Of 10,000 the last one is asked for first; what was dropped meanwhile is answered all the same."""
+    prepared, plain = Luck(IidAcceptance(0.7), 3), Luck(IidAcceptance(0.7), 3)
+    prepared.prepare(range(10_000), [5] * 10_000, 2)
+    for index in (9_999, 0):
+        assert prepared.rounds(index, 1, 5, 2).tolist() == plain.rounds(index, 1, 5, 2).tolist()
+    assert len(prepared._ready) <= 2 * 2048
+
+
 @pytest.mark.slow
 def test_draws_are_uniform_and_uncorrelated() -> None:
     """Seed 0, 2^20 draws; five standard errors."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.policies import continuous_lazy
+from sim.engine import lazy_rows
+from sim.policies import continuous, continuous_lazy
 from sim.policies.continuous_lazy import can_be_lazy
 from sim.policies.options import EngineLimits, Method
 from sim.seam.work import Chunk, Kind
@@ -75,7 +76,7 @@ def test_a_prompt_of_one_output_token_takes_no_budget_of_the_step_after_it() -> 
 
 @pytest.mark.parametrize("first_steps", [2, 3, 4096])
 def test_the_account_grows_with_the_run(first_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continuous_lazy, "_GROWTH_STEPS", first_steps)
+    monkeypatch.setattr(lazy_rows, "_GROWTH_STEPS", first_steps)
     run = lazily([(10, 9), (10, 30)], draft_tokens=1)
     works = [work.work for work in run.tickets if work.work.kind is Kind.STEP]
     assert len(works) == 30
@@ -97,3 +98,27 @@ def test_full_seats_do_not_end_the_account(monkeypatch: pytest.MonkeyPatch) -> N
     limits = EngineLimits(max_num_seqs=2, max_num_batched_tokens=100)
     run = lazily([(10, 4)] * 5, limits=limits, draft_tokens=0)
     assert run.serving.is_all_finished
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_account_goes_on_once_memory_is_at_ease(monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
+    """Two of 41 tokens do not fit into 64 for their whole lives: the plain loop serves the first two, and nobody else
+    but the one that is there when both are through, 200 s before two more."""
+    submitted: list[float] = []
+    submit = continuous._submit
+
+    def counted(serving: Any, *more: Any) -> Any:
+        submitted.append(serving.host.now_s)
+        return submit(serving, *more)
+
+    monkeypatch.setattr(continuous, "_submit", counted)
+    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=64, async_scheduling=is_async)
+    requests = [
+        request(index, arrival_s=at_s, prompt=11, output=30)
+        for index, at_s in enumerate((0.0, 0.0, 60.0, 400.0, 600.0))
+    ]
+    more = {"luck": NeverAccept(), "limits": limits, "draft_tokens": 0, "kv_blocks": 64, "block_size": 1}
+    lazy = SimRun("continuous", requests, is_lazy=True, **more)
+    assert lazy.serving.is_all_finished
+    assert submitted
+    assert max(submitted) < 400.0

@@ -48,9 +48,16 @@ class KeyedLuck:
         return np.array(accepted, dtype=np.int8)
 
 
-def build(rows: list, *, prefix: str = "r") -> list[Request]:
+def build(rows: list, *, prefix: str = "r", has_priorities: bool = False) -> list[Request]:
     return [
-        Request(index=i, id=f"{prefix}{i}", arrival_s=at_s, prompt_tokens=prompt, output_tokens=output)
+        Request(
+            index=i,
+            id=f"{prefix}{i}",
+            arrival_s=at_s,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            priority=7 * i % 3 if has_priorities else 0,
+        )
         for i, (at_s, prompt, output) in enumerate(sorted(rows))
     ]
 
@@ -155,17 +162,22 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     _assert_same_decisions(lazy, plain)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.floats(0.0, 9.0), st.integers(1, 60), st.integers(1, 60)), min_size=2, max_size=10),
+    rows=st.lists(
+        st.tuples(st.floats(0.0, 9.0) | st.floats(0.0, 200.0), st.integers(1, 60), st.integers(1, 60)),
+        min_size=2,
+        max_size=12,
+    ),
     draft_tokens=st.integers(0, 3),
     spare_blocks=st.integers(0, 8),
     num_warmups=st.integers(0, 4),
     block_size=st.sampled_from([1, 4, 16]),
     spare_tokens=st.integers(0, 40),
     is_async=st.booleans(),
+    has_priorities=st.booleans(),
 )
-def test_lazy_accounting_hands_over_where_memory_runs_out(
+def test_lazy_accounting_hands_over_while_memory_is_short(
     rows: list,
     draft_tokens: int,
     spare_blocks: int,
@@ -173,7 +185,9 @@ def test_lazy_accounting_hands_over_where_memory_runs_out(
     block_size: int,
     spare_tokens: int,
     is_async: bool,
+    has_priorities: bool,
 ) -> None:
+    """And goes on where it is short no longer, perhaps several times, with rows that gave way in between."""
     slots = (3 if is_async else 2) * draft_tokens + 1 if draft_tokens else 0
     most = max(prompt + output + slots for _, prompt, output in rows)
     kv_blocks = -(-most // block_size) + spare_blocks * 16 // block_size
@@ -183,7 +197,7 @@ def test_lazy_accounting_hands_over_where_memory_runs_out(
     plain, lazy = (
         SimRun(
             "continuous",
-            build(rows),
+            build(rows, has_priorities=has_priorities),
             costs=COSTS,
             luck=KeyedLuck(),
             limits=limits,
