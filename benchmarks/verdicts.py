@@ -3,10 +3,12 @@
     python -m benchmarks.verdicts load [--groups 100]
     python -m benchmarks.verdicts coverage [--groups 200] [--workers 2] [--without-tails]
 
-`load`: an M/D/1 queue (one request at a time, one length), `continuous` and `pd`, at 0.5 to 1.2 of their capacity; the
-share of runs per verdict, and the CPU that capacity took beside the runs. `coverage`: the share of 95 % intervals, four
-replications, that hold the mean of a long run, at 30, 60 and 85 % of capacity on two GPUs. A p99 has an interval only
-where so many requests are measured that FEWEST_FOR_P99 of them count as independent: those runs take most of the time.
+`load`: an M/D/1 queue (one request at a time, one length), `continuous` and `pd`, at 0.5 to 1.2 of their capacity, the
+mean of several saturated runs; the share of runs per verdict, and the CPU of a run and of a verdict, nothing kept.
+`coverage`: the share of 95 % intervals, four replications, that hold the mean of a long run, at 30, 60 and 85 % of
+capacity on two GPUs, over SHUFFLES ways of taking the runs by fours. A p99 has an interval only where so many requests
+are measured that FEWEST_FOR_P99 of them count as independent: those runs take most of the time, and need a group in
+TAIL_SHARE.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from sim.experiment.scenario import Scenario
 from sim.experiment.steady import load_of, settle
 from sim.metrics.load import needs_capacity
 from sim.metrics.stats import interval_95
-from sim.metrics.summary import number
+from sim.metrics.summary import Run, number
 
 PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")
 SHARES = (0.3, 0.6, 0.85)
@@ -42,6 +44,10 @@ REPLICATIONS = 4
 LONG_RUN = 60
 """Replications of the long run, whose mean is taken for the truth."""
 TRUTH_SEED = 77
+SHUFFLES = 100
+TAIL_SHARE = 2
+REFERENCES = range(1001, 1009)
+"""Seeds of the saturated runs whose mean is taken for the capacity."""
 
 
 def queue(**changes: object) -> tuple[Scenario, Profile]:
@@ -70,26 +76,26 @@ def load_verdicts(groups: int) -> None:
         "pd": engine("pd"),
     }.items():
         policy = scenario.policy[0]
-        started_s = time.process_time()
-        rate, interval = capacity(scenario, policy, profile)
-        capacity_s = time.process_time() - started_s
-        print(f"{name}: capacity {rate:.3f} requests/s [{interval[0]:.3f}, {interval[1]:.3f}], {capacity_s:.2f} CPU-s")
+        rates = [capacity(msgspec.structs.replace(scenario, seed=seed), policy, profile)[0] for seed in REFERENCES]
+        rate = float(np.mean(rates))
+        print(f"{name}: capacity {rate:.3f} requests/s, ±{100.0 * float(np.std(rates)) / rate:.1f} % from seed to seed")
         for share in (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2):
             found: Counter[str] = Counter()
-            runs_s = 0.0
-            for group in range(groups if name == "M/D/1" else max(10, groups // 10)):
+            runs_s = verdicts_s = 0.0
+            for group in range(groups if name == "M/D/1" else max(10, groups // 4)):
                 workload = msgspec.structs.replace(scenario.workload, num_prompts=1000, request_rate=share * rate)
                 fresh = msgspec.structs.replace(scenario, workload=workload, seed=group)
                 started_s = time.process_time()
                 record = simulate(fresh, policy, child_seed(group, 0), profile)
                 runs_s += time.process_time() - started_s
-                if name == "M/D/1":
-                    capacities.forget()
+                capacities.forget()
+                started_s = time.process_time()
                 load = load_of(fresh, profile, policy, is_in_doubt=needs_capacity(record))
+                verdicts_s += time.process_time() - started_s
                 found[load.verdict.value] += 1
             total = sum(found.values())
             shares = ", ".join(f"{verdict} {100.0 * count / total:.0f} %" for verdict, count in found.most_common())
-            print(f"  {share:4.2f}: {shares}; {runs_s / total:.2f} CPU-s a run")
+            print(f"  {share:4.2f}: {shares}; CPU-s: {runs_s / total:.3f} a run, {verdicts_s / total:.3f} a verdict")
 
 
 def settings() -> Iterator[tuple[str, float, Scenario, Profile]]:
@@ -109,8 +115,9 @@ def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
         long_workload = msgspec.structs.replace(settled.workload, num_prompts=20_000, num_warmups=1000)
         long = msgspec.structs.replace(settled, workload=long_workload)
         truth = _means(long, profile, TRUTH_SEED, LONG_RUN, workers, (*METRICS, "completed", "effective_requests"))
-        counts: Counter[str] = Counter()
-        widths: dict[str, list[float]] = {metric: [] for metric in metrics_asked}
+        measured: dict[tuple[int | str, int], list[Run]] = {}
+        held: dict[str, float] = {}
+        half: dict[str, float] = {}
         lengths = dict.fromkeys(metrics_asked, settled)
         tail = ceil(FEWEST_FOR_P99 / REPLICATIONS * truth["completed"] / truth["effective_requests"])
         if has_tails:
@@ -120,30 +127,48 @@ def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
                     settled.workload, num_prompts=max(length.num_prompts, tail + length.num_warmups)
                 ),
             )
-        for used in {id(scenario): scenario for scenario in lengths.values()}.values():
-            metrics = [metric for metric in metrics_asked if lengths[metric] is used]
-            points = [
-                Point(scenario=used, policy="continuous", seed=child_seed(1000 + group, replication), profile=profile)
-                for group in range(groups)
-                for replication in range(REPLICATIONS)
-            ]
-            runs = {index: outcome.run for index, outcome in run_points(points, workers=workers)}
-            for group in range(groups):
-                own = [runs[group * REPLICATIONS + replication] for replication in range(REPLICATIONS)]
-                for metric in metrics:
-                    interval = interval_95([number(run, metric) or 0.0 for run in own])
-                    assert interval is not None
-                    counts[metric] += interval[0] <= truth[metric] <= interval[1]
-                    widths[metric].append((interval[1] - interval[0]) / 2.0 / truth[metric])
+        for metric in metrics_asked:
+            num_runs = REPLICATIONS * (groups // TAIL_SHARE if metric.startswith("p99") else groups)
+            key = lengths[metric].workload.num_prompts, num_runs
+            if key not in measured:
+                measured[key] = _runs(lengths[metric], profile, num_runs, workers)
+            held[metric], half[metric] = covered([number(run, metric) or 0.0 for run in measured[key]], truth[metric])
         told = "  ".join(
-            f"{metric} {100.0 * counts[metric] / groups:5.1f} % (±{100.0 * float(np.median(widths[metric])):.1f} %)"
-            for metric in metrics_asked
+            f"{metric} {100.0 * held[metric]:5.1f} % (±{100.0 * half[metric]:.1f} %)" for metric in metrics_asked
         )
         print(
             f"{name} {share:.0%}: {length.num_prompts} requests ({tail} for a p99), "
             f"{length.num_warmups} left out: {told}",
             flush=True,
         )
+
+
+def covered(samples: Sequence[float], truth: float) -> tuple[float, float]:
+    """Share of the intervals of REPLICATIONS of the `samples` that hold the `truth`, and the median half-width over it,
+    by SHUFFLES ways of taking them together."""
+    values, held, halves = np.array(samples), [], []
+    generator = np.random.default_rng(0)
+    for _ in range(SHUFFLES):
+        for own in generator.permutation(values).reshape(-1, REPLICATIONS):
+            interval = interval_95(own.tolist())
+            assert interval is not None
+            held.append(interval[0] <= truth <= interval[1])
+            halves.append((interval[1] - interval[0]) / 2.0 / truth)
+    return float(np.mean(held)), float(np.median(halves))
+
+
+def _runs(scenario: Scenario, profile: Profile, num_runs: int, workers: int) -> list[Run]:
+    points = [
+        Point(
+            scenario=scenario,
+            policy="continuous",
+            seed=child_seed(1000 + run // REPLICATIONS, run % REPLICATIONS),
+            profile=profile,
+        )
+        for run in range(num_runs)
+    ]
+    runs = {index: outcome.run for index, outcome in run_points(points, workers=workers)}
+    return [runs[index] for index in range(num_runs)]
 
 
 def _means(
