@@ -283,9 +283,8 @@ class SharedDevice:
     def _note_issued(self, op: Op, time_s: float) -> None:
         op.is_issued = True
         op.ticket.issued_s = time_s
-        issued = op.ticket._issued
-        if issued is not None and not issued.is_done:
-            self.clock.complete(issued)
+        if op.ticket._issued is not None:
+            self.clock.complete(op.ticket._issued)
 
     def _set_slowdowns(self, now_s: float) -> None:
         """Of all launches that go on; a work that cannot outrun its own has another rate then."""
