@@ -1,7 +1,8 @@
 """The decoding rows of the lazy account as totals: what all of them together gain in each step, and when each leaves.
 
 A row's luck is known when it joins, so all that it will do is written down at once. Where requests have content in
-common it is also known what its table gains by each plan. Not here: which steps there are (sim.policies.continuous_lazy).
+common it is also known what its table gains by each plan.
+Not here: which steps there are (sim.policies.continuous_lazy).
 """
 
 from __future__ import annotations
@@ -216,8 +217,8 @@ class Rows:
         for request in running:
             accepted = None
             member = self._members.get(request.index)
-            # A request that gave way has a token beyond its rounds: they begin at other positions now.
-            if member is not None and member.accepted is not None and not request.num_preemptions:
+            # All members have room for their whole lives and the newest give way first: none has lost its place.
+            if member is not None and member.accepted is not None:
                 accepted = member.accepted[request.num_rounds - member.begun.num_rounds :]
             rows.join(request, accepted)
         rows.step = 0

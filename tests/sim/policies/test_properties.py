@@ -64,7 +64,10 @@ def build(rows: list, *, prefix: str = "r", has_priorities: bool = False) -> lis
 
 def outcome(run: SimRun) -> list:
     return [
-        (r.index, r.scheduled_s, r.first_token_s, r.last_token_s, r.emitted_tokens, r.num_rounds, r.accepted_tokens)
+        (
+            *(r.index, r.scheduled_s, r.first_token_s, r.last_token_s),
+            *(r.emitted_tokens, r.num_rounds, r.drafted_tokens, r.accepted_tokens),
+        )
         for r in run.serving.requests
     ]
 

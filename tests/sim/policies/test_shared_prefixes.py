@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sim.costs.cost import Cost
@@ -108,6 +108,16 @@ def assert_alike(plain: SimRun, lazy: SimRun) -> None:
 
 
 @settings(max_examples=250, deadline=None)
+@example(
+    rows=[(0.0, 1, 1, 0, 0), (0.0, 1, 2, 0, 0), (0.0, 1, 4, 0, 1), *[(0.0, 2, 1, 0, 0)] * 2, (0.0, 2, 1, 0, 1)],
+    draft_tokens=0,
+    max_num_seqs=2,
+    spare_tokens=0,
+    spare_blocks=0,
+    max_concurrency=2,
+    is_async=True,
+    block=1,
+)  # a table that is handed over with all that it will have in the end is too long
 @given(
     rows=asked,
     draft_tokens=st.integers(0, 4),
