@@ -288,7 +288,7 @@ def _is_eased(serving: Serving, pause: Pause) -> bool:
     """Whether nobody waits, all who run decode, and their whole lives fit into EASED_SHARE of memory."""
     pool, running = serving.paged, pause.running
     most_blocks = int(EASED_SHARE * pool.num_blocks)
-    if serving.inbox or pool.num_held > most_blocks or (pause.planned is not None and pause.planned.prompts):
+    if serving.inbox or pool.num_held > most_blocks:
         return False
     num_blocks = 0
     for request in running:
