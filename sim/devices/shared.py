@@ -97,10 +97,7 @@ class SharedDevice:
                 if other.device is not self:
                     other.dependents = [*(other.dependents or ()), self]
                     other.device.poke()
-        op = Op(ticket, queue, waits_for)
-        self._num_ops += 1
-        if not self._contention.has_priorities:
-            op.priority = 0
+        op = self._new_op(ticket, queue, waits_for)
         has_changed = self._note_launches(now_s)
         queue.to_issue.append(op)
         if work.kind is not Kind.HOST:
@@ -125,9 +122,8 @@ class SharedDevice:
         """Go on with the works of the stream that had the device to itself."""
         for ticket in self._solo.release(now_s):
             queue = self._queues[ticket.stream.name]
-            op = Op(ticket, queue, ())
+            op = self._new_op(ticket, queue, ())
             op.go_on(now_s)
-            self._num_ops += 1
             if not op.is_issued:
                 queue.to_issue.append(op)
                 if op.slowdown:
@@ -138,6 +134,13 @@ class SharedDevice:
                 self._busy_since_s = ticket.start_s
             elif ticket.work.kind is not Kind.HOST:
                 queue.to_run.append(op)
+
+    def _new_op(self, ticket: SimTicket, queue: Queue, after: Sequence[SimTicket]) -> Op:
+        op = Op(ticket, queue, after)
+        self._num_ops += 1
+        if not self._contention.has_priorities:
+            op.priority = 0
+        return op
 
     def poke(self) -> None:
         self._take_over(self.clock.now_s)

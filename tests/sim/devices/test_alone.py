@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.costs.cost import ConstantCosts, Cost
+from sim.devices.contention import Contention, Regime
 from sim.devices.shared import SharedDevice
 from sim.devices.solo import SoloDevice
 from sim.devices.ticket import SimTicket
@@ -58,11 +59,13 @@ PROGRAMS = st.lists(
 )
 
 
-def run(program: list[Entry], result_s: float, devices: list[int]) -> tuple[list[tuple[float, ...]], list[float], Any]:
+def run(
+    program: list[Entry], result_s: float, devices: list[int], contention: Contention | None = None
+) -> tuple[list[tuple[float, ...]], list[float], Any]:
     """Times of every work, when those that were awaited were over, and the device's accounts."""
     costs = _Listed(device_s={}, parts=[entry.parts for entry in program], inflation_per_issuer=0.5, result_s=result_s)
-    host = SimHost(costs, PeriodicLuck())
-    streams = [host.stream(f"s{place}", device=device) for place, device in enumerate(devices)]
+    host = SimHost(costs, PeriodicLuck(), contention=contention)
+    streams = [host.stream(f"s{place}", device=device, priority=place) for place, device in enumerate(devices)]
     tickets: list[SimTicket] = []
     woken_s = [0.0] * len(program)
 
@@ -93,11 +96,18 @@ def run(program: list[Entry], result_s: float, devices: list[int]) -> tuple[list
 
 
 @settings(max_examples=300, deadline=None)
-@given(program=PROGRAMS, result_s=seconds, devices=st.sampled_from([[0, 0, 0], [0, 0, 1]]))
-def test_closed_form_and_events_tell_the_same(program: list[Entry], result_s: float, devices: list[int]) -> None:
-    times, woken_s, accounts = run(program, result_s, devices)
+@given(
+    program=PROGRAMS,
+    result_s=seconds,
+    devices=st.sampled_from([[0, 0, 0], [0, 0, 1]]),
+    contention=st.builds(Contention, regime=st.sampled_from(Regime), has_priorities=st.booleans()),
+)
+def test_closed_form_and_events_tell_the_same(
+    program: list[Entry], result_s: float, devices: list[int], contention: Contention
+) -> None:
+    times, woken_s, accounts = run(program, result_s, devices, contention)
     with patch.object(SharedDevice, "_is_sole", return_value=False):
-        expected_times, expected_woken_s, expected_accounts = run(program, result_s, devices)
+        expected_times, expected_woken_s, expected_accounts = run(program, result_s, devices, contention)
     for one, other in zip(times, expected_times, strict=True):
         assert one == pytest.approx(other, abs=1e-9, nan_ok=True)
     assert woken_s == pytest.approx(expected_woken_s, abs=1e-9)
@@ -142,7 +152,7 @@ def test_the_second_stream_takes_over_what_is_in_flight() -> None:
         return left
 
     with patch.object(SoloDevice, "release", counted):
-        times, woken_s, (busy_s, _) = run(program, 0.0, [0, 0, 0])
+        times, woken_s, (busy_s, _) = run(program, 0.0, [0, 0, 0], Contention(has_priorities=False))
     assert [(start_s, end_s) for _, _, start_s, end_s, _ in times] == [(0.0, 7.0), (2.0, 6.0)]
     assert (woken_s, busy_s) == ([7.0, 6.0], 7.0)
     assert sum(released) == 1
