@@ -261,10 +261,8 @@ class Rows:
             gained = num_rounds
             if accepted is not None:
                 total = int(accepted[:num_rounds].sum())
-                request.num_rounds, request.accepted_tokens = (
-                    begun.num_rounds + num_rounds,
-                    begun.accepted_tokens + total,
-                )
+                request.num_rounds = begun.num_rounds + num_rounds
+                request.accepted_tokens = begun.accepted_tokens + total
                 request.drafted_tokens -= (len(accepted) - num_rounds) * drafted
                 if num_rounds:
                     request.needs_catch_up = int(accepted[num_rounds - 1]) == drafted
