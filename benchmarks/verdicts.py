@@ -114,7 +114,11 @@ def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
         settled, length = settle(scenario, profile)
         long_workload = msgspec.structs.replace(settled.workload, num_prompts=20_000, num_warmups=1000)
         long = msgspec.structs.replace(settled, workload=long_workload)
-        truth = _means(long, profile, TRUTH_SEED, LONG_RUN, workers, (*METRICS, "completed", "effective_requests"))
+        long_runs = _runs(long, profile, [child_seed(TRUTH_SEED, run) for run in range(LONG_RUN)], workers)
+        truth = {
+            key: float(np.mean([number(run, key) or 0.0 for run in long_runs]))
+            for key in (*METRICS, "completed", "effective_requests")
+        }
         measured: dict[tuple[int | str, int], list[Run]] = {}
         held: dict[str, float] = {}
         half: dict[str, float] = {}
@@ -131,7 +135,8 @@ def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
             num_runs = REPLICATIONS * (groups // TAIL_SHARE if metric.startswith("p99") else groups)
             key = lengths[metric].workload.num_prompts, num_runs
             if key not in measured:
-                measured[key] = _runs(lengths[metric], profile, num_runs, workers)
+                seeds = [child_seed(1000 + run // REPLICATIONS, run % REPLICATIONS) for run in range(num_runs)]
+                measured[key] = _runs(lengths[metric], profile, seeds, workers)
             held[metric], half[metric] = covered([number(run, metric) or 0.0 for run in measured[key]], truth[metric])
         told = "  ".join(
             f"{metric} {100.0 * held[metric]:5.1f} % (±{100.0 * half[metric]:.1f} %)" for metric in metrics_asked
@@ -157,29 +162,10 @@ def covered(samples: Sequence[float], truth: float) -> tuple[float, float]:
     return float(np.mean(held)), float(np.median(halves))
 
 
-def _runs(scenario: Scenario, profile: Profile, num_runs: int, workers: int) -> list[Run]:
-    points = [
-        Point(
-            scenario=scenario,
-            policy="continuous",
-            seed=child_seed(1000 + run // REPLICATIONS, run % REPLICATIONS),
-            profile=profile,
-        )
-        for run in range(num_runs)
-    ]
+def _runs(scenario: Scenario, profile: Profile, seeds: Sequence[int], workers: int) -> list[Run]:
+    points = [Point(scenario=scenario, policy="continuous", seed=seed, profile=profile) for seed in seeds]
     runs = {index: outcome.run for index, outcome in run_points(points, workers=workers)}
-    return [runs[index] for index in range(num_runs)]
-
-
-def _means(
-    scenario: Scenario, profile: Profile, seed: int, replications: int, workers: int, metrics: Sequence[str]
-) -> dict[str, float]:
-    points = [
-        Point(scenario=scenario, policy="continuous", seed=child_seed(seed, replication), profile=profile)
-        for replication in range(replications)
-    ]
-    runs = [outcome.run for _, outcome in run_points(points, workers=workers)]
-    return {metric: float(np.mean([number(run, metric) or 0.0 for run in runs])) for metric in metrics}
+    return [runs[index] for index in range(len(points))]
 
 
 def main() -> None:
