@@ -134,7 +134,12 @@ class Experiment:
 
     @property
     def limits(self) -> EngineLimits:
-        return limits_of(self.scenario, self.profile, is_real=self.num_slots is not None)
+        return limits_of(
+            self.scenario,
+            self.profile,
+            is_speculative=self.policy.is_speculative,
+            is_real=self.num_slots is not None,
+        )
 
     @property
     def most_seated(self) -> int:

@@ -1,4 +1,4 @@
-"""What a scenario says of engine, limits and drafts, resolved on a profile: the same for every policy of a comparison.
+"""What a scenario says of engine, limits and drafts, resolved on a profile.
 
 Not here: what one policy makes of it (sim.experiment.assemble), keys and their defaults (sim.experiment.scenario).
 """
@@ -44,17 +44,20 @@ def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -
     return own
 
 
-def limits_of(scenario: Scenario, profile: Profile, *, is_real: bool = False) -> EngineLimits:
-    """What every policy keeps to: as given, else what the engine sets itself on that GPU.
+def limits_of(
+    scenario: Scenario, profile: Profile, *, is_speculative: bool = True, is_real: bool = False
+) -> EngineLimits:
+    """What a policy keeps to: as given, else what the engine sets itself on that GPU.
 
     A profile whose draft is a head on the target's features drafts as one. Asynchronous scheduling follows the engine
-    and what the scenario drafts with, so that all policies of a comparison have the same; a real host has none.
+    and what the policy drafts with: nothing of `speculation` changes one that never drafts (`is_speculative` false). A
+    real host schedules synchronously.
     """
     given, method = scenario.engine, scenario.speculation.method
     engine = engine_for(scenario, profile, is_real=is_real)
     method = own_method(profile) or method if method is Method.DRAFT_MODEL else method
-    drafting = method.value if scenario.speculation.num_speculative_tokens else NO_SPECULATION
-    is_async = not is_real and engine.plans_ahead(drafting)
+    is_drafting = is_speculative and scenario.speculation.num_speculative_tokens > 0
+    is_async = not is_real and engine.plans_ahead(method.value if is_drafting else NO_SPECULATION)
     caps = engine.cap_rule(profile.gpu)
     return EngineLimits(
         max_num_seqs=given.max_num_seqs or caps.max_num_seqs,

@@ -108,7 +108,17 @@ def _head(result: Comparison) -> list[str]:
         f"{escape(speculation['acceptance'])}, "
         f"{scenario['replications']} replications from seed {scenario['seed']}"
     ]
-    return lines + _caps_lines(result)
+    return [*lines, *_caps_lines(result), _scheduling_line(result)]
+
+
+def _scheduling_line(result: Comparison) -> str:
+    """Which policies hide the host's time behind the GPU's."""
+    by_regime: dict[str, list[str]] = {}
+    for row in result.policies:
+        is_async = next(run["async_scheduling"] for run in result.runs if run["policy"] == row.policy)
+        regime = {True: "planned while the GPU works", False: "planned after each step", None: "planned between works"}
+        by_regime.setdefault(regime[is_async], []).append(row.policy)
+    return "host: " + "; ".join(f"{regime} ({', '.join(names)})" for regime, names in by_regime.items())
 
 
 def _caps_lines(result: Comparison) -> list[str]:
