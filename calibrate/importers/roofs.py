@@ -1,7 +1,6 @@
 """Whether times can be true of a GPU: none is shorter than its datasheet allows, nor are they far too long.
 
-That is how other units and swapped columns show. Not here: reading tables (calibrate.importers.tables.time_stats,
-calibrate.importers.aiconfigurator.files).
+That is how other units and swapped columns show. Not here: reading tables (calibrate.importers.aiconfigurator.files).
 """
 
 from __future__ import annotations
@@ -27,17 +26,9 @@ LAUNCH_S = 1e-5
 """Added to the roofs before: small kernels take their launch."""
 
 
-def check_each(
-    where: Callable[[int], str], what: str, seconds: Array, flops: Array, num_bytes: Array, gpu: Gpu
-) -> None:
-    """Raises ValueError for the first time that cannot be true; `where` names a row."""
-    roof_s = _least_s(flops, num_bytes, gpu)
-    _refuse_first(where, what, seconds, roof_s, "less than", (seconds + RESOLUTION_S) * ABOVE_ROOF < roof_s)
-    _refuse_first(where, what, seconds, roof_s, f"over {FAR:g} times", seconds > FAR * (roof_s + LAUNCH_S))
-
-
 def check_all(where: Callable[[int], str], what: str, seconds: Array, flops: Array, num_bytes: Array, gpu: Gpu) -> None:
-    """Like `check_each`, but only most times together can be far too long: some tables have rows that are."""
+    """Raises ValueError for the first time shorter than it can be, or where most times together are far too long (some
+    tables have rows that are); `where` names a row."""
     roof_s = _least_s(flops, num_bytes, gpu)
     _refuse_first(where, what, seconds, roof_s, "less than", (seconds + RESOLUTION_S) * ABOVE_ROOF < roof_s)
     ratios = seconds / (roof_s + LAUNCH_S)

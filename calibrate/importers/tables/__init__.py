@@ -1,1 +1,0 @@
-"""CSV tables that hold parts of a profile: Vidur's GEMMs, Frontier's attention."""
