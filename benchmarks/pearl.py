@@ -22,6 +22,7 @@ import msgspec
 from sim.costs.kernels import LinearKernels, LinearPass
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 
@@ -98,7 +99,7 @@ def simulated_speedup(row: Row, fitted: Fit) -> float:
         max_concurrency=row.batch_size,
         **{"policy_options.draft_devices": 1, "policy_options.poll_s": 0.0},
     )
-    record = simulate(scenario, "pipelined", 0, profile, record_works=True)
+    record = simulate(resolve(scenario, profile, "pipelined"), 0, record_works=True)
     checks = [work for work in record.works if work.kind == "verify"]
     tokens_per_row = sum(request.emitted_tokens - 1 for request in record.requests) / sum(work.rows for work in checks)
     mean_step_s = (checks[-1].end_s - checks[0].start_s) / len(checks)

@@ -29,7 +29,8 @@ from realrun.validate.readback import read_replay, read_summary
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode
 from sim.experiment.assemble import Experiment
-from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.resolve import resolve
+from sim.experiment.scenario import Scenario, parse_scenario
 from sim.metrics.summary import summarise
 from sim.report.results import writing
 
@@ -109,11 +110,11 @@ def _scenario(seed: int, rate: float | str, concurrency: int | None) -> Scenario
         "input_len": INPUT_TOKENS,
         "output_len": OUTPUT_TOKENS,
     }
-    return resolve({"profile": "cpu/tiny", "policy": list(POLICIES), "workload": workload, "seed": seed})
+    return parse_scenario({"profile": "cpu/tiny", "policy": list(POLICIES), "workload": workload, "seed": seed})
 
 
 def _experiment(scenario: Scenario, policy: str, profile: Profile, slots: int) -> Experiment:
-    return Experiment(scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile, num_slots=slots)
+    return Experiment(resolve(scenario, profile, policy, num_slots=slots), scenario.seed)
 
 
 def _predicted(scenario: Scenario, policy: str, profile: Profile) -> dict[str, float]:

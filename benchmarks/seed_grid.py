@@ -15,7 +15,7 @@ import yaml
 
 from sim.costs.profile_files import load
 from sim.experiment.compare import PolicySummary, compare
-from sim.experiment.scenario import resolve
+from sim.experiment.scenario import parse_scenario
 from sim.experiment.scenario_file import set_dotted
 from sim.report.figures import draw_throughput_latency
 
@@ -35,7 +35,7 @@ def main() -> None:
             raw = yaml.safe_load(GRID.read_text())["scenario"]
             set_dotted(raw, "profile", profile_name)
             set_dotted(raw, "workload.request_rate", rate)
-            scenario = resolve(raw)
+            scenario = parse_scenario(raw)
             result = compare(scenario, load(profile_name))
             results.append(result)
             print(f"  C={round(rate / 0.05):>3}  " + "  ".join(_cell(row) for row in result.policies))

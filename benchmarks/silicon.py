@@ -30,8 +30,9 @@ from calibrate.importers.aiconfigurator.deployment import Deployment, import_dep
 from sim.costs.engine import EngineCosts, load_engine, with_engine
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.scenario import Scenario, parse_scenario
 from sim.metrics.summary import summarise
 from sim.seam.request import Request
 
@@ -246,7 +247,7 @@ def budget_of(cell: Cell) -> int:
 
 def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
     is_async = not (cell.engine == "vllm" and cell.version.startswith("0.12"))
-    return resolve(
+    return parse_scenario(
         {
             "profile": profile.name,
             "policy": "autoregressive",
@@ -283,7 +284,7 @@ def _loop(key: Cell) -> tuple[float, float]:
     profile = with_engine(profile, engine_of(key))
     count = max(8, (FEW_WAVES if key.concurrency > MANY else WAVES) * key.concurrency)
     scenario = scenario_of(key, profile, count)
-    record = simulate(scenario, "autoregressive", 0, profile, requests=requests_of(key, count))
+    record = simulate(resolve(scenario, profile, "autoregressive"), 0, requests=requests_of(key, count))
     run = summarise(record)
     return float(run["mean_tpot_ms"]), float(run["mean_ttft_ms"])
 

@@ -36,6 +36,7 @@ from calibrate.importers.aiconfigurator.deployment import Deployment
 from sim.costs.engine import with_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import save_profile
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.summary import summarise
@@ -122,7 +123,7 @@ def predicted(cell: DisaggCell, folder: Path) -> tuple[float, float]:
     served, prefilling = (with_engine(profile, engine) for profile in profiles)
     path = save_profile(prefilling, folder / "prefill.json")
     scenario = scenario_of(decode, served, path, cell.prefill_ranks // parts, ranks, in_flight, count)
-    record = simulate(scenario, "disaggregated", 0, served, requests=requests_of(decode, count))
+    record = simulate(resolve(scenario, served, "disaggregated"), 0, requests=requests_of(decode, count))
     run = summarise(record)
     frontend_ms = 1e3 * (FRONTEND_S + FRONTEND_TOKEN_S * decode.input_len)
     return float(run["mean_tpot_ms"]), float(run["mean_ttft_ms"]) + frontend_ms  # type: ignore[arg-type]

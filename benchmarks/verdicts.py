@@ -30,6 +30,7 @@ from sim.experiment import capacity as capacities
 from sim.experiment.capacity import capacity
 from sim.experiment.compare import FEWEST_FOR_P99
 from sim.experiment.points import Point, run_points
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.experiment.steady import load_of, settle
@@ -86,7 +87,7 @@ def load_verdicts(groups: int) -> None:
                 workload = msgspec.structs.replace(scenario.workload, num_prompts=1000, request_rate=share * rate)
                 fresh = msgspec.structs.replace(scenario, workload=workload, seed=group)
                 started_s = time.process_time()
-                record = simulate(fresh, policy, child_seed(group, 0), profile)
+                record = simulate(resolve(fresh, profile, policy), child_seed(group, 0))
                 runs_s += time.process_time() - started_s
                 capacities.forget()
                 started_s = time.process_time()

@@ -105,8 +105,8 @@ def _folder(path: Path) -> tuple[str, str]:
 
 def _yaml(path: Path) -> tuple[str, str]:
     from sim.costs.profile_files import load
-    from sim.experiment.checks import check
-    from sim.experiment.scenario import resolve
+    from sim.experiment.resolve import resolve_all
+    from sim.experiment.scenario import parse_scenario
     from sim.experiment.scenario_file import read_scenario
 
     raw = read_scenario(path)
@@ -121,8 +121,8 @@ def _yaml(path: Path) -> tuple[str, str]:
             raise ValueError(f"grid file {str(path)!r}: {error}") from None
         return "grid", f"{grid.num_scenarios} scenarios, {grid.num_runs} runs"
     try:
-        scenario = resolve(raw)
-        check(scenario, load(scenario.profile))
+        scenario = parse_scenario(raw)
+        resolve_all(scenario, load(scenario.profile))
     except ValueError as error:
         raise ValueError(f"scenario file {str(path)!r}: {error}") from None
     return "scenario", f"{', '.join(scenario.policy)} on {scenario.profile}"

@@ -55,19 +55,19 @@ def replay_command(**flags: Any) -> None:
     (--acceptance-from model), and `validate` simulates what they were seen to accept.
     """
     from sim.costs.profile_files import load
-    from sim.experiment.checks import check
-    from sim.experiment.scenario import resolve
+    from sim.experiment.resolve import resolve_all
+    from sim.experiment.scenario import parse_scenario
     from sim.report.results import check_out, place_of, writing
 
     path = flags["scenario"]
     raw = gather(flags)
     raw.setdefault("workload", {}).setdefault("num_prompts", NUM_PROMPTS)
-    scenario = resolve(raw)
+    scenario = parse_scenario(raw)
     out: Path = flags["out"]
     claim(folders={"--out": out}, inputs=inputs_of(path, scenario))
     check_out(out, scenario.digest, overwrite=flags["overwrite"], is_replay=True)
     profile = load(scenario.profile)
-    check(scenario, profile)
+    resolve_all(scenario, profile)
     profile, tied = _pair(profile, flags["acceptance_from"], flags["epsilon"], flags["draft_layers"])
     replays, described = _run(scenario, profile, tied, flags["device"], flags["temperature"])
     from realrun.replay.run import result_of, write_replays
@@ -101,15 +101,13 @@ def _pair(
 def _experiments(scenario: Scenario, profile: Profile, most_requests: int, *, is_dictated: bool) -> list[Experiment]:
     from sim.draws import child_seed
     from sim.experiment.assemble import Experiment
+    from sim.experiment.resolve import resolve
 
     return [
         Experiment(
-            scenario=scenario,
-            policy_name=policy,
-            seed=child_seed(scenario.seed, replication),
-            profile=profile,
-            num_slots=most_requests,
-            is_dictated=is_dictated,
+            resolve(scenario, profile, policy, num_slots=most_requests),
+            child_seed(scenario.seed, replication),
+            is_dictated,
         )
         for replication in range(scenario.replications)
         for policy in scenario.policy

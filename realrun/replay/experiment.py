@@ -11,7 +11,7 @@ from math import inf
 
 from sim.acceptance.tape import TapeAcceptance
 from sim.experiment.assemble import Experiment
-from sim.experiment.limits import build_acceptance, engine_for
+from sim.experiment.limits import build_acceptance
 from sim.metrics.records import StreamUsage, WorkRecord
 from sim.policies.options import KvMode, Method
 
@@ -19,44 +19,41 @@ from sim.policies.options import KvMode, Method
 def check_replayable(experiment: Experiment) -> None:
     """Raise ValueError for a scenario that simulates but cannot be replayed: another engine, no KV at all, or too short
     a tape."""
-    scenario = experiment.scenario
-    engine_for(scenario, experiment.profile, is_real=True)
+    resolved, scenario = experiment.resolved, experiment.scenario
     if not experiment.requests():
         raise ValueError(
             f"window.arrivals_end_s={scenario.window.arrivals_end_s!r}: no request arrives by then "
             f"(seed {experiment.seed})"
         )
-    if scenario.engine.async_scheduling and experiment.policy.is_continuous:
+    if scenario.engine.async_scheduling and resolved.policy.is_continuous:
         raise ValueError(
             "engine.async_scheduling=true can be simulated only: a replay plans each step with all results"
         )
-    if experiment.limits.method is not Method.DRAFT_MODEL and experiment.draft_tokens:
+    if resolved.limits.method is not Method.DRAFT_MODEL and resolved.lengths.given:
         raise ValueError(
-            f"{scenario.profile!r} drafts by {experiment.limits.method}, which can be simulated only; a replay drafts "
+            f"{scenario.profile!r} drafts by {resolved.limits.method}, which can be simulated only; a replay drafts "
             "with a model of its own (a profile target+draft, speculation.method=draft_model)"
         )
-    if scenario.policy_options.kv is KvMode.NONE and not experiment.policy.is_continuous:
+    if scenario.policy_options.kv is KvMode.NONE and not resolved.policy.is_continuous:
         raise ValueError("policy_options.kv=none can be simulated only; a replay keeps KV: use rollback or reforward")
-    if experiment.policy.drafts_ahead:
+    if resolved.policy.drafts_ahead:
         raise ValueError(
-            f"policy {experiment.policy_name!r} can be simulated only: a replay's kernels draft from verified tokens"
+            f"policy {resolved.policy.name!r} can be simulated only: a replay's kernels draft from verified tokens"
         )
-    num_gpus = scenario.devices.count * experiment.num_gpus
+    num_gpus = scenario.devices.count * resolved.num_gpus
     if num_gpus > 1:
-        raise ValueError(
-            f"policy {experiment.policy_name!r} on {num_gpus} GPUs can be simulated only; a replay has one"
-        )
+        raise ValueError(f"policy {resolved.policy.name!r} on {num_gpus} GPUs can be simulated only; a replay has one")
     if isinstance(scenario.engine.cuda_graph, str):
         raise ValueError(
             f"engine.cuda_graph={scenario.engine.cuda_graph} can be simulated only; a replay captures all or none"
         )
-    if experiment.is_partitioned:
+    if resolved.is_partitioned:
         raise ValueError(
             "policy_options.partition can be simulated only: a replay's streams share all multiprocessors; leave it out"
         )
-    if not experiment.is_dictated or not experiment.draft_tokens:
+    if not experiment.is_dictated or not resolved.lengths.given:
         return
-    acceptance = build_acceptance(scenario.speculation, experiment.draft_tokens)
+    acceptance = build_acceptance(scenario.speculation, resolved.lengths.given)
     if not isinstance(acceptance, TapeAcceptance):
         return
     requests = experiment.requests()
@@ -77,7 +74,7 @@ def check_replayable(experiment: Experiment) -> None:
 def most_at_once(experiment: Experiment) -> int:
     """Requests that the policy can ever have in KV together."""
     most_in_flight = experiment.scenario.workload.max_concurrency or inf
-    return int(min(len(experiment.requests()), most_in_flight, experiment.limits.max_num_seqs))
+    return int(min(len(experiment.requests()), most_in_flight, experiment.resolved.limits.max_num_seqs))
 
 
 def usage_of(works: Sequence[WorkRecord]) -> list[StreamUsage]:

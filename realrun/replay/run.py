@@ -72,8 +72,9 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
     seen = {issuer: tuple(issuer.warmed) for issuer in executor.issuers}
     if kernels.options.cuda_graphs:
         is_fixed = experiment.scenario.speculation.controller == "fixed"
-        lengths = [experiment.draft_tokens] if is_fixed else list(range(1, experiment.draft_tokens_max + 1))
-        shapes = decoding_shapes(kernels.options, lengths, has_draft=experiment.draft_tokens_max > 0)
+        drafts = experiment.resolved.lengths
+        lengths = [drafts.given] if is_fixed else list(range(1, drafts.max + 1))
+        shapes = decoding_shapes(kernels.options, lengths, has_draft=drafts.max > 0)
         for issuer, own in seen.items():
             # A stream that only prefills needs no graph, one that only verifies none of drafts.
             used = {(shape.kind, shape.model) for shape in own}
@@ -87,7 +88,7 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
 def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: PairOptions) -> list[PassShape]:
     """Of each kind of pass in `seen` one that is as large as any that the run can need: every request that can be there
     decodes with the longest draft, and prompts fill the budget as far as the buffers hold both."""
-    limits, longest = experiment.limits, max(request.prompt_tokens for request in experiment.requests())
+    limits, longest = experiment.resolved.limits, max(request.prompt_tokens for request in experiment.requests())
     most_rows = min(most_at_once(experiment), options.slots)
     found = []
     for kind, model, has_rows, has_chunks in dict.fromkeys(
@@ -95,14 +96,14 @@ def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: P
     ):
         rows = options.padded_rows(most_rows) if has_rows else 0
         # A draft catches up on two tokens at most.
-        width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.draft_tokens_max + 1
+        width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.resolved.lengths.max + 1
         tokens = max(1, limits.max_num_batched_tokens - rows * width)
         chunk = ChunkShape(
             rows=max(1, min(most_rows, options.most_rows - rows, tokens // longest)),
             width=min(longest, tokens),
             is_sampled=model is Model.TARGET,
         )
-        drafted = experiment.draft_tokens_max if kind is Kind.DRAFT and has_rows else 0
+        drafted = experiment.resolved.lengths.max if kind is Kind.DRAFT and has_rows else 0
         found.append(PassShape(kind, model, rows, width, drafted, (chunk,) if has_chunks else ()))
     return sorted(found, key=lambda shape: -shape.num_tokens)
 
@@ -201,7 +202,7 @@ def about(kernels: PairKernels, device: str, tied: Tied | None = None) -> dict[s
 
 def result_of(scenario: Scenario, replays: Sequence[Replay], described: dict[str, Any]) -> dict[str, Any]:
     """What summary.json holds; `described` as `about` has it."""
-    profile = replays[0].experiment.profile
+    profile = replays[0].experiment.resolved.profile
     bounds_ms, num_warmups = scenario.goodput.bounds_ms, scenario.workload.num_warmups
     runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=num_warmups) for each in replays]
     loads = _loads(scenario, profile, replays)
@@ -220,7 +221,7 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], described: dict[str
             "partial": is_partial,
             "num_device_allocations": num_allocations,
             "is_disturbed_by_allocations": num_allocations > 0,
-            "slots": replays[0].experiment.num_slots,
+            "slots": replays[0].experiment.resolved.num_slots,
             "runs": [
                 {
                     "policy": each.record.policy,
@@ -264,4 +265,4 @@ def write_replays(directory: Path, scenario: Scenario, result: dict[str, Any], r
         columns = read_columns(directory / "work.parquet")
         works = [work for each in replays for work in each.works]
         write_parquet(directory / "work.parquet", columns | real_columns(works))
-    (directory / "profile.json").write_bytes(encode(replays[0].experiment.profile))
+    (directory / "profile.json").write_bytes(encode(replays[0].experiment.resolved.profile))

@@ -36,8 +36,8 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device, *, temper
 
     Raises ValueError where not even one fits.
     """
-    first = experiments[0]
-    drafted = max(experiment.draft_tokens_max for experiment in experiments)
+    first = experiments[0].resolved
+    drafted = max(experiment.resolved.lengths.max for experiment in experiments)
     # Behind the output: what the last round accepts too much, and with async drafting one draft and its bounds more.
     requests = [request for experiment in experiments for request in experiment.requests()]
     longest = max(request.prompt_tokens + request.output_tokens for request in requests) + 3 * (drafted + 1)
@@ -49,7 +49,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device, *, temper
         draft_tokens=drafted,
         prompt_tokens=max(
             min(
-                experiment.limits.max_num_batched_tokens,
+                experiment.resolved.limits.max_num_batched_tokens,
                 sum(request.prompt_tokens for request in experiment.requests()),
             )
             for experiment in experiments

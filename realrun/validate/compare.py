@@ -106,9 +106,9 @@ class StreamsAlone:
 def judge(observed: Observed) -> Judged:
     """Simulate the run in every way and compare. Raises ValueError where a cut replay lacks a kind of work."""
     experiment = observed.experiment
-    profile = experiment.profile
-    costs = experiment.costs()
-    together = experiment.contention()
+    profile = experiment.resolved.profile
+    costs = experiment.resolved.costs
+    together = experiment.resolved.contention
     alone = Contention(eta_compute=inf, eta_bandwidth=inf)
     measured = MeasuredCosts(observed.works)
     luck = observed.luck()
@@ -126,7 +126,7 @@ def judge(observed: Observed) -> Judged:
         for name, record in (("mechanism", mechanism), ("cost", cost), ("contention", simulated))
     }
     verdict = {
-        "policy": experiment.policy_name,
+        "policy": experiment.resolved.policy.name,
         "seed": experiment.seed,
         "metrics": decomposition["contention"],
         "decomposition": decomposition,
@@ -140,7 +140,7 @@ def judge(observed: Observed) -> Judged:
 
 def predict(experiment: Experiment) -> RunRecord:
     """What the simulator says of a run that is still to be replayed, its tape and slots given."""
-    costs, luck, contention = experiment.costs(), experiment.luck(), experiment.contention()
+    costs, luck, contention = experiment.resolved.costs, experiment.luck(), experiment.resolved.contention
     return run_recorded(
         experiment,
         experiment.requests(),

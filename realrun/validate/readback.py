@@ -19,7 +19,8 @@ from realrun.validate.errors import LATENCIES, STATISTICS, THROUGHPUT
 from sim.costs.profile import Profile
 from sim.experiment.assemble import Experiment
 from sim.experiment.compare import RESULT_SCHEMA
-from sim.experiment.scenario import Scenario, resolve, to_plain
+from sim.experiment.resolve import resolve
+from sim.experiment.scenario import Scenario, parse_scenario, to_plain
 from sim.experiment.scenario_file import read_scenario
 from sim.files.json_values import convert, parse_json
 from sim.files.read import Unreadable, read_text
@@ -111,12 +112,12 @@ def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
                 )
     file = directory / "scenario.yaml"
     try:
-        replayed = resolve(told.scenario)
+        replayed = parse_scenario(told.scenario)
     except ValueError as error:
         raise ValueError(f"{where}: scenario: {error}") from None
     raw = read_scenario(file)
     try:
-        scenario = resolve(raw)
+        scenario = parse_scenario(raw)
     except ValueError as error:
         raise ValueError(f"scenario file {str(file)!r}: {error}") from None
     # What was replayed, not its hash: that is of all keys, and a later version has more of them.
@@ -164,11 +165,8 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
         observed.append(
             Observed(
                 experiment=Experiment(
-                    scenario=scenario,
-                    policy_name=policy,
-                    seed=seed,
-                    profile=profile,
-                    num_slots=summary["replay"]["slots"],
+                    resolve(scenario, profile, policy, num_slots=summary["replay"]["slots"]),
+                    seed,
                     is_dictated=summary["replay"]["acceptance"] == "tape",
                 ),
                 run=run,

@@ -28,7 +28,7 @@ def draw_validation(directory: Path, judged: Sequence[Judged]) -> None:
     set_theme()
     for each in judged:
         observed, policy = each.observed, each.verdict["policy"]
-        title = f"{observed.experiment.profile.name}, {policy}, seed {each.verdict['seed']}"
+        title = f"{observed.experiment.resolved.profile.name}, {policy}, seed {each.verdict['seed']}"
         real = dataclasses.replace(each.simulated, policy="real", requests=observed.requests, works=observed.records)
         sides = [real, dataclasses.replace(each.simulated, policy="simulated")]
         finished = {side.policy: [request for request in side.requests if request.is_finished] for side in sides}

@@ -17,6 +17,7 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.stats import interval_95
@@ -67,7 +68,7 @@ def cell(
     scenario = Scenario.of(profile=loaded.name, policy=policy, **keys)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        records = [simulate(scenario, policy, child_seed(SEED, draw), loaded) for draw in range(draws)]
+        records = [simulate(resolve(scenario, loaded, policy), child_seed(SEED, draw)) for draw in range(draws)]
     return Cell(tuple(summarise(record, percentiles=(50.0, 95.0, 99.0)) for record in records))
 
 

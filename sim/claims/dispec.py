@@ -18,6 +18,7 @@ from sim.costs.profile import Profile
 from sim.costs.shapes import kv_bytes_per_token, model
 from sim.devices.link import link_of
 from sim.draws import child_seed
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 
@@ -234,7 +235,7 @@ def _identical(section: Section) -> Row:
         scenario = Scenario.of(
             profile=PAIR, policy=policy, input_len=200, output_len=60, num_prompts=40, request_rate=4, seed=SEED
         )
-        record = simulate(scenario, policy, child_seed(SEED, 0), known(PAIR))
+        record = simulate(resolve(scenario, known(PAIR), policy), child_seed(SEED, 0))
         found[policy] = [
             (request.id, request.emitted_tokens, request.num_rounds, request.accepted_tokens)
             for request in record.requests

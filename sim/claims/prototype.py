@@ -17,6 +17,7 @@ import numpy as np
 
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.records import RunRecord
@@ -99,7 +100,7 @@ class Harness:
             for index, at_s in enumerate(arrivals(self.label, self.arrival_seed))
         ]
         scenario = self.scenario()
-        return simulate(scenario, scenario.policy[0], luck_seed, _profile(), requests=requests)
+        return simulate(resolve(scenario, _profile(), scenario.policy[0]), luck_seed, requests=requests)
 
     def scenario(self) -> Scenario:
         changes = {

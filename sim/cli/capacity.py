@@ -29,13 +29,13 @@ def capacity_command(**flags: Any) -> None:
     With --target-rate the fewest replicas that are simulated to be enough, under each routing.
     """
     from sim.costs.profile_files import load
-    from sim.experiment.scenario import resolve
+    from sim.experiment.scenario import parse_scenario
     from sim.studies.attainment import highest_load
 
     options = {name: flags.pop(name) for name in ("share", "is_concurrency", "target_rate", "workers")}
     price_per_h = parse_price(flags.pop("price"))
     json_path, path = flags.pop("json_path"), flags["scenario"]
-    scenario = resolve(gather(flags))
+    scenario = parse_scenario(gather(flags))
     claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
     with progress() as on_step:
         result = highest_load(scenario, load(scenario.profile), price_per_h=price_per_h, on_done=on_step, **options)

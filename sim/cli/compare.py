@@ -61,7 +61,7 @@ EXAMPLE = (
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
-    from sim.experiment.scenario import resolve
+    from sim.experiment.scenario import parse_scenario
     from sim.report.results import OWN_FILES, check_out, to_json
 
     path = flags["scenario"]
@@ -70,7 +70,7 @@ def compare_command(**flags: Any) -> None:
     if lists:
         _run_grid(raw, lists, path, flags)
         return
-    scenario = resolve(raw)
+    scenario = parse_scenario(raw)
     if flags["emit_vllm"]:
         _print_lines(scenario)
         return
@@ -139,7 +139,7 @@ def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | Non
     from rich.console import Console
 
     from sim.costs.profile_files import load
-    from sim.experiment.scenario import resolve
+    from sim.experiment.scenario import parse_scenario
     from sim.experiment.scenario_file import set_dotted
     from sim.report.tables import comparison_tables
 
@@ -153,7 +153,7 @@ def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | Non
         own, keys = deepcopy(raw), dict(zip(lists, values, strict=True))
         for key, value in keys.items():
             set_dotted(own, key, value)
-        scenarios.append((keys, resolve(own)))
+        scenarios.append((keys, parse_scenario(own)))
     json_path = flags["json_path"]
     claim(files={"--json": json_path}, inputs=[each for _, one in scenarios for each in inputs_of(path, one)])
     profiles = {scenario.profile: load(scenario.profile) for _, scenario in scenarios}

@@ -46,7 +46,7 @@ def tune_command(**flags: Any) -> None:
     be. With --goodput it maximises requests per second that meet the SLOs. With --policy adaptive it finds the table of
     that policy instead: which lane policy at which load, and the hysteresis.
     """
-    from sim.experiment.scenario import resolve
+    from sim.experiment.scenario import parse_scenario
 
     json_path, path = flags.pop("json_path"), flags["scenario"]
     options = {name: flags.pop(name) for name in OWN_OPTIONS}
@@ -56,7 +56,7 @@ def tune_command(**flags: Any) -> None:
     options["concurrencies"] = whole_numbers("--concurrencies", options["concurrencies"])
     if lengths:
         raw.setdefault("speculation", {})["num_speculative_tokens"] = max(lengths)
-    scenario = resolve(raw)
+    scenario = parse_scenario(raw)
     claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
     result = (_policies if scenario.policy == ("adaptive",) else _lengths)(scenario, options)
     if json_path is not None:

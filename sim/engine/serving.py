@@ -81,6 +81,9 @@ class Serving:
         max_concurrency: int | None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        frontend_s: float = 0.0,
+        first_measured: int = 0,
+        kv_bytes_per_token: int = 0,
     ) -> None:
         self.host = host
         self.requests = requests
@@ -96,12 +99,12 @@ class Serving:
         self.intake = Signal()
         """Notified on arrival, and on release while somebody waits in the inbox."""
         self.finished = Signal()
-        self.frontend_s = 0.0
-        """Every request's, between its arrival and the queue; whoever sets it spawns `frontend`."""
+        self.frontend_s = frontend_s
+        """Every request's, between its arrival and the queue; whoever gives it spawns `frontend`."""
         self._entering: deque[tuple[float, Request]] = deque()
         """Arrived, and when each is in the queue."""
         self._came = Signal()
-        self.first_measured = 0
+        self.first_measured = first_measured
         """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
         self.on_finished: Callable[[], None] | None = None
         """Called when a request has its last token: somebody counts over several servings."""
@@ -109,7 +112,7 @@ class Serving:
         """Some request may wait ahead of one that came before it."""
         self.router: Callable[[Request], None] | None = None
         """Takes what arrives in place of the inbox: somebody serves it in parts."""
-        self.kv_bytes_per_token = 0
+        self.kv_bytes_per_token = kv_bytes_per_token
         """Of the models that serve: what a copy to another GPU moves."""
         self.num_arrived = 0
         self.num_finished = 0

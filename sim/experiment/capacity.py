@@ -12,7 +12,7 @@ import msgspec
 
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.experiment.assemble import Experiment
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, Window
 from sim.metrics.load import saturated_throughput
@@ -39,9 +39,8 @@ continuous batching for a tenth of its CPU time (A100, H100, azure-conv); the lo
 
 Capacity = tuple[float, tuple[float, float]]
 """Requests per second and its 95 % interval."""
-_known: dict[tuple[str, str, int], tuple[Profile, Capacity]] = {}
-_loops: dict[tuple[str, str, int], tuple[Profile, Capacity]] = {}
-"""By scenario, policy and the identity of the profile, which is kept, so that no other can have it."""
+_known: dict[tuple[str, str], list[tuple[Profile, Capacity]]] = {}
+"""By scenario and policy, of each profile."""
 
 
 def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
@@ -54,12 +53,7 @@ def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
         one, (low, high) = capacity(_one_replica(scenario), policy, profile)
         return count * one, (count * low, count * high)
     saturated, _ = _saturated(scenario, policy, profile)
-    key = saturated.digest, policy, id(profile)
-    if key not in _known:
-        record = simulate(saturated, policy, child_seed(scenario.seed, CAPACITY_KEY), profile)
-        in_flight = peak_in_flight(record.requests)
-        _known[key] = profile, saturated_throughput(record.requests, in_flight, _mean_tokens(saturated))
-    return _known[key][1]
+    return _throughput(saturated, policy, profile)
 
 
 def capacity_floor(scenario: Scenario, policy: str, profile: Profile, rate_per_s: float = 0.0) -> float:
@@ -92,12 +86,20 @@ def capacity_floor(scenario: Scenario, policy: str, profile: Profile, rate_per_s
 def _in_loop(saturated: Scenario, in_flight: int, num_prompts: int, policy: str, profile: Profile) -> Capacity:
     """Throughput of a closed loop of the saturated run's requests; kept for the process."""
     workload = msgspec.structs.replace(saturated.workload, num_prompts=num_prompts, max_concurrency=in_flight)
-    loop = msgspec.structs.replace(saturated, workload=workload)
-    key = loop.digest, policy, id(profile)
-    if key not in _loops:
-        record = simulate(loop, policy, child_seed(loop.seed, CAPACITY_KEY), profile)
-        _loops[key] = profile, saturated_throughput(record.requests, in_flight, _mean_tokens(loop))
-    return _loops[key][1]
+    return _throughput(msgspec.structs.replace(saturated, workload=workload), policy, profile)
+
+
+def _throughput(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
+    """Of the whole run, in the stretch in which as many are in flight as ever; kept for the process."""
+    kept = _known.setdefault((scenario.digest, policy), [])
+    for known, found in kept:
+        if known is profile:
+            return found
+    record = simulate(resolve(scenario, profile, policy), child_seed(scenario.seed, CAPACITY_KEY))
+    in_flight = scenario.workload.max_concurrency or peak_in_flight(record.requests)
+    found = saturated_throughput(record.requests, in_flight, _mean_tokens(scenario))
+    kept.append((profile, found))
+    return found
 
 
 def _one_replica(scenario: Scenario) -> Scenario:
@@ -107,21 +109,20 @@ def _one_replica(scenario: Scenario) -> Scenario:
 def forget() -> None:
     """Drop what is kept."""
     _known.clear()
-    _loops.clear()
 
 
 def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scenario, int]:
     """All requests at once, as many as it takes; and how many of them can be in flight."""
-    experiment = Experiment(scenario=scenario, policy_name=policy, seed=scenario.seed, profile=profile)
+    resolved = resolve(scenario, profile, policy)
     sample = build_requests(
         msgspec.structs.replace(
             scenario.workload, num_prompts=_at_most(scenario, SAMPLE), num_warmups=0, request_rate=inf
         ),
         child_seed(scenario.seed, CAPACITY_KEY),
     )
-    pool = experiment.pool()
+    pool = resolved.pool.new()
     blocks = sum(pool.blocks_for(request) for request in sample) / len(sample)
-    in_flight = min(experiment.most_seated, max(1, int(pool.num_blocks / blocks)))
+    in_flight = min(resolved.max_seated, max(1, int(pool.num_blocks / blocks)))
     num_prompts = _at_most(scenario, min(MOST, max(FEWEST, GENERATIONS * in_flight)))
     workload = msgspec.structs.replace(
         scenario.workload,
@@ -135,7 +136,7 @@ def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scena
         scenario,
         workload=workload,
         # Shares that suit the load stay as they are, whatever would suit a saturated run.
-        policy_options=msgspec.structs.replace(scenario.policy_options, partition=experiment.shares),
+        policy_options=msgspec.structs.replace(scenario.policy_options, partition=resolved.shares),
         window=Window(),
         policy=(policy,),
         replications=1,

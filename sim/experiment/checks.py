@@ -1,11 +1,9 @@
-"""What only shows when scenario, policies and profile are seen together: refused before anything runs, or warned of.
+"""What only shows when scenario, policy and profile are seen together: refused as they are resolved, or warned of.
 
-Not here: what a scenario's keys may be by themselves (sim.experiment.scenario), the run (sim.experiment.assemble).
+Not here: what a scenario's keys may be by themselves (sim.experiment.scenario), resolving (sim.experiment.resolve).
 """
 
 from __future__ import annotations
-
-import warnings
 
 import msgspec
 
@@ -13,93 +11,88 @@ from sim.acceptance.forms import parse_quoted
 from sim.costs.drafters import pair_with
 from sim.costs.profile import Profile
 from sim.engine.controllers import VERIFYING
-from sim.experiment.assemble import Experiment
-from sim.experiment.limits import build_acceptance, limits_of, own_method
+from sim.experiment.limits import DraftLengths, build_acceptance, own_method
 from sim.experiment.partition import check_partition
 from sim.experiment.scenario import Engine, Scenario
 from sim.policies.adaptive import check_table
-from sim.policies.options import Batching, KvMode, Method, PolicyOptions
-from sim.policies.registry import CONTINUOUS_SETTINGS, find_policy
+from sim.policies.options import Batching, EngineLimits, KvMode, Method, PolicyOptions
+from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
 
 
 class IgnoredKeyWarning(UserWarning):
     """A key of the scenario means nothing to a policy that it is given for."""
 
 
-def check(scenario: Scenario, profile: Profile) -> None:
-    """Raise ValueError for what only shows when scenario, policies and profile are seen together; warn of keys that a
-    policy ignores."""
-    draft_tokens, method = scenario.speculation.num_speculative_tokens, scenario.speculation.method
+def check_policy(
+    scenario: Scenario, profile: Profile, policy: Policy, limits: EngineLimits, lengths: DraftLengths
+) -> None:
+    """Raise ValueError for what only shows when scenario, `policy` and profile are seen together."""
+    name, method = policy.name, scenario.speculation.method
+    draft_tokens = scenario.speculation.num_speculative_tokens
     build_acceptance(scenario.speculation, draft_tokens)
-    limits = limits_of(scenario, profile)
-    check_partition(scenario.policy_options, [find_policy(name) for name in scenario.policy])
-    if scenario.policy_options.partition is not None and profile.gpu.name == "cpu":
-        raise ValueError(
-            f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
-        )
+    if scenario.policy_options.partition is not None:
+        check_partition(scenario.policy_options, [find_policy(each) for each in scenario.policy])
+        if profile.gpu.name == "cpu":
+            raise ValueError(
+                f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
+            )
     if not isinstance(scenario.policy_options.adaptive_table, str):
         check_table(scenario.policy_options.adaptive_table)
-    for name in scenario.policy:
-        policy = find_policy(name)
-        if policy.needs_draft and draft_tokens == 0:
-            raise ValueError(f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1")
-        if policy.is_speculative and draft_tokens and method is not Method.NGRAM and profile.draft is None:
+    if policy.needs_draft and draft_tokens == 0:
+        raise ValueError(f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1")
+    if policy.is_speculative and draft_tokens and method is not Method.NGRAM and profile.draft is None:
+        raise ValueError(
+            f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
+            f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
+        )
+    is_lane = policy.is_speculative and not policy.is_continuous
+    if draft_tokens and scenario.speculation.drafts:
+        if not policy.chooses_drafter:
             raise ValueError(
-                f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
-                f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
+                f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and "
+                "adaptive"
             )
-        is_lane = policy.is_speculative and not policy.is_continuous
-        if draft_tokens and scenario.speculation.drafts:
-            if not policy.chooses_drafter:
-                raise ValueError(
-                    f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and "
-                    "adaptive"
-                )
-            for further in scenario.speculation.drafts:
-                pair_with(profile, further.draft)
-                parse_quoted(further.acceptance).model(further.num_speculative_tokens)
-        reads_late = policy.drafts_ahead and limits.method.reads_features
-        if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
-            raise ValueError(
-                f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
-                "reads them: speculation.stale_acceptance must say what is accepted then (measured: about 0.6 of the "
-                "acceptance length)"
-            )
-        if draft_tokens and is_lane and not reads_late and limits.method is not Method.DRAFT_MODEL:
-            raise ValueError(
-                f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
-                "continuous only"
-            )
-        if method.reads_features and draft_tokens and own_method(profile) is not method:
-            drafter = {Method.EAGLE3: "an EAGLE-3 head", Method.MTP: "an MTP layer"}.get(method, "a DSpark drafter")
-            raise ValueError(
-                f"speculation.method={method} needs a profile with {drafter} (…/target+{method}); the draft of "
-                f"{profile.name!r} is {profile.draft.name if profile.draft else 'none'}"
-            )
-        options = scenario.policy_options
-        if policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED):
-            raise ValueError(
-                f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
-                f"kv={options.kv} cannot apply to it"
-            )
-        controller = Experiment(scenario=scenario, policy_name=name, seed=scenario.seed, profile=profile).controller()
-        longest = controller.draft_tokens_max
-        if is_lane and draft_tokens and scenario.speculation.controller == VERIFYING:
-            raise ValueError(
-                f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous"
-            )
-        if is_lane and options.kv is KvMode.NONE and controller.draft_tokens_min == 0 < longest:
-            raise ValueError(
-                f"policy {name!r}: speculation.controller={scenario.speculation.controller} may choose not to draft, "
-                "which policy_options.kv=none cannot: its passes follow drafts; use kv=rollback"
-            )
-        if is_lane and longest + 1 > limits.max_num_batched_tokens:
-            raise ValueError(
-                f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens} has no room to verify "
-                f"{longest} drafted tokens of one request; want at least {longest + 1}, or a shorter draft"
-            )
-    for line in ignored_keys(scenario):
-        warnings.warn(line, IgnoredKeyWarning, stacklevel=2)
+        for further in scenario.speculation.drafts:
+            pair_with(profile, further.draft)
+            parse_quoted(further.acceptance).model(further.num_speculative_tokens)
+    reads_late = policy.drafts_ahead and limits.method.reads_features
+    if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
+        raise ValueError(
+            f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
+            "reads them: speculation.stale_acceptance must say what is accepted then (measured: about 0.6 of the "
+            "acceptance length)"
+        )
+    if draft_tokens and is_lane and not reads_late and limits.method is not Method.DRAFT_MODEL:
+        raise ValueError(
+            f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
+            "continuous only"
+        )
+    if method.reads_features and draft_tokens and own_method(profile) is not method:
+        drafter = {Method.EAGLE3: "an EAGLE-3 head", Method.MTP: "an MTP layer"}.get(method, "a DSpark drafter")
+        raise ValueError(
+            f"speculation.method={method} needs a profile with {drafter} (…/target+{method}); the draft of "
+            f"{profile.name!r} is {profile.draft.name if profile.draft else 'none'}"
+        )
+    options = scenario.policy_options
+    if policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED):
+        raise ValueError(
+            f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
+            f"kv={options.kv} cannot apply to it"
+        )
+    if is_lane and draft_tokens and scenario.speculation.controller == VERIFYING:
+        raise ValueError(
+            f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous"
+        )
+    if is_lane and options.kv is KvMode.NONE and lengths.min == 0 < lengths.max:
+        raise ValueError(
+            f"policy {name!r}: speculation.controller={scenario.speculation.controller} may choose not to draft, "
+            "which policy_options.kv=none cannot: its passes follow drafts; use kv=rollback"
+        )
+    if is_lane and lengths.max + 1 > limits.max_num_batched_tokens:
+        raise ValueError(
+            f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens} has no room to verify "
+            f"{lengths.max} drafted tokens of one request; want at least {lengths.max + 1}, or a shorter draft"
+        )
 
 
 def ignored_keys(scenario: Scenario) -> list[str]:

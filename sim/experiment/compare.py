@@ -21,8 +21,8 @@ from sim.acceptance.forms import parse_quoted
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
-from sim.experiment.checks import check
 from sim.experiment.points import Outcome, Point, run_points
+from sim.experiment.resolve import resolve_all
 from sim.experiment.scenario import Scenario, to_plain
 from sim.experiment.steady import Length, load_of, settle, transient_note
 from sim.metrics.load import Load, Verdict
@@ -171,7 +171,7 @@ def compare(
     and the first replication of each policy carries its works; with `is_detailed` every run carries per-request lists.
     Raises ValueError for input that cannot run.
     """
-    check(scenario, profile)
+    resolve_all(scenario, profile)
     on_done("settling the length", 0, 1)
     settled, length = settle(scenario, profile, most_cpu_s=most_cpu_s)
     points = [

@@ -5,6 +5,8 @@ Not here: what one policy makes of it (sim.experiment.assemble), keys and their 
 
 from __future__ import annotations
 
+import msgspec
+
 from sim.acceptance.forms import AcceptanceSummary, parse_quoted
 from sim.acceptance.models import Acceptance, IidAcceptance
 from sim.costs.engine import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
@@ -12,6 +14,18 @@ from sim.costs.profile import Profile
 from sim.experiment.scenario import Scenario, Speculation
 from sim.policies.options import EngineLimits, Method
 from sim.policies.registry import Policy
+
+
+class DraftLengths(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens are drafted per round; 0 everywhere for a policy that never drafts."""
+
+    given: int
+    """The scenario's num_speculative_tokens."""
+    min: int
+    max: int
+    """Look-ahead slots are held for so many."""
+    constant: int | None
+    """What the controller always chooses; None where it may choose this or that."""
 
 
 def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
@@ -44,17 +58,26 @@ def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -
     return own
 
 
-def limits_of(
-    scenario: Scenario, profile: Profile, *, is_speculative: bool = True, is_real: bool = False
+def limits_of(scenario: Scenario, profile: Profile) -> EngineLimits:
+    """What a policy that drafts keeps to (`limits_on`) on the scenario's engine."""
+    return limits_on(engine_for(scenario, profile), scenario, profile)
+
+
+def limits_on(
+    engine: EngineCosts,
+    scenario: Scenario,
+    profile: Profile,
+    *,
+    is_speculative: bool = True,
+    is_real: bool = False,
 ) -> EngineLimits:
-    """What a policy keeps to: as given, else what the engine sets itself on that GPU.
+    """What a policy keeps to: as given, else what `engine` sets itself on that GPU.
 
     A profile whose draft is a head on the target's features drafts as one. Asynchronous scheduling follows the engine
     and what the policy drafts with: nothing of `speculation` changes one that never drafts (`is_speculative` false). A
     real host schedules synchronously.
     """
     given, method = scenario.engine, scenario.speculation.method
-    engine = engine_for(scenario, profile, is_real=is_real)
     method = own_method(profile) or method if method is Method.DRAFT_MODEL else method
     is_drafting = is_speculative and scenario.speculation.num_speculative_tokens > 0
     is_async = not is_real and engine.plans_ahead(method.value if is_drafting else NO_SPECULATION)

@@ -15,6 +15,7 @@ import msgspec
 
 from sim.costs.profile import Profile
 from sim.devices.contention import Regime
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.files.tables import writing_parquet
@@ -63,7 +64,7 @@ def run_point(point: Point) -> Outcome:
     if point.regime is not None:
         devices = msgspec.structs.replace(scenario.devices, overlap=point.regime)
         scenario = msgspec.structs.replace(scenario, devices=devices)
-    record = simulate(scenario, point.policy, point.seed, point.profile, record_works=point.record_works)
+    record = simulate(resolve(scenario, point.profile, point.policy), point.seed, record_works=point.record_works)
     run = summarise(
         record,
         percentiles=point.percentiles,

@@ -1,6 +1,7 @@
-"""One simulated run: a scenario, a policy and a seed become a record.
+"""One simulated run: a resolved scenario and a seed become a record.
 
-Not here: what a run is made of (sim.experiment.assemble), comparing runs (sim.experiment.compare).
+Not here: what a scenario resolves to (sim.experiment.resolve), what a run is made of (sim.experiment.assemble),
+comparing runs (sim.experiment.compare).
 """
 
 from __future__ import annotations
@@ -8,31 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.acceptance.luck import Luck
-from sim.costs.cost import Link
-from sim.costs.engine import engine_of
-from sim.costs.forms.build import ShippedCosts, build_costs
-from sim.costs.profile import Profile
-from sim.costs.profile_files import load
-from sim.devices.link import link_of
 from sim.devices.ticket import SimTicket
 from sim.experiment.assemble import Accounts, Experiment
-from sim.experiment.scenario import Scenario
+from sim.experiment.resolve import Resolved
 from sim.hosts.simulated import SimHost
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
-from sim.policies.disaggregated import LINK
 from sim.seam.request import Request
 
 OnWork = Callable[[SimTicket], None]
 
 
 def simulate(
-    scenario: Scenario,
-    policy_name: str,
-    seed: int,
-    profile: Profile,
-    *,
-    record_works: bool = False,
-    requests: Sequence[Request] | None = None,
+    resolved: Resolved, seed: int, *, record_works: bool = False, requests: Sequence[Request] | None = None
 ) -> RunRecord:
     """Run one policy to the end of the scenario's window, or until everything has drained.
 
@@ -41,56 +29,30 @@ def simulate(
 
     Raises ValueError for requests that no KV memory of this profile can hold, PolicyStalled for a stuck policy.
     """
-    experiment = Experiment(scenario=scenario, policy_name=policy_name, seed=seed, profile=profile)
+    experiment = Experiment(resolved, seed)
     requests = list(requests) if requests is not None else experiment.requests()
     luck = experiment.luck(requests)
     if record_works:
         return run_recorded(experiment, requests, lambda on_work: _host(experiment, luck, on_work), luck=luck)
     host = _host(experiment, luck)
     serving = experiment.start(host, requests, luck=luck)
-    host.run_until(scenario.window.stop_s)
+    host.run_until(resolved.scenario.window.stop_s)
     experiment.check_served(serving)
     return experiment.record(serving, accounts_of(host, []))
 
 
 def _host(experiment: Experiment, luck: Luck, on_work: OnWork | None = None) -> SimHost:
     """The machine that the experiment is simulated on."""
+    resolved = experiment.resolved
     return SimHost(
-        experiment.host_costs(),
+        resolved.host_costs,
         luck,
         lucks=experiment.lucks(),
-        contention=experiment.contention(),
-        links=_links(experiment),
-        costs_elsewhere=_costs_elsewhere(experiment),
+        contention=resolved.contention,
+        links=resolved.links,
+        costs_elsewhere=resolved.costs_elsewhere,
         on_work=on_work,
     )
-
-
-def _links(experiment: Experiment) -> dict[str, Link]:
-    """Between the GPUs of each replica, as its policy names them."""
-    if experiment.num_gpus == 1:
-        return {}
-    devices = experiment.scenario.devices
-    link = link_of(devices.link)
-    return {LINK: link} if devices.count == 1 else {f"{LINK}.{index}": link for index in range(devices.count)}
-
-
-def _costs_elsewhere(experiment: Experiment) -> dict[int, ShippedCosts]:
-    """Of GPUs that are others than the profile's, by their index. Raises ValueError for other models on them."""
-    scenario, profile, num_gpus = experiment.scenario, experiment.profile, experiment.num_gpus
-    name = scenario.devices.prefill_profile
-    if name is None or num_gpus == 1:
-        return {}
-    other = load(name)
-    if other.target != profile.target or (experiment.draft_tokens and other.draft != profile.draft):
-        raise ValueError(
-            f"devices.prefill_profile={name!r} is of {other.target.name} and "
-            f"{other.draft.name if other.draft else 'no draft'}; want the models of {profile.name!r}"
-        )
-    engine = engine_of(scenario.engine.name, other)
-    costs = build_costs(other, engine, cuda_graph=scenario.engine.cuda_graph)
-    firsts = [replica * num_gpus for replica in range(scenario.devices.count)]
-    return {first + index: costs for first in firsts for index in range(scenario.policy_options.prefill_devices)}
 
 
 def run_recorded(

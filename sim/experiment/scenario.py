@@ -273,7 +273,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in changes.items():
             is_block = isinstance(value, Mapping)
             set_dotted(raw, name if is_block else FLAT_NAMES.get(name, name), value)
-        return resolve(raw)
+        return parse_scenario(raw)
 
     @property
     def digest(self) -> str:
@@ -290,7 +290,7 @@ def to_plain(scenario: Scenario) -> dict[str, Any]:
     return plain
 
 
-def resolve(raw: Mapping[str, Any]) -> Scenario:
+def parse_scenario(raw: Mapping[str, Any]) -> Scenario:
     """A checked scenario from raw data. Raises ValueError, one line naming the key."""
     raw = dict(raw)
     if isinstance(raw.get("policy"), str):

@@ -19,6 +19,7 @@ import numpy as np
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.experiment.capacity import capacity, capacity_floor
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.load import Load, Verdict, judge, needs_capacity, trace_rate
@@ -140,7 +141,7 @@ def _judged(scenario: Scenario, profile: Profile, num_prompts: int) -> list[RunR
     """Pilot runs of the policies that keep up with their load."""
     pilot = _with(scenario, num_prompts, 0)
     seed = child_seed(scenario.seed, PILOT_KEY)
-    records = {policy: simulate(pilot, policy, seed, profile) for policy in scenario.policy}
+    records = {policy: simulate(resolve(pilot, profile, policy), seed) for policy in scenario.policy}
     return [
         record
         for policy, record in records.items()

@@ -16,8 +16,9 @@ import numpy as np
 
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
-from sim.experiment.scenario import resolve
+from sim.experiment.scenario import parse_scenario
 from sim.experiment.scenario_file import set_dotted
 from sim.files.json_values import convert, read_json
 from sim.report.store_figures import (
@@ -263,11 +264,11 @@ def draw_timeline(points: Points) -> Any:
                 set_dotted(raw, name, json.loads(text))
         raw["workload"]["num_prompts"] = min(TIMELINE_PROMPTS, int(own.iloc[0]["num_prompts"]))
         raw["workload"]["num_warmups"] = 0
-        scenario = resolve(raw)
+        scenario = parse_scenario(raw)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             profile = load_profile(scenario.profile)
-            record = simulate(scenario, policy, child_seed(scenario.seed, 0), profile, record_works=True)
+            record = simulate(resolve(scenario, profile, policy), child_seed(scenario.seed, 0), record_works=True)
         records.append(record)
         title = named(own.iloc[0], [key for key in points.keys if key != "policy"])
     if not records:

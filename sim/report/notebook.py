@@ -15,7 +15,7 @@ import msgspec
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.experiment import compare as experiment
-from sim.experiment.checks import check
+from sim.experiment.resolve import resolve, resolve_all
 from sim.experiment.run import simulate as run_once
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord, request_columns
@@ -135,8 +135,8 @@ def simulate(source: Source = None, /, **changes: Any) -> Simulation:
     5
     """
     scenario, profile = _scenario(source, changes)
-    check(scenario, profile)
-    record = run_once(scenario, scenario.policy[0], scenario.seed, profile)
+    resolve_all(scenario, profile)
+    record = run_once(resolve(scenario, profile, scenario.policy[0]), scenario.seed)
     metrics = summarise(record, goodput_ms=scenario.goodput.bounds_ms, num_warmups=scenario.workload.num_warmups)
     return Simulation(metrics=metrics | detailed(record), record=record)
 

@@ -116,8 +116,10 @@ def _scheduling_line(result: Comparison) -> str:
     by_regime: dict[str, list[str]] = {}
     for row in result.policies:
         is_async = next(run["async_scheduling"] for run in result.runs if run["policy"] == row.policy)
-        regime = {True: "planned while the GPU works", False: "planned after each step", None: "planned between works"}
-        by_regime.setdefault(regime[is_async], []).append(row.policy)
+        regime = "planned between works"
+        if is_async is not None:
+            regime = "planned while the GPU works" if is_async else "planned after each step"
+        by_regime.setdefault(regime, []).append(row.policy)
     return "host: " + "; ".join(f"{regime} ({', '.join(names)})" for regime, names in by_regime.items())
 
 

@@ -20,9 +20,9 @@ from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
 from sim.experiment.capacity import capacity
-from sim.experiment.checks import check
 from sim.experiment.compare import CostSource, Interval, cost_source
 from sim.experiment.points import Point, run_point, run_points
+from sim.experiment.resolve import resolve_all
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.stats import interval_95, t_975
 from sim.metrics.summary import Run, number
@@ -157,7 +157,7 @@ def highest_load(
         raise ValueError(f"target rate {target_rate!r} must be a finite number of requests per second above 0")
     is_counted = isinstance(scenario.workload.num_prompts, int) or is_trace(scenario.workload)
     scenario = _settled(scenario, REQUESTS)
-    check(scenario, profile)
+    resolve_all(scenario, profile)
     questions = [
         _Question(scenario, policy, profile, share, is_concurrency=is_concurrency, is_counted=is_counted)
         for policy in scenario.policy

@@ -18,7 +18,7 @@ import msgspec
 from sim.costs.profile import Profile
 from sim.experiment.compare import Comparison
 from sim.experiment.limits import limits_of
-from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.scenario import Scenario, parse_scenario
 from sim.policies.registry import find_policy
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
@@ -73,7 +73,7 @@ def asked_of(
 
 def asked_of_comparison(result: Comparison, profile: Profile) -> list[Asked]:
     """One question per policy, at its mean number of requests in flight (Little's law), or the loop's."""
-    scenario = resolve(result.scenario)
+    scenario = parse_scenario(result.scenario)
     asked = []
     for row in result.policies:
         rate, e2el_ms = row.mean["request_throughput"], row.mean["mean_e2el_ms"]

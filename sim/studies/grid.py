@@ -24,7 +24,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.scenario import Scenario, parse_scenario
 from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
 
@@ -119,7 +119,7 @@ class Grid:
                 place = axis.keys.index("replications")
                 total = sum(int(row[place]) for row in axis.rows)
                 return self.num_scenarios // len(axis.rows) * total
-        counts = resolve(self._at([axis.rows[0] for axis in self.axes])).replications
+        counts = parse_scenario(self._at([axis.rows[0] for axis in self.axes])).replications
         return self.num_scenarios * counts
 
     def scenarios(self) -> Iterator[Scenario]:
@@ -137,7 +137,7 @@ class Grid:
 
     def _resolved(self, rows: Any) -> Scenario:
         try:
-            return resolve(self._at(rows))
+            return parse_scenario(self._at(rows))
         except ValueError as error:
             raise ValueError(f"grid at {self._named(rows)}: {error}") from None
 

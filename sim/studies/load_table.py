@@ -18,9 +18,9 @@ import msgspec
 
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
-from sim.experiment.checks import check
 from sim.experiment.compare import CostSource, Interval, cost_source
 from sim.experiment.points import Point
+from sim.experiment.resolve import resolve_all
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.stats import interval_95
 from sim.names import unknown
@@ -210,7 +210,7 @@ def _checked(scenario: Scenario, profile: Profile, candidates: Sequence[str], dr
     for name in candidates:
         if name not in PARTS:
             raise ValueError(unknown("lane policy", name, list(PARTS)))
-    check(scenario, profile)
+    resolve_all(scenario, profile)
     return msgspec.structs.replace(scenario, policy=tuple(candidates))
 
 

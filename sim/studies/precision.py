@@ -14,9 +14,9 @@ import msgspec
 
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.experiment.checks import check
 from sim.experiment.compare import Comparison
 from sim.experiment.points import Point, run_points
+from sim.experiment.resolve import resolve_all
 from sim.experiment.scenario import Scenario
 from sim.experiment.steady import settle
 from sim.metrics.stats import t_975
@@ -49,7 +49,7 @@ def sized(
     """
     if not 0.001 <= share < 1.0:
         raise ValueError(f"--until-ci {share!r}: want a share of the mean from 0.001 to below 1, such as 0.05")
-    check(scenario, profile)
+    resolve_all(scenario, profile)
     on_done("settling the length", 0, 1)
     settled, length = settle(scenario, profile)
     points = [

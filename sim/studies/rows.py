@@ -24,10 +24,10 @@ import msgspec
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
-from sim.experiment.checks import check
 from sim.experiment.compare import PAIRED_METRICS
 from sim.experiment.points import Point, run_point
 from sim.experiment.pool import given
+from sim.experiment.resolve import resolve_all
 from sim.experiment.scenario import Scenario
 from sim.experiment.steady import Length, load_of, settle, transient_note
 from sim.metrics.load import Verdict
@@ -187,7 +187,7 @@ def _flat(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def _rows(job: Job) -> Iterator[Row]:
     scenario, policy = job.scenario, job.scenario.policy[0]
     profile: Profile = given(PROFILES)[scenario.profile]
-    check(scenario, profile)
+    resolve_all(scenario, profile)
     settled, length = settle(scenario, profile)
     for replication in job.replications:
         point = Point(scenario=settled, policy=policy, seed=child_seed(scenario.seed, replication), profile=profile)

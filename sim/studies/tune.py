@@ -20,11 +20,10 @@ from sim.costs.profile import Profile
 from sim.costs.works import graph_sizes
 from sim.draws import Floats
 from sim.engine.adaptive_length import Band
-from sim.experiment.assemble import Experiment
-from sim.experiment.checks import check
 from sim.experiment.compare import CostSource, Interval, cost_source
 from sim.experiment.limits import limits_of
 from sim.experiment.points import Point, run_points
+from sim.experiment.resolve import resolve, resolve_all, sample_requests
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.summary import Run, number
 from sim.names import unknown
@@ -177,10 +176,10 @@ def tune(
 def concurrencies_of(scenario: Scenario, profile: Profile) -> tuple[int, ...]:
     """1, 2, 4 and so on up to the engine's seats, the scenario's own max_concurrency, or MEMORY_SHARE of the requests
     that memory holds, whichever is fewest: a batch that is kept small by memory is no larger with more in flight."""
-    experiment = Experiment(scenario=scenario, policy_name=scenario.policy[0], seed=scenario.seed, profile=profile)
-    sample, pool = experiment.sample(), experiment.pool()
+    resolved = resolve(scenario, profile, scenario.policy[0])
+    sample, pool = sample_requests(scenario), resolved.pool.new()
     held = pool.num_blocks * len(sample) / sum(pool.blocks_for(request) for request in sample)
-    seats = limits_of(scenario, profile).max_num_seqs
+    seats = resolved.limits.max_num_seqs
     most = max(1, min(seats, scenario.workload.max_concurrency or seats, int(MEMORY_SHARE * held)))
     return (*(2**power for power in range(most.bit_length()) if 2**power < most), most)
 
@@ -386,7 +385,7 @@ def _checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
         speculative_adaptive_config=None,
     )
     scenario = msgspec.structs.replace(scenario, speculation=speculation)
-    check(scenario, profile)
+    resolve_all(scenario, profile)
     return scenario
 
 

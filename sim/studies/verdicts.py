@@ -16,7 +16,7 @@ import numpy as np
 from sim.costs.profile import Profile
 from sim.experiment.compare import PAIRED_METRICS, Comparison, Drawn, Order
 from sim.experiment.points import Point, run_points
-from sim.experiment.scenario import resolve
+from sim.experiment.scenario import parse_scenario
 from sim.metrics.summary import Run, number
 from sim.studies.choice import HIGH_PERCENT, LOW_PERCENT
 from sim.studies.draws import covers, draw_worlds
@@ -35,7 +35,7 @@ def over_draws(
     """`result` with the differences in `draws` worlds, and without the orders that do not hold there."""
     if draws < 2:
         raise ValueError(f"draws={draws!r} must be at least 2: one world says nothing of others")
-    scenario = resolve(result.scenario)
+    scenario = parse_scenario(result.scenario)
     worlds = draw_worlds(scenario, profile, draws)
     points = [
         Point(scenario=world.scenario(scenario), policy=policy, seed=world.seed, profile=world.profile)

@@ -11,6 +11,7 @@ from benchmarks.silicon import Cell, requests_of
 from benchmarks.silicon_disagg import DisaggCell, Judged, classes_of, disagg_cell_of, plain_cell, scenario_of
 from calibrate.importers.aiconfigurator.deployment import Deployment
 from sim.costs.profile_files import changed, load, save_profile
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.metrics.summary import summarise
 
@@ -76,7 +77,7 @@ def test_all_that_decode_ranks_hold_is_in_flight_and_prefill_has_costs_of_its_ow
         path = save_profile(changed(tiny, host=host), tmp_path / f"{name}.json")
         scenario = scenario_of(cell, tiny, path, 1, 2, 8, 40)
         assert scenario.workload.max_concurrency == 8
-        run = summarise(simulate(scenario, "disaggregated", 0, tiny, requests=requests_of(cell, 40)))
+        run = summarise(simulate(resolve(scenario, tiny, "disaggregated"), 0, requests=requests_of(cell, 40)))
         found.append((run["mean_tpot_ms"], run["mean_ttft_ms"]))
     assert DisaggCell(cell, Deployment(), 1, 2).decode_ranks == 2
     (tpot, ttft), (slow_tpot, slow_ttft) = found

@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
-from sim.experiment.scenario import resolve
+from sim.experiment.scenario import parse_scenario
 from sim.seam.request import Request
 
 PROFILE = "h100-sxm/llama-3.1-8b"
@@ -55,8 +56,8 @@ def served(policy: str = "continuous", profile: Profile | None = None, **workloa
         "speculation": {"num_speculative_tokens": 0},
         "workload": workload,
     }
-    scenario = resolve(raw)
-    return simulate(scenario, policy, 0, profile).requests
+    scenario = parse_scenario(raw)
+    return simulate(resolve(scenario, profile, policy), 0).requests
 
 
 def stamps(requests: Iterable[Request]) -> list[dict[str, Any]]:

@@ -25,9 +25,9 @@ from realrun.validate.cells.table import LENGTHS, MEASURED, Cell, CellTable
 from realrun.validate.errors import THROUGHPUT, Compared, compared, spread
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import SERVED, Profile
-from sim.experiment.checks import check
+from sim.experiment.resolve import resolve_all
 from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.scenario import Scenario, parse_scenario
 from sim.files.write import write_figure
 from sim.metrics.summary import summarise
 from sim.seam.request import Request
@@ -78,7 +78,7 @@ def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
         speculation["acceptance"] = _with_spread(str(cell.acceptance), setup.acceptance_spread)
         if setup.method is not None:
             speculation["method"] = setup.method
-    return resolve(
+    return parse_scenario(
         {
             "profile": profile.name,
             "policy": "continuous" if cell.num_speculative_tokens else "autoregressive",
@@ -99,9 +99,8 @@ def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
 def simulate_cell(cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
     """The metrics of the simulated cell (sim.metrics.summary). Raises ValueError for what cannot run."""
     scenario = scenario_of(cell, profile, setup)
-    check(scenario, profile)
     requests = _requests(cell, num_requests(scenario.workload), scenario.seed, setup)
-    record = simulate(scenario, scenario.policy[0], scenario.seed, profile, requests=requests)
+    record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=requests)
     return summarise(record, num_warmups=scenario.workload.num_warmups)
 
 

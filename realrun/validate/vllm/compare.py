@@ -21,9 +21,9 @@ from realrun.validate import errors
 from realrun.validate.vllm.requests import RealRun
 from sim.costs.profile import Profile
 from sim.engine.gauge import GapSamples
-from sim.experiment.checks import check
+from sim.experiment.resolve import resolve_all
 from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, resolve, to_plain
+from sim.experiment.scenario import Scenario, parse_scenario, to_plain
 from sim.files.write import write_figure
 from sim.metrics import summary
 from sim.metrics.records import RunRecord
@@ -62,7 +62,7 @@ def scenario_of(
     seed: int,
 ) -> Scenario:
     """The scenario of a run in `path`; its workload is the recorded one. Raises ValueError."""
-    return resolve(
+    return parse_scenario(
         {
             "profile": profile,
             "policy": policy,
@@ -81,9 +81,8 @@ def scenario_of(
 
 def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdict:
     """Simulate the run's requests and compare. Raises ValueError for what cannot run."""
-    check(scenario, profile)
     policy = scenario.policy[0]
-    record = simulate(scenario, policy, scenario.seed, profile, requests=real.fresh())
+    record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=real.fresh())
     result = {
         "schema": VALIDATION_SCHEMA,
         "scenario": to_plain(scenario),

@@ -16,6 +16,7 @@ from realrun.replay.run import REHEARSAL_REQUESTS, replay
 from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from sim.costs.profile_files import load
 from sim.experiment.assemble import Experiment
+from sim.experiment.resolve import resolve
 from sim.experiment.scenario import Scenario
 
 CONCURRENCY = 12
@@ -66,12 +67,12 @@ def test_a_run_of_more_requests_than_were_rehearsed_allocates_nothing(policy: st
         output_len=6,
     )
     profile = load("cpu/tiny")
-    planned = Experiment(scenario=scenario, policy_name=policy, seed=0, profile=profile, num_slots=1)
+    planned = Experiment(resolve(scenario, profile, policy, num_slots=1), 0)
     sizes = sizes_for([planned], torch.device("cpu"))
     kernels = build_kernels(profile, sizes, torch.device("cpu"), temperature=0.0, seed=0)
     device = counted(kernels)
     slots = sizes.slots - SPARE_SLOTS
-    experiment = Experiment(scenario=scenario, policy_name=policy, seed=0, profile=profile, num_slots=slots)
+    experiment = Experiment(resolve(scenario, profile, policy, num_slots=slots), 0)
     executor = PairExecutor(kernels, seed=0)
     # The first run's mixed passes are of the kinds that the second one's rehearsal knows of: as many rows, and as many
     # prompts, as fit the buffers together.

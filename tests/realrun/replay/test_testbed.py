@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 
 from realrun.replay.testbed import MOST_STREAMS
 from sim.costs.profile_files import load
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.policies.registry import POLICIES
@@ -21,5 +22,5 @@ def test_streams_of_a_policy_are_no_more_than_are_counted_for(policy: str) -> No
     given = Scenario.of(profile="cpu/tiny", policy=policy, num_prompts=12, request_rate=40.0, num_speculative_tokens=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        record = simulate(given, policy, 0, load("cpu/tiny"))
+        record = simulate(resolve(given, load("cpu/tiny"), policy), 0)
     assert len({usage.stream for usage in record.usage if usage.kind != "host"}) <= MOST_STREAMS

@@ -15,10 +15,12 @@ from realrun.replay.experiment import busy_seconds, check_replayable, most_at_on
 from realrun.replay.measured import MeasuredCosts, measured_work
 from realrun.replay.measured_host import WakeLatency
 from realrun.validate.compare import Observed, judge
+from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.experiment.assemble import Accounts, Experiment
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.scenario import Scenario, parse_scenario
 from sim.metrics.summary import summarise
 from sim.policies import works as works_of
 from sim.policies.options import Method
@@ -29,18 +31,17 @@ from tests.sim.support import ON_ONE_GPU
 
 UNEVEN = {Kind.PREFILL: 0.0101, Kind.DRAFT: 0.00203, Kind.VERIFY: 0.00507, Kind.STEP: 0.00611}
 """No two works end at the same instant, which rounding could take apart."""
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 SECONDS = {Kind.PREFILL: 0.010, Kind.DRAFT: 0.002, Kind.VERIFY: 0.005, Kind.STEP: 0.006}
 
 
 def scenario(policy: str, **more: Any) -> Scenario:
     workload = {"num_prompts": 30, "request_rate": 40, "input_len": 64, "output_len": 24, **more.pop("workload", {})}
-    return resolve({"profile": "cpu/tiny", "policy": policy, "workload": workload, **more})
+    return parse_scenario({"profile": "cpu/tiny", "policy": policy, "workload": workload, **more})
 
 
-def experiment(policy: str, **more: Any) -> Experiment:
-    return Experiment(
-        scenario=scenario(policy, **more), policy_name=policy, seed=3, profile=load("cpu/tiny"), num_slots=30
-    )
+def experiment(policy: str, profile: Profile | None = None, num_slots: int = 30, **more: Any) -> Experiment:
+    return Experiment(resolve(scenario(policy, **more), profile or load("cpu/tiny"), policy, num_slots=num_slots), 3)
 
 
 def observe(run: Experiment, seconds: dict[Kind, float] | None = None) -> Observed:
@@ -115,9 +116,10 @@ def test_a_machine_that_changed_since_its_profile_was_measured_is_told() -> None
     """Two fixed passes of 1 and 4 ms then, of 1.2 and 4 ms before the run, of twice as long after it."""
     run = experiment("pd")
     assert judge(observe(run)).verdict["machine"] is None
-    host = msgspec.structs.replace(run.profile.host, probed_s=(0.001, 0.004))
+    profile = run.resolved.profile
+    host = msgspec.structs.replace(profile.host, probed_s=(0.001, 0.004))
     probed = dataclasses.replace(
-        observe(dataclasses.replace(run, profile=msgspec.structs.replace(run.profile, host=host))),
+        observe(experiment("pd", msgspec.structs.replace(profile, host=host))),
         probed_s=[(0.0012, 0.004), (0.002, 0.008)],
     )
     assert judge(probed).verdict["machine"] == pytest.approx([1.1, 2.0])
@@ -128,7 +130,7 @@ def test_an_experiment_is_what_the_simulator_runs() -> None:
     """The ingredients that a replay shares with its simulation are those of `lanesim compare`."""
     run = experiment("pdv")
     simulated = judge(observe(run)).simulated
-    record = simulate(run.scenario, "pdv", 3, run.profile, record_works=True)
+    record = simulate(resolve(run.scenario, run.resolved.profile, "pdv"), 3, record_works=True)
     assert [r.last_token_s for r in simulated.requests] == [r.last_token_s for r in record.requests]
     assert summarise(simulated) == summarise(record)
 
@@ -212,16 +214,16 @@ def test_slots_are_counted_by_who_can_be_in_flight_together() -> None:
 
 def test_a_replay_is_of_no_other_engine_and_plans_nothing_ahead() -> None:
     """The profile's own constants and name; on a GPU's profile, which has none, nothing is added."""
-    own = dataclasses.replace(experiment("continuous"), num_slots=3)
+    own = experiment("continuous", num_slots=3).resolved
     assert own.engine.name == "measured here"
-    assert own.costs().host.step_s == own.profile.host.step_s > 0.0
-    bare = dataclasses.replace(own, profile=load("h100-sxm/llama-3.1-8b"))
+    assert own.costs.host.step_s == own.profile.host.step_s > 0.0
+    bare = experiment("continuous", load(PAIR), num_slots=3).resolved
     assert bare.engine.name == "no engine"
-    assert bare.costs().host.step_s == 0.0
+    assert bare.costs.host.step_s == 0.0
     assert not bare.limits.async_scheduling
-    check_replayable(dataclasses.replace(experiment("pd", engine={"name": "measured here"}), num_slots=3))
+    check_replayable(experiment("pd", num_slots=3, engine={"name": "measured here"}))
     with pytest.raises(ValueError, match=r"'vllm-0.12' can be simulated only: .*\(measured here\)"):
-        check_replayable(experiment("pd", engine={"name": "vllm-0.12"}))
+        experiment("pd", engine={"name": "vllm-0.12"})
 
 
 def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
@@ -246,18 +248,18 @@ def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
 
 def test_a_scenario_without_kv_cannot_be_replayed() -> None:
     with pytest.raises(ValueError, match="kv=none can be simulated only"):
-        check_replayable(experiment("pd", policy_options={"kv": "none"}))
+        check_replayable(experiment("pd", load(PAIR), policy_options={"kv": "none"}))
 
 
 def test_lanes_on_shares_cannot_be_replayed() -> None:
     with pytest.raises(ValueError, match=r"policy_options\.partition can be simulated only"):
-        check_replayable(experiment("pd", policy_options={"partition": {"prefill": 0.4, "decode": 0.6}}))
+        check_replayable(experiment("pd", load(PAIR), policy_options={"partition": {"prefill": 0.4, "decode": 0.6}}))
     with pytest.raises(ValueError, match=r"policy_options\.partition can be simulated only"):
-        check_replayable(experiment("pdv", policy_options={"partition": "auto"}))
+        check_replayable(experiment("pdv", load(PAIR), policy_options={"partition": "auto"}))
 
 
 def test_slots_bound_how_many_are_served_at_once() -> None:
-    run = dataclasses.replace(experiment("pd", workload={"request_rate": "inf"}), num_slots=4)
+    run = experiment("pd", num_slots=4, workload={"request_rate": "inf"})
     observed = observe(run)
     assert all(request.is_finished for request in observed.requests)
     starts = [(request.scheduled_s, 1) for request in observed.requests]
@@ -272,14 +274,14 @@ def test_slots_bound_how_many_are_served_at_once() -> None:
 def test_a_pair_with_an_eagle_head_is_simulated_as_one_and_refused_as_a_replay() -> None:
     """One assembly: what the simulator takes for EAGLE-3 cannot be replayed as a draft model of its own."""
     name = "h100-sxm/llama-3.1-8b+eagle3"
-    eagle = resolve({"profile": name, "policy": "continuous", "workload": {"num_prompts": 3, "output_len": 24}})
-    run = Experiment(scenario=eagle, policy_name="continuous", seed=0, profile=load(name), num_slots=3)
-    assert run.limits.method is Method.EAGLE3
+    eagle = parse_scenario({"profile": name, "policy": "continuous", "workload": {"num_prompts": 3, "output_len": 24}})
+    run = Experiment(resolve(eagle, load(name), "continuous", num_slots=3), 0)
+    assert run.resolved.limits.method is Method.EAGLE3
     with GpuHost(ConstantExecutor(SECONDS), run.luck(), clock=VirtualClock()) as host:
         run.start(host, run.requests())
         host.run_until()
     drafts = [ticket.work for ticket in host.works if ticket.work.kind is Kind.DRAFT]
-    simulated = simulate(eagle, "continuous", 0, load(name), record_works=True)
+    simulated = simulate(resolve(eagle, load(name), "continuous"), 0, record_works=True)
     ours = [work for work in simulated.works if work.kind == "draft"]
     later = [(work.rows, work.row_tokens) for work in drafts if not work.chunks]
     assert later

@@ -10,6 +10,7 @@ from sim.costs.engine import EngineCosts, load_engine, with_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.memory import kv_capacity_tokens, pool_bytes_per_token
 from sim.costs.profile_files import load
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.records import RunRecord
@@ -70,7 +71,7 @@ def alone(costs: EngineCosts, *, is_lazy: bool) -> RunRecord:
         num_speculative_tokens=3, acceptance="iid:1",
         **{"speculation.method": "eagle3", "engine.long_prefill_token_threshold": longest_chunk},
     )  # fmt: skip
-    return simulate(scenario, "continuous", 0, with_engine(profile, msgspec.structs.replace(costs)))
+    return simulate(resolve(scenario, with_engine(profile, msgspec.structs.replace(costs)), "continuous"), 0)
 
 
 @pytest.mark.parametrize("is_lazy", [True, False])
@@ -109,7 +110,7 @@ def tpot_s(controller: dict[str, object], uneven_s: float) -> float:
         num_speculative_tokens=3, acceptance="iid:0", **{"speculation.method": "eagle3", **controller},
     )  # fmt: skip
     costs = engine(uneven_launch_s=uneven_s)
-    (request,) = simulate(scenario, "continuous", 0, with_engine(load(COMPACT), costs)).requests
+    (request,) = simulate(resolve(scenario, with_engine(load(COMPACT), costs), "continuous"), 0).requests
     return (request.last_token_s - request.first_token_s) / 60
 
 
@@ -160,6 +161,6 @@ def test_a_run_has_the_pool_that_its_engine_leaves() -> None:
         profile=name, policy="continuous", engine="vllm-0.23", num_prompts=1, input_len=50, output_len=2,
         **{"engine.gpu_memory_utilization": 0.8, "speculation.method": "eagle3"},
     )  # fmt: skip
-    found = simulate(scenario, "continuous", 0, load(name)).kv_capacity_tokens
+    found = simulate(resolve(scenario, load(name), "continuous"), 0).kv_capacity_tokens
     assert found == pytest.approx(433_872, rel=5e-4)
     assert found % 16 == 0

@@ -16,10 +16,9 @@ from sim.engine.adaptive_length import (
 )
 from sim.engine.controllers import CONTROLLERS, VERIFYING, build_controller
 from sim.engine.draft_length import ByBatch
-from sim.experiment.assemble import Experiment
-from sim.experiment.checks import check
+from sim.experiment.resolve import resolve, resolve_all
 from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, resolve, to_plain
+from sim.experiment.scenario import Scenario, parse_scenario, to_plain
 from sim.seam.request import Request
 from tests.sim.support import AlwaysAccept, NotedController, SimRun, request
 
@@ -195,7 +194,7 @@ def scenario(controller: str, **changes: object) -> Scenario:
         },
         "speculation": {"num_speculative_tokens": 4, "acceptance": "iid:0.6", "controller": controller, **changes},
     }
-    return resolve(raw)
+    return parse_scenario(raw)
 
 
 def test_a_table_of_one_length_is_that_length() -> None:
@@ -203,7 +202,7 @@ def test_a_table_of_one_length_is_that_length() -> None:
     profile = load(HEAD)
     table = scenario("by_batch", num_speculative_tokens_per_batch_size=[[1, 512, 4]])
     ends = [
-        [request.last_token_s for request in simulate(one, "continuous", 1, profile).requests]
+        [request.last_token_s for request in simulate(resolve(one, profile, "continuous"), 1).requests]
         for one in (scenario("fixed"), table)
     ]
     assert ends[0] == pytest.approx(ends[1], rel=1e-9)
@@ -215,8 +214,8 @@ def test_goodput_serves_within_a_per_cent_of_the_best_fixed_length() -> None:
     fixed = []
     for k in range(1, 5):
         one = scenario("fixed", num_speculative_tokens=k)
-        fixed.append(simulate(one, "continuous", 1, profile).end_s)
-    assert simulate(scenario("goodput"), "continuous", 1, profile).end_s < 1.01 * min(fixed)
+        fixed.append(simulate(resolve(one, profile, "continuous"), 1).end_s)
+    assert simulate(resolve(scenario("goodput"), profile, "continuous"), 1).end_s < 1.01 * min(fixed)
 
 
 @pytest.mark.parametrize("controller", [name for name in CONTROLLERS if name != VERIFYING])
@@ -225,25 +224,26 @@ def test_every_controller_serves_every_policy(controller: str, policy: str) -> N
     changes = {"num_speculative_tokens_per_batch_size": [[1, 1, 4], [2, 8, 0]]} if controller == "by_batch" else {}
     record = simulate(
         resolve(
-            {
-                "profile": "h100-sxm/llama-2-7b+tinyllama-1.1b",
-                "policy": policy,
-                "workload": {"input_len": 64, "output_len": 12, "num_prompts": 12, "request_rate": "inf"},
-                "speculation": {"num_speculative_tokens": 4, "controller": controller, **changes},
-            }
+            parse_scenario(
+                {
+                    "profile": "h100-sxm/llama-2-7b+tinyllama-1.1b",
+                    "policy": policy,
+                    "workload": {"input_len": 64, "output_len": 12, "num_prompts": 12, "request_rate": "inf"},
+                    "speculation": {"num_speculative_tokens": 4, "controller": controller, **changes},
+                }
+            ),
+            load("h100-sxm/llama-2-7b+tinyllama-1.1b"),
+            policy,
         ),
-        policy,
         1,
-        load("h100-sxm/llama-2-7b+tinyllama-1.1b"),
     )
     assert all(request.is_finished for request in record.requests)
 
 
 def test_a_replay_refuses_a_controller_that_may_not_draft() -> None:
     one = scenario("goodput")
-    experiment = Experiment(scenario=one, policy_name="continuous", seed=1, profile=load(HEAD), num_slots=8)
     with pytest.raises(ValueError, match="a replay cannot"):
-        experiment.controller()
+        resolve(one, load(HEAD), "continuous", num_slots=8)
 
 
 def test_what_a_controller_does_not_read_is_refused() -> None:
@@ -299,16 +299,13 @@ def test_what_is_not_verified_is_paid_for_as_a_draft_and_never_accepted() -> Non
 def test_adaptive_verification_serves_and_gives_all_memory_back(async_scheduling: bool) -> None:
     profile = load(HEAD)
     one = Scenario.of(to_plain(scenario(VERIFYING)), **{"engine.async_scheduling": async_scheduling})
-    record = simulate(one, "continuous", 1, profile)
+    record = simulate(resolve(one, profile, "continuous"), 1)
     assert all(request.is_finished for request in record.requests)
     assert all(request.kv_tokens == 0 for request in record.requests)
 
 
 def test_lanes_and_replays_verify_all_that_they_draft() -> None:
     with pytest.raises(ValueError, match="is for continuous"):
-        check(Scenario.of(to_plain(scenario(VERIFYING)), policy="pd", profile=PAIR), load(PAIR))
-    experiment = Experiment(
-        scenario=scenario(VERIFYING), policy_name="continuous", seed=1, profile=load(HEAD), num_slots=8
-    )
+        resolve_all(Scenario.of(to_plain(scenario(VERIFYING)), policy="pd", profile=PAIR), load(PAIR))
     with pytest.raises(ValueError, match="simulated only"):
-        experiment.controller()
+        resolve(scenario(VERIFYING), load(HEAD), "continuous", num_slots=8)

@@ -7,8 +7,9 @@ import pytest
 from sim.costs.profile_files import load
 from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Feedback, choose_change
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
-from sim.experiment.scenario import resolve
+from sim.experiment.scenario import parse_scenario
 
 
 @pytest.mark.parametrize(
@@ -136,8 +137,8 @@ def test_a_continuous_engine_tells_it_how_long_its_steps_take(monkeypatch: pytes
         "speculation": {"controller": "feedback"},
         "workload": {"num_prompts": 5, "request_rate": "inf"},
     }
-    scenario = resolve(raw)
-    record = simulate(scenario, "continuous", 0, load(scenario.profile), record_works=True)
+    scenario = parse_scenario(raw)
+    record = simulate(resolve(scenario, load(scenario.profile), "continuous"), 0, record_works=True)
     steps = [work for work in record.works if work.kind == "step"]
     assert len(seen) == sum(work.kind == "draft" and work.draft_tokens > 0 for work in record.works)
     assert min(seen) >= min(work.end_s - work.start_s for work in steps) > 0.0

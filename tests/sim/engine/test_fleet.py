@@ -10,6 +10,7 @@ from sim.costs.profile_files import load
 from sim.engine.fleet import MOST_AHEAD, least_busy, next_in_turn, where_prefix_is
 from sim.engine.gauge import Gauge, GaugePart
 from sim.experiment.capacity import capacity, capacity_floor
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord
@@ -20,7 +21,7 @@ from sim.seam.request import Request
 
 def served(policy: str, requests: list[Request] | None = None, **changes: object) -> RunRecord:
     given = {"profile": "cpu/tiny", "policy": policy, "num_prompts": 24, "request_rate": 30} | changes
-    return simulate(Scenario.of(**given), policy, 0, load("cpu/tiny"), requests=requests, record_works=True)
+    return simulate(resolve(Scenario.of(**given), load("cpu/tiny"), policy), 0, requests=requests, record_works=True)
 
 
 def replica_of(record: RunRecord) -> dict[int, int]:
@@ -139,9 +140,9 @@ def test_the_prefill_pool_may_be_of_other_gpus_with_the_same_models() -> None:
     took_s = []
     for prefill in (None, f"h100-sxm/{pair}"):
         scenario = Scenario.of(**given, output_len=4, request_rate=0.5, **{"devices.prefill_profile": prefill})
-        record = simulate(scenario, "disaggregated", 0, load(scenario.profile), record_works=True)
+        record = simulate(resolve(scenario, load(scenario.profile), "disaggregated"), 0, record_works=True)
         took_s.append(sum(work.end_s - work.start_s for work in record.works if work.stream == "prefill0"))
     assert took_s[1] < 0.6 * took_s[0]
     wrong = Scenario.of(**given, **{"devices.prefill_profile": "h100-sxm/llama-3.1-8b"})
     with pytest.raises(ValueError, match=r"want the models of 'a100-sxm/llama-2-7b\+tinyllama-1.1b'"):
-        simulate(wrong, "disaggregated", 0, load(wrong.profile))
+        simulate(resolve(wrong, load(wrong.profile), "disaggregated"), 0)

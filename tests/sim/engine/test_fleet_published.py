@@ -11,6 +11,7 @@ import pytest
 from calibrate.hardware.datasheets import split
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.seam.request import Request
@@ -49,7 +50,7 @@ def tokens_per_s(
         **{"engine.num_gpu_blocks": num_gpu_blocks},
         **{"devices.count": count, "devices.routing": "least-outstanding"},
     )
-    record = simulate(given, "autoregressive", 0, profile or load(PROFILE), requests=requests)
+    record = simulate(resolve(given, profile or load(PROFILE), "autoregressive"), 0, requests=requests)
     return sum(request.emitted_tokens for request in record.requests) / record.end_s
 
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from sim.costs.profile_files import load
-from sim.experiment.assemble import Experiment, caps_of
-from sim.experiment.checks import IgnoredKeyWarning, check, ignored_keys
+from sim.experiment.checks import IgnoredKeyWarning, ignored_keys
 from sim.experiment.compare import compare
+from sim.experiment.resolve import resolve, resolve_all
 from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.scenario import Scenario, parse_scenario
 from sim.experiment.scenario_file import read_scenario
 from sim.metrics.records import RunRecord
 from sim.policies.options import PolicyOptions
@@ -33,7 +33,7 @@ def scenario(policy: Any, profile: str = PAIR, **changes: Any) -> Scenario:
 
 
 def served(policy: str, profile: str = PAIR, *, with_works: bool = False, **changes: Any) -> RunRecord:
-    return simulate(scenario(policy, profile, **changes), policy, 0, load(profile), record_works=with_works)
+    return simulate(resolve(scenario(policy, profile, **changes), load(profile), policy), 0, record_works=with_works)
 
 
 def most_in_flight(record: RunRecord) -> int:
@@ -122,7 +122,7 @@ def test_equal_caps_stand_in_the_json_of_every_policy() -> None:
 )
 def test_lane_batches_are_told_as_they_act(changes: dict[str, Any], decode_batch: int, verify_batch: int) -> None:
     given = scenario("pdv", **changes)
-    caps = caps_of(Experiment(scenario=given, policy_name="pdv", seed=0, profile=load(PAIR)))
+    caps = resolve(given, load(PAIR), "pdv").caps
     assert (caps.decode_batch, caps.verify_batch) == (decode_batch, verify_batch)
 
 
@@ -143,8 +143,8 @@ def test_a_lane_without_room_for_one_round_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"max_num_batched_tokens=4 has no room to verify 4 drafted tokens .* at least 5"
     ):
-        check(scenario("pd", max_num_batched_tokens=4), load(PAIR))
-    check(scenario("continuous", max_num_batched_tokens=4), load(PAIR))
+        resolve_all(scenario("pd", max_num_batched_tokens=4), load(PAIR))
+    resolve_all(scenario("continuous", max_num_batched_tokens=4), load(PAIR))
 
 
 def test_a_key_that_a_policy_ignores_is_a_note() -> None:
@@ -156,7 +156,7 @@ def test_a_key_that_a_policy_ignores_is_a_note() -> None:
         "engine.async_scheduling=True means nothing to pd",
     ]
     with pytest.warns(IgnoredKeyWarning, match="verify_batch=12 means nothing to continuous, pd"):
-        check(given, load(PAIR))
+        resolve_all(given, load(PAIR))
 
 
 def test_every_option_means_something_to_some_policy() -> None:
@@ -173,7 +173,7 @@ def test_a_policy_of_ones_own_that_does_not_say_ignores_nothing() -> None:
 def test_a_scenario_at_its_defaults_is_quiet() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check(scenario(list(POLICIES)), load(PAIR))
+        resolve_all(scenario(list(POLICIES)), load(PAIR))
 
 
 # -- engines
@@ -199,27 +199,29 @@ def test_an_engine_is_a_name_or_a_block() -> None:
 
 def test_an_unknown_engine_is_refused_before_anything_runs() -> None:
     with pytest.raises(ValueError, match=r"did you mean 'vllm-0\.24'"):
-        check(scenario("pd", engine="vllm-0.2"), load(PAIR))
+        resolve_all(scenario("pd", engine="vllm-0.2"), load(PAIR))
 
 
 @pytest.mark.parametrize(
-    ("profile", "changes", "is_async"),
+    ("profile", "changes", "are_async"),
     [
-        (PAIR, {}, False),
-        (PAIR, {"num_speculative_tokens": 0}, True),
-        (PAIR, {"engine": "vllm-0.12", "num_speculative_tokens": 0}, False),
-        (PAIR, {"engine": "ideal"}, True),
-        (PAIR, {"engine.async_scheduling": True}, True),
-        (PAIR, {"engine.async_scheduling": False, "num_speculative_tokens": 0}, False),
-        (PAIR, {"speculation.method": "ngram"}, False),
-        (EAGLE, {}, True),
-        (EAGLE, {"engine": "vllm-0.12"}, False),
-        (EAGLE, {"engine.async_scheduling": False}, False),
+        (PAIR, {}, [True, False]),
+        (PAIR, {"num_speculative_tokens": 0}, [True, True]),
+        (PAIR, {"engine": "vllm-0.12", "num_speculative_tokens": 0}, [False, False]),
+        (PAIR, {"engine": "ideal"}, [True, True]),
+        (PAIR, {"engine.async_scheduling": True}, [True, True]),
+        (PAIR, {"engine.async_scheduling": False, "num_speculative_tokens": 0}, [False, False]),
+        (PAIR, {"speculation.method": "ngram"}, [True, False]),
+        (EAGLE, {}, [True, True]),
+        (EAGLE, {"engine": "vllm-0.12"}, [False, False]),
+        (EAGLE, {"engine.async_scheduling": False}, [False, False]),
     ],
 )
-def test_both_arms_of_a_speedup_are_scheduled_alike(profile: str, changes: dict[str, Any], is_async: bool) -> None:
+def test_each_arm_of_a_speedup_is_scheduled_as_its_engine_does_by_itself(
+    profile: str, changes: dict[str, Any], are_async: list[bool]
+) -> None:
     given = scenario(["autoregressive", "continuous"], profile, num_prompts=3, **changes)
-    assert [run["async_scheduling"] for run in compare(given, load(profile)).runs] == [is_async, is_async]
+    assert [run["async_scheduling"] for run in compare(given, load(profile)).runs] == are_async
 
 
 def test_lanes_have_no_steps_to_plan_ahead() -> None:
@@ -248,8 +250,8 @@ def test_the_two_gpus_of_the_demo_are_served_by_one_engine() -> None:
     raw = read_scenario(SCENARIOS / "demo.yaml")
     engines = set()
     for gpu in ("a100-sxm", "h100-sxm"):
-        given = resolve(raw | {"profile": f"{gpu}/llama-2-7b+tinyllama-1.1b"})
-        run = Experiment(scenario=given, policy_name="pdv", seed=0, profile=load(given.profile))
+        given = parse_scenario(raw | {"profile": f"{gpu}/llama-2-7b+tinyllama-1.1b"})
+        run = resolve(given, load(given.profile), "pdv")
         engines.add((run.engine.name, run.engine.step_s, run.engine.row_s, run.limits.async_scheduling))
     assert len(engines) == 1
 
@@ -259,14 +261,11 @@ def test_the_two_gpus_of_the_demo_are_served_by_one_engine() -> None:
 
 @pytest.mark.parametrize("name", ["seed-004-lanes", "seed-000-lanes"])
 def test_a_seeds_scenario_runs_with_its_own_batches(name: str) -> None:
-    given = resolve(read_scenario(SCENARIOS / f"{name}.yaml"))
+    given = parse_scenario(read_scenario(SCENARIOS / f"{name}.yaml"))
     profile = load(given.profile)
-    caps = {
-        policy: caps_of(Experiment(scenario=given, policy_name=policy, seed=0, profile=profile))
-        for policy in given.policy
-    }
+    caps = {policy: resolve(given, profile, policy).caps for policy in given.policy}
     assert caps["pdv"].verify_batch == 12
     assert caps["pdv"].decode_batch == 6
     assert 4 <= (caps["baseline"].workers or 0) <= 8
     with pytest.warns(IgnoredKeyWarning):
-        check(given, profile)
+        resolve_all(given, profile)

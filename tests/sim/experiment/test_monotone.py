@@ -13,6 +13,7 @@ import pytest
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, load
 from sim.devices.contention import BRACKET
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.summary import summarise
@@ -37,7 +38,7 @@ def mean_e2el_ms(profile: Profile, policy: str, rate: float, overlap: str) -> fl
         max_num_seqs=64,
         max_num_batched_tokens=2048,
     )
-    found = summarise(simulate(scenario, policy, 5, profile))["mean_e2el_ms"]
+    found = summarise(simulate(resolve(scenario, profile, policy), 5))["mean_e2el_ms"]
     assert isinstance(found, float)
     return found
 

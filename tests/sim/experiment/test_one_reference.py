@@ -7,6 +7,7 @@ import pytest
 
 from sim.costs.profile_files import load
 from sim.experiment.compare import compare
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.summary import summarise
@@ -45,10 +46,10 @@ def scenario(profile: str, **speculation: object) -> Scenario:
 def test_nothing_of_speculation_changes_a_result_of_autoregressive(name: str) -> None:
     profile = load(name)
     plain = scenario(name, num_speculative_tokens=0)
-    reference = summarise(simulate(plain, "autoregressive", 3, profile))
+    reference = summarise(simulate(resolve(plain, profile, "autoregressive"), 3))
     for speculation in SPECULATION:
         beside_drafts = scenario(name, **speculation)
-        assert summarise(simulate(beside_drafts, "autoregressive", 3, profile)) == reference, speculation
+        assert summarise(simulate(resolve(beside_drafts, profile, "autoregressive"), 3)) == reference, speculation
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -61,7 +62,7 @@ def test_async_scheduling_that_is_given_holds_for_policies_with_and_without_draf
         **{"engine.async_scheduling": is_async},
     )
     for policy in given.policy:
-        assert simulate(given, policy, 0, load(PROFILES[0])).is_async is is_async
+        assert simulate(resolve(given, load(PROFILES[0]), policy), 0).is_async is is_async
 
 
 def test_each_policy_of_a_comparison_runs_as_it_does_alone() -> None:

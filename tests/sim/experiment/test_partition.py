@@ -12,12 +12,12 @@ from rich.console import Console
 from sim.costs.cost import ConstantCosts, Demands
 from sim.costs.profile_files import load
 from sim.devices.partition import MEASURED
-from sim.experiment.assemble import Experiment
 from sim.experiment.capacity import capacity
-from sim.experiment.checks import IgnoredKeyWarning, check
+from sim.experiment.checks import IgnoredKeyWarning
 from sim.experiment.compare import compare
 from sim.experiment.forecast import Forecast, MeanLoad
 from sim.experiment.partition import best_shares
+from sim.experiment.resolve import resolve, resolve_all
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.policies.registry import POLICIES, Policy, register
@@ -35,7 +35,7 @@ def scenario(policy: Any, partition: object, profile: str = PAIR, **changes: Any
 
 def chosen(policy: str, seed: int = 0, **changes: Any) -> dict[str, float]:
     given = scenario(policy, "auto", **changes)
-    shares = Experiment(scenario=given, policy_name=policy, seed=seed, profile=load(PAIR)).shares
+    shares = resolve(given, load(PAIR), policy).shares
     assert shares is not None
     return shares
 
@@ -57,14 +57,14 @@ def chosen(policy: str, seed: int = 0, **changes: Any) -> dict[str, float]:
 )
 def test_what_no_lane_can_be_given_is_one_line(policy: Any, partition: object, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        check(scenario(policy, partition), load(PAIR))
+        resolve_all(scenario(policy, partition), load(PAIR))
     assert str(caught.value).startswith("policy_options.partition")
     assert "\n" not in str(caught.value)
 
 
 def test_a_cpu_has_no_multiprocessors_to_give() -> None:
     with pytest.raises(ValueError, match="'cpu/tiny' is of a CPU"):
-        check(scenario("pd", "auto", "cpu/tiny"), load("cpu/tiny"))
+        resolve_all(scenario("pd", "auto", "cpu/tiny"), load("cpu/tiny"))
 
 
 def test_auto_wants_lanes_that_it_knows() -> None:
@@ -72,8 +72,8 @@ def test_auto_wants_lanes_that_it_knows() -> None:
         Policy(name="strange", summary="", source="", build=POLICIES["pd"].build, lanes=(("prefill",), ("sample",)))
     )
     with pytest.raises(ValueError, match="'strange' has prefill, sample: give it shares"):
-        check(scenario(strange.name, "auto"), load(PAIR))
-    check(scenario(strange.name, {"prefill": 0.5, "sample": 0.5}), load(PAIR))
+        resolve_all(scenario(strange.name, "auto"), load(PAIR))
+    resolve_all(scenario(strange.name, {"prefill": 0.5, "sample": 0.5}), load(PAIR))
 
 
 def test_shares_stand_in_every_run_and_beside_the_table_and_need_no_bracket() -> None:
@@ -130,7 +130,7 @@ def test_auto_is_near_the_best_of_a_grid(rate: float) -> None:
 
     def e2el_s(partition: object) -> float:
         given = scenario("pd", partition, request_rate=rate, num_prompts=150)
-        requests = simulate(given, "pd", 3, load(PAIR)).requests
+        requests = simulate(resolve(given, load(PAIR), "pd"), 3).requests
         return sum(r.last_token_s - r.arrival_s for r in requests) / len(requests)
 
     grid = [e2el_s({"prefill": tenths / 10, "decode": 1 - tenths / 10}) for tenths in range(1, 10)]

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from sim.costs.profile_files import load
-from sim.experiment.checks import check
+from sim.experiment.resolve import resolve, resolve_all
 from sim.experiment.run import simulate
-from sim.experiment.scenario import resolve
+from sim.experiment.scenario import parse_scenario
 from sim.metrics.summary import summarise
 from sim.policies.registry import POLICIES
 
@@ -18,7 +18,9 @@ PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 
 
 def scenario(policy: str, **workload: object) -> object:
-    return resolve({"profile": PAIR, "policy": policy, "workload": {"input_len": 700, "output_len": 60, **workload}})
+    return parse_scenario(
+        {"profile": PAIR, "policy": policy, "workload": {"input_len": 700, "output_len": 60, **workload}}
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -28,21 +30,21 @@ def test_more_bandwidth_never_slows_a_lone_request(policy: str) -> None:
     for factor in (1.0, 1.1, 1.5, 2.0, 4.0):
         gpu = msgspec.structs.replace(profile.gpu, bandwidth_bytes_per_s=profile.gpu.bandwidth_bytes_per_s * factor)
         faster = msgspec.structs.replace(profile, gpu=gpu)
-        times.append(simulate(scenario(policy, num_prompts=1), policy, 0, faster).requests[0].last_token_s)
+        times.append(simulate(resolve(scenario(policy, num_prompts=1), faster, policy), 0).requests[0].last_token_s)
     assert times == sorted(times, reverse=True)
     assert times[-1] < times[0]
 
 
 def test_a_request_beyond_the_models_context_is_noted() -> None:
     with pytest.warns(UserWarning, match=r"requests longer than llama-2-7b's context of 4096 tokens"):
-        simulate(scenario("pd", num_prompts=1, input_len=5000), "pd", 0, load(PAIR))
+        simulate(resolve(scenario("pd", num_prompts=1, input_len=5000), load(PAIR), "pd"), 0)
 
 
 def test_a_window_counts_what_it_cuts() -> None:
     cut = msgspec.structs.replace(
-        resolve({"profile": PAIR, "policy": "pd", "window": {"stop_s": 3.0, "arrivals_end_s": 2.0}, "seed": 1}),
+        parse_scenario({"profile": PAIR, "policy": "pd", "window": {"stop_s": 3.0, "arrivals_end_s": 2.0}, "seed": 1}),
     )
-    record = simulate(cut, "pd", 1, load(PAIR))
+    record = simulate(resolve(cut, load(PAIR), "pd"), 1)
     assert record.end_s == 3.0
     assert all(request.arrival_s <= 2.0 for request in record.requests)
     assert any(not request.is_finished for request in record.requests)
@@ -53,7 +55,7 @@ def test_closed_loop_throughput_keeps_within_its_asymptotic_bounds() -> None:
     throughputs, demands_s, lone_s = [], [], 0.0
     for concurrency in (1, 2, 4, 8):
         load_ = {"num_prompts": 40, "request_rate": "inf", "max_concurrency": concurrency}
-        record = simulate(scenario("baseline", **load_), "baseline", 0, load(PAIR))
+        record = simulate(resolve(scenario("baseline", **load_), load(PAIR), "baseline"), 0)
         throughputs.append(len(record.requests) / record.end_s)
         demands_s.append(record.device_busy_s / len(record.requests))
         if concurrency == 1:
@@ -69,7 +71,7 @@ def acceptance_length(**speculation: object) -> float:
         "speculation": speculation,
         "workload": {"input_len": 50, "output_len": 400},
     }
-    record = simulate(resolve(raw), "pd", 0, load(PAIR))
+    record = simulate(resolve(parse_scenario(raw), load(PAIR), "pd"), 0)
     drafts = sum(request.num_rounds for request in record.requests)
     return 1.0 + sum(request.accepted_tokens for request in record.requests) / drafts
 
@@ -85,7 +87,7 @@ def test_vllms_acceptance_keys_are_taken_as_they_are() -> None:
 
 def test_the_tiny_profile_has_its_own_default_lengths() -> None:
     def lengths(**workload: object) -> tuple[object, ...]:
-        spec = resolve({"profile": "cpu/tiny", "policy": "pd", "workload": workload}).workload
+        spec = parse_scenario({"profile": "cpu/tiny", "policy": "pd", "workload": workload}).workload
         return spec.dataset_name, spec.input_len, spec.output_len
 
     assert lengths() == ("fixed", 64, 32)
@@ -112,10 +114,11 @@ BUSY = {
 )
 def test_looking_at_the_works_changes_no_figure(changes: dict) -> None:
     """Nor where lazy accounting steps aside: scarce memory, a cut window, prompts that overtake each other."""
-    scenario = resolve(BUSY | changes)
+    scenario = parse_scenario(BUSY | changes)
     profile = load(scenario.profile)
     unseen, seen = (
-        summarise(simulate(scenario, "continuous", 0, profile, record_works=is_seen)) for is_seen in (False, True)
+        summarise(simulate(resolve(scenario, profile, "continuous"), 0, record_works=is_seen))
+        for is_seen in (False, True)
     )
     assert unseen.pop("phases_ms") != seen.pop("phases_ms")
     assert unseen == seen
@@ -128,8 +131,10 @@ def test_lazy_accounting_records_the_works_and_the_memory_of_the_plain_loop(draf
     for longest_chunk in (0, 2048):
         engine = {"async_scheduling": is_async, "long_prefill_token_threshold": longest_chunk}
         speculation = {"num_speculative_tokens": draft_tokens}
-        scenario = resolve(BUSY | {"engine": engine | {"max_num_batched_tokens": 2048}, "speculation": speculation})
-        records.append(simulate(scenario, "continuous", 0, load(scenario.profile), record_works=True))
+        scenario = parse_scenario(
+            BUSY | {"engine": engine | {"max_num_batched_tokens": 2048}, "speculation": speculation}
+        )
+        records.append(simulate(resolve(scenario, load(scenario.profile), "continuous"), 0, record_works=True))
     lazy, plain = records
     assert lazy.works == plain.works
     changes = [
@@ -140,14 +145,14 @@ def test_lazy_accounting_records_the_works_and_the_memory_of_the_plain_loop(draf
 
 
 def test_without_drafts_an_acceptance_length_says_nothing() -> None:
-    scenario = resolve(BUSY | {"speculation": {"num_speculative_tokens": 0, "acceptance": "length:2.5"}})
-    check(scenario, load(scenario.profile))
+    scenario = parse_scenario(BUSY | {"speculation": {"num_speculative_tokens": 0, "acceptance": "length:2.5"}})
+    resolve_all(scenario, load(scenario.profile))
 
 
 def test_an_eagle_head_drafts_for_continuous_only() -> None:
-    scenario = resolve({"profile": "h100-sxm/llama-3.1-8b+eagle3", "policy": "pd"})
+    scenario = parse_scenario({"profile": "h100-sxm/llama-3.1-8b+eagle3", "policy": "pd"})
     with pytest.raises(ValueError, match="continuous only"):
-        check(scenario, load(scenario.profile))
+        resolve_all(scenario, load(scenario.profile))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +162,6 @@ def test_an_eagle_head_drafts_for_continuous_only() -> None:
 def test_only_a_draft_model_that_is_used_takes_memory(speculation: dict[str, object], num_models: int) -> None:
     raw = {"profile": PAIR, "policy": "continuous", "workload": {"num_prompts": 1}, "speculation": speculation}
     profile = load(PAIR)
-    record = simulate(resolve(raw), "continuous", 0, profile)
+    record = simulate(resolve(parse_scenario(raw), profile, "continuous"), 0)
     assert record.weight_bytes == sum(shape.weight_bytes for shape in profile.models[:num_models])
     assert record.kv_bytes_per_token == sum(shape.kv_bytes_per_token for shape in profile.models[:num_models])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sim.costs.profile_files import load
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.experiment.scenario_file import read_scenario
@@ -32,7 +33,7 @@ def window(policy: str, concurrency: int, seed: int, **changes: object) -> tuple
         policy=policy,
         **{"policy_options.decode_batch": concurrency, "engine.max_num_seqs": concurrency, **changes},
     )
-    record = simulate(given, policy, seed, load(given.profile), requests=arrivals(concurrency))
+    record = simulate(resolve(given, load(given.profile), policy), seed, requests=arrivals(concurrency))
     done = sum(request.is_finished for request in record.requests)
     return done, sum(request.num_rounds for request in record.requests)
 

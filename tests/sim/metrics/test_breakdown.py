@@ -10,8 +10,9 @@ import pytest
 from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.experiment.compare import compare
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, resolve
+from sim.experiment.scenario import Scenario, parse_scenario
 from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
 from sim.policies.registry import POLICIES
@@ -22,8 +23,8 @@ PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 
 def recorded(policy: str) -> object:
     workload = {"input_len": 300, "output_len": 30, "num_prompts": 15, "request_rate": 8}
-    scenario = resolve({"profile": PAIR, "policy": policy, "workload": workload})
-    return simulate(scenario, policy, 0, load(PAIR), record_works=True)
+    scenario = parse_scenario({"profile": PAIR, "policy": policy, "workload": workload})
+    return simulate(resolve(scenario, load(PAIR), policy), 0, record_works=True)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

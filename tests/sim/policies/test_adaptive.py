@@ -12,7 +12,7 @@ import pytest
 
 import sim.experiment.scenario as scenario_module
 from sim.costs.profile_files import load
-from sim.experiment.checks import check
+from sim.experiment.resolve import resolve, resolve_all
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.summary import summarise
@@ -102,7 +102,7 @@ def test_the_target_decides_which_of_the_seeds_tables_it_is() -> None:
         given = Scenario.of(
             profile=profile, policy="adaptive", num_prompts=3, request_rate=0.1, input_len=64, output_len=8
         )
-        record = simulate(given, "adaptive", 0, load(profile), record_works=True)
+        record = simulate(resolve(given, load(profile), "adaptive"), 0, record_works=True)
         assert {work.stream.rpartition(".")[2] for work in record.works} == parts_wanted
 
 
@@ -122,7 +122,7 @@ def test_a_table_that_makes_no_sense_is_refused(table: tuple, wanted: str) -> No
         profile="cpu/tiny", policy="adaptive", **{"policy_options.adaptive_table": [list(r) for r in table]}
     )
     with pytest.raises(ValueError, match=wanted):
-        check(given, load("cpu/tiny"))
+        resolve_all(given, load("cpu/tiny"))
 
 
 CALIBRATED: LoadTable = ((1, "pd"), (18, "unified"))
@@ -181,7 +181,7 @@ def test_the_shipped_calibrated_table_follows_the_better_lane_at_either_end(conc
     profile = load(given.profile)
 
     def tokens_per_s(policy: str) -> float:
-        run = summarise(simulate(given, policy, 0, profile), num_warmups=concurrency)
+        run = summarise(simulate(resolve(given, profile, policy), 0), num_warmups=concurrency)
         found = run["steady_output_throughput"]
         assert isinstance(found, float)
         return found
@@ -209,7 +209,7 @@ def test_served_on_recorded_arrivals_it_changes_seldom_and_is_never_left_with_th
         for index, row in enumerate(rows)
     ]
     given = Scenario.of(SCENARIOS / "adaptive-calibrated.yaml", num_prompts=len(asked))
-    record = simulate(given, "adaptive", 0, load(given.profile), requests=asked, record_works=True)
+    record = simulate(resolve(given, load(given.profile), "adaptive"), 0, requests=asked, record_works=True)
     part = {index: work.stream.rpartition(".")[2] for work in record.works for index in work.requests}
     served = [part[index] for index in range(len(asked))]
     assert min(served.count("pd"), served.count("pdv")) > len(served) / 3

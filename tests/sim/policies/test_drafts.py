@@ -12,8 +12,7 @@ from sim.costs.cost import ConstantCosts, Demands
 from sim.costs.drafters import DrafterCosts, pair_with
 from sim.costs.profile_files import load
 from sim.engine.draft_choice import DraftChoice
-from sim.experiment.assemble import Experiment
-from sim.experiment.checks import check
+from sim.experiment.resolve import resolve, resolve_all
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.policies.options import PolicyOptions
@@ -149,11 +148,11 @@ def given(**changes: Any) -> Scenario:
 
 def test_weights_and_kv_of_all_draft_models_are_in_memory() -> None:
     profile = load(PAIR)
-    both = Experiment(scenario=given(), policy_name="pd", seed=0, profile=profile)
+    both = resolve(given(), profile, "pd")
     assert [shape.name for shape in both.models] == ["llama-2-7b", "tinyllama-1.1b", "llama-68m"]
     left = 0.9 * profile.gpu.memory_bytes - sum(shape.weight_bytes for shape in both.models)
     per_block = 16 * sum(shape.kv_bytes_per_token for shape in both.models)
-    assert both.pool().num_blocks == int(left / (per_block / 16)) // 16
+    assert both.pool.num_blocks == int(left / (per_block / 16)) // 16
 
 
 @pytest.mark.parametrize("concurrency", [1, 128])
@@ -164,7 +163,7 @@ def test_the_choice_serves_as_the_better_fixed_model_at_either_end_of_the_load(c
     size |= {"engine.max_num_seqs": 128}
 
     def tokens_per_s(scenario: Scenario, profile: Any) -> float:
-        record = simulate(scenario, "pd", 0, profile)
+        record = simulate(resolve(scenario, profile, "pd"), 0)
         return sum(each.emitted_tokens for each in record.requests) / record.end_s
 
     profile = load(PAIR)
@@ -196,4 +195,4 @@ def test_the_choice_serves_as_the_better_fixed_model_at_either_end_of_the_load(c
 )
 def test_what_cannot_draft_beside_others_is_refused(changes: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ValueError, match=wanted):
-        check(given(**changes), load(PAIR))
+        resolve_all(given(**changes), load(PAIR))

@@ -9,7 +9,7 @@ import pytest
 
 from sim.costs.cost import ConstantCosts, Demands
 from sim.costs.profile_files import load
-from sim.experiment.checks import check
+from sim.experiment.resolve import resolve, resolve_all
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.policies.options import EngineLimits, PolicyOptions
@@ -138,8 +138,8 @@ def eagle(**changes: object) -> Scenario:
 
 def test_a_head_that_reads_features_needs_its_stale_acceptance() -> None:
     with pytest.raises(ValueError, match=r"speculation.stale_acceptance must say what is accepted then"):
-        check(eagle(), load(EAGLE))
-    check(eagle(**{"speculation.stale_acceptance": "length:2.59@7"}), load(EAGLE))
+        resolve_all(eagle(), load(EAGLE))
+    resolve_all(eagle(**{"speculation.stale_acceptance": "length:2.59@7"}), load(EAGLE))
 
 
 def test_stale_features_take_acceptance_from_the_pipelined_policy_alone() -> None:
@@ -147,7 +147,7 @@ def test_stale_features_take_acceptance_from_the_pipelined_policy_alone() -> Non
     lengths = {}
     for policy, changes in (("pipelined", {}), ("continuous", {})):
         given = eagle(policy=policy, output_len=2000, **{"speculation.stale_acceptance": "length:2.59@7"}, **changes)
-        record = simulate(given, policy, 0, load(EAGLE))
+        record = simulate(resolve(given, load(EAGLE), policy), 0)
         rounds = sum(r.num_rounds for r in record.requests)
         lengths[policy] = 1.0 + sum(r.accepted_tokens for r in record.requests) / rounds
     assert lengths["continuous"] == pytest.approx(4.35, rel=0.04)

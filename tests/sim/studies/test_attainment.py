@@ -11,6 +11,7 @@ import pytest
 from sim.cli.capacity import parse_price
 from sim.cli.main import run
 from sim.costs.profile_files import load
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.summary import summarise
@@ -26,7 +27,7 @@ def lone_server(**changes: Any) -> Scenario:
 
 
 def service_s() -> float:
-    lone = simulate(lone_server(num_prompts=1), "baseline", 0, load(PROFILE)).requests[0]
+    lone = simulate(resolve(lone_server(num_prompts=1), load(PROFILE), "baseline"), 0).requests[0]
     return lone.last_token_s - lone.arrival_s
 
 
@@ -103,7 +104,7 @@ def fleet_share(scenario: Scenario, replicas: int, routing: str, rate: float, bo
     changed = lone_server(
         num_prompts=2000, request_rate=rate, **{"devices.count": replicas, "devices.routing": routing}
     )
-    record = simulate(changed, "baseline", 12345, load(PROFILE))
+    record = simulate(resolve(changed, load(PROFILE), "baseline"), 12345)
     shares = summarise(record, goodput_ms={"ttft_ms": bound_ms}, num_warmups=400)["slo_attainment"]
     assert isinstance(shares, dict)
     return float(shares["all"] or 0.0)

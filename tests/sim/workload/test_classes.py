@@ -8,6 +8,7 @@ import pytest
 
 from sim.costs.profile_files import load
 from sim.experiment.compare import compare
+from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.summary import summarise
@@ -55,14 +56,14 @@ def test_the_higher_priority_is_admitted_first_and_equals_in_order() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_under_every_policy_the_class_of_priority_waits_less_when_seats_are_few(policy: str) -> None:
     given = scenario(policy, **{"engine.max_num_seqs": 4})
-    record = simulate(given, policy, 0, load("cpu/tiny"))
+    record = simulate(resolve(given, load("cpu/tiny"), policy), 0)
     found: Any = summarise(record)["slo_classes"]
     assert found["chat.mean_ttft_ms"] < found["batch.mean_ttft_ms"]
     assert found["chat.num_prompts"] + found["batch.num_prompts"] == 60
 
 
 def test_each_class_is_judged_by_its_own_bounds() -> None:
-    record = simulate(scenario("pd"), "pd", 0, load("cpu/tiny"))
+    record = simulate(resolve(scenario("pd"), load("cpu/tiny"), "pd"), 0)
     found: Any = summarise(record)["slo_classes"]
     own = [each for each in record.requests if each.slo_class == "chat"]
     good = sum((each.first_token_s - each.arrival_s) * 1e3 <= 400.0 for each in own)
