@@ -1,10 +1,12 @@
-"""Pages that are generated from the code say what the code says."""
+"""Pages that are generated from the code say what the code says; what docstrings and pages point to exists."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,10 @@ from benchmarks.scenario_docs import PAGE, page
 from sim.cli.main import run
 
 ROOT = Path(__file__).parent.parent
+PACKAGES = ("sim", "realrun", "calibrate", "benchmarks", "tests")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOTTED = re.compile(rf"(?<![\w./`-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 
 
 def test_the_scenario_page_is_the_schemas() -> None:
@@ -37,3 +43,62 @@ def test_every_system_of_the_seeds_runs_as_its_page_says(
     apart = [] if "inf" in args else ["--request-rate", "0.2"]
     assert run([*args, *apart, "--num-prompts", "3", "--replications", "1", "--json", "-"]) == 0
     assert all(row["completed"] for row in json.loads(capsys.readouterr().out)["runs"])
+
+
+def is_there(name: str, folder: Path = ROOT) -> bool:
+    """Whether `name`, as seen from `folder`, is a folder, a module, or what a module defines: a.b, a.b.Class."""
+    path = folder.joinpath(*name.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    module = path.parent.with_suffix(".py")
+    if not module.is_file():
+        return False
+    return re.search(rf"^(?:class |def |async def )?{path.name}\b", module.read_text(), re.MULTILINE) is not None
+
+
+def pointers(docstring: str) -> Iterator[str]:
+    """Names of modules and files in the brackets after "Not here", without commands and other words."""
+    _, _, rest = docstring.partition("Not here")
+    for group in re.findall(r"\(([^()]*)\)", rest.partition("\n\n")[0]):
+        names = (part.strip() for part in re.split(r"[,;]|\band\b", group))
+        yield from (name for name in names if re.fullmatch(r"[\w./-]+", name))
+
+
+def docstring_of(module: Path) -> str:
+    return ast.get_docstring(ast.parse(module.read_text())) or ""
+
+
+def test_every_pointer_of_a_module_to_what_is_elsewhere_names_something() -> None:
+    """Full names, paths, or names of neighbours in the module's folder or the one above."""
+    dead = []
+    for module in MODULES:
+        docstring = docstring_of(module)
+        found = {*DOTTED.findall(docstring), *pointers(docstring)}
+        for name in sorted(found):
+            is_path = "/" in name and (ROOT / name).exists()
+            folders = [ROOT, module.parent, module.parent.parent]
+            if not is_path and not any(is_there(name.removeprefix("."), folder) for folder in folders):
+                dead.append(f"{module.relative_to(ROOT)}: {name}")
+    assert dead == []
+
+
+def test_every_decision_record_that_is_named_exists() -> None:
+    records = {path.name[:3] for path in (ROOT / "docs" / "adr").glob("*.md")}
+    named = re.compile(r"(?:\bADRs? |docs/adr/)(\d{3})\b")
+    dead = [
+        f"{path.relative_to(ROOT)}: {number}"
+        for path in [*MODULES, *PAGES]
+        for number in named.findall(path.read_text())
+        if number not in records
+    ]
+    assert dead == []
+
+
+def test_every_link_within_the_pages_leads_somewhere() -> None:
+    dead = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in PAGES
+        for link in re.findall(r"\]\((?!https?:|#)([^)\s#]+)", page.read_text())
+        if not (page.parent / link).exists()
+    ]
+    assert dead == []

@@ -79,17 +79,19 @@ def most_at_once(experiment: Experiment) -> int:
 
 def usage_of(works: Sequence[WorkRecord]) -> list[StreamUsage]:
     """Totals by stream and kind, in order of first appearance."""
-    totals: dict[tuple[str, str], list[float]] = {}
+    totals: dict[tuple[str, str, str], list[float]] = {}
     for work in works:
-        total = totals.setdefault((work.stream, work.kind), [0, 0.0, 0])
+        total = totals.setdefault((work.stream, work.device, work.kind), [0, 0.0, 0])
         if work.kind == "host":
             continue
         total[0] += 1
         total[1] += work.end_s - work.start_s
         total[2] += useful_tokens(work)
     return [
-        StreamUsage(stream=stream, kind=kind, num_works=int(count), device_s=device_s, tokens=int(tokens))
-        for (stream, kind), (count, device_s, tokens) in totals.items()
+        StreamUsage(
+            stream=stream, device=device, kind=kind, num_works=int(count), device_s=device_s, tokens=int(tokens)
+        )
+        for (stream, device, kind), (count, device_s, tokens) in totals.items()
     ]
 
 

@@ -3,7 +3,7 @@
 All times are seconds on one device; those of attention and body are per layer. Axes rise; times never fall along an
 axis, so that no interpolated cost does (importers smooth noise out and say by how much). null marks a shape that was
 not measured; it is interpolated along its own row.
-Not here: interpolation (interpolation), what a work costs (table).
+Not here: interpolation (sim.costs.forms.interpolation), what a work costs (sim.costs.forms.table).
 """
 
 from __future__ import annotations

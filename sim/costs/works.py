@@ -3,7 +3,7 @@
 Host time, launches (captured or eager), draft works of several passes, demands, and the measured range.
 Every work costs its engine the same preparation (step_s, row_s); it is hidden where the device is busy meanwhile.
 Not here: one pass (passes), and `cost` of a pass of rows alone, the simulator's hot path, which each form has for
-itself (compact, table).
+itself (sim.costs.forms).
 """
 
 from __future__ import annotations

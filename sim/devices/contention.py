@@ -1,7 +1,8 @@
 """Rates of works that run on one device at the same time (design, section 4).
 
-Plain streams: nobody has measured what the streams of an engine do to each other on a GPU, so there are three regimes,
-least to most overlap, and a result that depends on which one holds says so:
+Plain streams: what is published of one stream against two is prefill beside decode on other GPUs than an H100 or H200,
+and nothing of draft beside verify (docs/adr/015), so there are three regimes, least to most overlap, and a result that
+depends on which one holds says so:
 - SERIAL: the kernels of all streams are in one FIFO. Works advance kernel by kernel, in proportion to the length of
   their kernels, so long grids (a prefill) starve short ones (a decode).
 - SHARED: works share the device's time. Rates sum to 1, nobody starves, nothing is gained.

@@ -1,6 +1,6 @@
 """A submitted work on a simulated device, and what devices ask of their host.
 
-Not here: when anything happens; that is `solo` (one stream) and `shared` (several).
+Not here: when anything happens; a device with one stream (solo), with several (shared).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Replicas behind one router: arrivals go to one of several servings, and their accounts are added up.
 
-Not here: what a replica does with its requests (sim.policies), its GPUs (sim.hosts.replica).
+Not here: what a replica does with its requests (sim.policies), its view of the GPUs (sim.hosts.view).
 """
 
 from __future__ import annotations

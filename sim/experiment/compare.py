@@ -1,8 +1,8 @@
 """Policies side by side on the same draws: runs, means with intervals, paired differences, and what they rest on.
 
 Replication r of a seed draws from child r of it, for every policy, so that differences are taken draw by draw. Where
-overlap of streams was not measured, policies with several streams are simulated under all three regimes, and an order
-of two policies is stated only if all three agree. Not here: one run (sim.experiment.run), its length
+overlap of streams was not measured, policies with several streams on a GPU are simulated under all three regimes, and
+an order of two policies is stated only if all three agree. Not here: one run (sim.experiment.run), its length
 (sim.experiment.steady), files (sim.report.results), tables (sim.report.tables).
 """
 
@@ -250,8 +250,8 @@ def _regimes(
     workers: int | None,
     on_done: Callable[[str, int, int], None],
 ) -> dict[str, dict[Regime, list[Run]]]:
-    """Runs under every regime of overlap, for the policies to which it matters: those with several plain streams, where
-    it was neither measured nor given."""
+    """Runs under every regime of overlap, for the policies to which it matters: those with several plain streams on a
+    GPU, where it was neither measured nor given."""
     if profile.overlap.measured or scenario.devices.overlap is not None:
         return {}
     lanes = [

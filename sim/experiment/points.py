@@ -6,6 +6,7 @@ A point is everything that determines one run, so it does not matter where it is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -51,7 +52,7 @@ class Outcome:
 
     run: Run
     num_streams: int
-    """Streams of the GPU that the policy used."""
+    """Streams that the policy used of one GPU: the most, where it has several GPUs."""
     needs_capacity: bool
     arrivals_s: list[float]
     """Of a trace's requests; empty for drawn ones, whose rate is known."""
@@ -79,11 +80,16 @@ def run_point(point: Point) -> Outcome:
                 write(columns)
     return Outcome(
         run=run,
-        num_streams=len({usage.stream for usage in record.usage if usage.kind != "host"}),
+        num_streams=_num_streams(record),
         needs_capacity=needs_capacity(record),
         arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
         record=_kept(record, point) if point.keeps_record else None,
     )
+
+
+def _num_streams(record: RunRecord) -> int:
+    used = {(usage.device, usage.stream) for usage in record.usage if usage.kind != "host"}
+    return max(Counter(device for device, _ in used).values(), default=0)
 
 
 def _kept(record: RunRecord, point: Point) -> RunRecord:

@@ -83,7 +83,12 @@ def accounts_of(host: SimHost, works: list[WorkRecord]) -> Accounts:
         now_s=host.now_s,
         usage=[
             StreamUsage(
-                stream=stream, kind=kind.value, num_works=usage.num_works, device_s=usage.device_s, tokens=usage.tokens
+                stream=stream,
+                device=str(usage.device),
+                kind=kind.value,
+                num_works=usage.num_works,
+                device_s=usage.device_s,
+                tokens=usage.tokens,
             )
             for (stream, kind), usage in host.usage.items()
         ],

@@ -11,6 +11,7 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -344,8 +345,14 @@ def _explain(message: str) -> str:
     return text if text.startswith(path) else f"{path}: {text[0].lower() + text[1:]}"
 
 
+@cache
+def field_types(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Types of a block's keys, evaluated once: a sweep checks thousands of scenarios."""
+    return get_type_hints(struct)
+
+
 def _check_keys(raw: Mapping[str, Any], struct: type[msgspec.Struct], prefix: str) -> None:
-    hints = get_type_hints(struct)
+    hints = field_types(struct)
     for key, value in raw.items():
         if key not in struct.__struct_fields__:
             raise ValueError(unknown("key", f"{prefix}{key}", [prefix + name for name in struct.__struct_fields__]))

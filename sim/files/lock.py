@@ -1,7 +1,8 @@
 """Destinations: whether something can be written there, that it is nothing we read, and that nobody else writes there.
 
 All of it is asked before any work begins, and the lock is held until the work is written. A lock is the operating
-system's, so a process that was killed leaves none behind, but its file, `.NAME.lock`, which the next one takes away.
+system's, so a process that was killed leaves none behind, but its file, `.NAME.lanesim.lock`, which the next one takes
+away.
 Not here: writing (sim.files.write).
 """
 
@@ -12,6 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+LOCK = "lanesim.lock"
+"""How the name of a lock's file ends: nobody else's does, so none of a user's is emptied and taken away."""
 _HELD: set[Path] = set()
 """What this process has locked: a writer inside a command must not wait for the command."""
 
@@ -80,7 +83,7 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     what = what or repr(str(path))
-    file = place.with_name(f".{place.name}.lock")
+    file = place.with_name(f".{place.name}.{LOCK}")
     new = _absent(place.parent)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """Files and folders that appear whole or not at all, by one rename; what was there stays until then.
 
-Scratch lies beside the destination, as `.NAME.part-*`; what a killed process left of it is swept by the next writer,
-which holds the lock and so knows that nobody uses it. Not here: what is written, and locks (sim.files.lock).
+Scratch lies beside the destination, as `.NAME.part-lanesim-PID-NUMBER` and its suffix: a file, or a folder with MARK in
+it. What a killed process left of it is swept by the next writer, which holds the lock and so knows that nobody uses it;
+anything else, whatever its name, is somebody's own and stays. Not here: what is written, and locks (sim.files.lock).
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from sim.files.lock import Busy, locked
+from sim.files.lock import LOCK, Busy, locked
 
 _NUMBERS = count()
-_LEFT = re.compile(r"\.(.+)\.(?:part-\d+-\d+.*|lock|old)\Z")
+_MADE = r"part-lanesim-\d+-\d+"
+_LEFT = re.compile(rf"\.(.+)\.(?:{_MADE}(?:\..*)?|{re.escape(LOCK)})\Z")
+MARK = ".lanesim-scratch"
+"""Empty file in a scratch folder: made before anything else there, and removed after everything else."""
+NEW, OLD = "new", "old"
+"""Folders in a scratch folder: what becomes the destination, and what was there, between two renames."""
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 
@@ -69,8 +75,11 @@ def new_folder(path: Path, *, keeps: Callable[[str], bool] = lambda name: True) 
     path = path.resolve()
     with locked(path), naming(path):
         sweep(path)
-        scratch = _scratch(path)
+        holder = _scratch(path)
+        scratch = holder / NEW
         try:
+            holder.mkdir()
+            (holder / MARK).touch()
             scratch.mkdir()
             yield scratch
             if path.is_dir():
@@ -78,28 +87,23 @@ def new_folder(path: Path, *, keeps: Callable[[str], bool] = lambda name: True) 
                 for entry in sorted(path.iterdir()):
                     if keeps(entry.name) and not (scratch / entry.name).exists():
                         _take_over(entry, scratch / entry.name)
-            _put(scratch, path)
+            _put(holder, path)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            _end(holder, path)
 
 
 def sweep(path: Path) -> None:
-    """Remove what a killed writer of `path` left beside it, and finish or undo what it had begun; needs the lock."""
-    old = _old(path)
-    if old.exists():
-        if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.rename(old, path)
-    start = f".{path.name}.part-"
+    """Remove what a killed writer of `path` left beside it, and undo what it had half done; needs the lock."""
+    made = re.compile(rf"{re.escape(f'.{path.name}.')}{_MADE}{re.escape(path.suffix)}")
     with suppress(FileNotFoundError):
-        for name in sorted(os.listdir(path.parent)):
-            if name.startswith(start):
-                left = path.with_name(name)
-                if left.is_dir() and not left.is_symlink():
-                    shutil.rmtree(left, ignore_errors=True)
-                else:
-                    left.unlink(missing_ok=True)
+        for name in sorted(filter(made.fullmatch, os.listdir(path.parent))):
+            left = path.with_name(name)
+            if left.is_symlink():
+                continue
+            if left.is_dir():
+                _end(left, path)
+            elif left.is_file():
+                left.unlink(missing_ok=True)
 
 
 def sweep_folder(folder: Path) -> None:
@@ -123,11 +127,23 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _scratch(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part-{os.getpid()}-{next(_NUMBERS)}{path.suffix}")
+    return path.with_name(f".{path.name}.part-lanesim-{os.getpid()}-{next(_NUMBERS)}{path.suffix}")
 
 
-def _old(path: Path) -> Path:
-    return path.with_name(f".{path.name}.old")
+def _end(holder: Path, path: Path) -> None:
+    """Remove a scratch folder, if it is ours; what was at `path` goes back there if its writer got no further."""
+    old, new = holder / OLD, holder / NEW
+    if (holder / MARK).exists():
+        if old.exists() and new.exists():
+            if path.exists():
+                return  # Made meanwhile by somebody without the lock: `old` is all there is of what was at `path`.
+            os.rename(old, path)
+        for folder in (old, new):
+            shutil.rmtree(folder, ignore_errors=True)
+        if os.listdir(holder) == [MARK]:
+            (holder / MARK).unlink()
+    with suppress(OSError):
+        holder.rmdir()
 
 
 def _take_over(entry: Path, to: Path) -> None:
@@ -146,16 +162,15 @@ def _link(source: str, to: str) -> None:
         shutil.copy2(source, to)
 
 
-def _put(scratch: Path, path: Path) -> None:
-    """The scratch folder at `path`; what was there is at `scratch` afterwards, or nowhere."""
+def _put(holder: Path, path: Path) -> None:
+    """The new folder of `holder` at `path`; what was there is in `holder` afterwards."""
+    new = holder / NEW
     if not path.exists():
-        os.rename(scratch, path)
-    elif not _exchanged(scratch, path):
-        # Two renames where the system has no exchange: `sweep` ends what a kill between them leaves.
-        old = _old(path)
-        os.rename(path, old)
-        os.rename(scratch, path)
-        shutil.rmtree(old, ignore_errors=True)
+        os.rename(new, path)
+    elif not _exchanged(new, path):
+        # Two renames where the system has no exchange: `_end` undoes the first if a kill between them leaves it.
+        os.rename(path, holder / OLD)
+        os.rename(new, path)
 
 
 def _exchanged(one: Path, other: Path) -> bool:

@@ -57,9 +57,11 @@ class _Call(simpy.Event):
 class Usage:
     """Totals over the works of one kind on one stream."""
 
-    __slots__ = ("cancelled_s", "device_s", "num_works", "tokens")
+    __slots__ = ("cancelled_s", "device", "device_s", "num_works", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, device: int | str) -> None:
+        self.device = device
+        """The stream's."""
         self.num_works = 0
         self.device_s = 0.0
         self.tokens = 0
@@ -198,7 +200,7 @@ class SimHost(TaskHost):
         key = (ticket.stream.name, work.kind)
         usage = self.usage.get(key)
         if usage is None:
-            usage = self.usage[key] = Usage()
+            usage = self.usage[key] = Usage(ticket.stream.device)
         usage.num_works += 1
         costs = self._costs
         if type(costs) is HistoryCosts and costs.knows_ends and work.kind not in UNPRICED:

@@ -90,6 +90,7 @@ class StreamUsage:
     """Totals of one kind of work on one stream."""
 
     stream: str
+    device: str
     kind: str
     num_works: int
     device_s: float

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 
-from sim.experiment.scenario import Scenario, parse_scenario
+from sim.experiment.scenario import Scenario, field_types, parse_scenario
 from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
 
@@ -228,6 +228,6 @@ def _check_dotted(key: str) -> None:
             known = [prefix + name for name in names] + ([] if prefix else list(FLAT_NAMES))
             raise ValueError(unknown("grid key", key, dict.fromkeys(known)))
         assert struct is not None
-        hint = get_type_hints(struct)[part]
+        hint = field_types(struct)[part]
         struct = hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
         prefix += f"{part}."

@@ -219,7 +219,7 @@ def check(kind: Kind, folder: Path, known: Known) -> None:
     assert found in (before, after) or (kind.is_added and before <= found <= after), (before, after, found)
     kind.write(folder)
     assert kind.read(folder) == after
-    left = [path.name for path in folder.rglob("*") if ".part-" in path.name or path.name.endswith((".old", ".lock"))]
+    left = [path.name for path in folder.rglob("*") if ".part-" in path.name or path.name.endswith(".lock")]
     assert left == []
 
 

@@ -231,7 +231,7 @@ def test_lines_that_earlier_versions_wrote_are_skipped(path: Path) -> None:
 def test_two_measurements_do_not_write_into_one_file(path: Path) -> None:
     fcntl = pytest.importorskip("fcntl")
     path.parent.mkdir(exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("a") as theirs:
+    with path.with_name(f".{path.name}.lanesim.lock").open("a") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with pytest.raises(ValueError, match="is being written by another process"), points_file.alone(path):
             pass

@@ -170,6 +170,32 @@ def test_lanes_are_shown_under_all_three_regimes_and_single_streams_under_none()
     assert alone.policies[0].by_overlap == {}
 
 
+@pytest.mark.parametrize(
+    ("policy", "changes"),
+    [
+        ("continuous", {"devices.count": 2}),
+        ("autoregressive", {"devices.count": 3}),
+        ("disaggregated", {"input_len": 32, "policy_options.draft_devices": 1}),
+    ],
+)
+def test_gpus_of_one_stream_each_are_simulated_once_since_every_regime_says_the_same(
+    policy: str, changes: dict[str, object]
+) -> None:
+    few: dict[str, object] = {"policy": policy, "num_prompts": 40, "request_rate": 8, "replications": 2} | changes
+    found = run(**few).policies[0]
+    assert found.by_overlap == {}
+    for regime in Regime:
+        assert run(**few, **{"devices.overlap": regime}).policies[0].mean == found.mean
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes"), [("pd", {"devices.count": 2}), ("pipelined", {"policy_options.draft_devices": 1})]
+)
+def test_lanes_that_share_any_of_several_gpus_are_bracketed(policy: str, changes: dict[str, object]) -> None:
+    found = run(policy=policy, num_prompts=40, request_rate=8, **changes)
+    assert list(found.policies[0].by_overlap) == ["serial", "shared", "roofs"]
+
+
 def test_an_order_is_stated_only_where_all_regimes_agree() -> None:
     found = run(policy=["pd", "continuous", "pdv"], num_prompts=150, request_rate=12, replications=4)
     for pair in found.paired:

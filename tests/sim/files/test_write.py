@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
 
 from sim.files import write
 from sim.files.lock import destinations, locked
-from sim.files.write import new_file, new_folder, write_text
+from sim.files.write import new_file, new_folder, sweep_folder, write_text
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -68,22 +69,90 @@ def test_a_folder_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert content(tmp_path) == {"out/a": "1"}
 
 
+def killed(code: str, folder: Path) -> None:
+    """What a process leaves that ends, without cleaning up, where `code` says."""
+    start = "import os, sys\nfrom pathlib import Path\nfrom sim.files import write\nfolder = Path(sys.argv[1])\n"
+    assert subprocess.run([sys.executable, "-c", start + code, str(folder)], check=False).returncode == 9
+
+
 def test_scratch_of_the_killed_is_swept_by_the_next_writer_and_that_of_others_stays(tmp_path: Path) -> None:
-    (tmp_path / ".out.part-1-0").mkdir()
-    (tmp_path / ".out.part-1-0" / "half").write_text("")
-    (tmp_path / ".out.part-2-0").write_text("half")
-    (tmp_path / ".other.part-1-0").write_text("half")
+    for name in ("out", "other"):
+        for kind in ("file", "folder"):
+            half = "half.touch()" if kind == "file" else "(half / 'a').touch()"
+            killed(f"with write.new_{kind}(folder / '{name}') as half: {half}; os._exit(9)", tmp_path)
     with new_folder(tmp_path / "out") as scratch:
         (scratch / "a").write_text("1")
-    assert content(tmp_path) == {".other.part-1-0": "half", "out/a": "1"}
+    left = [path.name for path in tmp_path.iterdir() if ".part-" in path.name]
+    assert len(left) == 1
+    assert left[0].startswith(".other.part-")
+
+
+def killed_between_two_renames(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "a").write_text("1")
+    killed(
+        "write._exchanged = lambda *_: False\n"
+        "def hook(event, args):\n"
+        "    if event == 'os.rename' and str(args[1]) == str(folder / 'out'): os._exit(9)\n"
+        "sys.addaudithook(hook)\n"
+        "with write.new_folder(folder / 'out'): pass",
+        folder,
+    )
+    assert not (folder / "out").exists()
 
 
 def test_a_folder_whose_writer_died_between_two_renames_is_put_back(tmp_path: Path) -> None:
-    (tmp_path / ".out.old").mkdir()
-    (tmp_path / ".out.old" / "a").write_text("1")
+    killed_between_two_renames(tmp_path)
     with pytest.raises(RuntimeError), new_folder(tmp_path / "out"):
         raise RuntimeError
     assert content(tmp_path) == {"out/a": "1"}
+
+
+def test_what_was_moved_away_is_kept_where_somebody_else_has_taken_its_name(tmp_path: Path) -> None:
+    killed_between_two_renames(tmp_path)
+    (tmp_path / "out").mkdir()
+    with new_folder(tmp_path / "out") as scratch:
+        (scratch / "b").write_text("2")
+    found = content(tmp_path)
+    assert found.pop("out/b") == "2"
+    assert [text for name, text in found.items() if name.endswith("/old/a")] == ["1"]
+
+
+@pytest.mark.parametrize("name", ["x", "x.json"])
+@pytest.mark.parametrize("kind", [new_file, new_folder])
+def test_no_name_of_a_users_own_is_taken_for_scratch(
+    kind: Callable[[Path], AbstractContextManager[Path]], name: str, tmp_path: Path
+) -> None:
+    """Files and folders that look like what lanesim makes, whatever is at the destination."""
+    numbers = "part-lanesim-1-0"
+    files = ["part-notes.txt", "part-1-0", "part-1-0.bak", "old", "lock", f"{numbers}.bak", f"{numbers}0x", "lanesim"]
+    folders = ["part-mydata", "part-2-0", "old.d", "part-lanesim-mine", numbers + Path(name).suffix]
+    for number, end in enumerate(files):
+        (tmp_path / f".{name}.{end}").write_text(f"mine {number}")
+    for end in folders:
+        for part in ("old", "new"):
+            (tmp_path / f".{name}.{end}" / part).mkdir(parents=True)
+            (tmp_path / f".{name}.{end}" / part / "notes").write_text(f"mine {end}")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "notes").write_text("mine")
+    (tmp_path / f".{name}.part-lanesim-3-0{Path(name).suffix}").symlink_to(tmp_path / "data" / "notes")
+    before = content(tmp_path)
+    for _ in range(2):
+        with kind(tmp_path / name) as scratch:
+            (scratch / "a" if scratch.is_dir() else scratch).write_text("ours")
+        sweep_folder(tmp_path)
+        written = {name: "ours"} if kind is new_file else {f"{name}/a": "ours"}
+        assert content(tmp_path) == before | written
+
+
+def test_an_old_folder_of_a_users_own_does_not_become_the_destination(tmp_path: Path) -> None:
+    (tmp_path / ".out.old").mkdir()
+    (tmp_path / ".out.old" / "notes").write_text("mine")
+    with suppress(RuntimeError), new_folder(tmp_path / "out"):
+        raise RuntimeError
+    with new_folder(tmp_path / "out") as scratch:
+        (scratch / "a").write_text("1")
+    assert content(tmp_path) == {".out.old/notes": "mine", "out/a": "1"}
 
 
 def test_a_second_process_is_refused_at_once_and_leaves_no_trace(tmp_path: Path) -> None:

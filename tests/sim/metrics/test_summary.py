@@ -73,9 +73,9 @@ def test_goodput_counts_requests_that_meet_every_bound() -> None:
 def test_acceptance_length_is_one_plus_accepted_per_draft() -> None:
     requests = [finished(0, 0.0, 1.0, 5.0, 5, num_rounds=4, drafted_tokens=16, accepted_tokens=7)]
     usage = [
-        StreamUsage(stream="gpu", kind="draft", num_works=4, device_s=2.0, tokens=16),
-        StreamUsage(stream="gpu", kind="verify", num_works=4, device_s=5.0, tokens=20),
-        StreamUsage(stream="gpu", kind="prefill", num_works=1, device_s=3.0, tokens=100),
+        StreamUsage(stream="gpu", device="0", kind="draft", num_works=4, device_s=2.0, tokens=16),
+        StreamUsage(stream="gpu", device="0", kind="verify", num_works=4, device_s=5.0, tokens=20),
+        StreamUsage(stream="gpu", device="0", kind="prefill", num_works=1, device_s=3.0, tokens=100),
     ]
     result = summarise(record(requests, usage=usage))
     assert result["spec_decode_acceptance_length"] == pytest.approx(1 + 7 / 4)

@@ -65,7 +65,7 @@ def requests() -> list[Request]:
 
 
 def usage(stream: str, kind: str, num_works: int, device_s: float, tokens: int) -> StreamUsage:
-    return StreamUsage(stream=stream, kind=kind, num_works=num_works, device_s=device_s, tokens=tokens)
+    return StreamUsage(stream=stream, device="0", kind=kind, num_works=num_works, device_s=device_s, tokens=tokens)
 
 
 USAGE = [

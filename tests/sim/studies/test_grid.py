@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sim.experiment.scenario import field_types
 from sim.studies.grid import Grid
 
 SCENARIO: dict[str, Any] = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 5}}
@@ -23,6 +24,16 @@ def test_all_combinations_are_gone_through_each_policy_a_point_of_its_own_and_th
         (k, policy, rate) for k in (0, 4) for policy in ("continuous", "pd") for rate in (1.0, 2.0)
     ]
     assert [found.scenario_at(index) for index in range(8)] == list(found.scenarios())
+
+
+def test_types_of_keys_are_evaluated_once_however_many_points_a_grid_has() -> None:
+    found = grid(grid={"seed": list(range(50)), "engine.max_num_seqs": [8, 16]})
+    next(found.scenarios())
+    before = field_types.cache_info()
+    assert len(list(found.scenarios())) == 200
+    after = field_types.cache_info()
+    assert after.misses == before.misses
+    assert after.hits >= before.hits + 200
 
 
 def test_lists_of_one_group_are_gone_through_side_by_side() -> None:
