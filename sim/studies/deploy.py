@@ -40,8 +40,8 @@ REPOSITORIES = {
     "qwen3-8b": "Qwen/Qwen3-8B",
     "tinyllama-1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
 }
-"""Name of a model in a profile -> its repository. Base models where a family has both; heads of EAGLE-3 and DSpark
-belong to one fine-tune of their target and have no entry."""
+"""Name of a model in a profile -> the repository on Hugging Face of that very name. Heads of EAGLE-3 and DSpark belong
+to one fine-tune of their target and have no entry."""
 PUBLISHED_FORMATS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4"}
 """Format of the experts in the repository where it is not bf16."""
 ONLINE = "fp8"

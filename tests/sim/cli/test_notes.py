@@ -51,7 +51,7 @@ def documented() -> list[str]:
     found = []
     for page in ("README.md", "docs/guide.md"):
         text = (ROOT / page).read_text().replace("\\\n", " ")
-        found += re.findall(r"^(lanesim (?:compare|tune|capacity|profiles)\b.*)$", text, re.MULTILINE)
+        found += re.findall(r"^(?:\$ )?(lanesim (?:compare|tune|capacity|profiles)\b.*)$", text, re.MULTILINE)
         found += re.findall(r"\| `(lanesim compare [^`]+)` \|", text)
     return sorted({line.partition(" #")[0].strip() for line in found})
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -217,3 +219,12 @@ def test_a_scenario_that_never_drafts_has_no_speculative_config() -> None:
 def test_what_cannot_be_simulated_has_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "--emit-vllm", "--policy", "continuous", "--profile", "rtx-4090/llama-3.1-8b"]) == 2
     assert "needs a draft model" in capsys.readouterr().err
+
+
+def test_the_guide_shows_the_lines_that_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[3] / "docs/guide.md").read_text()
+    shown = re.search(r"^\$ (lanesim compare --emit-vllm .*?)^(vllm serve .*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    command, answer = (re.sub(r"\s+", " ", part.replace("\\\n", " ")).strip() for part in shown.groups())
+    assert run(shlex.split(command)[1:]) == 0
+    assert " ".join(capsys.readouterr().out.split()) == answer
