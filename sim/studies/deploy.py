@@ -92,10 +92,10 @@ def checkpoint(shape: ModelShape, placeholder: str) -> Checkpoint:
     ('meta-llama/Llama-3.1-8B', '<target>')
     """
     repository, formats = REPOSITORIES.get(shape.name), _weight_formats(shape)
-    published = {PUBLISHED_FORMATS.get(shape.name, "bf16")}
-    if repository is not None and formats in (set(), published):
+    published = {PUBLISHED_FORMATS[shape.name]} if shape.name in PUBLISHED_FORMATS else set()
+    if repository is not None and formats == published:
         return Checkpoint(repository)
-    if repository is not None and formats == {ONLINE}:
+    if repository is not None and formats == {ONLINE} and not published:
         return Checkpoint(repository, quantization=ONLINE)
     weights = f" with {' and '.join(sorted(formats))} weights" if formats else ""
     return Checkpoint(placeholder, note=f"{placeholder} stands for a checkpoint of {shape.name}{weights}")

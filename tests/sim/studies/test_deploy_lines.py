@@ -162,6 +162,10 @@ def test_weights_that_no_known_repository_holds_are_a_placeholder_with_a_note() 
         assert "meta-llama/Llama-3.1-8B " in line
         assert "--quantization fp8" in line
     assert (deployed(load(HEAD)).speculative_config or {})["model"] == "<draft>"
+    published = load("h100-sxm/gpt-oss-120b")
+    assert deployed(published, [[1, 64, 0]]).vllm_serve.startswith("vllm serve openai/gpt-oss-120b ")
+    unpacked = msgspec.structs.replace(published.target, formats=None)
+    assert "<target>" in deployed(msgspec.structs.replace(published, target=unpacked), [[1, 64, 0]]).vllm_serve
 
 
 def test_ranks_experts_and_kv_formats_of_the_profile_are_in_the_lines() -> None:
