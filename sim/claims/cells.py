@@ -13,6 +13,7 @@ from statistics import mean
 from typing import Any
 
 from sim.claims.ledger import Interval
+from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.devices.contention import BRACKET, Regime
@@ -66,7 +67,7 @@ def cell(
     if regime is not None:
         keys["devices.overlap"] = regime.value
     scenario = Scenario.of(profile=loaded.name, policy=policy, **keys)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), collecting():
         warnings.simplefilter("ignore")
         records = [simulate(resolve(scenario, loaded, policy), child_seed(SEED, draw)) for draw in range(draws)]
     return Cell(tuple(summarise(record, percentiles=(50.0, 95.0, 99.0)) for record in records))

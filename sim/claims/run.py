@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 
 from sim.claims import colocated, deployment, dispec, headline, hockey_stick, measured, noise, three_way
 from sim.claims.ledger import SECTIONS, Row, Section, read_section
-from sim.experiment.pool import default_workers
+from sim.experiment.pool import default_workers, given, started
 
 DRAWS = 100
 """Draws of luck behind a row of single runs; sections whose rows are means take a few of them."""
@@ -45,6 +42,10 @@ def judge(part: tuple[str, str], draws: int = DRAWS) -> list[Row]:
     return PARTS[part](read_section(part[0]), draws)
 
 
+def _judge_given(part: tuple[str, str]) -> list[Row]:
+    return judge(part, given("draws"))
+
+
 def judge_all(
     names: Sequence[str],
     *,
@@ -60,20 +61,10 @@ def judge_all(
     parts = [part for part in PARTS if part[0] in names]
     count = min(len(parts), default_workers() if workers is None else workers)
     rows: list[Row] = []
-    on_done("judging", 0, len(parts))
-    if count <= 1:
-        for place, part in enumerate(parts, start=1):
-            rows += judge(part, draws)
-            on_done("judging", place, len(parts))
-    else:
-        method = "fork" if sys.platform == "linux" else "spawn"
-        pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context(method))
-        try:
-            futures = [pool.submit(judge, part, draws) for part in parts]
-            for place, future in enumerate(as_completed(futures), start=1):
-                rows += future.result()
-                on_done("judging", place, len(parts))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    with started(count, {"draws": draws}) as pool:
+        on_done("judging", 0, len(parts))
+        for done, (_, judged) in enumerate(pool.run(_judge_given, parts), start=1):
+            rows += judged
+            on_done("judging", done, len(parts))
     places = {claim_id: place for place, claim_id in enumerate(order)}
     return sorted(rows, key=lambda row: places[row.id])

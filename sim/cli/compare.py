@@ -58,12 +58,17 @@ EXAMPLE = (
 )
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 @click.option("--emit-vllm", is_flag=True, help="Run nothing: print the vLLM command lines that would check it.")
+@click.option("--target-model", default=None, help="With --emit-vllm: what to load. [default: as the profile is named]")
+@click.option("--draft-model", default=None, help="With --emit-vllm: the draft to load. [default: likewise]")
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
     from sim.experiment.scenario import parse_scenario
     from sim.report.results import OWN_FILES, check_out, to_json
 
+    for name in ("target_model", "draft_model"):
+        if flags[name] is not None and not flags["emit_vllm"]:
+            raise ValueError(f"--{name.replace('_', '-')} goes with --emit-vllm; a simulation loads nothing")
     path = flags["scenario"]
     lists: dict[str, list[Any]] = {}
     raw = gather(flags, lists)
@@ -72,7 +77,7 @@ def compare_command(**flags: Any) -> None:
         return
     scenario = parse_scenario(raw)
     if flags["emit_vllm"]:
-        _print_lines(scenario)
+        _print_lines(scenario, flags["target_model"], flags["draft_model"])
         return
     _check_metrics(flags["percentile_metrics"])
     percentiles = _percentiles(flags["metric_percentiles"])
@@ -183,12 +188,15 @@ def _spelt(value: Any) -> Any:
     return "inf" if value == float("inf") else value
 
 
-def _print_lines(scenario: Scenario) -> None:
+def _print_lines(scenario: Scenario, target_model: str | None, draft_model: str | None) -> None:
     """On stdout what can be typed, what it lacks as comments."""
     from sim.costs.profile_files import load
+    from sim.experiment.checks import check
     from sim.studies.deploy import checking_lines
 
-    serve, bench, notes = checking_lines(scenario, load(scenario.profile))
+    profile = load(scenario.profile)
+    check(scenario, profile)
+    serve, bench, notes = checking_lines(scenario, profile, target_model=target_model, draft_model=draft_model)
     print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
 
 

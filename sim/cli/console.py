@@ -1,4 +1,4 @@
-"""What commands do on a terminal: progress while they work, the result as JSON, the places where it goes.
+"""What commands do on a terminal: progress while they work, notes at the end, the result as JSON, where it goes.
 
 Not here: tables (sim.report.tables).
 """
@@ -6,6 +6,7 @@ Not here: tables (sim.report.tables).
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,26 @@ def progress() -> Iterator[OnStep]:
     finally:
         if tasks:
             bars.stop()
+
+
+@contextmanager
+def notes(tell: Callable[[str], None]) -> Iterator[None]:
+    """Have each warning of the block told once, when it ends: a line per kind, and one on what was extrapolated."""
+    from sim.costs.extrapolation import collecting
+
+    said: dict[type[Warning], dict[str, None]] = {}
+
+    def hear(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        said.setdefault(category, {}).setdefault(str(message))
+
+    with warnings.catch_warnings(), collecting() as extrapolation:
+        warnings.showwarning = hear
+        try:
+            yield
+        finally:
+            for text in (*map("; ".join, said.values()), str(extrapolation)):
+                if text:
+                    tell(f"note: {text}")
 
 
 def claim(

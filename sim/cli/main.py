@@ -72,14 +72,14 @@ def lanesim() -> None:
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line; the exit code. Warnings become notes on stderr, each once."""
-    import warnings
+    """Run one command line; the exit code. Warnings become notes on stderr, each once, at the end."""
+    from sim.cli.console import notes
 
-    warnings.showwarning = lambda message, *_, **__: _tell(f"note: {message}")
     if nulls := [arg for arg in args if "\0" in arg]:
         return _fail(f"{nulls[0]!r}: no path or value holds a null character", 2)
     try:
-        lanesim.main(args=list(args), prog_name="lanesim", standalone_mode=False)
+        with notes(_tell):
+            lanesim.main(args=list(args), prog_name="lanesim", standalone_mode=False)
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.exceptions.NoArgsIsHelpError as error:

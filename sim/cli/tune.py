@@ -35,8 +35,8 @@ EXAMPLE = (
 @click.option(
     "--policies", default=None, help="adaptive: lane policies to choose from. [default: pd,unified,pdv,baseline]"
 )
-@click.option("--target-model", default=None, help="Name of the target for `vllm serve`. [default: the profile's]")
-@click.option("--draft-model", default=None, help="Name of the draft. [default: the profile's]")
+@click.option("--target-model", default=None, help="What `vllm serve` loads. [default: as the profile is named]")
+@click.option("--draft-model", default=None, help="The draft that it loads. [default: likewise]")
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
 def tune_command(**flags: Any) -> None:

@@ -246,6 +246,8 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data_parallel: int = 1
     """Ranks with requests of their own in lockstep, which share the experts; the profile, its KV and the load on it are
     one rank's."""
+    expert_parallel: int | None = None
+    """Devices of all ranks that the experts are spread over, cut over the rest; None: the profile does not say."""
     kernels: CompactKernels | TableKernels | LinearKernels
     """Tagged by `form`: "compact" constants, a "table" of measured points, or "linear": a line per model."""
     host: HostCosts
@@ -265,6 +267,8 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"tensor_parallel={self.tensor_parallel!r} must be at least 1")
         if self.data_parallel < 1:
             raise ValueError(f"data_parallel={self.data_parallel!r} must be at least 1")
+        if self.expert_parallel is not None and self.expert_parallel < 1:
+            raise ValueError(f"expert_parallel={self.expert_parallel!r} must be at least 1")
         kernels = self.kernels
         if isinstance(kernels, CompactKernels):
             if self.tensor_parallel > 1 and kernels.all_reduce is None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from sim.costs.cost import Cost, Demands
+from sim.costs.extrapolation import Largest, OutsideProfileWarning, collected, outside
 from sim.costs.passes import ModelPasses
 from sim.costs.profile import HostCosts, Profile
 from sim.seam.work import Kind, Model, Work
@@ -30,12 +31,9 @@ class OutsideProfile(ValueError):
     """A work larger than anything measured, and the model is strict."""
 
 
-class OutsideProfileWarning(UserWarning):
-    """A cost was extrapolated beyond the measured range."""
-
-
 class WorkCosts(ABC, Generic[PassesT]):
-    """CostModel over `profile`. Outside the measured range it warns once per bound; `strict` makes it refuse.
+    """CostModel over `profile`. Outside the measured range it adds to what is collected (extrapolation), or
+    warns once per size; `strict` makes it refuse.
 
     `graphed_queries` is the one count of queries per row that full graphs of the target were captured for (vLLM: the
     longest draft and the newest token); None: every count.
@@ -157,18 +155,21 @@ class WorkCosts(ABC, Generic[PassesT]):
     def _check_range(self, passes: PassesT, work: Work) -> None:
         for bound, got, most in passes.ranges(work):
             if got > most:
-                self._outside(bound, got, most)
+                self._outside(bound, Largest(got, most, work.rows))
 
-    def _outside(self, bound: str, got: int, most: int) -> None:
-        if not self.strict and bound in self._warned:
-            return
-        message = (
-            f"profile {self.profile.name!r}: {bound}={got} is {got / most:.1f} times the largest measured ({most})"
-        )
+    def _outside(self, size: str, largest: Largest) -> None:
+        name, (got, measured, _) = self.profile.name, largest
         if self.strict:
-            raise OutsideProfile(f"{message}; a strict cost model refuses")
-        self._warned.add(bound)
-        warnings.warn(f"{message}; costs there are extrapolated", OutsideProfileWarning, stacklevel=4)
+            raise OutsideProfile(
+                f"profile {name!r}: {size}={got} is {got / measured:.1f} times the largest measured ({measured}); "
+                "a strict cost model refuses"
+            )
+        found = collected()
+        if found is not None:
+            found.add(name, size, largest)
+        elif size not in self._warned:
+            self._warned.add(size)
+            warnings.warn(outside(name, size), OutsideProfileWarning, stacklevel=4)
 
 
 def graph_sizes(host: HostCosts) -> list[int]:

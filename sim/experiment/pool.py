@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import connection
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sim.acceptance import forms
+from sim.costs.extrapolation import Extrapolation, collecting, pass_on
 from sim.policies import registry
 
 Task = TypeVar("Task")
@@ -114,8 +115,8 @@ class Pool:
         """(task, what `function` gave) as each is done, in whatever order that is; `ahead` tasks per worker are handed
         over before they are needed.
 
-        `function` is a module's, and finds in `given(name)` what is shared. An exception of a task is raised here.
-        Raises WorkerDied.
+        `function` is a module's, and finds in `given(name)` what is shared. An exception of a task is raised here, its
+        warnings are given here, and what it extrapolated is passed on here. Raises WorkerDied.
         """
         if self.executor is None:
             for task in tasks:
@@ -124,22 +125,42 @@ class Pool:
                 yield task, result
             return
         waiting = iter(tasks)
-        under_way: dict[Future[Result], Task] = {}
+        under_way: dict[Future[Heard[Result]], Task] = {}
         while True:
             for task in islice(waiting, max(0, ahead * self.workers - len(under_way))):
                 try:
                     with _without_main():
-                        under_way[self.executor.submit(function, task)] = task
+                        under_way[self.executor.submit(_listen, function, task)] = task
                 except BrokenProcessPool:
                     raise WorkerDied([*under_way.values(), task]) from None
             if not under_way:
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 try:
-                    result = future.result()
+                    heard = future.result()
                 except BrokenProcessPool:
                     raise WorkerDied(list(under_way.values())) from None
-                yield under_way.pop(future), result
+                for category, text in heard.warnings:
+                    warnings.warn(text, category, stacklevel=2)
+                pass_on(heard.extrapolation)
+                yield under_way.pop(future), heard.result
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(Generic[Result]):
+    """What a task gave in another process, and what it would have said there."""
+
+    result: Result
+    warnings: list[tuple[type[Warning], str]]
+    extrapolation: Extrapolation
+
+
+def _listen(function: Callable[[Task], Result], task: Task) -> Heard[Result]:
+    with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
+        warnings.simplefilter("default")
+        result = function(task)
+    said = dict.fromkeys((warning.category, str(warning.message)) for warning in heard)
+    return Heard(result, list(said), extrapolation)
 
 
 def _processes(workers: int, shared: Mapping[str, Any], *, is_forking: bool) -> ProcessPoolExecutor:

@@ -52,10 +52,12 @@ def print_tuning(console: Console, result: Tuning) -> None:
     deployment = result.deployment
     say(deployment.vllm_serve)
     if deployment.sglang_flags:
-        say(f"sglang: {deployment.sglang_flags}")
+        say(f"python -m sglang.launch_server {deployment.sglang_flags}")
     if deployment.sglang_adaptive_config is not None:
         text = json.dumps(deployment.sglang_adaptive_config)
         say(f"speculative_adaptive.json: {text}")
+    for note in deployment.notes:
+        say(f"note: {note}")
     say(f"intervals: 5 to 95 % of {result.draws} {result.covers}")
     for note in result.notes:
         say(f"note: {note}")

@@ -1,6 +1,7 @@
 """A tuned draft length in the words of engines: vLLM's speculative config and command line, SGLang's flags and bands.
 
-Every line is for the engine's own limits as they were simulated. Not here: which length (tune).
+Every line is for the engine's own limits as they were simulated, on as many GPUs as the profile has. Flags and keys are
+those of vLLM 0.33 and SGLang 0.5.23. Not here: which length (tune).
 """
 
 from __future__ import annotations
@@ -8,16 +9,45 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
-from sim.experiment.limits import limits_of
+from sim.costs.shapes import Formats, ModelShape
+from sim.experiment.limits import engine_for, limits_of
 from sim.experiment.scenario import Scenario
-from sim.policies.options import Method
+from sim.policies.options import EngineLimits, Method
+from sim.policies.registry import find_policy
 from sim.workload.generate import mean_tokens, num_requests
 
+REPOSITORIES = {
+    "apertus-8b": "swiss-ai/Apertus-8B-2509",
+    "codellama-34b": "codellama/CodeLlama-34b-hf",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "llama-2-7b": "meta-llama/Llama-2-7b-hf",
+    "llama-3.1-70b": "meta-llama/Llama-3.1-70B",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama-68m": "JackFram/llama-68m",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen3-32b": "Qwen/Qwen3-32B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "tinyllama-1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+}
+"""Name of a model in a profile -> the repository on Hugging Face of that very name. Heads of EAGLE-3 and DSpark belong
+to one fine-tune of their target and have no entry."""
+PUBLISHED_FORMATS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4"}
+"""Format of the experts in the repository where it is not bf16."""
+ONLINE = "fp8"
+"""Format to which vLLM and SGLang bring a bf16 checkpoint as they load it (`--quantization fp8`)."""
+TARGET, DRAFT = "<target>", "<draft>"
+"""Where no repository is known."""
 SGLANG_ALGORITHMS = {
     Method.EAGLE3: "EAGLE3",
     Method.MTP: "NEXTN",
@@ -25,6 +55,19 @@ SGLANG_ALGORITHMS = {
     Method.NGRAM: "NGRAM",
 }
 SGLANG_CONFIG = "speculative_adaptive.json"
+SGLANG_KV = {"fp8": "fp8_e4m3"}
+WITHOUT_MODEL = (Method.NGRAM, Method.MTP)
+"""Methods that draft from the target's own checkpoint, or from no weights at all."""
+Table = Sequence[Sequence[int]]
+
+
+class Checkpoint(NamedTuple):
+    """What to load, and the format it is brought to meanwhile."""
+
+    name: str
+    quantization: str | None = None
+    note: str | None = None
+    """What a placeholder stands for."""
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,50 +77,61 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's `--speculative-config`; None without speculation."""
     vllm_serve: str
     sglang_flags: str
+    """Of `python -m sglang.launch_server`; empty where SGLang cannot draft so."""
     sglang_adaptive_config: dict[str, Any] | None
     """The file that the flags name; None for one length, and where SGLang adapts nothing but EAGLE."""
+    notes: list[str] = []
+    """What the lines lack, or engines make of them."""
+
+
+def checkpoint(shape: ModelShape, placeholder: str) -> Checkpoint:
+    """The repository of a model, or the placeholder where none is known that holds these weights.
+
+    >>> from sim.costs.shapes import model
+    >>> checkpoint(model("llama-3.1-8b"), "<target>").name, checkpoint(model("tiny-target"), "<target>").name
+    ('meta-llama/Llama-3.1-8B', '<target>')
+    """
+    repository, formats = REPOSITORIES.get(shape.name), _weight_formats(shape)
+    published = {PUBLISHED_FORMATS[shape.name]} if shape.name in PUBLISHED_FORMATS else set()
+    if repository is not None and formats == published:
+        return Checkpoint(repository)
+    if repository is not None and formats == {ONLINE} and not published:
+        return Checkpoint(repository, quantization=ONLINE)
+    weights = f" with {' and '.join(sorted(formats))} weights" if formats else ""
+    return Checkpoint(placeholder, note=f"{placeholder} stands for a checkpoint of {shape.name}{weights}")
+
+
+def _weight_formats(shape: ModelShape) -> set[str]:
+    """Of the matrices, without bf16; the three ways of running mxfp4 are one format on disk."""
+    formats = shape.formats or Formats()
+    names = [formats.projections, formats.mlp, *([formats.experts] if shape.experts is not None else [])]
+    return {"mxfp4" if name.startswith("mxfp4") else name for name in names} - {"bf16"}
 
 
 def deployment(
     scenario: Scenario,
     profile: Profile,
-    table: Sequence[Sequence[int]],
+    table: Table,
     plausible: Mapping[int, Sequence[int]],
     *,
     target_model: str | None = None,
     draft_model: str | None = None,
 ) -> Deployment:
     """The lines for `table`; `plausible` lengths by the start of its rows are what SGLang may choose from there. Models
-    go by the profile's names unless others are given."""
+    are the repositories of the profile's, where known, unless others are given."""
     limits = limits_of(scenario, profile)
-    target = target_model or profile.target.name
-    draft = draft_model or (profile.draft.name if profile.draft is not None else None)
+    target = checkpoint(profile.target, TARGET) if target_model is None else Checkpoint(target_model)
+    draft = _draft(profile, limits.method, draft_model)
     longest = max(row[2] for row in table)
-    serve = [
-        "vllm", "serve", target,
-        "--max-num-seqs", str(limits.max_num_seqs),
-        "--max-num-batched-tokens", str(limits.max_num_batched_tokens),
-        "--gpu-memory-utilization", f"{scenario.engine.gpu_memory_utilization:g}",
-    ]  # fmt: skip
-    if profile.tensor_parallel > 1:
-        serve += ["--tensor-parallel-size", str(profile.tensor_parallel)]
-    if not scenario.engine.cuda_graph:
-        serve.append("--enforce-eager")
-    if longest == 0:
-        return Deployment(
-            speculative_config=None, vllm_serve=shlex.join(serve), sglang_flags="", sglang_adaptive_config=None
-        )
-    config: dict[str, Any] = {"method": limits.method.value, "num_speculative_tokens": longest}
-    if limits.method is not Method.NGRAM:
-        config["model"] = draft
-    if len(table) > 1:
-        config["num_speculative_tokens_per_batch_size"] = [list(row) for row in table]
-    serve += ["--speculative-config", json.dumps(config)]
+    config = _speculative_config(limits.method, draft, longest, table) if longest else None
+    bands = _sglang_bands(limits.method, profile, table, plausible) if longest else None
+    notes = [target.note, draft.note if draft is not None and longest else None, *_notes(profile, limits.method, table)]
     return Deployment(
         speculative_config=config,
-        vllm_serve=shlex.join(serve),
-        sglang_flags=_sglang_flags(limits.method, draft, table),
-        sglang_adaptive_config=_sglang_bands(limits.method, table, plausible),
+        vllm_serve=_vllm_serve(scenario, profile, target, config),
+        sglang_flags=_sglang_flags(scenario, profile, target, draft, table, has_bands=bands is not None),
+        sglang_adaptive_config=bands,
+        notes=[note for note in notes if note is not None],
     )
 
 
@@ -86,66 +140,228 @@ def checking_lines(
 ) -> tuple[str, str, list[str]]:
     """The `vllm serve` and `vllm bench serve` lines that would check a scenario on the GPU, and in what they differ.
 
-    Prompts are random, of the workload's mean lengths where they vary.
+    Prompts are random, of the workload's mean lengths where they vary. A scenario on one rank of several is that load
+    on every rank.
 
     >>> import lanesim
     >>> given = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", input_len=64, request_rate=4)
     >>> checking_lines(given, lanesim.load_profile(given.profile))[1].split()[:3]
     ['vllm', 'bench', 'serve']
     """
-    workload, k = scenario.workload, scenario.speculation.num_speculative_tokens
-    seqs = limits_of(scenario, profile).max_num_seqs
-    lines = deployment(scenario, profile, [[1, seqs, k]], {}, target_model=target_model, draft_model=draft_model)
+    workload, speculation = scenario.workload, scenario.speculation
+    method, ranks = limits_of(scenario, profile).method, profile.data_parallel
+    target = checkpoint(profile.target, TARGET) if target_model is None else Checkpoint(target_model)
+    draft = _draft(profile, method, draft_model)
+    config, notes = None, [target.note]
+    if speculation.num_speculative_tokens and any(find_policy(name).is_speculative for name in scenario.policy):
+        config, more = _checking_config(scenario, profile, method, draft)
+        notes += [draft.note if draft is not None else None, *more]
     prompt_tokens, output_tokens = (round(mean) for mean in mean_tokens(workload, scenario.seed))
-    notes = []
     if workload.dataset_name != "fixed" and (workload.input_len is None or workload.output_len is None):
         notes.append(
             f"{workload.dataset_name}: every request has its mean lengths, {prompt_tokens} and {output_tokens} tokens; "
             "simulate with --input-len and --output-len to compare like with like"
         )
-    if k:
+    if config is not None and "rejection_sample_method" not in config:
         notes.append(
-            f"{scenario.speculation.acceptance}: random prompts are accepted otherwise; take acceptance from the result"
+            f"{speculation.acceptance}: random prompts are accepted otherwise; take acceptance from the result"
         )
     bench = [
-        "vllm", "bench", "serve", "--model", target_model or profile.target.name,
+        "vllm", "bench", "serve", "--model", target.name,
         "--dataset-name", "random",
         "--random-input-len", str(prompt_tokens), "--random-output-len", str(output_tokens),
-        "--num-prompts", str(num_requests(workload)), "--request-rate", f"{workload.request_rate:g}",
+        "--num-prompts", str(ranks * num_requests(workload)), "--request-rate", f"{ranks * workload.request_rate:g}",
         "--seed", str(scenario.seed), "--ignore-eos", "--save-result", "--save-detailed",
     ]  # fmt: skip
     if workload.burstiness != 1.0:
         bench += ["--burstiness", f"{workload.burstiness:g}"]
     if workload.max_concurrency is not None:
-        bench += ["--max-concurrency", str(workload.max_concurrency)]
+        bench += ["--max-concurrency", str(ranks * workload.max_concurrency)]
     asked = {name.removesuffix("_ms"): bound for name, bound in scenario.goodput.bounds_ms.items() if bound is not None}
     if asked:
         bench += ["--goodput", *(f"{name}:{bound:g}" for name, bound in asked.items())]
-    return lines.vllm_serve, shlex.join(bench), notes
+    serve = _vllm_serve(scenario, profile, target, config)
+    return serve, shlex.join(bench), [note for note in notes if note is not None]
 
 
-def _sglang_flags(method: Method, draft: str | None, table: Sequence[Sequence[int]]) -> str:
+def _draft(profile: Profile, method: Method, given: str | None) -> Checkpoint | None:
+    """What `method` loads beside the target; None where that is nothing."""
+    if given is not None:
+        return None if method is Method.NGRAM else Checkpoint(given)
+    if method in WITHOUT_MODEL:
+        return None
+    if profile.draft is None:
+        return Checkpoint(DRAFT, note=f"{DRAFT} stands for a draft model, which the profile lacks")
+    found = checkpoint(profile.draft, DRAFT)
+    if found.note is not None and method.reads_features:
+        return found._replace(note=f"{found.note} of {profile.target.name}")
+    return found
+
+
+def _checking_config(
+    scenario: Scenario, profile: Profile, method: Method, draft: Checkpoint | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The speculative config of a scenario as it stands, and what vLLM has not."""
+    speculation = scenario.speculation
+    k = speculation.num_speculative_tokens
+    table: Table = speculation.num_speculative_tokens_per_batch_size or ((1, 1, k),)
+    config, notes = _speculative_config(method, draft, k, table), _notes(profile, method, table)
+    for key in ("synthetic_acceptance_length", "synthetic_acceptance_rates"):
+        if (value := getattr(speculation, key)) is not None:
+            config |= {"rejection_sample_method": "synthetic", key: value}
+    if speculation.controller not in ("fixed", "by_batch"):
+        notes.append(f"speculation.controller={speculation.controller} is not in the line, which always drafts {k}")
+    return config, notes
+
+
+def _speculative_config(method: Method, draft: Checkpoint | None, longest: int, table: Table) -> dict[str, Any]:
+    is_parallel = method is Method.PARALLEL
+    config: dict[str, Any] = {"method": (Method.DRAFT_MODEL if is_parallel else method).value}
+    if draft is not None:
+        config["model"] = draft.name
+    config["num_speculative_tokens"] = longest
+    if is_parallel:
+        config["parallel_drafting"] = True
+    if any(k != longest for _, _, k in table):
+        config["num_speculative_tokens_per_batch_size"] = [list(row) for row in table]
+    return config
+
+
+def _vllm_serve(
+    scenario: Scenario, profile: Profile, target: Checkpoint, speculative_config: Mapping[str, Any] | None
+) -> str:
+    engine, limits = scenario.engine, limits_of(scenario, profile)
+    words = [
+        "vllm", "serve", target.name,
+        "--max-num-seqs", str(limits.max_num_seqs),
+        "--max-num-batched-tokens", str(limits.max_num_batched_tokens),
+        "--gpu-memory-utilization", f"{engine.gpu_memory_utilization:g}",
+    ]  # fmt: skip
+    if profile.tensor_parallel > 1:
+        words += ["--tensor-parallel-size", str(profile.tensor_parallel)]
+    if profile.data_parallel > 1:
+        words += ["--data-parallel-size", str(profile.data_parallel)]
+    if _expert_parallel(profile) > 1:
+        words.append("--enable-expert-parallel")
+    if target.quantization is not None:
+        words += ["--quantization", target.quantization]
+    if (kv := _kv_format(profile)) != "bf16":
+        words += ["--kv-cache-dtype", kv]
+    if engine.num_gpu_blocks is not None:
+        words += ["--block-size", str(engine.block_size), "--num-gpu-blocks-override", str(engine.num_gpu_blocks)]
+    if _kv_tokens(scenario, profile, with_draft=speculative_config is not None) < profile.target.max_context:
+        words += ["--max-model-len", "auto"]
+    if not engine.cuda_graph:
+        words.append("--enforce-eager")
+    if speculative_config is not None:
+        words += ["--speculative-config", json.dumps(speculative_config)]
+    return shlex.join(words)
+
+
+def _sglang_flags(
+    scenario: Scenario,
+    profile: Profile,
+    target: Checkpoint,
+    draft: Checkpoint | None,
+    table: Table,
+    *,
+    has_bands: bool,
+) -> str:
+    """SGLang divides both limits among ranks that share their experts; replicas have them each."""
+    limits, ranks = limits_of(scenario, profile), profile.data_parallel
+    shares = ranks if _shares_experts(profile) else 1
+    devices = profile.tensor_parallel * shares
+    words = [
+        "--model-path", target.name,
+        "--max-running-requests", str(limits.max_num_seqs * shares),
+        "--chunked-prefill-size", str(limits.max_num_batched_tokens * shares),
+    ]  # fmt: skip
+    if devices > 1:
+        words += ["--tp-size", str(devices)]
+    if ranks > 1:
+        words += ["--attn-dp-size" if shares > 1 else "--dp-size", str(ranks)]
+    if _expert_parallel(profile) > 1:
+        words += ["--ep-size", str(_expert_parallel(profile))]
+    if target.quantization is not None:
+        words += ["--quantization", target.quantization]
+    if (kv := _kv_format(profile)) != "bf16":
+        words += ["--kv-cache-dtype", SGLANG_KV[kv]]
+    if not scenario.engine.cuda_graph:
+        words += ["--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"]
+    if max(row[2] for row in table):
+        if not _sglang_drafts(profile, limits):
+            return ""
+        words += _sglang_speculation(limits.method, draft, table)
+    if has_bands:
+        words += ["--speculative-adaptive", "--speculative-adaptive-config", SGLANG_CONFIG]
+    return shlex.join(words)
+
+
+def _sglang_drafts(profile: Profile, limits: EngineLimits) -> bool:
+    """Ranks that share their experts cannot have a draft model of its own."""
+    return limits.method in SGLANG_ALGORITHMS and not (limits.method is Method.DRAFT_MODEL and _shares_experts(profile))
+
+
+def _sglang_speculation(method: Method, draft: Checkpoint | None, table: Table) -> list[str]:
     steps = table[0][2] or max(row[2] for row in table)
-    if method not in SGLANG_ALGORITHMS:
-        return ""
     flags = ["--speculative-algorithm", SGLANG_ALGORITHMS[method]]
     if method is Method.NGRAM:
-        return shlex.join([*flags, "--speculative-num-draft-tokens", str(steps)])
-    flags += [
-        "--speculative-draft-model-path", draft or "DRAFT",
+        return [*flags, "--speculative-num-draft-tokens", str(steps)]
+    if draft is not None:
+        flags += ["--speculative-draft-model-path", draft.name]
+    return [
+        *flags,
         "--speculative-num-steps", str(steps),
         "--speculative-eagle-topk", "1",
         "--speculative-num-draft-tokens", str(steps + 1),
     ]  # fmt: skip
-    if len(table) > 1 and method is Method.EAGLE3:
-        flags += ["--speculative-adaptive", "--speculative-adaptive-config", SGLANG_CONFIG]
-    return shlex.join(flags)
 
 
 def _sglang_bands(
-    method: Method, table: Sequence[Sequence[int]], plausible: Mapping[int, Sequence[int]]
+    method: Method, profile: Profile, table: Table, plausible: Mapping[int, Sequence[int]]
 ) -> dict[str, Any] | None:
     """Bands from the rows. The length of the row is always among the candidates."""
-    if len(table) == 1 or method is not Method.EAGLE3:
+    if len(table) == 1 or method is not Method.EAGLE3 or _shares_experts(profile):
         return None
     return {str(start): {"candidate_steps": sorted({*plausible.get(start, ()), k})} for start, _, k in table}
+
+
+def _notes(profile: Profile, method: Method, table: Table) -> list[str]:
+    """What engines make of a table, of experts spread over some devices, and of methods that they lack."""
+    notes = []
+    if profile.data_parallel > 1 and len({k for _, _, k in table}) > 1:
+        longest = max(k for _, _, k in table)
+        notes.append(f"vLLM turns the table off under data parallelism and drafts {longest} at every batch size")
+    devices, spread = profile.tensor_parallel * profile.data_parallel, _expert_parallel(profile)
+    if 1 < spread < devices:
+        notes.append(f"the profile spreads experts over {spread} of {devices} devices; vLLM over all or none")
+    if method is Method.PARALLEL:
+        notes.append("a head that drafts in parallel goes by its own method (eagle3, dflash) in place of draft_model")
+    return notes
+
+
+def _shares_experts(profile: Profile) -> bool:
+    return profile.data_parallel > 1 and profile.target.experts is not None
+
+
+def _expert_parallel(profile: Profile) -> int:
+    """Devices that experts are spread over. A profile of several ranks that does not say spreads them over all."""
+    if profile.target.experts is None:
+        return 1
+    if profile.expert_parallel is not None:
+        return profile.expert_parallel
+    return profile.tensor_parallel * profile.data_parallel if profile.data_parallel > 1 else 1
+
+
+def _kv_format(profile: Profile) -> str:
+    return (profile.target.formats or Formats()).kv
+
+
+def _kv_tokens(scenario: Scenario, profile: Profile, *, with_draft: bool) -> int:
+    """What the pool of one rank holds; vLLM refuses to start where that is less than the longest context."""
+    engine = scenario.engine
+    if engine.num_gpu_blocks is not None:
+        return engine.num_gpu_blocks * engine.block_size
+    return kv_capacity_tokens(
+        profile, engine.gpu_memory_utilization, with_draft=with_draft, engine=engine_for(scenario, profile)
+    )

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
@@ -128,13 +129,14 @@ def _policy_hash(name: str) -> str:
 
 def run_job(job: Job) -> list[Row]:
     """The rows of a job; errors of a run are rows, too."""
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
         warnings.simplefilter("always")
         try:
             rows = list(_rows(job))
         except Exception as error:
             rows = [failed_row(job, replication, _told(error)) for replication in job.replications]
-    notes = "; ".join(dict.fromkeys(str(warning.message) for warning in heard))
+    said = [*(str(warning.message) for warning in heard), str(extrapolation)]
+    notes = "; ".join(dict.fromkeys(text for text in said if text))
     return [row | {"notes": notes or None} for row in rows]
 
 

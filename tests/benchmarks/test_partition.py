@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from benchmarks import partition
-from sim.costs.works import OutsideProfileWarning
+from sim.costs.extrapolation import OutsideProfileWarning
 from sim.devices.partition import MEASURED
 from tests.calibrate.support import published
 

@@ -167,6 +167,7 @@ def import_deployment(
         draft=draft,
         tensor_parallel=deployment.tensor_parallel,
         data_parallel=deployment.data_parallel,
+        expert_parallel=None if target.experts is None else deployment.expert_parallel or 1,
         kernels=TableKernels(
             target=tables[0],
             draft=tables[1] if draft is not None else None,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.costs.extrapolation import OutsideProfileWarning
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.compact import CompactCosts, CompactPasses
 from sim.costs.kernels import (
@@ -24,7 +25,7 @@ from sim.costs.kernels import (
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape
-from sim.costs.works import OutsideProfile, OutsideProfileWarning, graph_sizes
+from sim.costs.works import OutsideProfile, graph_sizes
 from sim.seam.work import Chunk, Kind, Model, Work
 from tests.sim.support import calls_of
 
@@ -207,7 +208,7 @@ def test_captured_sizes_are_those_of_vllm() -> None:
     assert sizes[-1] == 512
 
 
-@pytest.mark.filterwarnings("ignore::sim.costs.works.OutsideProfileWarning")
+@pytest.mark.filterwarnings("ignore::sim.costs.extrapolation.OutsideProfileWarning")
 @settings(max_examples=60, deadline=None)
 @given(rows=st.integers(1, 300), context=st.integers(0, 200_000), more=st.integers(1, 5000))
 def test_more_rows_or_more_context_never_cost_less(rows: int, context: int, more: int) -> None:
@@ -286,7 +287,7 @@ def test_a_draft_work_without_a_draft_model_says_what_to_do() -> None:
 )
 def test_outside_the_measured_range_it_warns_once_and_strict_refuses(work: Work) -> None:
     costs = CompactCosts(PLAIN)
-    with pytest.warns(OutsideProfileWarning, match="times the largest measured"):
+    with pytest.warns(OutsideProfileWarning, match="beyond the largest measured"):
         costs.cost(work)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

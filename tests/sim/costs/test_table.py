@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.costs.extrapolation import WORDS, OutsideProfileWarning
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.interpolation import filled
 from sim.costs.forms.table import TableCosts
 from sim.costs.kernels import VerifyAttention
 from sim.costs.profile_files import load
-from sim.costs.works import OutsideProfile, OutsideProfileWarning
+from sim.costs.works import OutsideProfile
 from sim.seam.work import Chunk, Kind, Model, Work
 from tests.sim.costs.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, VERIFY, table
 from tests.sim.support import calls_of
@@ -136,7 +137,7 @@ def test_a_draft_of_no_tokens_is_the_draft_models_prefill_alone() -> None:
     assert EAGER.cost(work).device_s == pytest.approx(body_s(50) + 2 * 25.0)
 
 
-@pytest.mark.filterwarnings("ignore::sim.costs.works.OutsideProfileWarning")
+@pytest.mark.filterwarnings("ignore::sim.costs.extrapolation.OutsideProfileWarning")
 def test_the_fast_path_of_rows_agrees_with_the_general_sum_of_a_pass() -> None:
     for costs in (EAGER, VERIFIED, HOLED, TableCosts(table())):
         passes = costs.passes(Model.TARGET)
@@ -146,7 +147,7 @@ def test_the_fast_path_of_rows_agrees_with_the_general_sum_of_a_pass() -> None:
             assert costs.cost(work).device_s == pytest.approx(general_s, rel=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore::sim.costs.works.OutsideProfileWarning")
+@pytest.mark.filterwarnings("ignore::sim.costs.extrapolation.OutsideProfileWarning")
 @settings(max_examples=80, deadline=None)
 @given(rows=st.integers(1, 20), queries=st.integers(1, 7), context=st.integers(0, 600), more=st.integers(1, 300))
 def test_more_rows_queries_or_context_never_cost_less(rows: int, queries: int, context: int, more: int) -> None:
@@ -157,7 +158,7 @@ def test_more_rows_queries_or_context_never_cost_less(rows: int, queries: int, c
         assert costs.cost(rows_of(rows, rows * context, queries + 1)).device_s >= base
 
 
-@pytest.mark.filterwarnings("ignore::sim.costs.works.OutsideProfileWarning")
+@pytest.mark.filterwarnings("ignore::sim.costs.extrapolation.OutsideProfileWarning")
 @settings(max_examples=80, deadline=None)
 @given(tokens=st.integers(1, 300), history=st.integers(0, 300), more=st.integers(1, 200))
 def test_longer_chunks_and_histories_never_cost_less(tokens: int, history: int, more: int) -> None:
@@ -195,17 +196,17 @@ def test_graphs_pad_the_body_to_the_next_captured_size() -> None:
         (Work(kind=Kind.STEP, rows=1, row_tokens=1, head_rows=102), "head_rows"),
     ],
 )
-def test_outside_the_measured_range_it_warns_once_with_the_distance_and_strict_refuses(work: Work, bound: str) -> None:
+def test_outside_the_measured_range_it_warns_once_and_strict_refuses_with_the_distance(work: Work, bound: str) -> None:
     profile = VERIFIED.profile
     costs = TableCosts(profile)
-    with pytest.warns(OutsideProfileWarning, match=rf"{bound}=\d+ is \d+\.\d times the largest measured"):
+    with pytest.warns(OutsideProfileWarning, match=f"{WORDS[bound]} beyond the largest measured"):
         costs.cost(work)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         costs.cost(work)
     strict = build_costs(profile, strict=True)
     for _ in range(2):
-        with pytest.raises(OutsideProfile):
+        with pytest.raises(OutsideProfile, match=rf"{bound}=\d+ is \d+\.\d times the largest measured"):
             strict.cost(work)
 
 

@@ -218,7 +218,7 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     check_vllm_schema(result["deployment"]["speculative_config"])
     assert run(TUNE) == 0
     out = capsys.readouterr().out
-    assert "vllm serve llama-3.1-8b" in out
+    assert "vllm serve meta-llama/Llama-3.1-8B" in out
     assert "verdict: one length" in out
 
 

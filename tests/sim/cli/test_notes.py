@@ -1,0 +1,77 @@
+"""What commands say beside their answer: every note once, at the end, however many processes and runs met with it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sim.cli.main import run
+
+ROOT = Path(__file__).parents[3]
+MOST_LINES = 2
+PAIR = "a100-sxm/llama-3.1-8b+llama-3.2-1b"
+LONG = ["--input-len", "140000", "--output-len", "40", "--num-prompts", "4", "--request-rate", "2"]
+"""Requests longer than what was measured and than the model was made for."""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_note_is_said_once_by_however_many_workers_and_runs(capfd: pytest.CaptureFixture[str], workers: str) -> None:
+    flags = ["--policy", "continuous", "--policy", "pd", "--profile", PAIR, "--replications", "3"]
+    assert run(["compare", *flags, *LONG, "--workers", workers]) == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == MOST_LINES
+    assert sum("context of 131072 tokens" in line for line in lines) == 1
+    assert re.search(r"contexts to 140,0\d\d extrapolated, measured to 65,536 at \d+ row", lines[-1])
+
+
+def test_several_workers_say_what_one_says(capfd: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for workers in ("1", "2"):
+        flags = ["--policy", "continuous", "--profile", PAIR, "--replications", "4", "--workers", workers]
+        assert run(["compare", *flags, *LONG]) == 0
+        said.append(capfd.readouterr().err)
+    assert said[0] == said[1]
+
+
+def test_a_tuned_answer_has_one_line_on_what_it_extrapolates(capfd: pytest.CaptureFixture[str]) -> None:
+    """Contexts of 1,500 tokens and more in more rows than were measured with more than 1,024."""
+    flags = ["--profile", "h200-sxm/llama-3.1-8b+eagle3", "--acceptance", "length:2.6@3", "--lengths", "1,3"]
+    load = ["--concurrencies", "256", "--max-num-seqs", "256", "--num-prompts", "300", "--output-len", "150"]
+    assert run(["tune", *flags, *load, "--input-len", "1500", "--draws", "2", "--workers", "2"]) == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert re.search(r"contexts to 1,\d\d\d extrapolated, measured to 1,024 at \d+ rows", lines[0])
+
+
+def documented() -> list[str]:
+    """Commands of the pages that simulate from shipped profiles and need no files."""
+    found = []
+    for page in ("README.md", "docs/guide.md"):
+        text = (ROOT / page).read_text().replace("\\\n", " ")
+        found += re.findall(r"^(?:\$ )?(lanesim (?:compare|tune|capacity|profiles)\b.*)$", text, re.MULTILINE)
+        found += re.findall(r"\| `(lanesim compare [^`]+)` \|", text)
+    return sorted({line.partition(" #")[0].strip() for line in found})
+
+
+SHORTER = {
+    "compare": ["--num-prompts", "12", "--replications", "2", "--workers", "2"],
+    "tune": ["--num-prompts", "24", "--concurrencies", "1,64", "--lengths", "1,4", "--draws", "2", "--workers", "2"],
+    "capacity": ["--num-prompts", "60", "--workers", "2"],
+    "profiles": [],
+}
+"""Fewer runs of what the pages ask for, over two processes."""
+
+
+@pytest.mark.parametrize("command", documented())
+def test_no_command_of_the_pages_says_more_than_two_lines_beside_its_answer(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    _, name, *args = shlex.split(command)
+    drops = {"--until-ci", "--draws"} if name == "compare" else {"--target-rate"}
+    kept = [word for i, word in enumerate(args) if word not in drops and (i == 0 or args[i - 1] not in drops)]
+    assert run([name, *kept, *SHORTER[name]]) == 0
+    assert len(capfd.readouterr().err.splitlines()) <= MOST_LINES
