@@ -25,6 +25,7 @@ class Server(ThreadingHTTPServer):
     """Counts what it is asked; `first_s` before the first token of each answer."""
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(
         self,
