@@ -37,3 +37,10 @@ def test_every_system_of_the_seeds_runs_as_its_page_says(
     apart = [] if "inf" in args else ["--request-rate", "0.2"]
     assert run([*args, *apart, "--num-prompts", "3", "--replications", "1", "--json", "-"]) == 0
     assert all(row["completed"] for row in json.loads(capsys.readouterr().out)["runs"])
+
+
+def test_no_test_names_a_data_folder_of_one_machine() -> None:
+    """tests.calibrate.support.published finds it beside the checkout, or skips."""
+    absolute = re.compile(r"""["']/\w[^"']*/shared/""")
+    found = [path.relative_to(ROOT) for path in ROOT.glob("tests/**/*.py") if absolute.search(path.read_text())]
+    assert found == []
