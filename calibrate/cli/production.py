@@ -108,7 +108,7 @@ def plain(found: Production) -> dict[str, Any]:
             for fit in found.fits
             for name, value_s in fit.values_s.items()
         ],
-        "left_out": dict(found.left_out),
+        "unfitted": dict(found.unfitted),
         "error_pct": found.fits[0].error_pct,
         "acceptance": None if found.accepted is None else found.accepted.quote,
         "acceptance_length": None if found.accepted is None else found.accepted.length,
@@ -152,9 +152,9 @@ def show(found: Production) -> None:
     print_table(console, table)
     for fit in found.fits:
         console.print(str(fit), highlight=False)
-    if found.left_out:
+    if found.unfitted:
         names_by_reason: dict[str, list[str]] = {}
-        for name, reason in found.left_out.items():
+        for name, reason in found.unfitted.items():
             names_by_reason.setdefault(reason, []).append(name)
         why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items())
         console.print(f"left as they were: {escape(why)}", highlight=False, soft_wrap=True)

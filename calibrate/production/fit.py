@@ -71,7 +71,7 @@ class Production:
     are."""
     levels: list[Level]
     accepted: Accepted | None
-    left_out: Mapping[str, str]
+    unfitted: Mapping[str, str]
     """Constants that the levels might have told and do not, and why."""
 
 
@@ -87,9 +87,9 @@ def fit_served(
     profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
     noises = _noise(served, FITTED), _noise(served, (FIRST_TOKEN,))
-    left_out: dict[str, str] = {}
+    unfitted: dict[str, str] = {}
     if constants is None:
-        fits, left_out = _tellable_fits(profile, cells, setup, tellable(served), noises)
+        fits, unfitted = _tellable_fits(profile, cells, setup, tellable(served), noises)
     else:
         _check(constants)
         try:
@@ -114,7 +114,7 @@ def fit_served(
         fits=fits,
         levels=levels,
         accepted=pooled([each.accepted for each in served if each.accepted is not None]),
-        left_out=left_out,
+        unfitted=unfitted,
     )
 
 
@@ -142,8 +142,8 @@ def _check(constants: Sequence[str]) -> None:
 
 
 def _instead(constant: str) -> str:
-    """What to name in place of a constant that the levels do not tell."""
-    return f"try {GAP} in its place" if constant in (STEP, ROW) else "leave it out"
+    """What to do about a constant that the levels do not tell."""
+    return f"try {GAP} in its place" if constant == STEP else "leave it out"
 
 
 def _tellable_fits(
@@ -151,18 +151,18 @@ def _tellable_fits(
 ) -> tuple[list[Fitted], dict[str, str]]:
     """Both stages with those of `names` that the levels tell, GAP in the place of a hidden STEP; and why each of the
     others is left out. Raises ValueError where they tell no constant of a step."""
-    left_out: dict[str, str] = {}
+    unfitted: dict[str, str] = {}
     if _is_hidden(profile, cells, setup):
         why = f"moves these levels less than half as much as {GAP} does: the engine plans ahead"
-        left_out = {name: why for name in names if name in (STEP, ROW)}
-        names = [GAP, *(name for name in names if name not in left_out)]
+        unfitted = {name: why for name in names if name in (STEP, ROW)}
+        names = [GAP, *(name for name in names if name not in unfitted)]
     while set(names) - {FRONTEND}:
         try:
-            return _fits(profile, cells, setup, names, noises=noises), left_out
+            return _fits(profile, cells, setup, names, noises=noises), unfitted
         except Undetermined as error:
-            left_out[error.constant] = error.why
+            unfitted[error.constant] = error.why
             names = [name for name in names if name != error.constant]
-    why = "; ".join(f"{name} {reason}" for name, reason in left_out.items())
+    why = "; ".join(f"{name} {reason}" for name, reason in unfitted.items())
     raise ValueError(f"{_sources(cells)}: these levels tell no constant of a step: {why}")
 
 

@@ -116,7 +116,7 @@ def test_a_wait_too_long_for_a_frontend_is_left_out_and_said_or_refused_where_it
     levels = [seen(1, ttft_s=2.0), seen(4, ttft_s=3.0)]
     found = fit_served(bare(), levels, Setup(engine={}))
     assert [list(fit.values_s) for fit in found.fits] == [["step_s", "row_s"]]
-    assert "requests that waited for a seat" in found.left_out["frontend_s"]
+    assert "requests that waited for a seat" in found.unfitted["frontend_s"]
     assert found.profile.host.frontend_s == 0.0
     with pytest.raises(ValueError, match="requests that waited for a seat"):
         fit_served(bare(), levels, Setup(engine={}), ["step_s", "frontend_s"])

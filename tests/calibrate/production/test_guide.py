@@ -90,7 +90,7 @@ def test_the_gap_of_a_server_that_plans_ahead_comes_back(gap_s: float, folder: P
     result = json.loads((folder / "r.json").read_text())
     found = {each["constant"]: each["value_s"] for each in result["constants"]}
     assert found == {"gap_s": pytest.approx(gap_s, rel=0.02), "frontend_s": pytest.approx(FRONTEND_S, rel=0.02)}
-    assert set(result["left_out"]) == {"step_s", "row_s"}
+    assert set(result["unfitted"]) == {"step_s", "row_s"}
     host = load(str(folder / "mine.json")).host
     assert (host.step_s, host.row_s) == (before.host.step_s, before.host.row_s)
 
