@@ -6,7 +6,8 @@ aiconfigurator-core (its models' config.json among them) and a closed loop of it
 1 of ISL and OSL where the rows come from InferenceX, whose client draws them so; within SPREAD of them elsewhere.
 Classes are engine, dense or MoE, and the format of the GEMMs. Counted apart: rows that constants were fitted on, and
 rows whose labels cannot be (beyond the datasheet's roofs, requests that mostly wait, speculation unmarked). --peer
-takes the rows with aic_ttft_ms and aic_tpot_ms beside them.
+takes the rows with aic_ttft_ms and aic_tpot_ms beside them. Exits 1 where no row is judged, and leaves OUT as it was; 2
+where CELLS.csv or the kernel tables are missing.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -426,7 +429,21 @@ def _mean_abs(values: list[float]) -> float | None:
     return _mean([abs(value) for value in values])
 
 
-def main() -> None:
+def fail(why: str, code: int) -> int:
+    """Say it on stderr, in one line; the exit code."""
+    print(f"benchmarks.silicon: {why}", file=sys.stderr)
+    return code
+
+
+def nothing_judged(refusals: Sequence[str], options: argparse.Namespace) -> str:
+    """Why no row was judged: the reason that most of the `refusals` have."""
+    if not refusals:
+        return f"{options.cells}: no row with --mode {options.mode} --only {options.only!r} --every {options.every}"
+    ((why, count),) = Counter(refusals).most_common(1)
+    return f"{options.cells}: all {len(refusals)} rows refused, {count} of them so: {why}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", type=Path)
     parser.add_argument("--json", type=Path, required=True, dest="out")
@@ -442,20 +459,28 @@ def main() -> None:
     parser.add_argument(
         "--mode", choices=("agg", "disagg"), default="agg", help="which rows (benchmarks.silicon_disagg)"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     warnings.simplefilter("ignore")
+    try:
+        installed_tables()
+        rows = read_cells(options.cells, options.mode)
+    except ValueError:
+        return fail("the kernel tables of aiconfigurator-core are missing: pip install 'lanesim[tables]'", 2)
+    except OSError as error:
+        return fail(f"{options.cells}: {error.strerror}", 2)
     if options.mode == "disagg":
         from benchmarks.silicon_disagg import run
 
-        run(read_cells(options.cells, options.mode), options)
-        return
-    rows = [row for row in read_cells(options.cells) if options.only in cell_of(row).family][:: options.every]
+        return run(rows, options)
+    rows = [row for row in rows if options.only in cell_of(row).family][:: options.every]
     peer = kindest([list(csv.DictReader(path.open(newline=""))) for path in options.peer])
     found, start_s = [], time.perf_counter()
     for i, entry in enumerate(judge(rows)):
         found.append(entry)
         if i % 50 == 49:
             print(f"{i + 1} of {len(rows)} rows, {time.perf_counter() - start_s:.0f} s", flush=True)
+    if not any(isinstance(entry, Judged) for entry in found):
+        return fail(nothing_judged([why for _, why in _refused(found)], options), 1)
     classes = classes_of(found, peer)
     result = {
         "classes": classes,
@@ -479,6 +504,7 @@ def main() -> None:
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print_table(classes)
+    return 0
 
 
 def _refused(found: list[Judged | tuple[Cell, str]]) -> Iterator[tuple[Cell, str]]:
@@ -502,4 +528,4 @@ def print_table(classes: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

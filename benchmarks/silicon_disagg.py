@@ -29,6 +29,8 @@ from benchmarks.silicon import (
     Cell,
     cell_of,
     engine_of,
+    fail,
+    nothing_judged,
     profile_of,
     requests_of,
 )
@@ -210,8 +212,8 @@ def _of(how: Any, values: Iterable[float]) -> float | None:
     return round(how(known), 2) if known else None
 
 
-def run(rows: list[dict[str, str]], options: Namespace) -> None:
-    """The command with --mode disagg: the table on the terminal, everything in --json."""
+def run(rows: list[dict[str, str]], options: Namespace) -> int:
+    """The command with --mode disagg: the table on the terminal, everything in --json; the exit code."""
     rows = [row for row in rows if options.only in family_of(row)]
     sized = [row for row in rows if has_sizes(row)][:: options.every]
     without = [row for row in rows if not has_sizes(row)] if options.every == 1 else []
@@ -221,8 +223,10 @@ def run(rows: list[dict[str, str]], options: Namespace) -> None:
         found.append(entry)
         if i % 20 == 19 and i < len(sized):
             print(f"{i + 1} of {len(sized)} rows with sizes, {time.perf_counter() - start_s:.0f} s", flush=True)
-    classes = classes_of(found)
     judged = [entry for entry in found if isinstance(entry, Judged)]
+    if not judged:
+        return fail(nothing_judged([entry[2] for entry in found if not isinstance(entry, Judged)], options), 1)
+    classes = classes_of(found)
     result = {
         "classes": classes,
         "refusals": sorted({(entry[0], entry[2]) for entry in found if not isinstance(entry, Judged)}),
@@ -238,11 +242,11 @@ def run(rows: list[dict[str, str]], options: Namespace) -> None:
         ],
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    columns = list(classes[0]) if classes else []
+    columns = list(classes[0])
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
     for row in classes:
         print("| " + " | ".join("–" if row[name] is None else str(row[name]) for name in columns) + " |")
-    if judged:
-        tpot = fmean(abs(entry.tpot_error_pct) for entry in judged)
-        ttft = fmean(abs(entry.ttft_error_pct) for entry in judged)
-        print(f"{len(judged)} of {len(found)} rows: mean size of error TPOT {tpot:.1f} %, TTFT {ttft:.1f} %")
+    tpot = fmean(abs(entry.tpot_error_pct) for entry in judged)
+    ttft = fmean(abs(entry.ttft_error_pct) for entry in judged)
+    print(f"{len(judged)} of {len(found)} rows: mean size of error TPOT {tpot:.1f} %, TTFT {ttft:.1f} %")
+    return 0

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
+import pandas
 import pytest
+
+import lanesim
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -53,3 +57,24 @@ def test_what_a_notebook_links_to_exists(path: Path) -> None:
     text = "\n".join(cells(path, "markdown"))
     for target in (part.split(")")[0] for part in text.split("](")[1:]):
         assert (path.parent / target).exists(), target
+
+
+def test_the_figures_of_the_accuracy_report_are_read_from_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executed elsewhere, as `make notebooks` does: the summary comes out row by row, and no text quotes a figure."""
+    monkeypatch.chdir(tmp_path)
+    (path,) = [path for path in NOTEBOOKS if path.stem.startswith("05")]
+    assert re.findall(r"\d %", "\n".join(cells(path, "markdown"))) == []
+    (source,) = [source for source in cells(path, "code") if "accuracy.md" in source]
+    *statements, shown = ast.parse(source).body
+    assert isinstance(shown, ast.Expr)
+    names = {"lanesim": lanesim, "pd": pandas, "Path": Path}
+    exec(compile(ast.Module(statements, []), path.name, "exec"), names)
+    table = eval(compile(ast.Expression(shown.value), path.name, "eval"), names)
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    (met, bars) = re.findall(r"^(\d+) of (\d+) bars met", page, re.MULTILINE)[0]
+    assert list(table.columns) == ["run", "metric", "error", "bar", "met"]
+    assert (len(table), (table["met"] == "yes").sum()) == (int(bars), int(met))
+    for row in table.itertuples(index=False):
+        assert f"| {' | '.join(row)} |" in page

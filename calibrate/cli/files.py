@@ -27,8 +27,8 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
 
     Known: scenarios, grids, profiles, engines, models' config.json, results and stores (folders), points, traces,
     ShareGPT conversations, acceptance tapes, requests of a vLLM run and their prompts, tables of closed-loop cells,
-    step curves, tuned tables; logs (.log), looks at /metrics (.txt) and benchmark results of a server. The first one
-    that is not sound ends the command with exit code 2.
+    step curves, tuned tables; logs (.log), looks at /metrics (.txt), benchmark results and measured levels of a server.
+    The first one that is not sound ends the command with exit code 2.
     """
     from sim.cli.console import claim
 
@@ -246,6 +246,13 @@ def _bench(path: Path) -> tuple[str, str]:
     return "result of a benchmark", f"{read_bench(path).concurrency:.1f} requests at once"
 
 
+def _measured(path: Path) -> tuple[str, str]:
+    from calibrate.production.exports import read_measured
+
+    told = ", ".join(f"{level.concurrency:.0f}" for level in read_measured(path))
+    return "levels of a server", f"{told} requests at once"
+
+
 def _tuning(path: Path) -> tuple[str, str]:
     from sim.report.grid_figures import read_table
 
@@ -264,6 +271,7 @@ _OBJECTS: tuple[tuple[set[str], Callable[[Path], tuple[str, str]]], ...] = (
     ({"policies", "runs"}, _summary),
     ({"model_type"}, _config),
     ({"completed", "mean_ttft_ms"}, _bench),
+    ({"url", "levels"}, _measured),
     ({"table", "break_even_concurrency"}, _tuning),
 )
 """Keys that tell a kind of object, and what reads it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,18 @@ def needs_analysis(error: ImportError) -> ValueError:
     return ValueError(f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})")
 
 
-def check_out(out: Path | None, inputs: Iterable[str | Path | None] = (), *, json_path: str | None = None) -> None:
-    """Hold `out` and `json_path` until the command ends. Raises ValueError, before any work, where the first cannot be
-    a profile file, or either is one of the `inputs` or the other."""
+def check_out(
+    out: Path | None,
+    inputs: Iterable[str | Path | None] = (),
+    *,
+    json_path: str | None = None,
+    others: Mapping[str, Path | None] = {},
+) -> None:
+    """Hold `out`, `json_path` and `others`, by their flags, until the command ends. Raises ValueError, before any work,
+    where the first cannot be a profile file, or one is among the `inputs` or is another."""
     if out is not None and out.suffix != ".json":
         raise ValueError(f"--out {str(out)!r} must end with .json: profiles are found by it")
-    claim(files={"--out": out, "--json": json_path}, inputs=inputs)
+    claim(files={"--out": out, "--json": json_path, **others}, inputs=inputs)
 
 
 def write(profile: Profile, out: Path) -> None:

@@ -1,19 +1,25 @@
-"""`lanesim probe`: drive an OpenAI-compatible endpoint, fit its engine's constants, predict a level held back."""
+"""`lanesim probe`: drive an OpenAI-compatible endpoint, fit its engine's constants, predict a level held back.
+
+What was measured is in a file after every round and before the fit; given in place of the address, it is fitted again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from calibrate.cli.output import A_PATH, check_out
 
 if TYPE_CHECKING:
     from calibrate.production.served import Served
+    from sim.costs.profile import Profile
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim probe http://localhost:8000 --profile h100-sxm/llama-3.1-8b \\\n"
@@ -24,12 +30,18 @@ LEAST_REQUESTS = 8
 WARM_UP_WAVES = 2
 """Of as many requests as the highest level has at once, before anything counts: servers compile, allocate and fill
 caches while they answer their first requests."""
+OF_A_MEASUREMENT = (
+    *("model", "levels", "requests_per_stream", "rounds", "input_len", "output_len"),
+    *("num_speculative_tokens", "seed", "measured"),
+)
+"""Parameters that mean nothing where the levels are measured already."""
+OF_A_FIT = ("engine_name", "held_back", "max_num_seqs", "max_num_batched_tokens")
 MOST_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
 
 @click.command("probe", epilog=EXAMPLE)
-@click.argument("url")
+@click.argument("url", metavar="URL")
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
 @click.option("--model", default=None, help="As the server names it. [its only one]")
 @click.option("--levels", default="1,2,4,8,16", show_default=True, help="Requests at once, one closed loop each.")
@@ -45,27 +57,108 @@ MOST_SPREAD_PCT = 15.0
     "--max-num-batched-tokens", type=click.IntRange(min=1), default=None, help="The server's. [the engine's own]"
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the prompts' words.")
+@click.option(
+    "--measured",
+    type=A_PATH,
+    default=None,
+    help="Where levels are kept as they were measured; given as URL, they are fitted again. "
+    "[OUT.measured.json beside --out, else probe.measured.json]",
+)
 @click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
 def probe_command(url: str, profile_name: str, out: Path | None, json_path: str | None, **flags: Any) -> None:
     """Time a server from outside: closed loops of streamed requests at several levels. One level is held back and
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
-    from calibrate.cli.production import plain, show
-    from calibrate.production.fit import fit_served, predicted
+    from calibrate.production.exports import read_measured
     from calibrate.production.probe import base_of
-    from realrun.validate.cells.compare import Setup
-    from sim.cli.console import write_text
+    from sim.costs.engine import engine_of
     from sim.costs.profile_files import load
-    from sim.report.results import to_json
 
+    if Path(url).is_file():
+        source_of = click.get_current_context().get_parameter_source
+        given = [name for name in OF_A_MEASUREMENT if source_of(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise ValueError(f"{url!r} is measured already: leave out {', '.join(map(_flag, given))}")
+        check_out(out, [profile_name, url], json_path=json_path)
+        profile = load(profile_name)
+        served = read_measured(Path(url))
+        held_back = _held_back(flags, [int(each.concurrency) for each in served])
+        _fit(profile, served, held_back, flags, out, json_path)
+        return
     base = base_of(url)
     levels = _levels(flags["levels"])
-    held_back = levels[len(levels) // 2] if flags["held_back"] is None else flags["held_back"]
-    if held_back not in levels:
-        raise ValueError(f"--held-back {held_back} is none of --levels {flags['levels']}")
-    check_out(out, [profile_name], json_path=json_path)
+    held_back = _held_back(flags, levels)
+    measured = flags["measured"] or (Path("probe") if out is None else out).with_suffix(".measured.json")
+    check_out(out, [profile_name], json_path=json_path, others={"--measured": measured})
     profile = load(profile_name)
-    served = _drive(base, levels, flags)
+    engine_of(flags["engine_name"], profile)
+    with _keeping(measured, base, _again(measured, profile_name, out, json_path, flags), flags["rounds"]) as keep:
+        served = _drive(base, levels, flags, keep)
+        _fit(profile, served, held_back, flags, out, json_path)
+
+
+def _held_back(flags: dict[str, Any], levels: Sequence[int]) -> int:
+    held_back: int = levels[len(levels) // 2] if flags["held_back"] is None else flags["held_back"]
+    if held_back not in levels:
+        raise ValueError(f"--held-back {held_back} is none of the levels {','.join(map(str, levels))}")
+    return held_back
+
+
+def _flag(name: str) -> str:
+    return "--engine" if name == "engine_name" else f"--{name.replace('_', '-')}"
+
+
+def _again(measured: Path, profile_name: str, out: Path | None, json_path: str | None, flags: dict[str, Any]) -> str:
+    """The command that fits what is kept in `measured` as this one would have."""
+    given = {"--profile": profile_name, **{_flag(name): flags[name] for name in OF_A_FIT}, "--out": out}
+    words = [
+        word for flag, value in {**given, "--json": json_path}.items() if value is not None for word in (flag, value)
+    ]
+    return shlex.join(map(str, ["lanesim", "probe", measured, *words]))
+
+
+@contextmanager
+def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Callable[[list[Served]], None]]:
+    """What keeps the levels so far after each round. An error within the block, or a signal, says where they are."""
+    from calibrate.production.exports import write_measured
+
+    done = 0
+
+    def keep(served: list[Served]) -> None:
+        nonlocal done
+        write_measured(measured, url, served)
+        done += 1
+
+    def kept() -> str:
+        return f"{done} of {rounds} rounds are in {str(measured)!r}; to fit them: {again}"
+
+    try:
+        yield keep
+    except ValueError as error:
+        if done:
+            error.add_note(f"({kept()})")
+        raise
+    except BaseException:
+        if done:
+            click.echo(f"lanesim: {kept()}", err=True)
+        raise
+
+
+def _fit(
+    profile: Profile,
+    served: Sequence[Served],
+    held_back: int,
+    flags: dict[str, Any],
+    out: Path | None,
+    json_path: str | None,
+) -> None:
+    """Fit the levels but the one held back, predict that, and write and print what comes of it."""
+    from calibrate.cli.production import plain, show
+    from calibrate.production.fit import fit_served, predicted
+    from realrun.validate.cells.compare import Setup
+    from sim.cli.console import write_text
+    from sim.report.results import to_json
+
     limits = {name: flags[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
     engine = {"name": flags["engine_name"], **limits}
     setup = Setup(engine={name: value for name, value in engine.items() if value is not None}, warmup_waves=1)
@@ -107,7 +200,10 @@ def _levels(text: str) -> list[int]:
     return levels
 
 
-def _drive(base: str, levels: list[int], flags: dict[str, Any]) -> list[Served]:
+def _drive(
+    base: str, levels: list[int], flags: dict[str, Any], on_round: Callable[[list[Served]], None]
+) -> list[Served]:
+    """Every level measured; `on_round` hears the levels so far after each round."""
     from calibrate.production.probe import connected, find, level
     from calibrate.production.served import middling
     from sim.cli.console import progress
@@ -130,10 +226,13 @@ def _drive(base: str, levels: list[int], flags: dict[str, Any]) -> list[Served]:
         one(levels[-1], WARM_UP_WAVES * levels[-1], "warming up", flags["seed"] - 1)
         rounds: dict[int, list[Served]] = {concurrency: [] for concurrency in levels}
         # By turns, so that a server or a machine that slows down for a while does so for one round of each level.
-        for number, concurrency in product(range(flags["rounds"]), levels):
-            count = max(LEAST_REQUESTS, flags["requests_per_stream"] * concurrency)
-            rounds[concurrency].append(one(concurrency, count, f"{concurrency} at once", flags["seed"] + number))
-    return [middling(rounds[concurrency]) for concurrency in levels]
+        for number in range(flags["rounds"]):
+            for concurrency in levels:
+                count = max(LEAST_REQUESTS, flags["requests_per_stream"] * concurrency)
+                rounds[concurrency].append(one(concurrency, count, f"{concurrency} at once", flags["seed"] + number))
+            found = [middling(rounds[concurrency]) for concurrency in levels]
+            on_round(found)
+    return found
 
 
 def _tell(on_done: Callable[[int, int], None], count: int, done: int) -> None:

@@ -108,7 +108,7 @@ def plain(found: Production) -> dict[str, Any]:
             for fit in found.fits
             for name, value_s in fit.values_s.items()
         ],
-        "untold": found.untold,
+        "unfitted": dict(found.unfitted),
         "error_pct": found.fits[0].error_pct,
         "acceptance": None if found.accepted is None else found.accepted.quote,
         "acceptance_length": None if found.accepted is None else found.accepted.length,
@@ -152,8 +152,12 @@ def show(found: Production) -> None:
     print_table(console, table)
     for fit in found.fits:
         console.print(str(fit), highlight=False)
-    if found.untold is not None:
-        console.print(f"left as it was: {escape(found.untold)}", highlight=False)
+    if found.unfitted:
+        names_by_reason: dict[str, list[str]] = {}
+        for name, reason in found.unfitted.items():
+            names_by_reason.setdefault(reason, []).append(name)
+        why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items())
+        console.print(f"left as they were: {escape(why)}", highlight=False, soft_wrap=True)
     if found.accepted is not None:
         console.print(f"acceptance: --acceptance {found.accepted.quote}", highlight=False)
 

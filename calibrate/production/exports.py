@@ -1,8 +1,10 @@
-"""Levels of load and acceptance from files: a server's log, and results of `vllm bench serve --save-result`.
+"""Levels of load and acceptance from files: a server's log, results of `vllm bench serve --save-result`, and what
+`lanesim probe` measured.
 
 Of a log the lines count that vLLM and SGLang print every few seconds. A line is a mean over some seconds. Those that
 begin or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say
-how long prompts and outputs are. A result is one level. Not here: requests one by one (realrun.validate.vllm).
+how long prompts and outputs are. A result is one level. What a probe measured is written before anything is fitted on
+it, so that a fit can be had again without the server. Not here: requests one by one (realrun.validate.vllm).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import msgspec
 from calibrate.production.served import Accepted, Served, pooled
 from sim.files.json_values import convert, parse_json
 from sim.files.read import lines_of, read_text
+from sim.files.write import write_text
 
 NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 COUNT = r"([0-9]{1,12})"
@@ -34,6 +37,38 @@ SGLANG_LOAD = re.compile(
 SGLANG_LENGTH = re.compile(rf"accept len: {NUMBER}")
 LEAST_LINES = 2
 """Lines that a level needs to count."""
+
+
+MEASURED_SCHEMA = 1
+
+
+class _Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of a probe."""
+
+    schema: int
+    url: str
+    levels: list[Served]
+
+    def __post_init__(self) -> None:
+        if self.schema != MEASURED_SCHEMA:
+            raise ValueError(f"schema {self.schema} is not {MEASURED_SCHEMA}, which this version reads")
+        loads = {level.concurrency for level in self.levels if level.concurrency.is_integer()}
+        if len(loads) < max(2, len(self.levels)):
+            raise ValueError("want at least two levels, each of another whole number of requests at once")
+
+
+def write_measured(path: Path, url: str, served: Sequence[Served]) -> None:
+    """Replace `path` by these levels of the server at `url`. Raises ValueError where it cannot be written."""
+    measured = _Measured(schema=MEASURED_SCHEMA, url=url, levels=list(served))
+    write_text(path, msgspec.json.format(msgspec.json.encode(measured), indent=1).decode() + "\n")
+
+
+def read_measured(path: Path) -> list[Served]:
+    """The levels that `write_measured` wrote, by requests at once. Raises ValueError, one line naming the file."""
+    where = f"measured levels {str(path)!r}"
+    text = read_text(path, "measured levels")
+    levels = convert(parse_json(text, where), _Measured, where, text).levels
+    return sorted(levels, key=lambda level: level.concurrency)
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

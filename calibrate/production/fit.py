@@ -4,7 +4,8 @@ In two stages. What a step takes is fitted on time per output token where that i
 a request spends before the engine's queue is fitted on time to the first token, with those constants as they are, so
 that whatever a first token waits for bends no step. Where that shifts the first stage (a closed loop has fewer rows
 while others come in), both are done again. Only constants that the levels can tell are fitted: step and row times need
-several numbers of requests in flight, time per draft pass needs drafts beside none.
+several numbers of requests in flight, time per draft pass needs drafts beside none. An engine that plans ahead hides
+what a step takes on the host; where that hardly moves a level, the time between steps (`gap_s`) is fitted instead.
 Not here: what the server said (calibrate.production.served), least squares (realrun.validate.cells.fit).
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from calibrate.production.served import Accepted, Served, cell_of, pooled
 from realrun.validate.cells.compare import Setup, simulate_cell
-from realrun.validate.cells.fit import Fitted, check_constant, fit_constants, with_constants
+from realrun.validate.cells.fit import Fitted, Undetermined, check_constant, fit_constants, with_constants
 from realrun.validate.cells.table import MEASURED, Cell
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import Profile
@@ -29,6 +30,10 @@ FAR_APART = 2.0
 """Requests in flight of two levels that tell a constant per row from one per step."""
 FITTED = ("tpot_ms", "output_throughput")
 """What a step's constants are fitted on: the first that a level has."""
+STEP, ROW, GAP = "step_s", "row_s", "gap_s"
+"""The constants of every step: on the host, on the host per row, on the device."""
+HIDDEN_SHARE, SMALL_S = 0.5, 5e-5
+"""STEP is hidden where so much of it moves every level by less than this share of what as much of GAP does."""
 FRONTEND, FIRST_TOKEN = "frontend_s", "ttft_ms"
 """The constant before the engine, and what tells it."""
 LONGEST_FRONTEND_S = 1.0
@@ -66,8 +71,8 @@ class Production:
     are."""
     levels: list[Level]
     accepted: Accepted | None
-    untold: str | None
-    """Why there is no time before the engine though levels tell their first tokens."""
+    unfitted: Mapping[str, str]
+    """Constants that the levels might have told and do not, and why."""
 
 
 def fit_served(
@@ -80,20 +85,18 @@ def fit_served(
     if not served:
         raise ValueError("nothing was seen of the server")
     profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
-    names = tuple(constants or tellable(served))
-    for name in names:
-        check_constant(name)
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
     noises = _noise(served, FITTED), _noise(served, (FIRST_TOKEN,))
-    untold = None
-    try:
-        fits = _fits(profile, cells, setup, names, noises=noises)
-    except FrontendUntold as error:
-        if constants is not None:
-            raise ValueError(str(error)) from None
-        untold = str(error)
-        names = tuple(name for name in names if name != FRONTEND)
-        fits = _fits(profile, cells, setup, names)
+    unfitted: dict[str, str] = {}
+    if constants is None:
+        fits, unfitted = _tellable_fits(profile, cells, setup, tellable(served), noises)
+    else:
+        _check(constants)
+        try:
+            fits = _fits(profile, cells, setup, constants, noises=noises)
+        except Undetermined as error:
+            raise ValueError(f"--constants: {_sources(cells)}: {error}; {_instead(error.constant)}") from None
+    names = [name for fit in fits for name in fit.values_s]
     told = ", ".join(map(str, fits))
     best = fits[-1].profile
     source = f"{best.host.source}; {told} fitted by lanesim on {len(cells)} levels of a running server"
@@ -111,12 +114,8 @@ def fit_served(
         fits=fits,
         levels=levels,
         accepted=pooled([each.accepted for each in served if each.accepted is not None]),
-        untold=untold,
+        unfitted=unfitted,
     )
-
-
-class FrontendUntold(Exception):
-    """The levels cannot tell what a request spends before the engine."""
 
 
 def tellable(served: Sequence[Served]) -> list[str]:
@@ -133,6 +132,53 @@ def tellable(served: Sequence[Served]) -> list[str]:
     return names
 
 
+def _check(constants: Sequence[str]) -> None:
+    for name in constants:
+        check_constant(name)
+    if len(set(constants)) < len(constants):
+        raise ValueError(f"--constants {','.join(constants)}: each constant once")
+    if set(constants) <= {FRONTEND}:
+        raise ValueError(f"--constants {FRONTEND}: name a constant of a step as well, such as {STEP},{FRONTEND}")
+
+
+def _instead(constant: str) -> str:
+    """What to do about a constant that the levels do not tell."""
+    return f"try {GAP} in its place" if constant == STEP else "leave it out"
+
+
+def _tellable_fits(
+    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], noises: tuple[float, float]
+) -> tuple[list[Fitted], dict[str, str]]:
+    """Both stages with those of `names` that the levels tell, GAP in the place of a hidden STEP; and why each of the
+    others is left out. Raises ValueError where they tell no constant of a step."""
+    unfitted: dict[str, str] = {}
+    if _is_hidden(profile, cells, setup):
+        why = f"moves these levels less than half as much as {GAP} does: the engine plans ahead"
+        unfitted = {name: why for name in names if name in (STEP, ROW)}
+        names = [GAP, *(name for name in names if name not in unfitted)]
+    while set(names) - {FRONTEND}:
+        try:
+            return _fits(profile, cells, setup, names, noises=noises), unfitted
+        except Undetermined as error:
+            unfitted[error.constant] = error.why
+            names = [name for name in names if name != error.constant]
+    why = "; ".join(f"{name} {reason}" for name, reason in unfitted.items())
+    raise ValueError(f"{_sources(cells)}: these levels tell no constant of a step: {why}")
+
+
+def _is_hidden(profile: Profile, cells: Sequence[Cell], setup: Setup) -> bool:
+    """Whether these levels show little of what a step takes on the host, as where it is prepared while another runs."""
+    bare, with_step, with_gap = (
+        np.log(_ratios(with_constants(profile, {STEP: 0.0, ROW: 0.0, GAP: 0.0, **added}), cells, setup))
+        for added in ({}, {STEP: SMALL_S}, {GAP: SMALL_S})
+    )
+    return bool(np.abs(with_step - bare).max() < HIDDEN_SHARE * np.abs(with_gap - bare).max())
+
+
+def _sources(cells: Sequence[Cell]) -> str:
+    return ", ".join(dict.fromkeys(cell.label for cell in cells))
+
+
 def _fits(
     profile: Profile,
     cells: Sequence[Cell],
@@ -145,8 +191,6 @@ def _fits(
     what each stage is fitted on."""
     step_noise, frontend_noise = noises
     of_steps = [name for name in names if name != FRONTEND]
-    if not of_steps:
-        raise ValueError(f"--constants {FRONTEND}: name a constant of a step as well, such as step_s,{FRONTEND}")
     known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
     if FRONTEND in known:
         profile = with_constants(profile, {FRONTEND: known[FRONTEND]})
@@ -155,7 +199,7 @@ def _fits(
         return [steps]
     timed = [cell for cell in cells if FIRST_TOKEN in cell.measured]
     if not timed:
-        raise FrontendUntold(f"{FRONTEND}: no level tells its time to the first token")
+        raise Undetermined(FRONTEND, "is not told: no level has a time to the first token")
     for turn in range(MOST_TURNS):
         frontend = _frontend(steps.profile, timed, setup, known, frontend_noise)
         profiles = steps.profile, frontend.profile
@@ -178,8 +222,10 @@ def _fit(
     """Constants of a step."""
     try:
         return fit_constants(profile, names, partial(_ratios, cells=cells, setup=setup), near, noise)
+    except Undetermined:
+        raise
     except ValueError as error:
-        sources = ", ".join(dict.fromkeys(cell.label for cell in cells))
+        sources = _sources(cells)
         raise ValueError(str(error) if sources in str(error) else f"{sources}: {error}") from None
 
 
@@ -202,7 +248,7 @@ def _ratios(profile: Profile, cells: Sequence[Cell], setup: Setup) -> list[float
 
 
 def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mapping[str, float], noise: float) -> Fitted:
-    """What stands before the engine. Raises FrontendUntold."""
+    """What stands before the engine. Raises Undetermined."""
 
     def ratios(candidate: Profile) -> list[float]:
         return [
@@ -211,13 +257,16 @@ def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mappi
 
     try:
         found = fit_constants(profile, [FRONTEND], ratios, near, noise)
+    except Undetermined:
+        raise
     except ValueError as error:
-        raise FrontendUntold(f"{FRONTEND}: {error}") from None
+        raise Undetermined(FRONTEND, f"cannot be fitted: {error}") from None
     value_s = found.values_s[FRONTEND]
     if value_s > LONGEST_FRONTEND_S:
-        raise FrontendUntold(
-            f"{FRONTEND}: first tokens came {value_s:.1f} s later than the engine explains, which is no frontend but "
-            "requests that waited for a seat; measure with as many in flight as the server has seats for"
+        raise Undetermined(
+            FRONTEND,
+            f"is not told: first tokens came {value_s:.1f} s later than the engine explains, which is no frontend but "
+            "requests that waited for a seat; measure with as many in flight as the server has seats for",
         )
     return found
 
@@ -239,7 +288,7 @@ def _left_out(
     others = [cell for other, cell in enumerate(cells) if other != place]
     try:
         fits = _fits(profile, others, setup, names, near)
-    except (ValueError, FrontendUntold):
+    except ValueError:
         return {}
     return _errors_pct(fits[-1].profile, cells[place], setup)
 

@@ -85,7 +85,9 @@ def base_of(url: str) -> str:
     """`url` without /v1 and what follows. Raises ValueError for what is no http address."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(f"{url!r}: want the address of a server, such as http://localhost:8000")
+        raise ValueError(
+            f"{url!r}: want the address of a server, such as http://localhost:8000, or a file of --measured"
+        )
     path = parts.path.rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path.removesuffix("/v1"), "", ""))
 
@@ -168,8 +170,11 @@ def level(
         on_done(len(timed))
 
     with ThreadPoolExecutor(concurrency) as pool:
-        for done in [pool.submit(one, number) for number in range(num_requests)]:
-            done.result()
+        try:
+            for done in [pool.submit(one, number) for number in range(num_requests)]:
+                done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
     after = look(client, endpoint.url)
     steady = middle(timed, concurrency)
     if not steady:

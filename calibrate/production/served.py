@@ -27,7 +27,7 @@ OF_A_MEDIAN = sqrt(pi / 2.0)
 """Standard error of a median over that of a mean, of normal values."""
 
 
-class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Drafts and what became of them.
 
     >>> Accepted(drafts=100, draft_tokens=3, rates=(0.7, 0.4, 0.2)).length
@@ -74,7 +74,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
         return f"length:{self.length:.4g}@{self.draft_tokens}"
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Means over one stretch of serving. Seconds; None where the source does not tell."""
 
     source: str

@@ -166,6 +166,25 @@ BENCH = json.dumps(
     },
     indent=1,
 )
+MEASURED = json.dumps(
+    {
+        "schema": 1,
+        "url": "http://localhost:8000",
+        "levels": [
+            {
+                "source": f"{concurrency} at once",
+                "concurrency": float(concurrency),
+                "prompt_tokens": 20.0,
+                "output_tokens": 5.0,
+                "ttft_s": 0.05,
+                "tpot_s": 0.01,
+                "spreads_pct": {"tpot_ms": 3.0},
+            }
+            for concurrency in (1, 2, 4)
+        ],
+    },
+    indent=1,
+)
 VLLM_LOG = "".join(
     f"INFO 07-01 12:00:{10 * i} [loggers.py:118] Engine 000: Avg prompt throughput: 81.3 tokens/s, Avg generation "
     f"throughput: {150 + i}.5 tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 3.2%\n"
@@ -344,6 +363,9 @@ def samples(folder: Path) -> dict[str, Sample]:
             metrics(30, 120),
             *("--metrics-before", "{folder}/before.txt", "--metrics-after", "{}"),
             beside=(("before.txt", metrics(10, 40)),),
+        ),
+        "measured levels": Sample(
+            "m.json", MEASURED.encode(), (("probe", "{}", "--profile", PAIR, "--json", "{folder}/j.json"),), every=4
         ),
         "summary": part(made, "summary.json", ("plot", "{folder}", "--out", "{folder}/x.png")),
         "requests.parquet": part(made, "requests.parquet", ("trace", "{folder}")),

@@ -22,7 +22,7 @@ from tests.attack.samples import Sample, filled, samples
 FORMATS = (
     *("scenario", "grid", "profile", "engine", "config", "points", "trace azure", "trace mooncake", "trace csv"),
     *("trace jsonl", "sharegpt", "tape", "requests", "prompts", "cells", "request list", "curve", "tuned table"),
-    *("bench", "log vllm", "log sglang", "metrics", "summary", "requests.parquet", "work.parquet"),
+    *("bench", "log vllm", "log sglang", "metrics", "measured levels", "summary", "requests.parquet", "work.parquet"),
     *("replay summary", "replay scenario", "replay requests", "replay works", "replay profile"),
     *("store mark", "store grid", "store rows"),
 )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import sys
+from pathlib import Path
+
 import pytest
 
 from benchmarks.silicon import (
@@ -15,10 +19,11 @@ from benchmarks.silicon import (
     is_marked,
     is_outside,
     kindest,
+    main,
     scenario_of,
     slowest_of,
 )
-from calibrate.importers.aiconfigurator.deployment import Deployment
+from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
 from sim.costs.profile_files import load
 
 ROW = {
@@ -129,3 +134,62 @@ def test_rows_that_constants_were_fitted_on_judge_nothing_and_are_counted() -> N
     assert (plain["cells"], plain["refused"], plain["tpot_mean_abs_pct"], plain["ttft_mean_abs_pct"]) == (2, 1, 10, 50)
     assert (plain["tpot_mean_pct"], plain["peer_tpot_mean_abs_pct"], plain["peer_cells"]) == (0, 20, 1)
     assert rows["vllm moe fp8 (fitted on)"]["cells"] == rows["vllm moe fp8 (labels in doubt)"]["cells"] == 1
+
+
+def write_rows(folder: Path, *rows: dict[str, str]) -> list[str]:
+    """Arguments of the command over these rows, the result beside them."""
+    path = folder / "cells.csv"
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, [*rows[0]])
+        table.writeheader()
+        table.writerows(rows)
+    return [str(path), "--json", str(folder / "out.json")]
+
+
+def failure_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and the one line; what an earlier run wrote is left alone."""
+    out = Path(arguments[2])
+    out.write_text("earlier")
+    code = main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert out.read_text() == "earlier"
+    return code, line
+
+
+def test_without_the_kernel_tables_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGE, None)
+    code, line = failure_of(write_rows(tmp_path, ROW), capsys)
+    assert (code, "pip install 'lanesim[tables]'" in line) == (2, True)
+
+
+def test_a_table_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(PACKAGE)
+    arguments = [str(tmp_path / "none.csv"), "--json", str(tmp_path / "out.json")]
+    code, line = failure_of(arguments, capsys)
+    assert (code, "none.csv: No such file" in line) == (2, True)
+
+
+DISAGG = {
+    **ROW,
+    "mode": "disagg",
+    **{f"{pool}_{key}": "" for pool in ("prefill", "decode") for key in ("batch_size", "num_workers")},
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "flags", "message"),
+    [
+        ({**ROW, "system": "nowhere"}, [], "all 2 rows refused, 2 of them so: "),
+        (ROW, ["--only", "nothing"], "no row with --mode agg --only 'nothing'"),
+        (ROW, ["--mode", "disagg"], "no row with --mode disagg"),
+        (DISAGG, ["--mode", "disagg"], "all 2 rows refused, 2 of them so: the row has no batch sizes and workers"),
+    ],
+)
+def test_a_run_that_judges_no_row_fails(
+    row: dict[str, str], flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(PACKAGE)
+    code, line = failure_of([*write_rows(tmp_path, row, {**row, "id": "b"}), *flags], capsys)
+    assert (code, message in line) == (1, True), line

@@ -13,11 +13,11 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 DATASHEET = "gpu:\n  mem_bw: 2.0e+12\n  mem_capacity: 80000000000\n  bfloat16_tc_flops: 3.0e+14\n"
 
 
-def published(folder: str) -> Path:
-    """`folder` of the published tables; skips the test where they are absent."""
-    path = DATA / folder
-    if not path.is_dir():
-        pytest.skip(f"published tables are not here ({folder})")
+def published(place: str) -> Path:
+    """A folder or file of the published data; skips the test where it is absent."""
+    path = DATA / place
+    if not path.exists():
+        pytest.skip(f"published data is not here ({place})")
     return path
 
 

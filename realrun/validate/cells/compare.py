@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from realrun.validate.cells.fit import RATIO, Fitted, fit_constant, fit_constants
+from realrun.validate.cells.fit import RATIO, Fitted, Undetermined, fit_constant, fit_constants
 from realrun.validate.cells.table import LENGTHS, MEASURED, Cell, CellTable
 from realrun.validate.errors import THROUGHPUT, Compared, compared, spread
 from sim.costs.engine import engine_of, with_engine
@@ -184,7 +184,10 @@ def fit_on_cells(
 
     has_ratios = any(name.startswith(RATIO) for name in constants)
     if len(constants) > 1 or has_ratios:
-        found = fit_constants(profile, constants, ratios)
+        try:
+            found = fit_constants(profile, constants, ratios)
+        except Undetermined as error:
+            raise ValueError(f"--fit: {error}; mark other cells, too, or leave it out") from None
     else:
         sign = -1.0 if metrics[0] == THROUGHPUT else 1.0
         found = fit_constant(profile, constants[0], lambda candidate: sign * 100.0 * (fmean(ratios(candidate)) - 1.0))

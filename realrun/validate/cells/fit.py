@@ -53,6 +53,18 @@ WEAK = 1e-3
 ALIKE = 0.995
 """Two constants whose derivatives are as parallel as that are told by their sum alone."""
 
+
+class Undetermined(ValueError):
+    """Measured values that do not determine a constant. Which one, and why: one clause in the words of no command."""
+
+    def __init__(self, constant: str, why: str) -> None:
+        super().__init__(constant, why)
+        self.constant, self.why = constant, why
+
+    def __str__(self) -> str:
+        return f"{self.constant} {self.why}"
+
+
 Mark = Mapping[str, Sequence[str]]
 """Column -> values; a cell is marked that has one of them in every column."""
 Ratios = Callable[[Profile], Sequence[float]]
@@ -211,8 +223,8 @@ def fit_constants(
     relative standard error of the ratios where it is known apart from how well few of them happen to be met: intervals
     are no narrower than that.
 
-    Raises ValueError for a name that is no constant, for fewer ratios than constants, and for constants that the cells
-    cannot tell, or cannot tell apart.
+    Raises ValueError for a name that is no constant or is there twice, and Undetermined for the first constant that
+    the ratios do not determine: too few of them, none moved by it, or all moved as by one before it.
     """
     try:
         from scipy.optimize import least_squares
@@ -221,7 +233,7 @@ def fit_constants(
     for name in names:
         check_constant(name)
     if len(set(names)) != len(names):
-        raise ValueError(f"--fit {','.join(names)}: each constant once")
+        raise ValueError(f"{','.join(names)}: each constant once")
     units = [UNITS_S.get(name, 1.0) for name in names]
     least = [LEAST_RATIO if name.startswith(RATIO) else 0.0 for name in names]
 
@@ -239,8 +251,10 @@ def fit_constants(
     start = np.array([(near or {}).get(name, _plain(name)) for name in names]) / units
     num_values = len(errors(start))
     if num_values < len(names):
-        raise ValueError(f"--fit {','.join(names)}: {num_values} measured values cannot tell {len(names)} constants")
-    _refuse_what_is_not_told(names, slopes(start))
+        raise Undetermined(
+            names[-1], f"is one too many: {num_values} measured values cannot tell {len(names)} constants"
+        )
+    _refuse_undetermined(names, slopes(start))
     found = least_squares(
         errors,
         start,
@@ -251,7 +265,7 @@ def fit_constants(
         ftol=TOLERANCE,
         max_nfev=MOST_ROUNDS,
     )
-    _refuse_what_is_not_told(names, found.jac)
+    _refuse_undetermined(names, found.jac)
     free = max(1, num_values - len(names))
     left = max(LEAST_NOISE, float(np.sqrt(found.fun @ found.fun / free)))
     spread = max(t_975(free) * left, NORMAL_95 * noise) * np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
@@ -268,17 +282,17 @@ def _plain(name: str) -> float:
     return 1.0 if name.startswith(RATIO) else 0.0
 
 
-def _refuse_what_is_not_told(names: Sequence[str], slopes: np.ndarray[Any, Any]) -> None:
+def _refuse_undetermined(names: Sequence[str], slopes: np.ndarray[Any, Any]) -> None:
     sizes = np.abs(slopes).max(axis=0)
     for name, size in zip(names, sizes.tolist(), strict=True):
         if size < WEAK:
-            raise ValueError(f"--fit: {name} moves none of the marked cells; leave it out, or mark cells where it acts")
+            raise Undetermined(name, "moves none of the measured values")
     lengths = np.linalg.norm(slopes, axis=0)
     alike = (slopes.T @ slopes) / np.outer(lengths, lengths)
     for place, name in enumerate(names):
         for other in range(place):
             if alike[place, other] > ALIKE:
-                raise ValueError(
-                    f"--fit: the marked cells cannot tell {names[other]} from {name}: both move them alike; mark cells "
-                    "of other concurrencies or draft lengths, or leave one out"
+                raise Undetermined(
+                    name,
+                    f"moves the measured values as {names[other]} does: they cannot tell {names[other]} from {name}",
                 )

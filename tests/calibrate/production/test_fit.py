@@ -116,8 +116,7 @@ def test_a_wait_too_long_for_a_frontend_is_left_out_and_said_or_refused_where_it
     levels = [seen(1, ttft_s=2.0), seen(4, ttft_s=3.0)]
     found = fit_served(bare(), levels, Setup(engine={}))
     assert [list(fit.values_s) for fit in found.fits] == [["step_s", "row_s"]]
-    assert found.untold is not None
-    assert "requests that waited for a seat" in found.untold
+    assert "requests that waited for a seat" in found.unfitted["frontend_s"]
     assert found.profile.host.frontend_s == 0.0
     with pytest.raises(ValueError, match="requests that waited for a seat"):
         fit_served(bare(), levels, Setup(engine={}), ["step_s", "frontend_s"])
@@ -126,8 +125,9 @@ def test_a_wait_too_long_for_a_frontend_is_left_out_and_said_or_refused_where_it
 @pytest.mark.parametrize(
     ("constants", "message"),
     [
-        (["step_s", "frontend_s"], "frontend_s: no level tells its time to the first token"),
-        (["frontend_s"], "name a constant of a step as well"),
+        (["step_s", "frontend_s"], "--constants: x: frontend_s is not told: no level has a time to the first token"),
+        (["frontend_s"], "--constants frontend_s: name a constant of a step as well"),
+        (["step_s", "step_s"], "--constants step_s,step_s: each constant once"),
     ],
 )
 def test_a_frontend_that_no_level_tells_is_refused(constants: list[str], message: str) -> None:

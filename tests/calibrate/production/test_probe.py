@@ -6,6 +6,8 @@ The server answers from a script; nothing is timed but what the script holds bac
 from __future__ import annotations
 
 import json
+import shlex
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,14 +19,18 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.probe import probe_command
+from calibrate.production.exports import read_measured
 from calibrate.production.probe import Timed, base_of, connected, find, level, middle
+from sim.cli.main import run
 from tests.calibrate.production.test_served import look
 
 
 class Server(ThreadingHTTPServer):
-    """Counts what it is asked; `first_s` before the first token of each answer."""
+    """Counts what it is asked; `first_s` before the first token of each answer. As it is asked for the one numbered
+    `stop_at`, whoever probes is interrupted."""
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(
         self,
@@ -34,10 +40,12 @@ class Server(ThreadingHTTPServer):
         has_metrics: bool = False,
         answer: str | None = None,
         first_s: float = 0.0,
+        prompt_tokens: int = 70,
+        stop_at: int | None = None,
     ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.is_chat, self.is_strict, self.has_metrics, self.answer = is_chat, is_strict, has_metrics, answer
-        self.first_s = first_s
+        self.first_s, self.prompt_tokens, self.stop_at = first_s, prompt_tokens, stop_at
         self.asked: list[dict[str, Any]] = []
         self.now = self.most = self.streams = 0
         self.lock = threading.Lock()
@@ -85,6 +93,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.asked.append(asked)
             self.server.now += 1
             self.server.most = max(self.server.most, self.server.now)
+            if len(self.server.asked) == self.server.stop_at:
+                signal.raise_signal(signal.SIGINT)
         self._stream(asked)
         with self.server.lock:
             self.server.now -= 1
@@ -102,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
             choice = {"delta": {"content": "a b"}} if self.server.is_chat else {"text": "a b"}
             self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
             self.wfile.flush()
-        usage = {"prompt_tokens": 70, "completion_tokens": asked["max_tokens"]}
+        usage = {"prompt_tokens": self.server.prompt_tokens, "completion_tokens": asked["max_tokens"]}
         self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
 
 
@@ -187,7 +197,9 @@ def test_an_address_goes_without_its_version(url: str, base: str) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000", "file:///etc/passwd", "http://"])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="want the address of a server"):
+    with pytest.raises(
+        ValueError, match="want the address of a server, such as http://localhost:8000, or a file of --measured"
+    ):
         base_of(url)
 
 
@@ -209,6 +221,7 @@ def test_a_probe_warms_up_goes_by_turns_and_predicts_the_level_held_back(tmp_pat
     with serving() as server:
         flags = ["--levels", "1,2,3", "--held-back", "2", "--rounds", "2", "--requests-per-stream", "3"]
         flags += ["--input-len", "8", "--output-len", "4", "--profile", "cpu/tiny", "--json", str(tmp_path / "r.json")]
+        flags += ["--measured", str(tmp_path / "m.json")]
         done = CliRunner().invoke(probe_command, [server.url, *flags])
     assert done.exit_code == 0, done.output
     looked, warm_up, counted = 1, 2 * 3, 2 * (8 + 8 + 9)
@@ -220,3 +233,85 @@ def test_a_probe_warms_up_goes_by_turns_and_predicts_the_level_held_back(tmp_pat
     metrics = {"ttft_ms", "tpot_ms", "output_throughput"}
     assert held["concurrency"] == 2
     assert set(held["measured"]) == set(held["errors_pct"]) == set(held["spreads_pct"]) == metrics
+
+
+SHORT = ["--levels", "1,2,3", "--requests-per-stream", "3", "--input-len", "8", "--output-len", "4"]
+WARM_UP = 1 + 2 * 3
+"""Requests before the first round: one to look for the endpoint."""
+
+
+def command_that_fits(told: str) -> list[str]:
+    """The command that the message names."""
+    _, _, command = told.partition("to fit them: lanesim ")
+    return shlex.split(command.strip().rstrip(")"))
+
+
+def test_what_was_measured_is_kept_where_the_fit_fails_and_can_be_fitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prompts that no memory holds: nothing can be fitted. With the number put right it can, without the server."""
+    monkeypatch.chdir(tmp_path)
+    with serving(prompt_tokens=5_000_000) as server:
+        told = ["--rounds", "1", "--profile", "cpu/tiny", "--held-back", "3", "--out", "mine.json"]
+        assert run(["probe", server.url, *SHORT, *told]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "1 of 1 rounds are in 'mine.measured.json'" in message
+    again = command_that_fits(message)
+    assert again == ["probe", "mine.measured.json", "--profile", "cpu/tiny", "--held-back", "3", "--out", "mine.json"]
+    kept = tmp_path / "mine.measured.json"
+    assert [each.concurrency for each in read_measured(kept)] == [1.0, 2.0, 3.0]
+    kept.write_text(kept.read_text().replace("5000000.0", "70.0"))
+    assert run([*again, "--json", "r.json"]) == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert (result["held_back"]["concurrency"], len(result["levels"])) == (3, 2)
+    assert (tmp_path / "mine.json").is_file()
+
+
+def test_an_interrupted_probe_keeps_its_whole_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one_round = 8 + 8 + 9
+    with serving(stop_at=WARM_UP + one_round + 3) as server:
+        assert run(["probe", server.url, *SHORT, "--rounds", "2", "--profile", "cpu/tiny"]) == 130
+        assert len(server.asked) < WARM_UP + one_round + 8
+    message = capsys.readouterr().err
+    assert "1 of 2 rounds are in 'probe.measured.json'" in message
+    assert run(command_that_fits(message.splitlines()[0])) == 0
+
+
+def test_levels_of_a_file_are_the_fits_of_the_probe_that_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving() as server:
+        assert run(["probe", server.url, *SHORT, "--rounds", "2", "--profile", "cpu/tiny", "--json", "a.json"]) == 0
+    assert run(["probe", "probe.measured.json", "--profile", "cpu/tiny", "--json", "b.json"]) == 0
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "message"),
+    [
+        ("{}", [], "schema"),
+        ('{"schema": 1, "url": "x", "levels": []}', [], "want at least two levels"),
+        ('{"schema": 2, "url": "x", "levels": []}', [], "schema 2 is not 1"),
+        ("{}", ["--rounds", "3"], "is measured already: leave out --rounds"),
+    ],
+)
+def test_a_file_that_holds_no_levels_is_refused(
+    content: str, flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(content)
+    assert run(["probe", str(path), "--profile", "cpu/tiny", *flags]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert "m.json" in told
+
+
+def test_an_engine_that_does_not_exist_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    with serving() as server:
+        assert run(["probe", server.url, "--profile", "cpu/tiny", "--engine", "vllm", "--out", f"{tmp_path}/m.json"])
+        assert not server.asked

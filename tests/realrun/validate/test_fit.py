@@ -122,7 +122,7 @@ def test_a_name_that_is_no_constant_is_refused(name: str) -> None:
 
 
 def test_a_constant_that_moves_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="draft_pass_s moves none of the marked cells"):
+    with pytest.raises(ValueError, match="draft_pass_s moves none of the measured values"):
         fit_constants(PROFILE, ("step_s", "draft_pass_s"), ratios((2e-3, 4e-5, 0.0), LEVELS[:3]))
 
 

@@ -15,9 +15,9 @@ import pytest
 from sim.workload.content import Chains, common, read_prompts, reblocked
 from sim.workload.generate import Workload, build_requests, mean_tokens
 from sim.workload.traces import read_trace
+from tests.calibrate.support import published
 
 Write = Callable[..., str]
-DATA = Path("/work/shared/data")
 
 
 @pytest.fixture
@@ -214,10 +214,9 @@ def test_sharing_that_cannot_be_is_one_line(workload: dict[str, Any], message: s
         Workload(**workload)
 
 
-@pytest.mark.skipif(not (DATA / "traces/mooncake").is_dir(), reason="no public data here")
 def test_the_conversation_trace_has_the_hits_that_its_hashes_tell() -> None:
     """36.6 % of 288,500 blocks were seen before, last ones in part left out."""
-    trace = read_trace("mooncake", str(DATA / "traces/mooncake/conversation_trace.jsonl.gz"))
+    trace = read_trace("mooncake", str(published("traces/mooncake/conversation_trace.jsonl.gz")))
     seen: set[int] = set()
     num_found = 0
     for content, tokens in zip(trace.contents, trace.prompt_tokens.tolist(), strict=True):

@@ -1,0 +1,116 @@
+"""The guide's commands for a running server, on files of each format and on a server: as they stand there they work.
+
+The server plans ahead, as the default engine does, and its constants are known where the files tell them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from calibrate.production.exports import NEEDED
+from calibrate.production.served import Served, cell_of
+from realrun.validate.cells.compare import Setup, simulate_cell
+from sim.cli.main import run
+from sim.costs.engine import engine_of, with_engine
+from sim.costs.profile_files import load
+from tests.calibrate.production.test_probe import serving
+from tests.calibrate.production.test_served import load_line, look
+
+PROFILE = "h100-sxm/llama-3.1-8b"
+GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()
+COMMANDS = re.findall(r"^lanesim (calibrate production .+)$", GUIDE, re.MULTILINE)
+(PROBE,) = re.findall(r"^lanesim (probe http.+)$", GUIDE, re.MULTILINE)
+FRONTEND_S = 8e-3
+FORMATS = {"--bench-json", "--metrics-after", "--log"}
+
+
+def command(flag: str) -> list[str]:
+    """The guide's own command with this flag."""
+    (found,) = [words for words in map(shlex.split, COMMANDS) if flag in words]
+    return found
+
+
+def write_results(gap_s: float) -> None:
+    """c8.json and c32.json, as `vllm bench serve` would write them of a server with `gap_s` between steps."""
+    profile = load(PROFILE)
+    profile = with_engine(profile, engine_of(None, profile))
+    host = msgspec.structs.replace(profile.host, gap_s=gap_s, frontend_s=FRONTEND_S)
+    for concurrency in (8, 32):
+        asked = Served(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
+        found: dict[str, Any] = simulate_cell(
+            cell_of(asked, 1), msgspec.structs.replace(profile, host=host), Setup(engine={})
+        )
+        result = {key: found[key] for key in NEEDED} | {"max_concurrency": concurrency}
+        Path(f"c{concurrency}.json").write_text(json.dumps(result))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_all() -> None:
+    """A file of each format under the names that the guide has for them."""
+    write_results(1.6e-3)
+    Path("before.txt").write_text(look(10, 77))
+    Path("after.txt").write_text(look(40, 227))
+    Path("server.log").write_text("\n".join(load_line(count, 100.0 * count) for count in (8, 32) for _ in range(4)))
+
+
+def test_the_guide_shows_every_format() -> None:
+    assert {flag for flag in FORMATS for words in COMMANDS if flag in words} == FORMATS
+
+
+@pytest.mark.parametrize("flag", sorted(FORMATS))
+def test_the_guides_command_runs_and_says_what_it_left_out(
+    flag: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_all()
+    assert run(command(flag)) == 0
+    told = capsys.readouterr().out
+    assert "gap_s = " in told
+    (_,) = [line for line in told.splitlines() if line.startswith("left as they were: step_s")]
+    assert load(str(folder / "mine.json")).host.gap_s > 0.0
+
+
+@pytest.mark.parametrize("gap_s", [1.6e-3, 28e-3])
+def test_the_gap_of_a_server_that_plans_ahead_comes_back(gap_s: float, folder: Path) -> None:
+    write_results(gap_s)
+    before = load(PROFILE)
+    before = with_engine(before, engine_of(None, before))
+    assert run([*command("--bench-json"), "--json", "r.json"]) == 0
+    result = json.loads((folder / "r.json").read_text())
+    found = {each["constant"]: each["value_s"] for each in result["constants"]}
+    assert found == {"gap_s": pytest.approx(gap_s, rel=0.02), "frontend_s": pytest.approx(FRONTEND_S, rel=0.02)}
+    assert set(result["unfitted"]) == {"step_s", "row_s"}
+    host = load(str(folder / "mine.json")).host
+    assert (host.step_s, host.row_s) == (before.host.step_s, before.host.row_s)
+
+
+def test_a_constant_that_was_asked_for_and_moves_nothing_is_refused_in_this_commands_words(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_results(1.6e-3)
+    assert run([*command("--bench-json"), "--constants", "step_s,row_s"]) == 2
+    told = capsys.readouterr().err
+    assert "--constants: c8.json, c32.json: step_s moves none of the measured values; try gap_s in its place" in told
+    assert "--fit" not in told
+    assert not (folder / "mine.json").exists()
+
+
+def test_the_guides_probe_runs(folder: Path) -> None:
+    """On fewer and shorter requests."""
+    few = ["--rounds", "1", "--requests-per-stream", "3", "--output-len", "4", "--json", "r.json"]
+    with serving() as server:
+        assert run([*shlex.split(PROBE.replace("http://localhost:8000", server.url)), *few]) == 0
+    result = json.loads((folder / "r.json").read_text())
+    assert "gap_s" in {each["constant"] for each in result["constants"]}
+    assert load(str(folder / "mine.json")).host.gap_s >= 0.0
