@@ -27,12 +27,13 @@ from sim.files.write import write_text
 
 OPTIONS = ("target", "draft", "target_weights", "draft_weights", "rows", "slot_tokens", "attention", "seed")
 """What a pair is built as, of PairSpec.as_options."""
-PLACES = tuple(f"{side}_{key}" for side in "ab" for key in Place._fields)
+OF_CELL = tuple(f"{side}_{key}" for side in "ab" for key in Place._fields)
 OF_SIDE = (
     *("alone_ms", "alone_spread_ms", "alone_passes", "together_ms", "together_spread_ms", "together_passes"),
     "rate",
 )
-POSITIVE = tuple(f"{side}_{key}" for side in "ab" for key in OF_SIDE if "spread" not in key) + (
+POSITIVE = (
+    *(f"{side}_{key}" for side in "ab" for key in OF_SIDE if "spread" not in key),
     *("rate_sum", "rate_sum_low", "rate_sum_high", "rate_sum_a_first", "rate_sum_b_first"),
 )
 OTHERS = (
@@ -49,10 +50,9 @@ Line = dict[str, Any]
 def line_of(rates: Rates, before: Clocks | None, after: Clocks | None) -> Line:
     found: Line = {}
     for name, side in zip("ab", rates.sides, strict=True):
-        times = side.alone_s, side.alone_spread_s, side.alone_passes
-        times += side.together_s, side.together_spread_s, side.together_passes
-        in_ms = (1e3 * value if isinstance(value, float) else value for value in times)
-        values = *in_ms, median(side.rates)
+        alone = 1e3 * side.alone_s, 1e3 * side.alone_spread_s, side.alone_passes
+        together = 1e3 * side.together_s, 1e3 * side.together_spread_s, side.together_passes
+        values = *alone, *together, median(side.rates)
         found |= {f"{name}_{key}": value for key, value in zip(OF_SIDE, values, strict=True)}
     sums = [sum(both) for both in zip(*(side.rates for side in rates.sides), strict=True)]
     return found | {
@@ -77,7 +77,7 @@ class Table:
 
     def __init__(self, path: Path, fingerprint: Mapping[str, str]) -> None:
         self.path, self._fingerprint = path, dict(fingerprint)
-        self._columns = [*fingerprint, *OPTIONS, *PLACES, *POSITIVE, *OTHERS]
+        self._columns = [*fingerprint, *OPTIONS, *OF_CELL, *POSITIVE, *OTHERS]
         self._rows = self._read() if path.exists() else []
 
     def lines(self, options: Mapping[str, Any]) -> dict[Cell, Line]:
@@ -86,7 +86,7 @@ class Table:
         return {_cell(row): row | _numbers(row) for row in mine}
 
     def add(self, options: Mapping[str, Any], cell: Cell, line: Line) -> None:
-        places = dict(zip(PLACES, (*cell.a, *cell.b), strict=True))
+        places = dict(zip(OF_CELL, (*cell.a, *cell.b), strict=True))
         values = {**self._fingerprint, **options, **places, **line}
         self._rows.append({key: _text(values[key]) for key in self._columns})
         out = io.StringIO()
@@ -100,7 +100,7 @@ class Table:
         rows, number = [], 1
         try:
             if next(csv.reader(lines[:1], strict=True), None) != self._columns:
-                raise ValueError(f"its columns are not {', '.join(self._columns)}")
+                raise ValueError("its columns are not this version's")
             for values in csv.reader(lines[1:], strict=True):
                 number += 1
                 rows.append(dict(zip(self._columns, values, strict=True)))
