@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on_and_measures_only_what_is_missing(stopped: tuple[
 @pytest.mark.slow
 def test_a_killed_run_leaves_whole_rows_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "corun.csv"
-    command = [sys.executable, "-m", "calibrate.corun", "--device", "cpu", "--out", str(out), "--budget-s", "60"]
+    command = [sys.executable, "-m", "calibrate.corun", "--device", "cpu", "--out", str(out), "--budget-s", "30"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline_s = time.monotonic() + 120.0
     while not out.exists():
