@@ -18,7 +18,7 @@ test: .venv/.dev                 ## the whole suite
 
 test-real: .venv/.real           ## the real-hardware backend's tests; installs torch (pinned) first
 	# The rest of tests/calibrate needs no torch: `make test` runs it.
-	$(BIN)/python -m pytest tests/realrun $(addprefix tests/calibrate/,campaign cli hardware measure points service)
+	$(BIN)/python -m pytest tests/realrun $(addprefix tests/calibrate/,campaign cli corun hardware measure points service)
 
 mutation: .venv/.dev             ## how many of the committed mutants the tests kill, into docs/testing.md
 	$(BIN)/python -m tests.mutants

@@ -47,6 +47,7 @@ FLOORS = {
         ("hardware",),
         ("fit",),
         ("measure",),
+        ("corun",),
         ("service",),
         ("importers",),
         ("check",),

@@ -101,8 +101,9 @@ def limits(spec: PairSpec) -> Limits:
     )
 
 
-def build(spec: PairSpec) -> PairKernels:
-    """Raises ValueError for models that do not fit or do not go together, or an attention that does not run here."""
+def build(spec: PairSpec, streams: int = ISSUERS) -> PairKernels:
+    """The pair, to be run on so many streams. Raises ValueError for models that do not fit or do not go together, or
+    an attention that does not run here."""
     sources = [spec.target] if spec.draft is None else [spec.target, spec.draft]
     vocabularies = {source.shape.name: source.shape.vocab for source in sources}
     if len(set(vocabularies.values())) > 1:
@@ -110,7 +111,7 @@ def build(spec: PairSpec) -> PairKernels:
     names = " and ".join(source.shape.name for source in sources)
     what = f"{names} in {spec.dtype} with KV of {spec.rows} slots of {spec.slot_tokens} tokens"
     # All of it at once; each part alone is checked again where it is made.
-    check_fits(needs(spec).total, what, torch.device(spec.device))
+    check_fits(needs(spec, streams).total, what, torch.device(spec.device))
     models = [_model(source, spec) for source in sources]
     options = PairOptions(
         slots=spec.rows,
@@ -122,15 +123,15 @@ def build(spec: PairSpec) -> PairKernels:
     return PairKernels(models[0], models[1] if len(models) > 1 else None, options)
 
 
-def needs(spec: PairSpec) -> Ledger:
-    """What measuring takes of the device's memory."""
+def needs(spec: PairSpec, streams: int = ISSUERS) -> Ledger:
+    """What measuring on so many streams takes of the device's memory."""
     allowed = limits(spec)
     sizes = Sizes(
         slots=spec.rows,
         max_tokens=spec.slot_tokens,
         draft_tokens=allowed.draft_tokens,
         prompt_tokens=allowed.pass_tokens,
-        streams=ISSUERS,
+        streams=streams,
         has_graphs=allowed.has_graphs,
     )
     shapes = [source.shape for source in (spec.target, spec.draft) if source is not None]

@@ -1,0 +1,91 @@
+"""Which two passes run beside each other, the most valuable first.
+
+Prefill chunks beside decode rows, and drafts beside verify passes, each captured and eager; corners before what lies
+between them, captured before eager. Pure. Not here: their rates (calibrate.corun.rates).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from calibrate.points.work import Place
+
+DRAFT_TOKENS = 4
+"""Per row of a draft; a verify row has one query token more."""
+CONTEXTS = {"cuda": (1024, 512, 256), "cpu": (256,)}
+"""Tokens in KV of every decoding row, and the longest prompt of a chunk: the first that fits the device's memory."""
+ROOM_TOKENS = 256
+"""Of a slot beyond its context: slots come in steps of so many tokens."""
+
+
+class Grid(NamedTuple):
+    chunk_tokens: tuple[int, ...]
+    decode_rows: tuple[int, ...]
+    draft_rows: tuple[int, ...]
+    """Rows of a draft, and as many others of the verify pass beside it."""
+
+
+GRIDS = {
+    "cuda": Grid((128, 512, 1024, 2048), (1, 8, 32, 128), (1, 8, 32, 64)),
+    "cpu": Grid((16, 64), (1, 4), (1, 4)),
+}
+LAUNCHES = {
+    "prefill": (("graphed", "graphed"), ("eager", "graphed"), ("eager", "eager")),
+    "draft": (("graphed", "graphed"), ("eager", "eager")),
+}
+"""Of the two sides, by the first one's kind; the second line of prefill is what a replay does."""
+
+
+class Cell(NamedTuple):
+    """Two passes, each on a stream and on rows of its own."""
+
+    a: Place
+    b: Place
+
+    @property
+    def name(self) -> str:
+        return f"{_name(self.a)} beside {_name(self.b)}"
+
+    @property
+    def kinds(self) -> str:
+        return f"{self.a.kind} beside {self.b.kind}"
+
+    @property
+    def is_captured(self) -> bool:
+        return self.a.launch == self.b.launch == "graphed"
+
+
+def cells(device: str, context_tokens: int) -> list[Cell]:
+    """Every cell of the device's grid, in the order of measuring."""
+    grid, ranked = GRIDS[device], []
+    for chunk in grid.chunk_tokens:
+        for rows in grid.decode_rows:
+            is_corner = chunk in _ends(grid.chunk_tokens) and rows in _ends(grid.decode_rows)
+            for rank, (a, b) in enumerate(_launches("prefill", device)):
+                # Prompts no longer than the context: a longer chunk is several of them, as in an engine.
+                prompts = max(1, chunk // context_tokens)
+                prefill = Place("prefill", "target", prompts, min(chunk, context_tokens), 0, a)
+                ranked.append((rank, is_corner, Cell(prefill, Place("decode", "target", rows, 1, context_tokens, b))))
+    for rows in grid.draft_rows:
+        for rank, (a, b) in enumerate(_launches("draft", device)):
+            draft = Place("draft", "draft", rows, DRAFT_TOKENS, context_tokens, a)
+            verify = Place("verify", "target", rows, DRAFT_TOKENS + 1, context_tokens, b)
+            ranked.append((rank, rows in _ends(grid.draft_rows), Cell(draft, verify)))
+    return [cell for rank, is_corner, cell in sorted(ranked, key=lambda each: each[0] + (0 if each[1] else 2))]
+
+
+def slots(device: str, context_tokens: int) -> int:
+    """Rows of the largest cell, both sides."""
+    return max(cell.a.rows + cell.b.rows for cell in cells(device, context_tokens))
+
+
+def _launches(kind: str, device: str) -> tuple[tuple[str, str], ...]:
+    return LAUNCHES[kind] if device == "cuda" else (("eager", "eager"),)
+
+
+def _ends(values: tuple[int, ...]) -> tuple[int, int]:
+    return values[0], values[-1]
+
+
+def _name(place: Place) -> str:
+    return f"{place.kind} {place.rows}x{place.tokens} {place.launch}"

@@ -1,0 +1,159 @@
+"""Rates of two passes that run over and over, each on a plain stream of its own, relative to each alone.
+
+A thread per side issues its pass again and again, two or three in flight, so that neither stream runs dry; before each
+pass its slots are set back on the same stream. Completions are the device's own events, on a CPU the host's clock. A
+rate is completions per second while both sides were at work, divided by those of the side alone, taken right before.
+Whatever is made on the device is made before: the allocator's calls in the windows are counted.
+
+calibrate.measure.overlap times one pass of each kind released at one instant: what one pass costs the other, its start
+and its end included. Here the overlap is steady, which is what a rate means. Not here: which passes
+(calibrate.corun.cells).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import fmean, median
+from threading import Barrier
+from typing import NamedTuple
+
+from calibrate.corun.cells import Cell
+from calibrate.measure.at_once import at_once
+from calibrate.measure.bench import Bench, Pass
+from calibrate.measure.repeats import half_width
+from realrun.kernels.issuer import Issuer, Pending
+
+ROUNDS = 4
+"""Each side alone, then both; every other round begins with the other side."""
+MIN_PASSES = 8
+"""Of each side in a window, however short it is."""
+IN_FLIGHT = {"graphed": 3, "eager": 2}
+"""Passes of a side, one of which runs. More eager ones would fill a launch queue."""
+
+
+class Steady(NamedTuple):
+    """Seconds from one completion to the next; medians over all rounds, with half of their 95 % interval."""
+
+    alone_s: float
+    alone_spread_s: float
+    alone_passes: int
+    together_s: float
+    together_spread_s: float
+    together_passes: int
+    rates: tuple[float, ...]
+    """Completions per second together, as a share of those alone [rounds]."""
+
+
+class Rates(NamedTuple):
+    sides: tuple[Steady, Steady]
+    window_s: float
+    """That a window lasted at least, where MIN_PASSES did not take longer."""
+    num_allocations: int
+    """Calls of the device's allocator to the driver in the windows: 0 of a sound measurement."""
+
+
+class _Side(NamedTuple):
+    pass_: Pass
+    issuer: Issuer
+    set_back: Callable[[], None]
+    in_flight: int
+
+
+def measure(bench: Bench, cell: Cell, seconds: float) -> Rates:
+    """Rates of both sides, for about `seconds`. Raises ValueError where the host is too busy to keep streams fed."""
+    both, window_s = _sides(bench, cell), seconds / (3 * ROUNDS)
+    # Once unmeasured: whatever is made or loaded the first time that both run at once.
+    _completions(bench, both, 0.0, 0)
+    allocated = bench.runs_on.num_allocations()
+    alone: list[list[list[float]]] = [[], []]
+    together: list[list[list[float]]] = [[], []]
+    for turn in range(ROUNDS):
+        for side in (turn % 2, 1 - turn % 2):
+            alone[side] += periods(*_completions(bench, [both[side]], window_s, 0))
+        for side, found in enumerate(periods(*_completions(bench, both, window_s, turn % 2))):
+            together[side].append(found)
+    first, second = (steady(alone[side], together[side]) for side in range(2))
+    return Rates((first, second), window_s, bench.runs_on.num_allocations() - allocated)
+
+
+def steady(alone: Sequence[Sequence[float]], together: Sequence[Sequence[float]]) -> Steady:
+    """One side's account of its periods alone and together [rounds][passes]."""
+    one, many = (sorted(period_s for round_ in rounds for period_s in round_) for rounds in (alone, together))
+    return Steady(
+        alone_s=median(one),
+        alone_spread_s=half_width(one),
+        alone_passes=len(one),
+        together_s=median(many),
+        together_spread_s=half_width(many),
+        together_passes=len(many),
+        # By means: so many completions in so much time, whatever the order of short and long ones.
+        rates=tuple(fmean(before) / fmean(during) for before, during in zip(alone, together, strict=True)),
+    )
+
+
+def periods(starts_s: Sequence[float], ends_s: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Seconds from each completion to the next [sides][passes], while every side was at work.
+
+    `starts_s` [sides] are the first starts, `ends_s` [sides][passes] all completions. Raises ValueError where a side
+    has fewer than two completions while the other one was at work.
+
+    >>> periods([0.0, 1.0], [[1.0, 3.0, 5.0, 6.0], [2.0, 4.0]])
+    [[2.0], [2.0]]
+    """
+    begins_s, over_s = max(starts_s), min(ends[-1] for ends in ends_s)
+    kept = [[end_s for end_s in ends if begins_s <= end_s <= over_s] for ends in ends_s]
+    if min(len(ends) for ends in kept) < 2:
+        raise ValueError("one of two passes hardly ran while the other did: the host is too busy to issue both")
+    return [[later_s - end_s for end_s, later_s in pairwise(ends)] for ends in kept]
+
+
+def _sides(bench: Bench, cell: Cell) -> list[_Side]:
+    """Both warm, on slots and streams of their own."""
+    found, first_slot = [], 0
+    for side, place in enumerate(cell):
+        issuer, pass_ = bench.issuer(place.launch, side), bench.ready(place, first_slot)
+        bench.warm(place, issuer)
+        found.append(_Side(pass_, issuer, bench.back(pass_), IN_FLIGHT[place.launch]))
+        first_slot += place.rows
+    return found
+
+
+def _completions(
+    bench: Bench, sides: Sequence[_Side], seconds: float, first: int
+) -> tuple[list[float], list[list[float]]]:
+    """First start [sides] and completions [sides][passes], seconds after a common origin; side `first` begins."""
+    bench.runs_on.synchronize()
+    origin = sides[0].issuer.stream.record()
+    origin.synchronize()
+    issued: list[list[Pending]] = [[] for _ in sides]
+    at_once([partial(_feed, bench, sides, side, issued, seconds, first) for side in range(len(sides))])
+    bench.runs_on.synchronize()
+    starts_s = [passes[0].start.seconds_after(origin) for passes in issued]
+    return starts_s, [[each.end.seconds_after(origin) for each in passes] for passes in issued]
+
+
+def _feed(
+    bench: Bench,
+    sides: Sequence[_Side],
+    side: int,
+    issued: Sequence[list[Pending]],
+    seconds: float,
+    first: int,
+    barrier: Barrier,
+) -> None:
+    """Issue one side's pass until time is over and every side has had MIN_PASSES."""
+    pass_, issuer, set_back, in_flight = sides[side]
+    barrier.wait()
+    # A broken barrier: the other side failed, and will never have its passes.
+    while side != first and not issued[first] and not barrier.broken:
+        time.sleep(0)
+    ends_s = bench.runs_on.now_s() + seconds
+    wanted = MIN_PASSES + max(IN_FLIGHT.values())
+    while not barrier.broken and (bench.runs_on.now_s() < ends_s or any(len(passes) < wanted for passes in issued)):
+        issuer.stream.run(set_back)
+        issued[side].append(issuer.issue(pass_.shape, pass_.rows))
+        if len(issued[side]) >= in_flight:
+            issued[side][-in_flight].values()

@@ -1,0 +1,48 @@
+# ruff: noqa: E402
+"""Every pass of the GPU's cells at full size on a fake GPU: all of it could be captured, and fits what was counted."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from calibrate.corun.cells import CONTEXTS, DRAFT_TOKENS, ROOM_TOKENS, cells, slots
+from calibrate.measure.bench import Bench
+from calibrate.measure.pair import PASS_TOKENS
+from realrun.kernels.options import PairOptions
+from realrun.kernels.pair_kernels import PairKernels
+from realrun.model.attention import Attention
+from realrun.model.memory import Sizes, pass_bytes
+from sim.costs.shapes import model as shape_of
+from tests.realrun.fake_cuda import Watcher, fake_gpu, full_size
+from tests.realrun.flash import flash_operations
+from tests.realrun.timed_device import TimedDevice
+
+PAIR = ("llama-3.1-8b", "llama-3.2-1b")
+
+
+def test_every_pass_can_be_captured_and_fits_what_was_counted() -> None:
+    context = CONTEXTS["cuda"][0]
+    planned = cells("cuda", context)
+    places = dict.fromkeys(place._replace(launch="graphed") for cell in planned for place in cell)
+    num_slots = slots("cuda", context)
+    sizes = Sizes(num_slots, context + ROOM_TOKENS, DRAFT_TOKENS, PASS_TOKENS["cuda"], streams=1, has_graphs=True)
+    most = max(pass_bytes(shape_of(name), sizes.decoding_tokens + sizes.prompt_tokens, sizes) for name in PAIR)
+    with flash_operations(), pytest.MonkeyPatch.context() as patch, fake_gpu(patch):
+        options = PairOptions(
+            slots=num_slots,
+            max_tokens=context + ROOM_TOKENS,
+            attention=Attention.FLASH_3,
+            draft_tokens_max=DRAFT_TOKENS,
+        )
+        kernels = PairKernels(*(full_size(name) for name in PAIR), options, runs_on=TimedDevice())
+        bench = Bench(kernels)
+        for place in places:
+            pass_ = bench.ready(place)
+            inputs = torch.empty(pass_.shape.num_rows, 4, dtype=torch.int64, device="cuda")
+            with Watcher() as watcher:
+                kernels.passes.run(pass_.shape, inputs)
+            assert watcher.most_bytes <= most, place
+    assert len(places) == 4 * 4

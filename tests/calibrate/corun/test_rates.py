@@ -1,0 +1,188 @@
+# ruff: noqa: E402
+"""Rates on a device whose truth is known: works that take turns, that share, and that do not meet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from calibrate.corun import rates
+from calibrate.corun.cells import Cell
+from calibrate.corun.rates import MIN_PASSES, ROUNDS, Rates, measure, periods, steady
+from calibrate.measure.bench import Bench
+from calibrate.points.work import Place
+from realrun.host.device import Event, Stream
+from realrun.kernels.issuer import Issuer
+from realrun.kernels.pair_kernels import PairKernels
+from realrun.model.attention import Attention
+from sim.seam.work import Kind
+from tests.realrun.support import tiny_model, tiny_options
+from tests.realrun.timed_device import Lasts, TimedDevice, TimedEvent, TimedStream
+
+TOLERANCE = 0.02
+LONG_S, SHORT_S = 0.02, 0.005
+PREFILL = Place("prefill", "target", 2, 16, 0, "graphed")
+DECODE = Place("decode", "target", 3, 1, 32, "graphed")
+DRAFT = Place("draft", "draft", 2, 2, 32, "graphed")
+VERIFY = Place("verify", "target", 2, 3, 32, "graphed")
+
+
+class ThreadedDevice(TimedDevice):
+    """TimedDevice under several threads: its time goes on only once all of them wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = threading.Condition(threading.RLock())
+        self.waiting: list[TimedEvent] = []
+        self.most_waiting = 0
+        self._before = threading.active_count()
+
+    def stream(self, priority: int = 0) -> Stream:
+        self.streams.append(ThreadedStream(self, priority))
+        return self.streams[-1]
+
+    def run_now(self, work: Callable[[], object]) -> None:
+        with self.changed:
+            super().run_now(work)
+
+    def run_until(self, event: TimedEvent) -> None:
+        with self.changed:
+            self.waiting.append(event)
+            self.most_waiting = max(self.most_waiting, len(self.waiting))
+            while event.true_s == float("inf"):
+                # One whose event has come by now is about to go on.
+                still = [each for each in self.waiting if each.true_s == float("inf")]
+                if len(still) == max(1, threading.active_count() - self._before):
+                    super().run_until(_First(still))  # type: ignore[arg-type]
+                    self.changed.notify_all()
+                else:
+                    # A thread that ends notifies nobody.
+                    self.changed.wait(1e-3)
+            self.waiting.remove(event)
+
+
+class _First:
+    """The earliest of several events."""
+
+    def __init__(self, events: list[TimedEvent]) -> None:
+        self._events = events
+
+    @property
+    def true_s(self) -> float:
+        return min(event.true_s for event in self._events)
+
+
+class ThreadedStream(TimedStream):
+    device: ThreadedDevice
+
+    def run(self, work: Callable[[], object]) -> None:
+        with self.device.changed:
+            super().run(work)
+
+    def record(self) -> Event:
+        with self.device.changed:
+            return super().record()
+
+
+def measured(cell: Cell, demands: dict[str, tuple[float, float]], device: ThreadedDevice | None = None) -> Rates:
+    """Of passes that compute nothing: the target's prefill lasts LONG_S, as a draft does; all others SHORT_S."""
+    runs_on = device or ThreadedDevice()
+    sizes: dict[str, Any] = {"layers": 1, "kv_heads": 1, "heads": 1, "max_context": 512}
+    options = tiny_options(slots=8, max_tokens=128, attention=Attention.MATH)
+    kernels = PairKernels(tiny_model(**sizes), tiny_model(seed=1, **sizes), options, runs_on=runs_on)
+
+    others = range(cell.a.rows, cell.a.rows + cell.b.rows)
+
+    def run(shape: Any, inputs: Any) -> Any:
+        is_long = shape.kind in (Kind.PREFILL, Kind.DRAFT)
+        side = cell.a if is_long else cell.b
+        slots = set(inputs[:, 0].tolist())
+        assert slots == {kernels.sequences.scratch} or slots == set(range(side.rows) if is_long else others)
+        runs_on.launch(Lasts(LONG_S if is_long else SHORT_S, 1, demands[side.kind]))
+        return inputs.new_zeros((shape.num_rows, 1 + shape.width if side.model == "target" else 0))
+
+    kernels.passes.run = run  # type: ignore[method-assign]
+    return measure(Bench(kernels), cell, 0.1)
+
+
+@pytest.mark.parametrize(
+    "cell", [Cell(PREFILL, DECODE), Cell(PREFILL._replace(launch="eager"), DECODE), Cell(DRAFT, VERIFY)]
+)
+def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(cell: Cell) -> None:
+    device = ThreadedDevice()
+    found = measured(cell, {cell.a.kind: (1.0, 0.0), cell.b.kind: (1.0, 0.0)}, device)
+    assert device.most_waiting == 2
+    for side, alone_s in zip(found.sides, (LONG_S, SHORT_S), strict=True):
+        assert side.alone_s == pytest.approx(alone_s, rel=TOLERANCE)
+        assert side.together_s == pytest.approx(2.0 * alone_s, rel=TOLERANCE)
+        assert side.rates == pytest.approx([0.5] * ROUNDS, rel=TOLERANCE)
+        assert side.alone_spread_s < TOLERANCE * alone_s
+        assert side.alone_passes >= ROUNDS * (MIN_PASSES - 1)
+    assert found.num_allocations == 0
+
+
+def test_the_sides_take_turns_in_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def seen(starts_s: Sequence[float], ends_s: Sequence[Sequence[float]]) -> list[list[float]]:
+        found.extend("ab"[starts_s[0] > starts_s[1]] for _ in starts_s[1:])
+        return periods(starts_s, ends_s)
+
+    monkeypatch.setattr(rates, "periods", seen)
+    measured(Cell(PREFILL, DECODE), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})
+    assert "".join(found) == "abab"
+
+
+def test_two_works_on_different_roofs_do_not_slow_each_other_down() -> None:
+    found = measured(Cell(PREFILL, DECODE), {"prefill": (1.0, 0.0), "decode": (0.0, 1.0)})
+    assert [rate for side in found.sides for rate in side.rates] == pytest.approx([1.0] * 2 * ROUNDS, rel=TOLERANCE)
+
+
+def test_unequal_demands_come_back_as_the_rates_that_fill_the_roof() -> None:
+    """Both at 1 / 1.6 of their own speed use the compute roof up."""
+    found = measured(Cell(PREFILL, DECODE), {"prefill": (1.0, 0.0), "decode": (0.6, 0.0)})
+    assert [rate for side in found.sides for rate in side.rates] == pytest.approx([0.625] * 2 * ROUNDS, rel=TOLERANCE)
+
+
+def test_works_that_take_turns_pass_by_pass_have_their_shares_of_the_time() -> None:
+    """Shares of 0.2 and 0.8: r = s + phi (1 - s) with phi 0."""
+    turn_s = LONG_S + SHORT_S
+    ends_a = [turn_s * number + LONG_S for number in range(10)]
+    ends_b = [turn_s * (number + 1) for number in range(10)]
+    found = periods([0.0, LONG_S], [ends_a, ends_b])
+    assert [len(each) for each in found] == [9, 8]
+    for each, alone_s, share in zip(found, (LONG_S, SHORT_S), (0.8, 0.2), strict=True):
+        assert steady([[alone_s] * 9], [each]).rates == pytest.approx((share,))
+
+
+def test_only_completions_while_both_were_at_work_count() -> None:
+    """The first side began alone and the second one ended alone."""
+    assert periods([0.0, 10.0], [[1.0, 2.0, 11.0, 14.0], [12.0, 13.0, 90.0]]) == [[3.0], [1.0]]
+
+
+def test_a_side_that_hardly_ran_beside_the_other_is_refused() -> None:
+    with pytest.raises(ValueError, match="hardly ran while the other did"):
+        periods([0.0, 10.0], [[1.0, 2.0, 11.0], [12.0, 13.0]])
+
+
+def test_a_side_that_fails_ends_the_other_one_too() -> None:
+    """Which would wait for its passes for ever."""
+    issue, count = Issuer.issue, [0]
+
+    def failing(issuer: Issuer, *args: Any) -> Any:
+        is_second = threading.current_thread() is not threading.main_thread() and issuer.name.endswith("1")
+        count[0] += is_second
+        if is_second and count[0] > 2:
+            raise RuntimeError("an illegal memory access was encountered")
+        return issue(issuer, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Issuer, "issue", failing)
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            measured(Cell(PREFILL, DECODE), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})
