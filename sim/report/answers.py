@@ -48,7 +48,7 @@ def print_tuning(console: Console, result: Tuning) -> None:
         worth = "worth it" if gain.is_sure else "not worth it for sure"
         say(f"{gain.of} over {gain.over}: {100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f}), {worth}")
     say(f"break-even: {_break_even(result)}")
-    say(f"expected regret against the best length of each draw: {100 * result.expected_regret:.1f} %")
+    say(f"expected regret against the best length of draws that did not choose: {100 * result.expected_regret:.1f} %")
     deployment = result.deployment
     say(deployment.vllm_serve)
     if deployment.sglang_flags:

@@ -1,7 +1,7 @@
 """Which verdicts of a comparison survive what costs and acceptance might as well be.
 
-Every policy runs in every world, paired, at the length that the comparison settled on; an order that was stated stays
-only if 5 to 95 % of the worlds' differences lie on the same side of nothing. Not here: worlds (draws), the orders that
+Every policy runs in every draw, paired, at the length that the comparison settled on; an order that was stated stays
+only if 5 to 95 % of the draws' differences lie on the same side of nothing. Not here: draws, the orders that
 the runs' own luck allows (sim.experiment.compare).
 """
 
@@ -18,8 +18,7 @@ from sim.experiment.compare import PAIRED_METRICS, Comparison, Drawn, Order
 from sim.experiment.points import Point, run_points
 from sim.experiment.scenario import resolve
 from sim.metrics.summary import Run, number
-from sim.studies.choice import HIGH_PERCENT, LOW_PERCENT
-from sim.studies.draws import covers, draw_worlds
+from sim.studies.draws import cost_draws, covers, interval_90
 
 STATED = (Order.LOWER, Order.HIGHER)
 
@@ -32,15 +31,15 @@ def over_draws(
     workers: int | None = None,
     on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> Comparison:
-    """`result` with the differences in `draws` worlds, and without the orders that do not hold there."""
+    """`result` with the differences in `draws` draws, and without the orders that do not hold there."""
     if draws < 2:
-        raise ValueError(f"draws={draws!r} must be at least 2: one world says nothing of others")
+        raise ValueError(f"draws={draws!r} must be at least 2: one draw says nothing of others")
     scenario = resolve(result.scenario)
-    worlds = draw_worlds(scenario, profile, draws)
+    drawn_costs = cost_draws(scenario, profile, draws, scenario.seed)
     points = [
-        Point(scenario=world.scenario(scenario), policy=policy, seed=world.seed, profile=world.profile)
+        Point(scenario=draw.scenario(scenario), policy=policy, seed=draw.seed, profile=draw.profile)
         for policy in scenario.policy
-        for world in worlds
+        for draw in drawn_costs
     ]
     on_done("draws", 0, len(points))
     found = dict(run_points(points, workers=workers, on_done=lambda done: on_done("draws", done, len(points))))
@@ -66,11 +65,11 @@ def over_draws(
 
 
 def _drawn(a: str, b: str, metric: str, ours: list[Run], theirs: list[Run]) -> Drawn | None:
-    """`a` - `b` world by world; None where some world has none."""
+    """`a` - `b` draw by draw; None where some draw has none."""
     pairs = [(number(one, metric), number(other, metric)) for one, other in zip(ours, theirs, strict=True)]
     differences = [mine - other for mine, other in pairs if mine is not None and other is not None]
     if len(differences) < len(pairs):
         return None
-    low, high = np.percentile(differences, [LOW_PERCENT, HIGH_PERCENT]).tolist()
+    low, high = interval_90(differences)
     order = Order.LOWER if high < 0.0 else Order.HIGHER if low > 0.0 else Order.SAME
     return Drawn(a=a, b=b, metric=metric, mean=float(np.mean(differences)), interval=(low, high), order=order)
