@@ -31,7 +31,7 @@ DRAW_KEY = 1_000_021
 DEFAULT_DRAWS = 20
 LOW_PERCENT, HIGH_PERCENT = 5.0, 95.0
 """Intervals over draws hold 90 % of them."""
-SHUFFLES = 20
+SHUFFLES = 200
 """Orders of a factor's shares to choose from."""
 SD_PER_MEAN_ABS = sqrt(pi / 2.0)
 """Standard deviation of a normal error over its mean absolute value."""
@@ -143,13 +143,12 @@ class _Strata:
         least."""
         rng = np.random.default_rng(child_seed(self._seed, DRAW_KEY, len(self._factors)))
         shares = (np.arange(self._count) + rng.random(self._count)) / self._count
-        orders = [rng.permutation(shares) for _ in range(SHUFFLES)]
-        return min(orders, key=self._resemblance)
-
-    def _resemblance(self, order: Floats) -> float:
         if not self._factors or self._count == 1:
-            return 0.0
-        return float(np.abs(np.corrcoef(order, np.stack(self._factors))[0, 1:]).max())
+            return rng.permutation(shares)
+        orders = rng.permuted(np.tile(shares, (SHUFFLES, 1)), axis=1)
+        resemblance = np.square((orders - shares.mean()) @ (np.stack(self._factors).T - 0.5)).sum(axis=1)
+        found: Floats = orders[np.argmin(resemblance)]
+        return found
 
 
 class _DrawChances:
