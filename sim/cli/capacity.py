@@ -11,7 +11,7 @@ from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim capacity --profile h100-sxm/llama-3.1-8b --policy autoregressive \\\n"
-    "    --goodput ttft:500 tpot:40 --input-len 512 --output-len 64 --num-prompts 600 --target-rate 100 --price 2.5/h"
+    "    --goodput ttft:500 tpot:40 --input-len 512 --output-len 64 --target-rate 100 --price 2.5/h"
 )
 
 

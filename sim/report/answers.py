@@ -165,7 +165,8 @@ def _limit(found: Highest, share: float) -> str:
         return f"{found.policy}: unbounded; these SLOs hold with every request at once, since none bounds the waiting"
     if found.limit is Limit.THROUGHPUT:
         return f"{found.policy}: as much as it can serve at all; the SLOs hold up to there ({shares})"
-    return f"{found.policy}: beyond it fewer than {100 * share:g} % meet them; at it, over {found.replications} runs, {shares}"
+    here = f"at it, over {found.replications} runs, {shares}"
+    return f"{found.policy}: beyond it fewer than {100 * share:g} % meet them; {here}"
 
 
 def _replicas(fleet: Fleet, result: Attainment) -> str:
