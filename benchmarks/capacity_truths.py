@@ -1,4 +1,4 @@
-"""Whether what `capacity` recommends and what `tune` states hold where costs and acceptance are others within their errors.
+"""Whether what `capacity` recommends and `tune` states hold where costs and acceptance are others within their errors.
 
     python -m benchmarks.capacity_truths [capacity|tune] [--seed 0] [--truths 20] [--fresh 100]
 

@@ -244,7 +244,7 @@ def _told(result: Comparison, profile: Profile, draws: int, workers: int | None)
     from sim.studies.evidence import asked_of_comparison, evidence
 
     if draws:
-        from sim.studies.verdicts import over_draws
+        from sim.studies.precision import over_draws
 
         with progress() as on_step:
             result = over_draws(result, profile, draws, workers=workers, on_done=on_step)

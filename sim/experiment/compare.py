@@ -112,7 +112,7 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """`a` - `b` of one metric over draws that the evidence allows (sim.studies.verdicts)."""
+    """`a` - `b` of one metric over draws that the evidence allows (sim.studies.precision)."""
 
     a: str
     b: str

@@ -17,7 +17,7 @@ from sim.experiment.compare import Order, compare
 from sim.experiment.scenario import Scenario
 from sim.studies.draws import SD_PER_MEAN_ABS, Draw, body_spread, cost_draws, covers, interval_90, kind_spreads
 from sim.studies.evidence import Asked, asked_of_comparison, cells, evidence
-from sim.studies.verdicts import over_draws
+from sim.studies.precision import over_draws
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
