@@ -2,8 +2,8 @@
 
 A draw is a profile and a quote of acceptance that fit what was measured as well as the given ones, and goes through the
 simulator like any other; nothing is added to a result afterwards. Which error becomes which factor:
-docs/adr/021-draws-and-tuning.md. Not here: the questions asked of draws (tune, attainment, precision), acceptance's own uncertainty
-(sim.acceptance.quoted).
+docs/adr/021-draws-and-tuning.md. Not here: the questions asked of draws (tune, attainment, precision), acceptance's own
+uncertainty (sim.acceptance.quoted).
 """
 
 from __future__ import annotations
