@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
 from statistics import NormalDist
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,6 +44,16 @@ _LEAST_CHANCE = 1e-12
 _LOWEST_PERCENT, _HIGHEST_PERCENT = 5.0, 95.0
 
 
+class Chances(Protocol):
+    """Random numbers that draws are made of: numpy.random.Generator, or those of stratified draws."""
+
+    def random(self) -> float:
+        """Uniform in [0, 1)."""
+
+    def integers(self, high: int, /, *, size: int) -> Any:
+        """`size` whole numbers from 0 to `high` - 1."""
+
+
 class Quoted(Protocol):
     """Acceptance as somebody quotes it.
 
@@ -60,7 +70,7 @@ class Quoted(Protocol):
     def model(self, k: int) -> Acceptance:
         """What a run with drafts of `k` tokens meets. Raises ValueError where the quote cannot mean that."""
 
-    def draw(self, rng: np.random.Generator) -> Quoted:
+    def draw(self, rng: Chances) -> Quoted:
         """Another quote that fits what was measured as well; itself where nothing is uncertain."""
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
@@ -87,7 +97,7 @@ class QuotedModel:
         check_draft(k)
         return self.acceptance
 
-    def draw(self, rng: np.random.Generator) -> QuotedModel:
+    def draw(self, rng: Chances) -> QuotedModel:
         return self
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
@@ -105,7 +115,7 @@ class QuotedTape:
         check_draft(k)
         return self.tape
 
-    def draw(self, rng: np.random.Generator) -> QuotedTape:
+    def draw(self, rng: Chances) -> QuotedTape:
         tapes = self.tape.tapes
         return QuotedTape(TapeAcceptance(tuple(tapes[i] for i in rng.integers(len(tapes), size=len(tapes)))))
 
@@ -125,7 +135,7 @@ class QuotedForm:
         check_draft(k)
         return self.build(self.values, k)
 
-    def draw(self, rng: np.random.Generator) -> QuotedForm:
+    def draw(self, rng: Chances) -> QuotedForm:
         return self
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
@@ -148,7 +158,7 @@ class LengthInUse:
                 f"{error}; write length:{self.length:g}@K with the draft length K it was measured at"
             ) from None
 
-    def draw(self, rng: np.random.Generator) -> LengthInUse:
+    def draw(self, rng: Chances) -> LengthInUse:
         return self
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
@@ -184,7 +194,7 @@ class MeasuredLength:
         check_draft(k)
         return self._model
 
-    def draw(self, rng: np.random.Generator) -> MeasuredLength:
+    def draw(self, rng: Chances) -> MeasuredLength:
         return replace(self, drift=split_normal(rng.random(), DRIFT_FALLING, DRIFT_RISING))
 
     def standard_error(self, k: int) -> float:
@@ -242,7 +252,7 @@ class MeasuredRates:
         beyond = drifting_rates(self._conditional[-1] * exp(self.drift), self.drift, num_beyond)
         return PerPositionAcceptance((first, *others, *beyond))
 
-    def draw(self, rng: np.random.Generator) -> MeasuredRates:
+    def draw(self, rng: Chances) -> MeasuredRates:
         drift = split_normal(rng.random(), DRIFT_FALLING, DRIFT_RISING)
         return replace(self, drift=drift, lift=min(_MOST_LIFT, split_normal(rng.random(), LIFT_LESS, LIFT_MORE)))
 

@@ -16,7 +16,7 @@ from statistics import NormalDist
 import numpy as np
 
 from sim.acceptance.models import Acceptance, RunLengths, run_lengths
-from sim.acceptance.quoted import Quoted
+from sim.acceptance.quoted import Chances, Quoted
 from sim.draws import Floats, Integers, Window, thresholds
 
 MOST_SPREAD = 10.0
@@ -101,7 +101,7 @@ class QuotedSpread:
         measured = self.measured_k or k
         return SpreadAcceptance(self.inner.model(measured).unconditional_rates(measured), self.spread)
 
-    def draw(self, rng: np.random.Generator) -> QuotedSpread:
+    def draw(self, rng: Chances) -> QuotedSpread:
         """Itself: how rates carry with a spread was measured on one draft only."""
         return self
 

@@ -11,7 +11,7 @@ from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim capacity --profile h100-sxm/llama-3.1-8b --policy autoregressive \\\n"
-    "    --goodput ttft:500 tpot:40 --input-len 512 --output-len 64 --num-prompts 600 --target-rate 100 --price 2.5/h"
+    "    --goodput ttft:500 tpot:40 --input-len 512 --output-len 64 --target-rate 100 --price 2.5/h"
 )
 
 
@@ -21,18 +21,26 @@ EXAMPLE = (
 @click.option("--concurrency", "is_concurrency", is_flag=True, help="Highest number in flight in place of the rate.")
 @click.option("--target-rate", type=float, default=None, help="Requests per second to find the replicas for.")
 @click.option("--price", default=None, metavar="USD/h", help="Of one replica, such as 2.5/h.")
+@click.option(
+    "--draws",
+    type=click.IntRange(min=0),
+    default=None,
+    help="Of costs, acceptance within errors; 0: as given. [default: 20]",
+)
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
 def capacity_command(**flags: Any) -> None:
-    """Highest request rate at which a share of the requests meets all SLOs (--goodput) jointly, with its interval.
+    """Highest request rate at which a share of the requests meets all SLOs (--goodput) jointly, with its interval over
+    runs, and its range over draws of what costs and acceptance might as well be.
 
-    With --target-rate the fewest replicas that are simulated to be enough, under each routing.
+    With --target-rate the replicas to rent under each routing: the fewest that are simulated to be enough in so many
+    draws that a further one holds as well with 90 % confidence.
     """
     from sim.costs.profile_files import load
     from sim.experiment.scenario import parse_scenario
     from sim.studies.attainment import highest_load
 
-    options = {name: flags.pop(name) for name in ("share", "is_concurrency", "target_rate", "workers")}
+    options = {name: flags.pop(name) for name in ("share", "is_concurrency", "target_rate", "draws", "workers")}
     price_per_h = parse_price(flags.pop("price"))
     json_path, path = flags.pop("json_path"), flags["scenario"]
     scenario = parse_scenario(gather(flags))

@@ -191,11 +191,11 @@ def _spelt(value: Any) -> Any:
 def _print_lines(scenario: Scenario, target_model: str | None, draft_model: str | None) -> None:
     """On stdout what can be typed, what it lacks as comments."""
     from sim.costs.profile_files import load
-    from sim.experiment.checks import check
+    from sim.experiment.resolve import resolve_all
     from sim.studies.deploy import checking_lines
 
     profile = load(scenario.profile)
-    check(scenario, profile)
+    resolve_all(scenario, profile)
     serve, bench, notes = checking_lines(scenario, profile, target_model=target_model, draft_model=draft_model)
     print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
 
@@ -252,7 +252,7 @@ def _told(result: Comparison, profile: Profile, draws: int, workers: int | None)
     from sim.studies.evidence import asked_of_comparison, evidence
 
     if draws:
-        from sim.studies.verdicts import over_draws
+        from sim.studies.precision import over_draws
 
         with progress() as on_step:
             result = over_draws(result, profile, draws, workers=workers, on_done=on_step)

@@ -25,7 +25,10 @@ EXAMPLE = (
 @click.option("--lengths", default=None, help="Draft lengths to try. [default: 0,1,.. to num_speculative_tokens]")
 @click.option("--concurrencies", default=None, help="Requests in flight to try. [default: 1,2,4,.. to max_num_seqs]")
 @click.option(
-    "--draws", type=int, default=None, help="Worlds within the errors of costs, acceptance. [default: 20; adaptive: 4]"
+    "--draws",
+    type=int,
+    default=None,
+    help="Draws within the errors of costs and acceptance. [default: 20; adaptive: 4]",
 )
 @click.option(
     "--controllers",
@@ -84,7 +87,8 @@ FOR_LENGTHS = ("lengths", "controllers", "target_model", "draft_model")
 
 def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning:
     from sim.costs.profile_files import load
-    from sim.studies.tune import DEFAULT_DRAWS, tune
+    from sim.studies.draws import DEFAULT_DRAWS
+    from sim.studies.tune import tune
 
     if options.pop("policies") is not None:
         raise ValueError("--policies: lane policies are chosen by load with --policy adaptive only")

@@ -112,14 +112,14 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """`a` - `b` of one metric over worlds that the evidence allows (sim.studies.verdicts)."""
+    """`a` - `b` of one metric over draws that the evidence allows (sim.studies.precision)."""
 
     a: str
     b: str
     metric: str
     mean: float
     interval: Interval
-    """5 to 95 % of the worlds."""
+    """5 to 95 % of the draws."""
     order: Order
 
 
@@ -139,7 +139,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     """What a reader must know before believing a number."""
     drawn: list[Drawn] = []
-    """Differences in other worlds, where they were asked for."""
+    """Differences in draws, where they were asked for."""
     evidence: list[str] = []
     """The nearest measured cells and the simulator's errors there."""
 

@@ -9,8 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sim.experiment.compare import Interval
 from sim.report.tables import number, print_table
-from sim.studies.attainment import Attainment, Fleet, Highest, Limit
+from sim.studies.attainment import Attainment, Fleet, Highest
+from sim.studies.load_search import Limit
 from sim.studies.load_table import PolicyTuning
 from sim.studies.tune import Tuning
 
@@ -48,7 +50,7 @@ def print_tuning(console: Console, result: Tuning) -> None:
         worth = "worth it" if gain.is_sure else "not worth it for sure"
         say(f"{gain.of} over {gain.over}: {100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f}), {worth}")
     say(f"break-even: {_break_even(result)}")
-    say(f"expected regret against the best length of each draw: {100 * result.expected_regret:.1f} %")
+    say(f"expected regret against the best length of draws that did not choose: {100 * result.expected_regret:.1f} %")
     deployment = result.deployment
     say(deployment.vllm_serve)
     if deployment.sglang_flags:
@@ -115,16 +117,18 @@ def _requests(value: float | None, most: int) -> str:
 def print_attainment(console: Console, result: Attainment) -> None:
     """One row per policy, then the replicas for the target rate."""
     unit = "in flight" if result.of == "concurrency" else "requests/s"
+    has_draws = any(found.draws_interval is not None for found in result.highest)
     has_price = any(found.usd_per_million_tokens is not None for found in result.highest)
     table = Table(
         box=SIMPLE_HEAD, title=f"highest {result.of} at which {100 * result.share:g} % of requests meet all SLOs"
     )
     table.add_column("policy", no_wrap=True)
-    for name in (unit, "95 %", "saturated/s", "output tok/s", *(["$/M tokens"] if has_price else [])):
+    columns = [unit, "95 % of runs", *(["90 % of draws"] if has_draws else []), "saturated/s", "output tok/s"]
+    for name in (*columns, *(["$/M tokens"] if has_price else [])):
         table.add_column(name, justify="right")
     for found in result.highest:
-        interval = "–" if found.ci95 is None else f"{number(found.ci95[0])} to {number(found.ci95[1])}"
-        cells = [_load(found), interval, number(found.saturated_per_s), number(found.output_tokens_per_s)]
+        cells = [_load(found), _range(found.ci95), *([_range(found.draws_interval)] if has_draws else [])]
+        cells += [number(found.saturated_per_s), number(found.output_tokens_per_s)]
         table.add_row(found.policy, *cells, *([number(found.usd_per_million_tokens)] if has_price else []))
     print_table(console, table)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
@@ -132,10 +136,16 @@ def print_attainment(console: Console, result: Attainment) -> None:
         say(_limit(found, result.share))
     for fleet in result.fleets:
         say(_replicas(fleet, result))
+    if result.draws:
+        say(f"over {result.draws} {result.covers}")
     for note in result.notes:
         say(f"note: {note}")
     for line in result.evidence:
         say(line)
+
+
+def _range(interval: Interval | None) -> str:
+    return "–" if interval is None else f"{number(interval[0])} to {number(interval[1])}"
 
 
 def _load(found: Highest) -> str:
@@ -157,7 +167,8 @@ def _limit(found: Highest, share: float) -> str:
         return f"{found.policy}: unbounded; these SLOs hold with every request at once, since none bounds the waiting"
     if found.limit is Limit.THROUGHPUT:
         return f"{found.policy}: as much as it can serve at all; the SLOs hold up to there ({shares})"
-    return f"{found.policy}: beyond it fewer than {100 * share:g} % meet them; there {shares}"
+    here = f"at it, over {found.replications} runs, {shares}"
+    return f"{found.policy}: beyond it fewer than {100 * share:g} % meet them; {here}"
 
 
 def _replicas(fleet: Fleet, result: Attainment) -> str:
@@ -165,10 +176,25 @@ def _replicas(fleet: Fleet, result: Attainment) -> str:
     if fleet.enough is None:
         return head + "no number of replicas meets the SLOs"
     enough, fewer = fleet.enough, fleet.one_fewer
-    text = f"{head}{fleet.replicas} replicas ({100 * enough.attainment:.1f} % meet the SLOs, "
-    text += f"{100 * enough.ci95[0]:.1f} to {100 * enough.ci95[1]:.1f})"
+    as_given = (
+        f"{100 * enough.attainment:.1f} % meet the SLOs, {100 * enough.ci95[0]:.1f} to {100 * enough.ci95[1]:.1f}"
+    )
     if fewer is not None:
-        text += f"; {fewer.replicas} do not ({100 * fewer.attainment:.1f} %)"
+        as_given += f"; {fewer.replicas} do not, {100 * fewer.attainment:.1f} %"
+    text = f"{head}{fleet.replicas} replicas"
+    if fleet.utilisation is not None:
+        text += f", {100 * fleet.utilisation:.0f} % utilised"
     if fleet.usd_per_million_tokens is not None:
-        text += f"; ${number(fleet.usd_per_million_tokens)} per million output tokens"
-    return text
+        text += f", ${number(fleet.usd_per_million_tokens)} per million output tokens"
+    if fleet.confidence is None:
+        return f"{text} ({as_given})"
+    text += f", enough with {100 * fleet.confidence:.0f} % confidence: {_needed(fleet, result.draws)}\n"
+    return text + f"  costs and acceptance as given: {enough.replicas} ({as_given})"
+
+
+def _needed(fleet: Fleet, draws: int) -> str:
+    """Such as: 4 replicas in 11 of 20 draws, 5 in 9."""
+    parts = [f"{'more' if count is None else count} in {number_of}" for count, number_of in fleet.needed]
+    (first, number_of), *_ = fleet.needed
+    parts[0] = f"{'more' if first is None else first} replicas in {number_of} of {draws} draws"
+    return ", ".join(parts)

@@ -23,11 +23,12 @@ from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
 from sim.report.bench import read_bench_row
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
+from sim.studies.draws import DEFAULT_DRAWS
 from sim.studies.grid import Grid
 from sim.studies.store import MARK, Keys, Store
 from sim.studies.sweep import Plan, ready, rows_of
 from sim.studies.sweep import sweep as run_sweep
-from sim.studies.tune import DEFAULT_DRAWS, Tuning
+from sim.studies.tune import Tuning
 from sim.studies.tune import tune as run_tuning
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def tune(
 ) -> Tuning:
     """The best draft length by batch size: `lanesim tune`; `source` and `changes` as in `compare`.
 
-    `lengths` are tried at `concurrencies`, in as many worlds as `draws`. Raises ValueError for what cannot be tuned.
+    `lengths` are tried at `concurrencies`, in so many `draws`. Raises ValueError for what cannot be tuned.
 
     >>> import lanesim
     >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", num_prompts=8)

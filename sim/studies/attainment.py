@@ -1,17 +1,17 @@
 """How much load meets the SLOs: the highest request rate, or concurrency, at which a share of the requests meets all of
 them jointly, and the replicas that a given rate takes.
 
-Each replication finds its own highest load by bisection, on the same requests and luck at every load, so that only the
-load moves its answers; the interval is over replications. A pilot of a few says how many it takes, and then as many
-fresh ones are made: adding until an interval is narrow would stop at lucky moments.
-Not here: saturated throughput (sim.experiment.capacity), beyond which a bound on waiting is met by no load for long.
+The interval of the load is over replications. A pilot of a few says how many it takes, and then as many fresh ones are
+made: adding until an interval is narrow would stop too early. What costs and acceptance might as well be is drawn as
+`tune` draws it: the load has its range over draws, and the replicas that are recommended hold in nearly all of them.
+Not here: the search for a load (load_search), draws, saturated throughput (sim.experiment.capacity), beyond which a
+bound on waiting is met by no load for long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from enum import StrEnum
-from math import ceil, exp, inf, log, sqrt
+from collections.abc import Sequence
+from math import ceil, inf, isfinite
 from typing import Any
 
 import msgspec
@@ -19,48 +19,41 @@ import msgspec
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
-from sim.experiment.capacity import capacity
+from sim.experiment.capacity import CAPACITY_KEY
 from sim.experiment.compare import CostSource, Interval, cost_source
 from sim.experiment.points import Point, run_point, run_points
 from sim.experiment.resolve import resolve_all
 from sim.experiment.scenario import Scenario, to_plain
-from sim.metrics.stats import interval_95, t_975
+from sim.experiment.steady import Length, transient_note
+from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
+from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
-from sim.workload.generate import TraceArrivals, is_trace, trace_length
+from sim.studies.load_search import (
+    NARROW,
+    PILOTS,
+    REQUESTS,
+    WARMUP_SHARE,
+    Limit,
+    LoadSearch,
+    OnDone,
+    OwnLoads,
+    joint_share,
+    num_prompts,
+    with_length,
+)
+from sim.workload.generate import TraceArrivals, is_trace, mean_tokens, trace_length
 
 ATTAINMENT_SCHEMA = 1
 DEFAULT_SHARE = 0.95
-PILOTS = 5
-MOST_REPLICATIONS = 20
-NARROW = 0.02
-"""Half of the interval over the answer, from which on it is narrow."""
-BISECTED = 0.008
-"""Relative width to which a replication's own answer is bisected; small beside NARROW, and without bias."""
-ALONE = 1e-3
-"""Share of the saturated throughput at which requests hardly ever meet."""
-REQUESTS, REQUESTS_PER_REPLICA = 2000, 800
-"""Of a run with its length left open; a tenth more come first and do not count."""
-SPAN_IN_BOUNDS, MOST_REQUESTS = 50.0, 20_000
-"""Of such a run: mean rate times the tightest bound on waiting, and a limit."""
-WARMUP_SHARE = 0.1
-PILOT_KEY, FRESH_KEY, FLEET_KEY = 1_000_031, 1_000_033, 1_000_037
-"""Children of the scenario's seed."""
+CONFIDENCE = 0.9
+"""With which the recommended replicas are enough: of n draws m hold, and a further one holds with m / (n + 1)."""
+REQUESTS_PER_REPLICA = 800
+"""Of a fleet's run."""
+FLEET_KEY = 1_000_037
+"""Child of the scenario's seed."""
 MOST_REPLICAS = 1024
 ROUTINGS = (Routing.ROUND_ROBIN, Routing.LEAST_OUTSTANDING)
-
-
-class Limit(StrEnum):
-    """What ends the load that can be served."""
-
-    SLO = "slo"
-    """Beyond it too few requests meet the SLOs."""
-    THROUGHPUT = "throughput"
-    """The SLOs hold up to the saturated throughput."""
-    NEVER = "never"
-    """Too few requests meet them even alone."""
-    UNBOUNDED = "unbounded"
-    """The SLOs bound no waiting, and hold with every request at once."""
 
 
 class Highest(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,15 +64,22 @@ class Highest(msgspec.Struct, frozen=True, kw_only=True):
     load: float | None
     """Requests per second, or requests in flight; None for never and unbounded."""
     ci95: Interval | None
-    """Over replications; of the saturated throughput where that is the limit."""
+    """Over replications, costs and acceptance as given; of the saturated throughput where that is the limit. None of
+    runs that are too short for steady means."""
+    draws_interval: Interval | None
+    """5 to 95 % of the draws; None without draws, of short runs, and where some draw has no limit."""
+    draw_loads: list[float | None]
+    """[draws] the load of each; 0 where it is met never, None where it is unbounded."""
     replications: int
     saturated_per_s: float
     """Requests per second with a queue that never empties."""
     attainment: dict[str, float | None]
-    """Mean share of requests that meet each SLO, and `all` of them, at that load; alone where the limit is never."""
+    """Mean share of requests that meet each SLO, and `all` of them, at that load, over the replications; alone where
+    the limit is never."""
     in_flight: float
     """Mean number of requests at that load."""
     output_tokens_per_s: float | None
+    """Rate times mean output tokens of a request; of a concurrency what was served."""
     usd_per_million_tokens: float | None
     """Output tokens at that load."""
 
@@ -100,11 +100,19 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     routing: str
     replicas: int | None
-    """None where the SLOs are never met."""
+    """Recommended: enough as given, and in so many draws that a further one holds with CONFIDENCE; None where the SLOs
+    are never met."""
     enough: FleetAttainment | None
+    """The fewest with costs and acceptance as given."""
     one_fewer: FleetAttainment | None
-    """None where one is enough."""
+    """Likewise, one fewer than these; None where one is enough."""
     usd_per_million_tokens: float | None
+    utilisation: float | None
+    """Of the recommended replicas: the rate over that many times the highest load of one, as given."""
+    needed: list[tuple[int | None, int]]
+    """[replicas, draws that need so many], rising; None of the draws in which the recommended are too few."""
+    confidence: float | None
+    """With which the recommended replicas hold in a further draw; None without draws."""
 
 
 class Attainment(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +128,9 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
     highest: list[Highest]
     target_rate: float | None
     fleets: list[Fleet]
+    draws: int
+    covers: str
+    """What the draws are of; empty without any."""
     notes: list[str]
     evidence: list[str]
     """The nearest measured cells and the simulator's errors there."""
@@ -131,9 +142,6 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-OnDone = Callable[[str, int, int], None]
-
-
 def highest_load(
     scenario: Scenario,
     profile: Profile,
@@ -142,12 +150,15 @@ def highest_load(
     is_concurrency: bool = False,
     target_rate: float | None = None,
     price_per_h: float | None = None,
+    draws: int | None = None,
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Attainment:
     """The highest load of every policy that meets `scenario.goodput`, and with `target_rate` the replicas for it.
 
-    `price_per_h` is of one replica. Raises ValueError for a scenario without SLOs.
+    `price_per_h` is of one replica. With `draws` of 0 costs and acceptance are taken as given; by default there are
+    DEFAULT_DRAWS, or none where the drafts have several models, of whose errors nothing is known. Raises ValueError for
+    a scenario without SLOs.
     """
     if not any(bound is not None for bound in scenario.goodput.bounds_ms.values()):
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
@@ -155,21 +166,28 @@ def highest_load(
         raise ValueError(f"attainment={share!r} must be above 0 and below 1, such as 0.95")
     if target_rate is not None and not 0.0 < target_rate < inf:
         raise ValueError(f"target rate {target_rate!r} must be a finite number of requests per second above 0")
+    if draws is None:
+        draws = 0 if scenario.speculation.drafts else DEFAULT_DRAWS
+    if draws < 0:
+        raise ValueError(f"draws={draws!r} must be at least 0")
     is_counted = isinstance(scenario.workload.num_prompts, int) or is_trace(scenario.workload)
-    scenario = _settled(scenario, REQUESTS)
+    scenario = with_length(scenario, REQUESTS)
     resolve_all(scenario, profile)
-    questions = [
-        _Question(scenario, policy, profile, share, is_concurrency=is_concurrency, is_counted=is_counted)
+    drawn = cost_draws(scenario, profile, draws, scenario.seed) if draws else []
+    answers = [
+        _Answer(
+            LoadSearch(scenario, policy, profile, share, is_concurrency=is_concurrency, is_counted=is_counted),
+            drawn,
+            price_per_h,
+            workers,
+            on_done,
+        )
         for policy in scenario.policy
     ]
-    highest = [question.answer(price_per_h, workers, on_done) for question in questions]
+    highest = [answer.highest for answer in answers]
     fleets = []
     if target_rate is not None:
-        fleets = [
-            _fleet(question, found, routing, target_rate, price_per_h, workers, on_done)
-            for question, found in zip(questions, highest, strict=True)
-            for routing in ROUTINGS
-        ]
+        fleets = [answer.fleet(routing, target_rate) for answer in answers for routing in ROUTINGS]
     return Attainment(
         scenario=to_plain(scenario),
         profile=cost_source(profile),
@@ -178,7 +196,9 @@ def highest_load(
         highest=highest,
         target_rate=target_rate,
         fleets=fleets,
-        notes=_notes(scenario, highest),
+        draws=draws,
+        covers=covers(scenario, profile) if draws else "",
+        notes=_notes(scenario, answers, draws),
         evidence=evidence(
             profile,
             [asked_of(scenario, profile, found.policy, (found.in_flight, found.in_flight)) for found in highest],
@@ -186,295 +206,204 @@ def highest_load(
     )
 
 
-class _Question:
-    """One policy and its loads."""
+class _Answer:
+    """Of one policy: its highest load, and fleets of it."""
 
     def __init__(
         self,
-        scenario: Scenario,
-        policy: str,
-        profile: Profile,
-        share: float,
-        *,
-        is_concurrency: bool,
-        is_counted: bool = True,
-    ) -> None:
-        devices = msgspec.structs.replace(scenario.devices, count=1)
-        self.scenario = msgspec.structs.replace(scenario, policy=(policy,), replications=1, devices=devices)
-        self.policy, self.profile, self.share = policy, profile, share
-        self.is_concurrency = is_concurrency
-        self.saturated_per_s, self.saturated_ci95 = capacity(self.scenario, policy, profile)
-        if not is_counted:
-            self.scenario = _settled(self.scenario, self._long_enough())
-
-    def _long_enough(self) -> int:
-        """Requests whose arrivals span many times what the SLOs let one wait: else a short run ends before a queue that
-        grows has become too long."""
-        goodput = self.scenario.goodput
-        bounds_ms = [bound for bound in (goodput.ttft_ms, goodput.e2el_ms) if bound is not None]
-        spanned = ceil(SPAN_IN_BOUNDS * min(bounds_ms, default=0.0) / 1e3 * self.saturated_per_s)
-        return min(MOST_REQUESTS, max(REQUESTS, spanned))
-
-    @property
-    def bounds_waiting(self) -> bool:
-        goodput = self.scenario.goodput
-        return goodput.ttft_ms is not None or goodput.e2el_ms is not None
-
-    @property
-    def most(self) -> float:
-        """The largest load that is tried: with a bound on waiting the saturated rate, else everything at once."""
-        if self.is_concurrency:
-            return float(max(1, _count(self.scenario) // 2))
-        return self.saturated_per_s if self.bounds_waiting else inf
-
-    @property
-    def least(self) -> float:
-        return 1.0 if self.is_concurrency else ALONE * self.saturated_per_s
-
-    def point(self, load: float, seed: int) -> Point:
-        """One run at that load."""
-        workload = self.scenario.workload
-        changes: dict[str, Any] = {"request_rate": load, "max_concurrency": None}
-        if self.is_concurrency:
-            changes = {"request_rate": inf, "max_concurrency": round(load)}
-        if is_trace(workload) and workload.trace_arrivals is TraceArrivals.RECORDED:
-            changes["trace_arrivals"] = TraceArrivals.RESCALED
-        workload = msgspec.structs.replace(workload, **changes)
-        settled = msgspec.structs.replace(self.scenario, workload=workload)
-        return Point(scenario=settled, policy=self.policy, seed=seed, profile=self.profile)
-
-    def attains(self, load: float, seed: int) -> float:
-        """Share of requests that meet all SLOs."""
-        return _joint(run_point(self.point(load, seed)).run)
-
-    def own_highest(self, seed: int, near: float | None = None) -> float:
-        """One replication's highest load: 0 where the least fails, the most where that holds. It is looked for about
-        `near` first."""
-        low, high = self._bracket(seed, near)
-        if low == high or low == 0.0:
-            return low
-        while not self._is_close(low, high):
-            middle = exp(0.5 * (log(low) + log(high)))
-            middle = float(round(middle)) if self.is_concurrency else middle
-            if middle in (low, high):
-                middle = low + 1.0
-            if self.attains(middle, seed) >= self.share:
-                low = middle
-            else:
-                high = middle
-        return low if self.is_concurrency else sqrt(low * high)
-
-    def _bracket(self, seed: int, near: float | None) -> tuple[float, float]:
-        """A load that holds and one that fails; (0, 0) where the least fails, twice the most where that holds."""
-        factor, low = 1.1, self.least if near is None else max(self.least, self._whole(near / 1.05))
-        while low > self.least and self.attains(low, seed) < self.share:
-            low, factor = max(self.least, self._whole(low / factor)), factor**2
-        if low == self.least and self.attains(low, seed) < self.share:
-            return 0.0, 0.0
-        if near is None and self.attains(self.most, seed) >= self.share:
-            return self.most, self.most
-        step, high = 1.1, 2.0 * self.saturated_per_s if self.most == inf else self.most
-        if near is not None:
-            high = min(self.most, self._whole(near * 1.05) + self.is_concurrency)
-        while self.attains(high, seed) >= self.share:
-            if high >= self.most:
-                return self.most, self.most
-            low, high, step = high, min(self.most, self._whole(high * step) + self.is_concurrency), step**2
-        return low, high
-
-    def _whole(self, load: float) -> float:
-        """`load`, rounded down where it is a number of requests."""
-        return float(int(load)) if self.is_concurrency else load
-
-    def _is_close(self, low: float, high: float) -> bool:
-        return high - low <= 1.0 if self.is_concurrency else high / low - 1.0 <= BISECTED
-
-    def answer(self, price_per_h: float | None, workers: int | None, on_done: OnDone) -> Highest:
-        """By pilots, and as many fresh replications as a narrow interval takes."""
-        pilots = self._pilots(workers, on_done)
-        found = pilots if max(pilots) == 0.0 or min(pilots) >= self.most else self._fresh(pilots, workers, on_done)
-        median = sorted(found)[len(found) // 2]
-        if median == 0.0:
-            return self._highest(Limit.NEVER, None, None, found, None, price_per_h)
-        if median >= self.most:
-            if self.most == inf or self.is_concurrency:
-                return self._highest(Limit.UNBOUNDED, None, None, found, None, price_per_h)
-            rate = self.saturated_per_s
-            return self._highest(Limit.THROUGHPUT, rate, self.saturated_ci95, found, rate, price_per_h)
-        load = sum(found) / len(found)
-        return self._highest(Limit.SLO, load, interval_95(found), found, load, price_per_h)
-
-    def _pilots(self, workers: int | None, on_done: OnDone) -> list[float]:
-        """The first of them looks everywhere, the others where it found something."""
-        first = self._replications(PILOT_KEY, 1, None, workers, on_done)
-        near = first[0] if 0.0 < first[0] < self.most else None
-        return self._replications(PILOT_KEY, PILOTS, near, workers, on_done)
-
-    def _fresh(self, pilots: Sequence[float], workers: int | None, on_done: OnDone) -> list[float]:
-        mean = sum(pilots) / len(pilots)
-        spread = sqrt(sum((value - mean) ** 2 for value in pilots) / (len(pilots) - 1))
-        count = PILOTS
-        while count < MOST_REPLICATIONS and t_975(count - 1) * spread / sqrt(count) > NARROW * mean:
-            count += 1
-        return self._replications(FRESH_KEY, count, mean, workers, on_done)
-
-    def _replications(
-        self, key: int, count: int, near: float | None, workers: int | None, on_done: OnDone
-    ) -> list[float]:
-        # Here, since process pools take longer to import than a small run does.
-        from sim.experiment.pool import default_workers, started
-
-        tasks = [(child_seed(self.scenario.seed, key, index), near) for index in range(count)]
-        stage = f"{self.policy}: {'pilots' if key == PILOT_KEY else 'replications'}"
-        on_done(stage, 0, count)
-        done = {}
-        uses = {self.policy, self.scenario.speculation.acceptance_name}
-        with started(min(count, workers or default_workers()), {"question": self}, uses=uses) as pool:
-            for task, load in pool.run(_own_highest, tasks):
-                done[task] = load
-                on_done(stage, len(done), count)
-        return [done[task] for task in tasks]
-
-    def _highest(
-        self,
-        limit: Limit,
-        load: float | None,
-        ci95: Interval | None,
-        found: Sequence[float],
-        at: float | None,
+        search: LoadSearch,
+        draws: Sequence[Draw],
         price_per_h: float | None,
-    ) -> Highest:
-        at = at if at is not None else (self.least if limit is Limit.NEVER else self.most)
-        runs = [run_point(self.point(at, child_seed(self.scenario.seed, FRESH_KEY, i))).run for i in range(2)]
-        tokens = [number(run, "steady_output_throughput") or number(run, "output_throughput") for run in runs]
-        per_s = sum(value for value in tokens if value is not None) / len(tokens)
-        return Highest(
-            policy=self.policy,
-            limit=limit,
+        workers: int | None,
+        on_done: OnDone,
+    ) -> None:
+        self.search, self.draws = search, draws
+        self._price_per_h, self._workers, self._on_done = price_per_h, workers, on_done
+        own = search.own_loads(workers, on_done)
+        self._load = _mean_load(search, own)
+        self.draw_loads = search.loads_under(draws, own, self._load, workers, on_done) if draws else []
+        self.note, self.highest = self._found(own)
+
+    def _found(self, own: OwnLoads) -> tuple[str | None, Highest]:
+        """A note on runs that are too short, and what the search found, by runs at the answer of all its
+        replications."""
+        search, load = self.search, self._load
+        at = load if load is not None else (search.least if own.limit is Limit.NEVER else search.most)
+        points = [search.point(at, seed) for seed in own.seeds]
+        found = sorted(run_points(points, workers=self._workers), key=lambda done: done[0])
+        runs = [outcome.run for _, outcome in found]
+        note = _transient(search, points[0].scenario, runs)
+        per_s = None
+        if own.limit is not Limit.NEVER:
+            is_rate = load is not None and not search.is_concurrency
+            served = _mean(runs, "steady_output_throughput") or _mean(runs, "output_throughput")
+            per_s = _output_tokens_per_s(search, at) if is_rate else served
+        interval = search.saturated_ci95 if own.limit is Limit.THROUGHPUT else interval_95(own.loads)
+        loads = self.draw_loads
+        has_range = bool(loads) and note is None and all(isfinite(value) for value in loads)
+        return note, Highest(
+            policy=search.policy,
+            limit=own.limit,
             load=load,
-            ci95=ci95,
-            replications=len(found),
-            saturated_per_s=self.saturated_per_s,
+            ci95=None if load is None or note is not None else interval,
+            draws_interval=interval_90(loads) if has_range else None,
+            draw_loads=[value if isfinite(value) else None for value in loads],
+            replications=len(own.loads),
+            saturated_per_s=search.saturated_per_s,
             attainment=_mean_shares(runs),
             in_flight=_in_flight(runs),
-            output_tokens_per_s=None if limit is Limit.NEVER else per_s,
-            usd_per_million_tokens=None if limit is Limit.NEVER else _usd(price_per_h, 1, per_s),
+            output_tokens_per_s=per_s,
+            usd_per_million_tokens=_usd(self._price_per_h, 1, per_s),
         )
 
+    def fleet(self, routing: Routing, target_rate: float) -> Fleet:
+        """The fewest replicas that are simulated to be enough while one fewer is not, as given; and so many that they
+        are enough in nearly all draws."""
+        if self.highest.limit is Limit.NEVER:
+            return Fleet(
+                policy=self.search.policy, routing=routing.value, replicas=None, enough=None, one_fewer=None,
+                usd_per_million_tokens=None, utilisation=None, needed=[], confidence=None,
+            )  # fmt: skip
+        search = self.search
+        per_replica = search.saturated_per_s if search.is_concurrency else self._load or search.saturated_per_s
+        known: dict[int, FleetAttainment] = {}
 
-def _own_highest(task: tuple[int, float | None]) -> float:
-    """In a worker."""
-    from sim.experiment.pool import given
+        def at(count: int) -> FleetAttainment:
+            if count not in known:
+                self._on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
+                known[count] = _attainment_of(search, routing, count, target_rate, self._workers)
+            return known[count]
 
-    question: _Question = given("question")
-    return question.own_highest(*task)
-
-
-# -- replicas
-
-
-def _fleet(
-    question: _Question,
-    highest: Highest,
-    routing: Routing,
-    target_rate: float,
-    price_per_h: float | None,
-    workers: int | None,
-    on_done: OnDone,
-) -> Fleet:
-    """The fewest replicas that are simulated to be enough while one fewer is not."""
-    if highest.limit is Limit.NEVER:
+        count = max(1, ceil(target_rate / per_replica))
+        while not at(count).meets:
+            count += 1
+            if count > MOST_REPLICAS:
+                raise ValueError(f"target rate {target_rate:g}: more than {MOST_REPLICAS} replicas; want a lower one")
+        while count > 1 and at(count - 1).meets:
+            count -= 1
+        holding = self._holding(routing, count, target_rate)
+        replicas = max(holding, default=count)
         return Fleet(
-            policy=question.policy, routing=routing.value, replicas=None, enough=None, one_fewer=None,
-            usd_per_million_tokens=None,
-        )  # fmt: skip
-    per_replica = highest.load or question.saturated_per_s
-    if question.is_concurrency:
-        per_replica = question.saturated_per_s
-    known: dict[int, tuple[FleetAttainment, float]] = {}
+            policy=search.policy,
+            routing=routing.value,
+            replicas=replicas,
+            enough=at(count),
+            one_fewer=None if count == 1 else at(count - 1),
+            usd_per_million_tokens=_usd(self._price_per_h, replicas, _output_tokens_per_s(search, target_rate)),
+            utilisation=target_rate / (replicas * per_replica),
+            needed=_needed(holding, len(self.draws)),
+            confidence=holding[replicas] / (len(self.draws) + 1) if holding else None,
+        )
 
-    def at(count: int) -> FleetAttainment:
-        if count not in known:
-            on_done(f"{question.policy}, {routing.value}: {count} replicas", 0, 1)
-            known[count] = _attainment_of(question, routing, count, target_rate, workers)
-        return known[count][0]
+    def _holding(self, routing: Routing, count: int, target_rate: float) -> dict[int, int]:
+        """By number of replicas, up to those recommended: in how many draws they are enough.
 
-    count = max(1, ceil(target_rate / per_replica))
-    while not at(count).meets:
-        count += 1
-        if count > MOST_REPLICAS:
-            raise ValueError(f"target rate {target_rate:g}: more than {MOST_REPLICAS} replicas; want a lower one")
-    while count > 1 and at(count - 1).meets:
-        count -= 1
-    return Fleet(
-        policy=question.policy,
-        routing=routing.value,
-        replicas=count,
-        enough=at(count),
-        one_fewer=None if count == 1 else at(count - 1),
-        usd_per_million_tokens=_usd(price_per_h, count, known[count][1]),
-    )
+        Draws are put in the order of their highest loads, so that halving finds the last of those that hold; each is
+        simulated once at every number it is tried at, on the same requests.
+        """
+        order = sorted(range(len(self.draws)), key=lambda index: self.draw_loads[index], reverse=True)
+        most = sum(load > 0.0 for load in self.draw_loads)
+        wanted = min(most, ceil(CONFIDENCE * (len(order) + 1)))
+
+        def holding(count: int, low: int, high: int, first: int) -> int:
+            """Between `low`, which hold, and `high`, beyond which none does; `first` is tried first."""
+            self._on_done(f"{self.search.policy}, {routing.value}: {count} replicas in draws", 0, 1)
+            middle = first
+            while low < high:
+                point = _fleet_point(self.search, routing, count, target_rate, 0, self.draws[order[middle - 1]])
+                if joint_share(run_point(point).run) >= self.search.share:
+                    low = middle
+                else:
+                    high = middle - 1
+                middle = (low + high + 1) // 2
+            return low
+
+        if not order or most == 0:
+            return {}
+        found = {count: holding(count, 0, most, (most + 1) // 2)}
+        fewer = count
+        while fewer > 1 and found[fewer] > 0:
+            fewer -= 1
+            found[fewer] = holding(fewer, 0, found[fewer + 1], 1)
+        while found[count] < wanted and count < MOST_REPLICAS:
+            count += 1
+            found[count] = holding(count, found[count - 1], most, most)
+        return dict(sorted(found.items()))
+
+
+def _mean_load(search: LoadSearch, own: OwnLoads) -> float | None:
+    if own.limit is Limit.THROUGHPUT:
+        return search.saturated_per_s
+    return sum(own.loads) / len(own.loads) if own.limit is Limit.SLO else None
+
+
+def _needed(holding: dict[int, int], num_draws: int) -> list[tuple[int | None, int]]:
+    """[replicas, draws that need so many] from how many draws hold with each number of them."""
+    found: list[tuple[int | None, int]] = []
+    before = 0
+    for count, num_holding in holding.items():
+        if num_holding > before:
+            found.append((count, num_holding - before))
+        before = max(before, num_holding)
+    return found if before == num_draws else [*found, (None, num_draws - before)]
 
 
 def _attainment_of(
-    question: _Question, routing: Routing, count: int, target_rate: float, workers: int | None
-) -> tuple[FleetAttainment, float]:
-    """The share that meets the SLOs with so many replicas, and output tokens per second; runs grow with the replicas,
-    up to a trace's length."""
-    scenario = question.scenario
+    search: LoadSearch, routing: Routing, count: int, target_rate: float, workers: int | None
+) -> FleetAttainment:
+    """The share that meets the SLOs with so many replicas."""
+    points = [_fleet_point(search, routing, count, target_rate, index) for index in range(PILOTS)]
+    shares = [joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=workers), key=_place)]
+    interval = interval_95(shares)
+    assert interval is not None
+    mean = sum(shares) / len(shares)
+    return FleetAttainment(replicas=count, attainment=mean, ci95=interval, meets=interval[0] >= search.share)
+
+
+def _place(done: tuple[int, Any]) -> int:
+    return done[0]
+
+
+def _fleet_point(
+    search: LoadSearch, routing: Routing, count: int, target_rate: float, index: int, draw: Draw | None = None
+) -> Point:
+    """Run `index` of so many replicas, as given or in a draw; runs grow with the replicas, up to a trace's length."""
+    scenario = search.scenario if draw is None else draw.scenario(search.scenario)
     workload = scenario.workload
-    num_prompts = max(_count(scenario), REQUESTS_PER_REPLICA * count)
-    num_prompts = min(num_prompts, trace_length(workload)) if is_trace(workload) else num_prompts
-    changes: dict[str, Any] = {"num_prompts": num_prompts, "num_warmups": int(WARMUP_SHARE * num_prompts)}
+    length = max(num_prompts(scenario), REQUESTS_PER_REPLICA * count)
+    length = min(length, trace_length(workload)) if is_trace(workload) else length
+    changes: dict[str, Any] = {"num_prompts": length, "num_warmups": int(WARMUP_SHARE * length)}
     if is_trace(workload) and workload.trace_arrivals is TraceArrivals.RECORDED:
         changes["trace_arrivals"] = TraceArrivals.RESCALED
     workload = msgspec.structs.replace(workload, request_rate=target_rate, max_concurrency=None, **changes)
     devices = msgspec.structs.replace(scenario.devices, count=count, routing=routing)
-    settled = msgspec.structs.replace(scenario, workload=workload, devices=devices)
-    points = [
-        Point(
-            scenario=settled,
-            policy=question.policy,
-            seed=child_seed(scenario.seed, FLEET_KEY, index),
-            profile=question.profile,
-        )
-        for index in range(PILOTS)
-    ]
-    runs = [outcome.run for _, outcome in sorted(run_points(points, workers=workers), key=lambda done: done[0])]
-    shares = [_joint(run) for run in runs]
-    interval = interval_95(shares)
-    assert interval is not None
-    mean = sum(shares) / len(shares)
-    tokens = sum(number(run, "steady_output_throughput") or 0.0 for run in runs) / len(runs)
-    found = FleetAttainment(replicas=count, attainment=mean, ci95=interval, meets=interval[0] >= question.share)
-    return found, tokens
+    return Point(
+        scenario=msgspec.structs.replace(scenario, workload=workload, devices=devices),
+        policy=search.policy,
+        seed=child_seed(scenario.seed, FLEET_KEY, index),
+        profile=search.profile if draw is None else draw.profile,
+    )
 
 
 # -- saying
 
 
-def _settled(scenario: Scenario, auto: int) -> Scenario:
-    """With a length, `auto` where it is left open or was by this, and a warm-up; no window."""
+def _transient(search: LoadSearch, scenario: Scenario, runs: Sequence[Run]) -> str | None:
+    """As `compare` says it of a given length at that load."""
     workload = scenario.workload
-    is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
-    count = auto if is_open else _count(scenario)
-    warmups = int(WARMUP_SHARE * count) if is_open else workload.num_warmups or int(WARMUP_SHARE * count)
-    workload = msgspec.structs.replace(workload, num_prompts=count, num_warmups=warmups)
-    return msgspec.structs.replace(scenario, workload=workload, window=type(scenario.window)())
+    length = Length(num_prompts=num_prompts(scenario), num_warmups=workload.num_warmups, is_auto=not search.is_counted)
+    mean_e2el_ms = _mean(runs, "mean_e2el_ms")
+    return transient_note(scenario, length, None if mean_e2el_ms is None else mean_e2el_ms / 1e3)
 
 
-def _count(scenario: Scenario) -> int:
-    workload = scenario.workload
-    if isinstance(workload.num_prompts, int):
-        return workload.num_prompts
-    return trace_length(workload) if is_trace(workload) else REQUESTS
+def _output_tokens_per_s(search: LoadSearch, rate_per_s: float) -> float:
+    """Of requests that come, and are served, at that rate."""
+    return rate_per_s * mean_tokens(search.scenario.workload, child_seed(search.scenario.seed, CAPACITY_KEY))[1]
 
 
-def _joint(run: Run) -> float:
-    shares = run["slo_attainment"]
-    assert isinstance(shares, dict)
-    joint = shares["all"]
-    return 0.0 if joint is None else float(joint)
+def _mean(runs: Sequence[Run], metric: str) -> float | None:
+    values = [value for run in runs if (value := number(run, metric)) is not None]
+    return sum(values) / len(values) if values else None
 
 
 def _in_flight(runs: Sequence[Run]) -> float:
@@ -496,15 +425,18 @@ def _mean_shares(runs: Sequence[Run]) -> dict[str, float | None]:
     return means
 
 
-def _usd(price_per_h: float | None, count: int, output_tokens_per_s: float) -> float | None:
-    if price_per_h is None or output_tokens_per_s <= 0.0:
+def _usd(price_per_h: float | None, count: int, output_tokens_per_s: float | None) -> float | None:
+    if price_per_h is None or output_tokens_per_s is None or output_tokens_per_s <= 0.0:
         return None
     return price_per_h * count / (output_tokens_per_s * 3600.0) * 1e6
 
 
-def _notes(scenario: Scenario, highest: Sequence[Highest]) -> list[str]:
+def _notes(scenario: Scenario, answers: Sequence[_Answer], draws: int) -> list[str]:
     notes = []
-    for found in highest:
+    for answer in answers:
+        found = answer.highest
+        if answer.note is not None:
+            notes.append(f"{found.policy}: {answer.note}")
         if found.ci95 is not None and found.load and found.limit is Limit.SLO:
             half = (found.ci95[1] - found.ci95[0]) / 2.0
             if half > 1.5 * NARROW * found.load:
@@ -514,4 +446,6 @@ def _notes(scenario: Scenario, highest: Sequence[Highest]) -> list[str]:
                 )
     if scenario.workload.burstiness != 1.0:
         notes.append(f"arrivals of burstiness {scenario.workload.burstiness:g}: Poisson ones need less")
+    if scenario.speculation.drafts and not draws:
+        notes.append("several drafts: their errors are in no draw, costs and acceptance are taken as given")
     return notes

@@ -1,25 +1,24 @@
-"""Choosing among draft lengths, given what each is worth at every concurrency in every world. Pure.
+"""Choosing among draft lengths, given what each is worth at every concurrency in every draw. Pure.
 
-A length is chosen for the least expected regret: what it loses on average against the best one of each world.
+A length is chosen for the least expected regret: what it loses on average against the best one of each draw.
 Not here: where the values come from, and what is said of the choice (tune).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, inf, log, log2
+from math import ceil, exp, inf, log, log2
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sim.draws import Floats
+from sim.studies.draws import HIGH_PERCENT, LOW_PERCENT
 
 PLAIN = -1
 """Stands for the engine without a drafter, beside draft lengths from 0 (a drafter is loaded and idle) on."""
 CHANGE_LOSS = 0.0005
 """Relative throughput that a further row of the table must save: less is the grid's interpolation."""
-LOW_PERCENT, HIGH_PERCENT = 5.0, 95.0
-"""Of the draws: intervals hold 90 % of them."""
 
 
 class LengthGrid(NamedTuple):
@@ -149,14 +148,15 @@ def chances_best(grid: LengthGrid, fits: Fits, i: int) -> dict[int, float]:
 
 
 def break_even(grid: LengthGrid, fits: Fits) -> tuple[float | None, tuple[float | None, float | None]]:
-    """Median and 5 to 95 % over the draws; infinite ones are None."""
+    """Median and 5 to 95 % over the draws, outwards to the nearest draw; infinite ones are None."""
     found = sorted(_crossing(grid, fits, draw) for draw in range(grid.values.shape[2]))
 
-    def at(percent: float) -> float | None:
-        value = found[min(len(found) - 1, int(percent / 100.0 * len(found)))]
+    def at(rank: float) -> float | None:
+        value = found[min(max(int(rank), 1), len(found)) - 1]
         return None if value == inf else value
 
-    return at(50.0), (at(LOW_PERCENT), at(HIGH_PERCENT))
+    ranks = len(found) + 1
+    return at(ranks / 2), (at(LOW_PERCENT / 100.0 * ranks), at(ceil(HIGH_PERCENT / 100.0 * ranks)))
 
 
 def _crossing(grid: LengthGrid, fits: Fits, draw: int) -> float:

@@ -2,16 +2,17 @@
 
 A draw is a profile and a quote of acceptance that fit what was measured as well as the given ones, and goes through the
 simulator like any other; nothing is added to a result afterwards. Which error becomes which factor:
-docs/adr/021-draws-and-tuning.md. Not here: the questions asked of draws (tune, verdicts), acceptance's own uncertainty
-(sim.acceptance.quoted).
+docs/adr/021-draws-and-tuning.md. Not here: the questions asked of draws (tune, attainment, precision), acceptance's own
+uncertainty (sim.acceptance.quoted).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log2, pi, sqrt
-from typing import NamedTuple
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,7 +27,12 @@ from sim.draws import Floats, child_seed
 from sim.experiment.scenario import Scenario
 
 DRAW_KEY = 1_000_021
-"""Child of the scenario's seed that draws come from: adding or leaving out runs changes none of them."""
+"""Child of the seed that draws come from: adding or leaving out runs changes none of them."""
+DEFAULT_DRAWS = 20
+LOW_PERCENT, HIGH_PERCENT = 5.0, 95.0
+"""Intervals over draws hold 90 % of them."""
+SHUFFLES = 200
+"""Orders of a factor's shares to choose from."""
 SD_PER_MEAN_ABS = sqrt(pi / 2.0)
 """Standard deviation of a normal error over its mean absolute value."""
 UNKNOWN_PCT = 10.0
@@ -37,14 +43,15 @@ OCTAVES = 1.0
 """Token counts whose ratio is two to this are correlated by exp(-1/2) in the error of the layers' GEMMs."""
 NODES = tuple(2**power for power in range(15))
 """Token counts at which that error is drawn, 1 to 16,384."""
+LEAST_CHANCE = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """One world that the evidence allows."""
+    """Costs and acceptance that the evidence allows, and requests of their own."""
 
     seed: int
-    """Of its requests and their luck."""
+    """Of its requests and what is accepted of their drafts."""
     profile: Profile
     quoted: Quoted | None
     """Acceptance; None where the scenario gives vLLM's own keys, which are exact."""
@@ -61,17 +68,18 @@ class Draw:
         return msgspec.structs.replace(scenario, speculation=msgspec.structs.replace(speculation, acceptance=text))
 
 
-def draw_worlds(scenario: Scenario, profile: Profile, count: int) -> list[Draw]:
-    """`count` draws, the same for the same scenario whatever is asked of them; one draw begins like a thousand.
+def cost_draws(scenario: Scenario, profile: Profile, count: int, seed: int) -> list[Draw]:
+    """`count` draws, the same for the same seed whatever is asked of them.
 
-    Costs come in pairs, one as much above the profile's as the other is below, so that no choice hangs on which way a
-    few draws lean.
+    They are stratified (Latin hypercube; McKay, Beckman, Conover: Technometrics 1979): every factor has one value in
+    each of `count` equally likely shares of its distribution, and factors correlate little with each other. So the
+    draws spread as their distribution does even where they are few. One draw is a plain random one.
 
     >>> import lanesim
     >>> scenario = lanesim.Scenario.of(profile="h100-sxm/llama-3.1-8b+eagle3", policy="continuous")
     >>> profile = lanesim.load_profile(scenario.profile)
-    >>> [world.profile.host.served["decode"] != 1.0 for world in draw_worlds(scenario, profile, 2)]
-    [True, True]
+    >>> sorted(draw.profile.host.served["decode"] > 1.0 for draw in cost_draws(scenario, profile, 2, seed=0))
+    [False, True]
     """
     if scenario.speculation.drafts:
         raise ValueError("draws know the errors of one draft model: leave speculation.drafts out, or --draws")
@@ -79,18 +87,25 @@ def draw_worlds(scenario: Scenario, profile: Profile, count: int) -> list[Draw]:
     # The engine's constants become the profile's own, so that they can be drawn as well.
     based = with_engine(profile, engine_of(scenario.engine.name, profile))
     error_pct = engine_of(scenario.engine.name, profile).error_pct
-    worlds = []
+    strata, draws = _Strata(count, seed), []
     for index in range(count):
-        rng = np.random.default_rng(child_seed(scenario.seed, DRAW_KEY, index // 2))
-        normal = _Normal(rng, 1.0 if index % 2 == 0 else -1.0)
-        worlds.append(
-            Draw(
-                seed=child_seed(scenario.seed, index),
-                profile=_drawn_profile(based, error_pct, normal),
-                quoted=None if quoted is None else quoted.draw(rng),
-            )
-        )
-    return worlds
+        chances = _DrawChances(strata, index)
+        # Acceptance is the first factor, so that it draws the same whatever a profile holds.
+        own = None if quoted is None else quoted.draw(chances)
+        drawn = _drawn_profile(based, error_pct, chances)
+        draws.append(Draw(seed=child_seed(seed, index), profile=drawn, quoted=own))
+    return draws
+
+
+def interval_90(values: Sequence[float] | Floats) -> tuple[float, float]:
+    """5 and 95 % of `values` [draws] at the ranks (draws + 1) p, which a further draw lies between nine times in ten;
+    of fewer than 19 the least and the most.
+
+    >>> interval_90([float(value) for value in range(1, 20)])
+    (1.0, 19.0)
+    """
+    low, high = np.percentile(values, [LOW_PERCENT, HIGH_PERCENT], method="weibull").tolist()
+    return low, high
 
 
 def covers(scenario: Scenario, profile: Profile) -> str:
@@ -107,25 +122,61 @@ def covers(scenario: Scenario, profile: Profile) -> str:
     guessed = f"; {', '.join(unknown)} never validated: {UNKNOWN_PCT:g} % assumed" if unknown else ""
     return (
         f"draws of costs (standard deviations: layers by token count {body_pct:.1f} %, passes {shown}{guessed}), of "
-        f"{acceptance}, and of requests and luck"
+        f"{acceptance}, and of requests"
     )
 
 
-class _Normal:
-    """Standard normal numbers, all of one sign's way round."""
+class _Strata:
+    """Uniform numbers by factor and draw."""
 
-    def __init__(self, rng: np.random.Generator, sign: float) -> None:
-        self._rng, self._sign = rng, sign
+    def __init__(self, count: int, seed: int) -> None:
+        self._count, self._seed = count, seed
+        self._factors: list[Floats] = []
 
-    def __call__(self, size: int) -> Floats:
-        return self._sign * self._rng.standard_normal(size)
+    def __call__(self, factor: int, draw: int) -> float:
+        while len(self._factors) <= factor:
+            self._factors.append(self._shuffled())
+        return float(self._factors[factor][draw])
+
+    def _shuffled(self) -> Floats:
+        """One number in each share [draws], in that one of a few random orders that resembles the factors before it
+        least."""
+        rng = np.random.default_rng(child_seed(self._seed, DRAW_KEY, len(self._factors)))
+        shares = (np.arange(self._count) + rng.random(self._count)) / self._count
+        if not self._factors or self._count == 1:
+            return rng.permutation(shares)
+        orders = rng.permuted(np.tile(shares, (SHUFFLES, 1)), axis=1)
+        resemblance = np.square((orders - shares.mean()) @ (np.stack(self._factors).T - 0.5)).sum(axis=1)
+        found: Floats = orders[np.argmin(resemblance)]
+        return found
+
+
+class _DrawChances:
+    """Numbers of one draw, a factor each."""
+
+    def __init__(self, strata: _Strata, draw: int) -> None:
+        self._strata, self._draw, self._factor = strata, draw, 0
+
+    def random(self) -> float:
+        self._factor += 1
+        return min(max(self._strata(self._factor - 1, self._draw), LEAST_CHANCE), 1.0 - LEAST_CHANCE)
+
+    def integers(self, high: int, /, *, size: int) -> Any:
+        """What is drawn again from itself has no shares."""
+        return np.random.default_rng(int(self.random() * 2**53)).integers(high, size=size)
+
+    def normal(self, size: int) -> Floats:
+        return np.array([NormalDist().inv_cdf(self.random()) for _ in range(size)])
 
 
 # -- spreads
 
 
 def body_spread(profile: Profile) -> float:
-    """Relative standard deviation of the layers' GEMMs, drawn anew at every octave of token counts."""
+    """Relative standard deviation of the layers' GEMMs, drawn anew at every octave of token counts; 0 of tables of
+    points, which have no layers of their own: there whole passes have the whole error."""
+    if not isinstance(profile.kernels, CompactKernels):
+        return 0.0
     known = [pct for kind in BODY_KINDS if (pct := _mean_pct(profile, kind)) is not None]
     return SD_PER_MEAN_ABS * max(known, default=0.0) / 100.0
 
@@ -160,30 +211,30 @@ def _mean_pct(profile: Profile, kind: str) -> float | None:
     return None if error is None else error.mean_error_pct
 
 
-def _drawn_profile(profile: Profile, engine_error_pct: float | None, normal: Callable[[int], Floats]) -> Profile:
-    """Every factor is log-normal with median 1; `normal` gives as many standard normal numbers as it is asked for."""
+def _drawn_profile(profile: Profile, engine_error_pct: float | None, chances: _DrawChances) -> Profile:
+    """Every factor is log-normal with median 1."""
     host = profile.host
     served = dict(host.served)
-    shared = normal(1)[0]
+    shared = chances.normal(1)[0]
     for kind, spread in kind_spreads(profile).items():
-        served[kind] = served.get(kind, 1.0) * exp(spread.own * normal(1)[0] + spread.shared * shared)
-    engine_factor = exp((engine_error_pct or 0.0) / 100.0 * normal(1)[0])
+        served[kind] = served.get(kind, 1.0) * exp(spread.own * chances.normal(1)[0] + spread.shared * shared)
+    engine_factor = exp((engine_error_pct or 0.0) / 100.0 * chances.normal(1)[0])
     host = msgspec.structs.replace(
         host, served=served, step_s=host.step_s * engine_factor, row_s=host.row_s * engine_factor
     )
-    curve = _curve(body_spread(profile), normal)
+    curve = _curve(body_spread(profile), chances)
     kernels = profile.kernels
     if isinstance(kernels, CompactKernels):
         kernels = msgspec.structs.replace(kernels, body_ratios=_times(kernels.body_ratios, curve))
     return msgspec.structs.replace(profile, host=host, kernels=kernels)
 
 
-def _curve(spread: float, normal: Callable[[int], Floats]) -> dict[int, float]:
+def _curve(spread: float, chances: _DrawChances) -> dict[int, float]:
     """A smooth random factor by token count."""
     octaves = np.log2(NODES)
     correlation = np.exp(-0.5 * ((octaves[:, None] - octaves[None, :]) / OCTAVES) ** 2)
     root = np.linalg.cholesky(correlation + 1e-9 * np.eye(len(NODES)))
-    factors: Floats = np.exp(spread * (root @ normal(len(NODES))))
+    factors: Floats = np.exp(spread * (root @ chances.normal(len(NODES))))
     return dict(zip(NODES, factors.tolist(), strict=True))
 
 

@@ -26,7 +26,7 @@ from sim.metrics.stats import interval_95
 from sim.names import unknown
 from sim.policies.adaptive import PARTS
 from sim.policies.choices import LoadTable
-from sim.studies.draws import Draw, covers, draw_worlds
+from sim.studies.draws import Draw, cost_draws, covers
 from sim.studies.tune import (
     LEAST_GAIN,
     REQUESTS_PER_SLOT,
@@ -108,11 +108,11 @@ def tune_policies(
     scenario = _checked(scenario, profile, candidates, draws)
     tried = concurrencies_of(scenario, profile) if concurrencies is None else rising("concurrency", concurrencies, 1)
     _check_length(scenario, tried[-1])
-    worlds = draw_worlds(scenario, profile, draws)
+    drawn = cost_draws(scenario, profile, draws, scenario.seed)
     found: dict[int, Figures] = {}
     missing = list(tried)
     while missing:
-        found |= _simulated(scenario, candidates, missing, worlds, workers, on_done)
+        found |= _simulated(scenario, candidates, missing, drawn, workers, on_done)
         known = sorted(found)
         missing = between(known, choices([found[concurrency] for concurrency in known], candidates))
     known = sorted(found)
@@ -228,31 +228,29 @@ def _simulated(
     scenario: Scenario,
     candidates: Sequence[str],
     concurrencies: Sequence[int],
-    worlds: Sequence[Draw],
+    draws: Sequence[Draw],
     workers: int | None,
     on_done: Callable[[str, int, int], None],
 ) -> dict[int, Figures]:
-    """Every candidate at every one of `concurrencies`, in every world and regime."""
-    regimes = _regimes(scenario, worlds[0].profile)
+    """Every candidate at every one of `concurrencies`, in every draw and regime."""
+    regimes = _regimes(scenario, draws[0].profile)
     points = [
         Point(
-            scenario=world.scenario(closed_loop(scenario, concurrency)),
+            scenario=draw.scenario(closed_loop(scenario, concurrency)),
             policy=policy,
-            seed=world.seed,
-            profile=world.profile,
+            seed=draw.seed,
+            profile=draw.profile,
             regime=regime,
         )
         for concurrency in concurrencies
         for policy in candidates
         for regime in regimes
-        for world in worlds
+        for draw in draws
     ]
     stage = f"simulating {concurrencies[0]} to {concurrencies[-1]} in flight"
     remaining = iter(objective_values(scenario, points, stage, workers, on_done).tolist())
     return {
-        concurrency: {
-            policy: {regime: [next(remaining) for _ in worlds] for regime in regimes} for policy in candidates
-        }
+        concurrency: {policy: {regime: [next(remaining) for _ in draws] for regime in regimes} for policy in candidates}
         for concurrency in concurrencies
     }
 

@@ -1,26 +1,32 @@
-"""`--until-ci`: as many replications as it takes for intervals of means to be as narrow as asked for.
+"""How sure a comparison is: with `--until-ci` as many replications as it takes for intervals of means to be as narrow
+as asked for, with `--draws` the orders that hold in what costs and acceptance might as well be.
 
 A pilot of ten replications says how many; then as many fresh ones are made, which share nothing with the pilot. Adding
 until an interval is narrow would stop at lucky moments, and cover less than it says. What the fresh ones leave wider
-is told. Not here: how long each must be for steady means (sim.experiment.steady).
+is told. Over draws every policy runs in each of them, paired, at the length that the comparison has; an order that was
+stated stays only if 5 to 95 % of the draws' differences lie on the same side of nothing.
+Not here: how long runs must be for steady means (sim.experiment.steady), draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from math import ceil, sqrt
 
 import msgspec
+import numpy as np
 
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.experiment.compare import Comparison
+from sim.experiment.compare import PAIRED_METRICS, Comparison, Drawn, Order
 from sim.experiment.points import Point, run_points
 from sim.experiment.resolve import resolve_all
-from sim.experiment.scenario import Scenario
+from sim.experiment.scenario import Scenario, parse_scenario
 from sim.experiment.steady import settle
 from sim.metrics.stats import t_975
-from sim.metrics.summary import number
+from sim.metrics.summary import Run, number
+from sim.studies.draws import cost_draws, covers, interval_90
 from sim.workload.generate import MOST_PROMPTS, is_trace
 
 PILOTS = 10
@@ -31,6 +37,7 @@ PILOT_KEY = 1_000_041
 MOST_REPLICATIONS = 64
 """Beyond it runs grow longer instead."""
 MOST_TIMES_LONGER = 20
+STATED = (Order.LOWER, Order.HIGHER)
 METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "steady_output_throughput")
 
 
@@ -111,3 +118,55 @@ def wider_than(result: Comparison, share: float) -> list[str]:
                 + ", ".join(wide)
             )
     return lines
+
+
+def over_draws(
+    result: Comparison,
+    profile: Profile,
+    draws: int,
+    *,
+    workers: int | None = None,
+    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> Comparison:
+    """`result` with the differences in `draws` draws, and without the orders that do not hold there."""
+    if draws < 2:
+        raise ValueError(f"draws={draws!r} must be at least 2: one draw says nothing of others")
+    scenario = parse_scenario(result.scenario)
+    drawn_costs = cost_draws(scenario, profile, draws, scenario.seed)
+    points = [
+        Point(scenario=draw.scenario(scenario), policy=policy, seed=draw.seed, profile=draw.profile)
+        for policy in scenario.policy
+        for draw in drawn_costs
+    ]
+    on_done("draws", 0, len(points))
+    found = dict(run_points(points, workers=workers, on_done=lambda done: on_done("draws", done, len(points))))
+    runs = {
+        policy: [found[place * draws + index].run for index in range(draws)]
+        for place, policy in enumerate(scenario.policy)
+    }
+    drawn = [
+        row
+        for first, second in combinations(scenario.policy, 2)
+        for metric in PAIRED_METRICS
+        if (row := _drawn(second, first, metric, runs[second], runs[first])) is not None
+    ]
+    orders = {(row.a, row.b, row.metric): row.order for row in drawn}
+    paired = [
+        msgspec.structs.replace(row, order=Order.DRAWS)
+        if row.order in STATED and orders.get((row.a, row.b, row.metric)) is not row.order
+        else row
+        for row in result.paired
+    ]
+    note = f"an order is stated only if it holds from 5 to 95 % of {draws} {covers(scenario, profile)}"
+    return msgspec.structs.replace(result, paired=paired, drawn=drawn, notes=[*result.notes, note])
+
+
+def _drawn(a: str, b: str, metric: str, ours: list[Run], theirs: list[Run]) -> Drawn | None:
+    """`a` - `b` draw by draw; None where some draw has none."""
+    pairs = [(number(one, metric), number(other, metric)) for one, other in zip(ours, theirs, strict=True)]
+    differences = [mine - other for mine, other in pairs if mine is not None and other is not None]
+    if len(differences) < len(pairs):
+        return None
+    low, high = interval_90(differences)
+    order = Order.LOWER if high < 0.0 else Order.HIGHER if low > 0.0 else Order.SAME
+    return Drawn(a=a, b=b, metric=metric, mean=float(np.mean(differences)), interval=(low, high), order=order)

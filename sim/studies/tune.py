@@ -1,9 +1,10 @@
-"""Which draft length at which load: a closed loop at every concurrency and draft length, in every world that the
+"""Which draft length at which load: a closed loop at every concurrency and draft length, in every draw that the
 evidence allows, and of that a table by batch size, or one length where a table gains nothing that is sure.
 
-Worlds are paired: all settings meet the same requests, luck and costs, so that their ratios vary less than they do.
-A length is chosen for the least expected regret, that is what it loses on average against the best one of each world.
-Not here: worlds (draws), the words of an engine's command line (deploy), how it is shown (sim.cli.tune).
+Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. A
+length is chosen for the least expected regret, that is what it loses on average against the best one of each draw; what
+the answer is said to lose is what choices made without a draw lose in it. Not here: draws, the words of an engine's
+command line (deploy), how it is shown (sim.cli.tune).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,8 +30,6 @@ from sim.metrics.summary import Run, number
 from sim.names import unknown
 from sim.policies.registry import find_policy
 from sim.studies.choice import (
-    HIGH_PERCENT,
-    LOW_PERCENT,
     PLAIN,
     Fits,
     LengthGrid,
@@ -43,12 +42,11 @@ from sim.studies.choice import (
     plausible_lengths,
 )
 from sim.studies.deploy import Deployment, deployment
-from sim.studies.draws import Draw, covers, draw_worlds
+from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 TUNING_SCHEMA = 1
-DEFAULT_DRAWS = 20
 REQUESTS_PER_SLOT, FEWEST_REQUESTS = 8, 48
 """Of a run with its concurrency left open; the first of them per slot are left out."""
 FEWEST_FOR_VERDICT = 10
@@ -59,7 +57,7 @@ GH200, swiss-ai/apertus-speculative-decoding)."""
 MEMORY_SHARE = 0.8
 """Of mean requests, so that hardly any has to give way to others."""
 DYNAMIC = ("by_batch", "sglang_adaptive", "goodput")
-DYNAMIC_WORLDS = 4
+DYNAMIC_DRAWS = 4
 
 
 class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +83,7 @@ class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float | None
     interval: Interval | None
     expected_regret: float
+    """What the answer loses there in draws that had no part in choosing it; by as many choices, each without one."""
     lengths: list[LengthAt]
 
 
@@ -121,7 +120,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     break_even_interval: tuple[float | None, float | None]
     """5 to 95 % of the draws; None as above."""
     expected_regret: float
-    """Mean over the concurrencies of what the answer loses against the best length of each draw."""
+    """Mean over the concurrencies of what the answer loses against the best length of a draw that had no part in
+    choosing it."""
     points: list[TunedPoint]
     deployment: Deployment
     notes: list[str]
@@ -151,7 +151,7 @@ def tune(
     """The best draft length by batch size for the scenario's requests, engine and drafter.
 
     `lengths` are tried, by default 0 up to num_speculative_tokens; `concurrencies`, by default 1, 2, 4 and so on up to
-    the most requests that the engine seats. `controllers` are run as well, in the first worlds: `by_batch` with the
+    the most requests that the engine seats. `controllers` are run as well, in the first draws: `by_batch` with the
     best table, `sglang_adaptive` with its bands, `goodput`, which knows the profile's costs and no acceptance. Raises
     ValueError for a scenario that cannot be tuned.
     """
@@ -164,12 +164,12 @@ def tune(
     for name in controllers:
         if name not in DYNAMIC:
             raise ValueError(unknown("controller", name, DYNAMIC))
-    worlds = draw_worlds(scenario, profile, draws)
-    grid = simulate_grid(scenario, worlds, tried, candidates, workers, on_done)
+    drawn = cost_draws(scenario, profile, draws, scenario.seed)
+    grid = simulate_grid(scenario, drawn, tried, candidates, workers, on_done)
     found = answer(scenario, profile, grid, target_model=target_model, draft_model=draft_model)
     if not controllers:
         return found
-    gains = _dynamic_gains(scenario, profile, grid, worlds[:DYNAMIC_WORLDS], controllers, workers, on_done)
+    gains = _dynamic_gains(scenario, profile, grid, drawn[:DYNAMIC_DRAWS], controllers, workers, on_done)
     return msgspec.structs.replace(found, dynamic=gains)
 
 
@@ -186,22 +186,22 @@ def concurrencies_of(scenario: Scenario, profile: Profile) -> tuple[int, ...]:
 
 def simulate_grid(
     scenario: Scenario,
-    worlds: Sequence[Draw],
+    draws: Sequence[Draw],
     concurrencies: Sequence[int],
     lengths: Sequence[int],
     workers: int | None,
     on_done: Callable[[str, int, int], None],
 ) -> LengthGrid:
-    """Run every setting at every concurrency in every world."""
+    """Run every setting at every concurrency in every draw."""
     settings = (PLAIN, *lengths)
     points = [
-        _point(scenario, concurrency, setting, max(lengths), world)
+        _point(scenario, concurrency, setting, max(lengths), draw)
         for concurrency in concurrencies
         for setting in settings
-        for world in worlds
+        for draw in draws
     ]
     values = objective_values(scenario, points, "simulating", workers, on_done)
-    shape = len(concurrencies), len(settings), len(worlds)
+    shape = len(concurrencies), len(settings), len(draws)
     return LengthGrid(tuple(concurrencies), settings, values.reshape(shape))
 
 
@@ -216,29 +216,25 @@ def answer(
     """What the grid says. Pure."""
     limits, fits = limits_of(scenario, profile), fits_of(scenario, profile)
     most_batch = max(limits.max_num_seqs, grid.concurrencies[-1])
-    table = best_table(grid, fits, most_batch)
-    one = best_single(grid, fits)
-    by_table = np.stack([grid.of(length_in(table, c))[i] for i, c in enumerate(grid.concurrencies)])
-    gain = _gain("the table", _setting_name(one), by_table, grid.of(one))
-    is_table = len(table) > 1 and gain.is_sure and grid.values.shape[2] >= FEWEST_FOR_VERDICT
-    if is_table:
+    num_draws = grid.values.shape[2]
+    choice = _choice(grid, fits, most_batch, may_be_table=num_draws >= FEWEST_FOR_VERDICT)
+    table, chosen = choice.table, choice.lengths
+    if choice.is_table:
         verdict = "a table: " + ", ".join(f"K = {k} for {start}..{end}" for start, end, k in table)
-        chosen = [length_in(table, concurrency) for concurrency in grid.concurrencies]
     else:
-        verdict = "no speculation" if one == PLAIN else f"one length: K = {one}"
-        table = ((1, most_batch, max(one, 0)),)
-        chosen = [one] * len(grid.concurrencies)
-    points = [_tuned_point(grid, fits, i, k) for i, k in enumerate(chosen)]
+        verdict = "no speculation" if chosen[0] == PLAIN else f"one length: K = {chosen[0]}"
+    regrets = _regrets(grid, fits, most_batch)
+    points = [_tuned_point(grid, fits, i, k, regret) for i, (k, regret) in enumerate(zip(chosen, regrets, strict=True))]
     middle, interval = break_even(grid, fits)
     return Tuning(
         scenario=to_plain(scenario),
         profile=cost_source(profile),
         objective=objective(scenario),
-        draws=grid.values.shape[2],
+        draws=num_draws,
         covers=covers(scenario, profile),
         verdict=verdict,
         table=[list(row) for row in table],
-        gain=gain,
+        gain=choice.gain,
         dynamic=[],
         break_even_concurrency=middle,
         break_even_interval=interval,
@@ -263,6 +259,48 @@ def answer(
     )
 
 
+class _Choice(NamedTuple):
+    """What a grid's draws say is best."""
+
+    table: Table
+    """Of one row where one length is as good."""
+    lengths: list[int]
+    """[concurrencies]; PLAIN among them."""
+    gain: Gain
+    is_table: bool
+
+
+def _choice(grid: LengthGrid, fits: Fits, most_batch: int, *, may_be_table: bool) -> _Choice:
+    table, one = best_table(grid, fits, most_batch), best_single(grid, fits)
+    by_table = np.stack([grid.of(length_in(table, c))[i] for i, c in enumerate(grid.concurrencies)])
+    gain = _gain("the table", _setting_name(one), by_table, grid.of(one))
+    if len(table) > 1 and gain.is_sure and may_be_table:
+        return _Choice(table, [length_in(table, concurrency) for concurrency in grid.concurrencies], gain, True)
+    return _Choice(((1, most_batch, max(one, 0)),), [one] * len(grid.concurrencies), gain, False)
+
+
+def _regrets(grid: LengthGrid, fits: Fits, most_batch: int) -> list[float]:
+    """[concurrencies] what a choice loses in a draw that had no part in it: each draw judges the choice of all others
+    (leave-one-out). One draw alone judges its own."""
+    num_draws = grid.values.shape[2]
+    lost = np.full((len(grid.concurrencies), num_draws), np.nan)
+    for draw in range(num_draws):
+        others = grid if num_draws == 1 else grid._replace(values=np.delete(grid.values, draw, axis=2))
+        choice = _choice(others, fits, most_batch, may_be_table=num_draws >= FEWEST_FOR_VERDICT)
+        for i, k in enumerate(choice.lengths):
+            best = _best(grid, fits, i)[draw]
+            if best > 0.0:
+                lost[i, draw] = 1.0 - grid.of(k)[i, draw] / best
+    return [0.0 if np.isnan(row).all() else max(0.0, float(np.nanmean(row))) for row in lost]
+
+
+def _best(grid: LengthGrid, fits: Fits, i: int) -> Floats:
+    """[draws] what the best length of each reaches."""
+    settings = [grid.of(k)[i] for k in grid.settings if k == PLAIN or fits(k, grid.concurrencies[i])]
+    found: Floats = np.stack(settings).max(axis=0)
+    return found
+
+
 def _tried(grid: LengthGrid) -> tuple[float, float]:
     """Fewest and most requests in flight."""
     return float(grid.concurrencies[0]), float(grid.concurrencies[-1])
@@ -277,11 +315,9 @@ def fits_of(scenario: Scenario, profile: Profile) -> Fits:
 # -- saying
 
 
-def _tuned_point(grid: LengthGrid, fits: Fits, i: int, chosen: int) -> TunedPoint:
+def _tuned_point(grid: LengthGrid, fits: Fits, i: int, chosen: int, regret: float) -> TunedPoint:
     concurrency = grid.concurrencies[i]
-    chances = chances_best(grid, fits, i)
-    settings = [grid.of(k)[i] for k in grid.settings if k == PLAIN or fits(k, concurrency)]
-    best = np.stack(settings).max(axis=0)
+    chances, best = chances_best(grid, fits, i), _best(grid, fits, i)
     lengths = [
         LengthAt(
             k=k,
@@ -299,7 +335,7 @@ def _tuned_point(grid: LengthGrid, fits: Fits, i: int, chosen: int) -> TunedPoin
         k=max(chosen, 0),
         speedup=speedup,
         interval=interval,
-        expected_regret=_regret(grid.of(chosen)[i], best),
+        expected_regret=regret,
         lengths=lengths,
     )
 
@@ -309,7 +345,7 @@ def _speedup(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, Inte
     if not (plain > 0.0).all():
         return None, None
     ratios = grid.of(setting)[i] / plain
-    return float(ratios.mean()), _percentiles(ratios)
+    return float(ratios.mean()), interval_90(ratios)
 
 
 def _regret(values: Floats, best: Floats) -> float:
@@ -325,15 +361,10 @@ def _gain(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
     if not is_known.any():
         return Gain(of=name, over=other_name, mean=0.0, interval=(0.0, 0.0), is_sure=False)
     gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
-    interval = _percentiles(gains)
+    interval = interval_90(gains)
     mean = float(gains.mean())
     is_sure = interval[0] > 0.0 and mean >= LEAST_GAIN
     return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
-
-
-def _percentiles(values: Floats) -> Interval:
-    low, high = np.percentile(values, [LOW_PERCENT, HIGH_PERCENT]).tolist()
-    return low, high
 
 
 def _notes(grid: LengthGrid, table: Table, fits: Fits) -> list[str]:
@@ -402,12 +433,12 @@ def _dynamic_gains(
     scenario: Scenario,
     profile: Profile,
     grid: LengthGrid,
-    worlds: Sequence[Draw],
+    draws: Sequence[Draw],
     controllers: Sequence[str],
     workers: int | None,
     on_done: Callable[[str, int, int], None],
 ) -> list[Gain]:
-    """Every row of every request is followed in these runs, so they take longer: few worlds."""
+    """Every row of every request is followed in these runs, so they take longer: few draws."""
     fits = fits_of(scenario, profile)
     table = best_table(grid, fits, max(limits_of(scenario, profile).max_num_seqs, grid.concurrencies[-1]))
     one = best_single(grid, fits)
@@ -419,27 +450,27 @@ def _dynamic_gains(
         "goodput": {},
     }
     points = [
-        _controlled(scenario, concurrency, grid.lengths[-1], name, settings[name], world)
+        _controlled(scenario, concurrency, grid.lengths[-1], name, settings[name], draw)
         for name in controllers
         for concurrency in grid.concurrencies
-        for world in worlds
+        for draw in draws
     ]
     values = objective_values(scenario, points, "controllers", workers, on_done)
-    by_name = values.reshape(len(controllers), len(grid.concurrencies), len(worlds))
-    reference = grid.of(one)[:, : len(worlds)]
+    by_name = values.reshape(len(controllers), len(grid.concurrencies), len(draws))
+    reference = grid.of(one)[:, : len(draws)]
     return [_gain(name, _setting_name(one), by_name[place], reference) for place, name in enumerate(controllers)]
 
 
 def _controlled(
-    scenario: Scenario, concurrency: int, most: int, name: str, settings: Mapping[str, Any], world: Draw
+    scenario: Scenario, concurrency: int, most: int, name: str, settings: Mapping[str, Any], draw: Draw
 ) -> Point:
     """One closed loop under a controller that chooses as it goes."""
-    point = _point(scenario, concurrency, most, most, world)
+    point = _point(scenario, concurrency, most, most, draw)
     speculation = msgspec.structs.replace(point.scenario.speculation, controller=name, **settings)
     return replace(point, scenario=msgspec.structs.replace(point.scenario, speculation=speculation))
 
 
-def _point(scenario: Scenario, concurrency: int, setting: int, most: int, world: Draw) -> Point:
+def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: Draw) -> Point:
     """One closed loop. A length of 0 beside others has the drafter loaded, as a table's 0 has."""
     looped = closed_loop(scenario, concurrency)
     changes: Mapping[str, Any]
@@ -453,7 +484,7 @@ def _point(scenario: Scenario, concurrency: int, setting: int, most: int, world:
         changes = {"num_speculative_tokens": max(setting, 0)}
     speculation = msgspec.structs.replace(scenario.speculation, **changes)
     settled = msgspec.structs.replace(looped, speculation=speculation)
-    return Point(scenario=world.scenario(settled), policy=scenario.policy[0], seed=world.seed, profile=world.profile)
+    return Point(scenario=draw.scenario(settled), policy=scenario.policy[0], seed=draw.seed, profile=draw.profile)
 
 
 def closed_loop(scenario: Scenario, concurrency: int) -> Scenario:

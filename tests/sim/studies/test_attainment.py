@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from math import exp, factorial, floor
 from typing import Any
 
+import msgspec
 import pytest
 
 from sim.cli.capacity import parse_price
 from sim.cli.main import run
+from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
+from sim.draws import child_seed
 from sim.experiment.resolve import resolve
 from sim.experiment.run import simulate
 from sim.experiment.scenario import Scenario
 from sim.metrics.summary import summarise
-from sim.studies.attainment import Limit, highest_load
+from sim.studies.attainment import highest_load
+from sim.studies.draws import BODY_KINDS, cost_draws
+from sim.studies.load_search import FRESH_KEY, Limit, LoadSearch
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 
@@ -46,7 +52,7 @@ def test_the_highest_rate_is_that_of_m_d_1_within_its_interval() -> None:
     service = service_s()
     bound_s = 5.0 * service
     scenario = lone_server(num_prompts=1200, **{"goodput.ttft_ms": bound_s * 1e3})
-    found = highest_load(scenario, load(PROFILE), workers=1).highest[0]
+    found = highest_load(scenario, load(PROFILE), draws=0, workers=1).highest[0]
     low, high = 0.01 / service, 0.999 / service
     for _ in range(50):
         middle = (low + high) / 2.0
@@ -60,7 +66,7 @@ def test_the_highest_rate_is_that_of_m_d_1_within_its_interval() -> None:
 
 def highest(**bounds_ms: float) -> Any:
     changes = {f"goodput.{name}_ms": bound for name, bound in bounds_ms.items()}
-    return highest_load(lone_server(num_prompts=300, **changes), load(PROFILE), workers=1).highest[0]
+    return highest_load(lone_server(num_prompts=300, **changes), load(PROFILE), draws=0, workers=1).highest[0]
 
 
 def test_bounds_below_the_service_time_are_met_never() -> None:
@@ -87,7 +93,7 @@ def test_a_bound_on_tpot_alone_ends_at_a_rate_that_may_exceed_what_is_served() -
         profile=PROFILE, policy="autoregressive", num_speculative_tokens=0, input_len=512, output_len=8,
         max_num_seqs=64, num_prompts=60, **{"goodput.tpot_ms": 12.0},
     )  # fmt: skip
-    found = highest_load(scenario, load(PROFILE), workers=1).highest[0]
+    found = highest_load(scenario, load(PROFILE), draws=0, workers=1).highest[0]
     assert found.limit is Limit.SLO
     assert found.load > 1.0
 
@@ -95,16 +101,18 @@ def test_a_bound_on_tpot_alone_ends_at_a_rate_that_may_exceed_what_is_served() -
 def test_the_highest_concurrency_meets_the_slo_and_one_more_does_not() -> None:
     """Service takes turns: with c in flight each waits for c - 1 others, so TTFT within 4.5 services means 4."""
     scenario = lone_server(num_prompts=200, **{"goodput.ttft_ms": 4.5 * service_s() * 1e3})
-    found = highest_load(scenario, load(PROFILE), is_concurrency=True, workers=1)
+    found = highest_load(scenario, load(PROFILE), is_concurrency=True, draws=0, workers=1)
     assert (found.of, found.highest[0].load) == ("concurrency", 4.0)
 
 
-def fleet_share(scenario: Scenario, replicas: int, routing: str, rate: float, bound_ms: float) -> float:
+def fleet_share(
+    scenario: Scenario, replicas: int, routing: str, rate: float, bound_ms: float, profile: Profile | None = None
+) -> float:
     """Of requests within the bound, simulated anew with another seed."""
     changed = lone_server(
         num_prompts=2000, request_rate=rate, **{"devices.count": replicas, "devices.routing": routing}
     )
-    record = simulate(resolve(changed, load(PROFILE), "baseline"), 12345)
+    record = simulate(resolve(changed, profile or load(PROFILE), "baseline"), 12345)
     shares = summarise(record, goodput_ms={"ttft_ms": bound_ms}, num_warmups=400)["slo_attainment"]
     assert isinstance(shares, dict)
     return float(shares["all"] or 0.0)
@@ -115,7 +123,7 @@ def test_the_recommended_replicas_meet_the_slo_and_one_fewer_does_not() -> None:
     bound_ms = 3.0 * service_s() * 1e3
     scenario = lone_server(num_prompts=300, **{"goodput.ttft_ms": bound_ms})
     rate = 1.2 / service_s()
-    found = highest_load(scenario, load(PROFILE), target_rate=rate, price_per_h=2.0, workers=1)
+    found = highest_load(scenario, load(PROFILE), target_rate=rate, price_per_h=2.0, draws=0, workers=1)
     by_routing = {fleet.routing: fleet for fleet in found.fleets}
     assert list(by_routing) == ["round-robin", "least-outstanding"]
     for routing, fleet in by_routing.items():
@@ -134,16 +142,102 @@ def test_a_rate_that_one_replica_only_perhaps_can_serve_takes_two() -> None:
     """At 69.2 % utilisation 95 % are within five services: the interval of a few runs lies on both sides of that."""
     service = service_s()
     scenario = lone_server(num_prompts=150, **{"goodput.ttft_ms": 5e3 * service})
-    fleet = highest_load(scenario, load(PROFILE), target_rate=0.692 / service, workers=1).fleets[0]
+    fleet = highest_load(scenario, load(PROFILE), target_rate=0.692 / service, draws=0, workers=1).fleets[0]
     assert fleet.replicas == 2
     assert fleet.one_fewer is not None
     low, high = fleet.one_fewer.ci95
     assert low < 0.95 < high
 
 
+def test_the_recommended_replicas_hold_in_18_of_20_truths_and_are_one_above_the_median_at_most() -> None:
+    """Truths are profiles within their errors, drawn one by one. Two replicas just do as given, and in the median."""
+    bound_ms = 3.0 * service_s() * 1e3
+    scenario = lone_server(num_prompts=300, **{"goodput.ttft_ms": bound_ms})
+    rate = 1.33 / service_s()
+    fleet = highest_load(scenario, load(PROFILE), target_rate=rate, workers=1).fleets[0]
+    assert fleet.replicas is not None
+    assert fleet.enough is not None
+    truths = [cost_draws(scenario, load(PROFILE), 1, seed)[0].profile for seed in range(500, 520)]
+
+    def num_holding(replicas: int) -> int:
+        shares = [fleet_share(scenario, replicas, "round-robin", rate, bound_ms, truth) for truth in truths]
+        return sum(share >= 0.95 for share in shares)
+
+    assert 10 <= num_holding(fleet.enough.replicas) < 18
+    assert num_holding(fleet.replicas) >= 18
+    assert fleet.replicas == fleet.enough.replicas + 1
+
+
+def test_draws_say_how_many_replicas_they_need_and_how_sure_the_recommended_are() -> None:
+    scenario = lone_server(num_prompts=1000, **{"goodput.ttft_ms": 3e3 * service_s()})
+    found = highest_load(scenario, load(PROFILE), target_rate=1.2 / service_s(), draws=10, workers=1)
+    one, fleet = found.highest[0], found.fleets[0]
+    assert len(one.draw_loads) == found.draws == 10
+    assert one.draws_interval is not None
+    assert one.ci95 is not None
+    assert one.load is not None
+    assert one.draws_interval[0] < one.load < one.draws_interval[1]
+    assert "layers by token count" in found.covers
+    assert sum(draws for _, draws in fleet.needed) == 10
+    enough = sum(draws for count, draws in fleet.needed if count is not None and count <= (fleet.replicas or 0))
+    assert fleet.confidence == pytest.approx(enough / 11)
+    assert fleet.confidence >= 0.9
+    assert fleet.utilisation == pytest.approx(1.2 / service_s() / ((fleet.replicas or 0) * one.load))
+
+
+def test_without_uncertainty_every_draw_has_the_load_as_given() -> None:
+    """As costs and acceptance are exact; each search ends within 3 %."""
+    exact = KindError(mean_error_pct=0.0, max_error_pct=0.0, points=9, held_out="example")
+    profile = msgspec.structs.replace(load(PROFILE), errors=dict.fromkeys((*SERVED_KINDS, *BODY_KINDS), exact))
+    profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, engine="none"))
+    found = highest_load(
+        lone_server(num_prompts=300, engine="none", **{"goodput.ttft_ms": 3e3 * service_s()}),
+        profile,
+        draws=3,
+        workers=1,
+    )
+    assert found.highest[0].draw_loads == pytest.approx([found.highest[0].load] * 3, rel=0.03)
+
+
+def test_bounds_that_some_draws_never_meet_leave_those_without_replicas() -> None:
+    bound_ms = 1.02 * service_s() * 1e3
+    scenario = lone_server(num_prompts=60, **{"goodput.ttft_ms": bound_ms})
+    found = highest_load(scenario, load(PROFILE), target_rate=2.0, share=0.5, workers=1)
+    never = sum(value == 0.0 for value in found.highest[0].draw_loads)
+    assert 0 < never < 20
+    assert all(fleet.needed[-1] == (None, never) for fleet in found.fleets)
+
+
+def test_a_run_of_one_request_has_no_interval_and_is_called_a_transient() -> None:
+    found = highest_load(
+        lone_server(num_prompts=1, **{"goodput.ttft_ms": 1e6, "output_len": 7}), load(PROFILE), draws=2, workers=1
+    )
+    one = found.highest[0]
+    assert one.load is not None
+    assert one.ci95 is None
+    assert one.draws_interval is None
+    assert one.output_tokens_per_s == pytest.approx(7.0 * one.load)
+    assert "1 requests are a transient here" in found.notes[0]
+
+
+def test_the_attainment_at_the_load_is_that_of_all_of_the_answers_own_runs() -> None:
+    scenario = lone_server(num_prompts=300, **{"goodput.ttft_ms": 3e3 * service_s()})
+    found = highest_load(scenario, load(PROFILE), draws=0, workers=1).highest[0]
+    search = LoadSearch(
+        msgspec.structs.replace(
+            scenario, workload=msgspec.structs.replace(scenario.workload, num_warmups=int(0.1 * 300))
+        ),
+        "baseline", load(PROFILE), 0.95, is_concurrency=False,
+    )  # fmt: skip
+    seeds = [child_seed(scenario.seed, FRESH_KEY, index) for index in range(found.replications)]
+    assert found.replications > 2
+    shares = [search.attains(found.load or 0.0, seed) for seed in seeds]
+    assert found.attainment["all"] == pytest.approx(sum(shares) / len(shares))
+
+
 def test_the_same_question_has_the_same_answer() -> None:
     scenario = lone_server(num_prompts=60, **{"goodput.ttft_ms": 30.0})
-    first, second = (highest_load(scenario, load(PROFILE), is_concurrency=True, workers=1) for _ in range(2))
+    first, second = (highest_load(scenario, load(PROFILE), is_concurrency=True, draws=0, workers=1) for _ in range(2))
     assert first.plain == second.plain
 
 
@@ -162,6 +256,12 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     assert run(flags) == 0
     out = capsys.readouterr().out
     assert "highest request rate at which 95 % of requests meet all SLOs" in out
+    assert "over 20 draws of costs" in out
+    assert run([*flags, "--target-rate", "50", "--draws", "9"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"1 replicas, \d+ % utilised, .* enough with 90 % confidence: 1 replicas in 9 of 9 draws", out)
+    assert run([*flags, "--target-rate", "50", "--draws", "0"]) == 0
+    assert "draws" not in capsys.readouterr().out
     assert "$/M tokens" in out
 
 

@@ -1,0 +1,299 @@
+"""The highest load of one policy by bisection: a replication's own, on the same requests at every load, so that only
+the load moves its answers.
+
+Under a draw of costs and acceptance the search begins where it ended as given, on the requests of one replication, and
+ends earlier: the two answers' ratio is what the draw does, whatever those requests were.
+Not here: how many replications, what is said of them, fleets (attainment).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from math import ceil, exp, inf, isinf, log, sqrt
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sim.costs.profile import Profile
+from sim.draws import child_seed
+from sim.experiment.capacity import capacity
+from sim.experiment.points import Point, run_point
+from sim.experiment.scenario import Scenario
+from sim.metrics.stats import t_975
+from sim.metrics.summary import Run
+from sim.studies.draws import Draw
+from sim.workload.generate import TraceArrivals, is_trace, trace_length
+
+PILOTS = 5
+MOST_REPLICATIONS = 20
+NARROW = 0.02
+"""Half of the interval over the answer, from which on it is narrow."""
+BISECTED, BISECTED_IN_DRAW = 0.008, 0.03
+"""Relative width to which a replication's own answer is bisected, without bias; small beside NARROW, and beside what
+draws differ by."""
+ALONE = 1e-3
+"""Share of the saturated throughput at which requests hardly ever meet."""
+REQUESTS = 2000
+"""Of a run with its length left open; a tenth more come first and do not count."""
+SPAN_IN_BOUNDS, MOST_REQUESTS = 50.0, 20_000
+"""Of such a run: mean rate times the tightest bound on waiting, and a limit."""
+WARMUP_SHARE = 0.1
+PILOT_KEY, FRESH_KEY = 1_000_031, 1_000_033
+"""Children of the scenario's seed."""
+
+OnDone = Callable[[str, int, int], None]
+
+
+class Limit(StrEnum):
+    """What ends the load that can be served."""
+
+    SLO = "slo"
+    """Beyond it too few requests meet the SLOs."""
+    THROUGHPUT = "throughput"
+    """The SLOs hold up to the saturated throughput."""
+    NEVER = "never"
+    """Too few requests meet them even alone."""
+    UNBOUNDED = "unbounded"
+    """The SLOs bound no waiting, and hold with every request at once."""
+
+
+class OwnLoads(NamedTuple):
+    """The highest load of each replication of an answer."""
+
+    limit: Limit
+    loads: list[float]
+    seeds: list[int]
+
+
+class LoadSearch:
+    """One policy and its loads."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: str,
+        profile: Profile,
+        share: float,
+        *,
+        is_concurrency: bool,
+        is_counted: bool = True,
+        closeness: float = BISECTED,
+    ) -> None:
+        devices = msgspec.structs.replace(scenario.devices, count=1)
+        self.scenario = msgspec.structs.replace(scenario, policy=(policy,), replications=1, devices=devices)
+        self.policy, self.profile, self.share = policy, profile, share
+        self.is_concurrency, self.is_counted = is_concurrency, is_counted
+        self.closeness = closeness
+        self.saturated_per_s, self.saturated_ci95 = capacity(self.scenario, policy, profile)
+        if not is_counted:
+            self.scenario = with_length(self.scenario, self._long_enough())
+
+    def _long_enough(self) -> int:
+        """Requests whose arrivals span many times what the SLOs let one wait: else a short run ends before a queue that
+        grows has become too long."""
+        goodput = self.scenario.goodput
+        bounds_ms = [bound for bound in (goodput.ttft_ms, goodput.e2el_ms) if bound is not None]
+        spanned = ceil(SPAN_IN_BOUNDS * min(bounds_ms, default=0.0) / 1e3 * self.saturated_per_s)
+        return min(MOST_REQUESTS, max(REQUESTS, spanned))
+
+    @property
+    def bounds_waiting(self) -> bool:
+        goodput = self.scenario.goodput
+        return goodput.ttft_ms is not None or goodput.e2el_ms is not None
+
+    @property
+    def most(self) -> float:
+        """The largest load that is tried: with a bound on waiting the saturated rate, else everything at once."""
+        if self.is_concurrency:
+            return float(max(1, num_prompts(self.scenario) // 2))
+        return self.saturated_per_s if self.bounds_waiting else inf
+
+    @property
+    def least(self) -> float:
+        return 1.0 if self.is_concurrency else ALONE * self.saturated_per_s
+
+    def point(self, load: float, seed: int) -> Point:
+        """One run at that load."""
+        workload = self.scenario.workload
+        changes: dict[str, Any] = {"request_rate": load, "max_concurrency": None}
+        if self.is_concurrency:
+            changes = {"request_rate": inf, "max_concurrency": round(load)}
+        if is_trace(workload) and workload.trace_arrivals is TraceArrivals.RECORDED:
+            changes["trace_arrivals"] = TraceArrivals.RESCALED
+        workload = msgspec.structs.replace(workload, **changes)
+        settled = msgspec.structs.replace(self.scenario, workload=workload)
+        return Point(scenario=settled, policy=self.policy, seed=seed, profile=self.profile)
+
+    def attains(self, load: float, seed: int) -> float:
+        """Share of requests that meet all SLOs."""
+        return joint_share(run_point(self.point(load, seed)).run)
+
+    def own_highest(self, seed: int, near: float | None = None) -> float:
+        """One replication's highest load: 0 where the least fails, the most where that holds. It is looked for about
+        `near` first."""
+        low, high = self._bracket(seed, near)
+        if low == high or low == 0.0:
+            return low
+        while not self._is_close(low, high):
+            middle = exp(0.5 * (log(low) + log(high)))
+            middle = float(round(middle)) if self.is_concurrency else middle
+            if middle in (low, high):
+                middle = low + 1.0
+            if self.attains(middle, seed) >= self.share:
+                low = middle
+            else:
+                high = middle
+        return low if self.is_concurrency else sqrt(low * high)
+
+    def _bracket(self, seed: int, near: float | None) -> tuple[float, float]:
+        """A load that holds and one that fails; (0, 0) where the least fails, twice the most where that holds."""
+        factor, low, failed = 1.1, self.least if near is None else max(self.least, self._whole(near / 1.05)), 0.0
+        while low > self.least and self.attains(low, seed) < self.share:
+            low, factor, failed = max(self.least, self._whole(low / factor)), factor**2, low
+        if low == self.least and self.attains(low, seed) < self.share:
+            return 0.0, 0.0
+        if failed:
+            return low, failed
+        if near is None and self.attains(self.most, seed) >= self.share:
+            return self.most, self.most
+        step, high = 1.1, 2.0 * self.saturated_per_s if self.most == inf else self.most
+        if near is not None:
+            high = min(self.most, self._whole(near * 1.05) + self.is_concurrency)
+        while self.attains(high, seed) >= self.share:
+            if high >= self.most:
+                return self.most, self.most
+            low, high, step = high, min(self.most, self._whole(high * step) + self.is_concurrency), step**2
+        return low, high
+
+    def _whole(self, load: float) -> float:
+        """`load`, rounded down where it is a number of requests."""
+        return float(int(load)) if self.is_concurrency else load
+
+    def _is_close(self, low: float, high: float) -> bool:
+        return high - low <= 1.0 if self.is_concurrency else high / low - 1.0 <= self.closeness
+
+    def under(self, draw: Draw) -> LoadSearch:
+        """The same question where costs and acceptance are those of `draw`."""
+        return LoadSearch(
+            draw.scenario(self.scenario),
+            self.policy,
+            draw.profile,
+            self.share,
+            is_concurrency=self.is_concurrency,
+            closeness=BISECTED_IN_DRAW,
+        )
+
+    def own_loads(self, workers: int | None, on_done: OnDone) -> OwnLoads:
+        """Of pilots, and of as many fresh replications as a narrow interval takes."""
+        first = self._replications(PILOT_KEY, 1, None, workers, on_done).loads[0]
+        # The first of the pilots looks everywhere, the others where it found something.
+        found = self._replications(PILOT_KEY, PILOTS, first if 0.0 < first < self.most else None, workers, on_done)
+        if max(found.loads) > 0.0 and min(found.loads) < self.most:
+            mean = sum(found.loads) / len(found.loads)
+            count = replications(found.loads)
+            found = self._replications(FRESH_KEY, count, mean, workers, on_done)
+        return found._replace(limit=self._limit(sorted(found.loads)[len(found.loads) // 2]))
+
+    def _limit(self, load: float) -> Limit:
+        if load == 0.0:
+            return Limit.NEVER
+        if load < self.most:
+            return Limit.SLO
+        return Limit.UNBOUNDED if self.most == inf or self.is_concurrency else Limit.THROUGHPUT
+
+    def _replications(self, key: int, count: int, near: float | None, workers: int | None, on_done: OnDone) -> OwnLoads:
+        seeds = [child_seed(self.scenario.seed, key, index) for index in range(count)]
+        stage = f"{self.policy}: {'pilots' if key == PILOT_KEY else 'replications'}"
+        tasks = [(index, seed, near) for index, seed in enumerate(seeds)]
+        loads = self._in_workers(_own_highest, tasks, (), stage, workers, on_done)
+        return OwnLoads(Limit.SLO, loads, seeds)
+
+    def loads_under(
+        self, draws: Sequence[Draw], own: OwnLoads, load: float | None, workers: int | None, on_done: OnDone
+    ) -> list[float]:
+        """[draws] the highest load of each: that as given, which is `load` over all replications, times what the draw
+        makes of the first replication's own."""
+        seed, given = own.seeds[0], own.loads[0]
+        tasks = [(index, seed, given) for index in range(len(draws))]
+        found = self._in_workers(_own_highest_under, tasks, draws, f"{self.policy}: draws", workers, on_done)
+        if load is None or given == 0.0 or isinf(given):
+            return found
+        return [load * value / given for value in found]
+
+    def _in_workers(
+        self,
+        function: Callable[[tuple[int, int, Any]], float],
+        tasks: Sequence[tuple[int, int, Any]],
+        draws: Sequence[Draw],
+        stage: str,
+        workers: int | None,
+        on_done: OnDone,
+    ) -> list[float]:
+        # Here, since process pools take longer to import than a small run does.
+        from sim.experiment.pool import default_workers, started
+
+        on_done(stage, 0, len(tasks))
+        done: dict[int, float] = {}
+        uses = {self.policy, self.scenario.speculation.acceptance_name}
+        count = min(len(tasks), workers or default_workers())
+        with started(count, {"search": self, "draws": draws}, uses=uses) as pool:
+            for task, load in pool.run(function, tasks):
+                done[task[0]] = load
+                on_done(stage, len(done), len(tasks))
+        return [done[index] for index in range(len(tasks))]
+
+
+def replications(pilots: Sequence[float]) -> int:
+    """How many fresh ones make the interval of their mean narrow."""
+    mean = sum(pilots) / len(pilots)
+    spread = sqrt(sum((value - mean) ** 2 for value in pilots) / (len(pilots) - 1))
+    count = PILOTS
+    while count < MOST_REPLICATIONS and t_975(count - 1) * spread / sqrt(count) > NARROW * mean:
+        count += 1
+    return count
+
+
+def _own_highest(task: tuple[int, int, float | None]) -> float:
+    """In a worker."""
+    from sim.experiment.pool import given
+
+    search: LoadSearch = given("search")
+    return search.own_highest(task[1], task[2])
+
+
+def _own_highest_under(task: tuple[int, int, float]) -> float:
+    """In a worker. It is looked for where it was as given, times what the draw does to the saturated throughput."""
+    from sim.experiment.pool import given
+
+    as_given: LoadSearch = given("search")
+    index, seed, own = task
+    search = as_given.under(given("draws")[index])
+    near = own if as_given.is_concurrency else own * search.saturated_per_s / as_given.saturated_per_s
+    return search.own_highest(seed, near if 0.0 < near < inf else None)
+
+
+def with_length(scenario: Scenario, auto: int) -> Scenario:
+    """With a length, `auto` where it is left open or was by this, and a warm-up; no window."""
+    workload = scenario.workload
+    is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
+    count = auto if is_open else num_prompts(scenario)
+    warmups = int(WARMUP_SHARE * count) if is_open else workload.num_warmups or int(WARMUP_SHARE * count)
+    workload = msgspec.structs.replace(workload, num_prompts=count, num_warmups=warmups)
+    return msgspec.structs.replace(scenario, workload=workload, window=type(scenario.window)())
+
+
+def num_prompts(scenario: Scenario) -> int:
+    """Requests of a run."""
+    workload = scenario.workload
+    if isinstance(workload.num_prompts, int):
+        return workload.num_prompts
+    return trace_length(workload) if is_trace(workload) else REQUESTS
+
+
+def joint_share(run: Run) -> float:
+    """Of requests that meet all SLOs."""
+    shares = run["slo_attainment"]
+    assert isinstance(shares, dict)
+    joint = shares["all"]
+    return 0.0 if joint is None else float(joint)
