@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PAIR := llama-2-7b+tinyllama-1.1b
 
-.PHONY: demo test test-real mutation gpu notebooks accuracy accuracy-public check format clean
+.PHONY: demo test test-real mutation gpu notebooks accuracy accuracy-public check format clean claims
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -33,14 +33,17 @@ gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (do
 	touch $@
 
 notebooks: .venv/.notebooks      ## executes every notebook on small settings and leaves them as they are
-	$(BIN)/python -m benchmarks.notebooks
+	$(BIN)/python -m validation notebooks
 
 accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured, predicted and replayed here, three times
-	$(BIN)/python -m benchmarks.replay_accuracy
+	$(BIN)/python -m validation replay_accuracy
 
 accuracy-public: .venv/.dev      ## docs/accuracy.md: public runs of others, judged; DATA=FOLDER holds what it names
 	@test -n "$(DATA)" || { echo "make accuracy-public DATA=FOLDER: the folder with the public data" >&2; exit 2; }
-	$(BIN)/python -m benchmarks.accuracy $(DATA) $(if $(PEER),--peer $(PEER))
+	$(BIN)/python -m validation accuracy $(DATA) $(if $(PEER),--peer $(PEER))
+
+claims: .venv/.dev               ## published figures, each with what is simulated from its conditions and a verdict
+	$(BIN)/python -m validation claims
 
 check: .venv/.dev                ## format, lint, types
 	$(BIN)/ruff format --check .

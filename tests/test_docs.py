@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scenario_docs import PAGE, page
 from sim.cli.main import run
+from validation.pages.scenario import PAGE, page
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("sim", "realrun", "calibrate", "benchmarks", "tests")
+PACKAGES = ("sim", "realrun", "calibrate", "validation", "tests")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 DOTTED = re.compile(rf"(?<![\w./`-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 
 
 def test_the_scenario_page_is_the_schemas() -> None:
-    """`python -m benchmarks.scenario_docs` writes it anew."""
+    """`python -m validation scenario_docs` writes it anew."""
     assert PAGE.read_text() == page()
 
 

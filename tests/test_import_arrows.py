@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("sim", "realrun", "calibrate")
+PACKAGES = ("sim", "realrun", "calibrate", "validation")
 """Low to high."""
 FLOORS = {
     "sim": (
         ("names", "draws"),
         ("files",),
-        ("seam",),
+        ("interface",),
         ("acceptance", "workload"),
         ("costs",),
         ("costs.forms",),
@@ -26,10 +26,10 @@ FLOORS = {
         ("engine",),
         ("policies",),
         ("metrics",),
-        ("experiment",),
+        ("run",),
+        ("compare",),
         ("studies",),
         ("report",),
-        ("claims",),
         ("cli",),
     ),
     "realrun": (
@@ -38,8 +38,6 @@ FLOORS = {
         ("kernels",),
         ("replay",),
         ("validate",),
-        ("validate.vllm",),
-        ("validate.cells",),
         ("cli",),
     ),
     "calibrate": (
@@ -51,9 +49,15 @@ FLOORS = {
         ("service",),
         ("importers",),
         ("check",),
+        ("judge",),
         ("production",),
         ("campaign",),
         ("cli",),
+    ),
+    "validation": (
+        ("claims", "silicon", "accuracy", "replays", "speed"),
+        ("intervals", "pages"),
+        ("__main__",),
     ),
 }
 """Rooms of each package, low to high. A module imports from its own room and from lower ones; rooms of one floor know

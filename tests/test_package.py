@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("sim", "calibrate", "realrun")
-FILES = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "lanesim.py")
+FILES = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "lanesim" / "__init__.py")
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 NUM_PROMPTS = 5
 
@@ -54,7 +54,7 @@ def command(installed: Path, elsewhere: Path, *arguments: str) -> subprocess.Com
 
 
 def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(wheel: Path) -> None:
-    wanted = {"lanesim.py"}
+    wanted = {"lanesim" / "__init__.py"}
     for package in PACKAGES:
         files = (path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
         wanted |= {path.relative_to(ROOT).as_posix() for path in files}

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = [name for name in lanesim.__all__ if not isinstance(getattr(lanesim, name), ModuleType)]
 WITH_EXAMPLES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for package in ("lanesim.py", "sim", "calibrate", "realrun")
+    for package in ("lanesim" / "__init__.py", "sim", "calibrate", "realrun")
     for path in sorted((ROOT / package).rglob("*.py") if (ROOT / package).is_dir() else [ROOT / package])
     if ">>> " in path.read_text()
 ]

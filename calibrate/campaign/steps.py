@@ -52,8 +52,8 @@ def measure(device: str, out: Path, job: Job, repeats: int) -> None:
 
 def replay(device: str, out: Path, campaign: Campaign, load: Load) -> None:
     """Replay `load` into OUT/LOAD and judge it there."""
+    from calibrate.cli.validate import validate_command
     from realrun.cli.replay import replay_command
-    from realrun.cli.validate import validate_command
     from sim.files.write import write_text
 
     directory, scenario = out / load.name, out / f"{load.name}.yaml"

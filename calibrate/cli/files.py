@@ -105,9 +105,9 @@ def _folder(path: Path) -> tuple[str, str]:
 
 def _yaml(path: Path) -> tuple[str, str]:
     from sim.costs.profile_files import load
-    from sim.experiment.resolve import resolve_all
-    from sim.experiment.scenario import parse_scenario
-    from sim.experiment.scenario_file import read_scenario
+    from sim.run.resolve import resolve_all
+    from sim.run.scenario import parse_scenario
+    from sim.run.scenario_file import read_scenario
 
     raw = read_scenario(path)
     if "grid" in raw or "zip" in raw:
@@ -154,7 +154,7 @@ def _text(path: Path) -> tuple[str, str]:
 
 def _csv(path: Path) -> tuple[str, str]:
     from calibrate.fit.steps import COLUMNS, read_curve
-    from realrun.validate.cells.table import REQUEST_COLUMNS, REQUIRED, read_cells, read_request_list
+    from calibrate.judge.cell_table import REQUEST_COLUMNS, REQUIRED, read_cells, read_request_list
     from sim.files.tables import read_csv
 
     header, rows = read_csv(path, "table")
@@ -177,7 +177,7 @@ def _csv(path: Path) -> tuple[str, str]:
 
 
 def _json_lines(path: Path) -> tuple[str, str]:
-    from realrun.validate.vllm.requests import FIELDS, read_requests
+    from calibrate.judge.vllm_requests import FIELDS, read_requests
     from sim.acceptance.tape import read_tapes
     from sim.files.json_values import json_lines
     from sim.workload.content import BLOCK_TOKENS, TOKEN_FIELDS, read_prompts

@@ -154,8 +154,8 @@ def _fit(
 ) -> None:
     """Fit the levels but the one held back, predict that, and write and print what comes of it."""
     from calibrate.cli.production import plain, show
+    from calibrate.judge.cells import Setup
     from calibrate.production.fit import fit_served, predicted
-    from realrun.validate.cells.compare import Setup
     from sim.cli.console import write_text
     from sim.report.results import to_json
 

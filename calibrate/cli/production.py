@@ -44,8 +44,8 @@ EXAMPLE = (
 def production_command(profile_name: str, out: Path | None, json_path: str | None, **flags: Any) -> None:
     """Fit the engine's constants and read the acceptance from a server that runs: two looks at /metrics, results of its
     benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too."""
+    from calibrate.judge.cells import Setup
     from calibrate.production.fit import fit_served
-    from realrun.validate.cells.compare import Setup
     from sim.cli.console import progress, write_text
     from sim.costs.profile_files import load
     from sim.report.results import to_json

@@ -17,7 +17,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.passes import PassUse, pass_use
 from sim.costs.profile import KindError, MeasuredPoint, Profile
 from sim.costs.shapes import ModelShape
-from sim.seam.work import Work
+from sim.interface.work import Work
 
 Array = NDArray[np.float64]
 

@@ -27,7 +27,7 @@ from sim.costs.forms.compact import CompactCosts, CompactPasses
 from sim.costs.forms.table import TableCosts, TablePasses
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
 from sim.costs.profile import MeasuredPoint, Profile
-from sim.seam.work import Chunk, Model, Work
+from sim.interface.work import Chunk, Model, Work
 
 HISTORY_TOKENS = 64.0
 """Histories much shorter than this are alike."""

@@ -24,7 +24,7 @@ from sim.costs.profile import Overlap, Profile
 from sim.costs.profile_files import round_constant
 from sim.devices.contention import Contention
 from sim.hosts.simulated import SimHost
-from sim.seam.work import Work
+from sim.interface.work import Work
 
 ETAS = (0.15, 0.25, 0.4, 0.6, 0.8, 1.0, 1.4, 2.0)
 COARSE_IN = 3

@@ -27,7 +27,7 @@ from sim.costs.profile import SERVED, KindError, Profile
 from sim.costs.profile_files import round_constant
 from sim.costs.works import PIECE_KERNELS
 from sim.files.tables import read_csv
-from sim.seam.work import Model
+from sim.interface.work import Model
 
 BOUNDS = {
     "compute_share": (0.1, 1.4),

@@ -26,7 +26,7 @@ from sim.costs.passes import layer_rest_s, sampler_s
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid
 from sim.costs.profile import Gpu, KindError, Profile
 from sim.costs.shapes import ModelShape
-from sim.seam.work import Chunk
+from sim.interface.work import Chunk
 
 HOW = "every second grid point of each axis left out and interpolated"
 

@@ -22,7 +22,7 @@ from realrun.host.device import Event
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
-from sim.seam.work import Kind, Model
+from sim.interface.work import Kind, Model
 
 HOLD_S = 1e-3
 """That a stream is held while a graph is issued, at least."""

@@ -14,7 +14,7 @@ import msgspec
 
 from sim.costs.profile import MeasuredPoint
 from sim.costs.shapes import ModelShape
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.work import Chunk, Kind, Model, Work
 
 L2State = Literal["cold", "warm", "unknown"]
 L2_STATES: tuple[L2State, ...] = ("cold", "warm", "unknown")

@@ -13,7 +13,7 @@ from statistics import fmean, median, stdev
 
 import msgspec
 
-from realrun.validate.cells.table import Cell
+from calibrate.judge.cell_table import Cell
 
 LEAST_CONCURRENCY, MOST_CONCURRENCY = 1.0, 65_536.0
 MOST_TOKENS = 10_000_000.0

@@ -25,13 +25,13 @@ from sim.engine.controllers import build_controller
 from sim.engine.kv import KvPool
 from sim.engine.serving import Serving
 from sim.hosts.simulated import SimHost
+from sim.interface.host import Host, Stream
+from sim.interface.request import Request
+from sim.interface.wait import Signal
+from sim.interface.work import Kind, Work
 from sim.metrics.records import work_record
 from sim.policies import rounds
 from sim.policies.options import PolicyOptions
-from sim.seam.host import Host, Stream
-from sim.seam.request import Request
-from sim.seam.wait import Signal
-from sim.seam.work import Kind, Work
 
 REQUESTS_PER_LANE = 8
 PROMPT_TOKENS, OUTPUT_TOKENS = (32, 88, 48, 72), 24

@@ -1,6 +1,6 @@
 """Where `validate vllm` and `validate cells` put their results, and the table that they print.
 
-Not here: the results (realrun.validate.vllm.compare, realrun.validate.cells.compare).
+Not here: the results (calibrate.judge.vllm_runs, calibrate.judge.cells).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from realrun.replay.genuine import Tied
     from realrun.replay.run import Replay
     from sim.costs.profile import Profile
-    from sim.experiment.assemble import Experiment
-    from sim.experiment.scenario import Scenario
+    from sim.run.experiment import Experiment
+    from sim.run.scenario import Scenario
 
 NUM_PROMPTS = 200
 """Requests of a replay that is not told how many: it runs in real time."""
@@ -55,9 +55,9 @@ def replay_command(**flags: Any) -> None:
     (--acceptance-from model), and `validate` simulates what they were seen to accept.
     """
     from sim.costs.profile_files import load
-    from sim.experiment.resolve import resolve_all
-    from sim.experiment.scenario import parse_scenario
     from sim.report.results import check_out, place_of, writing
+    from sim.run.resolve import resolve_all
+    from sim.run.scenario import parse_scenario
 
     path = flags["scenario"]
     raw = gather(flags)
@@ -100,8 +100,8 @@ def _pair(
 
 def _experiments(scenario: Scenario, profile: Profile, most_requests: int, *, is_dictated: bool) -> list[Experiment]:
     from sim.draws import child_seed
-    from sim.experiment.assemble import Experiment
-    from sim.experiment.resolve import resolve
+    from sim.run.experiment import Experiment
+    from sim.run.resolve import resolve
 
     return [
         Experiment(

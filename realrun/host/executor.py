@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from realrun.host.clocks import Clock
-from sim.seam.host import Stream
-from sim.seam.work import Work
+from sim.interface.host import Stream
+from sim.interface.work import Work
 
 
 class Job(NamedTuple):

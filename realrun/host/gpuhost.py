@@ -1,4 +1,5 @@
-"""The real host: policies on threads, works on streams of a device, the same rules as in simulation (sim.seam.host).
+"""The real host: policies on threads, works on streams of a device, the same rules as in simulation
+(sim.interface.host).
 
 The keeper is the thread that calls `run_until`. It owns the wake order (sim.hosts.clock): it takes in what the issuers
 report, fires what the clock has due, and lends the baton to one policy thread at a time, in the order in which their
@@ -21,9 +22,9 @@ from realrun.host.threads import Baton, Done, Failed, HostStuck, Issued, StreamT
 from realrun.host.ticket import GpuTicket
 from sim.hosts.clock import Task, TaskHost
 from sim.hosts.simulated import RunLength
-from sim.seam.host import Stream
-from sim.seam.wait import HostWait, Signal, Wait
-from sim.seam.work import NO_RESULT, Kind, Result, Work
+from sim.interface.host import Stream
+from sim.interface.wait import HostWait, Signal, Wait
+from sim.interface.work import NO_RESULT, Kind, Result, Work
 
 WATCHDOG_S = 300.0
 """Longest time without any event while works are in flight: beyond one pass of a large model even on a CPU."""

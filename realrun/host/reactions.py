@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from realrun.host.ticket import GpuTicket
 from sim.hosts.clock import POLL_GRID_SLACK, FirstWait
-from sim.seam.wait import HostWait
+from sim.interface.wait import HostWait
 
 
 class LookingHost(Protocol):

@@ -18,8 +18,8 @@ from realrun.host.executor import Job, Lane
 from realrun.host.reactions import Reactions
 from realrun.host.ticket import LOOK_AGAIN, GpuTicket
 from sim.hosts.clock import Task
-from sim.seam.host import Stream
-from sim.seam.wait import HostWait
+from sim.interface.host import Stream
+from sim.interface.wait import HostWait
 
 CLOSE = object()
 """Last message to a thread."""

@@ -12,9 +12,9 @@ from math import nan
 
 from realrun.host.clocks import Mailbox
 from realrun.host.executor import Handle, Job, Outcome
-from sim.seam.host import Stream
-from sim.seam.wait import HostWait
-from sim.seam.work import Result, Work
+from sim.interface.host import Stream
+from sim.interface.wait import HostWait
+from sim.interface.work import Result, Work
 
 LOOK_AGAIN = object()
 """Message to an issuer: a work that one of its own comes after has been issued."""

@@ -15,7 +15,7 @@ import torch
 
 from realrun.host.device import Device, Event
 from realrun.kernels.passes import NOT_FORCED, Column, PassShape
-from sim.seam.work import Model
+from sim.interface.work import Model
 
 STAGING_DEPTH = 4
 """Passes in flight per stream before a buffer is used again; reuse waits for the pass that had it."""

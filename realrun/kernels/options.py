@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from realrun.kernels.passes import PassShape
 from realrun.model.attention import Attention
 from realrun.model.kv import LAYOUT
-from sim.seam.work import Kind, Model
+from sim.interface.work import Kind, Model
 
 CAPTURABLE = (Attention.FLASH, Attention.FLASH_3)
 

@@ -22,7 +22,7 @@ from realrun.kernels.rows import PromptChunk, RowResult, Slot
 from realrun.kernels.sequences import Sequences
 from realrun.model import sampling
 from realrun.model.decoder import Decoder
-from sim.seam.work import Kind, Model
+from sim.interface.work import Kind, Model
 
 
 class Submitted:

@@ -25,7 +25,7 @@ from realrun.model import sampling
 from realrun.model.attention import Rectangle
 from realrun.model.decoder import Decoder
 from realrun.model.sampling import Draw
-from sim.seam.work import Kind, Model
+from sim.interface.work import Kind, Model
 
 
 class Column(IntEnum):

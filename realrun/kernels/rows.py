@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from realrun.kernels.options import PairOptions
 from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
-from sim.seam.work import Kind, Model
+from sim.interface.work import Kind, Model
 
 
 @dataclass(slots=True, eq=False)

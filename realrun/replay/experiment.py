@@ -1,7 +1,7 @@
 """What a real run needs beside what it shares with a simulated one: which scenarios can be replayed, how many requests
 need slots at once, and the totals of its works.
 
-Not here: the run's ingredients (sim.experiment.assemble), the host. No torch.
+Not here: the run's ingredients (sim.run.experiment), the host. No torch.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from math import inf
 
 from sim.acceptance.tape import TapeAcceptance
-from sim.experiment.assemble import Experiment
-from sim.experiment.limits import build_acceptance
 from sim.metrics.records import StreamUsage, WorkRecord
 from sim.policies.options import KvMode, Method
+from sim.run.experiment import Experiment
+from sim.run.limits import build_acceptance
 
 
 def check_replayable(experiment: Experiment) -> None:

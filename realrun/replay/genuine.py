@@ -14,7 +14,7 @@ import msgspec
 from realrun.replay.measured import MeasuredWork
 from sim.costs.kernels import CompactKernels
 from sim.costs.profile import Profile
-from sim.seam.work import Kind
+from sim.interface.work import Kind
 
 EPSILON = 0.2
 """About .65 of the drafted tokens are accepted at temperature 0 (realrun.model.weights.tied_pair)."""

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from realrun.host.ticket import GpuTicket
 from realrun.replay.experiment import useful_tokens
 from sim.costs.cost import Cost, Demands
+from sim.interface.work import Kind, Work
 from sim.metrics.records import WorkRecord, work_record
-from sim.seam.work import Kind, Work
 
 NEAREST = 6
 """Measured works that a miss is given the mean of: one alone would hand on its noise."""

@@ -15,9 +15,9 @@ from sim.devices.contention import Contention
 from sim.devices.ticket import SimTicket
 from sim.hosts.clock import POLL_GRID_SLACK
 from sim.hosts.simulated import RunLength, SimHost
-from sim.seam.host import Stream
-from sim.seam.wait import HostWait, Signal, Wait
-from sim.seam.work import Work
+from sim.interface.host import Stream
+from sim.interface.wait import HostWait, Signal, Wait
+from sim.interface.work import Work
 
 
 class WakeLatency(NamedTuple):

@@ -22,9 +22,9 @@ from realrun.host.executor import Handle, Job, Lane, Outcome, check_whole
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, Submitted
 from realrun.kernels.rows import PromptChunk, Slot
-from sim.seam.host import Stream
-from sim.seam.request import Request
-from sim.seam.work import Kind, Model
+from sim.interface.host import Stream
+from sim.interface.request import Request
+from sim.interface.work import Kind, Model
 
 SLOT_PATIENCE_S = 60.0
 """Longest wait for a slot: its former request is finished and has only a draft prefill left in flight."""

@@ -13,7 +13,7 @@ from realrun.host.quiet import frozen_heap
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
-from sim.seam.work import Kind, Model
+from sim.interface.work import Kind, Model
 
 PROBED_TOKENS = (1, 48)
 """Of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""

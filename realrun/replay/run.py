@@ -26,17 +26,17 @@ from realrun.replay.measured import MeasuredWork, mean, measured_work, real_colu
 from realrun.replay.measured_host import WakeLatency
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.probe import probe
+from sim.compare.run_length import load_of
+from sim.compare.side_by_side import RESULT_SCHEMA, cost_source, paired_differences
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode
-from sim.experiment.assemble import Accounts, Experiment
-from sim.experiment.compare import RESULT_SCHEMA, cost_source, paired_differences
-from sim.experiment.scenario import Scenario, to_plain
-from sim.experiment.steady import load_of
+from sim.interface.work import Kind, Model
 from sim.metrics.load import Load, Verdict, needs_capacity
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
 from sim.report.results import read_columns, write_parquet, write_results
-from sim.seam.work import Kind, Model
+from sim.run.experiment import Accounts, Experiment
+from sim.run.scenario import Scenario, to_plain
 
 REHEARSAL_REQUESTS = 4
 """Requests served before the measured run, at once: first passes pick algorithms, and show who runs what."""

@@ -21,7 +21,7 @@ from realrun.replay.probe import PROBED_TOKENS
 from sim.costs.memory import loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
-from sim.experiment.assemble import Experiment
+from sim.run.experiment import Experiment
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """By bytes per weight."""

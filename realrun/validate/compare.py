@@ -24,13 +24,13 @@ from realrun.validate.errors import PERCENTILES, errors
 from sim.costs.cost import CostModel, Demands
 from sim.costs.profile import HostCosts, Profile
 from sim.devices.contention import Contention
-from sim.experiment.assemble import Experiment
-from sim.experiment.run import OnWork, run_recorded
 from sim.hosts.simulated import RunLength, SimHost
+from sim.interface.request import Request
+from sim.interface.work import Work
 from sim.metrics.records import RunRecord, WorkRecord
 from sim.metrics.summary import summarise
-from sim.seam.request import Request
-from sim.seam.work import Work
+from sim.run.experiment import Experiment
+from sim.run.simulate import OnWork, run_recorded
 
 VALIDATION_SCHEMA = 1
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sim.interface.request import Request
 from sim.metrics.records import RunRecord, WorkRecord
-from sim.seam.request import Request
 
 
 def first_divergence(

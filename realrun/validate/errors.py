@@ -1,7 +1,7 @@
 """What was measured beside what was simulated: one value, a run's latencies, and errors over many.
 
-Not here: where either side comes from (realrun.validate.compare, realrun.validate.vllm.compare,
-realrun.validate.cells.compare). No torch.
+Not here: where either side comes from (realrun.validate.compare, calibrate.judge.vllm_runs,
+calibrate.judge.cells). No torch.
 """
 
 from __future__ import annotations

@@ -16,17 +16,17 @@ from realrun.replay.measured import MeasuredWork
 from realrun.replay.measured_host import WakeLatency
 from realrun.validate.compare import Observed
 from realrun.validate.errors import LATENCIES, STATISTICS, THROUGHPUT
+from sim.compare.side_by_side import RESULT_SCHEMA
 from sim.costs.profile import Profile
-from sim.experiment.assemble import Experiment
-from sim.experiment.compare import RESULT_SCHEMA
-from sim.experiment.resolve import resolve
-from sim.experiment.scenario import Scenario, parse_scenario, to_plain
-from sim.experiment.scenario_file import read_scenario
 from sim.files.json_values import convert, parse_json
 from sim.files.read import Unreadable, read_text
+from sim.interface.request import Request
 from sim.metrics.records import WorkRecord
 from sim.report.results import REAL_COLUMNS, REQUESTS, SUMMARY, WORKS, read_columns
-from sim.seam.request import Request
+from sim.run.experiment import Experiment
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario, parse_scenario, to_plain
+from sim.run.scenario_file import read_scenario
 
 Columns = Mapping[str, list[Any]]
 REQUEST_FIELDS = (

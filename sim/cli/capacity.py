@@ -37,7 +37,7 @@ def capacity_command(**flags: Any) -> None:
     draws that a further one holds as well with 90 % confidence.
     """
     from sim.costs.profile_files import load
-    from sim.experiment.scenario import parse_scenario
+    from sim.run.scenario import parse_scenario
     from sim.studies.attainment import highest_load
 
     options = {name: flags.pop(name) for name in ("share", "is_concurrency", "target_rate", "draws", "workers")}

@@ -1,4 +1,4 @@
-"""`lanesim compare`: the command line of sim.experiment.compare."""
+"""`lanesim compare`: the command line of sim.compare.side_by_side."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 from sim.names import unknown
 
 if TYPE_CHECKING:
+    from sim.compare.side_by_side import Comparison
     from sim.costs.profile import Profile
-    from sim.experiment.compare import Comparison
-    from sim.experiment.scenario import Scenario
     from sim.metrics.records import RunRecord
+    from sim.run.scenario import Scenario
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 EXAMPLE = (
@@ -63,8 +63,8 @@ EXAMPLE = (
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
-    from sim.experiment.scenario import parse_scenario
     from sim.report.results import OWN_FILES, check_out, to_json
+    from sim.run.scenario import parse_scenario
 
     for name in ("target_model", "draft_model"):
         if flags[name] is not None and not flags["emit_vllm"]:
@@ -144,9 +144,9 @@ def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | Non
     from rich.console import Console
 
     from sim.costs.profile_files import load
-    from sim.experiment.scenario import parse_scenario
-    from sim.experiment.scenario_file import set_dotted
     from sim.report.tables import comparison_tables
+    from sim.run.scenario import parse_scenario
+    from sim.run.scenario_file import set_dotted
 
     for name in ("out", "plots", "result_dir", "with_works", "save_detailed", "until_ci", "emit_vllm"):
         if flags[name]:
@@ -191,7 +191,7 @@ def _spelt(value: Any) -> Any:
 def _print_lines(scenario: Scenario, target_model: str | None, draft_model: str | None) -> None:
     """On stdout what can be typed, what it lacks as comments."""
     from sim.costs.profile_files import load
-    from sim.experiment.resolve import resolve_all
+    from sim.run.resolve import resolve_all
     from sim.studies.deploy import checking_lines
 
     profile = load(scenario.profile)
@@ -231,7 +231,7 @@ def _run(
     **options: Any,
 ) -> Comparison:
     """Compare with a progress bar; keeps the records where they are wanted."""
-    from sim.experiment.compare import compare
+    from sim.compare.side_by_side import compare
 
     on_run = None if records is None else records.append
     with progress() as on_step:

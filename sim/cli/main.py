@@ -26,7 +26,6 @@ COMMANDS = {
     "report": ("sim.cli.plot:report_command", "A store as one HTML page: answer, pictures, tables, assumptions."),
     "check": ("calibrate.cli.files:check_command", "What a file is, and whether it is sound; nothing is run."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
-    "claims": ("sim.cli.claims:claims_command", "Published claims: claimed, simulated, verdict and why."),
     "capacity": ("sim.cli.capacity:capacity_command", "Highest load that meets the SLOs, and replicas for a rate."),
     "tune": (
         "sim.cli.tune:tune_command",

@@ -1,6 +1,6 @@
 """Flags shared by the commands that take a scenario: file first, then flags, then --set; last wins.
 
-Not here: what the values mean and their checks (sim.experiment.scenario).
+Not here: what the values mean and their checks (sim.run.scenario).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 from sim.names import unknown
 
 if TYPE_CHECKING:
-    from sim.experiment.scenario import Scenario
+    from sim.run.scenario import Scenario
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -113,7 +113,7 @@ def gather(flags: dict[str, Any], lists: dict[str, list[Any]] | None = None) -> 
     refused, and of several profiles the last one wins.
     """
     from sim.cli.lazy import SOURCE
-    from sim.experiment.scenario_file import FLAT_NAMES, parse_override, read_scenario, set_dotted
+    from sim.run.scenario_file import FLAT_NAMES, parse_override, read_scenario, set_dotted
 
     path = flags.pop("scenario")
     raw: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def gather(flags: dict[str, Any], lists: dict[str, list[Any]] | None = None) -> 
         raw["policy"] = list(policies)
     speculative_config = flags.pop("speculative_config")
     if speculative_config is not None:
-        from sim.experiment.vllm_config import speculation_of
+        from sim.run.vllm_config import speculation_of
 
         for name, value in speculation_of(speculative_config).items():
             set_dotted(raw, f"speculation.{name}", value)

@@ -75,12 +75,12 @@ def report_command(store: Path, out: Path, question: str | None, price: str | No
 def _plot_store(
     store: Path, out: Path | None, only: tuple[str, ...], where: tuple[str, ...], price: str | None, table: Path | None
 ) -> None:
-    from sim.experiment.scenario_file import parse_override
     from sim.names import unknown
     from sim.report.figures import set_theme
     from sim.report.grid_figures import pictures, read_table
     from sim.report.store_figures import write_pictures
     from sim.report.store_points import read_points
+    from sim.run.scenario_file import parse_override
 
     drawable = pictures(
         price_per_hour=None if price is None else dollars(price), table=None if table is None else read_table(table)

@@ -10,7 +10,7 @@ from sim.cli.console import claim, progress, write_text
 from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 
 if TYPE_CHECKING:
-    from sim.experiment.scenario import Scenario
+    from sim.run.scenario import Scenario
     from sim.studies.load_table import PolicyTuning
     from sim.studies.tune import Tuning
 
@@ -49,7 +49,7 @@ def tune_command(**flags: Any) -> None:
     be. With --goodput it maximises requests per second that meet the SLOs. With --policy adaptive it finds the table of
     that policy instead: which lane policy at which load, and the hysteresis.
     """
-    from sim.experiment.scenario import parse_scenario
+    from sim.run.scenario import parse_scenario
 
     json_path, path = flags.pop("json_path"), flags["scenario"]
     options = {name: flags.pop(name) for name in OWN_OPTIONS}

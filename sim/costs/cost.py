@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from sim.seam.work import Kind, Work
+from sim.interface.work import Kind, Work
 
 
 class Cost(NamedTuple):

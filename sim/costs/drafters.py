@@ -14,7 +14,7 @@ from sim.costs.kernels import CompactKernels
 from sim.costs.profile import HostCosts, Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import MODELS, ModelShape, model
-from sim.seam.work import Work
+from sim.interface.work import Work
 
 
 class DrafterCosts:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from sim.costs.cost import Cost, CostModel, Demands
 from sim.costs.profile import HostCosts, IdleRamp
-from sim.seam.work import Kind, Model, Work
+from sim.interface.work import Kind, Model, Work
 
 SHORT_PAUSE_S = 1e-3
 """Pauses up to this lie between any two works: what they cost is in the other constants."""

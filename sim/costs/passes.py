@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sim.costs.kernels import AllReduce, Elementwise, Head
 from sim.costs.profile import Gpu, Profile
 from sim.costs.shapes import ModelShape
-from sim.seam.work import Chunk, Work
+from sim.interface.work import Chunk, Work
 
 LOGIT_BYTES = 4
 """The sampler works on fp32 logits."""

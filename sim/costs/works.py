@@ -17,7 +17,7 @@ from sim.costs.cost import Cost, Demands
 from sim.costs.extrapolation import Largest, OutsideProfileWarning, collected, outside
 from sim.costs.passes import ModelPasses
 from sim.costs.profile import HostCosts, Profile
-from sim.seam.work import Kind, Model, Work
+from sim.interface.work import Kind, Model, Work
 
 PIECE_KERNELS = 2
 """Kernels per layer that a captured pass with prompt chunks still launches eagerly: attention and KV write (vLLM's

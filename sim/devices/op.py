@@ -22,8 +22,8 @@ from sim.devices.contention import (
 )
 from sim.devices.partition import Partition, rates_on_shares
 from sim.devices.ticket import SimTicket
-from sim.seam.host import Stream
-from sim.seam.work import Kind
+from sim.interface.host import Stream
+from sim.interface.work import Kind
 
 SLACK = 1e-9
 """Share of a work's device time within which it counts as ending with its launch (float rounding)."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from sim.devices.contention import share_time
-from sim.seam.host import Stream
+from sim.interface.host import Stream
 
 ROUNDING = 1e-9
 """By which a sum of shares may exceed 1."""
@@ -85,7 +85,7 @@ MEASURED = ShareCurve(
     queue_power=1.86,
     source=(
         "fitted on step times of LLaMA 7B by MPS share on an A100 (MuxServe) and on attention by green context on a "
-        "GH200, alone and beside a reader (MonoServe): benchmarks/partition.py"
+        "GH200, alone and beside a reader (MonoServe): validation/accuracy/multiprocessor_shares.py"
     ),
     errors_pct={
         "llama-13b": 5.0,

@@ -24,9 +24,9 @@ from sim.devices.op import Op, Queue, rates_together
 from sim.devices.partition import Partition
 from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Clock, SimTicket, checkpoint_at
-from sim.seam.host import Stream
-from sim.seam.wait import HostWait
-from sim.seam.work import Kind, Work
+from sim.interface.host import Stream
+from sim.interface.wait import HostWait
+from sim.interface.work import Kind, Work
 
 
 class SharedDevice:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from sim.costs.cost import Cost, CostModel
 from sim.devices.ticket import Clock, Device, SimTicket, checkpoint_at
-from sim.seam.host import Stream
-from sim.seam.wait import HostWait
-from sim.seam.work import Kind, Work
+from sim.interface.host import Stream
+from sim.interface.wait import HostWait
+from sim.interface.work import Kind, Work
 
 _MOST_FLYING = 32
 """Works after which those that have ended are reported; any number would do."""

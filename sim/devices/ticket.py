@@ -10,9 +10,9 @@ from math import nan
 from typing import Any, Protocol
 
 from sim.costs.cost import Cost
-from sim.seam.host import Stream
-from sim.seam.wait import HostWait
-from sim.seam.work import NO_RESULT, Kind, Result, Work
+from sim.interface.host import Stream
+from sim.interface.wait import HostWait
+from sim.interface.work import NO_RESULT, Kind, Result, Work
 
 
 class Clock(Protocol):

@@ -15,7 +15,7 @@ from operator import mul
 
 import msgspec
 
-from sim.seam.request import Request
+from sim.interface.request import Request
 
 MEMORY_ROUNDS = 500.0
 """Rounds that the running acceptance rates remember, older ones ever less."""

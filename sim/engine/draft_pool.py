@@ -6,7 +6,7 @@ rounds (sim.policies.disaggregated).
 
 from __future__ import annotations
 
-from sim.seam.request import Request
+from sim.interface.request import Request
 
 
 class DraftPool:

@@ -11,9 +11,9 @@ from enum import StrEnum
 from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.kv import KvPool
 from sim.engine.serving import Serving, bring_in
-from sim.seam.host import Host
-from sim.seam.request import Request
-from sim.seam.wait import Signal
+from sim.interface.host import Host
+from sim.interface.request import Request
+from sim.interface.wait import Signal
 
 MOST_AHEAD = 8
 """Requests by which a replica that knows a prefix may be ahead of the least busy one and still be chosen for it."""

@@ -6,7 +6,7 @@ Not here: blocks taken as tokens come, preemption and prefix sharing (sim.engine
 from __future__ import annotations
 
 from sim.engine.gauge import Gauge
-from sim.seam.request import Request
+from sim.interface.request import Request
 
 
 class KvPool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sim.engine.paged import PagedPool
-from sim.seam.request import Request
+from sim.interface.request import Request
 
 _GROWTH_STEPS = 4096
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from sim.engine.kv import KvPool
-from sim.seam.request import Request
+from sim.interface.request import Request
 
 _POSITION_BITS = 32
 """Blocks that only their request can ask for are keyed by its index and their position, below 0; contents by ids from

@@ -15,10 +15,10 @@ from sim.engine.draft_length import Controller
 from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
-from sim.seam.host import Host
-from sim.seam.request import Request
-from sim.seam.wait import Signal
-from sim.seam.work import Chunk
+from sim.interface.host import Host
+from sim.interface.request import Request
+from sim.interface.wait import Signal
+from sim.interface.work import Chunk
 
 
 class Door(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from math import ceil
 from typing import Any
 
-from sim.seam.wait import TIMED_OUT, HostWait, Signal, Wait
+from sim.interface.wait import TIMED_OUT, HostWait, Signal, Wait
 
 POLL_GRID_SLACK = 1e-9
 """A notification this share of a poll after a grid point still counts as on it (float rounding)."""

@@ -13,9 +13,9 @@ from math import nan
 from typing import Any
 
 from sim.hosts.clock import TaskHost
-from sim.seam.host import Stream
-from sim.seam.wait import HostWait
-from sim.seam.work import NO_RESULT, Kind, Result, Work
+from sim.interface.host import Stream
+from sim.interface.wait import HostWait
+from sim.interface.work import NO_RESULT, Kind, Result, Work
 
 Duration = Callable[[Work], float]
 Answer = Callable[[Work], Result]

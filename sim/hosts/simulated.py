@@ -21,8 +21,8 @@ from sim.devices.shared import SharedDevice
 from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Device, SimTicket
 from sim.hosts.clock import TaskHost
-from sim.seam.host import Stream
-from sim.seam.work import Kind, Result, Work
+from sim.interface.host import Stream
+from sim.interface.work import Kind, Result, Work
 
 LAST = NORMAL + 1
 """SimPy priority behind every ordinary event of an instant."""

@@ -1,12 +1,12 @@
 """A host as one of several sees it who share it: streams and links under names of its own, GPUs counted from 0.
 
-Replicas of a policy have GPUs of their own (sim.experiment.assemble), parts of one policy the same
+Replicas of a policy have GPUs of their own (sim.run.experiment), parts of one policy the same
 (sim.policies.adaptive). Not here: which request goes to whom.
 """
 
 from __future__ import annotations
 
-from sim.seam.host import Host, Stream
+from sim.interface.host import Host, Stream
 
 
 class HostView:

@@ -1,7 +1,7 @@
 """Whether requests arrive faster than they can be served: the nominal rate beside the measured saturated throughput.
 
 Trends of latencies cannot tell it: near capacity they grow for hours, and a short run of an overloaded server looks
-fine. Not here: making the saturated run (sim.experiment.capacity), latencies (sim.metrics.summary).
+fine. Not here: making the saturated run (sim.compare.capacity), latencies (sim.metrics.summary).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from math import hypot, inf, sqrt
 import msgspec
 import numpy as np
 
+from sim.interface.request import Request
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, t_975
-from sim.seam.request import Request
 
 BUSY_SHARE = 0.6
 """Where the device is busy for less of the time and the queue did not grow, no saturated run is needed: stable."""

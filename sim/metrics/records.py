@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import msgspec
 
 from sim.engine.gauge import GapSamples
-from sim.seam.host import Stream
-from sim.seam.request import Request
-from sim.seam.work import Work
+from sim.interface.host import Stream
+from sim.interface.request import Request
+from sim.interface.work import Work
 from sim.workload.classes import SloClass
 
 PART_ROWS = 50_000
@@ -135,7 +135,7 @@ class RunRecord:
     cache_block_tokens: int | None = None
     """Of a block of its prefix cache; None where what one request computed helps no other."""
     caps: dict[str, int | None] = field(default_factory=dict)
-    """The limits that it was served under (sim.experiment.assemble.Caps)."""
+    """The limits that it was served under (sim.run.experiment.Caps)."""
     partition: dict[str, float] | None = None
     """Shares of the GPU's multiprocessors by lane; None where streams shared them all."""
     works: list[WorkRecord] = field(default_factory=list)

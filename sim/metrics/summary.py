@@ -12,10 +12,10 @@ from math import isnan
 
 import numpy as np
 
+from sim.interface.request import Request
 from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, effective_count, weighted_percentiles
-from sim.seam.request import Request
 from sim.workload.classes import SloClass
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)

@@ -17,10 +17,10 @@ from typing import Any
 from sim.engine.gauge import GaugePart
 from sim.engine.serving import Serving
 from sim.hosts.view import HostView
+from sim.interface.request import Request
 from sim.policies import baseline, pd, pdv, unified
 from sim.policies.choices import LoadTable, row_for
 from sim.policies.options import EngineLimits, PolicyOptions
-from sim.seam.request import Request
 
 PARTS: dict[str, Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]] = {
     "baseline": baseline.coroutines,

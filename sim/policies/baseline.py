@@ -6,9 +6,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from sim.engine.serving import Serving
+from sim.interface.host import Stream
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
-from sim.seam.host import Stream
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:

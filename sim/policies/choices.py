@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sim.interface.request import Request
+from sim.interface.work import Chunk
 from sim.policies.options import BatchBy
-from sim.seam.request import Request
-from sim.seam.work import Chunk
 
 
 def verify_goes_first(decode_queue: int, verify_queue: int, lead: int) -> bool:

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from sim.engine.adaptive_length import AdaptiveVerification
 from sim.engine.serving import Serving
+from sim.interface.host import Stream, Ticket
+from sim.interface.request import Request
+from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies.options import EngineLimits, Method, PolicyOptions
-from sim.seam.host import Stream, Ticket
-from sim.seam.request import Request
-from sim.seam.work import Chunk, Kind, Model, Work
 
 DRAFT_ROW_TOKENS = 2
 """Tokens per row of a draft model's padded first pass."""

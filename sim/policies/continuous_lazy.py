@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 from sim.engine.lazy_rows import RoundLuck, RowBlocks, Rows
 from sim.engine.serving import Serving
+from sim.interface.host import Stream, Ticket
+from sim.interface.request import Request
+from sim.interface.work import Chunk, Kind, Work
 from sim.policies.continuous import Flight, Pause, Step, draft_of, engine
 from sim.policies.options import EngineLimits, Method
-from sim.seam.host import Stream, Ticket
-from sim.seam.request import Request
-from sim.seam.work import Chunk, Kind, Work
 
 EASED_SHARE = 0.9
 """Of memory: `continuous` hands back where those who run need no more for their whole lives. Each change of hands takes

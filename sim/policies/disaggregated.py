@@ -14,12 +14,12 @@ from typing import Any
 from sim.engine.draft_pool import DraftPool
 from sim.engine.kv import SpreadPool
 from sim.engine.serving import Serving
+from sim.interface.host import Stream, Ticket
+from sim.interface.request import Request
+from sim.interface.request_queue import Lane
+from sim.interface.work import Kind, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
-from sim.seam.host import Stream, Ticket
-from sim.seam.lane import Lane
-from sim.seam.request import Request
-from sim.seam.work import Kind, Work
 
 LINK = "link"
 """The device between the GPUs of a replica."""

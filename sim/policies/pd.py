@@ -9,10 +9,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 from sim.engine.serving import Serving
+from sim.interface.host import Stream
+from sim.interface.request_queue import Lane
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
-from sim.seam.host import Stream
-from sim.seam.lane import Lane
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:

@@ -16,12 +16,12 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from sim.engine.serving import Serving
+from sim.interface.host import Stream, Ticket
+from sim.interface.request import Request
+from sim.interface.request_queue import Lane
+from sim.interface.work import Kind, Model, Work
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.policies.pd import prefill_lane
-from sim.seam.host import Stream, Ticket
-from sim.seam.lane import Lane
-from sim.seam.request import Request
-from sim.seam.work import Kind, Model, Work
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from sim.engine.draft_choice import DraftChoice
 from sim.engine.serving import Serving
+from sim.interface.host import Stream, Ticket
+from sim.interface.request import Request
+from sim.interface.request_queue import Lane
+from sim.interface.work import Model
 from sim.policies import works
 from sim.policies.choices import batch_for
 from sim.policies.options import KvMode, PolicyOptions
-from sim.seam.host import Stream, Ticket
-from sim.seam.lane import Lane
-from sim.seam.request import Request
-from sim.seam.work import Model
 
 DraftStreamOf = Callable[[Request], Stream]
 """Where the draft model computes the prompt of a request."""

@@ -10,12 +10,12 @@ from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
 from sim.engine.serving import Serving
+from sim.interface.host import Stream, Ticket
+from sim.interface.request import Request
+from sim.interface.request_queue import Lane
 from sim.policies import rounds
 from sim.policies.choices import group, may_prefill
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
-from sim.seam.host import Stream, Ticket
-from sim.seam.lane import Lane
-from sim.seam.request import Request
 
 
 class _Streams(NamedTuple):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.seam.request import Request
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.request import Request
+from sim.interface.work import Chunk, Kind, Model, Work
 
 
 def prefill(request: Request, model: Model, most_tokens: int | None = None, *, drafter: int = 0) -> list[Work]:

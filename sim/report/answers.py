@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sim.experiment.compare import Interval
+from sim.compare.side_by_side import Interval
 from sim.report.tables import number, print_table
 from sim.studies.attainment import Attainment, Fleet, Highest
 from sim.studies.load_search import Limit

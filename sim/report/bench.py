@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sim.experiment.compare import Comparison
+from sim.compare.side_by_side import Comparison
 from sim.files.json_values import read_json
 from sim.files.write import write_text
 from sim.metrics.summary import Run

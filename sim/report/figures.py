@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from sim.experiment.compare import Comparison, PolicySummary
+from sim.compare.side_by_side import Comparison, PolicySummary
+from sim.interface.request import Request
 from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats
 from sim.metrics.summary import latencies_s
 from sim.report.work_figures import draw_occupancy, draw_phases, draw_timelines
-from sim.seam.request import Request
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
 DPI = 130

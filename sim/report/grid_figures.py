@@ -16,10 +16,6 @@ import numpy as np
 
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import parse_scenario
-from sim.experiment.scenario_file import set_dotted
 from sim.files.json_values import convert, read_json
 from sim.report.store_figures import (
     MOST_LINES,
@@ -37,6 +33,10 @@ from sim.report.store_figures import (
 )
 from sim.report.store_points import ACCEPTANCE, CONCURRENCY, K, Points, spoken
 from sim.report.work_figures import timelines
+from sim.run.resolve import resolve
+from sim.run.scenario import parse_scenario
+from sim.run.scenario_file import set_dotted
+from sim.run.simulate import simulate
 
 METRIC = "mean_e2el_ms"
 PER_GPU = "output_throughput_per_gpu_tokens_per_s"

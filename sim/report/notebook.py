@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sim.compare import side_by_side as experiment
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
-from sim.experiment import compare as experiment
-from sim.experiment.resolve import resolve, resolve_all
-from sim.experiment.run import simulate as run_once
-from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
 from sim.report.bench import read_bench_row
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
+from sim.run.resolve import resolve, resolve_all
+from sim.run.scenario import Scenario, to_plain
+from sim.run.simulate import simulate as run_once
 from sim.studies.draws import DEFAULT_DRAWS
 from sim.studies.grid import Grid
 from sim.studies.store import MARK, Keys, Store

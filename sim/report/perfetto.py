@@ -1,7 +1,7 @@
 """Perfetto traces: every policy a process, every stream a track of works, every lane a counter of waiting requests.
 
 The format is Chrome's trace event JSON, which ui.perfetto.dev opens; times in microseconds. Not here: recording works
-(sim.experiment.run).
+(sim.run.simulate).
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sim.experiment.compare import PAIRED_METRICS, RESULT_SCHEMA, Comparison
-from sim.experiment.scenario import Scenario, to_plain
+from sim.compare.side_by_side import PAIRED_METRICS, RESULT_SCHEMA, Comparison
 from sim.files.json_values import convert, parse_json
 from sim.files.read import CONTROL, Unreadable, read_text
 from sim.files.tables import join_parquet, read_parquet, writing_parquet
@@ -25,6 +24,7 @@ from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
 from sim.metrics.records import RunRecord, WorkRecord, request_parts
 from sim.report.perfetto import trace_json
+from sim.run.scenario import Scenario, to_plain
 
 SUMMARY = "summary.json"
 TRACE = "trace.json"

@@ -1,4 +1,4 @@
-"""Tables for the terminal. Not here: the numbers in them (sim.experiment.compare)."""
+"""Tables for the terminal. Not here: the numbers in them (sim.compare.side_by_side)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from sim.compare.side_by_side import FEWEST_FOR_P99, Comparison, Order, Paired, PolicySummary
 from sim.devices.partition import MEASURED
-from sim.experiment.compare import FEWEST_FOR_P99, Comparison, Order, Paired, PolicySummary
 from sim.metrics.load import Verdict
 
 HEADLINE = (
@@ -77,7 +77,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def comparison_tables(console: Console, result: Comparison, percentiles: Sequence[float] = ()) -> None:
-    """The comparison of `sim.experiment.compare.compare`: a row per policy, then paired differences to the first.
+    """The comparison of `sim.compare.side_by_side.compare`: a row per policy, then paired differences to the first.
 
     `percentiles` that were asked for get columns of their own.
     """

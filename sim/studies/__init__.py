@@ -1,1 +1,1 @@
-"""Questions asked of many runs: grids and stores of points, capacity, tuning. One run: `sim.experiment`."""
+"""Questions asked of many runs: grids and stores of points, capacity, tuning. One run: `sim.run`."""

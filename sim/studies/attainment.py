@@ -4,7 +4,7 @@ them jointly, and the replicas that a given rate takes.
 The interval of the load is over replications. A pilot of a few says how many it takes, and then as many fresh ones are
 made: adding until an interval is narrow would stop too early. What costs and acceptance might as well be is drawn as
 `tune` draws it: the load has its range over draws, and the replicas that are recommended hold in nearly all of them.
-Not here: the search for a load (load_search), draws, saturated throughput (sim.experiment.capacity), beyond which a
+Not here: the search for a load (load_search), draws, saturated throughput (sim.compare.capacity), beyond which a
 bound on waiting is met by no load for long.
 """
 
@@ -16,17 +16,17 @@ from typing import Any
 
 import msgspec
 
+from sim.compare.capacity import CAPACITY_KEY
+from sim.compare.points import Point, run_point, run_points
+from sim.compare.run_length import Length, transient_note
+from sim.compare.side_by_side import CostSource, Interval, cost_source
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
-from sim.experiment.capacity import CAPACITY_KEY
-from sim.experiment.compare import CostSource, Interval, cost_source
-from sim.experiment.points import Point, run_point, run_points
-from sim.experiment.resolve import resolve_all
-from sim.experiment.scenario import Scenario, to_plain
-from sim.experiment.steady import Length, transient_note
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
+from sim.run.resolve import resolve_all
+from sim.run.scenario import Scenario, to_plain
 from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import (

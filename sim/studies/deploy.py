@@ -16,10 +16,10 @@ import msgspec
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import Formats, ModelShape
-from sim.experiment.limits import engine_for, limits_of
-from sim.experiment.scenario import Scenario
 from sim.policies.options import EngineLimits, Method
 from sim.policies.registry import find_policy
+from sim.run.limits import engine_for, limits_of
+from sim.run.scenario import Scenario
 from sim.workload.generate import mean_tokens, num_requests
 
 REPOSITORIES = {

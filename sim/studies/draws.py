@@ -24,7 +24,7 @@ from sim.costs.engine import engine_of, with_engine
 from sim.costs.kernels import CompactKernels
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import Floats, child_seed
-from sim.experiment.scenario import Scenario
+from sim.run.scenario import Scenario
 
 DRAW_KEY = 1_000_021
 """Child of the seed that draws come from: adding or leaving out runs changes none of them."""

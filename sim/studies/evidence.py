@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from sim.compare.side_by_side import Comparison
 from sim.costs.profile import Profile
-from sim.experiment.compare import Comparison
-from sim.experiment.limits import limits_of
-from sim.experiment.scenario import Scenario, parse_scenario
 from sim.policies.registry import find_policy
+from sim.run.limits import limits_of
+from sim.run.scenario import Scenario, parse_scenario
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
 FACTOR = 2.0

@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
-from sim.experiment.scenario import Scenario, field_types, parse_scenario
-from sim.experiment.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.names import unknown
+from sim.run.scenario import Scenario, field_types, parse_scenario
+from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 
 KEYS = ("scenario", "grid", "zip", "replications")
 CHECKED_WHOLE = 10_000

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sim.compare.capacity import capacity
+from sim.compare.points import Point, run_point
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.experiment.capacity import capacity
-from sim.experiment.points import Point, run_point
-from sim.experiment.scenario import Scenario
 from sim.metrics.stats import t_975
 from sim.metrics.summary import Run
+from sim.run.scenario import Scenario
 from sim.studies.draws import Draw
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
@@ -231,7 +231,7 @@ class LoadSearch:
         on_done: OnDone,
     ) -> list[float]:
         # Here, since process pools take longer to import than a small run does.
-        from sim.experiment.pool import default_workers, started
+        from sim.compare.pool import default_workers, started
 
         on_done(stage, 0, len(tasks))
         done: dict[int, float] = {}
@@ -256,7 +256,7 @@ def replications(pilots: Sequence[float]) -> int:
 
 def _own_highest(task: tuple[int, int, float | None]) -> float:
     """In a worker."""
-    from sim.experiment.pool import given
+    from sim.compare.pool import given
 
     search: LoadSearch = given("search")
     return search.own_highest(task[1], task[2])
@@ -264,7 +264,7 @@ def _own_highest(task: tuple[int, int, float | None]) -> float:
 
 def _own_highest_under(task: tuple[int, int, float]) -> float:
     """In a worker. It is looked for where it was as given, times what the draw does to the saturated throughput."""
-    from sim.experiment.pool import given
+    from sim.compare.pool import given
 
     as_given: LoadSearch = given("search")
     index, seed, own = task

@@ -16,16 +16,16 @@ from typing import Any
 
 import msgspec
 
+from sim.compare.points import Point
+from sim.compare.side_by_side import CostSource, Interval, cost_source
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
-from sim.experiment.compare import CostSource, Interval, cost_source
-from sim.experiment.points import Point
-from sim.experiment.resolve import resolve_all
-from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.stats import interval_95
 from sim.names import unknown
 from sim.policies.adaptive import PARTS
 from sim.policies.choices import LoadTable
+from sim.run.resolve import resolve_all
+from sim.run.scenario import Scenario, to_plain
 from sim.studies.draws import Draw, cost_draws, covers
 from sim.studies.tune import (
     LEAST_GAIN,

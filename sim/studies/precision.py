@@ -5,7 +5,7 @@ A pilot of ten replications says how many; then as many fresh ones are made, whi
 until an interval is narrow would stop at lucky moments, and cover less than it says. What the fresh ones leave wider
 is told. Over draws every policy runs in each of them, paired, at the length that the comparison has; an order that was
 stated stays only if 5 to 95 % of the draws' differences lie on the same side of nothing.
-Not here: how long runs must be for steady means (sim.experiment.steady), draws.
+Not here: how long runs must be for steady means (sim.compare.run_length), draws.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from math import ceil, sqrt
 import msgspec
 import numpy as np
 
+from sim.compare.points import Point, run_points
+from sim.compare.run_length import settle
+from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, Order
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.experiment.compare import PAIRED_METRICS, Comparison, Drawn, Order
-from sim.experiment.points import Point, run_points
-from sim.experiment.resolve import resolve_all
-from sim.experiment.scenario import Scenario, parse_scenario
-from sim.experiment.steady import settle
 from sim.metrics.stats import t_975
 from sim.metrics.summary import Run, number
+from sim.run.resolve import resolve_all
+from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.draws import cost_draws, covers, interval_90
 from sim.workload.generate import MOST_PROMPTS, is_trace
 

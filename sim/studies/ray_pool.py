@@ -1,5 +1,5 @@
 """A sweep's jobs on the workers of a Ray cluster: the extra `ray`. Not here: processes of this machine
-(sim.experiment.pool).
+(sim.compare.pool).
 
 Workers must be able to import lanesim and what registers policies of one's own. Profiles go into the object store once.
 """
@@ -12,8 +12,8 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from sim.compare.pool import default_workers, prepare, registered
 from sim.costs.profile import Profile
-from sim.experiment.pool import default_workers, prepare, registered
 from sim.studies.rows import PROFILES
 
 Result = TypeVar("Result")

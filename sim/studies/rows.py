@@ -21,19 +21,19 @@ from typing import Any
 
 import msgspec
 
+from sim.compare.points import Point, run_point
+from sim.compare.pool import given
+from sim.compare.run_length import Length, load_of, settle, transient_note
+from sim.compare.side_by_side import PAIRED_METRICS
 from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
-from sim.experiment.compare import PAIRED_METRICS
-from sim.experiment.points import Point, run_point
-from sim.experiment.pool import given
-from sim.experiment.resolve import resolve_all
-from sim.experiment.scenario import Scenario
-from sim.experiment.steady import Length, load_of, settle, transient_note
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
 from sim.policies.registry import POLICIES, find_policy
+from sim.run.resolve import resolve_all
+from sim.run.scenario import Scenario
 
 Row = dict[str, bool | str | int | float | None]
 SCENARIO = "scenario."

@@ -1,7 +1,7 @@
 """A grid run into a store: what is missing, over several processes, kept as it comes.
 
 A sweep that is killed loses the rows of its last few seconds; run again, it does what is missing. Memory does not grow
-with the number of points. Not here: what a grid is (grid), what a row says (rows), processes (sim.experiment.pool).
+with the number of points. Not here: what a grid is (grid), what a row says (rows), processes (sim.compare.pool).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from math import inf
 
 import msgspec
 
+from sim.compare.pool import Pool, WorkerDied, default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.experiment.pool import Pool, WorkerDied, default_workers, started
-from sim.experiment.scenario import Scenario
 from sim.policies.registry import POLICIES, find_policy
+from sim.run.scenario import Scenario
 from sim.studies.grid import Grid
 from sim.studies.rows import PROFILES, Job, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 from sim.studies.store import Keys, Store

@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from sim.compare.points import Point, run_points
+from sim.compare.side_by_side import CostSource, Interval, cost_source
 from sim.costs.profile import Profile
 from sim.costs.works import graph_sizes
 from sim.draws import Floats
 from sim.engine.adaptive_length import Band
-from sim.experiment.compare import CostSource, Interval, cost_source
-from sim.experiment.limits import limits_of
-from sim.experiment.points import Point, run_points
-from sim.experiment.resolve import resolve, resolve_all, sample_requests
-from sim.experiment.scenario import Scenario, to_plain
 from sim.metrics.summary import Run, number
 from sim.names import unknown
 from sim.policies.registry import find_policy
+from sim.run.limits import limits_of
+from sim.run.resolve import resolve, resolve_all, sample_requests
+from sim.run.scenario import Scenario, to_plain
 from sim.studies.choice import (
     PLAIN,
     Fits,

@@ -12,7 +12,7 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
-from sim.seam.request import Request
+from sim.interface.request import Request
 
 CLASS_KEY = 5
 """Child of the seed that classes are drawn from."""

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from sim.draws import Floats, Integers
+from sim.interface.request import Request
 from sim.names import unknown
-from sim.seam.request import Request
 from sim.workload.content import BLOCK_TOKENS, Content, reblocked
 from sim.workload.lengths import LENGTH_TABLES
 from sim.workload.sessions import Sessions, Sharing, requests_of
@@ -57,7 +57,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     answers have 512 tokens and more."""
     dataset_path: str | None = None
     num_prompts: int | Literal["auto"] = "auto"
-    """Requests per run; auto = as many as steady means take (sim.experiment.steady), all that a trace holds."""
+    """Requests per run; auto = as many as steady means take (sim.compare.run_length), all that a trace holds."""
     request_rate: float = 4.0
     """Requests per second; inf = all at once."""
     burstiness: float = 1.0

@@ -14,9 +14,9 @@ from typing import Any
 from realrun.host.executor import Handle, Job, Lane
 from realrun.replay.pair_executor import PairExecutor
 from sim.hosts.scripted import SteppedHost
-from sim.seam.host import Stream
-from sim.seam.wait import HostWait
-from sim.seam.work import Result, Work
+from sim.interface.host import Stream
+from sim.interface.wait import HostWait
+from sim.interface.work import Result, Work
 from tests.realrun.late_device import LateDevice, VectorClock
 
 KEEPER = "keeper"

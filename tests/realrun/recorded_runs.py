@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import parse_scenario
-from sim.seam.request import Request
+from sim.interface.request import Request
+from sim.run.resolve import resolve
+from sim.run.scenario import parse_scenario
+from sim.run.simulate import simulate
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 EPOCH_S, MONOTONIC_S = 1_787_267_980.25, 27_536.5

@@ -16,8 +16,8 @@ from realrun.model.attention import Attention
 from realrun.model.weights import Family, random_model
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.shapes import ModelShape
-from sim.seam.host import Stream
-from sim.seam.work import Model
+from sim.interface.host import Stream
+from sim.interface.work import Model
 
 torch.set_num_threads(1)
 

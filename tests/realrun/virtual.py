@@ -2,7 +2,7 @@
 
 The clock stands still while any thread runs and jumps to the next deadline once all of them block. Of several
 deadlines at one instant the keeper's comes last, so that everything that completes at that instant has completed
-before a policy runs (rule 1 of sim.seam.host). Not here: the host (realrun.host), real devices.
+before a policy runs (rule 1 of sim.interface.host). Not here: the host (realrun.host), real devices.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from realrun.host.clocks import NOTHING, Clock, Mailbox
 from realrun.host.executor import Handle, Job, Lane, Outcome, check_whole
-from sim.seam.host import Stream
-from sim.seam.work import Kind
+from sim.interface.host import Stream
+from sim.interface.work import Kind
 
 
 class VirtualClock:

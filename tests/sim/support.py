@@ -14,17 +14,17 @@ from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
-from sim.experiment.limits import draft_slots
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
+from sim.interface.host import Stream
+from sim.interface.request import Request
+from sim.interface.request_queue import Lane
+from sim.interface.work import Kind, Result, Work
 from sim.policies import continuous_lazy, pd, rounds
 from sim.policies.disaggregated import LINK
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import POLICIES, Policy, find_policy, register
-from sim.seam.host import Stream
-from sim.seam.lane import Lane
-from sim.seam.request import Request
-from sim.seam.work import Kind, Result, Work
+from sim.run.limits import draft_slots
 
 SECONDS = {Kind.PREFILL: 10.0, Kind.DRAFT: 2.0, Kind.VERIFY: 5.0, Kind.STEP: 5.0, Kind.COPY: 1.0}
 UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))

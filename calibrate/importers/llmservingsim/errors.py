@@ -18,7 +18,7 @@ from calibrate.importers.llmservingsim.table import LayerPoints, RawCurve, RawGr
 from sim.costs.forms.table import TablePasses
 from sim.costs.profile import KindError, Profile
 from sim.costs.shapes import ModelShape
-from sim.seam.work import Chunk
+from sim.interface.work import Chunk
 
 VERIFY_TOKENS = (2, 640)
 """Tokens of verify passes: 5 queries of up to 128 rows."""

@@ -16,7 +16,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.kernels import CompactKernels, VerifyAttention
 from sim.costs.passes import ModelPasses
 from sim.costs.profile import Profile
-from sim.seam.work import Model
+from sim.interface.work import Model
 
 
 def fit_rule(profile: Profile, attention: Attention, query_tile: int) -> VerifyFit | None:

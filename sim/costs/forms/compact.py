@@ -20,7 +20,7 @@ from sim.costs.passes import ModelPasses, Range, layer_rest_s, sampler_s, sizes
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.works import WorkCosts
-from sim.seam.work import Chunk, Model, Work
+from sim.interface.work import Chunk, Model, Work
 
 
 class RowPart(NamedTuple):

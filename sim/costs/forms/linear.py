@@ -14,7 +14,7 @@ from sim.costs.passes import ModelPasses, Range, sizes
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.works import WorkCosts
-from sim.seam.work import Chunk, Model, Work
+from sim.interface.work import Chunk, Model, Work
 
 
 class LinearPasses(ModelPasses):

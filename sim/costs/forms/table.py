@@ -23,7 +23,7 @@ from sim.costs.points import DecodeGrid, ModelTable
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.works import WorkCosts
-from sim.seam.work import Chunk, Model, Work
+from sim.interface.work import Chunk, Model, Work
 
 
 class Line(NamedTuple):

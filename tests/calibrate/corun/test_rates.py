@@ -21,7 +21,7 @@ from realrun.host.device import Event, Stream
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention
-from sim.seam.work import Kind
+from sim.interface.work import Kind
 from tests.realrun.support import tiny_model, tiny_options
 from tests.realrun.timed_device import Lasts, TimedDevice, TimedEvent, TimedStream
 

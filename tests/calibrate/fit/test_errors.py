@@ -5,7 +5,7 @@ from __future__ import annotations
 from calibrate.fit.errors import use_of
 from sim.costs.passes import PassUse, pass_use
 from sim.costs.shapes import ModelShape
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.work import Chunk, Kind, Model, Work
 
 SMALL = ModelShape(
     name="small",

@@ -21,7 +21,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile import MeasuredPoint, Profile
 from sim.costs.profile_files import decode, encode
-from sim.seam.work import Model
+from sim.interface.work import Model
 from tests.calibrate.fit.test_passes import HOST, LIMITS, law
 
 NOISE = 0.02

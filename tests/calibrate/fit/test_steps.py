@@ -14,7 +14,7 @@ from calibrate.fit.steps import COLUMNS, Step, fit_steps, read_curve, step_s
 from sim.costs.forms.compact import CompactCosts
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load
-from sim.seam.work import Model
+from sim.interface.work import Model
 from tests.calibrate.support import published
 from tests.realrun.recorded_runs import invoke, refusal, result_of
 

@@ -19,7 +19,7 @@ from sim.costs.passes import layer_rest_s, sampler_s
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
 from sim.costs.shapes import MODELS
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.work import Chunk, Kind, Model, Work
 from tests.calibrate.support import decode_attention_ms, gemm_ms, published, write_tables
 
 TARGET, DRAFT = MODELS["llama-3.1-8b"], MODELS["llama-3.2-1b"]

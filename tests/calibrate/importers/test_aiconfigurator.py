@@ -17,7 +17,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode
 from sim.costs.shapes import MODELS
-from sim.seam.work import Kind, Work
+from sim.interface.work import Kind, Work
 from tests.calibrate.support import DATASHEET, decode_attention_ms, gemm_ms, published, write_tables
 
 

@@ -28,7 +28,7 @@ from sim.costs.passes import layer_rest_s
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode
 from sim.costs.shapes import MODELS, Experts, Linear, ModelShape
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.work import Chunk, Kind, Model, Work
 from tests.calibrate.support import gemm_ms, write_tables
 
 LLAMA = MODELS["llama-3.1-8b"]

@@ -13,7 +13,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
 from sim.costs.shapes import MODELS, eagle3_head
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.work import Chunk, Kind, Model, Work
 from tests.calibrate.cli.test_commands import calibrate
 from tests.calibrate.importers.layer_tables import (
     CONTEXTS,

@@ -16,7 +16,7 @@ from calibrate.measure.grid import (
     spread,
 )
 from calibrate.points.work import Place, error_kind, work_of
-from sim.seam.work import Chunk, Kind, Model
+from sim.interface.work import Chunk, Kind, Model
 
 LIMITS = Limits(rows=16, slot_tokens=512, pass_tokens=512, draft_tokens=8, has_draft=True, has_graphs=False)
 

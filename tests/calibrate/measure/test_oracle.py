@@ -30,8 +30,8 @@ from sim.costs.forms.build import build_costs
 from sim.costs.profile import MeasuredPoint, Overlap
 from sim.costs.profile_files import load
 from sim.devices.contention import Contention
-from sim.seam.host import Stream
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.host import Stream
+from sim.interface.work import Chunk, Kind, Model, Work
 from tests.realrun.support import tiny_model, tiny_options
 from tests.realrun.timed_device import (
     CALL_S,

@@ -24,7 +24,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.seam.work import Kind, Work
+from sim.interface.work import Kind, Work
 from tests.calibrate.cli.test_commands import ROOT, calibrate, refusal
 from tests.calibrate.hardware.test_models import write_config
 

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.production import production_command
+from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.production.exports import NEEDED
 from calibrate.production.fit import fit_served, tellable
 from calibrate.production.served import Accepted, Served, cell_of
-from realrun.validate.cells.compare import Setup, simulate_cell
 from sim.costs.engine import with_engine, without_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode, load

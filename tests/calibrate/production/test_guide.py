@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.production.exports import NEEDED
 from calibrate.production.served import Served, cell_of
-from realrun.validate.cells.compare import Setup, simulate_cell
 from sim.cli.main import run
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile_files import load

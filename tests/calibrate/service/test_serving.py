@@ -26,8 +26,8 @@ from realrun.replay.probe import PROBED_TOKENS, probe
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import IdleRamp, Profile
 from sim.costs.profile_files import decode, encode, load
+from sim.interface.work import Kind, Model, Work
 from sim.metrics.records import WorkRecord
-from sim.seam.work import Kind, Model, Work
 from tests.realrun.support import Attention
 
 BUSY = Served(

@@ -20,12 +20,12 @@ pytest.importorskip("pyarrow")
 import click
 from click.testing import CliRunner, Result
 
+from calibrate.cli.validate import validate_command
 from realrun.cli.replay import replay_command
-from realrun.cli.validate import validate_command
 from realrun.host.gpuhost import GpuHost
 from realrun.replay.probe import probe
+from sim.compare.side_by_side import RESULT_SCHEMA
 from sim.costs.profile_files import load
-from sim.experiment.compare import RESULT_SCHEMA
 from sim.files.yaml_values import read_yaml, yaml_text
 from sim.report.results import read_columns
 from tests.attack.mutations import damaged

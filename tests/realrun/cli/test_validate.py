@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from realrun.cli.validate import SUB_COMMANDS, ValidateGroup
+from calibrate.cli.validate import SUB_COMMANDS, ValidateGroup
 
 HERE = "tests.realrun.cli.test_validate"
 
@@ -69,7 +69,7 @@ def test_an_unknown_flag_is_refused_as_before() -> None:
 
 def test_help_of_the_real_command_imports_no_torch() -> None:
     code = (
-        "import sys; from sim.cli.main import run; from realrun.cli.validate import validate_command; "
+        "import sys; from sim.cli.main import run; from calibrate.cli.validate import validate_command; "
         "validate_command.main(['--help'], standalone_mode=False); "
         "assert not {'torch', 'numpy', 'pandas'} & set(sys.modules)"
     )

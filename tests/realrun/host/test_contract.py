@@ -14,9 +14,9 @@ import pytest
 from realrun.host.gpuhost import GpuHost
 from realrun.host.ticket import GpuTicket
 from sim.engine.serving import Serving
+from sim.interface.request import Request
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
-from sim.seam.request import Request
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
 from tests.sim.hosts.test_contract import UNCONTENDED, VARIANTS, outcome, requests
 from tests.sim.support import SECONDS, Log, PeriodicLuck, SimRun, log_order, serve

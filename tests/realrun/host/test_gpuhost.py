@@ -13,9 +13,9 @@ from realrun.host.clocks import Clock, WallClock
 from realrun.host.executor import Handle, Job, Lane, Outcome
 from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import HostStuck
-from sim.seam.host import Host, Stream
-from sim.seam.wait import TIMED_OUT, Signal
-from sim.seam.work import Kind, Work
+from sim.interface.host import Host, Stream
+from sim.interface.wait import TIMED_OUT, Signal
+from sim.interface.work import Kind, Work
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
 from tests.sim.support import SECONDS
 

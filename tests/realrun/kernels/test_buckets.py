@@ -19,9 +19,9 @@ from realrun.kernels.options import decoding_shapes
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.rows import PromptChunk, Slot, plan_draft, plan_target
 from realrun.model.weights import tied_pair
+from sim.interface.work import Model
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
-from sim.seam.work import Model
 from tests.realrun.support import StandsForAll, greedy_text, tiny_model, tiny_options
 from tests.sim.support import request, serve
 

@@ -19,7 +19,7 @@ from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.rows import Slot
 from realrun.model.attention import Attention
 from realrun.model.weights import random_model, tied_pair
-from sim.seam.work import Kind
+from sim.interface.work import Kind
 from tests.realrun.support import VOCAB, greedy_text, prefill_in_chunks, prompts, speculate, tiny_options, tiny_shape
 
 pytestmark = pytest.mark.gpu

@@ -16,7 +16,7 @@ from realrun.kernels.passes import ChunkShape, PassShape
 from realrun.model.attention import Attention
 from realrun.model.memory import SPLIT_BYTES, Sizes, pass_bytes
 from sim.costs.shapes import model as shape_of
-from sim.seam.work import Kind, Model
+from sim.interface.work import Kind, Model
 from tests.realrun.fake_cuda import Watcher, fake_gpu, full_size
 from tests.realrun.flash import flash_operations
 from tests.realrun.schemas import PINNED

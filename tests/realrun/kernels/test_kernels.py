@@ -18,7 +18,7 @@ from realrun.kernels.passes import ChunkShape, PassShape
 from realrun.kernels.rows import Slot
 from realrun.model.attention import Attention
 from realrun.model.weights import tied_pair
-from sim.seam.work import Kind, Model
+from sim.interface.work import Kind, Model
 from tests.realrun.support import prefill_in_chunks, prompts, speculate, tiny_model, tiny_options
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.model.attention import Attention
 from realrun.model.weights import tied_pair
-from sim.seam.work import Model
+from sim.interface.work import Model
 from tests.realrun.support import (
     greedy_text,
     next_chunks,

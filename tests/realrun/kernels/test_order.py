@@ -24,10 +24,10 @@ from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.rows import PromptChunk
 from realrun.model.weights import tied_pair
 from realrun.replay.pair_executor import PairExecutor, PairLane
+from sim.interface.request import Request
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import find_policy
-from sim.seam.request import Request
 from tests.realrun.late_device import Accesses, LateDevice, Race
 from tests.realrun.late_host import LateHost
 from tests.realrun.support import greedy_text, tiny_model, tiny_options

@@ -23,7 +23,7 @@ from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.model import sampling
 from realrun.model.weights import random_model
-from sim.seam.work import Model
+from sim.interface.work import Model
 from tests.realrun.support import tiny_options, tiny_shape
 
 VOCAB = 4

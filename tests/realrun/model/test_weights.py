@@ -16,7 +16,7 @@ from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.model.attention import Attention
 from realrun.model.weights import Family, family_of, library_config, load_model, random_model, tied_pair
 from sim.costs.shapes import MODELS
-from sim.seam.work import Model
+from sim.interface.work import Model
 from tests.realrun.support import VOCAB, greedy_text, prompts, tiny_model, tiny_shape
 
 

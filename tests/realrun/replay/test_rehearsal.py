@@ -15,9 +15,9 @@ from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.run import REHEARSAL_REQUESTS, replay
 from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from sim.costs.profile_files import load
-from sim.experiment.assemble import Experiment
-from sim.experiment.resolve import resolve
-from sim.experiment.scenario import Scenario
+from sim.run.experiment import Experiment
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
 
 CONCURRENCY = 12
 assert max(REHEARSAL_REQUESTS, SPARE_SLOTS) < CONCURRENCY

@@ -11,10 +11,10 @@ pytest.importorskip("transformers")
 
 from realrun.replay.testbed import MOST_STREAMS
 from sim.costs.profile_files import load
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario
 from sim.policies.registry import POLICIES
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "disaggregated"])

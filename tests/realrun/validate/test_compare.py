@@ -17,15 +17,15 @@ from realrun.replay.measured_host import WakeLatency
 from realrun.validate.compare import Observed, judge
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.experiment.assemble import Accounts, Experiment
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, parse_scenario
+from sim.interface.request import Request
+from sim.interface.work import Kind, Model, Work
 from sim.metrics.summary import summarise
 from sim.policies import works as works_of
 from sim.policies.options import Method
-from sim.seam.request import Request
-from sim.seam.work import Kind, Model, Work
+from sim.run.experiment import Accounts, Experiment
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario, parse_scenario
+from sim.run.simulate import simulate
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
 from tests.sim.support import ON_ONE_GPU
 

@@ -232,7 +232,6 @@ UNWRITABLE = {
     "store": "sweep grid.yaml --out /proc/x",
     "pictures": "plot s --out /proc/x",
     "page": "report s --out /proc/x.html",
-    "claims": "claims --plots /proc/x",
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sim.cli.signals import put_off
-from sim.experiment.pool import started as started_workers
+from sim.compare.pool import started as started_workers
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 LONG = ["compare", "--profile", PAIR, "--policy", "pdv", "--num-prompts", "20000", "--request-rate", "4"]

@@ -26,7 +26,7 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape
 from sim.costs.works import OutsideProfile, graph_sizes
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.work import Chunk, Kind, Model, Work
 from tests.sim.support import calls_of
 
 TINY_SHAPE = ModelShape(

@@ -24,7 +24,7 @@ from sim.costs.engine import (
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load, shipped
-from sim.seam.work import Kind, Model, Work
+from sim.interface.work import Kind, Model, Work
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 DECODE = Work(kind=Kind.STEP, rows=8, row_tokens=8, context_tokens=800, head_rows=8)

@@ -8,7 +8,7 @@ import pytest
 
 from sim.costs.extrapolation import Extrapolation, Largest, OutsideProfileWarning, collecting, pass_on
 from sim.costs.forms.table import TableCosts
-from sim.seam.work import Kind, Work
+from sim.interface.work import Kind, Work
 from tests.sim.costs.table_points import table
 
 

@@ -14,9 +14,9 @@ from sim.costs.profile import SERVED_KINDS, IdleRamp, Profile
 from sim.costs.profile_files import load
 from sim.devices.contention import contention_of
 from sim.hosts.simulated import SimHost
-from sim.seam.host import Stream
-from sim.seam.wait import Signal
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.host import Stream
+from sim.interface.wait import Signal
+from sim.interface.work import Chunk, Kind, Model, Work
 from tests.sim.support import PeriodicLuck
 
 TINY = load("cpu/tiny")

@@ -9,7 +9,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.kernels import LinearPass
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.work import Chunk, Kind, Model, Work
 
 PDVERIFY = load("a100-pdverify/codellama-34b+tinyllama-1.1b")
 

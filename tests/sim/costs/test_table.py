@@ -16,7 +16,7 @@ from sim.costs.forms.table import TableCosts
 from sim.costs.kernels import VerifyAttention
 from sim.costs.profile_files import load
 from sim.costs.works import OutsideProfile
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.work import Chunk, Kind, Model, Work
 from tests.sim.costs.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, VERIFY, table
 from tests.sim.support import calls_of
 

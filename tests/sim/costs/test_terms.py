@@ -10,11 +10,11 @@ from sim.costs.engine import EngineCosts, load_engine, with_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.memory import kv_capacity_tokens, pool_bytes_per_token
 from sim.costs.profile_files import load
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario
+from sim.interface.work import Chunk, Kind, Model, Work
 from sim.metrics.records import RunRecord
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 from tests.sim.costs.table_points import table
 
 COMPACT, LINEAR = "h100-sxm/llama-3.1-8b+eagle3", "a100-pdverify/codellama-34b+tinyllama-1.1b"

@@ -15,7 +15,7 @@ from sim.devices.shared import SharedDevice
 from sim.devices.solo import SoloDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
-from sim.seam.work import Kind, Work
+from sim.interface.work import Kind, Work
 from tests.sim.support import PeriodicLuck
 
 

@@ -14,7 +14,7 @@ from sim.devices.contention import Contention, Regime, fill_rates, priority_weig
 from sim.devices.shared import SharedDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
-from sim.seam.work import Kind, Model, Work
+from sim.interface.work import Kind, Model, Work
 from tests.sim.support import SECONDS, PeriodicLuck
 
 DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, draft_tokens=4)

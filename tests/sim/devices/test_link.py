@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.devices.link import LINKS, link_of
-from sim.seam.work import Kind, Work
+from sim.interface.work import Kind, Work
 
 KV_BYTES = 57_344
 """Per token of Qwen2.5-7B: 28 layers, 4 KV heads of 128, keys and values in bf16."""

@@ -13,7 +13,7 @@ from sim.costs.cost import ConstantCosts, Demands, Link
 from sim.devices.contention import Contention
 from sim.devices.partition import MEASURED, Place, ShareCurve, rates_on_shares
 from sim.hosts.simulated import SimHost
-from sim.seam.work import Kind, Work
+from sim.interface.work import Kind, Work
 from tests.sim.devices.test_devices import DRAFT, PREFILL, VERIFY, times
 from tests.sim.support import SECONDS, PeriodicLuck
 

@@ -14,7 +14,7 @@ from sim.costs.cost import ConstantCosts, Cost, Link
 from sim.devices.shared import SharedDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
-from sim.seam.work import Kind, Work
+from sim.interface.work import Kind, Work
 from tests.sim.support import PeriodicLuck
 
 DRAFT, VERIFY, PREFILL, HOST, COPY = Kind.DRAFT, Kind.VERIFY, Kind.PREFILL, Kind.HOST, Kind.COPY

@@ -16,10 +16,10 @@ from sim.engine.adaptive_length import (
 )
 from sim.engine.controllers import CONTROLLERS, VERIFYING, build_controller
 from sim.engine.draft_length import ByBatch
-from sim.experiment.resolve import resolve, resolve_all
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, parse_scenario, to_plain
-from sim.seam.request import Request
+from sim.interface.request import Request
+from sim.run.resolve import resolve, resolve_all
+from sim.run.scenario import Scenario, parse_scenario, to_plain
+from sim.run.simulate import simulate
 from tests.sim.support import AlwaysAccept, NotedController, SimRun, request
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"

@@ -7,9 +7,9 @@ import pytest
 from sim.costs.profile_files import load
 from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Feedback, choose_change
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import parse_scenario
+from sim.run.resolve import resolve
+from sim.run.scenario import parse_scenario
+from sim.run.simulate import simulate
 
 
 @pytest.mark.parametrize(

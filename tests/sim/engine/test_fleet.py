@@ -6,17 +6,17 @@ from itertools import pairwise
 
 import pytest
 
+from sim.compare.capacity import capacity, capacity_floor
 from sim.costs.profile_files import load
 from sim.engine.fleet import MOST_AHEAD, least_busy, next_in_turn, where_prefix_is
 from sim.engine.gauge import Gauge, GaugePart
-from sim.experiment.capacity import capacity, capacity_floor
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, to_plain
+from sim.interface.request import Request
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
 from sim.policies.registry import POLICIES
-from sim.seam.request import Request
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario, to_plain
+from sim.run.simulate import simulate
 
 
 def served(policy: str, requests: list[Request] | None = None, **changes: object) -> RunRecord:

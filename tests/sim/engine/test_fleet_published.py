@@ -11,10 +11,10 @@ import pytest
 from calibrate.hardware.datasheets import split
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario
-from sim.seam.request import Request
+from sim.interface.request import Request
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 from tests.calibrate.support import published
 
 PROFILE = "gh200/apertus-8b"

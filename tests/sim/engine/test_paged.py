@@ -8,8 +8,8 @@ from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
 from sim.hosts.scripted import ScriptHost
-from sim.seam.request import Request
-from sim.seam.work import Chunk
+from sim.interface.request import Request
+from sim.interface.work import Chunk
 from tests.sim.support import NotedController, request
 
 

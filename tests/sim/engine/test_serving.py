@@ -10,8 +10,8 @@ from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
 from sim.hosts.scripted import ScriptHost
-from sim.seam.request import Request
-from sim.seam.work import Chunk
+from sim.interface.request import Request
+from sim.interface.work import Chunk
 from tests.sim.support import NotedController, request
 
 

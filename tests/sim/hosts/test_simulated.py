@@ -7,8 +7,8 @@ import pytest
 from sim.costs.cost import ConstantCosts, Demands, Link
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
-from sim.seam.request import Request
-from sim.seam.work import Chunk, Kind, Model, Work
+from sim.interface.request import Request
+from sim.interface.work import Chunk, Kind, Model, Work
 from tests.sim.support import SECONDS, AlwaysAccept, request
 
 FREE = Demands(0.0, 0.0)

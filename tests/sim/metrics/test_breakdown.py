@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from sim.cli.main import run
+from sim.compare.side_by_side import compare
 from sim.costs.profile_files import load
-from sim.experiment.compare import compare
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario, parse_scenario
 from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
 from sim.policies.registry import POLICIES
 from sim.report.perfetto import trace_json, waiting_by_lane
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario, parse_scenario
+from sim.run.simulate import simulate
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sim.engine.gauge import GapSamples
+from sim.interface.request import Request
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
 from sim.metrics.records import RunRecord
-from sim.seam.request import Request
 
 ONE_TOKEN = (1.0, 1.0)
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sim.engine.gauge import GapSamples
+from sim.interface.request import Request
 from sim.metrics.records import RunRecord, StreamUsage
 from sim.metrics.stats import weighted_percentiles
 from sim.metrics.summary import summarise
-from sim.seam.request import Request
 
 
 def finished(index: int, arrival_s: float, first_s: float, last_s: float, tokens: int, **counts: int) -> Request:

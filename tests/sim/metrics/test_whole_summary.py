@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sim.engine.gauge import GapSamples
+from sim.interface.request import Request
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.metrics.summary import detailed, summarise
-from sim.seam.request import Request
 
 
 def asked(index: int, times_s: tuple[float, float, float, float], tokens: tuple[int, int], **counts: int) -> Request:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-import sim.experiment.scenario as scenario_module
+import sim.run.scenario as scenario_module
 from sim.costs.profile_files import load
-from sim.experiment.resolve import resolve, resolve_all
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario
+from sim.interface.request import Request
 from sim.metrics.summary import summarise
 from sim.policies.adaptive import check_table, seed_table
 from sim.policies.choices import LoadTable, row_for
 from sim.policies.options import EngineLimits, PolicyOptions
-from sim.seam.request import Request
+from sim.run.resolve import resolve, resolve_all
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 from tests.calibrate.support import published
 from tests.sim.hosts.test_contract import outcome, requests
 from tests.sim.support import AlwaysAccept, SimRun, request

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.interface.request import Request
+from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, Method
-from sim.seam.request import Request
-from sim.seam.work import Kind
 from tests.sim.support import AlwaysAccept, NeverAccept, PeriodicLuck, SimRun, request
 
 Shape = tuple[float, int, int, tuple[tuple[int, int], ...]]

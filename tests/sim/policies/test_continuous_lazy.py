@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from sim.engine import lazy_rows
+from sim.interface.work import Chunk, Kind
 from sim.policies import continuous, continuous_lazy
 from sim.policies.continuous_lazy import can_be_lazy
 from sim.policies.options import EngineLimits, Method
-from sim.seam.work import Chunk, Kind
 from tests.sim.support import SimRun, request, serve
 
 

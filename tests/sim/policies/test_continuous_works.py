@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, Method
-from sim.seam.work import Kind
 from tests.sim.support import AlwaysAccept, NeverAccept, NotedController, SimRun, request
 
 Shape = tuple[float, str, int, int, int, tuple[tuple[int, int], ...], int, int]

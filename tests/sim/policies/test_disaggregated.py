@@ -6,8 +6,8 @@ import pytest
 
 from sim.engine.draft_pool import DraftPool
 from sim.engine.kv import SpreadPool
+from sim.interface.work import Kind
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
-from sim.seam.work import Kind
 from tests.sim.hosts.test_contract import outcome, requests
 from tests.sim.support import AlwaysAccept, SimRun, request
 

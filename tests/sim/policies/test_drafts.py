@@ -12,11 +12,11 @@ from sim.costs.cost import ConstantCosts, Demands
 from sim.costs.drafters import DrafterCosts, pair_with
 from sim.costs.profile_files import load
 from sim.engine.draft_choice import DraftChoice
-from sim.experiment.resolve import resolve, resolve_all
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario
+from sim.interface.work import Kind, Model
 from sim.policies.options import PolicyOptions
-from sim.seam.work import Kind, Model
+from sim.run.resolve import resolve, resolve_all
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 from tests.sim.hosts.test_contract import outcome, requests
 from tests.sim.support import AlwaysAccept, PeriodicLuck, SimRun, request
 

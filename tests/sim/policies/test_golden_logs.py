@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 
 from sim.costs.cost import ConstantCosts, Demands
+from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, KvMode, PolicyOptions
-from sim.seam.work import Kind
 from tests.sim.devices.test_partition import LINEAR
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
 

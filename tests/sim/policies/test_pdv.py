@@ -10,8 +10,8 @@ import pytest
 
 from sim.costs.cost import ConstantCosts, Demands
 from sim.devices.contention import Contention, Regime
+from sim.interface.work import Kind
 from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode, PolicyOptions
-from sim.seam.work import Kind
 from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, WorkLog, request
 
 ROUND = 6

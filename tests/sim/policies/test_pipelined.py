@@ -9,11 +9,11 @@ import pytest
 
 from sim.costs.cost import ConstantCosts, Demands
 from sim.costs.profile_files import load
-from sim.experiment.resolve import resolve, resolve_all
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario
+from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, PolicyOptions
-from sim.seam.work import Kind
+from sim.run.resolve import resolve, resolve_all
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 from tests.sim.support import SECONDS, UNCONTENDED, AlwaysAccept, NeverAccept, SimRun, request
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from sim.costs.cost import ConstantCosts, Cost
 from sim.engine.draft_length import ByBatch
+from sim.interface.request import Request
+from sim.interface.work import Work
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES
-from sim.seam.request import Request
-from sim.seam.work import Work
 from tests.sim.support import PeriodicLuck, SimRun
 
 arrival_s = st.floats(0.0, 40.0).map(lambda value: round(value, 2))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sim.interface.work import Kind, Work
 from sim.policies.options import EngineLimits, KvMode, PolicyOptions
-from sim.seam.work import Kind, Work
 from tests.sim.support import (
     UNCONTENDED,
     AlwaysAccept,

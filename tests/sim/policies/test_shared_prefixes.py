@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from sim.costs.cost import Cost
 from sim.engine.paged import PagedPool
+from sim.interface.request import Request
+from sim.interface.work import Chunk, Kind, Work
 from sim.policies.options import EngineLimits
-from sim.seam.request import Request
-from sim.seam.work import Chunk, Kind, Work
 from tests.sim.policies.test_properties import COSTS, KeyedLuck, SizedCosts, _assert_same_decisions, outcome
 from tests.sim.support import SimRun
 

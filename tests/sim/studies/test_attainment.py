@@ -15,10 +15,10 @@ from sim.cli.main import run
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario
 from sim.metrics.summary import summarise
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 from sim.studies.attainment import highest_load
 from sim.studies.draws import BODY_KINDS, cost_draws
 from sim.studies.load_search import FRESH_KEY, Limit, LoadSearch

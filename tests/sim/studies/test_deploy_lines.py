@@ -16,8 +16,8 @@ from sim.cli.main import run
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import Formats, mtp_layer
-from sim.experiment.scenario import Scenario
 from sim.policies.options import Method
+from sim.run.scenario import Scenario
 from sim.studies.deploy import Deployment, checking_lines, deployment
 from tests.sim.studies.server_flags import (
     SGLANG_ALGORITHMS,

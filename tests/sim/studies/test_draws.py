@@ -11,10 +11,10 @@ import pytest
 
 from sim.acceptance.quoted import DRIFT_FALLING, DRIFT_RISING, MeasuredLength, split_normal
 from sim.cli.main import run
+from sim.compare.side_by_side import Order, compare
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load
-from sim.experiment.compare import Order, compare
-from sim.experiment.scenario import Scenario
+from sim.run.scenario import Scenario
 from sim.studies.draws import SD_PER_MEAN_ABS, Draw, body_spread, cost_draws, covers, interval_90, kind_spreads
 from sim.studies.evidence import Asked, asked_of_comparison, cells, evidence
 from sim.studies.precision import over_draws
@@ -108,7 +108,7 @@ def test_kinds_that_were_never_validated_share_half_of_what_is_assumed_of_them()
 
 
 def test_the_acceptance_of_a_draw_is_exact_where_it_was_measured() -> None:
-    from sim.experiment.limits import build_acceptance
+    from sim.run.limits import build_acceptance
 
     for draw in drawn(4):
         for k, is_exact in ((3, True), (7, False)):
@@ -203,7 +203,7 @@ def test_the_question_of_a_comparison_is_its_load() -> None:
 
 
 def one_plain(one: Scenario) -> dict[str, object]:
-    from sim.experiment.scenario import to_plain
+    from sim.run.scenario import to_plain
 
     return to_plain(one)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.experiment.scenario import field_types
+from sim.run.scenario import field_types
 from sim.studies.grid import Grid
 
 SCENARIO: dict[str, Any] = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 5}}

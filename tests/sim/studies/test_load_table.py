@@ -9,9 +9,9 @@ import pytest
 from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.devices.contention import Regime
-from sim.experiment.scenario import Scenario
 from sim.policies.adaptive import check_table
 from sim.policies.choices import row_for
+from sim.run.scenario import Scenario
 from sim.studies.load_table import Figures, between, choices, is_surely_better, table_of, tune_policies
 
 ALL = (Regime.SERIAL, Regime.SHARED, Regime.ROOFS)

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from sim.cli.main import run
+from sim.compare.side_by_side import compare
 from sim.costs.profile_files import load
-from sim.experiment.compare import compare
-from sim.experiment.scenario import Scenario
 from sim.metrics.stats import t_975
+from sim.run.scenario import Scenario
 from sim.studies.precision import METRICS, replications_for, sized, wider_than
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from sim.compare.side_by_side import compare
 from sim.costs.profile_files import load
-from sim.experiment.compare import compare
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario
 from sim.metrics.summary import summarise
 from sim.policies.options import PolicyOptions
 from sim.policies.registry import POLICIES
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 from sim.workload.classes import SloClass, assign_classes
 from tests.sim.support import SimRun, request
 

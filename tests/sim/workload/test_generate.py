@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.seam.request import Request
+from sim.interface.request import Request
 from sim.workload.generate import LEAST_AUTO_PROMPTS, Workload, arrival_times, build_requests
 from sim.workload.lengths import LENGTH_TABLES
 

@@ -1,0 +1,62 @@
+"""Flags of `validate vllm` and `validate cells` that say how the real engine was set up, and the scenario they make.
+
+Not here: the checks of the values (sim.run.scenario).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+POLICIES = ("continuous", "autoregressive")
+"""The engines that are vLLM's; `autoregressive` drafts nothing."""
+SETTINGS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "long_prefill_token_threshold",
+    "async_scheduling",
+    "enable_prefix_caching",
+)
+
+
+def engine_options(function: F) -> F:
+    """Add the flags that both commands share."""
+    decorators = [
+        click.option("--engine", "engine_name", default=None, help="Engine and version that it was, such as vllm-0.12 "
+                     "(`lanesim compare --help` has them); default: the profile's own, else vllm-0.24."),
+        click.option("--num-gpu-blocks", type=int, default=None, help="KV blocks as vLLM logs them; one is its null "
+                     "block, never used, so N - 1 are simulated. Default: what fits beside the weights."),
+        click.option("--block-size", type=int, default=None, help="Tokens of a KV block [16]."),
+        click.option("--async-scheduling/--no-async-scheduling", "async_scheduling", default=None,
+                     help="Schedule the next step before this one's tokens are out [as the engine does untold]."),
+        click.option("--prefix-caching/--no-prefix-caching", "enable_prefix_caching", default=None,
+                     help="Find blocks again that another request, or the preempted one itself, computed [on]."),
+        click.option("--long-prefill-token-threshold", type=int, default=None, help="Longest chunk of one prompt."),
+        click.option("--method", default=None, help="Speculation: draft_model, eagle3, ngram."),
+    ]  # fmt: skip
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+def engine_block(flags: dict[str, Any]) -> dict[str, Any]:
+    """The scenario's `engine` block. Raises ValueError where no usable KV block is left."""
+    block: dict[str, Any] = {}
+    if flags.get("engine_name") is not None:
+        block["name"] = flags["engine_name"]
+    for name in SETTINGS:
+        if flags.get(name) is not None:
+            block[name] = flags[name]
+    num_blocks = flags.get("num_gpu_blocks")
+    if num_blocks is not None:
+        if num_blocks < 2:
+            raise ValueError(
+                f"--num-gpu-blocks {num_blocks} must be at least 2: vLLM counts a null block that is never used"
+            )
+        block["num_gpu_blocks"] = num_blocks - 1
+    return block

@@ -1,0 +1,1 @@
+"""The simulator judged on real runs of others: tables of cells, and vLLM's per-request timestamps. No torch."""

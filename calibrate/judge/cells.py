@@ -1,0 +1,384 @@
+"""Closed-loop cells simulated and compared: error per cell and metric, over the judged ones, of speed-ups; a figure.
+
+A cell is a closed loop: all requests at once, at most `concurrency` in flight, one let in as one finishes. Where the
+table does not say how many, WAVES x concurrency are served, so that filling and draining weigh about a tenth each; of a
+list of requests the least number of whole passes through it that are as many.
+`continuous` serves cells that draft, `autoregressive` the others. Not here: the table (calibrate.judge.cell_table),
+the fit (calibrate.judge.fit_cells).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from math import ceil
+from pathlib import Path
+from statistics import NormalDist, fmean
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from calibrate.judge.cell_table import LENGTHS, MEASURED, Cell, CellTable
+from calibrate.judge.fit_cells import RATIO, Fitted, Undetermined, fit_constant, fit_constants
+from realrun.validate.errors import THROUGHPUT, Compared, compared, spread
+from sim.costs.engine import engine_of, with_engine
+from sim.costs.profile import SERVED, Profile
+from sim.files.write import write_figure
+from sim.interface.request import Request
+from sim.metrics.summary import summarise
+from sim.run.resolve import resolve_all
+from sim.run.scenario import Scenario, parse_scenario
+from sim.run.simulate import simulate
+from sim.workload.generate import num_requests
+
+CELLS_SCHEMA = 1
+WAVES = 10
+CELL_INCHES, MOST_INCHES = 0.28, 24.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What holds for all cells of a table."""
+
+    engine: Mapping[str, Any]
+    """The scenario's `engine` block; a cell's own columns come first."""
+    waves: int = WAVES
+    """Requests per place in flight, where the table has no num_prompts."""
+    warmup_waves: int = 0
+    """First requests per place that are left out of the metrics."""
+    method: str | None = None
+    requests: Sequence[tuple[int, int]] = ()
+    """Prompt and output tokens of the requests that every cell serves, in order and over again; none: as cells say."""
+    acceptance_spread: float | None = None
+    """How requests differ in luck, for cells whose acceptance does not say (sim.acceptance.spread)."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedCell:
+    cell: Cell
+    is_fit: bool
+    """The constant was fitted on it, so that it judges nothing."""
+    metrics: Mapping[str, Compared]
+
+
+def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
+    """The closed loop of `cell`. Raises ValueError."""
+    num_prompts = cell.num_prompts or _whole_passes(setup.waves * cell.concurrency, len(setup.requests))
+    limits = {name: getattr(cell, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    limits["num_gpu_blocks"] = None if cell.num_gpu_blocks is None else cell.num_gpu_blocks - 1
+    lengths = {"input_len": cell.input_len, "output_len": cell.output_len}
+    if setup.requests:
+        means = np.mean(setup.requests, axis=0)
+        lengths = {name: round(float(mean)) for name, mean in zip(lengths, means, strict=True)}
+    speculation: dict[str, Any] = {"num_speculative_tokens": cell.num_speculative_tokens}
+    if cell.num_speculative_tokens:
+        speculation["acceptance"] = _with_spread(str(cell.acceptance), setup.acceptance_spread)
+        if setup.method is not None:
+            speculation["method"] = setup.method
+    return parse_scenario(
+        {
+            "profile": profile.name,
+            "policy": "continuous" if cell.num_speculative_tokens else "autoregressive",
+            "engine": {**setup.engine, **{name: value for name, value in limits.items() if value is not None}},
+            "workload": {
+                "num_prompts": num_prompts,
+                "request_rate": "inf",
+                "max_concurrency": cell.concurrency,
+                **lengths,
+                "num_warmups": setup.warmup_waves * cell.concurrency,
+            },
+            "speculation": speculation,
+            "seed": setup.seed,
+        }
+    )
+
+
+def simulate_cell(cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
+    """The metrics of the simulated cell (sim.metrics.summary). Raises ValueError for what cannot run."""
+    scenario = scenario_of(cell, profile, setup)
+    requests = _requests(cell, num_requests(scenario.workload), scenario.seed, setup)
+    record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=requests)
+    return summarise(record, num_warmups=scenario.workload.num_warmups)
+
+
+def _whole_passes(num_prompts: int, per_pass: int) -> int:
+    return ceil(num_prompts / per_pass) * per_pass if per_pass else num_prompts
+
+
+def _with_spread(acceptance: str, spread: float | None) -> str:
+    return acceptance if spread is None or "~" in acceptance else f"{acceptance}~{spread!r}"
+
+
+def _requests(cell: Cell, num_prompts: int, seed: int, setup: Setup) -> list[Request] | None:
+    """The list's, over and over, or those whose outputs vary; None where all are alike."""
+    if setup.requests:
+        lengths = islice(cycle(setup.requests), num_prompts)
+        return [Request(index, str(index), 0.0, *tokens) for index, tokens in enumerate(lengths)]
+    return varied_requests(cell, num_prompts, seed) if cell.output_len_std else None
+
+
+def varied_requests(cell: Cell, num_prompts: int, seed: int) -> list[Request]:
+    """Requests whose outputs vary: evenly spaced quantiles of a normal distribution, in an order drawn from `seed`.
+
+    They are cut at output_len_max, and as far below the mean, so that the mean stays. Outputs of one length keep a
+    closed loop in step, wave after wave; real outputs that end by themselves do not.
+    """
+    assert cell.input_len is not None
+    assert cell.output_len is not None
+    mean, most = cell.output_len, cell.output_len_max or 2 * cell.output_len - 1
+    reach = min(most - mean, mean - 1)
+    normal = NormalDist(0.0, cell.output_len_std)
+    offsets = [normal.inv_cdf((place + 0.5) / num_prompts) for place in range(num_prompts)]
+    lengths = [mean + round(min(reach, max(-reach, offset))) for offset in offsets]
+    order = np.random.default_rng(seed).permutation(num_prompts).tolist()
+    return [Request(index, str(index), 0.0, cell.input_len, lengths[place]) for index, place in enumerate(order)]
+
+
+def judge_cells(
+    table: CellTable,
+    is_fit: Sequence[bool],
+    profile: Profile,
+    setup: Setup,
+    on_cell: Callable[[int, int], None] = lambda done, total: None,
+) -> list[JudgedCell]:
+    """Every cell beside its simulation; `on_cell` hears how many of how many are done.
+
+    Raises ValueError naming the line of a cell that cannot run.
+    """
+    judged = []
+    for cell, fitted_on in zip(table.cells, is_fit, strict=True):
+        found = _simulated(table, cell, profile, setup)
+        metrics = {name: compared(real, found[MEASURED[name]]) for name, real in cell.measured.items()}
+        judged.append(JudgedCell(cell=cell, is_fit=fitted_on, metrics=metrics))
+        on_cell(len(judged), len(table.cells))
+    return judged
+
+
+def fit_on_cells(
+    table: CellTable,
+    is_fit: Sequence[bool],
+    profile: Profile,
+    setup: Setup,
+    constants: Sequence[str],
+    metrics: Sequence[str],
+) -> Fitted:
+    """Constants of the engine fitted on the marked cells: one time on one metric, whose mean signed error becomes 0;
+    several, or ratios, by least squares over `metrics`, each cell and metric an equal share.
+
+    The profile carries the others of that engine from then on, and says what was fitted on what. Raises ValueError
+    where a marked cell lacks a metric, and where the cells cannot tell the constants.
+    """
+    profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
+    cells = _marked_cells(table, is_fit, metrics)
+
+    def ratios(candidate: Profile) -> list[float]:
+        return [
+            found[MEASURED[metric]] / cell.measured[metric]
+            for cell in cells
+            for found in [_simulated(table, cell, candidate, setup)]
+            for metric in metrics
+        ]
+
+    has_ratios = any(name.startswith(RATIO) for name in constants)
+    if len(constants) > 1 or has_ratios:
+        try:
+            found = fit_constants(profile, constants, ratios)
+        except Undetermined as error:
+            raise ValueError(f"--fit: {error}; mark other cells, too, or leave it out") from None
+    else:
+        sign = -1.0 if metrics[0] == THROUGHPUT else 1.0
+        found = fit_constant(profile, constants[0], lambda candidate: sign * 100.0 * (fmean(ratios(candidate)) - 1.0))
+    ids = [cell.texts["id"] for cell in cells if "id" in cell.texts]
+    source = (
+        f"{found} fitted by lanesim on the mean {' and '.join(metrics)} of {len(cells)} closed-loop "
+        f"cell{'s' if len(cells) > 1 else ''} of {Path(table.path).name}{': ' if ids else ''}{', '.join(ids)}"
+    )
+    host = msgspec.structs.replace(found.profile.host, source=f"{found.profile.host.source}; {source}")
+    fitted = msgspec.structs.replace(found.profile, host=host)
+    if has_ratios:
+        fitted = msgspec.structs.replace(fitted, conditions=SERVED, source=f"layers served; the rest: {fitted.source}")
+    return replace(found, profile=fitted)
+
+
+def _marked_cells(table: CellTable, is_fit: Sequence[bool], metrics: Sequence[str]) -> list[Cell]:
+    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
+    for cell in cells:
+        for metric in metrics:
+            if metric not in cell.measured:
+                raise ValueError(f"{table.where(cell)}: marked by --fit, and has no {metric} (--fit-metric)")
+    return cells
+
+
+def _simulated(table: CellTable, cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
+    try:
+        return simulate_cell(cell, profile, setup)
+    except ValueError as error:
+        raise ValueError(f"{table.where(cell)}: {error}") from None
+
+
+def summary(judged: Sequence[JudgedCell]) -> dict[str, dict[str, float | int | None]]:
+    """Per metric over the judged cells: their number, and the errors' mean size, mean and largest size, percent."""
+    found = {}
+    for metric in MEASURED:
+        if not any(metric in each.metrics for each in judged):
+            continue
+        errors = [each.metrics[metric]["error_pct"] for each in judged if not each.is_fit and metric in each.metrics]
+        found[metric] = spread([error for error in errors if error is not None])
+    return found
+
+
+def speedups(judged: Sequence[JudgedCell]) -> list[dict[str, Any]]:
+    """Output throughput of every drafting cell over that of its partner, which drafts nothing.
+
+    Partners have the same label, up to its last "/" where there is no arm, and the same concurrency and lengths; of
+    several the mean counts. A pair judges nothing where the constant was fitted on all of its cells.
+    """
+    references: dict[tuple[Any, ...], list[JudgedCell]] = {}
+    with_throughput = [each for each in judged if THROUGHPUT in each.metrics]
+    for each in with_throughput:
+        if each.cell.num_speculative_tokens == 0:
+            references.setdefault(_pair_key(each.cell), []).append(each)
+    pairs = []
+    for each in with_throughput:
+        partners = references.get(_pair_key(each.cell), [])
+        if each.cell.num_speculative_tokens == 0 or not partners:
+            continue
+        real, simulated = (_throughput(each, side) / _mean(partners, side) for side in ("real", "simulated"))
+        pairs.append(
+            {
+                "name": each.cell.name,
+                "line": each.cell.line,
+                "partners": [partner.cell.line for partner in partners],
+                "role": "fit" if all(one.is_fit for one in (each, *partners)) else "judged",
+                **compared(real, simulated),
+            }
+        )
+    return pairs
+
+
+def _pair_key(cell: Cell) -> tuple[Any, ...]:
+    label = cell.label if cell.arm else cell.label.rpartition("/")[0] or cell.label
+    return label, cell.concurrency, cell.input_len, cell.output_len
+
+
+def _throughput(each: JudgedCell, side: str) -> float:
+    value = each.metrics[THROUGHPUT][side]
+    assert value is not None
+    return value
+
+
+def _mean(cells: Sequence[JudgedCell], side: str) -> float:
+    return sum(_throughput(each, side) for each in cells) / len(cells)
+
+
+def result_of(
+    table: CellTable,
+    judged: Sequence[JudgedCell],
+    profile: Profile,
+    setup: Setup,
+    fitted: Fitted | None,
+    metrics: Sequence[str],
+) -> dict[str, Any]:
+    """What `validate cells --json` holds; `fitted` on these metrics of the cells that are marked."""
+    pairs = speedups(judged)
+    notes = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
+    drafting = [each for each in judged if each.cell.num_speculative_tokens and THROUGHPUT in each.metrics]
+    if setup.requests:
+        notes.append(f"{len(setup.requests)} requests a pass, in whole passes unless the table has num_prompts")
+        unread = [name for name in (*LENGTHS, "output_len_std") if any(each.cell.texts.get(name) for each in judged)]
+        if unread:
+            notes.append(f"not read, since the requests are listed: {', '.join(unread)}")
+    if 0 < len(drafting) < len(judged) and len(pairs) < len(drafting):
+        notes.append(
+            f"{len(drafting) - len(pairs)} of {len(drafting)} drafting cells have no partner without drafts of "
+            "the same label, concurrency and lengths: no speed-up of theirs"
+        )
+    return {
+        "schema": CELLS_SCHEMA,
+        "profile": {"name": profile.name, "source": profile.source},
+        "engine": {**setup.engine, "name": engine_of(setup.engine.get("name"), profile).name},
+        "waves": setup.waves,
+        "warmup_waves": setup.warmup_waves,
+        "requests_per_pass": len(setup.requests) or None,
+        "acceptance_spread": setup.acceptance_spread,
+        "seed": setup.seed,
+        "fit": None if fitted is None else _plain_fit(judged, fitted, metrics),
+        "cells": [_plain(each, profile, setup) for each in judged],
+        "judged": summary(judged),
+        "speedups": pairs,
+        "speedup": spread([pair["error_pct"] for pair in pairs if pair["role"] == "judged"]),
+        "notes": notes,
+    }
+
+
+def _plain_fit(judged: Sequence[JudgedCell], fitted: Fitted, metrics: Sequence[str]) -> dict[str, Any]:
+    common = {
+        "metric": ",".join(metrics),
+        "error_pct": fitted.error_pct,
+        "lines": [each.cell.line for each in judged if each.is_fit],
+    }
+    constants: list[dict[str, Any]] = []
+    for name, value_s in fitted.values_s.items():
+        is_ratio = name.startswith(RATIO)
+        constant = {"constant": name if is_ratio else f"host.{name}", "value" if is_ratio else "value_s": value_s}
+        if not fitted.half_widths_s:
+            return {**constant, **common, "is_at_bound": fitted.is_at_bound}
+        width = {"half_width" if is_ratio else "half_width_s": fitted.half_widths_s[name]}
+        constants.append({**constant, **width, "is_told": fitted.told[name]})
+    return {"constants": constants, **common}
+
+
+def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Any]:
+    cell = each.cell
+    scenario = scenario_of(cell, profile, setup)
+    return {
+        "line": cell.line,
+        "label": cell.label,
+        "arm": cell.arm,
+        "concurrency": cell.concurrency,
+        "input_len": cell.input_len,
+        "output_len": cell.output_len,
+        "output_len_std": cell.output_len_std,
+        "output_len_max": cell.output_len_max,
+        "num_prompts": scenario.workload.num_prompts,
+        "num_speculative_tokens": cell.num_speculative_tokens,
+        "acceptance": cell.acceptance,
+        "policy": scenario.policy[0],
+        "role": "fit" if each.is_fit else "judged",
+        "metrics": dict(each.metrics),
+    }
+
+
+def draw_cells(directory: Path, judged: Sequence[JudgedCell], title: str) -> None:
+    """validation-cells.png, the error by cell, one panel per metric, cells of the fit hollow. Raises ValueError without
+    the plotting libraries."""
+    from sim.report.figures import DPI, set_theme
+
+    set_theme()
+    import matplotlib.pyplot as plt
+
+    metrics = [name for name in MEASURED if any(name in each.metrics for each in judged)]
+    width = min(MOST_INCHES, 3.0 + CELL_INCHES * len(judged))
+    figure, axes = plt.subplots(
+        len(metrics), 1, figsize=(max(6.0, width), 1.8 + 1.7 * len(metrics)), sharex=True, squeeze=False
+    )
+    for axis, metric in zip(axes[:, 0], metrics, strict=True):
+        for is_fit, face in ((False, "#4c72b0"), (True, "white")):
+            points = [
+                (place, each.metrics[metric]["error_pct"])
+                for place, each in enumerate(judged)
+                if each.is_fit is is_fit and metric in each.metrics
+            ]
+            label = "fitted on" if is_fit else "judged"
+            axis.bar([x for x, _ in points], [y for _, y in points], 0.8, color=face, edgecolor="#4c72b0", label=label)
+        axis.axhline(0.0, color="black", linewidth=0.8)
+        axis.set_ylabel(f"{metric}\nerror, % of real")
+    axes[0, 0].legend(frameon=False, ncols=2)
+    axes[-1, 0].set_xticks(range(len(judged)), [each.cell.name for each in judged], rotation=90, fontsize=6)
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.tight_layout()
+    write_figure(directory / "validation-cells.png", lambda scratch: figure.savefig(scratch, dpi=DPI))
+    plt.close(figure)

@@ -1,0 +1,185 @@
+"""A real vLLM run beside its simulation: the same arrivals and lengths, the error of every metric, and their figures.
+
+As vLLM's own timestamps and the data's authors have it, TTFT and E2EL count from queued_ts, when the engine took the
+request in; `ttft_arrival` counts from arrival. TPOT is (last - first token) / (output tokens - 1), left out where only
+one token came out (design, section 7). Files of requests do not have gaps between tokens, so the real ITL is null.
+Not here: reading the file (calibrate.judge.vllm_requests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate.judge.vllm_requests import RealRun
+from realrun.validate import errors
+from sim.costs.profile import Profile
+from sim.engine.gauge import GapSamples
+from sim.files.write import write_figure
+from sim.interface.request import Request
+from sim.metrics import summary
+from sim.metrics.records import RunRecord
+from sim.metrics.stats import Floats
+from sim.metrics.summary import prefix_cache, spread_ms
+from sim.run.resolve import resolve_all
+from sim.run.scenario import Scenario, parse_scenario, to_plain
+from sim.run.simulate import simulate
+
+VALIDATION_SCHEMA = 1
+LATENCIES = (*errors.LATENCIES, "ttft_arrival")
+COLUMNS = "arrival=arrival_time,unit=s,prompt=input_toks,output=output_toks,id=request_id"
+"""What sim.workload.traces needs to be told to read such a file as a workload."""
+
+SCATTERED = {"ttft": "TTFT", "e2el": "E2EL"}
+FEW_TICKS = 20.0
+"""A logarithmic axis that spans less than this factor gets round numbers in place of decades."""
+MOST_TICKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmVerdict:
+    """A real run beside its simulation."""
+
+    real: RealRun
+    simulated: RunRecord
+    result: dict[str, Any]
+    """For JSON."""
+
+
+def scenario_of(
+    path: Path,
+    num_requests: int,
+    profile: str,
+    policy: str,
+    engine: dict[str, Any],
+    speculation: dict[str, Any],
+    seed: int,
+) -> Scenario:
+    """The scenario of a run in `path`; its workload is the recorded one. Raises ValueError."""
+    return parse_scenario(
+        {
+            "profile": profile,
+            "policy": policy,
+            "engine": engine,
+            "workload": {
+                "dataset_name": "jsonl",
+                "dataset_path": f"{path.name}#{COLUMNS}",
+                "num_prompts": num_requests,
+                "trace_arrivals": "recorded",
+            },
+            "speculation": {"num_speculative_tokens": 0, **speculation},
+            "seed": seed,
+        }
+    )
+
+
+def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdict:
+    """Simulate the run's requests and compare. Raises ValueError for what cannot run."""
+    policy = scenario.policy[0]
+    record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=real.fresh())
+    result = {
+        "schema": VALIDATION_SCHEMA,
+        "scenario": to_plain(scenario),
+        "scenario_hash": scenario.digest,
+        "profile": {"name": profile.name, "source": profile.source},
+        "policy": policy,
+        "engine": record.engine,
+        "async_scheduling": record.is_async,
+        "caps": record.caps,
+        "seed": scenario.seed,
+        "num_requests": len(real.requests),
+        "clock_offset_s": real.clock_offset_s,
+        "preemptions": sum(request.num_preemptions for request in record.requests),
+        **prefix_cache(record, record.requests),
+        "metrics": errors.errors(_run(real.requests, GapSamples()), _run(record.requests, record.gaps), LATENCIES),
+        "notes": _notes(real, record),
+    }
+    return VllmVerdict(real=real, simulated=record, result=result)
+
+
+def _run(requests: Sequence[Request], gaps: GapSamples) -> dict[str, float | None]:
+    """Metrics of one side under the simulator's keys."""
+    run: dict[str, float | None] = {errors.THROUGHPUT: output_throughput(requests)}
+    for name, values_s in latencies_s(requests).items():
+        run |= spread_ms(name, values_s, np.ones(len(values_s)), errors.PERCENTILES)
+    return run | spread_ms("itl", np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float), errors.PERCENTILES)
+
+
+def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
+    """`ttft`, `e2el`, `ttft_arrival` [requests] and `tpot` [requests of two or more tokens], seconds.
+
+    An engine that does not say when it took a request in has it counted from arrival.
+    """
+    found = summary.latencies_s(requests)
+    queued = np.array([request.queued_s - request.arrival_s for request in requests])
+    waited = np.where(np.isnan(queued), 0.0, queued)
+    return {
+        "ttft": found["ttft"] - waited,
+        "tpot": found["tpot"],
+        "e2el": found["e2el"] - waited,
+        "ttft_arrival": found["ttft"],
+    }
+
+
+def output_throughput(requests: Sequence[Request]) -> float | None:
+    """Output tokens per second from the first arrival to the last token; None for a run that took no time."""
+    duration_s = max(request.last_token_s for request in requests) - min(request.arrival_s for request in requests)
+    return sum(request.output_tokens for request in requests) / duration_s if duration_s > 0.0 else None
+
+
+def _notes(real: RealRun, simulated: RunRecord) -> list[str]:
+    notes = ["the real ITL is not known: the file has no times between the first token and the last"]
+    num_single = sum(request.output_tokens == 1 for request in real.requests)
+    if num_single:
+        notes.append(f"TPOT leaves out {num_single} requests of one output token")
+    if any(isnan(request.queued_s) for request in simulated.requests):
+        notes.append("the simulated engine does not say when it takes a request in: TTFT and E2EL count from arrival")
+    return notes
+
+
+def draw_vllm(directory: Path, verdict: VllmVerdict) -> None:
+    """validation-scatter.png and validation-cdf.png. Raises ValueError without the plotting libraries."""
+    from sim.report.figures import draw_cdfs, set_theme
+
+    set_theme()
+    real, simulated = latencies_s(verdict.real.requests), latencies_s(verdict.simulated.requests)
+    result = verdict.result
+    title = f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests of a real vLLM run"
+    sides = {"real": real, "simulated": simulated}
+    write_figure(
+        directory / "validation-scatter.png", partial(_draw_scatter, title=title, real=real, simulated=simulated)
+    )
+    write_figure(directory / "validation-cdf.png", partial(draw_cdfs, title=title, sides=sides))
+
+
+def _draw_scatter(path: Path, title: str, real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> None:
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    from sim.report.figures import DPI
+
+    figure, axes = plt.subplots(1, len(SCATTERED), figsize=(9, 4.4))
+    for axis, (name, title) in zip(axes, SCATTERED.items(), strict=True):
+        ours, theirs = real[name] * 1e3, simulated[name] * 1e3
+        is_shown = (ours > 0.0) & (theirs > 0.0)
+        axis.scatter(ours[is_shown], theirs[is_shown], s=10, alpha=0.6, linewidths=0)
+        ends = [*ours[is_shown], *theirs[is_shown]]
+        low, high = (min(ends) / 1.2, max(ends) * 1.2) if ends else (1.0, 10.0)
+        axis.plot([low, high], [low, high], color="black", linewidth=0.8)
+        axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+        for each in (axis.xaxis, axis.yaxis):
+            is_short = high < FEW_TICKS * low
+            each.set_major_locator(MaxNLocator(MOST_TICKS) if is_short else LogLocator())
+            each.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            each.set_minor_formatter(NullFormatter())
+        axis.set(xlabel=f"{title}, real (ms)", ylabel=f"{title}, simulated (ms)")
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)

@@ -1,0 +1,76 @@
+"""lanesim: simulate speculative-decoding serving, and check the simulation against real GPU runs.
+
+The public door: everything here is re-exported, nothing is computed here. The import packages behind it are `sim`,
+`calibrate` and `realrun` (docs/adr/001); import this module, since they may be rearranged. How to add a policy, an
+acceptance model or a cost table of one's own: docs/extending.md.
+
+>>> import lanesim
+>>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=30, request_rate=8)
+>>> result.frame()[["policy", "completed"]].values.tolist()
+[['continuous', 30], ['pd', 30]]
+"""
+
+from sim.acceptance.forms import parse_quoted, register_acceptance
+from sim.acceptance.models import Acceptance, run_lengths
+from sim.acceptance.quoted import CarriedLength, Quoted, lengths_by_k
+from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
+from sim.costs.profile import Profile
+from sim.costs.profile_files import changed, save_profile
+from sim.costs.profile_files import load as load_profile
+from sim.costs.profile_files import shipped as profile_names
+from sim.draws import thresholds
+from sim.engine.serving import Serving
+from sim.interface.host import Host
+from sim.interface.request import Request
+from sim.interface.request_queue import Lane
+from sim.interface.work import Chunk, Kind, Model, Work
+from sim.policies import rounds
+from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.registry import Policy, policy_names, register
+from sim.report.notebook import Comparison, Results, Simulation, compare, load, simulate, sweep, tune
+from sim.run.scenario import Scenario
+
+__all__ = [
+    "Acceptance",
+    "CarriedLength",
+    "Chunk",
+    "Comparison",
+    "Curve",
+    "DecodeGrid",
+    "EngineLimits",
+    "Host",
+    "Kind",
+    "Lane",
+    "Model",
+    "ModelTable",
+    "Policy",
+    "PolicyOptions",
+    "PrefillGrid",
+    "Profile",
+    "Quoted",
+    "Request",
+    "Results",
+    "Scenario",
+    "Serving",
+    "Simulation",
+    "TableKernels",
+    "VerifyGrid",
+    "Work",
+    "changed",
+    "compare",
+    "lengths_by_k",
+    "load",
+    "load_profile",
+    "parse_quoted",
+    "policy_names",
+    "profile_names",
+    "register",
+    "register_acceptance",
+    "rounds",
+    "run_lengths",
+    "save_profile",
+    "simulate",
+    "sweep",
+    "thresholds",
+    "tune",
+]

@@ -1,1 +1,0 @@
-"""Closed-loop cells with measured means beside their simulation."""

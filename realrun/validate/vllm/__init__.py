@@ -1,1 +1,0 @@
-"""A real vLLM run, request by request, beside its simulation."""

@@ -1,0 +1,146 @@
+"""Runs over several processes: points in, outcomes out, in whatever order they are done.
+
+A point is everything that determines one run, so it does not matter where it is run. Not here: processes
+(sim.compare.pool), which points there are (sim.compare.side_by_side, sim.studies).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim.costs.profile import Profile
+from sim.devices.contention import Regime
+from sim.files.tables import writing_parquet
+from sim.metrics.load import needs_capacity
+from sim.metrics.records import RunRecord, request_parts
+from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+from sim.workload.generate import is_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run: a policy of a scenario, whose length is settled, with one seed."""
+
+    scenario: Scenario
+    policy: str
+    seed: int
+    profile: Profile
+    regime: Regime | None = None
+    """Stands in for the scenario's `devices.overlap`."""
+    percentiles: tuple[float, ...] = PERCENTILES
+    is_detailed: bool = False
+    record_works: bool = False
+    keeps_works: bool = True
+    """Whether recorded works come back with the record, or only what was read from them."""
+    keeps_record: bool = False
+    rows_path: str | None = None
+    """Parquet file to write the requests to, where they are wanted without the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a point gave."""
+
+    run: Run
+    num_streams: int
+    """Streams that the policy used of one GPU: the most, where it has several GPUs."""
+    needs_capacity: bool
+    arrivals_s: list[float]
+    """Of a trace's requests; empty for drawn ones, whose rate is known."""
+    record: RunRecord | None
+
+
+def run_point(point: Point) -> Outcome:
+    """Simulate one point in this process."""
+    scenario = point.scenario
+    if point.regime is not None:
+        devices = msgspec.structs.replace(scenario.devices, overlap=point.regime)
+        scenario = msgspec.structs.replace(scenario, devices=devices)
+    record = simulate(resolve(scenario, point.profile, point.policy), point.seed, record_works=point.record_works)
+    run = summarise(
+        record,
+        percentiles=point.percentiles,
+        goodput_ms=scenario.goodput.bounds_ms,
+        num_warmups=scenario.workload.num_warmups,
+    )
+    if point.is_detailed:
+        run |= detailed(record)
+    if point.rows_path is not None:
+        with writing_parquet(Path(point.rows_path)) as write:
+            for columns in request_parts(record):
+                write(columns)
+    return Outcome(
+        run=run,
+        num_streams=_num_streams(record),
+        needs_capacity=needs_capacity(record),
+        arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
+        record=_kept(record, point) if point.keeps_record else None,
+    )
+
+
+def _num_streams(record: RunRecord) -> int:
+    used = {(usage.device, usage.stream) for usage in record.usage if usage.kind != "host"}
+    return max(Counter(device for device, _ in used).values(), default=0)
+
+
+def _kept(record: RunRecord, point: Point) -> RunRecord:
+    return record if point.keeps_works else replace(record, works=[], kv_series=[])
+
+
+def run_points(
+    points: Sequence[Point], *, workers: int | None = None, on_done: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, Outcome]]:
+    """(index of the point, outcome) as each is done; `on_done` hears how many are.
+
+    `workers` processes, by default as many as there are cores; 1 stays in this one. An exception of a run is raised
+    here, and the runs that have not begun are dropped then, as they are on an interrupt. Raises WorkerDied.
+    """
+    if workers == 1 or len(points) == 1:
+        for index, point in enumerate(points):
+            yield index, run_point(point)
+            if on_done is not None:
+                on_done(index + 1)
+        return
+    # Here, since process pools take longer to import than a small run does.
+    from sim.compare.pool import default_workers, started
+
+    profiles = list({id(point.profile): point.profile for point in points}.values())
+    places = {id(profile): place for place, profile in enumerate(profiles)}
+    packed = (
+        Packed(index=index, profile=places[id(point.profile)], rest={name: getattr(point, name) for name in REST})
+        for index, point in enumerate(points)
+    )
+    count = min(len(points), default_workers() if workers is None else workers)
+    uses = {name for point in points for name in (point.policy, point.scenario.speculation.acceptance_name)}
+    with started(count, {"profiles": profiles}, uses=uses) as pool:
+        for number, (task, outcome) in enumerate(pool.run(_run_packed, packed), start=1):
+            yield task.index, outcome
+            if on_done is not None:
+                on_done(number)
+
+
+REST = tuple(field.name for field in fields(Point) if field.name != "profile")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A point as it travels: its profile, which may be large, is in the worker already."""
+
+    index: int
+    profile: int
+    rest: dict[str, Any]
+
+
+def _run_packed(packed: Packed) -> Outcome:
+    from sim.compare.pool import given
+
+    return run_point(Point(profile=given("profiles")[packed.profile], **packed.rest))

@@ -1,1 +1,0 @@
-"""From a scenario to results: the checked scenario, one run, policies side by side."""

@@ -1,0 +1,83 @@
+"""A lane: a FIFO of requests between two workers, with optional back-pressure.
+
+Not here: which lane goes first or how many are taken (sim.policies.choices).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from sim.interface.host import Host
+from sim.interface.request import Request
+from sim.interface.wait import Signal
+
+
+class Lane:
+    """Requests in order of arrival. `put` waits while `capacity` is reached; `take` waits while it is empty.
+
+    One coroutine admits, another one serves (output of one token, so that prefill is all):
+
+    >>> import lanesim
+    >>> async def admits(serving, lane):
+    ...     while True:
+    ...         await lane.put(serving.host, await serving.admit())
+    >>> async def serves(serving, lane, stream):
+    ...     while True:
+    ...         for request in await lane.take(serving.host, at_most=4):
+    ...             await lanesim.rounds.submit_prefill(serving, request, stream)
+    ...             serving.commit_prefill(request)
+    >>> def build(serving, options, limits):
+    ...     lane, stream = lanesim.Lane("prefill", capacity=8), serving.host.stream("gpu")
+    ...     return [admits(serving, lane), serves(serving, lane, stream)]
+    >>> mine = lanesim.register(lanesim.Policy(name="one-lane", summary="a lane", source="example", build=build))
+    >>> one = lanesim.simulate(profile="cpu/tiny", policy="one-lane", num_prompts=9, request_rate=10, output_len=1)
+    >>> one.metrics["completed"]
+    9
+    """
+
+    __slots__ = ("capacity", "changed", "items", "name")
+
+    def __init__(self, name: str, *, capacity: int | None = None) -> None:
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"lane {name!r}: capacity={capacity!r} must be at least 1, or None for no limit")
+        self.name = name
+        self.capacity = capacity
+        self.items: deque[Request] = deque()
+        self.changed = Signal()
+        """Notified after every put and take."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def is_full(self) -> bool:
+        return self.capacity is not None and len(self.items) >= self.capacity
+
+    async def put(self, host: Host, request: Request) -> None:
+        while self.is_full:
+            await host.wait(self.changed)
+        self.items.append(request)
+        host.notify(self.changed)
+
+    async def put_all(self, host: Host, requests: Iterable[Request]) -> None:
+        for request in requests:
+            await self.put(host, request)
+
+    async def take(self, host: Host, *, at_most: int, poll_s: float | None = None) -> list[Request]:
+        """Oldest requests, 1 to `at_most`; with `poll_s` an idle worker looks only that often."""
+        await self.filled(host, poll_s=poll_s)
+        return self.take_now(host, at_most=at_most)
+
+    async def filled(self, host: Host, *, poll_s: float | None = None) -> None:
+        """Until somebody is in it."""
+        while not self.items:
+            await host.wait(self.changed, poll_s=poll_s)
+
+    def take_now(self, host: Host, *, at_most: int) -> list[Request]:
+        """Oldest requests, 0 to `at_most`, without waiting."""
+        items = self.items
+        taken = [items.popleft() for _ in range(min(at_most, len(items)))]
+        if taken:
+            host.notify(self.changed)
+        return taken

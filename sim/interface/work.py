@@ -1,0 +1,108 @@
+"""The words policies speak to a host: kinds of work, one work, and its result.
+
+Not here: what a work costs (sim.costs) and who executes it (sim.hosts.simulated, realrun.host.gpuhost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from sim.interface.request import Request
+
+
+class Kind(StrEnum):
+    """What a work does. STEP mixes verify rows and prefill chunks in one target pass.
+
+    >>> import lanesim
+    >>> [kind.value for kind in lanesim.Kind]
+    ['prefill', 'draft', 'verify', 'step', 'copy', 'host']
+    """
+
+    PREFILL = "prefill"
+    DRAFT = "draft"
+    VERIFY = "verify"
+    STEP = "step"
+    COPY = "copy"
+    HOST = "host"
+
+
+class Model(StrEnum):
+    """Which of the pair a pass runs through.
+
+    >>> import lanesim
+    >>> [model.value for model in lanesim.Model]
+    ['target', 'draft']
+    """
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+class Chunk(NamedTuple):
+    """A piece of one prompt: `new_tokens` to compute on top of `history_tokens` already in KV.
+
+    >>> import lanesim
+    >>> prompt = [lanesim.Chunk(2048, 0), lanesim.Chunk(952, 2048)]
+    >>> sum(chunk.new_tokens for chunk in prompt)
+    3000
+    """
+
+    new_tokens: int
+    history_tokens: int
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One submission to a stream, described by what its cost depends on.
+
+    A pass through the model carries decode or verify rows (`rows`, `row_tokens`, `context_tokens`) and prefill
+    `chunks`; either part may be empty. A DRAFT work is `draft_tokens` passes of the draft model in sequence: the first
+    carries `row_tokens` (catch-up tokens included) and `chunks` (the draft's own prefill), each later one a single
+    token per row; with draft_tokens=0 only the first pass runs (draft prefill alone).
+
+    Two requests with 100 and 140 tokens in KV, and 3 drafted tokens each to verify:
+
+    >>> import lanesim
+    >>> verify = lanesim.Work(kind=lanesim.Kind.VERIFY, rows=2, row_tokens=8, context_tokens=240, head_rows=8)
+    >>> verify.model, verify.row_tokens - verify.rows
+    (<Model.TARGET: 'target'>, 6)
+    """
+
+    kind: Kind
+    model: Model = Model.TARGET
+    requests: Sequence[Request] = ()
+    """The rows' requests, decode/verify/draft rows first, then one per chunk; simulated hosts may get none."""
+    rows: int = 0
+    """Rows that decode, draft or verify. HOST: rows whose n-gram draft is looked up."""
+    row_tokens: int = 0
+    """Query tokens summed over these rows: rows for plain decode, sum of (draft length + 1) for verify."""
+    context_tokens: int = 0
+    """Tokens already in KV summed over these rows."""
+    chunks: tuple[Chunk, ...] = ()
+    """Prefill chunks of the same pass."""
+    head_rows: int = 0
+    """Token positions that go through the LM head and the sampler."""
+    draft_tokens: int = 0
+    """DRAFT only: passes one after the other, each drafts a token per row; 1 where one pass fills all slots."""
+    drafter: int = 0
+    """Of the draft model: which of several it is."""
+    projected_tokens: int = 0
+    """DRAFT of a block drafter: tokens whose features it projects into its KV, those of prompts among them."""
+    num_bytes: int = 0
+    """COPY only: bytes moved."""
+    ahead_s: float = 0.0
+    """Seconds since the host could begin to prepare this work: so much of its preparation is over already."""
+    host_s: float = 0.0
+    """HOST only: seconds of the policy's own CPU time."""
+
+
+class Result(NamedTuple):
+    """What comes back with a finished work: `accepted` [rows], drafted tokens accepted per row (VERIFY and STEP)."""
+
+    accepted: Sequence[int]
+
+
+NO_RESULT = Result(())

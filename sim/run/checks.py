@@ -1,0 +1,115 @@
+"""What only shows when scenario, policy and profile are seen together: refused as they are resolved, or warned of.
+
+Not here: what a scenario's keys may be by themselves (sim.run.scenario), resolving (sim.run.resolve).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sim.acceptance.forms import parse_quoted
+from sim.costs.drafters import pair_with
+from sim.costs.profile import Profile
+from sim.engine.controllers import VERIFYING
+from sim.policies.adaptive import check_table
+from sim.policies.options import Batching, EngineLimits, KvMode, Method, PolicyOptions
+from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
+from sim.run.lane_shares import check_partition
+from sim.run.limits import DraftLengths, build_acceptance, own_method
+from sim.run.scenario import Engine, Scenario
+
+
+class IgnoredKeyWarning(UserWarning):
+    """A key of the scenario means nothing to a policy that it is given for."""
+
+
+def check_policy(
+    scenario: Scenario, profile: Profile, policy: Policy, limits: EngineLimits, lengths: DraftLengths
+) -> None:
+    """Raise ValueError for what only shows when scenario, `policy` and profile are seen together."""
+    name, method = policy.name, scenario.speculation.method
+    draft_tokens = scenario.speculation.num_speculative_tokens
+    build_acceptance(scenario.speculation, draft_tokens)
+    if scenario.policy_options.partition is not None:
+        check_partition(scenario.policy_options, [find_policy(each) for each in scenario.policy])
+        if profile.gpu.name == "cpu":
+            raise ValueError(
+                f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
+            )
+    if not isinstance(scenario.policy_options.adaptive_table, str):
+        check_table(scenario.policy_options.adaptive_table)
+    if policy.needs_draft and draft_tokens == 0:
+        raise ValueError(f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1")
+    if policy.is_speculative and draft_tokens and method is not Method.NGRAM and profile.draft is None:
+        raise ValueError(
+            f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
+            f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
+        )
+    is_lane = policy.is_speculative and not policy.is_continuous
+    if draft_tokens and scenario.speculation.drafts:
+        if not policy.chooses_drafter:
+            raise ValueError(
+                f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and "
+                "adaptive"
+            )
+        for further in scenario.speculation.drafts:
+            pair_with(profile, further.draft)
+            parse_quoted(further.acceptance).model(further.num_speculative_tokens)
+    reads_late = policy.drafts_ahead and limits.method.reads_features
+    if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
+        raise ValueError(
+            f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
+            "reads them: speculation.stale_acceptance must say what is accepted then (measured: about 0.6 of the "
+            "acceptance length)"
+        )
+    if draft_tokens and is_lane and not reads_late and limits.method is not Method.DRAFT_MODEL:
+        raise ValueError(
+            f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
+            "continuous only"
+        )
+    if method.reads_features and draft_tokens and own_method(profile) is not method:
+        drafter = {Method.EAGLE3: "an EAGLE-3 head", Method.MTP: "an MTP layer"}.get(method, "a DSpark drafter")
+        raise ValueError(
+            f"speculation.method={method} needs a profile with {drafter} (…/target+{method}); the draft of "
+            f"{profile.name!r} is {profile.draft.name if profile.draft else 'none'}"
+        )
+    options = scenario.policy_options
+    if policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED):
+        raise ValueError(
+            f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
+            f"kv={options.kv} cannot apply to it"
+        )
+    if is_lane and draft_tokens and scenario.speculation.controller == VERIFYING:
+        raise ValueError(
+            f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous"
+        )
+    if is_lane and options.kv is KvMode.NONE and lengths.min == 0 < lengths.max:
+        raise ValueError(
+            f"policy {name!r}: speculation.controller={scenario.speculation.controller} may choose not to draft, "
+            "which policy_options.kv=none cannot: its passes follow drafts; use kv=rollback"
+        )
+    if is_lane and lengths.max + 1 > limits.max_num_batched_tokens:
+        raise ValueError(
+            f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens} has no room to verify "
+            f"{lengths.max} drafted tokens of one request; want at least {lengths.max + 1}, or a shorter draft"
+        )
+
+
+def ignored_keys(scenario: Scenario) -> list[str]:
+    """One line per key that is not at its default and means nothing to some policy of the scenario."""
+    policies = [find_policy(name) for name in scenario.policy]
+    lines = []
+
+    def ignored(block: str, key: str, value: object, by: list[str]) -> None:
+        if by:
+            lines.append(f"{block}.{key}={value} means nothing to {', '.join(by)}")
+
+    for key, default in msgspec.structs.asdict(PolicyOptions()).items():
+        if (value := getattr(scenario.policy_options, key)) != default:
+            by = [policy.name for policy in policies if not policy.takes_option(key)]
+            ignored("policy_options", key, value, by)
+    for key in CONTINUOUS_SETTINGS:
+        if (value := getattr(scenario.engine, key)) != getattr(Engine(), key):
+            by = [policy.name for policy in policies if policy.takes is not None and not policy.is_continuous]
+            ignored("engine", key, value, by)
+    return lines

@@ -1,0 +1,237 @@
+"""One run, simulated or real: a resolved scenario with one seed becomes requests, acceptance draws and coroutines on a
+host, and what they leave behind becomes a record.
+
+Whoever simulates, replays or validates goes through here, so that all mean the same run. Not here: hosts, what a
+scenario resolves to (sim.run.resolve), the loop over policies and seeds (sim.compare.side_by_side).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Protocol
+
+import msgspec
+
+from sim.acceptance.luck import Luck
+from sim.costs.profile import Profile
+from sim.engine.fleet import Fleet, FleetGauges
+from sim.engine.gauge import GapSamples, GaugePart
+from sim.engine.kv import KvPool
+from sim.engine.paged import PagedPool
+from sim.engine.serving import Serving
+from sim.hosts.view import HostView
+from sim.interface.host import Host
+from sim.interface.request import Request
+from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
+from sim.policies import continuous_lazy
+from sim.run.resolve import Resolved
+from sim.run.scenario import Scenario
+from sim.workload.classes import assign_classes
+from sim.workload.generate import build_requests, is_trace
+
+
+class PolicyStalled(RuntimeError):
+    """A policy stopped with requests unserved: a defect of the policy, not of the input."""
+
+
+class BeyondContextWarning(UserWarning):
+    """Requests are longer than the target's context."""
+
+
+class WindowWarning(UserWarning):
+    """The requests do not fill the window of arrivals."""
+
+
+class SpawningHost(Host, Protocol):
+    """A host that runs coroutines."""
+
+    def spawn(self, task: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """What a host can tell of a run that is over."""
+
+    now_s: float
+    """When it was over, or cut."""
+    usage: list[StreamUsage]
+    device_busy_s: float
+    num_polls: int
+    works: list[WorkRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A resolved scenario with one seed."""
+
+    resolved: Resolved
+    seed: int
+    is_dictated: bool = True
+    """Acceptance comes from the tape of this seed; False: the models of a real run decide."""
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.resolved.scenario
+
+    def requests(self) -> list[Request]:
+        """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
+        workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
+        requests = build_requests(workload, self.seed, self.scenario.engine.block_size)
+        assign_classes(requests, self.scenario.slo_classes, self.seed)
+        if cut_s is None:
+            return requests
+        if requests[-1].arrival_s <= cut_s and workload.request_rate < inf and not is_trace(workload):
+            warnings.warn(
+                f"{len(requests)} requests end before window.arrivals_end_s={cut_s:g}; raise workload.num_prompts to "
+                "fill it",
+                WindowWarning,
+                stacklevel=2,
+            )
+        return [request for request in requests if request.arrival_s <= cut_s]
+
+    def luck(self, requests: Sequence[Request] = ()) -> Luck:
+        """Whose drafts are accepted: the tape of this seed, prepared for `requests` where they are known."""
+        draft_tokens = self.resolved.lengths.given
+        luck = Luck(self.resolved.acceptances[0], self.seed)
+        if draft_tokens and requests:
+            luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
+        return luck
+
+    def lucks(self) -> list[Luck]:
+        """[draft models] where there are several, on the same draws: what one has accepted, a better one has, too."""
+        acceptances = self.resolved.acceptances
+        return [Luck(acceptance, self.seed) for acceptance in acceptances] if len(acceptances) > 1 else []
+
+    def start(
+        self, host: SpawningHost, requests: Sequence[Request], *, luck: Luck | None = None, is_recorded: bool = False
+    ) -> Serving | Fleet:
+        """Start the policy and the arrivals of `requests` on `host`, in every replica.
+
+        With `luck` the account may be lazy where that changes no result: nobody looks at a row's state then. Raises
+        ValueError for a request that never fits. `is_recorded`: somebody notes the works, and the memory over time.
+        """
+        resolved, devices = self.resolved, self.scenario.devices
+        pool = resolved.pool.new()
+        _check_they_fit(requests, pool, resolved.profile)
+        served: Serving | Fleet
+        if devices.count == 1:
+            served = self._serving(host, requests, pool)
+            self._start_policy(host, served, luck, is_recorded)
+        else:
+            members: list[Serving] = []
+
+            def build(index: int, gaps: GapSamples, gauges: FleetGauges) -> Serving:
+                view = HostView(host, str(index), first_gpu=index * resolved.num_gpus)
+                member = self._serving(view, requests, resolved.pool.new())
+                member.gaps = gaps
+                member.queue, member.kv.held = GaugePart(gauges.queue), GaugePart(gauges.held)
+                members.append(member)
+                return member
+
+            served = Fleet(
+                host,
+                requests,
+                build,
+                count=devices.count,
+                routing=devices.routing,
+                max_concurrency=self.scenario.workload.max_concurrency,
+            )
+            for member in members:
+                self._start_policy(host, member, luck, is_recorded)
+        if is_recorded:
+            served.kv.held.series = []
+        host.spawn(served.arrivals())
+        return served
+
+    def _serving(self, host: Host, requests: Sequence[Request], pool: KvPool) -> Serving:
+        """One replica's, on its own GPUs."""
+        resolved = self.resolved
+        return Serving(
+            host,
+            requests,
+            pool,
+            resolved.new_controller(),
+            max_concurrency=self.scenario.workload.max_concurrency,
+            max_num_seqs=resolved.limits.max_num_seqs * resolved.num_engines,
+            max_num_batched_tokens=resolved.limits.max_num_batched_tokens,
+            frontend_s=resolved.engine.frontend_s,
+            first_measured=self.scenario.workload.num_warmups,
+            kv_bytes_per_token=resolved.kv_bytes_per_token,
+        )
+
+    def _start_policy(self, host: SpawningHost, serving: Serving, luck: Luck | None, is_recorded: bool) -> None:
+        if serving.frontend_s:
+            host.spawn(serving.frontend())
+        resolved, limits = self.resolved, self.resolved.limits
+        is_simple = self.scenario.window.stop_s is None and resolved.lengths.constant is not None
+        if resolved.policy.is_continuous and luck and is_simple and continuous_lazy.can_be_lazy(serving, limits):
+            tasks = continuous_lazy.coroutines(serving, limits, luck, names_requests=is_recorded)
+        else:
+            tasks = resolved.policy.build(serving, resolved.options, limits)
+        for task in tasks:
+            host.spawn(task)
+
+    def record(self, serving: Serving | Fleet, accounts: Accounts) -> RunRecord:
+        """What the run left behind; it ends with the last token, or where it was cut."""
+        resolved, devices = self.resolved, self.scenario.devices
+        requests = list(serving.requests[: serving.num_arrived])
+        is_drained = serving.is_all_finished and requests
+        kv, now_s = serving.kv, accounts.now_s
+        return RunRecord(
+            policy=resolved.policy.name,
+            seed=self.seed,
+            requests=requests,
+            slo_classes=self.scenario.slo_classes,
+            gaps=serving.gaps,
+            end_s=max(request.last_token_s for request in requests) if is_drained else now_s,
+            window_s=self.scenario.window.stop_s,
+            usage=accounts.usage,
+            num_gpus=devices.count * resolved.num_gpus * resolved.profile.tensor_parallel,
+            device_busy_s=accounts.device_busy_s,
+            num_polls=accounts.num_polls,
+            queue_mean=serving.queue.mean(now_s),
+            queue_peak=serving.queue.peak,
+            kv_tokens_mean=kv.held.mean(now_s),
+            kv_tokens_peak=kv.held.peak,
+            kv_capacity_tokens=kv.num_blocks * kv.block_size,
+            cache_block_tokens=kv.block_size if isinstance(kv, PagedPool) and kv.is_caching else None,
+            is_open_loop=self.scenario.workload.max_concurrency is None,
+            engine=resolved.engine.name,
+            is_async=resolved.limits.async_scheduling if resolved.policy.is_continuous else None,
+            caps=msgspec.structs.asdict(resolved.caps),
+            partition=resolved.shares,
+            works=accounts.works,
+            kv_series=kv.held.series or [],
+            weight_bytes=devices.count * sum(shape.weight_bytes for shape in resolved.models),
+            kv_bytes_per_token=sum(shape.kv_bytes_per_token for shape in resolved.models),
+        )
+
+    def check_served(self, serving: Serving | Fleet) -> None:
+        """Raise PolicyStalled where a run that nothing cut stopped with requests unserved."""
+        if self.scenario.window.stop_s is None and not serving.is_all_finished:
+            total = len(serving.requests)
+            raise PolicyStalled(
+                f"policy {self.resolved.policy.name!r} stopped with {total - serving.num_finished} of {total} "
+                "requests unfinished"
+            )
+
+
+def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -> None:
+    """Raise ValueError for a request that memory cannot hold; warn of those that the model was not made for."""
+    for request in requests:
+        if kv.blocks_for(request) > kv.most_blocks:
+            raise ValueError(
+                f"request {request.id}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens need "
+                f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.most_blocks} "
+                f"on {profile.name!r}"
+            )
+    context = profile.target.max_context
+    if any(request.prompt_tokens + request.output_tokens > context for request in requests):
+        warnings.warn(
+            f"requests longer than {profile.target.name}'s context of {context} tokens are served all the same",
+            BeyondContextWarning,
+            stacklevel=3,
+        )

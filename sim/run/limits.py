@@ -1,0 +1,114 @@
+"""What a scenario says of engine, limits and drafts, resolved on a profile.
+
+Not here: what one policy makes of it (sim.run.experiment), keys and their defaults (sim.run.scenario).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sim.acceptance.forms import AcceptanceSummary, parse_quoted
+from sim.acceptance.models import Acceptance, IidAcceptance
+from sim.costs.engine import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
+from sim.costs.profile import Profile
+from sim.policies.options import EngineLimits, Method
+from sim.policies.registry import Policy
+from sim.run.scenario import Scenario, Speculation
+
+
+class DraftLengths(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens are drafted per round; 0 everywhere for a policy that never drafts."""
+
+    given: int
+    """The scenario's num_speculative_tokens."""
+    min: int
+    max: int
+    """Look-ahead slots are held for so many."""
+    constant: int | None
+    """What the controller always chooses; None where it may choose this or that."""
+
+
+def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
+    """The acceptance model of a scenario, vLLM's keys first. Raises ValueError."""
+    length, rates = speculation.synthetic_acceptance_length, speculation.synthetic_acceptance_rates
+    if draft_tokens and (length is not None or rates is not None):
+        summary = AcceptanceSummary.from_vllm(
+            draft_tokens, synthetic_acceptance_length=length, synthetic_acceptance_rates=rates
+        )
+        return summary.model
+    quoted = parse_quoted(speculation.acceptance)
+    return quoted.model(draft_tokens) if draft_tokens else IidAcceptance(0.0)
+
+
+def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -> EngineCosts:
+    """The engine of the scenario on that profile. A real host (`is_real`) is no engine's: the profile that was measured
+    with it has its constants.
+
+    Raises ValueError for an engine that is not known, or that a real host is not.
+    """
+    name = scenario.engine.name
+    if not is_real:
+        return engine_of(name, profile)
+    own = own_engine(profile) or without_engine(profile)
+    if name not in (None, own.name):
+        raise ValueError(
+            f"engine.name={name!r} can be simulated only: a replay is driven by lanesim's own loop, whose times are in "
+            f"its profile ({own.name}); leave engine.name out"
+        )
+    return own
+
+
+def limits_of(scenario: Scenario, profile: Profile) -> EngineLimits:
+    """What a policy that drafts keeps to (`limits_on`) on the scenario's engine."""
+    return limits_on(engine_for(scenario, profile), scenario, profile)
+
+
+def limits_on(
+    engine: EngineCosts,
+    scenario: Scenario,
+    profile: Profile,
+    *,
+    is_speculative: bool = True,
+    is_real: bool = False,
+) -> EngineLimits:
+    """What a policy keeps to: as given, else what `engine` sets itself on that GPU.
+
+    A profile whose draft is a head on the target's features drafts as one. Asynchronous scheduling follows the engine
+    and what the policy drafts with: nothing of `speculation` changes one that never drafts (`is_speculative` false). A
+    real host schedules synchronously.
+    """
+    given, method = scenario.engine, scenario.speculation.method
+    method = own_method(profile) or method if method is Method.DRAFT_MODEL else method
+    is_drafting = is_speculative and scenario.speculation.num_speculative_tokens > 0
+    is_async = not is_real and engine.plans_ahead(method.value if is_drafting else NO_SPECULATION)
+    caps = engine.cap_rule(profile.gpu)
+    return EngineLimits(
+        max_num_seqs=given.max_num_seqs or caps.max_num_seqs,
+        max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
+        long_prefill_token_threshold=given.long_prefill_token_threshold,
+        async_scheduling=is_async if given.async_scheduling is None else given.async_scheduling,
+        method=method,
+    )
+
+
+def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int:
+    """Slots beyond prompt and output that drafts can take: of the round in flight, and in `continuous` of the next one,
+    which asynchronous scheduling plans a round ahead, as in a policy that drafts ahead."""
+    if draft_tokens_max == 0:
+        return 0
+    rounds = 2 if policy.drafts_ahead else 1
+    if policy.is_continuous:
+        rounds = 3 if is_async else 2
+    return rounds * draft_tokens_max + 1
+
+
+def own_method(profile: Profile) -> Method | None:
+    """How the profile's draft drafts where that follows from its shape; None for a model of its own."""
+    draft = profile.draft
+    if draft is None:
+        return None
+    if draft.projects_context:
+        return Method.DSPARK
+    if draft.input_features:
+        return Method.MTP
+    return Method.EAGLE3 if draft.fused_features else None

@@ -1,0 +1,365 @@
+"""A scenario: everything that determines a run, from raw data, strict.
+
+Unknown keys, wrong types and values out of range are one clear line each (ValueError). Not here: reading YAML and
+overrides (scenario_file), running it (sim.run.simulate).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import warnings
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from sim.costs.works import GRAPHED_DRAFT
+from sim.devices.contention import Regime
+from sim.devices.link import link_of
+from sim.engine.adaptive_length import Band, bands_by_start
+from sim.engine.controllers import CONTROLLERS
+from sim.engine.draft_length import BatchTable, check_table
+from sim.engine.fleet import Routing
+from sim.names import unknown
+from sim.policies.options import Method, PolicyOptions
+from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
+from sim.workload.classes import SloClass, check_classes
+from sim.workload.generate import AUTO, TIMED_TRACES, Workload
+
+SCENARIO_SCHEMA = 1
+MOST_SEED = 2**63 - 1
+RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
+"""Old name and new one."""
+TINY, TINY_INPUT_LEN, TINY_OUTPUT_LEN = "cpu/tiny", 64, 32
+"""The profile small enough to replay anywhere, and its own default lengths."""
+
+
+def _at_least(block: str, struct: msgspec.Struct, **least: int) -> None:
+    for name, minimum in least.items():
+        value = getattr(struct, name)
+        if value < minimum:
+            dotted = f"{block}.{name}" if block else name
+            raise ValueError(f"{dotted}={value!r} must be at least {minimum}")
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(unknown(name, value, known))
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """Which engine serves, its limits and its memory, under vLLM's names."""
+
+    name: str | None = None
+    """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.24."""
+    max_num_seqs: int | None = None
+    """Requests admitted and unfinished, in every policy; null = what the engine sets itself on that GPU."""
+    max_num_batched_tokens: int | None = None
+    """Tokens of one target pass, in every policy; null likewise."""
+    block_size: int = 16
+    num_gpu_blocks: int | None = None
+    """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
+    gpu_memory_utilization: float = 0.9
+    cuda_graph: bool | str = True
+    """Passes are captured; draft: those of the draft model only, the others are launched eagerly."""
+    async_scheduling: bool | None = None
+    """autoregressive, continuous: plan a step while the one before it is under way; null = as the engine does by
+    itself, under autoregressive without a drafter, under continuous with the scenario's."""
+    enable_prefix_caching: bool = True
+    """autoregressive, continuous: a request finds what is still intact of its prefix, computed by others or by itself
+    before it was preempted."""
+    long_prefill_token_threshold: int = 0
+    """autoregressive, continuous: longest chunk of one prompt in a step; 0 = the budget."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks"):
+            if getattr(self, name) is not None:
+                _at_least("engine", self, **{name: 1})
+        _at_least("engine", self, block_size=1, long_prefill_token_threshold=0)
+        if isinstance(self.cuda_graph, str) and self.cuda_graph != GRAPHED_DRAFT:
+            raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be true, false or {GRAPHED_DRAFT}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError(
+                f"engine.gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1"
+            )
+
+
+class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A draft model beside the profile's own.
+
+    >>> Drafter(draft="llama-68m", acceptance="iid:0.4").num_speculative_tokens
+    4
+    """
+
+    draft: str
+    """A known model, or a profile target+draft of the same target and GPU."""
+    acceptance: str
+    num_speculative_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        _at_least("speculation.drafts", self, num_speculative_tokens=1)
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drafted and with what luck."""
+
+    method: Method = Method.DRAFT_MODEL
+    num_speculative_tokens: int = 4
+    acceptance: str = "iid:0.7"
+    stale_acceptance: str | None = None
+    """pipelined, whose drafts are made before the target's newest features exist: acceptance of a head that reads them,
+    such as length:2.59@7 where it was length:4.35@7. null: as `acceptance`, of a draft that reads none."""
+    synthetic_acceptance_length: float | None = None
+    """vLLM's key, taken in place of `acceptance`: tokens per verify, the earliest drafted tokens accepted first."""
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    """vLLM's key, likewise: unconditional rate of each drafted token."""
+    controller: str = "fixed"
+    """Chooses the draft length: fixed, feedback, by_batch, goodput, sglang_adaptive; or what of it is verified:
+    adaptive_verification."""
+    num_speculative_tokens_per_batch_size: BatchTable | None = None
+    """by_batch: vLLM's key, [first batch size, last one, draft length] each, no length above num_speculative_tokens."""
+    speculative_adaptive_config: dict[str, Band] | None = None
+    """sglang_adaptive: SGLang's file of that name, bands by their least batch size; null = SGLang's own."""
+    drafts: tuple[Drafter, ...] = ()
+    """baseline, pd, pdv, unified, adaptive: further draft models, each with draft (a known model, or a profile of that
+    pair), acceptance and num_speculative_tokens, in memory beside the profile's own. The one with the most expected
+    tokens per second at the rows of the present round drafts, by the costs of prompts and rounds and acceptance."""
+    draft_hysteresis: float = 0.05
+    """drafts: share by which another one's tokens per second must be more before it takes over; it computes the KV that
+    it has missed first."""
+
+    def __post_init__(self) -> None:
+        _at_least("speculation", self, num_speculative_tokens=0)
+        if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
+            raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
+        _one_of("speculation.controller", self.controller, CONTROLLERS)
+        table, bands = self.num_speculative_tokens_per_batch_size, self.speculative_adaptive_config
+        for key, value, reader in (
+            ("num_speculative_tokens_per_batch_size", table, "by_batch"),
+            ("speculative_adaptive_config", bands, "sglang_adaptive"),
+        ):
+            if value is not None and self.controller != reader:
+                raise ValueError(
+                    f"speculation.{key} is read by speculation.controller={reader} only, not by {self.controller}"
+                )
+        if self.controller == "by_batch" and table is None:
+            raise ValueError("speculation.controller=by_batch needs num_speculative_tokens_per_batch_size")
+        if table is not None:
+            check_table(table, self.num_speculative_tokens)
+        if bands is not None:
+            bands_by_start(bands)
+        if not 0.0 <= self.draft_hysteresis < inf:
+            raise ValueError(f"speculation.draft_hysteresis={self.draft_hysteresis!r} must be a finite number >= 0")
+        if self.drafts and self.controller != "fixed":
+            raise ValueError(
+                f"speculation.drafts: each has a length of its own, so speculation.controller={self.controller} has "
+                "nothing to choose; want fixed"
+            )
+
+    @property
+    def acceptance_name(self) -> str:
+        """`iid` of `iid:0.7`."""
+        return self.acceptance.partition(":")[0]
+
+
+class Devices(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas, how requests find them, and what joins the GPUs of one."""
+
+    count: int = 1
+    """Replicas of the policy, each with as many GPUs as the policy takes: one, but for policies with pools of them."""
+    routing: Routing = Routing.ROUND_ROBIN
+    """Of requests over replicas: round-robin, least-outstanding or prefix-affinity."""
+    link: str | None = None
+    """disaggregated: between its GPUs, tcp, cuda-ipc, nvlink, pcie or LATENCY_MS:GB_PER_S; null = cuda-ipc."""
+    prefill_profile: str | None = None
+    """disaggregated: profile of its prefill GPUs, where they are others; the same models. null = the scenario's."""
+    overlap: Regime | None = None
+    """What works of several streams do to each other where the profile has no measurement: serial, shared or roofs;
+    null = shared, and what the other two say beside it."""
+
+    def __post_init__(self) -> None:
+        _at_least("devices", self, count=1)
+        try:
+            link_of(self.link)
+        except ValueError as error:
+            raise ValueError(f"devices.link: {error}") from None
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """Observation window, seconds of simulated time; null = until everything has drained."""
+
+    arrivals_end_s: float | None = None
+    stop_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("arrivals_end_s", "stop_s"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < inf:
+                raise ValueError(f"window.{name}={value!r} must be a finite number of seconds above 0, or null")
+
+
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """SLOs a request must meet to count as good, milliseconds; null = no bound."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms", "e2el_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < inf:
+                raise ValueError(f"goodput.{name}={value!r} must be a finite number of milliseconds above 0, or null")
+
+    @property
+    def bounds_ms(self) -> dict[str, float | None]:
+        """By metric, `ttft_ms` and so on."""
+        return {name: getattr(self, name) for name in self.__struct_fields__}
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that determines the result of a command (design, section 9).
+
+    >>> import lanesim
+    >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy=("pd", "pdv"), request_rate=8, num_prompts=30)
+    >>> [run["policy"] for run in lanesim.compare(scenario, num_prompts=10).runs]
+    ['pd', 'pdv']
+    """
+
+    schema: int = SCENARIO_SCHEMA
+    profile: str
+    policy: tuple[str, ...]
+    policy_options: PolicyOptions = PolicyOptions()
+    engine: Engine = Engine()
+    workload: Workload = Workload()
+    speculation: Speculation = Speculation()
+    devices: Devices = Devices()
+    window: Window = Window()
+    goodput: Goodput = Goodput()
+    slo_classes: tuple[SloClass, ...] = ()
+    """Classes of requests with priorities and SLOs of their own: name, share, priority, ttft_ms, tpot_ms, e2el_ms."""
+    seed: int = 0
+    replications: int = 1
+
+    def __post_init__(self) -> None:
+        if self.schema != SCENARIO_SCHEMA:
+            raise ValueError(f"schema={self.schema!r}: this version reads schema {SCENARIO_SCHEMA}")
+        if not self.policy:
+            raise ValueError("policy: name at least one")
+        if len(set(self.policy)) < len(self.policy):
+            raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
+        _at_least("", self, seed=0, replications=1)
+        check_classes(self.slo_classes)
+        if self.seed > MOST_SEED:
+            raise ValueError(f"seed={self.seed} must be at most {MOST_SEED}: tables of results hold it in 64 bits")
+
+    @classmethod
+    def of(cls, source: Mapping[str, Any] | str | Path | None = None, /, **changes: Any) -> Scenario:
+        """A scenario from a file or raw mapping, and `changes` on top: flat names as flags of `lanesim compare` have
+        them, whole blocks, or dotted keys.
+
+        Raises ValueError, one line naming the key.
+
+        >>> Scenario.of(profile="cpu/tiny", policy="pd", request_rate=8, num_prompts=50).workload.request_rate
+        8.0
+        >>> Scenario.of(profile="cpu/tiny", policy="pd", **{"engine.max_num_seqs": 16}).engine.max_num_seqs
+        16
+        """
+        raw = read_scenario(Path(source)) if isinstance(source, str | Path) else copy.deepcopy(dict(source or {}))
+        for name, value in changes.items():
+            is_block = isinstance(value, Mapping)
+            set_dotted(raw, name if is_block else FLAT_NAMES.get(name, name), value)
+        return parse_scenario(raw)
+
+    @property
+    def digest(self) -> str:
+        """Hash of the resolved scenario, 16 hex digits."""
+        return hashlib.sha256(msgspec.json.encode(to_plain(self), order="deterministic")).hexdigest()[:16]
+
+
+def to_plain(scenario: Scenario) -> dict[str, Any]:
+    """The resolved scenario as plain data for YAML and JSON; an infinite rate becomes the string inf."""
+    plain: dict[str, Any] = msgspec.to_builtins(scenario)
+    if plain["workload"]["request_rate"] in (None, inf):
+        plain["workload"]["request_rate"] = "inf"
+    plain["policy"] = list(plain["policy"])
+    return plain
+
+
+def parse_scenario(raw: Mapping[str, Any]) -> Scenario:
+    """A checked scenario from raw data. Raises ValueError, one line naming the key."""
+    raw = dict(raw)
+    if isinstance(raw.get("policy"), str):
+        raw["policy"] = [raw["policy"]]
+    elif isinstance(raw.get("policy"), tuple):
+        raw["policy"] = list(raw["policy"])
+    for key in ("profile", "policy"):
+        if not raw.get(key):
+            raise ValueError(f"{key}: none given (--{key} NAME, or `{key}:` in the scenario file)")
+    _check_keys(raw, Scenario, "")
+    workload = raw.setdefault("workload", {})
+    if isinstance(workload, dict):
+        workload = raw["workload"] = dict(workload)
+        rate = workload.get("request_rate")
+        if isinstance(rate, str) and rate.lower().lstrip("+") in ("inf", "infinity"):
+            workload["request_rate"] = inf
+        if raw["profile"] == TINY and workload.get("dataset_name", "fixed") == "fixed":
+            workload.setdefault("input_len", TINY_INPUT_LEN)
+            workload.setdefault("output_len", TINY_OUTPUT_LEN)
+        if workload.get("input_len") is not None or workload.get("output_len") is not None:
+            workload.setdefault("dataset_name", "fixed")
+        if workload.get("dataset_name") == RENAMED_DATASET[0]:
+            warnings.warn(
+                f"dataset {RENAMED_DATASET[0]} is called {RENAMED_DATASET[1]} now: its answers are long", stacklevel=2
+            )
+            workload["dataset_name"] = RENAMED_DATASET[1]
+        count = workload.get("num_prompts")
+        if isinstance(count, str) and count != AUTO:
+            workload["num_prompts"] = _count(count)
+        if workload.get("dataset_name") in TIMED_TRACES and "request_rate" not in workload:
+            workload.setdefault("trace_arrivals", "recorded")
+    try:
+        return msgspec.convert(raw, Scenario, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explain(str(error))) from None
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"workload.num_prompts={text!r} must be a whole number, or auto") from None
+
+
+def _explain(message: str) -> str:
+    """msgspec's `... - at `$.a.b`` as `a.b: ...`."""
+    text, _, path = message.partition(" - at `$.")
+    path = path.rstrip("`")
+    if not path or text.startswith("unknown"):
+        return text
+    return text if text.startswith(path) else f"{path}: {text[0].lower() + text[1:]}"
+
+
+@cache
+def field_types(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Types of a block's keys, evaluated once: a sweep checks thousands of scenarios."""
+    return get_type_hints(struct)
+
+
+def _check_keys(raw: Mapping[str, Any], struct: type[msgspec.Struct], prefix: str) -> None:
+    hints = field_types(struct)
+    for key, value in raw.items():
+        if key not in struct.__struct_fields__:
+            raise ValueError(unknown("key", f"{prefix}{key}", [prefix + name for name in struct.__struct_fields__]))
+        hint = hints[key]
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{prefix}{key}: want a block of keys, got {value!r}")
+            _check_keys(value, hint, f"{prefix}{key}.")
+        elif isinstance(hint, type) and issubclass(hint, StrEnum):
+            _one_of(f"{prefix}{key}", str(value), list(hint))

@@ -1,0 +1,61 @@
+"""Raw scenarios: a YAML file, and overrides on top of it, dotted or under the flat names of `vllm bench serve`.
+
+Not here: what a scenario may say (sim.run.scenario).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sim.files.yaml_values import parse_yaml, read_yaml
+
+FLAT_NAMES = {
+    "profile": "profile",
+    "request_rate": "workload.request_rate",
+    "burstiness": "workload.burstiness",
+    "max_concurrency": "workload.max_concurrency",
+    "num_prompts": "workload.num_prompts",
+    "num_warmups": "workload.num_warmups",
+    "dataset_name": "workload.dataset_name",
+    "dataset_path": "workload.dataset_path",
+    "input_len": "workload.input_len",
+    "output_len": "workload.output_len",
+    "num_speculative_tokens": "speculation.num_speculative_tokens",
+    "acceptance": "speculation.acceptance",
+    "controller": "speculation.controller",
+    "engine": "engine.name",
+    "max_num_seqs": "engine.max_num_seqs",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens",
+    "num_gpu_blocks": "engine.num_gpu_blocks",
+    "seed": "seed",
+    "replications": "replications",
+}
+"""Names of flags, and of keywords in Python, and the dotted keys they stand for."""
+
+
+def read_scenario(path: Path) -> dict[str, Any]:
+    """The raw mapping of a scenario file. Raises ValueError naming the file."""
+    raw = read_yaml(path, "scenario file")
+    if not isinstance(raw, dict):
+        raise ValueError(f"scenario file {str(path)!r}: want a mapping of keys, got {type(raw).__name__}")
+    return raw
+
+
+def set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Put `value` at dotted `key`, making the mappings on the way."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        child = raw.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ValueError(f"{key}: {parent!r} is a single value, not a block")
+        raw = child
+    raw[last] = value
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`a.b=value` as key and YAML value."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--set {text!r}: want key=value, for example engine.max_num_seqs=128")
+    return key.strip(), parse_yaml(value, f"--set {text!r}")

@@ -1,0 +1,98 @@
+"""One simulated run: a resolved scenario and a seed become a record.
+
+Not here: what a scenario resolves to (sim.run.resolve), what a run is made of (sim.run.experiment),
+comparing runs (sim.compare.side_by_side).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sim.acceptance.luck import Luck
+from sim.devices.ticket import SimTicket
+from sim.hosts.simulated import SimHost
+from sim.interface.request import Request
+from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
+from sim.run.experiment import Accounts, Experiment
+from sim.run.resolve import Resolved
+
+OnWork = Callable[[SimTicket], None]
+
+
+def simulate(
+    resolved: Resolved, seed: int, *, record_works: bool = False, requests: Sequence[Request] | None = None
+) -> RunRecord:
+    """Run one policy to the end of the scenario's window, or until everything has drained.
+
+    `requests` are served in place of the workload's, which otherwise come from its generators: fresh ones in order of
+    arrival, index 0 first.
+
+    Raises ValueError for requests that no KV memory of this profile can hold, PolicyStalled for a stuck policy.
+    """
+    experiment = Experiment(resolved, seed)
+    requests = list(requests) if requests is not None else experiment.requests()
+    luck = experiment.luck(requests)
+    if record_works:
+        return run_recorded(experiment, requests, lambda on_work: _host(experiment, luck, on_work), luck=luck)
+    host = _host(experiment, luck)
+    serving = experiment.start(host, requests, luck=luck)
+    host.run_until(resolved.scenario.window.stop_s)
+    experiment.check_served(serving)
+    return experiment.record(serving, accounts_of(host, []))
+
+
+def _host(experiment: Experiment, luck: Luck, on_work: OnWork | None = None) -> SimHost:
+    """The machine that the experiment is simulated on."""
+    resolved = experiment.resolved
+    return SimHost(
+        resolved.host_costs,
+        luck,
+        lucks=experiment.lucks(),
+        contention=resolved.contention,
+        links=resolved.links,
+        costs_elsewhere=resolved.costs_elsewhere,
+        on_work=on_work,
+    )
+
+
+def run_recorded(
+    experiment: Experiment,
+    requests: Sequence[Request],
+    build: Callable[[OnWork], SimHost],
+    *,
+    stop_s: float | None = None,
+    luck: Luck | None = None,
+) -> RunRecord:
+    """The experiment on the host that `build` makes of what hears each finished work; its record has all works.
+
+    Until `stop_s` if that is given, else to the end of the scenario's window. With `luck` as in `Experiment.start`: not
+    for costs that look at the state of a work's requests.
+    """
+    works: list[WorkRecord] = []
+    host = build(lambda ticket: works.append(work_record(ticket)))
+    serving = experiment.start(host, requests, luck=luck, is_recorded=True)
+    host.run_until(experiment.scenario.window.stop_s if stop_s is None else stop_s)
+    if stop_s is None:
+        experiment.check_served(serving)
+    return experiment.record(serving, accounts_of(host, works))
+
+
+def accounts_of(host: SimHost, works: list[WorkRecord]) -> Accounts:
+    """What the simulated host can tell, with the `works` that somebody noted."""
+    return Accounts(
+        now_s=host.now_s,
+        usage=[
+            StreamUsage(
+                stream=stream,
+                device=str(usage.device),
+                kind=kind.value,
+                num_works=usage.num_works,
+                device_s=usage.device_s,
+                tokens=usage.tokens,
+            )
+            for (stream, kind), usage in host.usage.items()
+        ],
+        device_busy_s=host.device_busy_s,
+        num_polls=host.num_polls,
+        works=works,
+    )

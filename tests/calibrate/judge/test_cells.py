@@ -1,0 +1,456 @@
+"""`validate cells`: cells that the simulator measured itself have no error, a planted constant is found, defects are
+one line each."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from calibrate.cli.engine_flags import engine_block
+from calibrate.cli.validate_cells import cells_command
+from calibrate.judge.cell_table import MEASURED, read_cells
+from calibrate.judge.cells import Setup, scenario_of, simulate_cell, varied_requests
+from calibrate.judge.fit_cells import fit_constant, parse_mark, with_constants
+from sim.costs.engine import load_engine, own_engine, with_engine, without_engine
+from sim.costs.profile import Profile
+from sim.costs.profile_files import encode, load
+from tests.realrun.recorded_runs import invoke, refusal, result_of
+
+PAIR = "h100-sxm/llama-3.1-8b+eagle3"
+POINTS = [
+    {"label": "chat", "arm": arm, "concurrency": c, "input_len": 300, "output_len": 40, "num_speculative_tokens": k}
+    for arm, k in (("none", 0), ("eagle3", 3))
+    for c in (1, 4, 8)
+]
+Row = dict[str, Any]
+
+
+def quick() -> Profile:
+    """The pair with no other constant of an engine than what a test plants."""
+    profile = load(PAIR)
+    return with_engine(profile, without_engine(profile))
+
+
+def write_profile(path: Path, profile: Profile) -> str:
+    path.write_bytes(encode(profile))
+    return str(path)
+
+
+def write_table(path: Path, rows: Sequence[Row]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def measured(tmp_path: Path, profile: Profile, metrics: Sequence[str] = tuple(MEASURED), waves: int = 10) -> Path:
+    """The table of POINTS as a real engine that is `profile` would give it."""
+    rows = [point | ({"acceptance_length": 2.5} if point["arm"] == "eagle3" else {"acceptance_length": ""})
+            for point in POINTS]  # fmt: skip
+    bare = write_table(tmp_path / "bare.csv", [row | {"tpot_ms": 1} for row in rows])
+    cells = read_cells(bare, {}).cells
+    found = [simulate_cell(cell, profile, Setup(engine=engine_block({}), waves=waves)) for cell in cells]
+    return write_table(
+        tmp_path / "cells.csv",
+        [row | {name: each[MEASURED[name]] for name in metrics} for row, each in zip(rows, found, strict=True)],
+    )
+
+
+def test_cells_that_the_simulator_measured_have_no_error(tmp_path: Path) -> None:
+    result = result_of(cells_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR)
+    assert [cell["policy"] for cell in result["cells"]] == ["autoregressive"] * 3 + ["continuous"] * 3
+    assert [cell["num_prompts"] for cell in result["cells"]] == [10, 40, 80] * 2
+    for cell in result["cells"]:
+        assert list(cell["metrics"]) == list(MEASURED)
+        for values in cell["metrics"].values():
+            assert values["error_pct"] == pytest.approx(0.0, abs=1e-9)
+    assert result["judged"]["tpot_ms"]["cells"] == 6
+    assert result["judged"]["tpot_ms"]["mean_absolute_error_pct"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_speedups_pair_the_arms_of_a_point(tmp_path: Path) -> None:
+    result = result_of(cells_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR)
+    assert [(pair["line"], pair["partners"]) for pair in result["speedups"]] == [(5, [2]), (6, [3]), (7, [4])]
+    assert all(pair["real"] > 1.2 for pair in result["speedups"])
+    assert result["speedup"]["cells"] == 3
+    assert result["speedup"]["max_absolute_error_pct"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_without_an_arm_the_label_up_to_its_last_slash_pairs(tmp_path: Path) -> None:
+    rows = [
+        {"label": label, "concurrency": 2, "input_len": 50, "output_len": 20, "num_speculative_tokens": k,
+         "acceptance": "iid:.6", "output_throughput": 100}
+        for label, k in (("chat/none", 0), ("chat/eagle3", 2), ("code/eagle3", 2))
+    ]  # fmt: skip
+    result = result_of(cells_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)
+    assert [(pair["line"], pair["partners"], pair["real"]) for pair in result["speedups"]] == [(3, [2], 1.0)]
+    assert result["notes"][0].startswith("1 of 2 drafting cells have no partner")
+
+
+@pytest.mark.parametrize("metric", ["tpot_ms", "output_throughput"])
+def test_the_fit_finds_a_planted_constant_and_the_rest_is_judged(metric: str, tmp_path: Path) -> None:
+    """0.7 ms per target pass; cells of concurrency 1 and 4 tell, those of 8 judge."""
+    table = measured(tmp_path, with_constants(quick(), {"gap_s": 7e-4}))
+    profile = write_profile(tmp_path / "quick.json", quick())
+    out = tmp_path / "fitted.json"
+    result = result_of(cells_command, str(table), "--profile", profile, "--fit", "concurrency=1,4",
+                       "--fit-metric", metric, "--fitted-profile", str(out))  # fmt: skip
+    assert result["fit"]["value_s"] == pytest.approx(7e-4, abs=1e-7)
+    assert result["fit"]["constant"] == "host.gap_s"
+    assert [cell["role"] for cell in result["cells"]] == ["fit", "fit", "judged"] * 2
+    assert result["judged"][metric]["cells"] == 2
+    assert result["judged"][metric]["mean_absolute_error_pct"] == pytest.approx(0.0, abs=0.01)
+    fitted = load(out)
+    assert fitted.host.gap_s == pytest.approx(7e-4, abs=1e-7)
+    assert f"fitted by lanesim on the mean {metric} of 4 closed-loop cells of cells.csv" in fitted.host.source
+    assert msgspec.structs.replace(fitted, host=quick().host) == quick()
+
+
+@pytest.mark.parametrize("constant", ["draft_pass_s", "draft_phase_s"])
+def test_a_second_constant_can_be_fitted_on_other_cells(constant: str, tmp_path: Path) -> None:
+    """0.4 ms per draft pass, or per phase of them, on one cell that drafts."""
+    table = measured(tmp_path, with_constants(quick(), {constant: 4e-4}))
+    result = result_of(cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", quick()),
+                       "--fit", "arm=eagle3,concurrency=1", "--fit-constant", constant)  # fmt: skip
+    assert result["fit"]["value_s"] == pytest.approx(4e-4, abs=1e-7)
+    assert result["fit"]["lines"] == [5]
+
+
+def test_two_planted_constants_are_found_at_once(tmp_path: Path) -> None:
+    """0.7 ms per target pass and 0.4 ms per draft pass; all cells of concurrency 1 tell both."""
+    planted = with_constants(quick(), {"gap_s": 7e-4, "draft_pass_s": 4e-4})
+    table, out = measured(tmp_path, planted), tmp_path / "fitted.json"
+    result = result_of(cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", quick()),
+                       "--fit", "concurrency=1,4", "--fit-constant", "gap_s,draft_pass_s",
+                       "--fit-metric", "tpot_ms,e2el_ms", "--fitted-profile", str(out))  # fmt: skip
+    found = {each["constant"]: each for each in result["fit"]["constants"]}
+    assert found["host.gap_s"]["value_s"] == pytest.approx(7e-4, rel=0.01)
+    assert found["host.draft_pass_s"]["value_s"] == pytest.approx(4e-4, rel=0.01)
+    assert all(each["is_told"] for each in found.values())
+    assert result["judged"]["tpot_ms"]["mean_absolute_error_pct"] < 0.2
+    host = load(out).host
+    assert (host.gap_s, host.draft_pass_s) == (pytest.approx(7e-4, rel=0.01), pytest.approx(4e-4, rel=0.01))
+    assert "on the mean tpot_ms and e2el_ms of 4 closed-loop cells of cells.csv" in host.source
+
+
+def test_constants_that_the_marked_cells_cannot_tell_are_refused(tmp_path: Path) -> None:
+    table = measured(tmp_path, quick())
+    profile = write_profile(tmp_path / "q.json", quick())
+    assert "draft_pass_s moves none of the measured values" in refusal(
+        cells_command, str(table), "--profile", profile, "--fit", "arm=none", "--fit-constant", "gap_s,draft_pass_s"
+    )
+
+
+def test_a_fit_starts_from_the_named_engine_and_the_fitted_profile_is_its_own(tmp_path: Path) -> None:
+    """Planted: vLLM 0.12 on H100 with 0.5 ms more per target pass. The engine's other constants stay as they are."""
+    engine = load_engine("vllm-0.12", "h100-sxm")
+    planted = with_engine(load(PAIR), msgspec.structs.replace(engine, gap_s=5e-4))
+    table, out = measured(tmp_path, planted), tmp_path / "fitted.json"
+    result = result_of(cells_command, str(table), "--profile", PAIR, "--engine", "vllm-0.12", "--fit", "concurrency=1",
+                       "--fitted-profile", str(out))  # fmt: skip
+    assert result["engine"]["name"] == "vllm-0.12"
+    assert result["fit"]["value_s"] == pytest.approx(5e-4, abs=1e-7)
+    own = own_engine(load(out))
+    assert own is not None
+    assert (own.name, own.step_s, own.row_s) == ("vllm-0.12", engine.step_s, engine.row_s)
+    assert own.gap_s == pytest.approx(5e-4, abs=1e-7)
+    again = result_of(cells_command, str(table), "--profile", str(out), "--engine", "vllm-0.12")
+    assert again["judged"]["tpot_ms"]["max_absolute_error_pct"] == pytest.approx(0.0, abs=0.01)
+    other = result_of(cells_command, str(table), "--profile", str(out), "--engine", "ideal")
+    assert other["judged"]["tpot_ms"]["mean_error_pct"] < -10.0
+
+
+def test_marks_join_conditions_by_commas_and_add_up_when_repeated(tmp_path: Path) -> None:
+    result = result_of(cells_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR,
+                       "--fit", "arm=none,concurrency=1,8", "--fit", "arm=eagle3,concurrency=1.0")  # fmt: skip
+    assert result["fit"]["lines"] == [2, 4, 5]
+    assert parse_mark("a=1,2,b=x") == {"a": ["1", "2"], "b": ["x"]}
+
+
+def test_a_constant_that_would_be_negative_stays_at_zero_and_says_so(tmp_path: Path) -> None:
+    table = measured(tmp_path, quick())
+    slow = write_profile(tmp_path / "slow.json", with_constants(quick(), {"step_s": 5e-3}))
+    result = result_of(cells_command, str(table), "--profile", slow, "--fit", "concurrency=1")
+    assert result["fit"]["is_at_bound"]
+    assert result["fit"]["value_s"] == 0.0
+    assert result["fit"]["error_pct"] > 0.0
+
+
+def test_a_constant_that_does_not_act_on_the_marked_cells_is_refused(tmp_path: Path) -> None:
+    table = measured(tmp_path, load(PAIR), ["tpot_ms"])
+    slower = table.read_text().replace("none,1,", "slow,1,")
+    rows = list(csv.DictReader(slower.splitlines()))
+    write_table(table, [row | {"tpot_ms": 2.0 * float(row["tpot_ms"])} for row in rows])
+    args = ("--profile", PAIR, "--fit", "arm=slow", "--fit-constant", "draft_pass_s")
+    assert "does this constant act" in refusal(cells_command, str(table), *args)
+
+
+def test_the_search_ends_at_the_root() -> None:
+    fitted = fit_constant(quick(), "gap_s", lambda profile: 1e4 * (profile.host.gap_s - 3.21e-3))
+    assert fitted.values_s == {"gap_s": pytest.approx(3.21e-3, abs=1e-8)}
+    assert not fitted.is_at_bound
+
+
+def test_foreign_columns_are_renamed_and_unknown_ones_named(tmp_path: Path) -> None:
+    rows = [{"model": "m", "isl": 100, "osl": "16", "batch_size": "8.0", "silicon_tpot_ms": 9.5}]
+    path = write_table(tmp_path / "silicon.csv", rows)
+    columns = "isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms"
+    result = result_of(cells_command, str(path), "--profile", PAIR, "--columns", columns)
+    cell = result["cells"][0]
+    assert (cell["concurrency"], cell["input_len"], cell["output_len"]) == (8, 100, 16)
+    assert cell["metrics"]["tpot_ms"]["real"] == 9.5
+    assert "columns that mean nothing here: model" in result["notes"]
+
+
+def test_waves_and_the_tables_own_columns_size_a_cell(tmp_path: Path) -> None:
+    rows = [{"concurrency": 4, "input_len": 100, "output_len": 16, "num_prompts": prompts, "max_num_seqs": seqs,
+             "tpot_ms": 9} for prompts, seqs in (("", ""), (6, ""), ("", 1))]  # fmt: skip
+    path = str(write_table(tmp_path / "t.csv", rows))
+    cells = result_of(cells_command, path, "--profile", PAIR, "--waves", "3", "--max-num-seqs", "64")["cells"]
+    assert [cell["num_prompts"] for cell in cells] == [12, 6, 12]
+    assert cells[2]["metrics"]["tpot_ms"]["simulated"] < cells[0]["metrics"]["tpot_ms"]["simulated"]
+
+
+def test_outputs_that_vary_keep_their_mean_and_stay_below_the_most(tmp_path: Path) -> None:
+    row = {
+        "concurrency": 4,
+        "input_len": 100,
+        "output_len": 50,
+        "output_len_std": 20,
+        "output_len_max": 60,
+        "tpot_ms": 9,
+    }
+    cell = read_cells(write_table(tmp_path / "t.csv", [row]), {}).cells[0]
+    requests = varied_requests(cell, 40, seed=1)
+    lengths = [request.output_tokens for request in requests]
+    assert sum(lengths) == 40 * 50
+    assert (min(lengths), max(lengths)) == (40, 60)
+    assert lengths != sorted(lengths)
+    assert [request.index for request in requests] == list(range(40))
+    assert lengths == [request.output_tokens for request in varied_requests(cell, 40, seed=1)]
+
+
+def test_outputs_that_vary_end_the_lockstep_of_a_closed_loop(tmp_path: Path) -> None:
+    """Prompts then come one by one instead of all together, so that none waits for the others."""
+    rows = [{"concurrency": 16, "input_len": 1000, "output_len": 60, "output_len_std": std, "ttft_ms": 100}
+            for std in ("", 20)]  # fmt: skip
+    cells = result_of(cells_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)["cells"]
+    same, varied = (cell["metrics"]["ttft_ms"]["simulated"] for cell in cells)
+    assert varied < 0.75 * same
+
+
+def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:
+    table, out = measured(tmp_path, load(PAIR)), tmp_path / "out"
+    done = invoke(cells_command, str(table), "--profile", PAIR, "--out", str(out), "--plots", "--fit", "concurrency=1")
+    assert done.exit_code == 0, done.exception
+    assert "gap_s = " in done.stdout
+    assert "speed-up: mean absolute error" in done.stdout
+    assert "…" not in done.stdout
+    assert sorted(each.name for each in out.iterdir()) == ["validation-cells.png", "validation.json"]
+
+
+GOOD = {"concurrency": 2, "input_len": 50, "output_len": 8, "num_speculative_tokens": 0, "acceptance_length": "",
+        "output_len_std": "", "output_len_max": "", "tpot_ms": 7.5}  # fmt: skip
+DEFECTS: dict[str, tuple[Row, str]] = {
+    "no concurrency": ({"concurrency": ""}, "line 3: concurrency=''"),
+    "concurrency of zero": ({"concurrency": 0}, "line 3: concurrency='0'"),
+    "broken length": ({"input_len": 50.5}, "line 3: input_len='50.5'"),
+    "negative output": ({"output_len": -8}, "line 3: output_len='-8'"),
+    "nan": ({"tpot_ms": "nan"}, "line 3: tpot_ms='nan'"),
+    "zero latency": ({"tpot_ms": 0}, "line 3: tpot_ms='0'"),
+    "no time at all": ({"tpot_ms": "1e-320"}, "line 3: tpot_ms='1e-320' must be a number, 1e-06 to 1e+12"),
+    "text for a number": ({"tpot_ms": "fast"}, "line 3: tpot_ms='fast'"),
+    "most below the mean": ({"output_len_max": 7}, "line 3: output_len_max=7 is below the mean"),
+    "negative spread": ({"output_len_std": -1}, "line 3: output_len_std='-1'"),
+    "nothing measured": ({"tpot_ms": ""}, "line 3: nothing measured"),
+    "no acceptance": ({"num_speculative_tokens": 3}, "line 3: num_speculative_tokens=3 needs acceptance_length"),
+    "acceptance beyond the draft": (
+        {"num_speculative_tokens": 3, "acceptance_length": 4.5},
+        "line 3: acceptance_length=4.5 must be in 1..4",
+    ),
+    "prompt beyond memory": ({"input_len": 9_000_000}, "line 3: request 0"),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_of_a_cell_is_one_line_that_names_it(name: str, tmp_path: Path) -> None:
+    changes, says = DEFECTS[name]
+    path = write_table(tmp_path / "t.csv", [GOOD, {**GOOD, **changes}])
+    message = refusal(cells_command, str(path), "--profile", PAIR)
+    assert "\n" not in message
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("concurrency,input_len,output_len,tpot_ms\n", "no cell below its header"),
+        ("concurency,input_len,output_len,tpot_ms\n1,1,1,1\n", "did you mean 'concurency'"),
+        ("concurrency,input_len,output_len\n1,1,1\n", "no measured mean"),
+        ("concurrency,input_len,output_len,tpot_ms,tpot_ms\n1,1,1,1,1\n", "column 'tpot_ms' is there twice"),
+        ("concurrency,input_len,output_len,tpot_ms\n1,1,1\n", "line 2: 3 fields, and the header has 4"),
+        ('concurrency,input_len,output_len,tpot_ms\n"1"x,1,1,1\n', "not valid CSV"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_one_line(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    message = refusal(cells_command, str(path), "--profile", PAIR)
+    assert "\n" not in message
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--fit", "concurency=2"], "did you mean 'concurrency'"),
+        (["--fit", "concurrency=3"], "no cell of the table is like that"),
+        (["--fit", "2"], "want COLUMN=VALUE"),
+        (["--fit", "concurrency=2", "--fit-metric", "ttft_ms"], "line 2: marked by --fit, and has no ttft_ms"),
+        (["--fit-metric", "tpt_ms"], "tpot_ms"),
+        (["--fit-constant", "gap"], "gap_s"),
+        (["--fitted-profile", "p.json"], "mark cells with --fit"),
+        (["--fit", "concurrency=2", "--fitted-profile", "p.txt"], "must end with .json"),
+        (["--columns", "isl=input_len"], "--columns: unknown column 'isl'"),
+        (["--columns", "tpot_ms=tpot"], "did you mean 'tpot_ms'"),
+        (["--columns", "tpot_ms"], "want THEIRS=OURS"),
+        (["--plots"], "--out"),
+        (["--profile", "h100-sxm/llama-3.1-8"], "h100-sxm/llama-3.1-8b"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_line(more: list[str], says: str, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", [GOOD])
+    message = refusal(cells_command, str(path), "--profile", PAIR, *more)
+    assert "\n" not in message
+    assert says in message
+
+
+def test_a_cell_that_drafts_needs_a_draft_in_the_profile(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", [{**GOOD, "num_speculative_tokens": 2, "acceptance_length": 2}])
+    message = refusal(cells_command, str(path), "--profile", "h100-sxm/llama-3.1-8b")
+    assert "line 2" in message
+    assert "needs a draft model" in message
+
+
+LISTED = [(100, 12), (900, 40), (30, 5), (300, 64)]
+
+
+def listed_table(path: Path, **more: Any) -> Path:
+    """Two cells without lengths of their own."""
+    rows = [{"concurrency": c, "num_speculative_tokens": 0, "tpot_ms": 1.0, **more} for c in (1, 3)]
+    return write_table(path, rows)
+
+
+def write_list(path: Path) -> str:
+    path.write_text("id,prompt_tokens,output_tokens\n" + "".join(f"x,{a},{b}\n" for a, b in LISTED))
+    return str(path)
+
+
+def test_listed_requests_are_served_in_whole_passes_and_cells_need_no_lengths(tmp_path: Path) -> None:
+    requests = write_list(tmp_path / "r.csv")
+    result = result_of(cells_command, str(listed_table(tmp_path / "t.csv")), "--profile", PAIR,
+                       "--requests", requests, "--waves", "3")  # fmt: skip
+    assert [cell["num_prompts"] for cell in result["cells"]] == [4, 12]
+    assert [(cell["input_len"], cell["output_len"]) for cell in result["cells"]] == [(None, None)] * 2
+    assert result["requests_per_pass"] == 4
+
+
+def test_a_cell_of_listed_requests_is_the_loop_over_exactly_them(tmp_path: Path) -> None:
+    cells = read_cells(listed_table(tmp_path / "t.csv", num_prompts=6), {}, has_requests=True).cells
+    found = simulate_cell(cells[1], load(PAIR), Setup(engine={}, requests=LISTED))
+    in_order = [LISTED[index % 4] for index in range(6)]
+    assert found["total_input_tokens"] == sum(prompt for prompt, _ in in_order)
+    assert found["total_output_tokens"] == sum(output for _, output in in_order)
+
+
+def test_lengths_beside_a_list_are_not_read_and_that_is_said(tmp_path: Path) -> None:
+    table = str(listed_table(tmp_path / "t.csv", input_len=5000, output_len="about 30"))
+    result = result_of(cells_command, table, "--profile", PAIR, "--requests", write_list(tmp_path / "r.csv"))
+    assert result["cells"][0]["input_len"] is None
+    assert "not read, since the requests are listed: input_len, output_len" in result["notes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prompt_tokens\n5\n", "line 1: no column 'output_tokens'"),
+        ("prompt_tokens,output_tokens\n", "has no request below its header"),
+        ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0' must be a whole number, 1 to 1000000000"),
+        ("prompt_tokens,output_tokens\n5\n", "line 2: 1 fields, and the header has 2"),
+        ("", "is empty; want a header line"),
+    ],
+)
+def test_a_bad_list_of_requests_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text(text)
+    table = str(listed_table(tmp_path / "t.csv"))
+    assert message in refusal(cells_command, table, "--profile", PAIR, "--requests", str(tmp_path / "r.csv"))
+
+
+def test_a_table_without_lengths_needs_a_list(tmp_path: Path) -> None:
+    message = refusal(cells_command, str(listed_table(tmp_path / "t.csv")), "--profile", PAIR)
+    assert "input_len" in message
+
+
+def test_a_cells_own_blocks_come_before_the_flags(tmp_path: Path) -> None:
+    table = listed_table(tmp_path / "t.csv", input_len=64, output_len=16, num_gpu_blocks=11)
+    (cell, _) = read_cells(table, {}).cells
+    assert scenario_of(cell, load(PAIR), Setup(engine={"num_gpu_blocks": 500})).engine.num_gpu_blocks == 10
+
+
+def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_path: Path) -> None:
+    row = {"concurrency": 1, "input_len": 64, "output_len": 200, "num_prompts": 60, "num_speculative_tokens": 3}
+    rows = [row | {"acceptance": spec, "tpot_p95_ms": 5} for spec in ("vllm:.54,.33,.21", "vllm:.54,.33,.21~0")]
+    cells = read_cells(write_table(tmp_path / "t.csv", rows), {}).cells
+    spread = Setup(engine={}, acceptance_spread=1.3)
+    alike, unlike, own = (
+        simulate_cell(cell, load(PAIR), setup)
+        for cell, setup in ((cells[0], Setup(engine={})), (cells[0], spread), (cells[1], spread))
+    )
+    assert unlike["mean_tpot_ms"] > alike["mean_tpot_ms"]
+    assert unlike["p95_tpot_ms"] > 1.4 * alike["p95_tpot_ms"]
+    assert own["p95_tpot_ms"] < 1.1 * alike["p95_tpot_ms"]
+
+
+def test_ratios_of_the_layers_and_the_time_before_the_engine_are_found(tmp_path: Path) -> None:
+    """Planted: 10 % more at 8 tokens, 30 % more at 1,024, 6 ms before the engine."""
+    start = quick()
+    kernels = msgspec.structs.replace(start.compact, body_ratios=((8, 1.1), (1024, 1.3)))
+    planted = with_constants(msgspec.structs.replace(start, kernels=kernels), {"frontend_s": 6e-3})
+    table, out = measured(tmp_path, planted, waves=3), tmp_path / "fitted.json"
+    result = result_of(
+        cells_command, str(table), "--profile", write_profile(tmp_path / "q.json", start), "--fit", "arm=none",
+        "--fit-ratios", "8,1024", "--fit-metric", "ttft_ms,tpot_ms", "--waves", "3", "--fitted-profile", str(out),
+    )  # fmt: skip
+    fit = result["fit"]
+    *ratios, frontend = fit["constants"]
+    assert [(each["constant"], each["value"]) for each in ratios] == [
+        ("ratio@8", pytest.approx(1.1, abs=0.01)),
+        ("ratio@1024", pytest.approx(1.3, abs=0.01)),
+    ]
+    assert frontend["value_s"] == pytest.approx(6e-3, rel=0.05)
+    assert fit["error_pct"] < 0.2
+    assert result["judged"]["output_throughput"]["mean_absolute_error_pct"] < 0.5
+    fitted = load(out)
+    assert fitted.conditions == "served"
+    assert [count for count, _ in fitted.compact.body_ratios] == [8, 1024]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--fit", "arm=none", "--fit-ratios", "64,8"), "want rising counts of tokens"),
+        (("--fit", "arm=none", "--fit-ratios", "x"), "want rising counts of tokens"),
+        (("--fit-ratios", "8,64"), "--fit-ratios fits marked cells"),
+        (("--fit", "arm=none,concurrency=1", "--fit-ratios", "8,64"), "1 measured values cannot tell 3 constants"),
+    ],
+)
+def test_a_fit_of_ratios_that_cannot_be_is_one_line(flags: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    table = str(measured(tmp_path, quick(), ("tpot_ms",), waves=1))
+    assert message in refusal(cells_command, table, "--profile", PAIR, *flags)

@@ -1,0 +1,308 @@
+"""`validate vllm`: a run that the simulator wrote itself comes back without error, and every defect is one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibrate.cli.validate_vllm import vllm_command
+from calibrate.judge.vllm_requests import read_requests
+from calibrate.judge.vllm_runs import latencies_s, output_throughput
+from sim.interface.request import Request
+from tests.realrun.recorded_runs import EPOCH_S, MONOTONIC_S, PROFILE, refusal, result_of, served, stamps, write_lines
+
+LIMITS = ["--profile", PROFILE, "--max-num-seqs", "256", "--max-num-batched-tokens", "2048", "--no-async-scheduling"]
+RUNS = Path(__file__).parents[4] / "shared/data/llmservingsim/bench/examples"
+needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the published runs are absent")
+Row = dict[str, Any]
+
+
+def flags(path: Path, *more: str) -> list[str]:
+    return ["--requests", str(path), *LIMITS, *more]
+
+
+def row(number: int, **changes: Any) -> Row:
+    """A request that arrives every second, is queued 10 ms later, and emits 11 tokens 20 ms apart from 60 ms on."""
+    start_s = MONOTONIC_S + number
+    return {
+        "request_id": f"r{number}",
+        "input_toks": 100,
+        "output_toks": 11,
+        "arrival_time": EPOCH_S + number,
+        "queued_ts": start_s + 0.010,
+        "scheduled_ts": start_s + 0.020,
+        "first_token_ts": start_s + 0.060,
+        "last_token_ts": start_s + 0.260,
+    } | changes
+
+
+def rows(*changed: Row) -> list[Row]:
+    return [*changed, *(row(number) for number in range(len(changed), 4))]
+
+
+def test_a_simulated_run_written_as_vllm_would_is_validated_without_error(tmp_path: Path) -> None:
+    """Within 0.01 %: reading the epoch costs a tenth of a microsecond."""
+    path = write_lines(tmp_path / "requests.jsonl", stamps(served(num_prompts=60, request_rate=8)))
+    result = result_of(vllm_command, *flags(path))
+    for name in ("ttft", "tpot", "e2el", "ttft_arrival"):
+        for statistic in ("mean", "p50", "p95", "p99"):
+            values = result["metrics"][name][statistic]
+            assert values["real"] > 0.0
+            assert values["error_pct"] == pytest.approx(0.0, abs=0.01), (name, statistic)
+    assert result["metrics"]["output_throughput"]["error_pct"] == pytest.approx(0.0, abs=0.01)
+
+
+def test_the_order_of_the_lines_does_not_matter(tmp_path: Path) -> None:
+    lines = stamps(served(num_prompts=30, request_rate=8))
+    results = [
+        result_of(vllm_command, *flags(write_lines(tmp_path / "requests.jsonl", each))) for each in (lines, lines[::-1])
+    ]
+    assert results[0] == results[1]
+
+
+def test_metrics_count_from_the_queue_and_beside_it_from_arrival(tmp_path: Path) -> None:
+    """The first request is queued at once, which sets the clocks; the second 30 ms after it arrived."""
+    late = row(1, queued_ts=MONOTONIC_S + 1.040, scheduled_ts=MONOTONIC_S + 1.040)
+    real = read_requests(write_lines(tmp_path / "r.jsonl", [row(0), late]))
+    found = latencies_s(real.requests)
+    assert real.clock_offset_s == pytest.approx(MONOTONIC_S + 0.010 - EPOCH_S)
+    assert found["ttft"] == pytest.approx([0.050, 0.020])
+    assert found["e2el"] == pytest.approx([0.250, 0.220])
+    assert found["tpot"] == pytest.approx([0.020, 0.020])
+    assert found["ttft_arrival"] == pytest.approx([0.050, 0.050], abs=1e-6)
+    assert output_throughput(real.requests) == pytest.approx(22 / 1.250)
+
+
+def test_tpot_leaves_out_single_tokens_and_says_so(tmp_path: Path) -> None:
+    single = row(0, output_toks=1, last_token_ts=MONOTONIC_S + 0.060)
+    path = write_lines(tmp_path / "r.jsonl", [single, row(1)])
+    assert latencies_s(read_requests(path).requests)["tpot"] == pytest.approx([0.020])
+    assert "TPOT leaves out 1 requests of one output token" in result_of(vllm_command, *flags(path))["notes"]
+
+
+def test_without_two_tokens_anywhere_tpot_is_null(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "r.jsonl", [row(0, output_toks=1)])
+    assert result_of(vllm_command, *flags(path))["metrics"]["tpot"]["mean"] == {
+        "real": None,
+        "simulated": None,
+        "error_pct": None,
+    }
+
+
+def test_the_real_itl_is_null_and_the_simulated_one_is_not(tmp_path: Path) -> None:
+    values = result_of(vllm_command, *flags(write_lines(tmp_path / "r.jsonl", rows())))["metrics"]["itl"]["p95"]
+    assert values["real"] is values["error_pct"] is None
+    assert values["simulated"] > 0.0
+
+
+def test_extra_fields_and_blank_lines_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    plain = result_of(vllm_command, *flags(write_lines(path, rows())))
+    path.write_text("\n" + "".join(json.dumps(each | {"model": "x"}) + "\n\n" for each in rows()))
+    assert result_of(vllm_command, *flags(path)) == plain
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "r.jsonl", rows())
+    plain = result_of(vllm_command, *flags(path))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert result_of(vllm_command, *flags(path)) == plain
+
+
+def test_one_block_of_num_gpu_blocks_is_never_used(tmp_path: Path) -> None:
+    """111 tokens need 7 blocks of 16: 8 with the null block are enough, 7 are not."""
+    path = write_lines(tmp_path / "r.jsonl", rows())
+    result = result_of(vllm_command, *flags(path, "--num-gpu-blocks", "8"))
+    assert result["scenario"]["engine"]["num_gpu_blocks"] == 7
+    assert "KV blocks" in refusal(vllm_command, *flags(path, "--num-gpu-blocks", "7"))
+    assert "null block" in refusal(vllm_command, *flags(path, "--num-gpu-blocks", "1"))
+
+
+def test_the_result_holds_the_resolved_scenario_and_no_path(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "r.jsonl", rows())
+    result = result_of(vllm_command, *flags(path, "--seed", "5"))
+    assert (result["scenario"]["seed"], result["profile"]["name"], result["num_requests"]) == (5, PROFILE, 4)
+    assert result["scenario"]["engine"]["max_num_seqs"] == 256
+    assert str(tmp_path) not in json.dumps(result)
+
+
+def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: Path) -> None:
+    """The last line arrives first: 96 of its 100 tokens are six blocks, four of which the others have as well."""
+    path = write_lines(tmp_path / "requests.jsonl", [row(3), row(2), row(1), row(0)])
+    blocks = [[1, 2, 3, 4, 50 + place, 60 + place] for place in range(4)]
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"input_toks": 100, "prefix_blocks": ids} for ids in blocks])
+    run = read_requests(path, prompts)
+    assert [request.content for request in run.fresh()] == [(0, 1, 2, 3)] * 4
+    result = result_of(vllm_command, *flags(path, "--prompts", str(prompts)))
+    assert result["prefix_cache_hit_tokens"] == 3 * 64
+    assert result["prefix_cache_hit_rate"] == 3 * 4 / (4 * 7)
+    assert result_of(vllm_command, *flags(path))["prefix_cache_hit_rate"] == 0.0
+    halves = result_of(vllm_command, *flags(path, "--prompts", str(prompts), "--block-size", "32"))
+    assert halves["prefix_cache_hit_tokens"] == 3 * 64
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ([{"prefix_blocks": []}] * 3, "has 3, and requests"),
+        ([{"input_toks": 99, "prefix_blocks": []}] * 4, "prompt 1 has 99 tokens, request r0 on line 1 of"),
+        ([{"hash": []}] * 4, "line 1: no prefix_blocks, hash_ids"),
+    ],
+)
+def test_prompts_that_are_not_those_of_the_requests_are_one_line(prompts: list[Row], says: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "requests.jsonl", rows())
+    assert says in refusal(vllm_command, *flags(path, "--prompts", str(write_lines(tmp_path / "p.jsonl", prompts))))
+
+
+def test_speculation_is_simulated_with_the_acceptance_given(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "r.jsonl", rows())
+    pair = [flag if flag != PROFILE else "h100-sxm/llama-3.1-8b+eagle3" for flag in flags(path)]
+    draft = ["--num-speculative-tokens", "3"]
+    always, never = (
+        result_of(vllm_command, *pair, *draft, "--acceptance", spec)["metrics"]["tpot"]["mean"]["simulated"]
+        for spec in ("iid:1", "iid:0")
+    )
+    assert always < 0.5 * never
+    assert "needs --acceptance" in refusal(vllm_command, *pair, *draft)
+
+
+def test_the_table_and_the_figures_are_written(tmp_path: Path) -> None:
+    from tests.realrun.recorded_runs import invoke
+
+    path, out = write_lines(tmp_path / "r.jsonl", rows()), tmp_path / "out"
+    done = invoke(vllm_command, *flags(path, "--out", str(out), "--plots"))
+    assert done.exit_code == 0, done.exception
+    assert "TTFT from arrival (ms)" in done.stdout
+    assert sorted(each.name for each in out.iterdir()) == [
+        "validation-cdf.png",
+        "validation-scatter.png",
+        "validation.json",
+    ]
+
+
+Defect = tuple[Callable[[], str], str]
+
+
+def lines(*changed: Row) -> str:
+    return "".join(json.dumps(each) + "\n" for each in rows(*changed))
+
+
+def without(name: str) -> Row:
+    return {key: value for key, value in row(1).items() if key != name}
+
+
+DEFECTS: dict[str, Defect] = {
+    "scheduled before queued": (
+        lambda: lines(row(0), row(1, scheduled_ts=MONOTONIC_S)),
+        "line 2: timestamps out of order: scheduled_ts",
+    ),
+    "first token before scheduled": (
+        lambda: lines(row(0, first_token_ts=MONOTONIC_S)),
+        "line 1: timestamps out of order",
+    ),
+    "last token before first": (lambda: lines(row(0, last_token_ts=MONOTONIC_S)), "last_token_ts"),
+    "arrival after queued": (lambda: lines(row(0, arrival_time=EPOCH_S + 2.5)), "arrival_time after queued_ts"),
+    "last arrival after queued": (
+        lambda: lines(row(0), row(1), row(2), row(3, arrival_time=EPOCH_S + 1000.0)),
+        "line 4: timestamps out of order: arrival_time is 997.000 s after queued_ts",
+    ),
+    "missing field": (lambda: lines(row(0), without("queued_ts")), "line 2: lacks queued_ts"),
+    "null field": (lambda: lines(row(0, arrival_time=None)), "line 1: lacks arrival_time"),
+    "no prompt": (lambda: lines(row(0, input_toks=0)), "line 1: input_toks=0"),
+    "negative output": (lambda: lines(row(0, output_toks=-3)), "line 1: output_toks=-3"),
+    "broken length": (lambda: lines(row(0, output_toks=2.5)), "line 1: output_toks=2.5"),
+    "length that is true": (lambda: lines(row(0, output_toks=True)), "line 1: output_toks=True"),
+    "nan": (lambda: lines(row(0, queued_ts=float("nan"))), "line 1: 'queued_ts' NaN is no number"),
+    "infinity": (lambda: lines(row(0, last_token_ts=float("inf"))), "line 1: 'last_token_ts' Infinity is no number"),
+    "number beyond floats": (
+        lambda: lines(row(0, last_token_ts=10**400)),
+        "line 1: 'last_token_ts' 100000000000000000000000 must be below 2^63",
+    ),
+    "text for a time": (lambda: lines(row(0, queued_ts="now")), "line 1: queued_ts='now'"),
+    "not JSON": (lambda: lines() + "{oops\n", "line 5: not valid JSON"),
+    "nested too deep": (lambda: lines() + "[" * 100_000, "line 5: nested deeper"),
+    "a list": (lambda: lines() + "[1]\n", "line 5: want a JSON object"),
+    "the same id twice": (lambda: lines(row(0), row(1, request_id="r0")), "line 2: request_id 'r0' again"),
+    "empty file": (lambda: "", "is empty"),
+    "blank file": (lambda: "\n \n", "is empty"),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_of_the_file_is_one_line_that_names_its_place(name: str, tmp_path: Path) -> None:
+    text, says = DEFECTS[name]
+    path = tmp_path / "requests.jsonl"
+    path.write_text(text())
+    message = refusal(vllm_command, *flags(path))
+    assert "\n" not in message
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--max-num-seqs", "0"], "engine.max_num_seqs=0"),
+        (["--profile", "h100-sxm/llama-3.1-8"], PROFILE),
+        (["--plots"], "--out"),
+        (["--num-speculative-tokens", "2", "--acceptance", "iid:.5"], "needs a draft model"),
+        (["--json", "/proc/result.json"], "/proc"),
+        (["--method", "medusa"], "speculation.method"),
+        (["--num-speculative-tokens", "2", "--policy", "autoregressive"], "drafts nothing"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_line(more: list[str], says: str, tmp_path: Path) -> None:
+    message = refusal(vllm_command, *flags(write_lines(tmp_path / "r.jsonl", rows()), *more))
+    assert "\n" not in message
+    assert says in message
+
+
+def test_a_file_that_is_absent_or_no_text_is_one_line(tmp_path: Path) -> None:
+    assert "cannot be read" in refusal(vllm_command, *flags(tmp_path / "absent.jsonl"))
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in refusal(vllm_command, *flags(tmp_path / "bytes.jsonl"))
+
+
+def test_the_requests_simulated_are_fresh_and_in_order_of_arrival(tmp_path: Path) -> None:
+    fresh = read_requests(write_lines(tmp_path / "r.jsonl", rows()[::-1])).fresh()
+    assert [(each.id, each.index) for each in fresh] == [(f"r{number}", number) for number in range(4)]
+    assert [each.arrival_s for each in fresh] == pytest.approx([0.0, 1.0, 2.0, 3.0])
+    assert all(isinstance(each, Request) and each.emitted_tokens == 0 for each in fresh)
+
+
+@needs_runs
+@pytest.mark.parametrize("gpu", ["RTX4090", "RTXPRO6000"])
+def test_real_metrics_are_those_that_the_runs_authors_print(gpu: str) -> None:
+    """Their `vLLM` column, rounded to 0.1 ms; no request there has a single token, so TPOT is defined alike."""
+    folder = RUNS / gpu / "Llama-3.1-8B"
+    found = latencies_s(read_requests(folder / "vllm/requests.jsonl").requests)
+    printed = {
+        tuple(line.split()[:2]): float(line.split()[2])
+        for line in (folder / "validation/summary.txt").read_text().splitlines()[2:]
+        if line.strip()
+    }
+    for title, name in {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2el"}.items():
+        assert 1e3 * found[name].mean() == pytest.approx(printed[title, "Mean"], abs=0.051)
+        for statistic, percent in {"Median": 50, "P95": 95, "P99": 99}.items():
+            assert 1e3 * np.percentile(found[name], percent) == pytest.approx(printed[title, statistic], abs=0.051)
+
+
+def test_preemptions_for_lack_of_blocks_are_counted(tmp_path: Path) -> None:
+    """Ten requests at once, each growing from 100 tokens to 300, in 64 blocks of 16."""
+    path = write_lines(tmp_path / "r.jsonl", [
+        row(number, output_toks=200, arrival_time=EPOCH_S, queued_ts=MONOTONIC_S, last_token_ts=MONOTONIC_S + 99.0)
+        for number in range(10)
+    ])  # fmt: skip
+    assert result_of(vllm_command, *flags(path))["preemptions"] == 0
+    assert result_of(vllm_command, *flags(path, "--num-gpu-blocks", "65"))["preemptions"] > 0
+
+
+def test_the_simulated_engine_queues_at_its_step_boundary(tmp_path: Path) -> None:
+    """Requests that arrive during a step are queued at its end: from arrival the first token takes longer."""
+    path = write_lines(tmp_path / "r.jsonl", stamps(served(num_prompts=60, request_rate=8)))
+    metrics = result_of(vllm_command, *flags(path))["metrics"]
+    assert metrics["ttft_arrival"]["mean"]["simulated"] > metrics["ttft"]["mean"]["simulated"] + 1.0

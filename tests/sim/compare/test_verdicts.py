@@ -1,0 +1,260 @@
+"""What a comparison may conclude: load verdicts, settled lengths, the overlap bracket, orders of policies."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from sim.compare.capacity import capacity, capacity_floor
+from sim.compare.points import Point, run_points
+from sim.compare.run_length import load_of, settle
+from sim.compare.side_by_side import Comparison, Order, compare
+from sim.costs.profile_files import load
+from sim.devices.contention import Regime
+from sim.metrics.load import SHORT_RUN_ERROR, Verdict
+from sim.report.tables import notes
+from sim.run.scenario import Scenario
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+ALONE = "h100-sxm/llama-2-7b"
+LARGE = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
+
+
+def one_at_a_time(**changes: object) -> Scenario:
+    """M/D/1: one request at a time, each a single pass over a prompt of one length."""
+    return Scenario.of(
+        profile=ALONE,
+        policy="autoregressive",
+        input_len=512,
+        output_len=1,
+        max_num_seqs=1,
+        num_speculative_tokens=0,
+        **changes,
+    )
+
+
+def run(**changes: object) -> Comparison:
+    scenario = Scenario.of(profile=PAIR, **{"input_len": 128, "output_len": 64} | changes)
+    return compare(scenario, load(PAIR), workers=1)
+
+
+def test_capacity_of_one_server_is_one_over_its_service_time() -> None:
+    rate, (low, high) = capacity(one_at_a_time(), "autoregressive", load(ALONE))
+    alone = compare(one_at_a_time(num_prompts=1), load(ALONE)).runs[0]["mean_e2el_ms"]
+    assert isinstance(alone, float)
+    assert rate == pytest.approx(1e3 / alone, rel=0.01)
+    assert (high - low) / 2.0 == pytest.approx(SHORT_RUN_ERROR * rate, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("load_share", "verdict"), [(0.5, Verdict.STABLE), (0.9, Verdict.STABLE), (1.1, Verdict.OVERLOADED)]
+)
+def test_a_queue_of_fixed_service_is_told_by_its_rate_and_capacity(load_share: float, verdict: Verdict) -> None:
+    rate, _ = capacity(one_at_a_time(), "autoregressive", load(ALONE))
+    found = compare(one_at_a_time(num_prompts=1000, request_rate=load_share * rate), load(ALONE))
+    assert found.policies[0].load.verdict is verdict
+    assert found.runs[0]["load"] == verdict.value
+    assert found.runs[0]["unstable"] is (verdict is Verdict.OVERLOADED)
+
+
+def test_closed_loops_and_bursts_are_called_so() -> None:
+    closed = run(policy="continuous", num_prompts=40, request_rate=inf, max_concurrency=4)
+    burst = run(policy="continuous", num_prompts=40, request_rate=inf)
+    assert [found.policies[0].load.verdict for found in (closed, burst)] == [Verdict.CLOSED, Verdict.BURST]
+
+
+def test_an_overloaded_policy_has_no_intervals_and_no_order() -> None:
+    found = run(policy=["continuous", "baseline"], num_prompts=300, request_rate=20, replications=2)
+    by_name = {row.policy: row for row in found.policies}
+    assert by_name["continuous"].load.verdict is Verdict.STABLE
+    assert by_name["continuous"].ci95["mean_e2el_ms"] is not None
+    assert by_name["baseline"].load.verdict is Verdict.OVERLOADED
+    assert by_name["baseline"].ci95["mean_e2el_ms"] is None
+    assert {pair.order for pair in found.paired} == {Order.NONE}
+
+
+def test_a_tail_with_too_few_samples_has_no_interval() -> None:
+    found = run(policy="continuous", num_prompts=50, request_rate=2, replications=2)
+    assert found.policies[0].ci95["mean_ttft_ms"] is not None
+    assert found.policies[0].ci95["p99_ttft_ms"] is None
+    assert any(line.startswith("p99 has no interval: ") and " where 10,000 are wanted" in line for line in notes(found))
+
+
+def test_requests_of_a_tail_count_as_often_as_they_are_independent() -> None:
+    """12,000 short ones that hardly meet are enough; of as many on a busy device a fifth counts."""
+    few = run(policy="continuous", num_prompts=6000, request_rate=2, output_len=1, replications=2).policies[0]
+    assert few.ci95["p99_e2el_ms"] is not None
+    busy = run(policy="continuous", num_prompts=6000, request_rate=40, replications=2).policies[0]
+    assert busy.ci95["mean_e2el_ms"] is not None
+    assert busy.ci95["p99_e2el_ms"] is None
+
+
+def test_replications_of_neighbouring_seeds_share_nothing() -> None:
+    seeds = [
+        {found["seed"] for found in run(policy="continuous", num_prompts=5, replications=4, seed=seed).runs}
+        for seed in (0, 1)
+    ]
+    assert len(seeds[0]) == len(seeds[1]) == 4
+    assert not seeds[0] & seeds[1]
+
+
+def test_a_length_left_open_spans_twenty_latencies_and_is_the_same_for_all() -> None:
+    scenario = Scenario.of(
+        profile=LARGE, policy=["autoregressive", "continuous"], input_len=64, output_len=600, request_rate=16
+    )
+    settled, length = settle(scenario, load(LARGE))
+    found = compare(scenario, load(LARGE), workers=1)
+    slowest_s = max(row.mean["mean_e2el_ms"] or 0.0 for row in found.policies) / 1e3
+    assert length.is_auto
+    assert length.num_prompts > 1000
+    assert length.num_prompts / 16 > 0.9 * 20 * slowest_s
+    assert length.num_warmups <= 0.1 * length.num_prompts
+    assert settled.workload.num_prompts == length.num_prompts
+    assert {run["num_prompts"] for run in found.runs} == {length.num_prompts - length.num_warmups}
+    assert settle(scenario, load(LARGE))[1] == length
+
+
+def test_what_is_left_out_arrived_while_the_first_requests_were_served() -> None:
+    """Every request takes 200 tokens at light load, so filling takes as long as any of them."""
+    scenario = Scenario.of(profile=PAIR, policy="continuous", input_len=64, output_len=200, request_rate=20)
+    _, length = settle(scenario, load(PAIR))
+    found = compare(scenario, load(PAIR), workers=1)
+    mean_e2el_s = (found.policies[0].mean["mean_e2el_ms"] or 0.0) / 1e3
+    assert length.num_prompts == 1000
+    assert 20 * mean_e2el_s < length.num_warmups < 3 * 20 * mean_e2el_s
+
+
+def test_a_length_left_open_is_ten_times_what_its_filling_leaves_out() -> None:
+    """Twice the 99th percentile of the latencies, which is far more than their mean here."""
+    asked: dict[str, Any] = {"profile": LARGE, "policy": "autoregressive", "dataset_name": "azure-conv"}
+    _, length = settle(Scenario.of(**asked, request_rate=12), load(LARGE))
+    found = compare(Scenario.of(**asked, request_rate=12, num_prompts=3000), load(LARGE), workers=1)
+    filled = 2 * 12 * (found.policies[0].mean["p99_e2el_ms"] or 0.0) / 1e3
+    assert length.num_prompts > 1500
+    assert length.num_prompts >= 10 * length.num_warmups
+    assert length.num_warmups == pytest.approx(filled, rel=0.25)
+
+
+def test_a_closed_loop_left_open_gives_every_slot_twenty_completions() -> None:
+    scenario = Scenario.of(
+        profile=PAIR, policy="continuous", input_len=64, output_len=16, request_rate=inf, max_concurrency=64
+    )
+    assert settle(scenario, load(PAIR))[1].num_prompts == 20 * 64
+
+
+def test_a_given_length_is_obeyed_and_called_a_transient_where_it_is_one() -> None:
+    short = run(policy="continuous", num_prompts=30, request_rate=10)
+    assert short.length.num_prompts == 30
+    assert any("are a transient here" in note for note in short.notes)
+    assert run(policy="continuous", num_prompts=1000, request_rate=10).notes == []
+
+
+def test_a_cpu_budget_cuts_the_length_and_says_so() -> None:
+    scenario = Scenario.of(profile=LARGE, policy="continuous", input_len=64, output_len=600, request_rate=16)
+    _, free = settle(scenario, load(LARGE))
+    _, cut = settle(scenario, load(LARGE), most_cpu_s=1e-6)
+    assert free.num_prompts > cut.num_prompts == 1000
+    assert any("fit into the CPU budget" in note for note in cut.notes)
+
+
+def test_lanes_are_shown_under_all_three_regimes_and_single_streams_under_none() -> None:
+    found = run(policy=["continuous", "pd"], num_prompts=60, request_rate=4, replications=2)
+    by_name = {row.policy: row for row in found.policies}
+    assert by_name["continuous"].by_overlap == {}
+    assert list(by_name["pd"].by_overlap) == ["serial", "shared", "roofs"]
+    assert by_name["pd"].by_overlap["shared"]["mean_e2el_ms"] == by_name["pd"].mean["mean_e2el_ms"]
+    alone = run(policy="pd", num_prompts=60, request_rate=4, replications=2, **{"devices.overlap": "roofs"})
+    assert alone.policies[0].mean["mean_e2el_ms"] == by_name["pd"].by_overlap["roofs"]["mean_e2el_ms"]
+    assert alone.policies[0].by_overlap == {}
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes"),
+    [
+        ("continuous", {"devices.count": 2}),
+        ("autoregressive", {"devices.count": 3}),
+        ("disaggregated", {"input_len": 32, "policy_options.draft_devices": 1}),
+    ],
+)
+def test_gpus_of_one_stream_each_are_simulated_once_since_every_regime_says_the_same(
+    policy: str, changes: dict[str, object]
+) -> None:
+    few: dict[str, object] = {"policy": policy, "num_prompts": 40, "request_rate": 8, "replications": 2} | changes
+    found = run(**few).policies[0]
+    assert found.by_overlap == {}
+    for regime in Regime:
+        assert run(**few, **{"devices.overlap": regime}).policies[0].mean == found.mean
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes"), [("pd", {"devices.count": 2}), ("pipelined", {"policy_options.draft_devices": 1})]
+)
+def test_lanes_that_share_any_of_several_gpus_are_bracketed(policy: str, changes: dict[str, object]) -> None:
+    found = run(policy=policy, num_prompts=40, request_rate=8, **changes)
+    assert list(found.policies[0].by_overlap) == ["serial", "shared", "roofs"]
+
+
+def test_an_order_is_stated_only_where_all_regimes_agree() -> None:
+    found = run(policy=["pd", "continuous", "pdv"], num_prompts=150, request_rate=12, replications=4)
+    for pair in found.paired:
+        signs = {difference > 0.0 for difference in pair.by_overlap.values() if difference is not None}
+        if pair.order in (Order.LOWER, Order.HIGHER):
+            assert len(signs) == 1
+            assert pair.ci95 is not None
+            assert (pair.ci95[1] < 0.0) is (pair.order is Order.LOWER)
+    assert any(pair.order in (Order.LOWER, Order.HIGHER) for pair in found.paired)
+
+
+def test_several_processes_give_what_one_gives() -> None:
+    scenario = Scenario.of(profile=PAIR, policy="pd", num_prompts=20, input_len=64, output_len=16, request_rate=4)
+    points = [
+        Point(scenario=scenario, policy=policy, seed=seed, profile=load(PAIR), regime=Regime.SHARED)
+        for policy in ("pd", "continuous")
+        for seed in (3, 4)
+    ]
+    heard: list[int] = []
+    alone = dict(run_points(points, workers=1))
+    together = dict(run_points(points, workers=2, on_done=heard.append))
+    assert {index: outcome.run for index, outcome in alone.items()} == {
+        index: outcome.run for index, outcome in together.items()
+    }
+    assert heard == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("policy", ["continuous", "pd", "pdv", "unified"])
+def test_what_few_requests_in_flight_get_through_is_less_than_capacity(policy: str) -> None:
+    given = Scenario.of(profile=PAIR, policy=policy, input_len=256, output_len=64)
+    few, more = (capacity_floor(given, policy, load(PAIR), rate_per_s) for rate_per_s in (0.0, inf))
+    assert 0.0 < 1.5 * few < more < capacity(given, policy, load(PAIR))[0]
+
+
+def test_a_light_load_is_stable_without_a_saturated_run() -> None:
+    given = Scenario.of(profile=PAIR, policy="continuous", input_len=256, output_len=64, request_rate=1.0)
+    found = load_of(given, load(PAIR), "continuous", is_in_doubt=True)
+    assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
+
+
+def test_a_load_beyond_the_shortest_loop_is_stable_by_a_longer_one() -> None:
+    given = Scenario.of(profile=PAIR, policy="continuous", input_len=256, output_len=64)
+    rate = 1.1 * capacity_floor(given, "continuous", load(PAIR))
+    given = Scenario.of(profile=PAIR, policy="continuous", input_len=256, output_len=64, request_rate=rate)
+    found = load_of(given, load(PAIR), "continuous", is_in_doubt=True)
+    assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
+
+
+def test_near_capacity_the_longest_loop_tells_what_the_saturated_run_would() -> None:
+    """At nine tenths of it `continuous` is stable without one; above, the loop is no more than a bound."""
+    asked: dict[str, Any] = {"profile": LARGE, "policy": "continuous", "dataset_name": "azure-conv"}
+    saturated, _ = capacity(Scenario.of(**asked), "continuous", load(LARGE))
+    given = Scenario.of(**asked, request_rate=0.9 * saturated)
+    found = load_of(given, load(LARGE), "continuous", is_in_doubt=True)
+    assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
+    assert capacity_floor(given, "continuous", load(LARGE), inf) < saturated
+    above = Scenario.of(**asked, request_rate=1.1 * saturated)
+    assert load_of(above, load(LARGE), "continuous", is_in_doubt=True).capacity_per_s == saturated
+
+
+def test_where_one_request_is_served_at_a_time_a_few_in_flight_tell_nothing() -> None:
+    assert capacity_floor(one_at_a_time(), "autoregressive", load(ALONE)) == 0.0

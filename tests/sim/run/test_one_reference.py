@@ -1,0 +1,77 @@
+"""The reference of every speed-up runs as the engine is deployed, whatever the policies beside it draft with."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sim.compare.side_by_side import compare
+from sim.costs.profile_files import load
+from sim.metrics.summary import summarise
+from sim.policies.options import Method
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+
+PROFILES = (
+    "h100-sxm/llama-2-7b+tinyllama-1.1b",
+    "a100-sxm/llama-3.1-8b+eagle3",
+    "gh200/apertus-8b+dspark",
+    "h200-sxm/gpt-oss-120b+eagle3",
+    "rtx-3070-laptop/qwen2.5-7b-int4+qwen2.5-0.5b",
+    "cpu/tiny",
+)
+SPECULATION = (
+    {"num_speculative_tokens": 7},
+    {"acceptance": "iid:0.2", "num_speculative_tokens": 1},
+    {"method": Method.NGRAM.value},
+    {"controller": "feedback"},
+    {"synthetic_acceptance_length": 2.0},
+)
+
+
+def scenario(profile: str, **speculation: object) -> Scenario:
+    return Scenario.of(
+        profile=profile,
+        policy="autoregressive",
+        request_rate=4,
+        num_prompts=24,
+        input_len=96,
+        output_len=24,
+        speculation=speculation,
+    )
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_nothing_of_speculation_changes_a_result_of_autoregressive(name: str) -> None:
+    profile = load(name)
+    plain = scenario(name, num_speculative_tokens=0)
+    reference = summarise(simulate(resolve(plain, profile, "autoregressive"), 3))
+    for speculation in SPECULATION:
+        beside_drafts = scenario(name, **speculation)
+        assert summarise(simulate(resolve(beside_drafts, profile, "autoregressive"), 3)) == reference, speculation
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_async_scheduling_that_is_given_holds_for_policies_with_and_without_drafts(is_async: bool) -> None:
+    given = Scenario.of(
+        profile=PROFILES[0],
+        policy=("autoregressive", "continuous"),
+        request_rate=4,
+        num_prompts=12,
+        **{"engine.async_scheduling": is_async},
+    )
+    for policy in given.policy:
+        assert simulate(resolve(given, load(PROFILES[0]), policy), 0).is_async is is_async
+
+
+def test_each_policy_of_a_comparison_runs_as_it_does_alone() -> None:
+    together = scenario(PROFILES[0], num_speculative_tokens=4)
+    together = msgspec.structs.replace(together, policy=("autoregressive", "continuous", "pd"))
+    profile = load(PROFILES[0])
+    found = {run["policy"]: run for run in compare(together, profile, workers=1).runs}
+    for policy in together.policy:
+        alone = compare(msgspec.structs.replace(together, policy=(policy,)), profile, workers=1)
+        assert alone.runs[0]["mean_e2el_ms"] == found[policy]["mean_e2el_ms"]
+    assert found["autoregressive"]["async_scheduling"]
+    assert not found["continuous"]["async_scheduling"]

@@ -1,0 +1,193 @@
+"""Lanes on shares of the multiprocessors: which can be given, what `auto` chooses, what a comparison says of them."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from sim.compare.capacity import capacity
+from sim.compare.side_by_side import compare
+from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.profile_files import load
+from sim.devices.partition import MEASURED
+from sim.interface.work import Kind
+from sim.policies.registry import POLICIES, Policy, register
+from sim.report.tables import comparison_tables
+from sim.run.checks import IgnoredKeyWarning
+from sim.run.forecast import Forecast, MeanLoad
+from sim.run.lane_shares import best_shares
+from sim.run.resolve import resolve, resolve_all
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+HALVES = {"prefill": 0.5, "decode": 0.5}
+
+
+def scenario(policy: Any, partition: object, profile: str = PAIR, **changes: Any) -> Scenario:
+    given = {"input_len": 512, "output_len": 64, "num_prompts": 40, "request_rate": 10} | changes
+    return Scenario.of(profile=profile, policy=policy, **given, **{"policy_options.partition": partition})
+
+
+def chosen(policy: str, seed: int = 0, **changes: Any) -> dict[str, float]:
+    given = scenario(policy, "auto", **changes)
+    shares = resolve(given, load(PAIR), policy).shares
+    assert shares is not None
+    return shares
+
+
+@pytest.mark.parametrize(
+    ("policy", "partition", "message"),
+    [
+        ("pd", {"prefil": 0.4}, "unknown lane of pd 'prefil'; did you mean 'prefill'"),
+        ("unified", HALVES, r"unknown lane of unified 'decode' \(known: prefill, draft, verify\)"),
+        (["continuous", "unified"], HALVES, "unknown lane of unified 'decode'"),
+        ("pd", {"prefill": 0.4, "decode": 0.7}, "shares sum to 1.1, want at most 1: prefill 0.4, decode 0.7"),
+        ("pd", {"prefill": 0.0}, "share of 'prefill': 0.0 must be above 0 and at most 1"),
+        ("pd", {}, "partition={}: want a share by lane, auto, or null"),
+        ("pd", "best", "partition='best': want a share by lane, auto, or null"),
+        ("pd", 0.4, "partition: expected"),
+        ("pdv", HALVES, "leaves nothing for verify of 'pdv'"),
+        (["continuous", "baseline"], "auto", "no lanes to give shares in continuous, baseline; .* pd, pdv, unified"),
+    ],
+)
+def test_what_no_lane_can_be_given_is_one_line(policy: Any, partition: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        resolve_all(scenario(policy, partition), load(PAIR))
+    assert str(caught.value).startswith("policy_options.partition")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cpu_has_no_multiprocessors_to_give() -> None:
+    with pytest.raises(ValueError, match="'cpu/tiny' is of a CPU"):
+        resolve_all(scenario("pd", "auto", "cpu/tiny"), load("cpu/tiny"))
+
+
+def test_auto_wants_lanes_that_it_knows() -> None:
+    strange = register(
+        Policy(name="strange", summary="", source="", build=POLICIES["pd"].build, lanes=(("prefill",), ("sample",)))
+    )
+    with pytest.raises(ValueError, match="'strange' has prefill, sample: give it shares"):
+        resolve_all(scenario(strange.name, "auto"), load(PAIR))
+    resolve_all(scenario(strange.name, {"prefill": 0.5, "sample": 0.5}), load(PAIR))
+
+
+def test_shares_stand_in_every_run_and_beside_the_table_and_need_no_bracket() -> None:
+    with pytest.warns(IgnoredKeyWarning, match="partition=.* means nothing to continuous"):
+        found = compare(scenario(["continuous", "pd"], HALVES), load(PAIR))
+    assert [run["partition"] for run in found.runs] == [None, HALVES]
+    assert [row.by_overlap for row in found.policies] == [{}, {}]
+    assert not any(row.by_overlap for row in found.paired)
+    plain = compare(scenario(["continuous", "pd"], None), load(PAIR))
+    assert plain.policies[1].by_overlap
+    assert found.runs[0] == plain.runs[0]
+    out = StringIO()
+    comparison_tables(Console(file=out, width=200), found)
+    assert "pd: prefill 0.5, decode 0.5" in out.getvalue()
+    assert "overlap of streams" not in out.getvalue()
+
+
+def test_a_share_of_each_lane_moves_the_latency_it_should() -> None:
+    ttft, tpot = [], []
+    for prefill in (0.2, 0.5, 0.8):
+        given = scenario("pd", {"prefill": prefill, "decode": round(1 - prefill, 3)})
+        (run,) = compare(given, load(PAIR)).runs
+        ttft.append(run["mean_ttft_ms"])
+        tpot.append(run["mean_tpot_ms"])
+    assert ttft[0] > ttft[1] > ttft[2]
+    assert tpot[0] < tpot[1] < tpot[2]
+
+
+def test_auto_gives_what_a_load_needs_and_the_same_for_all_seeds() -> None:
+    long_prompts = chosen("pd", input_len=2048, request_rate=3)
+    long_outputs = chosen("pd", input_len=64, output_len=512, request_rate=3)
+    assert long_prompts["prefill"] > 2 * long_outputs["prefill"]
+    for shares in (long_prompts, long_outputs, chosen("pdv")):
+        assert sum(shares.values()) == pytest.approx(1.0)
+    assert chosen("pd", seed=1) == chosen("pd", seed=2)
+    assert list(chosen("pdv")) == ["prefill", "decode", "verify"]
+
+
+def test_lanes_that_take_turns_divide_what_auto_leaves() -> None:
+    assert list(chosen("unified")) == ["prefill"]
+
+
+@pytest.mark.parametrize(
+    "load_", [{"request_rate": "inf"}, {"request_rate": "inf", "max_concurrency": 8}, {"request_rate": 500}]
+)
+def test_auto_knows_bursts_closed_loops_and_overload(load_: dict[str, Any]) -> None:
+    shares = chosen("pd", **load_)
+    assert 0.3 <= shares["prefill"] <= 0.8
+
+
+@pytest.mark.parametrize("rate", [4, 16])
+def test_auto_is_near_the_best_of_a_grid(rate: float) -> None:
+    """Within 4 % of the mean E2EL of the best of nine; the worst is 1.9 times as slow, or more."""
+
+    def e2el_s(partition: object) -> float:
+        given = scenario("pd", partition, request_rate=rate, num_prompts=150)
+        requests = simulate(resolve(given, load(PAIR), "pd"), 3).requests
+        return sum(r.last_token_s - r.arrival_s for r in requests) / len(requests)
+
+    grid = [e2el_s({"prefill": tenths / 10, "decode": 1 - tenths / 10}) for tenths in range(1, 10)]
+    assert e2el_s("auto") < 1.04 * min(grid)
+    assert max(grid) > 1.9 * min(grid)
+
+
+def test_capacity_is_that_of_the_shares_that_suit_the_load() -> None:
+    """A saturated run would be given others."""
+    given = scenario("pd", "auto", input_len=64, output_len=256)
+    shares = chosen("pd", input_len=64, output_len=256)
+    fixed = scenario("pd", shares, input_len=64, output_len=256)
+    assert capacity(given, "pd", load(PAIR)) == capacity(fixed, "pd", load(PAIR))
+
+
+LOAD = MeanLoad(
+    prompt_tokens=100,
+    prompt_variation=0.0,
+    context_tokens=100.0,
+    num_rounds=4.0,
+    draft_tokens=4,
+    most_at_once=16,
+    most_rows={Kind.DRAFT: 16, Kind.VERIFY: 16},
+    rate_per_s=1e-6,
+    max_concurrency=None,
+)
+COSTS = ConstantCosts(device_s={Kind.PREFILL: 1.0, Kind.DRAFT: 2.0, Kind.VERIFY: 5.0}, demand=Demands(1.0, 0.0))
+
+
+def test_a_forecast_of_a_lone_request_is_the_sum_of_its_works() -> None:
+    """Two prefills on one share; four and a half rounds, the last for waiting, of draft and verify on theirs."""
+    mix = MEASURED.mix(1.0, 0.0)
+    one, two, three = (MEASURED.slowdown(mix, share) for share in (0.5, 0.2, 0.3))
+    (e2el_s, _) = Forecast((("prefill",), ("decode",)), COSTS, LOAD).score([0.5, 0.5])
+    assert e2el_s == pytest.approx(2.0 * one + 4.5 * 7.0 * one, rel=0.01)
+    (e2el_s, _) = Forecast((("prefill",), ("decode",), ("verify",)), COSTS, LOAD).score([0.5, 0.2, 0.3])
+    assert e2el_s == pytest.approx(2.0 * one + 4.5 * (2.0 * two + 5.0 * three), rel=0.01)
+
+
+def test_a_forecast_of_a_closed_loop_keeps_littles_law() -> None:
+    lanes = (("prefill",), ("decode",))
+    closed_s, _ = Forecast(lanes, COSTS, LOAD._replace(max_concurrency=3)).score([0.4, 0.6])
+    open_s, _ = Forecast(lanes, COSTS, LOAD._replace(rate_per_s=3 / closed_s * 0.999)).score([0.4, 0.6])
+    assert open_s == pytest.approx(closed_s, rel=0.02)
+
+
+def test_best_shares_are_the_best_of_all_in_steps_of_a_twentieth() -> None:
+    lanes = (("prefill",), ("decode",))
+    forecast = Forecast(lanes, COSTS, LOAD._replace(rate_per_s=0.05))
+    best = min(range(1, 20), key=lambda part: forecast.score([part / 20, 1 - part / 20]))
+    assert best_shares(lanes, COSTS, LOAD._replace(rate_per_s=0.05)) == {
+        "prefill": best / 20,
+        "decode": (20 - best) / 20,
+    }
+
+
+def test_a_partition_reads_from_files_and_flags() -> None:
+    assert Scenario.of(profile=PAIR, policy="pd", **{"policy_options.partition.prefill": 0.25}).policy_options == (
+        msgspec.structs.replace(Scenario.of(profile=PAIR, policy="pd").policy_options, partition={"prefill": 0.25})
+    )

@@ -1,0 +1,61 @@
+"""vLLM's speculative_config, verbatim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.cli.main import run
+from sim.run.vllm_config import speculation_of
+
+
+@pytest.mark.parametrize(
+    ("text", "block"),
+    [
+        (
+            '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}',
+            {"method": "eagle3", "num_speculative_tokens": 3},
+        ),
+        ('{"model": "a/b", "num_speculative_tokens": 5}', {"method": "draft_model", "num_speculative_tokens": 5}),
+        (
+            '{"model": "a/b", "parallel_drafting": true, "num_speculative_tokens": 5}',
+            {"method": "parallel", "num_speculative_tokens": 5},
+        ),
+        ('{"method": "deepseek_mtp", "num_speculative_tokens": 1}', {"method": "mtp", "num_speculative_tokens": 1}),
+        ('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}', {"method": "ngram"}),
+        (
+            '{"method": "eagle3", "num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 8, 4]]}',
+            {"controller": "by_batch", "num_speculative_tokens_per_batch_size": [[1, 8, 4]]},
+        ),
+    ],
+)
+def test_what_vllm_is_given_is_understood(text: str, block: dict[str, Any]) -> None:
+    assert block.items() <= speculation_of(text).items()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[1]", "must be a JSON object, got list"),
+        ('{"method": "eagle4", "num_speculative_tokens": 1}', "did you mean 'eagle'"),
+        ('{"num_speculative_token": 1}', "did you mean 'num_speculative_tokens'"),
+        ('{"method": "medusa", "num_speculative_tokens": 1}', "unknown method of --speculative-config 'medusa'"),
+        ('{"method": "mtp"}', "num_speculative_tokens is missing"),
+    ],
+)
+def test_what_cannot_be_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        speculation_of(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_line_takes_it_and_other_flags_win(capsys: pytest.CaptureFixture[str]) -> None:
+    config = '{"model": "some/draft", "num_speculative_tokens": 2}'
+    flags = ["compare", "--profile", "cpu/tiny", "--policy", "continuous", "--num-prompts", "5", "--request-rate", "9"]
+    assert run([*flags, "--speculative-config", config]) == 0
+    assert "k=2" in capsys.readouterr().out
+    assert run([*flags, "--speculative-config", config, "--num-speculative-tokens", "3"]) == 0
+    assert "k=3" in capsys.readouterr().out

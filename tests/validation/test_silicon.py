@@ -1,0 +1,195 @@
+"""Served cells as they are read: what a row's label gets wrong is repaired, what cannot be is counted apart."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
+from sim.costs.profile_files import load
+from validation.silicon.judge import (
+    BUDGET,
+    Cell,
+    Judged,
+    budget_of,
+    cell_of,
+    classes_of,
+    drafts_unmarked,
+    is_marked,
+    is_outside,
+    kindest,
+    main,
+    scenario_of,
+    slowest_of,
+)
+
+ROW = {
+    "id": "a",
+    "backend": "vllm",
+    "backend_version": "0.19.0",
+    "model_path": "MiniMaxAI/MiniMax-M2.5",
+    "system": "b200_sxm",
+    "mode": "agg",
+    "silicon_data_source": "db-dump",
+    "gemm_quant_mode": "fp8",
+    "isl": "1024",
+    "osl": "1024",
+    "batch_size": "64.0",
+    "tp_size": "2.0",
+    "attention_dp_size": "1.0",
+    "moe_tp_size": "2.0",
+    "moe_ep_size": "1.0",
+    "silicon_ttft_ms": "100",
+    "silicon_tpot_ms": "10",
+}
+
+
+def cell(**changes: str) -> Cell:
+    return cell_of({**ROW, **changes})
+
+
+@pytest.mark.parametrize(
+    ("widths", "deployment", "concurrency"),
+    [
+        ({}, Deployment(2), 64),
+        ({"moe_tp_size": "1", "moe_ep_size": "2"}, Deployment(2, 2), 64),
+        ({"tp_size": "64", "moe_tp_size": "8", "moe_ep_size": "8"}, Deployment(8, 8), 64),
+        ({"attention_dp_size": "2", "moe_tp_size": "1", "moe_ep_size": "4"}, Deployment(1, 2, 2), 64),
+        ({"attention_dp_size": "", "tp_size": "1", "moe_tp_size": "2", "moe_ep_size": "1"}, Deployment(1, None, 2), 64),
+    ],
+)
+def test_widths_that_are_products_are_taken_apart(
+    widths: dict[str, str], deployment: Deployment, concurrency: int
+) -> None:
+    read = cell(**widths)
+    assert (read.deployment, read.concurrency) == (deployment, concurrency)
+
+
+def test_gpt_oss_is_mxfp4_whatever_its_label_says() -> None:
+    oss = {"model_path": "openai/gpt-oss-120b", "gemm_quant_mode": "nvfp4"}
+    assert (cell(**oss).weights, cell(**oss).family) == ("mxfp4-fp8", "vllm moe nvfp4")
+    assert cell(**oss, system="h200_sxm").weights == "mxfp4-marlin"
+
+
+def test_fp8_of_a_model_published_with_block_scales_is_block_scaled() -> None:
+    assert cell(model_path="Qwen/Qwen3.5-397B-A17B").weights == "fp8-block"
+    assert cell(model_path="Qwen/Qwen3.5-397B-A17B", gemm_quant_mode="nvfp4").weights == "nvfp4"
+
+
+def test_where_one_request_waits_for_a_seat_the_engine_has_as_many_seats_as_the_label_says() -> None:
+    llama = {"backend": "trtllm", "model_path": "meta-llama/Llama-3.1-8B-Instruct", "gemm_quant_mode": ""}
+    queued, plain = cell(**llama, backend_version="1.0.0rc3"), cell(**llama, backend_version="1.1")
+    scenarios = [scenario_of(each, load("h100-sxm/llama-3.1-8b"), 8) for each in (queued, plain)]
+    seats = [(each.workload.max_concurrency, each.engine.max_num_seqs) for each in scenarios]
+    assert seats == [(65, 64), (64, 256)]
+
+
+def test_a_request_that_waits_longer_than_it_is_served_was_never_in_the_engine() -> None:
+    assert is_outside(cell(silicon_ttft_ms="10231"))
+    assert not is_outside(cell(silicon_ttft_ms="10229"))
+
+
+def test_of_two_rows_with_the_same_labels_the_one_half_as_long_drafts_unmarked() -> None:
+    plain = cell(model_path="deepseek-ai/DeepSeek-V3", silicon_tpot_ms="10")
+    twin = cell(model_path="deepseek-ai/DeepSeek-R1", silicon_tpot_ms="6.6")
+    other = cell(model_path="deepseek-ai/DeepSeek-R1", silicon_tpot_ms="5", isl="8192")
+    slowest = slowest_of([plain, twin, other, cell(silicon_tpot_ms="99")])
+    assert [drafts_unmarked(each, slowest) for each in (plain, twin, other)] == [False, True, False]
+    assert not drafts_unmarked(cell(silicon_tpot_ms="1"), slowest)
+
+
+def test_of_several_readings_the_peer_gets_the_kindest_of_each_group() -> None:
+    def row(name: str, tpot_ms: str, system: str = "h200_sxm") -> dict[str, str]:
+        return {**ROW, "id": name, "system": system, "aic_tpot_ms": tpot_ms}
+
+    plain = [row("a", "14"), row("b", "9"), row("c", "30", "b200_sxm"), row("d", "")]
+    best = [row("a", "11"), row("b", ""), row("c", "50", "b200_sxm"), row("d", "")]
+    chosen = kindest([plain, best])
+    assert {name: each["aic_tpot_ms"] for name, each in chosen.items()} == {"a": "11", "b": "9", "c": "30"}
+
+
+def test_a_step_holds_what_the_recipe_of_the_row_says() -> None:
+    generated = {"silicon_data_source": "aic-auto-gap-analysis", "backend": "trtllm"}
+    assert budget_of(cell()) == BUDGET
+    assert budget_of(cell(**generated)) == 1500 + 1024 + 64
+    assert budget_of(cell(**{**generated, "backend": "vllm"})) == 2048
+
+
+def test_rows_that_constants_were_fitted_on_judge_nothing_and_are_counted() -> None:
+    marked = {"model_path": "meta-llama/Llama-3.1-70B", "system": "h200_sxm"}
+    assert is_marked(cell(**marked))
+    assert not is_marked(cell(**marked, batch_size="8"))
+    judged = [
+        Judged(cell(), 11.0, 150.0, is_marked=False, is_doubtful=False, is_starved=False),
+        Judged(cell(id="b"), 9.0, 100.0, is_marked=False, is_doubtful=False, is_starved=True),
+        Judged(cell(id="c"), 90.0, 100.0, is_marked=True, is_doubtful=False, is_starved=False),
+        Judged(cell(id="d"), 90.0, 100.0, is_marked=True, is_doubtful=True, is_starved=False),
+    ]
+    refused = (cell(id="e"), "no table")
+    rows = {row["class"]: row for row in classes_of([*judged, refused], {"a": {"aic_tpot_ms": "12"}})}
+    plain = rows["vllm moe fp8"]
+    assert (plain["cells"], plain["refused"], plain["tpot_mean_abs_pct"], plain["ttft_mean_abs_pct"]) == (2, 1, 10, 50)
+    assert (plain["tpot_mean_pct"], plain["peer_tpot_mean_abs_pct"], plain["peer_cells"]) == (0, 20, 1)
+    assert rows["vllm moe fp8 (fitted on)"]["cells"] == rows["vllm moe fp8 (labels in doubt)"]["cells"] == 1
+
+
+def write_rows(folder: Path, *rows: dict[str, str]) -> list[str]:
+    """Arguments of the command over these rows, the result beside them."""
+    path = folder / "cells.csv"
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, [*rows[0]])
+        table.writeheader()
+        table.writerows(rows)
+    return [str(path), "--json", str(folder / "out.json")]
+
+
+def failure_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and the one line; what an earlier run wrote is left alone."""
+    out = Path(arguments[2])
+    out.write_text("earlier")
+    code = main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert out.read_text() == "earlier"
+    return code, line
+
+
+def test_without_the_kernel_tables_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGE, None)
+    code, line = failure_of(write_rows(tmp_path, ROW), capsys)
+    assert (code, "pip install 'lanesim[tables]'" in line) == (2, True)
+
+
+def test_a_table_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(PACKAGE)
+    arguments = [str(tmp_path / "none.csv"), "--json", str(tmp_path / "out.json")]
+    code, line = failure_of(arguments, capsys)
+    assert (code, "none.csv: No such file" in line) == (2, True)
+
+
+DISAGG = {
+    **ROW,
+    "mode": "disagg",
+    **{f"{pool}_{key}": "" for pool in ("prefill", "decode") for key in ("batch_size", "num_workers")},
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "flags", "message"),
+    [
+        ({**ROW, "system": "nowhere"}, [], "all 2 rows refused, 2 of them so: "),
+        (ROW, ["--only", "nothing"], "no row with --mode agg --only 'nothing'"),
+        (ROW, ["--mode", "disagg"], "no row with --mode disagg"),
+        (DISAGG, ["--mode", "disagg"], "all 2 rows refused, 2 of them so: the row has no batch sizes and workers"),
+    ],
+)
+def test_a_run_that_judges_no_row_fails(
+    row: dict[str, str], flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(PACKAGE)
+    code, line = failure_of([*write_rows(tmp_path, row, {**row, "id": "b"}), *flags], capsys)
+    assert (code, message in line) == (1, True), line

@@ -1,0 +1,1 @@
+"""docs/accuracy.md: real runs beside simulated ones. What is judged by class of cells: `validation.silicon`."""

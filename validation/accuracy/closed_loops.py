@@ -1,0 +1,298 @@
+"""Closed-loop cells: TensorRT-LLM on an H100, and vLLM with and without EAGLE-3 on an A100.
+
+Not here: runs with timestamps (validation.accuracy.timed_runs), the words of the report (validation.accuracy.sections).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
+from pathlib import Path
+from statistics import NormalDist, fmean
+from typing import Any, NamedTuple
+
+from calibrate.cli.engine_flags import engine_block
+from calibrate.judge.cell_table import CellTable, parse_columns, read_cells
+from calibrate.judge.cells import JudgedCell, Setup, fit_on_cells, judge_cells, speedups
+from calibrate.judge.fit_cells import Fitted, marked, parse_mark, parse_ratios
+from realrun.validate.errors import spread
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from validation.accuracy.matrix import rows_of_cells
+from validation.accuracy.sections import Line, Section, markdown_table, number, percent, profile_text
+
+SILICON = "aiconfigurator/silicon_llama31_8b_h100_tp1.csv"
+SILICON_COLUMNS = "isl=input_len,osl=output_len,batch_size=concurrency,silicon_ttft_ms=ttft_ms,silicon_tpot_ms=tpot_ms"
+STUDY = "unlicensed_local_only/a100_eagle3_study/runs_summary.csv"
+STUDY_PHASES = ("phase2_results", "phase3_results")
+PROMPT_TOKENS = {"gsm8k": 717, "humaneval": 206, "rag_shared_prefix": 682}
+"""From the study's server logs: prompt and generation throughput at concurrency 1."""
+
+Z_95 = NormalDist().inv_cdf(0.95)
+
+
+class Fit(NamedTuple):
+    """Constants, the metrics that they are fitted on, and the cells (as --fit)."""
+
+    constants: tuple[str, ...]
+    metrics: tuple[str, ...]
+    marks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRun:
+    """A table of cells and how it is judged; the fits follow each other."""
+
+    title: str
+    source: str
+    profile: str
+    setup: Setup
+    fits: Sequence[Fit]
+    gpu: str
+    engine: str
+
+
+H100 = CellRun(
+    title="H100, Llama-3.1-8B, closed loop, TensorRT-LLM",
+    source="ai-dynamo/aiconfigurator@095f58a51c4c (Apache-2.0), silicon_sample.csv: TensorRT-LLM 1.0.0rc3; TTFT there "
+    "carries the admission of the load generator (it falls with concurrency) and is not judged",
+    profile="h100-sxm/llama-3.1-8b",
+    setup=Setup(
+        engine=engine_block({"engine_name": "trtllm-1.0", "max_num_seqs": 512, "max_num_batched_tokens": 8192})
+    ),
+    fits=(Fit(("step_s",), ("tpot_ms",), ("concurrency=8",)),),
+    gpu="H100",
+    engine="trtllm-1.0",
+)
+A100 = CellRun(
+    title="A100, Llama-3.1-8B fp16, vLLM 0.24, EAGLE-3",
+    source="manojarulmurugan/SpecDecoding-Study-vLLM-SGLang@d96e4fb6ecef (no licence; figures quoted), phases 2 and 3, "
+    "means of the repeats; prompt lengths from the server logs: "
+    + ", ".join(f"{name} {tokens}" for name, tokens in PROMPT_TOKENS.items())
+    + "; outputs of humaneval end by themselves, of recorded mean, their spread inferred from E2EL at concurrency 1",
+    profile="a100-sxm/llama-3.1-8b+eagle3",
+    setup=Setup(
+        engine=engine_block({"engine_name": "vllm-0.24", "max_num_seqs": 256, "max_num_batched_tokens": 2048}),
+        method=None,
+    ),
+    fits=(
+        Fit((*parse_ratios("8,64,2048"),), ("output_throughput", "itl_p50_ms", "ttft_ms"), ("label=gsm8k,arm=none",)),
+        Fit(("draft_pass_s",), ("output_throughput",), ("label=gsm8k,arm=eagle3,concurrency=1",)),
+    ),
+    gpu="A100",
+    engine="vllm-0.24",
+)
+PEER_TEXT = (
+    "aiconfigurator 0.12 on the same 42 cells, asked by its public API: mean size of the error of TPOT 1.6 %, of TTFT "
+    "51 %: its TPOT is better than lanesim's here"
+)
+TPOT_BAR_PCT = 3.5
+A100_BAR_PCT = 5.0
+"""Of each arm, mean and largest, and of the largest speed-up."""
+GOODPUT_BAR_PCT, SPEEDUP_BAR_PCT = 6.0, 3.0
+"""Of all cells and all speed-ups, mean."""
+
+
+class Outcome(NamedTuple):
+    judged: list[JudgedCell]
+    profile: Profile
+    about: list[str]
+
+
+def run_cells(run: CellRun, table: CellTable) -> Outcome:
+    """Fit, then judge all cells with what was fitted."""
+    profile = load(run.profile)
+    is_fit = [False] * len(table.cells)
+    fitted_texts = []
+    for fit in run.fits:
+        marks = marked(table.cells, [parse_mark(text) for text in fit.marks])
+        is_fit = [a or b for a, b in zip(is_fit, marks, strict=True)]
+        fitted = fit_on_cells(table, marks, profile, run.setup, fit.constants, fit.metrics)
+        profile = fitted.profile
+        fitted_texts.append(_fit_text(fit, fitted, sum(marks)))
+    judged = judge_cells(table, is_fit, profile, run.setup)
+    settings = ", ".join(f"{name} {value}" for name, value in run.setup.engine.items())
+    engine = f"engine: {settings}; {run.setup.waves} requests per place in flight where the table has no number"
+    return Outcome(judged, profile, [run.source, profile_text(profile), *fitted_texts, engine])
+
+
+def _fit_text(fit: Fit, fitted: Fitted, num_cells: int) -> str:
+    cells = " and ".join(f"`{mark}`" for mark in fit.marks)
+    number_of = "1 cell" if num_cells == 1 else f"{num_cells} cells"
+    left = f"; {fitted.error_pct:.2f} % left on them" if fitted.half_widths_s else ""
+    bound = "; at its bound: the simulation is too slow there without it" if fitted.is_at_bound else ""
+    return f"fitted: {fitted} on the mean {' and '.join(fit.metrics)} of {number_of}, {cells}{left}{bound}"
+
+
+def h100_section(data: Path, peer: Path | None) -> Section:
+    table = read_cells(data / SILICON, parse_columns(SILICON_COLUMNS))
+    peers = _peer_errors(table, peer)
+    outcome = run_cells(H100, table)
+    errors = judged_errors(outcome.judged, "tpot_ms")
+    lines = error_lines(f"TPOT, {len(errors)} cells", errors, TPOT_BAR_PCT, None)
+    tail = cells_table(outcome.judged, {"tpot_ms": "TPOT (ms)", "ttft_ms": "TTFT (ms)"})
+    rows = rows_of_cells(
+        outcome.judged,
+        gpu=H100.gpu,
+        engine=H100.engine,
+        model="llama-3.1-8b",
+        method="none",
+        peer="aiconfigurator 0.12" if peers else "",
+        peer_errors_pct=peers,
+    )
+    about = [*outcome.about, PEER_TEXT]
+    return Section(title=H100.title, about=about, lines=lines, tail=tail, rows=rows)
+
+
+def _peer_errors(table: CellTable, path: Path | None) -> dict[int, dict[str, float | None]]:
+    """By line of `table`: the errors of what a peer predicts for the cell of the same id, where it does."""
+    if path is None:
+        return {}
+    with path.open(newline="") as file:
+        predicted = {row["id"]: row for row in csv.DictReader(file)}
+    found: dict[int, dict[str, float | None]] = {}
+    for cell in table.cells:
+        row = predicted.get(cell.texts["id"], {})
+        found[cell.line] = {
+            column: 100.0 * (float(row[theirs]) / cell.measured[ours] - 1.0)
+            for column, ours, theirs in (("TPOT", "tpot_ms", "aic_tpot_ms"), ("TTFT", "ttft_ms", "aic_ttft_ms"))
+            if row.get(theirs)
+        }
+    return found
+
+
+def a100_section(data: Path, scratch: Path) -> Section:
+    with (data / STUDY).open(newline="") as file:
+        rows = study_cells(list(csv.DictReader(file)))
+    path = scratch / "a100.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    outcome = run_cells(A100, read_cells(path, {}))
+    arms = dict.fromkeys((each.cell.label, each.cell.arm) for each in outcome.judged)
+    lines: list[Line] = []
+    for label, arm in arms:
+        own = [each for each in outcome.judged if (each.cell.label, each.cell.arm) == (label, arm)]
+        errors = judged_errors(own, "output_throughput")
+        if errors:
+            lines += error_lines(f"goodput, {label} {arm}, {len(errors)} cells", errors, A100_BAR_PCT, A100_BAR_PCT)
+    everything = judged_errors(outcome.judged, "output_throughput")
+    lines += error_lines(f"goodput, {len(everything)} cells", everything, GOODPUT_BAR_PCT, None)
+    pairs = speedups(outcome.judged)
+    gains = [pair["error_pct"] for pair in pairs if pair["role"] == "judged"]
+    lines += error_lines(f"speed-up, {len(gains)} pairs", gains, SPEEDUP_BAR_PCT, A100_BAR_PCT)
+    metrics = {"output_throughput": "goodput (tok/s)", "itl_ms": "ITL (ms)", "ttft_ms": "TTFT (ms)"}
+    tail = cells_table(outcome.judged, metrics) + "\n" + pairs_table(pairs)
+    cells = rows_of_cells(outcome.judged, gpu=A100.gpu, engine=A100.engine, model="llama-3.1-8b", method="eagle3")
+    return Section(title=A100.title, about=outcome.about, lines=lines, tail=tail, rows=cells)
+
+
+def study_cells(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """The study's runs of Llama-3.1-8B-Instruct in fp16, both phases, as cells: means over the repeats of a point.
+
+    Raises ValueError where repeats differ in what must be the same.
+    """
+    points: dict[tuple[str, str, int], list[Mapping[str, str]]] = {}
+    for row in rows:
+        is_ours = row["phase"] in STUDY_PHASES and row["model"].endswith("Llama-3.1-8B-Instruct")
+        if is_ours and (row["w"], row["kv"]) == ("fp16", "fp16") and row["spec"] in ("none", "eagle3"):
+            points.setdefault((row["wl"], row["spec"], int(row["conc"])), []).append(row)
+    if not points:
+        raise ValueError(f"{STUDY}: no run of Llama-3.1-8B-Instruct in fp16 in {' and '.join(STUDY_PHASES)}")
+    order = sorted(points, key=lambda point: (point[0], point[1] != "none", point[2]))
+    spreads = {point[0]: _output_std(points[point]) for point in order if point[1:] == ("none", 1)}
+    return [_study_cell(*point, points[point], spreads.get(point[0], 0.0)) for point in order]
+
+
+def _output_std(repeats: Sequence[Mapping[str, str]]) -> float:
+    """Standard deviation of the output tokens, inferred from E2EL at concurrency 1: a token takes one ITL there.
+
+    The 95th percentile is Z_95 standard deviations above the median. Outputs that all have the most tokens are fixed.
+    """
+    if all(float(row["tot_out"]) == float(row["nreq"]) * _most_output_tokens(row) for row in repeats):
+        return 0.0
+    return fmean((float(row["e2e_p95"]) - float(row["e2e_p50"])) / float(row["itl_mean"]) / Z_95 for row in repeats)
+
+
+def _most_output_tokens(row: Mapping[str, str]) -> int:
+    return int(json.loads(row["wlp"])["max_new_tokens"])
+
+
+def _study_cell(
+    workload: str, spec: str, concurrency: int, repeats: Sequence[Mapping[str, str]], output_std: float
+) -> dict[str, Any]:
+    def mean(name: str) -> float:
+        return fmean(float(row[name]) for row in repeats)
+
+    num_prompts = mean("nreq")
+    draft_tokens = mean("k")
+    for name, value in (("nreq", num_prompts), ("k", draft_tokens)):
+        if not all(isclose(float(row[name]), value) for row in repeats):
+            raise ValueError(f"{STUDY}: repeats of {workload} {spec} c={concurrency} differ in {name}")
+    return {
+        "label": workload,
+        "arm": spec,
+        "concurrency": concurrency,
+        "input_len": PROMPT_TOKENS[workload],
+        "output_len": round(mean("tot_out") / num_prompts),
+        "output_len_std": output_std or "",
+        "output_len_max": _most_output_tokens(repeats[0]),
+        "num_prompts": int(num_prompts),
+        "num_speculative_tokens": int(draft_tokens),
+        "acceptance_length": mean("tau") if draft_tokens else "",
+        "output_throughput": mean("goodput"),
+        "ttft_ms": mean("ttft_mean"),
+        "itl_ms": mean("itl_mean"),
+        "itl_p50_ms": mean("itl_p50"),
+        "e2el_ms": mean("e2e_mean"),
+    }
+
+
+def judged_errors(judged: Sequence[JudgedCell], metric: str) -> list[float]:
+    """Of the cells that judge, percent."""
+    values = [each.metrics[metric]["error_pct"] for each in judged if not each.is_fit and metric in each.metrics]
+    return [value for value in values if value is not None]
+
+
+def error_lines(what: str, errors: Sequence[float], mean_bar: float | None, largest_bar: float | None) -> list[Line]:
+    """The mean size of the errors, the largest one, and their mean with its sign."""
+    found = spread(errors)
+    mean_size, largest = found["mean_absolute_error_pct"], found["max_absolute_error_pct"]
+    return [
+        Line(what=f"{what}: mean size of the error", error_pct=mean_size, bar_pct=mean_bar, is_size=True),
+        Line(what=f"{what}: largest size", error_pct=largest, bar_pct=largest_bar, is_size=True),
+        Line(what=f"{what}: mean error", error_pct=found["mean_error_pct"]),
+    ]
+
+
+def cells_table(judged: Sequence[JudgedCell], metrics: Mapping[str, str]) -> str:
+    """One row per cell; three columns for each of `metrics`, column -> title."""
+    headings = [f"{title}{part}" for title in metrics.values() for part in (", real", ", lanesim", ", error")]
+    rows = [
+        [each.cell.name, "fit" if each.is_fit else "judged"]
+        + [text for metric in metrics for text in _texts(each.metrics.get(metric))]
+        for each in judged
+    ]
+    return markdown_table(["cell", "role", *headings], rows, left=2)
+
+
+def _texts(values: Mapping[str, float | None] | None) -> list[str]:
+    if values is None:
+        return ["–"] * 3
+    return [number(values["real"]), number(values["simulated"]), percent(values["error_pct"])]
+
+
+def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            f"{pair['name']} speed-up",
+            pair["role"],
+            *_texts(pair),
+        ]
+        for pair in pairs
+    ]
+    return markdown_table(["pair", "role", "real", "lanesim", "error"], rows, left=2)

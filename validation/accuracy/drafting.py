@@ -1,0 +1,142 @@
+"""Drafting apart from any GPU's times: PEARL's published speed-ups, and the recorded rounds of DFlash and DSpark.
+
+Not here: `pipelined` against PEARL's table itself (validation.accuracy.pearl), fits on SpecDecode-Bench's tapes
+(validation.accuracy.acceptance).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from sim.acceptance.forms import parse_quoted
+from validation.accuracy.closed_loops import error_lines
+from validation.accuracy.pearl import FITTED, judge, read
+from validation.accuracy.sections import Line, Row, Section, markdown_table, number, percent
+
+PEARL = "nano_pearl/bench.csv"
+TAPES = "dflash_tapes"
+DRAFTERS = ("dflash", "dspark")
+STAGES = {"s1": 1, "s1t0": 0}
+"""Begin the files' names; temperature."""
+BLOCK = 7
+"""Tokens that both drafters propose in a round."""
+LENGTHS = range(1, BLOCK)
+SUMMARY = "summary.csv"
+FRESH, LATE = "fresh", "self_kv"
+LATE_SHARE = 0.6
+"""What lanesim tells of heads whose features come a round late: about 0.6 of the acceptance length."""
+
+
+def pearl_section(data: Path) -> Section:
+    """Draft and target on GPUs of their own, beside the target alone."""
+    judged = list(judge(read(data / PEARL)))
+    lines: list[Line] = []
+    for gpu in dict.fromkeys(each.row.gpu for each in judged):
+        errors = [each.error_pct for each in judged if each.row.gpu == gpu]
+        lines += error_lines(f"speed-up, {gpu}, {len(errors)} cells", errors, None, None)
+    signs = sum(each.has_right_sign for each in judged)
+    rows = [
+        Row(
+            gpu=each.row.gpu,
+            engine="nano-pearl",
+            model=each.row.target_model.rpartition("/")[2].lower(),
+            method="pearl",
+            k=each.fitted.window,
+            workload=f"{each.row.dataset}, {each.row.draft_model.rpartition('/')[2].lower()}",
+            concurrency=str(each.row.batch_size),
+            together="window",
+            is_fit=False,
+            errors_pct={"speed-up": each.error_pct},
+        )
+        for each in judged
+    ]
+    about = [
+        "smart-lty/nano-PEARL@cacb75d (MIT by its pyproject), docs/bench_summary*.md: targets on two H200s or four "
+        "L40S, the draft on one more, bf16, static batches; speed-ups are over the target alone on one GPU fewer",
+        "policy `pipelined` with a draft device; window and slowdown of a step are not published and are fitted for "
+        f"each pair and batch on {' and '.join(FITTED)}, the other two data sets judge; k in the matrix is that window",
+        f"better or worse than plain decoding per GPU, the draft's counted: right in {signs} of {len(judged)} cells",
+    ]
+    return Section(title="H200 and L40S, nano-PEARL", about=about, lines=lines, rows=rows)
+
+
+def rounds_section(data: Path) -> Section:
+    """Acceptance lengths of shorter drafts from a length that is quoted at 7, and of late features from fresh ones."""
+    lines: list[Line] = []
+    rows: list[Row] = []
+    table: list[list[str]] = []
+    errors: dict[str, list[float]] = {drafter: [] for drafter in DRAFTERS}
+    for drafter in DRAFTERS:
+        for stage, temperature in STAGES.items():
+            accepted = read_rounds(data / TAPES / f"tape_{stage}_{drafter}_{FRESH}.csv")
+            recorded = [length_at(accepted, k) for k in LENGTHS]
+            quoted = parse_quoted(f"length:{length_at(accepted, BLOCK):.4f}@{BLOCK}")
+            found = [quoted.model(k).expected_length(k) for k in LENGTHS]
+            own = [100.0 * (model / real - 1.0) for model, real in zip(found, recorded, strict=True)]
+            errors[drafter] += own
+            name = f"{drafter}, temperature {temperature}"
+            table.append([name, "recorded", *map(number, recorded)])
+            table.append([name, f"from the length at {BLOCK}", *map(percent, own)])
+            rows += [
+                Row(
+                    gpu="–",
+                    engine="recorded rounds",
+                    model="qwen3-4b",
+                    method=drafter,
+                    k=k,
+                    workload=f"gsm8k, humaneval, mt-bench at temperature {temperature}",
+                    concurrency="1",
+                    together=f"1..{BLOCK - 1}",
+                    is_fit=False,
+                    errors_pct={"acceptance length": error_pct},
+                )
+                for k, error_pct in zip(LENGTHS, own, strict=True)
+            ]
+    for drafter, own in errors.items():
+        lines += error_lines(f"acceptance length at k = 1..{BLOCK - 1}, {drafter}, {len(own)} values", own, None, None)
+    late = late_errors_pct(data / TAPES / SUMMARY)
+    what = f"acceptance length with features a round late, as {LATE_SHARE:g} of the fresh one, {len(late)} values"
+    lines += error_lines(what, late, None, None)
+    about = [
+        "Future-Outlier/speculative-decoding-benchmark@1b1e05b (MIT, (c) 2026 Future-Outlier): accepted tokens of "
+        "every round of block-7 drafters on Qwen3-4B, 96 prompts, one A10; its times are of a Python loop and not used",
+        f"lanesim is told one number, the acceptance length at {BLOCK}, and asked for shorter drafts; the recorded "
+        "rounds there are cut to k tokens. The share that late features leave is lanesim's rule for both drafters",
+    ]
+    headings = ["tape", "length", *(f"k={k}" for k in LENGTHS)]
+    return Section(
+        title="Rounds of DFlash and DSpark", about=about, lines=lines, tail=markdown_table(headings, table, left=2),
+        rows=rows,
+    )  # fmt: skip
+
+
+def read_rounds(path: Path) -> list[int]:
+    """Drafted tokens accepted in each round."""
+    with path.open(newline="") as file:
+        return [int(row["accepted_draft"]) for row in csv.DictReader(file)]
+
+
+def length_at(accepted: Sequence[int], k: int) -> float:
+    """Acceptance length, bonus included, of rounds cut to k drafted tokens.
+
+    >>> length_at([0, 7, 3], 2)
+    2.3333333333333335
+    """
+    return 1.0 + fmean(min(count, k) for count in accepted)
+
+
+def late_errors_pct(path: Path) -> list[float]:
+    """Of LATE_SHARE of the fresh acceptance length to the late one, percent, drafter by drafter and temperature."""
+    with path.open(newline="") as file:
+        lengths = {
+            (row["stage"], row["drafter"], row["treatment"]): float(row["tau_incl_bonus"])
+            for row in csv.DictReader(file)
+        }
+    return [
+        100.0 * (LATE_SHARE * lengths[stage, drafter, FRESH] / lengths[stage, drafter, LATE] - 1.0)
+        for drafter in DRAFTERS
+        for stage in STAGES
+    ]

@@ -1,0 +1,183 @@
+"""`pipelined` with a draft GPU of its own against published runs of PEARL, per node and per GPU.
+
+    .venv/bin/python -m validation pearl BENCH.csv
+
+BENCH.csv is smart-lty/nano-PEARL's table of batches with and without PEARL (docs/bench_summary*.md, columns as in
+`Row`). Acceptance of a cell is its mean accepted run m: a token is accepted with probability m / (m + 1). What the
+table does not say, the window and how much longer a step with PEARL takes than one without, is fitted for each pair and
+batch on two data sets (FITTED); the other two are judged. PEARL takes one GPU more than its reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator, Sequence
+from math import exp, log
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from sim.costs.kernels import LinearKernels, LinearPass
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+
+FITTED = ("AIME", "CNNDM")
+WINDOWS = range(2, 25)
+GPUS = {"H200": (2, 3), "L40S": (4, 5)}
+"""Of the reference and of PEARL, by GPU: targets on 2 and 4, the draft on one more."""
+LIKE = "a100-pdverify/codellama-34b+tinyllama-1.1b"
+"""Whose models and GPU stand in: only the two pass times matter here."""
+OUTPUT_TOKENS = 2000
+"""Long, since PEARL runs a fixed number of steps with its batch full."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell of the table."""
+
+    gpu: str
+    draft_model: str
+    target_model: str
+    batch_size: int
+    dataset: str
+    ar_tok_per_s: float
+    pearl_tok_per_s: float
+    pearl_mean_accepted_tokens_MAT: float  # noqa: N815 - the file's own name
+
+    @property
+    def speedup(self) -> float:
+        return self.pearl_tok_per_s / self.ar_tok_per_s
+
+    @property
+    def rate(self) -> float:
+        """Probability that a drafted token is accepted."""
+        return self.pearl_mean_accepted_tokens_MAT / (1.0 + self.pearl_mean_accepted_tokens_MAT)
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one pair at one batch size."""
+
+    window: int
+    slowdown: float
+    """A step with PEARL over one without."""
+
+
+def tokens_per_step(rate: float, window: int) -> float:
+    """Of the policy: with a window a row gets 1 + rate + ... + rate^(window - 1) tokens, without one 1."""
+    share = rate / (1.0 + rate - rate**window)
+    return (1.0 - share) + share * (1.0 - rate**window) / (1.0 - rate)
+
+
+def fit(rows: Sequence[Row]) -> Fit:
+    """The window and slowdown that miss the fitted cells least, in logarithms."""
+
+    def of(window: int) -> tuple[float, Fit]:
+        ratios = [log(tokens_per_step(row.rate, window) / row.speedup) for row in rows]
+        mean = sum(ratios) / len(ratios)
+        return sum(abs(ratio - mean) for ratio in ratios), Fit(window=window, slowdown=exp(mean))
+
+    return min((of(window) for window in WINDOWS), key=lambda found: found[0])[1]
+
+
+def simulated_speedup(row: Row, fitted: Fit) -> float:
+    """Tokens per second of `pipelined` over those of plain decoding at the measured step."""
+    step_s = row.batch_size / row.ar_tok_per_s
+    profile = _profile(step_s * fitted.slowdown, step_s * fitted.slowdown / fitted.window)
+    scenario = Scenario.of(
+        profile=LIKE,
+        policy="pipelined",
+        num_speculative_tokens=fitted.window,
+        acceptance=f"iid:{row.rate:.4f}",
+        input_len=1,
+        output_len=OUTPUT_TOKENS,
+        num_prompts=max(8, row.batch_size),
+        request_rate="inf",
+        max_concurrency=row.batch_size,
+        **{"policy_options.draft_devices": 1, "policy_options.poll_s": 0.0},
+    )
+    record = simulate(resolve(scenario, profile, "pipelined"), 0, record_works=True)
+    checks = [work for work in record.works if work.kind == "verify"]
+    tokens_per_row = sum(request.emitted_tokens - 1 for request in record.requests) / sum(work.rows for work in checks)
+    mean_step_s = (checks[-1].end_s - checks[0].start_s) / len(checks)
+    return row.batch_size * tokens_per_row / mean_step_s / row.ar_tok_per_s
+
+
+def _profile(verify_s: float, draft_pass_s: float) -> Profile:
+    like = load(LIKE)
+    kernels = msgspec.structs.replace(
+        like.linear, target=LinearPass(pass_s=verify_s), draft=LinearPass(pass_s=draft_pass_s)
+    )
+    assert isinstance(kernels, LinearKernels)
+    return msgspec.structs.replace(like, kernels=kernels)
+
+
+def read(path: Path) -> list[Row]:
+    with path.open() as lines:
+        return [msgspec.convert(row, Row, strict=False) for row in csv.DictReader(lines)]
+
+
+class Judged(NamedTuple):
+    """A cell that did not fit, beside its simulation."""
+
+    row: Row
+    fitted: Fit
+    speedup: float
+    """Simulated."""
+
+    @property
+    def error_pct(self) -> float:
+        return 100.0 * (self.speedup / self.row.speedup - 1.0)
+
+    @property
+    def per_gpu(self) -> float:
+        """What a speed-up is worth when PEARL's further GPU is counted."""
+        reference, own = GPUS[self.row.gpu]
+        return reference / own
+
+    @property
+    def has_right_sign(self) -> bool:
+        """Better or worse than plain decoding per GPU, as measured."""
+        return (self.speedup * self.per_gpu > 1.0) == (self.row.speedup * self.per_gpu > 1.0)
+
+
+def judge(rows: Sequence[Row]) -> Iterator[Judged]:
+    """Every cell that is not of the data sets that fit, pair by pair and batch by batch."""
+    for key in dict.fromkeys(map(_key, rows)):
+        own = [row for row in rows if _key(row) == key]
+        fitted = fit([row for row in own if row.dataset in FITTED])
+        for row in own:
+            if row.dataset not in FITTED:
+                yield Judged(row, fitted, simulated_speedup(row, fitted))
+
+
+def _key(row: Row) -> tuple[str, str, str, int]:
+    return row.gpu, row.draft_model, row.target_model, row.batch_size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", type=Path)
+    judged = []
+    for each in judge(read(parser.parse_args().table)):
+        judged.append(each)
+        row, simulated = each.row, each.speedup
+        names = f"{row.draft_model.split('/')[-1]} > {row.target_model.split('/')[-1]}"
+        print(
+            f"{row.gpu} {names} batch {row.batch_size}: window {each.fitted.window}, {row.dataset} {row.speedup:.2f}x, "
+            f"simulated {simulated:.2f}x (per GPU {simulated * each.per_gpu:.2f}x)"
+        )
+    for gpu in dict.fromkeys(each.row.gpu for each in judged):
+        errors = [each.error_pct for each in judged if each.row.gpu == gpu]
+        mean = sum(map(abs, errors)) / len(errors)
+        worst = max(errors, key=abs)
+        print(f"{gpu}: {len(errors)} judged cells, mean size of error {mean:.1f} %, worst {worst:+.1f} %")
+    signs = [each.has_right_sign for each in judged]
+    print(f"better or worse than plain decoding per GPU: right in {sum(signs)} of {len(signs)}")
+
+
+if __name__ == "__main__":
+    main()

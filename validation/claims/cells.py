@@ -1,0 +1,114 @@
+"""One cell of a claimed table: a scenario, a policy and a regime of overlap, over several draws of arrivals and luck.
+
+What most sections are made of. Not here: which cells a section has (one module each), verdicts
+(validation.claims.ledger).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import mean
+from typing import Any
+
+from sim.costs.extrapolation import collecting
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.devices.contention import BRACKET, Regime
+from sim.draws import child_seed
+from sim.metrics.stats import interval_95
+from sim.metrics.summary import Run, number, summarise
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+from validation.claims.ledger import Interval
+
+SEED = 2002
+OVERLAPPING = frozenset({"pd", "pdv", "unified", "pipelined", "adaptive"})
+"""Policies with several streams, to which the regime of overlap matters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Metrics of the same cell, one run per draw, under vLLM's keys."""
+
+    runs: tuple[Run, ...]
+
+    def values(self, metric: str) -> list[float]:
+        """Of every run. Raises ValueError where a run has none."""
+        found = [number(run, metric) for run in self.runs]
+        if any(value is None for value in found):
+            raise ValueError(f"{metric}: some run has no such figure")
+        return [value for value in found if value is not None]
+
+    def mean(self, metric: str) -> float:
+        return mean(self.values(metric))
+
+    def interval(self, metric: str) -> Interval | None:
+        """Of the mean over draws."""
+        return interval_95(self.values(metric))
+
+
+def cell(
+    policy: str,
+    draws: int,
+    *,
+    profile: str | Profile,
+    regime: Regime | None = None,
+    **changes: Any,
+) -> Cell:
+    """Simulate one cell; `changes` are keys of a scenario, flat or dotted, `.` written as `__`.
+
+    Input that a profile has not measured is extrapolated without a word: claims are about such input at times.
+    """
+    loaded = profile if isinstance(profile, Profile) else known(profile)
+    keys = {key.replace("__", "."): value for key, value in changes.items()}
+    if regime is not None:
+        keys["devices.overlap"] = regime.value
+    scenario = Scenario.of(profile=loaded.name, policy=policy, **keys)
+    with warnings.catch_warnings(), collecting():
+        warnings.simplefilter("ignore")
+        records = [simulate(resolve(scenario, loaded, policy), child_seed(SEED, draw)) for draw in range(draws)]
+    return Cell(tuple(summarise(record, percentiles=(50.0, 95.0, 99.0)) for record in records))
+
+
+@lru_cache(maxsize=16)
+def known(name: str) -> Profile:
+    """A shipped profile, read once."""
+    return load(name)
+
+
+def bracket(policy: str, draws: int, *, profile: str | Profile, **changes: Any) -> dict[Regime, Cell]:
+    """The cell under every regime of overlap, least overlap first; the same one for a policy with a single stream."""
+    if policy not in OVERLAPPING:
+        alone = cell(policy, draws, profile=profile, **changes)
+        return dict.fromkeys(BRACKET, alone)
+    return {regime: cell(policy, draws, profile=profile, regime=regime, **changes) for regime in BRACKET}
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One cell over another, draw by draw, with the interval of the mean."""
+
+    value: float
+    low: float
+    high: float
+
+
+def ratio(ours: Cell, theirs: Cell, metric: str) -> Ratio:
+    """Of a metric, paired on the same draws."""
+    ratios = [one / other for one, other in zip(ours.values(metric), theirs.values(metric), strict=True)]
+    low, high = interval_95(ratios) or (ratios[0], ratios[0])
+    return Ratio(mean(ratios), low, high)
+
+
+def ratios(ours: Mapping[Regime, Cell], theirs: Mapping[Regime, Cell], metric: str) -> dict[Regime, Ratio]:
+    """The ratio under every regime."""
+    return {regime: ratio(ours[regime], theirs[regime], metric) for regime in BRACKET}
+
+
+def span(found: Sequence[Ratio]) -> Interval:
+    """From the lowest to the highest end of their intervals: what overlap and draws leave open together."""
+    return min(each.low for each in found), max(each.high for each in found)

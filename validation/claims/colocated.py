@@ -1,0 +1,117 @@
+"""Section B: seed 004's table of three schedulers at 3, 5 and 10 requests, as its text describes them.
+
+Its GPU, models, prompts and KV handling are not stated, so tokens per second are not testable; ratios of schedulers on
+one machine are, on the calibrated pair that seed 000 names. Not here: the claimed figures
+(validation/claims/ledger/B.yaml).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.devices.contention import BRACKET, Regime
+from validation.claims.cells import Cell, bracket, ratios, span
+from validation.claims.ledger import Row, Section
+
+PROFILE = "a100-sxm/llama-2-7b+tinyllama-1.1b"
+CONCURRENCIES = (3, 5, 10)
+ENGINES = {"baseline": "baseline", "pd": "pd", "pdv": "pdv"}
+DECODE_BATCH, VERIFY_BATCH = 6, 12
+"""Stated by the seed."""
+NUM_PROMPTS = 60
+MOST_DRAWS = 5
+METRIC = "output_throughput"
+ByRegime = dict[Regime, Cell]
+
+
+def judge(section: Section, draws: int) -> list[Row]:
+    """Ratios of throughputs by concurrency, utilisation, and the figures that cannot be tested."""
+    cells = {
+        (engine, concurrency): _cell(section, engine, concurrency, min(MOST_DRAWS, draws))
+        for engine in ENGINES
+        for concurrency in CONCURRENCIES
+    }
+    rows = [_gain(section, cells, concurrency) for concurrency in CONCURRENCIES]
+    rows += [_over_baseline(section, cells, concurrency) for concurrency in CONCURRENCIES]
+    rows += [_tail(section, cells, concurrency) for concurrency in CONCURRENCIES]
+    rows += [_utilization(section, cells, engine) for engine in ENGINES]
+    rows += [
+        section.untested(f"B.{figure}.{engine}.{concurrency}")
+        for figure in ("tps", "p95")
+        for engine in ENGINES
+        for concurrency in CONCURRENCIES
+    ]
+    return rows
+
+
+def _cell(section: Section, engine: str, concurrency: int, draws: int) -> ByRegime:
+    options: dict[str, Any] = {"policy_options__workers": int(section.constant("workers"))}
+    if engine != "baseline":
+        options["policy_options__decode_batch"] = DECODE_BATCH
+    if engine == "pdv":
+        options["policy_options__verify_batch"] = VERIFY_BATCH
+    return bracket(
+        ENGINES[engine],
+        draws,
+        profile=PROFILE,
+        input_len=int(section.constant("input_len")),
+        output_len=100,
+        num_prompts=NUM_PROMPTS,
+        request_rate="inf",
+        max_concurrency=concurrency,
+        num_speculative_tokens=4,
+        acceptance=f"length:{section.constant('acceptance_length')}",
+        **options,
+    )
+
+
+Cells = dict[tuple[str, int], ByRegime]
+
+
+def _gain(section: Section, cells: Cells, concurrency: int) -> Row:
+    """PDV over PD in throughput, percent, under every regime."""
+    found = ratios(cells["pdv", concurrency], cells["pd", concurrency], METRIC)
+    low, high = span(list(found.values()))
+    return section.row(
+        f"B.gain.{concurrency}",
+        100.0 * (found[Regime.SHARED].value - 1.0),
+        (100.0 * (low - 1.0), 100.0 * (high - 1.0)),
+        is_met=None,
+        **{regime.value: 100.0 * (found[regime].value - 1.0) for regime in BRACKET},
+    )
+
+
+def _over_baseline(section: Section, cells: Cells, concurrency: int) -> Row:
+    found = ratios(cells["pd", concurrency], cells["baseline", concurrency], METRIC)
+    return section.row(
+        f"B.over_baseline.{concurrency}",
+        found[Regime.SHARED].value,
+        span(list(found.values())),
+        baseline=cells["baseline", concurrency][Regime.SHARED].mean(METRIC),
+        pd=cells["pd", concurrency][Regime.SHARED].mean(METRIC),
+    )
+
+
+def _tail(section: Section, cells: Cells, concurrency: int) -> Row:
+    """PDV over PD in the 95th percentile of latency, percent less."""
+    found = ratios(cells["pdv", concurrency], cells["pd", concurrency], "p95_e2el_ms")
+    low, high = span(list(found.values()))
+    return section.row(
+        f"B.p95_gain.{concurrency}",
+        100.0 * (1.0 - found[Regime.SHARED].value),
+        (100.0 * (1.0 - high), 100.0 * (1.0 - low)),
+    )
+
+
+def _utilization(section: Section, cells: Cells, engine: str) -> Row:
+    shares = {
+        concurrency: 100.0 * cells[engine, concurrency][Regime.SHARED].mean("device_utilization")
+        for concurrency in CONCURRENCIES
+    }
+    return section.row(
+        f"B.util.{engine}",
+        sum(shares.values()) / len(shares),
+        (min(shares.values()), max(shares.values())),
+        low=min(shares.values()),
+        high=max(shares.values()),
+    )

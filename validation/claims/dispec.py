@@ -1,0 +1,247 @@
+"""Section F: DiSpec (seed 003) on a laptop GPU: launch-bound passes, the what-if of graphed drafts, KV over a link.
+
+The laptop's profile holds the report's own figures; rows that they were fitted on say so. Its speculation is simulated
+from the three forward times that it profiles. Not here: the claimed figures (validation/claims/ledger/F.yaml).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sim.acceptance.models import IidAcceptance
+from sim.costs.kernels import LinearPass
+from sim.costs.profile import Profile
+from sim.costs.shapes import kv_bytes_per_token, model
+from sim.devices.link import link_of
+from sim.draws import child_seed
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+from validation.claims.cells import SEED, cell, known
+from validation.claims.ledger import Row, Section
+
+PROFILE = "rtx-3070-laptop/qwen2.5-1.5b"
+PAIR = "a100-sxm/llama-2-7b+tinyllama-1.1b"
+"""On which disaggregated and colocated serving of one tape are compared."""
+DRAFT_TOKENS = 4
+CONCURRENCIES = (6, 16, 32)
+TRANSFERS = {512: "F.kv.512", 2048: "F.kv.2048"}
+STEP_BY_STEP, AHEAD = "pdv", "baseline"
+"""Policies for one request at a time: verify is launched when the draft's tokens are on the host, as where the host
+samples; or while the draft still runs."""
+MOST_DRAWS = 10
+
+
+def judge(section: Section, draws: int) -> list[Row]:
+    """Passes, batches, speculation with eager and graphed drafts, transfers."""
+    num_draws = max(2, min(MOST_DRAWS, draws))
+    return [
+        section.untested("F.single.hf"),
+        *_single(section, num_draws),
+        *_batched(section, num_draws),
+        *(section.untested(f"F.vllm.{concurrency}") for concurrency in CONCURRENCIES),
+        _small_graph(section),
+        _tokens_per_step(section),
+        *_speculation(section, num_draws),
+        *_transfers(section),
+        section.untested("F.kv.ipc"),
+        _identical(section),
+    ]
+
+
+def _single(section: Section, draws: int) -> list[Row]:
+    """One sequence, with graphs and without, and the ratio."""
+    load: dict[str, Any] = {"input_len": 16, "output_len": 200, "num_prompts": 1, "num_speculative_tokens": 0}
+    tokens_per_s = {}
+    for is_graphed in (True, False):
+        served = cell("autoregressive", draws, profile=PROFILE, engine__cuda_graph=is_graphed, **load)
+        tokens_per_s[is_graphed] = 1e3 / served.mean("mean_tpot_ms")
+    return [
+        section.row("F.single.graph", tokens_per_s[True]),
+        section.row("F.single.eager", tokens_per_s[False]),
+        section.row("F.graph.1.5b", tokens_per_s[True] / tokens_per_s[False]),
+    ]
+
+
+def _batched(section: Section, draws: int) -> list[Row]:
+    rows = []
+    for concurrency in CONCURRENCIES:
+        served = cell(
+            "autoregressive",
+            draws,
+            profile=PROFILE,
+            input_len=16,
+            output_len=200,
+            num_prompts=concurrency,
+            request_rate="inf",
+            num_speculative_tokens=0,
+        )
+        rows.append(section.row(f"F.batched.{concurrency}", served.mean("output_throughput")))
+    return rows
+
+
+def _small_graph(section: Section) -> Row:
+    """The 0.5B's pass under graphs, by the report's two figures of it."""
+    eager_ms, compute_ms = section.constant("draft_eager_ms"), section.constant("draft_compute_ms")
+    claimed = section.claim("F.graph.0.5b").claimed
+    assert not isinstance(claimed, str)
+    return section.row("F.graph.0.5b", eager_ms / compute_ms, compute=compute_ms, implied=eager_ms / claimed)
+
+
+def _tokens_per_step(section: Section) -> Row:
+    """Tokens per target step by either reading of 50 %."""
+    by_reading = lengths(section)
+    needed = _conditional_rate(by_reading["length"])
+    return section.row(
+        "F.spec.tokens", by_reading["share"], (by_reading["conditional"], by_reading["share"]), needed=100.0 * needed,
+        conditional=by_reading["conditional"],
+    )  # fmt: skip
+
+
+def lengths(section: Section) -> dict[str, float]:
+    """Tokens per target step, the target's own included, by what `about 50 % accepted, about 3.6 tokens per step` can
+    mean: 50 % of each next token, 50 % of all drafted ones, or 3.6 tokens."""
+    rate = section.constant("acceptance")
+    return {
+        "conditional": IidAcceptance(rate).expected_length(DRAFT_TOKENS),
+        "share": 1.0 + rate * DRAFT_TOKENS,
+        "length": section.constant("tokens_per_step"),
+    }
+
+
+def _conditional_rate(length: float) -> float:
+    """At which independent drafts give `length`, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        rate = (low + high) / 2.0
+        low, high = (rate, high) if IidAcceptance(rate).expected_length(DRAFT_TOKENS) < length else (low, rate)
+    return (low + high) / 2.0
+
+
+def laptop_pair(section: Section, draft_compute_ms: float) -> Profile:
+    """The int4 7B with the 0.5B: launch-bound passes of the report's times, of which the draft computes this much."""
+    base = known(PROFILE)
+    launch_s = base.host.eager_kernel_s
+
+    def line(eager_ms: float, compute_ms: float) -> LinearPass:
+        return LinearPass(pass_s=compute_ms / 1e3, launches=round(eager_ms / 1e3 / launch_s))
+
+    kernels = msgspec.structs.replace(
+        base.linear,
+        target=line(section.constant("target_ms"), section.constant("target_compute_ms")),
+        draft=line(section.constant("draft_eager_ms"), draft_compute_ms),
+    )
+    return msgspec.structs.replace(
+        base,
+        name="rtx-3070-laptop/qwen2.5-7b-int4+qwen2.5-0.5b",
+        target=model("qwen2.5-7b"),
+        draft=model("qwen2.5-0.5b"),
+        kernels=kernels,
+    )
+
+
+def _speculation(section: Section, draws: int) -> list[Row]:
+    """Speed-ups over plain decoding, by reading of the acceptance and by the draft's passes."""
+    compute_ms = section.constant("draft_compute_ms")
+    claimed = section.claim("F.graph.0.5b").claimed
+    assert not isinstance(claimed, str)
+    slower_ms = section.constant("draft_eager_ms") / claimed
+    by_length = lengths(section)
+    eager = {name: speed_up(section, length, compute_ms, False, draws) for name, length in by_length.items()}
+    graphed = {name: speed_up(section, length, compute_ms, "draft", draws) for name, length in by_length.items()}
+    slower = {name: speed_up(section, length, slower_ms, "draft", draws) for name, length in by_length.items()}
+    ahead = speed_up(section, by_length["share"], compute_ms, "draft", draws, policy=AHEAD)
+    values = [*graphed.values(), *slower.values()]
+    return [
+        section.row(
+            "F.spec.speedup",
+            eager["share"],
+            (min(eager.values()), max(eager.values())),
+            is_met=eager["conditional"] < 1.0 and eager["share"] < 1.0,
+            **_named("", eager),
+        ),
+        section.row(
+            "F.spec.whatif",
+            graphed["share"],
+            (min(values), max(values)),
+            is_met=min(values) > 1.0,
+            slower_ms=slower_ms,
+            compute_ms=compute_ms,
+            ahead=ahead,
+            **_named("", graphed),
+            **_named("slower_", slower),
+        ),
+    ]
+
+
+def _named(prefix: str, values: dict[str, float]) -> dict[str, Any]:
+    return {f"{prefix}{name}": value for name, value in values.items()}
+
+
+def speed_up(
+    section: Section,
+    tokens_per_step: float,
+    draft_compute_ms: float,
+    cuda_graph: bool | str,
+    draws: int,
+    *,
+    policy: str = STEP_BY_STEP,
+) -> float:
+    """Time per token of plain eager decoding over that of speculation."""
+    lanes: dict[str, Any] = (
+        {"policy_options__hybrid_requests": 0, "policy_options__poll_s": 0} if policy == STEP_BY_STEP else {}
+    )
+    load: dict[str, Any] = {
+        "profile": laptop_pair(section, draft_compute_ms),
+        "input_len": 16,
+        "output_len": 200,
+        "num_prompts": 10,
+        "request_rate": "inf",
+        "policy_options__workers": 1,
+        "engine__num_gpu_blocks": 4096,
+    }
+    acceptance = f"length:{tokens_per_step}"
+    plain = cell("baseline", 2, num_speculative_tokens=0, engine__cuda_graph=False, **load)
+    drafted = cell(
+        policy,
+        draws,
+        num_speculative_tokens=DRAFT_TOKENS,
+        acceptance=acceptance,
+        engine__cuda_graph=cuda_graph,
+        engine__max_num_seqs=1,
+        **lanes,
+        **load,
+    )
+    return plain.mean("mean_tpot_ms") / drafted.mean("mean_tpot_ms")
+
+
+def _transfers(section: Section) -> list[Row]:
+    """KV of the 7B's geometry over the TCP link."""
+    link, per_token = link_of("tcp"), kv_bytes_per_token(model("qwen2.5-7b"), 1)
+    rows = []
+    for tokens, claim_id in TRANSFERS.items():
+        num_bytes = tokens * per_token
+        seconds = link.latency_s + num_bytes / link.bytes_per_s
+        rows.append(section.row(claim_id, 1e3 * seconds, megabytes=num_bytes / 1e6, gb_per_s=num_bytes / seconds / 1e9))
+    return rows
+
+
+def _identical(section: Section) -> Row:
+    """The same tape served colocated and disaggregated: tokens and rounds of every request."""
+    found = {}
+    for policy in ("pd", "disaggregated"):
+        scenario = Scenario.of(
+            profile=PAIR, policy=policy, input_len=200, output_len=60, num_prompts=40, request_rate=4, seed=SEED
+        )
+        record = simulate(resolve(scenario, known(PAIR), policy), child_seed(SEED, 0))
+        found[policy] = [
+            (request.id, request.emitted_tokens, request.num_rounds, request.accepted_tokens)
+            for request in record.requests
+        ]
+    same = sum(one == other for one, other in zip(found["pd"], found["disaggregated"], strict=True))
+    total = len(found["pd"])
+    return section.row(
+        "F.disagg.identical", f"{same} of {total} requests alike", is_met=same == total, same=same, total=total
+    )

@@ -1,0 +1,187 @@
+"""How often lanesim's verdicts hold: load verdicts of queues whose capacity is known, coverage of its intervals.
+
+    python -m validation verdicts load [--groups 100]
+    python -m validation verdicts coverage [--groups 200] [--workers 2] [--without-tails]
+
+`load`: an M/D/1 queue (one request at a time, one length), `continuous` and `pd`, at 0.5 to 1.2 of their capacity, the
+mean of several saturated runs; the share of runs per verdict, and the CPU of a run and of a verdict, nothing kept.
+`coverage`: the share of 95 % intervals, four replications, that hold the mean of a long run, at 30, 60 and 85 % of
+capacity on two GPUs, over SHUFFLES ways of taking the runs by fours. A p99 has an interval only where so many requests
+are measured that FEWEST_FOR_P99 of them count as independent: those runs take most of the time, and need a group in
+TAIL_SHARE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import ceil
+
+import msgspec
+import numpy as np
+
+from sim.compare import capacity as capacities
+from sim.compare.capacity import capacity
+from sim.compare.points import Point, run_points
+from sim.compare.run_length import load_of, settle
+from sim.compare.side_by_side import FEWEST_FOR_P99
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load as load_profile
+from sim.draws import child_seed
+from sim.metrics.load import needs_capacity
+from sim.metrics.stats import interval_95
+from sim.metrics.summary import Run, number
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+
+PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")
+SHARES = (0.3, 0.6, 0.85)
+METRICS = ("mean_e2el_ms", "p99_e2el_ms", "steady_output_throughput")
+REPLICATIONS = 4
+LONG_RUN = 60
+"""Replications of the long run, whose mean is taken for the truth."""
+TRUTH_SEED = 77
+SHUFFLES = 100
+TAIL_SHARE = 2
+REFERENCES = range(1001, 1009)
+"""Seeds of the saturated runs whose mean is taken for the capacity."""
+
+
+def queue(**changes: object) -> tuple[Scenario, Profile]:
+    """M/D/1: one request at a time, a single pass over a prompt of one length."""
+    scenario = Scenario.of(
+        profile="h100-sxm/llama-2-7b",
+        policy="autoregressive",
+        input_len=512,
+        output_len=1,
+        max_num_seqs=1,
+        num_speculative_tokens=0,
+        **changes,
+    )
+    return scenario, load_profile(scenario.profile)
+
+
+def engine(policy: str) -> tuple[Scenario, Profile]:
+    scenario = Scenario.of(profile=PAIRS[0], policy=policy, dataset_name="azure-conv")
+    return scenario, load_profile(scenario.profile)
+
+
+def load_verdicts(groups: int) -> None:
+    for name, (scenario, profile) in {
+        "M/D/1": queue(),
+        "continuous": engine("continuous"),
+        "pd": engine("pd"),
+    }.items():
+        policy = scenario.policy[0]
+        rates = [capacity(msgspec.structs.replace(scenario, seed=seed), policy, profile)[0] for seed in REFERENCES]
+        rate = float(np.mean(rates))
+        print(f"{name}: capacity {rate:.3f} requests/s, ±{100.0 * float(np.std(rates)) / rate:.1f} % from seed to seed")
+        for share in (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2):
+            found: Counter[str] = Counter()
+            runs_s = verdicts_s = 0.0
+            for group in range(groups if name == "M/D/1" else max(10, groups // 4)):
+                workload = msgspec.structs.replace(scenario.workload, num_prompts=1000, request_rate=share * rate)
+                fresh = msgspec.structs.replace(scenario, workload=workload, seed=group)
+                started_s = time.process_time()
+                record = simulate(resolve(fresh, profile, policy), child_seed(group, 0))
+                runs_s += time.process_time() - started_s
+                capacities.forget()
+                started_s = time.process_time()
+                load = load_of(fresh, profile, policy, is_in_doubt=needs_capacity(record))
+                verdicts_s += time.process_time() - started_s
+                found[load.verdict.value] += 1
+            total = sum(found.values())
+            shares = ", ".join(f"{verdict} {100.0 * count / total:.0f} %" for verdict, count in found.most_common())
+            print(f"  {share:4.2f}: {shares}; CPU-s: {runs_s / total:.3f} a run, {verdicts_s / total:.3f} a verdict")
+
+
+def settings() -> Iterator[tuple[str, float, Scenario, Profile]]:
+    for name in PAIRS:
+        profile = load_profile(name)
+        scenario = Scenario.of(profile=name, policy="continuous", dataset_name="azure-conv", replications=REPLICATIONS)
+        rate, _ = capacity(scenario, "continuous", profile)
+        for share in SHARES:
+            workload = msgspec.structs.replace(scenario.workload, request_rate=share * rate)
+            yield name, share, msgspec.structs.replace(scenario, workload=workload), profile
+
+
+def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
+    metrics_asked = METRICS if has_tails else tuple(metric for metric in METRICS if not metric.startswith("p99"))
+    for name, share, scenario, profile in settings():
+        settled, length = settle(scenario, profile)
+        long_workload = msgspec.structs.replace(settled.workload, num_prompts=20_000, num_warmups=1000)
+        long = msgspec.structs.replace(settled, workload=long_workload)
+        long_runs = _runs(long, profile, [child_seed(TRUTH_SEED, run) for run in range(LONG_RUN)], workers)
+        truth = {
+            key: float(np.mean([number(run, key) or 0.0 for run in long_runs]))
+            for key in (*METRICS, "completed", "effective_requests")
+        }
+        measured: dict[tuple[int | str, int], list[Run]] = {}
+        held: dict[str, float] = {}
+        half: dict[str, float] = {}
+        lengths = dict.fromkeys(metrics_asked, settled)
+        tail = ceil(FEWEST_FOR_P99 / REPLICATIONS * truth["completed"] / truth["effective_requests"])
+        if has_tails:
+            lengths["p99_e2el_ms"] = msgspec.structs.replace(
+                settled,
+                workload=msgspec.structs.replace(
+                    settled.workload, num_prompts=max(length.num_prompts, tail + length.num_warmups)
+                ),
+            )
+        for metric in metrics_asked:
+            num_runs = REPLICATIONS * (groups // TAIL_SHARE if metric.startswith("p99") else groups)
+            key = lengths[metric].workload.num_prompts, num_runs
+            if key not in measured:
+                seeds = [child_seed(1000 + run // REPLICATIONS, run % REPLICATIONS) for run in range(num_runs)]
+                measured[key] = _runs(lengths[metric], profile, seeds, workers)
+            held[metric], half[metric] = covered([number(run, metric) or 0.0 for run in measured[key]], truth[metric])
+        told = "  ".join(
+            f"{metric} {100.0 * held[metric]:5.1f} % (±{100.0 * half[metric]:.1f} %)" for metric in metrics_asked
+        )
+        print(
+            f"{name} {share:.0%}: {length.num_prompts} requests ({tail} for a p99), "
+            f"{length.num_warmups} left out: {told}",
+            flush=True,
+        )
+
+
+def covered(samples: Sequence[float], truth: float) -> tuple[float, float]:
+    """Share of the intervals of REPLICATIONS of the `samples` that hold the `truth`, and the median half-width over it,
+    by SHUFFLES ways of taking them together."""
+    values, held, halves = np.array(samples), [], []
+    generator = np.random.default_rng(0)
+    for _ in range(SHUFFLES):
+        for own in generator.permutation(values).reshape(-1, REPLICATIONS):
+            interval = interval_95(own.tolist())
+            assert interval is not None
+            held.append(interval[0] <= truth <= interval[1])
+            halves.append((interval[1] - interval[0]) / 2.0 / truth)
+    return float(np.mean(held)), float(np.median(halves))
+
+
+def _runs(scenario: Scenario, profile: Profile, seeds: Sequence[int], workers: int) -> list[Run]:
+    points = [Point(scenario=scenario, policy="continuous", seed=seed, profile=profile) for seed in seeds]
+    runs = {index: outcome.run for index, outcome in run_points(points, workers=workers)}
+    return [runs[index] for index in range(len(points))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["load", "coverage"])
+    parser.add_argument("--groups", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--without-tails", action="store_true", help="of coverage: means only")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if given.what == "load":
+        load_verdicts(given.groups)
+    else:
+        coverage(given.groups, given.workers, has_tails=not given.without_tails)
+
+
+if __name__ == "__main__":
+    main()

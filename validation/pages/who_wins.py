@@ -1,0 +1,145 @@
+"""Which policy has the lowest mean E2EL at equal caps, over load, acceptance and GPU, in each regime of overlap.
+
+    .venv/bin/python -m validation who_wins [--out docs/who-wins.md] [--num-prompts 1000] [--replications 4]
+
+Loads are shares of the measured capacity of `continuous` with each acceptance. Lanes are shown under every regime of
+overlap on plain streams, and with a partition of the multiprocessors that suits the load (`partition: auto`). A winner
+is stated where its paired difference to each other policy has an interval below 0; otherwise the policies that do not
+differ stand together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from sim.compare.capacity import capacity
+from sim.compare.side_by_side import Comparison, compare
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.devices.contention import BRACKET, Regime
+from sim.metrics.stats import interval_95
+from sim.metrics.summary import number
+from sim.run.scenario import Scenario
+
+PAIRS = ("a100-sxm/llama-2-7b+tinyllama-1.1b", "h100-sxm/llama-3.1-8b+llama-3.2-1b")
+ACCEPTANCES = ("iid:0.5", "iid:0.7", "iid:0.9")
+SHARES = (0.3, 0.6, 0.85)
+POLICIES = ("autoregressive", "continuous", "baseline", "pd", "pdv", "unified")
+LANES = ("pd", "pdv", "unified")
+METRIC = "mean_e2el_ms"
+PARTITION = "partition"
+
+Samples = Mapping[str, Sequence[float]]
+"""Mean E2EL in ms of each replication, by policy; only of steady policies."""
+
+
+def samples(result: Comparison) -> dict[str, list[float]]:
+    steady = {row.policy for row in result.policies if row.load.is_steady}
+    found: dict[str, list[float]] = {}
+    for run in result.runs:
+        value = number(run, METRIC)
+        if run["policy"] in steady and value is not None:
+            found.setdefault(str(run["policy"]), []).append(value)
+    return found
+
+
+def winners(measured: Samples) -> list[str]:
+    """Policies that no other is below on the same draws, lowest mean first."""
+    order = sorted(measured, key=lambda policy: sum(measured[policy]))
+    if not order:
+        return []
+    best = measured[order[0]]
+    kept = [order[0]]
+    for policy in order[1:]:
+        interval = interval_95([own - least for own, least in zip(measured[policy], best, strict=True)])
+        if interval is None or interval[0] <= 0.0:
+            kept.append(policy)
+    return kept
+
+
+def setting(pair: str, acceptance: str, share: float, num_prompts: int, replications: int) -> tuple[Scenario, Profile]:
+    """`share` of what `continuous` can serve there."""
+    profile = load(pair)
+    given = Scenario.of(
+        profile=pair,
+        policy=POLICIES,
+        dataset_name="azure-conv",
+        num_prompts=num_prompts,
+        acceptance=acceptance,
+        replications=replications,
+    )
+    rate, _ = capacity(given, "continuous", profile)
+    workload = msgspec.structs.replace(given.workload, request_rate=round(share * rate, 2))
+    return msgspec.structs.replace(given, workload=workload), profile
+
+
+def row(scenario: Scenario, profile: Profile, workers: int) -> dict[str, Samples]:
+    """By regime of overlap, and with a partition: the samples of every steady policy."""
+
+    def of(policies: Sequence[str], regime: Regime, partition: str | None = None) -> dict[str, list[float]]:
+        devices = msgspec.structs.replace(scenario.devices, overlap=regime)
+        options = msgspec.structs.replace(scenario.policy_options, partition=partition)
+        changed = msgspec.structs.replace(scenario, policy=tuple(policies), devices=devices, policy_options=options)
+        return samples(compare(changed, profile, workers=workers))
+
+    alone = of([policy for policy in POLICIES if policy not in LANES], Regime.SHARED)
+    found: dict[str, Samples] = {regime.value: {**alone, **of(LANES, regime)} for regime in BRACKET}
+    return {**found, PARTITION: {**alone, **of(LANES, Regime.SHARED, "auto")}}
+
+
+def told(measured: Samples) -> str:
+    """The winners with their mean, and by how much they lead."""
+    names = winners(measured)
+    if not names:
+        return "none is stable"
+    mean_s = {policy: sum(own) / len(own) / 1e3 for policy, own in measured.items()}
+    others = [policy for policy in sorted(mean_s, key=mean_s.__getitem__) if policy not in names]
+    lead = f"; {others[0]} {mean_s[others[0]] / mean_s[names[0]] - 1.0:+.0%}" if others else ""
+    return f"{' = '.join(names)} {mean_s[names[0]]:.2f} s{lead}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("docs/who-wins.md"))
+    parser.add_argument("--num-prompts", type=int, default=1000)
+    parser.add_argument("--replications", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=1)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    regimes = [*(regime.value for regime in BRACKET), PARTITION]
+    lines = [
+        "# Who wins, at equal caps",
+        "",
+        f"Lowest mean E2EL of {', '.join(POLICIES)}: azure-conv lengths, draft length 4, "
+        f"{given.num_prompts} requests, {given.replications} replications on the same draws, engine and caps as "
+        "`lanesim compare` has them. Load is the share of the capacity of `continuous` there. `=` joins policies whose "
+        "paired 95 % interval holds 0; behind the semicolon stands the next policy, and by how much it is slower. "
+        "Lanes run on plain streams under three regimes of overlap (from least to most), and with the "
+        "multiprocessors partitioned. Regenerate with `python -m validation who_wins`.",
+        "",
+        "| GPU and pair | acceptance | load | req/s | " + " | ".join(regimes) + " | depends on overlap |",
+        "|---|---|---|---|" + "---|" * (len(regimes) + 1),
+    ]
+    for pair in PAIRS:
+        for acceptance in ACCEPTANCES:
+            for share in SHARES:
+                scenario, profile = setting(pair, acceptance, share, given.num_prompts, given.replications)
+                by_regime = row(scenario, profile, given.workers)
+                firsts = {tuple(winners(by_regime[regime.value])[:1]) for regime in BRACKET}
+                cells = [told(by_regime[name]) for name in regimes]
+                rate = scenario.workload.request_rate
+                lines.append(
+                    f"| {pair} | {acceptance} | {share:.0%} | {rate:g} | {' | '.join(cells)} "
+                    f"| {'yes' if len(firsts) > 1 else 'no'} |"
+                )
+                print(lines[-1], flush=True)
+    given.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

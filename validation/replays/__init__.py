@@ -1,0 +1,1 @@
+"""docs/validation: a pair measured, predicted and replayed on this machine."""

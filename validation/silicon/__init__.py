@@ -1,0 +1,1 @@
+"""docs/silicon.md: served cells of three engines, judged by class, beside a peer's predictions."""

@@ -1,0 +1,440 @@
+"""Served cells beside lanesim and a peer: `python -m validation silicon CELLS.csv --json OUT [--peer PREDICTIONS.csv]`.
+
+CELLS.csv is ai-dynamo/aiconfigurator's silicon_sample.csv or a part of it: closed loops of vLLM, SGLang and
+TensorRT-LLM, mean TTFT and TPOT. Every aggregated row gets a profile from the kernel tables of the installed
+aiconfigurator-core (its models' config.json among them) and a closed loop of its concurrency: lengths uniform in 0.8 to
+1 of ISL and OSL where the rows come from InferenceX, whose client draws them so; within SPREAD of them elsewhere.
+Classes are engine, dense or MoE, and the format of the GEMMs. Counted apart: rows that constants were fitted on, and
+rows whose labels cannot be (beyond the datasheet's roofs, requests that mostly wait, speculation unmarked). --peer
+takes the rows with aic_ttft_ms and aic_tpot_ms beside them. Exits 1 where no row is judged, and leaves OUT as it was; 2
+where CELLS.csv or the kernel tables are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from calibrate.hardware.models import source_of, with_formats
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+from sim.costs.engine import EngineCosts, load_engine, with_engine
+from sim.costs.profile import Profile
+from sim.costs.shapes import ModelShape
+from sim.interface.request import Request
+from sim.metrics.summary import number, summarise
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario, parse_scenario
+from sim.run.simulate import simulate
+
+RANGE_RATIO = 0.8
+"""InferenceX's client draws lengths uniformly between this share and the whole of ISL and OSL."""
+SPREAD = 0.0
+"""Of the lengths of the other client (aiperf, standard deviations 0)."""
+MISLABELLED = ("nvidia/Llama-3.1-8B-Instruct-FP8",)
+"""Cells of H200 that imply 76 % of its peak."""
+EXACT_SOURCE = "aic-auto-gap-analysis"
+WAVES, FEW_WAVES, MANY = 10, 4, 128
+"""Requests per place in flight, as InferenceX has it; fewer beyond so many places."""
+MOST_COMPUTE, MOST_BANDWIDTH = 0.75, 0.95
+"""Of the datasheet's roofs. A cell that would take longer with these for its arithmetic and for one reading of weights
+and KV is not what its label says."""
+TWIN_RATIO = 1.5
+"""A row so many times faster than another with the same labels drafts with the model's own MTP layer, unmarked."""
+WITH_MTP = ("DeepSeek-R1", "DeepSeek-V3")
+STARVED_SHARE = 5.0
+"""A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
+BUDGET = 8192
+"""Tokens of a step in InferenceX's recipes."""
+EXACT_BUDGET = 1500
+"""In deployments that aiconfigurator generates (cells of EXACT_SOURCE): this, ISL and the concurrency. Those of vLLM
+leave it to vLLM's scheduler, whose own default is VLLM_BUDGET; chosen on the TTFT of marked cells."""
+VLLM_BUDGET = 2048
+CHECKPOINTS = {
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
+    "nvidia/Qwen3-32B-NVFP4": "Qwen/Qwen3-32B",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-R1",
+    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-ai/DeepSeek-V3",
+    "zhipuai/GLM-5": "zai-org/GLM-5-FP8",
+}
+"""The row's model -> the config.json of the same architecture that the package has."""
+FORMATS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "int4_wo": None}
+"""gemm_quant_mode -> weights; None: as the checkpoint says."""
+BLOCK_SCALED = ("Qwen/Qwen3.5-397B-A17B",)
+"""Models whose published FP8 checkpoint is scaled by blocks, though the config.json of CHECKPOINTS is in bf16."""
+QUEUED = (("1.0.0rc3", "meta-llama/Llama-3.1-8B-Instruct"),)
+"""Version and model of generated TensorRT-LLM deployments where one request more is in flight than the engine has
+seats: their TTFT grows with OSL by the time of service over the concurrency (ADR 032)."""
+BLACKWELL = ("b200", "b300", "gb200", "gb300")
+OLDEST = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.1"}
+"""Rows without a version are of autumn 2025."""
+FRONTEND_S, FRONTEND_TOKEN_S = 0.010, 3e-6
+"""Of a request outside the engine: HTTP, and tokenising its prompt. Fitted on the TTFT of marked cells."""
+VLLM_0_12 = frozenset(
+    {
+        (1024, 128, 8), (1024, 128, 64), (1024, 512, 16), (1024, 512, 128), (1024, 1024, 32),
+        (4096, 128, 8), (4096, 128, 64), (4096, 512, 16), (4096, 512, 128), (4096, 1024, 32),
+    }
+)  # fmt: skip
+"""ISL, OSL and concurrency of the cells of Qwen3-32B that vLLM 0.12's constants were fitted on."""
+EAGER_GAP_S = 0.022
+"""Qwen3-235B with vLLM 0.12 takes 40 to 58 ms a step at any load, as without CUDA graphs; fitted on marked cells."""
+
+
+class Cell(NamedTuple):
+    """One row as it is read: which profile, which loop, what was measured."""
+
+    id: str
+    engine: str
+    version: str
+    model: str
+    gpu: str
+    weights: str | None
+    kv: str | None
+    deployment: Deployment
+    concurrency: int
+    input_len: int
+    output_len: int
+    is_exact: bool
+    in_flight: int
+    """Requests of the loop: the concurrency, which is also the engine's seats, and those that wait for a seat."""
+    ttft_ms: float
+    tpot_ms: float
+    family: str
+    """Of the class: engine, dense or MoE, GEMM format."""
+
+
+class Judged(NamedTuple):
+    cell: Cell
+    tpot_ms: float
+    ttft_ms: float
+    is_marked: bool
+    is_doubtful: bool
+    is_starved: bool
+
+
+def read_cells(path: Path, mode: str = "agg") -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["mode"] == mode]
+
+
+def cell_of(row: Mapping[str, str]) -> Cell:
+    """The row with what its label gets wrong repaired: widths that are products of two, gpt-oss called nvfp4."""
+    tensor, expert, data, batch = _widths(row)
+    is_dense = _is_dense(row["model_path"])
+    gpu = row["system"].replace("_", "-")
+    is_blackwell = gpu.partition("-")[0] in BLACKWELL
+    weights = FORMATS[row["gemm_quant_mode"]]
+    if weights == "fp8" and row["model_path"] in BLOCK_SCALED:
+        weights = "fp8-block"
+    version = row["backend_version"] or OLDEST[row["backend"]]
+    kv = None
+    # Its dense models do not fuse an all-reduce with the norm behind it, as those with experts do.
+    has_nccl = row["backend"] == "trtllm" and version.startswith("1.0") and is_dense
+    if "gpt-oss" in row["model_path"]:
+        weights = "mxfp4-fp8" if is_blackwell else "mxfp4-marlin"
+    is_recipe = EXACT_SOURCE not in row["silicon_data_source"]
+    if is_blackwell or (
+        is_dense and row["gemm_quant_mode"] in ("fp8", "nvfp4") and (is_recipe or row["backend"] == "vllm")
+    ):
+        kv = "fp8"
+    return Cell(
+        id=row["id"],
+        engine=row["backend"],
+        version=version,
+        model=row["model_path"],
+        gpu=gpu,
+        weights=weights,
+        kv=kv,
+        deployment=Deployment(tensor, expert if expert > 1 else None, data, row["backend"], has_nccl_alone=has_nccl),
+        concurrency=batch,
+        input_len=_whole(row["isl"]),
+        output_len=_whole(row["osl"]),
+        is_exact=EXACT_SOURCE in row["silicon_data_source"],
+        in_flight=batch + ((version, row["model_path"]) in QUEUED),
+        ttft_ms=float(row["silicon_ttft_ms"]),
+        tpot_ms=float(row["silicon_tpot_ms"]),
+        family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
+    )
+
+
+def _widths(row: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """(tensor, expert, data parallel, concurrency of one rank)."""
+    tensor, data = _whole(row["tp_size"]) or 1, _whole(row["attention_dp_size"]) or 1
+    cut, spread, batch = _whole(row["moe_tp_size"]), _whole(row["moe_ep_size"]), _whole(row["batch_size"])
+    if _is_dense(row["model_path"]):
+        return tensor, 1, 1, batch
+    if cut > 1 and cut == spread:
+        width, total = cut, batch * data
+    elif data > 1 and tensor == data and spread == data * data:
+        width, total = data, batch * data
+    else:
+        if not _whole(row["attention_dp_size"]) and cut * spread > tensor:
+            data = cut * spread // tensor
+        return tensor, max(spread, 1), data, batch
+    return (1, width, width, max(1, total // width)) if data > 1 else (width, width, 1, total)
+
+
+def _is_dense(model: str) -> bool:
+    return "Llama" in model or "Qwen3-32B" in model
+
+
+def _whole(text: str) -> int:
+    return int(float(text)) if text else 0
+
+
+def is_marked(cell: Cell) -> bool:
+    """Whether constants were fitted on the cell: those of calibrate.importers.aiconfigurator.lookups (REDUCE_RATIO,
+    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S), that NCCL reduces alone, those of vLLM 0.12 in sim/engines, and those
+    here."""
+    if "Qwen3-32B" in cell.model and cell.version.startswith("0.12") and cell.weights == "bf16":
+        return (cell.input_len, cell.output_len, cell.concurrency) in VLLM_0_12
+    if cell.deployment.has_nccl_alone and cell.deployment.tensor_parallel > 1:
+        return cell.concurrency in (8, 64) and cell.output_len == 256
+    if cell.engine != "vllm" or cell.concurrency not in (4, 64):
+        return "Qwen3-235B" in cell.model and cell.input_len == 4000 and cell.output_len == 100
+    dense = "Llama-3.1-70B" in cell.model and (cell.gpu == "h200-sxm" or cell.weights == "nvfp4")
+    sparse = "gpt-oss" in cell.model and cell.gpu == "b200-sxm" and cell.version == "0.15.1"
+    return (dense or sparse) and cell.output_len == 1024
+
+
+def shape_of(cell: Cell, configs: Path) -> ModelShape:
+    name = CHECKPOINTS.get(cell.model, cell.model).replace("/", "--")
+    shape = source_of(str(configs / f"{name}_config.json"), plain=False).shape
+    formats = shape.formats
+    is_block = cell.weights == "fp8" and formats is not None and formats.projections == "fp8-block"
+    return with_formats(shape, None if is_block else cell.weights, cell.kv)
+
+
+@lru_cache(maxsize=512)
+def profile_of(
+    model: str, gpu: str, weights: str | None, kv: str | None, deployment: Deployment
+) -> tuple[Profile, ModelShape]:
+    tables, revision = installed_tables()
+    cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, 1, 1.0, 1.0, "")
+    shape = shape_of(cell, tables.parent / "model_configs")
+    return import_deployment(tables, gpu, shape, None, deployment, source=revision), shape
+
+
+def engine_of(cell: Cell) -> EngineCosts:
+    """The synchronous vLLM 0.12 as sim/engines has it; everything else plans ahead and hides what it does."""
+    engine = load_engine("ideal", cell.gpu)
+    if cell.engine == "vllm" and cell.version.startswith("0.12"):
+        if "Qwen3-235B" in cell.model:
+            engine = msgspec.structs.replace(engine, name="vllm-0.12", gap_s=EAGER_GAP_S)
+        else:
+            engine = load_engine("vllm-0.12", cell.gpu)
+    return msgspec.structs.replace(engine, frontend_s=FRONTEND_S + FRONTEND_TOKEN_S * cell.input_len)
+
+
+def budget_of(cell: Cell) -> int:
+    """Tokens of one step."""
+    if not cell.is_exact:
+        return BUDGET
+    return VLLM_BUDGET if cell.engine == "vllm" else EXACT_BUDGET + cell.input_len + cell.concurrency
+
+
+def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
+    is_async = not (cell.engine == "vllm" and cell.version.startswith("0.12"))
+    return parse_scenario(
+        {
+            "profile": profile.name,
+            "policy": "autoregressive",
+            "engine": {
+                "max_num_seqs": cell.concurrency if cell.in_flight > cell.concurrency else max(cell.concurrency, 256),
+                "max_num_batched_tokens": budget_of(cell),
+                "async_scheduling": is_async,
+            },
+            "workload": {
+                "num_prompts": num_prompts,
+                "request_rate": "inf",
+                "max_concurrency": cell.in_flight,
+                "input_len": cell.input_len,
+                "output_len": cell.output_len,
+            },
+            "speculation": {"num_speculative_tokens": 0},
+        }
+    )
+
+
+def requests_of(cell: Cell, count: int, seed: int = 0) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    least, most = (1.0 - SPREAD, 1.0 + SPREAD) if cell.is_exact else (RANGE_RATIO, 1.0)
+    prompts, outputs = (
+        rng.integers(int(least * length), int(most * length) + 1, count) for length in (cell.input_len, cell.output_len)
+    )
+    return [Request(i, str(i), 0.0, int(prompts[i]), int(outputs[i])) for i in range(count)]
+
+
+@lru_cache(maxsize=4096)
+def _loop(key: Cell) -> tuple[float, float]:
+    """Mean TPOT and TTFT, milliseconds, of a cell without its id and figures."""
+    profile, _ = profile_of(key.model, key.gpu, key.weights, key.kv, key.deployment)
+    profile = with_engine(profile, engine_of(key))
+    count = max(8, (FEW_WAVES if key.concurrency > MANY else WAVES) * key.concurrency)
+    scenario = scenario_of(key, profile, count)
+    record = simulate(resolve(scenario, profile, "autoregressive"), 0, requests=requests_of(key, count))
+    run = summarise(record)
+    return number(run, "mean_tpot_ms") or 0.0, number(run, "mean_ttft_ms") or 0.0
+
+
+def predicted(cell: Cell) -> tuple[float, float]:
+    return _loop(cell._replace(id="", ttft_ms=0.0, tpot_ms=0.0, family=""))
+
+
+def roof_share(cell: Cell, profile: Profile, shape: ModelShape) -> float:
+    """The least that a token of output takes at MOST_COMPUTE and MOST_BANDWIDTH over what was measured."""
+    devices = cell.deployment.tensor_parallel * cell.deployment.data_parallel
+    bits = 16.0 if cell.weights in (None, "bf16", "mxfp4-marlin") else 4.0 if cell.weights == "nvfp4" else 8.0
+    peak = profile.gpu.peak_flops * 16.0 / bits * devices
+    prompts = cell.concurrency * cell.deployment.data_parallel / cell.output_len
+    compute_s = prompts * 2.0 * cell.input_len * shape.layers * shape.active_layer_weights / peak
+    context = cell.input_len + 0.5 * cell.output_len
+    kv_bytes = cell.concurrency * cell.deployment.data_parallel * context * shape.kv_bytes_per_token
+    read_s = (shape.read_bytes(cell.concurrency) + kv_bytes) / (profile.gpu.bandwidth_bytes_per_s * devices)
+    return (compute_s / MOST_COMPUTE + read_s / MOST_BANDWIDTH) / (1e-3 * cell.tpot_ms)
+
+
+def labels_of(cell: Cell) -> tuple[Any, ...]:
+    """What tells cells apart that may draft unmarked; DeepSeek-R1 and -V3 are one architecture."""
+    widths = cell.deployment.devices, cell.concurrency * cell.deployment.data_parallel
+    return cell.engine, cell.gpu, cell.weights, *widths, cell.input_len, cell.output_len
+
+
+def slowest_of(cells: Iterable[Cell]) -> dict[tuple[Any, ...], float]:
+    """TPOT of the slowest cell with each labels, of models that have an MTP layer."""
+    slowest: dict[tuple[Any, ...], float] = {}
+    for cell in cells:
+        if cell.model.endswith(WITH_MTP):
+            slowest[labels_of(cell)] = max(slowest.get(labels_of(cell), 0.0), cell.tpot_ms)
+    return slowest
+
+
+def drafts_unmarked(cell: Cell, slowest: Mapping[tuple[Any, ...], float]) -> bool:
+    return slowest.get(labels_of(cell), 0.0) > TWIN_RATIO * cell.tpot_ms and cell.model.endswith(WITH_MTP)
+
+
+def is_outside(cell: Cell) -> bool:
+    """Whether requests wait longer than they are served, so that the concurrency of the label was never in the engine;
+    or the model's rows are known to be mislabelled."""
+    return cell.model in MISLABELLED or cell.ttft_ms > (cell.output_len - 1) * cell.tpot_ms
+
+
+def judge(rows: Iterable[Mapping[str, str]]) -> Iterator[Judged | tuple[Cell, str]]:
+    """Every row judged, or refused with the reason."""
+    cells = [cell_of(row) for row in rows]
+    first: dict[tuple[Any, ...], float] = {}
+    slowest = slowest_of(cells)
+    for cell in sorted(cells, key=lambda cell: cell.concurrency):
+        first.setdefault(_series(cell), cell.ttft_ms)
+    for cell in cells:
+        try:
+            profile, shape = profile_of(cell.model, cell.gpu, cell.weights, cell.kv, cell.deployment)
+            tpot_ms, ttft_ms = predicted(cell)
+        except ValueError as error:
+            yield cell, " ".join(str(error).split())[:200]
+            continue
+        yield Judged(
+            cell=cell,
+            tpot_ms=tpot_ms,
+            ttft_ms=ttft_ms,
+            is_marked=is_marked(cell),
+            is_doubtful=roof_share(cell, profile, shape) > 1.0 or is_outside(cell) or drafts_unmarked(cell, slowest),
+            is_starved=cell.ttft_ms > STARVED_SHARE * first[_series(cell)],
+        )
+
+
+def _series(cell: Cell) -> tuple[Any, ...]:
+    return (*cell[1:8], cell.input_len, cell.output_len)
+
+
+def kindest(readings: list[list[dict[str, str]]]) -> dict[str, dict[str, str]]:
+    """By id, the peer's rows in the reading of the labels whose mean TPOT error is least for that model, GPU, engine
+    and format; where that reading has no answer, another's."""
+    errors: dict[tuple[str, ...], dict[int, list[float]]] = {}
+    for i, rows in enumerate(readings):
+        for row in rows:
+            if row["aic_tpot_ms"]:
+                error = abs(float(row["aic_tpot_ms"]) / float(row["silicon_tpot_ms"]) - 1.0)
+                errors.setdefault(_peer_group(row), {}).setdefault(i, []).append(error)
+    chosen: dict[str, dict[str, str]] = {}
+    for i, rows in enumerate(readings):
+        for row in rows:
+            of_group = errors.get(_peer_group(row), {})
+            is_best = i == min(of_group, key=lambda each: fmean(of_group[each]), default=0)
+            if row["aic_tpot_ms"] and (is_best or row["id"] not in chosen):
+                chosen[row["id"]] = row
+    return chosen
+
+
+def _peer_group(row: Mapping[str, str]) -> tuple[str, ...]:
+    return row["model_path"], row["system"], row["backend"], row["gemm_quant_mode"]
+
+
+def classes_of(found: list[Judged | tuple[Cell, str]], peer: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+    """A row per class, and one each for the marked and the doubtful rows of it."""
+    classes: dict[str, list[Judged]] = {}
+    refused: dict[str, int] = {}
+    for entry in found:
+        if isinstance(entry, Judged):
+            suffix = " (labels in doubt)" if entry.is_doubtful else " (fitted on)" if entry.is_marked else ""
+            classes.setdefault(entry.cell.family + suffix, []).append(entry)
+        else:
+            refused[entry[0].family] = refused.get(entry[0].family, 0) + 1
+    result = []
+    for name in sorted({*classes, *refused}):
+        rows = classes.get(name, [])
+        served = [row for row in rows if not row.is_starved]
+        shared = [row for row in rows if peer.get(row.cell.id, {}).get("aic_tpot_ms")]
+        result.append(
+            {
+                "class": name,
+                "cells": len(rows),
+                "refused": refused.get(name, 0),
+                "tpot_mean_abs_pct": _mean_abs([100 * (row.tpot_ms / row.cell.tpot_ms - 1) for row in rows]),
+                "tpot_mean_pct": _mean([100 * (row.tpot_ms / row.cell.tpot_ms - 1) for row in rows]),
+                "ttft_mean_abs_pct": _mean_abs([100 * (row.ttft_ms / row.cell.ttft_ms - 1) for row in served]),
+                "ttft_cells": len(served),
+                "peer_cells": len(shared),
+                "peer_tpot_mean_abs_pct": _mean_abs(
+                    [100 * (float(peer[row.cell.id]["aic_tpot_ms"]) / row.cell.tpot_ms - 1) for row in shared]
+                ),
+                "tpot_mean_abs_pct_on_peer_cells": _mean_abs(
+                    [100 * (row.tpot_ms / row.cell.tpot_ms - 1) for row in shared]
+                ),
+            }
+        )
+    return result
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(fmean(values), 2) if values else None
+
+
+def _mean_abs(values: list[float]) -> float | None:
+    return _mean([abs(value) for value in values])
+
+
+def fail(why: str, code: int) -> int:
+    """Say it on stderr, in one line; the exit code."""
+    print(f"silicon: {why}", file=sys.stderr)
+    return code
+
+
+def nothing_judged(refusals: Sequence[str], options: argparse.Namespace) -> str:
+    """Why no row was judged: the reason that most of the `refusals` have."""
+    if not refusals:
+        return f"{options.cells}: no row with --mode {options.mode} --only {options.only!r} --every {options.every}"
+    ((why, count),) = Counter(refusals).most_common(1)
+    return f"{options.cells}: all {len(refusals)} rows refused, {count} of them so: {why}"

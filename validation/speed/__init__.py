@@ -1,0 +1,1 @@
+"""CPU time and memory of the simulator, beside a bare loop of the same decisions."""

@@ -1,0 +1,116 @@
+"""A bare continuous-batching loop of the same decisions as `continuous`, without host, policy or SimPy.
+
+It is what the seam costs nothing in: a plain loop over steps with the run's own cost model and luck, arrivals read from
+a sorted list, leaves from a heap. The speed benchmark compares against it, and checks that both take the same steps.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from sim.acceptance.luck import Luck
+from sim.costs.cost import CostModel
+from sim.interface.request import Request
+from sim.interface.work import Chunk, Kind, Model, Work
+from sim.policies.continuous import DRAFT_ROW_TOKENS
+
+
+def run_reference(
+    requests: list[Request],
+    costs: CostModel,
+    luck: Luck,
+    draft_tokens: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    num_blocks: int,
+    block_size: int = 16,
+) -> tuple[int, float]:
+    """Serve all requests; (number of steps, time of the last token in seconds). Fills in the requests' token times."""
+    waiting = deque(requests)
+    prompts: list[Request] = []
+    leaving: list[tuple[int, int, int, Request]] = []
+    """(step, arrival index, tokens in KV, request), soonest first."""
+    gains: dict[int, int] = {}
+    spare = draft_tokens + 1 if draft_tokens else 0
+    free_blocks = num_blocks
+    num_rows = context_tokens = step = 0
+    now_s = 0.0
+    cost = costs.cost
+    while waiting or prompts or num_rows:
+        if not prompts and not num_rows and waiting[0].arrival_s > now_s:
+            now_s = waiting[0].arrival_s
+        budget = max_num_batched_tokens - num_rows * (draft_tokens + 1)
+        chunks = []
+        completed = []
+        taken = 0
+        while budget > 0:
+            if taken == len(prompts):
+                if num_rows + taken >= max_num_seqs or not waiting or waiting[0].arrival_s > now_s:
+                    break
+                blocks = -(-(waiting[0].prompt_tokens + waiting[0].output_tokens + spare) // block_size)
+                if blocks > free_blocks:
+                    break
+                free_blocks -= blocks
+                prompts.append(waiting.popleft())
+            request = prompts[taken]
+            chunk = Chunk(min(request.prompt_tokens - request.prefilled_tokens, budget), request.prefilled_tokens)
+            request.prefilled_tokens += chunk.new_tokens
+            chunks.append(chunk)
+            budget -= chunk.new_tokens
+            taken += 1
+            if request.prefilled_tokens == request.prompt_tokens:
+                completed.append(request)
+        row_tokens = num_rows * (draft_tokens + 1)
+        work = Work(
+            kind=Kind.STEP,
+            rows=num_rows,
+            row_tokens=row_tokens,
+            context_tokens=context_tokens,
+            chunks=tuple(chunks),
+            head_rows=row_tokens + len(completed),
+        )
+        prepare_s, launch_s, device_s, _ = cost(work)
+        end_s = now_s + prepare_s + max(launch_s, device_s)
+        if draft_tokens:
+            num_drafted = num_rows + len(completed)
+            draft = Work(
+                kind=Kind.DRAFT,
+                model=Model.DRAFT,
+                rows=num_drafted,
+                row_tokens=DRAFT_ROW_TOKENS * num_drafted,
+                context_tokens=context_tokens + sum(request.prompt_tokens for request in completed),
+                chunks=tuple(chunks),
+                head_rows=num_drafted,
+                draft_tokens=draft_tokens if num_drafted else 0,
+            )
+            issuer_free_s = now_s + prepare_s + launch_s
+            prepare_s, launch_s, device_s, _ = cost(draft)
+            issued_s = issuer_free_s + prepare_s + launch_s
+            end_s = max(max(end_s, issuer_free_s + prepare_s) + device_s, issued_s)
+        now_s = end_s + costs.result_s
+        context_tokens += num_rows + gains.pop(step, 0)
+        while leaving and leaving[0][0] == step:
+            _, _, kept_tokens, request = heapq.heappop(leaving)
+            request.last_token_s = now_s
+            num_rows -= 1
+            context_tokens -= kept_tokens
+            free_blocks += -(-(request.prompt_tokens + request.output_tokens + spare) // block_size)
+        del prompts[: len(completed)]
+        for request in completed:
+            request.first_token_s = request.last_token_s = now_s
+            num_rounds, gained = request.output_tokens - 1, 0
+            if draft_tokens and num_rounds:
+                accepted = luck.rounds(request.index, 1, request.output_tokens, draft_tokens).tolist()
+                num_rounds, gained = len(accepted), sum(accepted)
+                for offset, count in enumerate(accepted, start=step + 1):
+                    gains[offset] = gains.get(offset, 0) + count
+            if num_rounds == 0:
+                free_blocks += -(-(request.prompt_tokens + request.output_tokens + spare) // block_size)
+                continue
+            num_rows += 1
+            context_tokens += request.prompt_tokens
+            kept_tokens = request.prompt_tokens + num_rounds + gained
+            heapq.heappush(leaving, (step + num_rounds, request.index, kept_tokens, request))
+        step += 1
+    return step, now_s
