@@ -18,9 +18,9 @@ import lanesim
 ROOT = Path(__file__).parents[1]
 PUBLIC = [name for name in lanesim.__all__ if not isinstance(getattr(lanesim, name), ModuleType)]
 WITH_EXAMPLES = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for package in ("lanesim" / "__init__.py", "sim", "calibrate", "realrun")
-    for path in sorted((ROOT / package).rglob("*.py") if (ROOT / package).is_dir() else [ROOT / package])
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for package in ("lanesim", "sim", "calibrate", "realrun")
+    for path in sorted((ROOT / package).rglob("*.py"))
     if ">>> " in path.read_text()
 ]
 """Modules whose docstrings hold examples."""

@@ -167,7 +167,7 @@ def _limit(found: Highest, share: float) -> str:
         return f"{found.policy}: unbounded; these SLOs hold with every request at once, since none bounds the waiting"
     if found.limit is Limit.THROUGHPUT:
         return f"{found.policy}: as much as it can serve at all; the SLOs hold up to there ({shares})"
-    here = f"at it, over {found.replications} runs, {shares}"
+    here = f"at it, the mean of {found.replications} runs' own, {shares}"
     return f"{found.policy}: beyond it fewer than {100 * share:g} % meet them; {here}"
 
 

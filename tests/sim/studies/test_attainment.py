@@ -149,6 +149,7 @@ def test_a_rate_that_one_replica_only_perhaps_can_serve_takes_two() -> None:
     assert low < 0.95 < high
 
 
+@pytest.mark.slow
 def test_the_recommended_replicas_hold_in_18_of_20_truths_and_are_one_above_the_median_at_most() -> None:
     """Truths are profiles within their errors, drawn one by one. Two replicas just do as given, and in the median."""
     bound_ms = 3.0 * service_s() * 1e3

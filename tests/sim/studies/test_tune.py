@@ -83,6 +83,15 @@ def test_a_table_is_the_answer_only_where_its_gain_is_sure() -> None:
     assert len(unsure.table) == 1
 
 
+def test_one_draw_in_twenty_without_gain_leaves_a_table_sure_and_two_do_not() -> None:
+    """K = 4 beyond 1 in flight has no room in the graphs; not to draft at all would lose a fifth in the mean."""
+    for losing, is_table in ((1, True), (2, False)):
+        at_1 = [[0.9] * losing + [1.6] * (20 - losing), [0.5] * 20]
+        found = answer(scenario(), load(HEAD), grid((1, 64), k0=[[1.0] * 20] * 2, k4=at_1))
+        assert found.gain.is_sure == is_table
+        assert (len(found.table) > 1) == is_table
+
+
 def test_a_table_of_few_draws_is_never_the_answer() -> None:
     nine = [[1.5] * 9, [0.9] * 9]
     found = answer(scenario(), load(HEAD), grid((1, 64), k1=[[1.2] * 9] * 2, k4=nine))
