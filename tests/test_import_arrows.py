@@ -51,8 +51,8 @@ FLOORS = {
         ("check",),
         ("judge",),
         ("production",),
-        ("campaign",),
         ("cli",),
+        ("campaign",),
     ),
     "validation": (
         ("claims", "silicon", "accuracy", "replays", "speed"),

@@ -4,7 +4,7 @@
 Of a log the lines count that vLLM and SGLang print every few seconds. A line is a mean over some seconds. Those that
 begin or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say
 how long prompts and outputs are. A result is one level. What a probe measured is written before anything is fitted on
-it, so that a fit can be had again without the server. Not here: requests one by one (realrun.validate.vllm).
+it, so that a fit can be had again without the server. Not here: requests one by one (calibrate.judge.vllm_requests).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ multiprocessors, and seconds of one step of continuous batching.
 Lanes: prompts wait in a queue of one server; as many requests go round the other lanes as Little's law says; a lane's
 works take what solo curves and neighbours make of them, as often as those are busy (docs/adr/016). Good enough to
 choose shares by, not to be shown: latencies come from runs. Steps are what a run asks often: the `goodput` controller,
-and how an answer moves as its costs are drawn (sim.studies). Not here: which shares there are (partition), runs (run).
+and how an answer moves as its costs are drawn (sim.studies). Not here: which shares there are (lane_shares), runs
+(run).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 
 from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
 from sim.costs.profile_files import load
+from validation.silicon.command import main
 from validation.silicon.judge import (
     BUDGET,
     Cell,
@@ -21,7 +22,6 @@ from validation.silicon.judge import (
     is_marked,
     is_outside,
     kindest,
-    main,
     scenario_of,
     slowest_of,
 )

@@ -2,7 +2,7 @@
 
 A speed-up's sign, the concurrency at which it crosses 1, and the draft length that one would deploy are what a user
 acts on; the regret is what deploying lanesim's choice loses in measured throughput. Not here: simulating anything
-(validation.accuracy.closed_loops, accuracy_served, accuracy_runs), the other words (validation.accuracy.sections).
+(validation.accuracy.closed_loops, gh200, timed_runs), the other words (validation.accuracy.sections).
 """
 
 from __future__ import annotations

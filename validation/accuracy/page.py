@@ -6,8 +6,8 @@
 DATA_FOLDER holds the public data that the report names; none of it is part of this repository. A part that cannot be
 run is reported as such, and the command exits with 1. --peer has another predictor's figures for the H100's cells, by
 id: id, aic_tpot_ms, aic_ttft_ms. The figure of speed-ups lies beside the report. Not here: the parts themselves
-(validation.accuracy.timed_runs, accuracy_cells, accuracy_synchronous, accuracy_served, accuracy_acceptance,
-accuracy_drafting), the matrix (accuracy_matrix).
+(validation.accuracy.timed_runs, closed_loops, synchronous, gh200, acceptance,
+drafting), the matrix (matrix).
 """
 
 from __future__ import annotations

@@ -64,14 +64,13 @@ def claims_command(
             print(f"figures in {plots}: {', '.join(drawn)}")
 
 
-def main() -> int:
+def main(args: Sequence[str] | None = None) -> int:
     """Exit 2 and one line for bad input, as `lanesim` has it."""
     try:
-        claims_command.main(sys.argv[1:], prog_name="python -m validation claims", standalone_mode=False)
+        claims_command.main(args, prog_name="python -m validation claims", standalone_mode=False)
     except (click.ClickException, ValueError, OSError) as error:
-        print(
-            f"claims: {error.format_message() if isinstance(error, click.ClickException) else error}", file=sys.stderr
-        )
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        print(f"claims: {message}", file=sys.stderr)
         return 2
     return 0
 

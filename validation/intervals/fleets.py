@@ -7,7 +7,7 @@ own; a fleet holds in one if over RUNS fresh runs the SLOs are met by the share 
 hold in 18 of 20 truths and be at most one replica above the smallest that holds in the median, that is in half of them.
 `tune`: 90 % intervals of the answer's speed-ups should hold 82 to 96 % of fresh draws pooled over the settings, and the
 regret that is stated be that which the answer has in them.
-Not here: measured cells (accuracy_intervals).
+Not here: measured cells (validation.intervals.speedups).
 """
 
 from __future__ import annotations

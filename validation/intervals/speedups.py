@@ -1,11 +1,11 @@
 """How often the 90 % interval of a speed-up that `tune` states holds the measured one, on cells that no fit saw, and
 what deploying its answer would have lost.
 
-    python -m validation accuracy_intervals DATA [--draws 20] [--workers 2]
+    python -m validation validation.intervals.speedups DATA [--draws 20] [--workers 2]
 
 The acceptance is told as an operator has it: once, at the longest draft that was logged, over all concurrencies; for
 shorter ones it is carried. Everything else is the shipped profile and engine. DATA as in `make accuracy-public`.
-Not here: speed-ups with the acceptance of each cell (validation.accuracy.gh200, accuracy_cells).
+Not here: speed-ups with the acceptance of each cell (validation.accuracy.gh200, validation.accuracy.closed_loops).
 """
 
 from __future__ import annotations

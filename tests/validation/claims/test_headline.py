@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.cli.main import run
+from validation.claims.command import main
 from validation.claims.headline import judge
 from validation.claims.ledger import Row, Verdict, read_section
 from validation.claims.prototype import Harness
@@ -63,7 +63,7 @@ def test_the_command_writes_rows_with_these_keys_and_prints_the_sentences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "claims.json"
-    assert run(["claims", "--section", "c", "--draws", "2", "--workers", "1", "--json", str(path)]) == 0
+    assert main(["--section", "c", "--draws", "2", "--workers", "1", "--json", str(path)]) == 0
     found = json.loads(path.read_text())["rows"]
     assert {"id", "section", "claimed", "simulated", "interval", "verdict", "why"} <= set(found[0])
     assert [row["id"] for row in found] == [claim.id for claim in read_section("C").claims]
@@ -71,5 +71,5 @@ def test_the_command_writes_rows_with_these_keys_and_prints_the_sentences(
 
 
 def test_an_unknown_section_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["claims", "--section", "K"]) == 2
+    assert main(["--section", "K"]) == 2
     assert "unknown section 'K'" in capsys.readouterr().err
