@@ -41,8 +41,8 @@ class Outcome:
 
     @property
     def first_failure(self) -> str:
-        """The test that failed, or the file that could not be imported; empty where neither is named."""
-        named = re.search(r"^(?:FAILED|ERROR) (\S+)", self.output, re.MULTILINE)
+        """The test that failed, without its parameters, or the file that could not be imported; empty without either."""
+        named = re.search(r"^(?:FAILED|ERROR) ([^\s\[]+)", self.output, re.MULTILINE)
         return named[1] if named else ""
 
 

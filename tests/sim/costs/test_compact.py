@@ -6,7 +6,7 @@ import warnings
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.forms.build import build_costs
@@ -208,7 +208,6 @@ def test_captured_sizes_are_those_of_vllm() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::sim.costs.works.OutsideProfileWarning")
-@settings(max_examples=60, deadline=None)
 @given(rows=st.integers(1, 300), context=st.integers(0, 200_000), more=st.integers(1, 5000))
 def test_more_rows_or_more_context_never_cost_less(rows: int, context: int, more: int) -> None:
     for costs in (REAL, A100):
@@ -217,7 +216,6 @@ def test_more_rows_or_more_context_never_cost_less(rows: int, context: int, more
         assert costs.cost(decode(rows + 1, context)).device_s >= base * (1 - 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(tokens=st.integers(1, 8000), history=st.integers(0, 8000), more=st.integers(1, 300))
 def test_a_longer_chunk_never_costs_less(tokens: int, history: int, more: int) -> None:
     for costs in (REAL, A100):
@@ -229,7 +227,6 @@ def test_a_longer_chunk_never_costs_less(tokens: int, history: int, more: int) -
         assert later >= base * (1 - 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
 @given(factor=st.floats(1.0, 4.0), rows=st.integers(1, 64), draft_tokens=st.integers(0, 7), chunk=st.integers(1, 2048))
 def test_more_bandwidth_never_slows_a_lone_pass(factor: float, rows: int, draft_tokens: int, chunk: int) -> None:
     profile = load("a100-sxm/llama-2-7b+tinyllama-1.1b")
