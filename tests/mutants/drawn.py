@@ -4,8 +4,8 @@ Each is one change of one line of `sim`, `calibrate`, `realrun` or `lanesim.py`:
 negated, a result that is None, `min` for `max`, a call left out. A room is drawn first, then a line of it, then a
 change of that line, all uniformly, so that a large room counts no more than a small one. The seed is the commit, so
 that every commit draws anew and anybody draws the same. What runs is what belongs to the module: the test files that
-import it, its room's tests, and the examples of its docstrings, those marked slow left out; it is killed where they fail or,
-unlike without it, take more than MAX_CPU_S. Not here: the committed lists (tests.mutants).
+import it, its room's tests, and the examples of its docstrings, those marked slow left out. A mutant is killed where they fail
+or, unlike without it, take more than MAX_CPU_S. Not here: the committed lists (tests.mutants).
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def tests_of(module: str) -> list[str]:
 
 
 def judge(copy: Path, change: Change) -> str:
-    """`killed`, `survived`, `no tests`; `undecided` where the tests fail, or take longer than the limit, without it too."""
+    """`killed`, `survived`, `no tests`; `undecided` where the tests fail or take too long without it too."""
     tests = tests_of(change.module)
     if not tests:
         return "no tests"

@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def first_failure(self) -> str:
-        """The test that failed, without its parameters, or the file that could not be imported; empty without either."""
+        """The test that failed, without its parameters, or the file that could not be imported; else empty."""
         named = re.search(r"^(?:FAILED|ERROR) ([^\s\[]+)", self.output, re.MULTILINE)
         return named[1] if named else ""
 
