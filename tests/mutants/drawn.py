@@ -3,9 +3,9 @@
 Each is one change of one line of `sim`, `calibrate`, `realrun` or `lanesim.py`: an operator, a constant, a condition
 negated, a result that is None, `min` for `max`, a call left out. A room is drawn first, then a line of it, then a
 change of that line, all uniformly, so that a large room counts no more than a small one. The seed is the commit, so
-that every commit draws anew and anybody draws the same. What runs is what belongs to the module: the test files that
-import it, its room's tests, and the examples of its docstrings, those marked slow left out. A mutant is killed where they fail
-or, unlike without it, take more than MAX_CPU_S. Not here: the committed lists (tests.mutants).
+that every commit draws anew and anybody draws the same. What runs is what belongs to the module: the test files
+that import it, its room's tests, and the examples of its docstrings, those marked slow left out. A mutant is killed
+where they fail or, unlike without it, take more than MAX_CPU_S. Not here: the committed lists (tests.mutants).
 """
 
 from __future__ import annotations
