@@ -13,6 +13,8 @@ from sim.costs.forms.build import build_costs
 from sim.costs.forms.compact import CompactCosts, CompactPasses
 from sim.costs.kernels import (
     BLOCK_QUERIES,
+    REFERENCE_DEPTH,
+    Charged,
     DecodeAttention,
     Elementwise,
     Gemm,
@@ -20,6 +22,7 @@ from sim.costs.kernels import (
     Measured,
     PrefillAttention,
     VerifyAttention,
+    gemm_s,
 )
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -382,3 +385,13 @@ def test_the_gap_between_works_is_device_time_of_every_pass() -> None:
     with_gap, without = CompactCosts(msgspec.structs.replace(PLAIN, host=host)), CompactCosts(PLAIN)
     for work in (decode(3, 57), verify(2, 2, 54)):
         assert with_gap.cost(work).device_s - without.cost(work).device_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0, 3.0])
+def test_the_serial_loop_of_a_gemm_grows_with_its_depth(share: float) -> None:
+    """`depth_s` holds for REFERENCE_DEPTH."""
+    constants = plain(load("h100-sxm/llama-2-7b")).compact.gemm
+    looped = msgspec.structs.replace(constants, depth_s=7.0)
+    shape = {"charged": Charged(1.0, 1.0, 1.0), "columns": 1.0, "depth": share * REFERENCE_DEPTH, "dtype_bytes": 2.0}
+    bare_s, looped_s = (gemm_s(each, 1.0, 1.0, **shape) for each in (constants, looped))
+    assert looped_s - bare_s == pytest.approx(7.0 * share)

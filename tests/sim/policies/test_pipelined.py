@@ -53,6 +53,12 @@ def test_the_next_window_is_drafted_while_the_last_one_is_checked() -> None:
     assert (only.num_rounds, only.drafted_tokens, only.accepted_tokens, only.last_token_s) == (2, 6, 6, 35.0)
 
 
+def test_a_draft_attends_to_the_window_that_is_being_checked() -> None:
+    """10 tokens of prompt; then one more is known, and three of its window are under way; then four more each."""
+    drafts = [ticket.work for ticket in run(9).tickets if ticket.work.kind is Kind.DRAFT]
+    assert [work.context_tokens for work in drafts] == [10, 11 + 3, 15 + 3]
+
+
 def test_after_a_rejection_the_target_goes_on_alone_one_token_a_step() -> None:
     found = run(6, luck=NeverAccept())
     checks = [ticket for ticket in found.tickets if ticket.work.kind is Kind.VERIFY]
