@@ -1,6 +1,6 @@
 """Tests marked nightly run only where `-m nightly` asks for them; how many examples properties are given.
 
-Properties take the profile `ci`, or `--hypothesis-profile=nightly`; tests.properties has multiples of either.
+Properties take the profile `ci`, or that of `--hypothesis-profile`; tests.properties has multiples of it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-EXAMPLES = {"ci": 40, "nightly": 400}
+EXAMPLES = {"fast": 10, "ci": 40, "nightly": 400}
 
 for name, max_examples in EXAMPLES.items():
     # No deadline: an example's time is the machine's, and says nothing of the property.

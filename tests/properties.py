@@ -9,4 +9,4 @@ from hypothesis import settings
 
 def examples(factor: float, **more: Any) -> settings:
     """`factor` times as many as the profile says: above 1 where a failure is rare, below 1 where an example is slow."""
-    return settings(max_examples=round(factor * settings.default.max_examples), **more)  # type: ignore[union-attr]
+    return settings(max_examples=max(1, round(factor * settings.default.max_examples)), **more)  # type: ignore[union-attr]

@@ -45,7 +45,7 @@ def test_the_highest_rate_is_that_of_m_d_1_within_its_interval() -> None:
     twenty."""
     service = service_s()
     bound_s = 5.0 * service
-    scenario = lone_server(num_prompts=1200, **{"goodput.ttft_ms": bound_s * 1e3})
+    scenario = lone_server(num_prompts=600, **{"goodput.ttft_ms": bound_s * 1e3})
     found = highest_load(scenario, load(PROFILE), workers=1).highest[0]
     low, high = 0.01 / service, 0.999 / service
     for _ in range(50):
