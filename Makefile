@@ -2,8 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PAIR := llama-2-7b+tinyllama-1.1b
+FAST := acceptance costs devices engine files hosts metrics policies seam workload
+# As many processes as there are cores, up to four. Neighbours run in one process, so that files share what they build.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-real mutation gpu notebooks accuracy accuracy-public check format clean claims
+.PHONY: demo test test-fast test-real mutation mutation-drawn gpu notebooks accuracy accuracy-public check format clean claims
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -14,14 +17,20 @@ demo-%: .venv/.demo
 	$(BIN)/lanesim compare sim/scenarios/demo.yaml --profile $*-sxm/$(PAIR) --out results/demo-$* --plots --overwrite
 
 test: .venv/.dev                 ## the whole suite
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-fast: .venv/.dev            ## half a minute: pure rules, properties on few examples; no files, figures or processes
+	$(PYTEST) -m "not slow" --hypothesis-profile=fast $(addprefix tests/sim/,$(FAST))
 
 test-real: .venv/.real           ## the real-hardware backend's tests; installs torch (pinned) first
 	# The rest of tests/calibrate needs no torch: `make test` runs it.
-	$(BIN)/python -m pytest tests/realrun $(addprefix tests/calibrate/,campaign cli corun hardware measure points service)
+	$(PYTEST) tests/realrun $(addprefix tests/calibrate/,campaign cli corun hardware measure points service)
 
 mutation: .venv/.dev             ## how many of the committed mutants the tests kill, into docs/testing.md
 	$(BIN)/python -m tests.mutants
+
+mutation-drawn: .venv/.dev       ## mutants drawn over every room with the commit as seed: how many the tests kill
+	$(BIN)/python -m tests.mutants drawn --count $(or $(COUNT),120)
 
 gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (docs/gpu.md); goes on where it was stopped
 	.venv-gpu/bin/python -m calibrate.campaign results/campaign --device cuda

@@ -1,8 +1,19 @@
-"""Tests marked nightly run only where `-m nightly` asks for them."""
+"""Tests marked nightly run only where `-m nightly` asks for them; how many examples properties are given.
+
+Properties take the profile `ci`, or that of `--hypothesis-profile`; tests.properties has multiples of it.
+"""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+EXAMPLES = {"fast": 10, "ci": 40, "nightly": 400}
+
+for name, max_examples in EXAMPLES.items():
+    # No deadline: an example's time is the machine's, and says nothing of the property.
+    settings.register_profile(name, max_examples=max_examples, deadline=None, print_blob=True)
+settings.load_profile("ci")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from sim.cli.main import run
 from tests.attack.mutations import damaged
 from tests.attack.samples import Sample, filled, samples
+from tests.properties import examples
 
 FORMATS = (
     *("scenario", "grid", "profile", "engine", "config", "points", "trace azure", "trace mooncake", "trace csv"),
@@ -101,7 +102,7 @@ def test_the_sound_file_is_sound(kind: str, made: dict[str, Sample]) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@examples(0.3, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(rng=st.randoms(use_true_random=False))
 def test_a_damaged_file_is_one_line(kind: str, made: dict[str, Sample], rng: random.Random) -> None:
     sample = made[kind]

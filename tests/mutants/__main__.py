@@ -1,80 +1,38 @@
 """`python -m tests.mutants [MODULE ...]` (or `make mutation`): how many mutants the tests kill, into docs/testing.md.
 
 Each mutant is applied in a scratch copy of the tree, never in the working tree, and the tests of its module run there.
-It is killed where they fail or take more than MOST_CPU_S. With names only modules that contain one of them run, and
-the other rows of the table stay. Not here: the lists (tests.mutants, *.toml).
+It is killed where they fail or take more than MAX_CPU_S. With names only modules that contain one of them run, and
+the other rows of the table stay. `python -m tests.mutants drawn` runs mutants drawn over all rooms instead. Not here:
+the lists (tests.mutants, *.toml), drawing (tests.mutants.drawn) and running (tests.mutants.scratch).
 """
 
 from __future__ import annotations
 
-import compileall
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TypeVar
 
-from tests.mutants import ROOT, Mutant, Target, targets
+from tests.mutants import ROOT, Mutant, Target, drawn, targets
+from tests.mutants.scratch import PASSED, TOO_LONG, Outcome, copies, run_tests
 
 WORKERS = 2
-MOST_CPU_S, MOST_CPU_ALONE_S, MOST_S = 60, 20, 900
-"""Of processor time, with a mutant and without; by the clock, which a busy machine stretches."""
-PASSED, FAILED, BROKEN, TOO_LONG = 0, 1, 2, -1
-"""pytest's exit codes (broken: a test file could not even be imported), and ours."""
-LIMITED = ("sh", "-c", 'ulimit -t "$0"; exec "$@"')
-PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--tb=line")
-LEFT_OUT = (".git", ".venv", "results", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis", "__pycache__")
+MAX_CPU_S, MAX_CPU_ALONE_S = 60, 20
+"""Of processor time, with a mutant and without."""
 PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- killed: begin -->", "<!-- killed: end -->"
-T = TypeVar("T")
 HEADINGS = ("module", "mutants", "equivalent", "killed", "share")
-
-
-def copy_tree(folder: Path) -> Path:
-    """The working tree in `folder`, compiled once, so that the runs start as quickly as they do here."""
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    compileall.compile_dir(folder, quiet=2)
-    return folder
-
-
-def run_tests(copy: Path, target: Target, text: str, most_cpu_s: int = MOST_CPU_S) -> int:
-    """The exit code of the module's tests with `text` in its place.
-
-    Byte code is told from source by time and size, and a mutant may have both: the module has none.
-    """
-    path = copy / target.module
-    original = path.read_text()
-    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-        compiled.unlink()
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    path.write_text(text)
-    try:
-        command = [*LIMITED, str(most_cpu_s), *PYTEST, *target.tests]
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=MOST_S, check=False)
-    except subprocess.TimeoutExpired:
-        return TOO_LONG
-    finally:
-        path.write_text(original)
-        shutil.rmtree(copy / ".hypothesis", ignore_errors=True)
-    if done.returncode < 0:
-        return TOO_LONG
-    if done.returncode not in (PASSED, FAILED, BROKEN):
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stdout.decode()[-400:]}")
-    return done.returncode
 
 
 def check_tests(copy: Path, target: Target) -> None:
     """Raise RuntimeError unless the module's tests pass here well within the time, and fail where it is not there."""
-    code = run_tests(copy, target, (copy / target.module).read_text(), MOST_CPU_ALONE_S)
+    text = (copy / target.module).read_text()
+    code = run_tests(copy, target.module, target.tests, text, MAX_CPU_ALONE_S).code
     if code != PASSED:
-        how = f"take over {MOST_CPU_ALONE_S} s" if code == TOO_LONG else "fail"
+        how = f"take over {MAX_CPU_ALONE_S} s" if code == TOO_LONG else "fail"
         raise RuntimeError(f"{target.module}: its tests {how} without any mutant")
-    if run_tests(copy, target, "raise ImportError('no such module')\n") == PASSED:
+    absent = run_tests(copy, target.module, target.tests, "raise ImportError('no such module')\n", MAX_CPU_S)
+    if absent.code == PASSED:
         raise RuntimeError(f"{target.module}: {', '.join(target.tests)} never import it")
 
 
@@ -82,28 +40,20 @@ def survivors(chosen: Sequence[Target]) -> dict[str, list[Mutant]]:
     """By module, the mutants that its tests do not notice; told as they are found."""
     found: dict[str, list[Mutant]] = {target.module: [] for target in chosen}
     jobs = [(target, mutant) for target in chosen for mutant in target.mutants if mutant.equivalent is None]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for worker in range(WORKERS):
-            copies.put(copy_tree(Path(folder) / str(worker)))
+    with copies(WORKERS) as in_a_copy, ThreadPoolExecutor(WORKERS) as pool:
 
-        def in_a_copy(run: Callable[[Path], T]) -> T:
-            copy = copies.get()
-            try:
-                return run(copy)
-            finally:
-                copies.put(copy)
-
-        def apply(job: tuple[Target, Mutant]) -> int:
+        def apply(job: tuple[Target, Mutant]) -> Outcome:
             target, mutant = job
-            return in_a_copy(lambda copy: run_tests(copy, target, target.mutated(mutant, copy)))
+            return in_a_copy(
+                lambda copy: run_tests(copy, target.module, target.tests, target.mutated(mutant, copy), MAX_CPU_S)
+            )
 
         list(pool.map(lambda target: in_a_copy(lambda copy: check_tests(copy, target)), chosen))
-        for (target, mutant), code in zip(jobs, pool.map(apply, jobs), strict=True):
-            if code == PASSED:
+        for (target, mutant), outcome in zip(jobs, pool.map(apply, jobs), strict=True):
+            if outcome.code == PASSED:
                 found[target.module].append(mutant)
-            if code in (PASSED, TOO_LONG):
-                how = "survived" if code == PASSED else f"over {MOST_CPU_S} s, killed"
+            if outcome.code in (PASSED, TOO_LONG):
+                how = "survived" if outcome.code == PASSED else f"over {MAX_CPU_S} s, killed"
                 print(f"{how}: {target.module}: {mutant.note}\n  - {mutant.old}\n  + {mutant.new}", flush=True)
     return found
 
@@ -125,6 +75,9 @@ def read_rows(block: str) -> dict[str, tuple[int, int, int]]:
 
 
 def main(names: Sequence[str]) -> None:
+    if names[:1] == ["drawn"]:
+        drawn.main(names[1:])
+        return
     everything = targets()
     chosen = [target for target in everything if not names or any(name in target.module for name in names)]
     if not chosen:

@@ -29,6 +29,8 @@ from tests.calibrate.cli.test_commands import ROOT, calibrate, refusal
 from tests.calibrate.hardware.test_models import write_config
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+MEASURED_AGAIN = 3
+"""Lines of a points file that are taken away: the rest of it is there already."""
 RUN = "import sys; from calibrate.cli.main import calibrate_command; calibrate_command(sys.argv[1:])"
 
 
@@ -133,10 +135,13 @@ def test_too_few_points_for_a_table_that_nobody_asked_for_make_a_compact_profile
         raise TooFewPoints("too few points for a table of the draft: raise --budget")
 
     written: list[bytes] = []
+    points = (folder / "p.points.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "p.points.jsonl").write_text("".join(points[:-MEASURED_AGAIN]))
     monkeypatch.setattr("calibrate.fit.measured_profile.with_tables", refuse)
     calibrate(*flags(folder, "--out", tmp_path / "p.json"))
     assert "this profile is compact: too few points" in capsys.readouterr().err
     assert written == [(tmp_path / "p.points.jsonl").read_bytes()]
+    assert written[0].count(b"\n") == len(points)
     assert not isinstance(build_costs(load(tmp_path / "p.json")), TableCosts)
     assert "too few points" in refusal(*flags(folder, "--out", tmp_path / "p.json", "--form", "table"))
 
@@ -199,7 +204,7 @@ def test_real_weights_from_a_directory_are_those_that_run(weights: Path) -> None
 @pytest.mark.slow
 def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_path: Path) -> None:
     given = ("--device", "cpu", "--target", weights, "--rows", 2, "--context", 256, "--budget", 6)
-    calibrate("measure", *given, "--out", tmp_path / "p.json")
+    calibrate("measure", "--no-serving", *given, "--out", tmp_path / "p.json")
     profile = load(tmp_path / "p.json")
     assert profile.name == "cpu/tiny-llama-on-disk"
     assert "of real weights" in profile.source

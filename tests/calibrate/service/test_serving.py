@@ -72,6 +72,7 @@ def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> Served
     return dataclasses.replace(BUSY, works=works, submitted=submitted, **about)
 
 
+@pytest.mark.slow
 def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on() -> None:
     profile = load("cpu/tiny")
     assert profile.draft is not None

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from realrun.host.gpuhost import GpuHost
@@ -22,6 +22,7 @@ from realrun.model.weights import tied_pair
 from sim.interface.work import Model
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
+from tests.properties import examples
 from tests.realrun.support import StandsForAll, greedy_text, tiny_model, tiny_options
 from tests.sim.support import request, serve
 
@@ -30,7 +31,7 @@ BUCKETS = st.lists(st.integers(1, SLOTS), unique=True, max_size=3).map(lambda fo
 
 
 @given(data=st.data(), buckets=BUCKETS)
-@settings(max_examples=200, deadline=None)
+@examples(4)
 def test_every_pass_fits_the_buffers_and_every_captured_shape_is_listed(data: Any, buckets: tuple[int, ...]) -> None:
     """Slots decode with drafts of any length, or prefill, or do nothing."""
     options = tiny_options(slots=SLOTS, batch_buckets=buckets, draft_tokens_max=4)
@@ -78,7 +79,7 @@ REPLAYED = [name for name in POLICIES if not find_policy(name).drafts_ahead]
     lengths=st.lists(st.tuples(st.integers(2, 20), st.integers(1, 9)), min_size=2, max_size=SLOTS),
     draft_tokens=st.integers(1, 4),
 )
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@examples(0.1, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_policy_emits_another_text_when_its_rows_are_padded(
     policy: str, buckets: tuple[int, ...], lengths: list[tuple[int, int]], draft_tokens: int
 ) -> None:

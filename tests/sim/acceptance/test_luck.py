@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.acceptance.forms import Acceptance, IidAcceptance, TapeAcceptance, parse_acceptance
@@ -51,7 +51,6 @@ def test_a_longer_draft_only_adds_to_the_run(
     st.lists(st.tuples(st.integers(0, 200), st.integers(1, 600), st.integers(1, 20)), min_size=1),
     st.randoms(),
 )
-@settings(max_examples=40, deadline=None)
 def test_the_order_of_questions_changes_no_answer(
     acceptance: Acceptance, seed: int, questions: list[tuple[int, int, int]], random: Random
 ) -> None:
@@ -69,7 +68,6 @@ def test_the_order_of_questions_changes_no_answer(
     st.integers(1, 9),
     st.randoms(),
 )
-@settings(max_examples=60, deadline=None)
 def test_prepared_rounds_equal_one_question_at_a_time(
     acceptance: Acceptance, seed: int, outputs: list[int], first: int, draft_tokens: int, random: Random
 ) -> None:
@@ -90,7 +88,6 @@ def test_prepared_rounds_equal_one_question_at_a_time(
 
 
 @given(models, seeds, st.integers(1, 300), st.integers(1, 300), st.integers(0, 9))
-@settings(max_examples=40, deadline=None)
 def test_rounds_asked_without_preparation_or_midway_are_the_same(
     acceptance: Acceptance, seed: int, emitted: int, output: int, draft_tokens: int
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import lanesim
@@ -27,6 +27,7 @@ from sim.acceptance.quoted import (
     split_normal,
 )
 from sim.cli.options import FLAGS
+from tests.properties import examples
 
 PAGE = Path(__file__).parents[3] / "docs" / "acceptance.md"
 SEVEN = range(1, 8)
@@ -192,7 +193,7 @@ def test_a_split_normal_has_its_mode_at_zero_and_a_scale_on_each_side() -> None:
 
 
 @given(st.one_of(measured_lengths(), measured_rates()), seeds)
-@settings(max_examples=20, deadline=None)
+@examples(0.5)
 def test_the_range_by_draft_length_rises_with_it(quoted: MeasuredLength | MeasuredRates, seed: int) -> None:
     found = lengths_by_k(quoted, SEVEN, 21, np.random.default_rng(seed))
     assert [at.k for at in found] == list(SEVEN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.acceptance.forms import parse_acceptance, parse_quoted
@@ -15,7 +15,6 @@ from sim.acceptance.spread import SpreadAcceptance
 RATES = (0.54, 0.33, 0.21)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=7), st.floats(0.0, 3.0))
 def test_the_rates_are_what_was_given_whatever_the_spread(chances: list[float], spread: float) -> None:
     rates = tuple(np.cumprod(chances).tolist())

@@ -200,7 +200,9 @@ def test_ctrl_c_leaves_nothing_that_reads_as_complete(tmp_path: Path) -> None:
         *compare("--policy", "pdv", "--num-prompts", "20000", "--out", str(out)),
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    time.sleep(2.0)
+    deadline_s = time.monotonic() + 60.0
+    while not list(tmp_path.rglob("rows")) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130

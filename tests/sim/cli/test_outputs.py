@@ -128,27 +128,42 @@ def test_a_second_process_is_refused_before_the_work(flag: str, tmp_path: Path) 
 
 
 DIES = """
-import os, sys
-count, allowed, folder = 0, int(sys.argv[1]), sys.argv[2]
+import ctypes, os, sys
+from pathlib import Path
+import filelock
+from sim.files import write
 EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "shutil.rmtree"}
-def kill(event, args):
-    global count
-    is_write = event == "open" and isinstance(args[0], (str, bytes)) and args[2] & (os.O_WRONLY | os.O_RDWR)
-    if (is_write or event in EVENTS) and folder in os.fsdecode(args[0]):
-        count += 1
-        if count > allowed:
-            os._exit(9)
+def copy_that_dies(allowed, folder):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    count = 0
+    def kill(event, args):
+        nonlocal count
+        is_write = event == "open" and isinstance(args[0], (str, bytes)) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if (is_write or event in EVENTS) and folder in os.fsdecode(args[0]):
+            count += 1
+            if count > allowed:
+                os._exit(9)
+    sys.addaudithook(kill)
+    code = 1
+    try:
+        write_into(Path(folder))
+        code = 0
+    finally:
+        os._exit(code)
 """
+"""Copies of one process, each of which ends before one of its file operations."""
+MAX_OPERATIONS = 40
 WRITES = {
-    "file": "from sim.files.write import write_text\nsys.addaudithook(kill)\nwrite_text(Path(folder) / 'x', 'new')",
-    "folder": "from sim.files.write import new_folder\nimport ctypes, filelock\nsys.addaudithook(kill)\n"
-    "with new_folder(Path(folder) / 'x', keeps=lambda name: name == 'mine') as scratch:\n"
-    "    (scratch / 'a').write_text('new'); (scratch / 'b').write_text('new')",
-    "folder without exchange": "from sim.files import write\nimport filelock\nsys.addaudithook(kill)\n"
-    "write._exchanged = lambda *_: False\n"
-    "with write.new_folder(Path(folder) / 'x', keeps=lambda name: name == 'mine') as scratch:\n"
-    "    (scratch / 'a').write_text('new'); (scratch / 'b').write_text('new')",
+    "file": "def write_into(folder): write.write_text(folder / 'x', 'new')",
+    "folder": """
+def write_into(folder):
+    with write.new_folder(folder / 'x', keeps=lambda name: name == 'mine') as scratch:
+        (scratch / 'a').write_text('new'); (scratch / 'b').write_text('new')
+""",
 }
+WRITES["folder without exchange"] = WRITES["folder"] + "write._exchanged = lambda *_: False"
 
 
 def old_set(folder: Path, kind: str) -> None:
@@ -171,37 +186,40 @@ def state(folder: Path) -> dict[str, str]:
 def test_a_writer_killed_before_any_of_its_file_operations_leaves_the_old_set_or_the_new_one(
     kind: str, tmp_path: Path
 ) -> None:
-    """One process per operation; the next writer then sweeps what it left, or puts back what it had moved."""
-    code = f"from pathlib import Path\n{DIES}\n{WRITES[kind]}"
+    """The next writer then sweeps what it left, or puts back what it had moved."""
     fine = [{"x": "old"}, {"x": "new"}]
     if kind != "file":
         fine = [{"x/a": age, "x/b": age, "x/mine": "old"} for age in ("old", "new")]
-    died: list[int] = []
-    for allowed in range(40):
-        folder = tmp_path / str(allowed)
+    folders = [tmp_path / f"{allowed:02}" for allowed in range(MAX_OPERATIONS)]
+    for folder in folders:
         folder.mkdir()
         old_set(folder, kind)
-        done = _run(code, allowed, folder)
+    died = exit_codes(kind, [(allowed, folder) for allowed, folder in enumerate(folders)])
+    for allowed, folder in enumerate(folders):
         found = state(folder)
         if kind == "folder without exchange" and found == {"x": ""}:
             moved = everything(folder)
             found = {f"x/{Path(name).name}": text for name, text in moved.items() if Path(name).parts[1:2] == ("old",)}
         assert found in fine, allowed
-        assert _run(code, 1000, folder) == 0
-        assert everything(folder) == fine[1]
-        if done == 0:
-            break
-        died.append(done)
-    assert len(died) >= 4
-    assert set(died) == {9}
+    assert set(exit_codes(kind, [(1000, folder) for folder in folders])) == {0}
+    assert [everything(folder) for folder in folders] == [fine[1]] * MAX_OPERATIONS
+    num_died = died.count(9)
+    assert num_died >= 4
+    assert died == [9] * num_died + [0] * (MAX_OPERATIONS - num_died)
+    assert num_died < MAX_OPERATIONS
 
 
 def everything(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def _run(code: str, allowed: int, folder: Path) -> int:
-    return subprocess.run([sys.executable, "-c", code, str(allowed), str(folder)], check=False).returncode
+def exit_codes(kind: str, deaths: list[tuple[int, Path]]) -> list[int]:
+    """Of one copy for each number of operations that it is allowed, and folder."""
+    told = "\nprint(*(copy_that_dies(int(n), folder) for n, folder in zip(sys.argv[1::2], sys.argv[2::2])))"
+    arguments = [str(argument) for death in deaths for argument in death]
+    command = [sys.executable, "-c", f"{DIES}\n{WRITES[kind]}{told}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [int(code) for code in done.stdout.split()]
 
 
 def test_a_full_disk_names_the_file_and_leaves_the_old_results(

@@ -16,6 +16,14 @@ from sim.devices.contention import Regime
 from sim.metrics.load import SHORT_RUN_ERROR, Verdict
 from sim.report.tables import notes
 from sim.run.scenario import Scenario
+from sim.experiment.capacity import capacity, capacity_floor, peak_in_flight
+from sim.experiment.compare import Comparison, Order, compare
+from sim.experiment.points import Point, run_points
+from sim.experiment.scenario import Scenario
+from sim.experiment.steady import load_of, settle
+from sim.metrics.load import SHORT_RUN_ERROR, Verdict
+from sim.report.tables import notes
+from sim.seam.request import Request
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 ALONE = "h100-sxm/llama-2-7b"
@@ -142,6 +150,28 @@ def test_a_closed_loop_left_open_gives_every_slot_twenty_completions() -> None:
         profile=PAIR, policy="continuous", input_len=64, output_len=16, request_rate=inf, max_concurrency=64
     )
     assert settle(scenario, load(PAIR))[1].num_prompts == 20 * 64
+
+
+def test_no_more_than_a_tenth_is_left_out_of_a_length_left_open() -> None:
+    """M/D/1 at 70 %, a seed that begins with a long busy period: MSER-5 would leave out 290 requests of 1,000."""
+    rate, _ = capacity(one_at_a_time(), "autoregressive", load(ALONE))
+    _, length = settle(one_at_a_time(request_rate=0.7 * rate, seed=1), load(ALONE))
+    assert (length.num_prompts, length.num_warmups) == (1000, 100)
+
+
+def test_a_second_pilot_makes_no_run_shorter_than_the_first_one_asked_for() -> None:
+    """With this seed the pilot of 1,000 requests asks for 1,400, and the one of 1,400 for 1,300."""
+    asked: dict[str, Any] = {"profile": ALONE, "policy": "autoregressive", "dataset_name": "azure-conv"}
+    _, length = settle(Scenario.of(**asked, num_speculative_tokens=0, request_rate=8, seed=5), load(ALONE))
+    assert length.num_prompts == 1400
+
+
+def test_requests_in_flight_are_counted_in_order_of_time() -> None:
+    """Four, two of them at once; what ends when the next begins is not in flight with it."""
+    served = [Request(i, str(i), arrival_s=0.0, prompt_tokens=1, output_tokens=1) for i in range(4)]
+    for request, (start_s, end_s) in zip(served, [(6.0, 9.0), (0.0, 2.0), (2.0, 5.0), (4.0, 6.0)], strict=True):
+        request.scheduled_s, request.last_token_s = start_s, end_s
+    assert peak_in_flight(served) == 2
 
 
 def test_a_given_length_is_obeyed_and_called_a_transient_where_it_is_one() -> None:

@@ -6,7 +6,7 @@ import warnings
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.extrapolation import OutsideProfileWarning
@@ -14,6 +14,8 @@ from sim.costs.forms.build import build_costs
 from sim.costs.forms.compact import CompactCosts, CompactPasses
 from sim.costs.kernels import (
     BLOCK_QUERIES,
+    REFERENCE_DEPTH,
+    Charged,
     DecodeAttention,
     Elementwise,
     Gemm,
@@ -21,6 +23,7 @@ from sim.costs.kernels import (
     Measured,
     PrefillAttention,
     VerifyAttention,
+    gemm_s,
 )
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -209,7 +212,6 @@ def test_captured_sizes_are_those_of_vllm() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::sim.costs.extrapolation.OutsideProfileWarning")
-@settings(max_examples=60, deadline=None)
 @given(rows=st.integers(1, 300), context=st.integers(0, 200_000), more=st.integers(1, 5000))
 def test_more_rows_or_more_context_never_cost_less(rows: int, context: int, more: int) -> None:
     for costs in (REAL, A100):
@@ -218,7 +220,6 @@ def test_more_rows_or_more_context_never_cost_less(rows: int, context: int, more
         assert costs.cost(decode(rows + 1, context)).device_s >= base * (1 - 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(tokens=st.integers(1, 8000), history=st.integers(0, 8000), more=st.integers(1, 300))
 def test_a_longer_chunk_never_costs_less(tokens: int, history: int, more: int) -> None:
     for costs in (REAL, A100):
@@ -230,7 +231,6 @@ def test_a_longer_chunk_never_costs_less(tokens: int, history: int, more: int) -
         assert later >= base * (1 - 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
 @given(factor=st.floats(1.0, 4.0), rows=st.integers(1, 64), draft_tokens=st.integers(0, 7), chunk=st.integers(1, 2048))
 def test_more_bandwidth_never_slows_a_lone_pass(factor: float, rows: int, draft_tokens: int, chunk: int) -> None:
     profile = load("a100-sxm/llama-2-7b+tinyllama-1.1b")
@@ -386,3 +386,13 @@ def test_the_gap_between_works_is_device_time_of_every_pass() -> None:
     with_gap, without = CompactCosts(msgspec.structs.replace(PLAIN, host=host)), CompactCosts(PLAIN)
     for work in (decode(3, 57), verify(2, 2, 54)):
         assert with_gap.cost(work).device_s - without.cost(work).device_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0, 3.0])
+def test_the_serial_loop_of_a_gemm_grows_with_its_depth(share: float) -> None:
+    """`depth_s` holds for REFERENCE_DEPTH."""
+    constants = plain(load("h100-sxm/llama-2-7b")).compact.gemm
+    looped = msgspec.structs.replace(constants, depth_s=7.0)
+    shape = {"charged": Charged(1.0, 1.0, 1.0), "columns": 1.0, "depth": share * REFERENCE_DEPTH, "dtype_bytes": 2.0}
+    bare_s, looped_s = (gemm_s(each, 1.0, 1.0, **shape) for each in (constants, looped))
+    assert looped_s - bare_s == pytest.approx(7.0 * share)

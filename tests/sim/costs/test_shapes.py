@@ -84,3 +84,8 @@ def test_apertus_and_its_head_have_the_published_sizes() -> None:
     assert head.params - head.vocab * head.hidden == 293_601_280
     assert head.vocab == 131072
     assert eagle3_head(model("llama-3.1-8b")).vocab == 32000
+
+
+def test_a_width_that_devices_do_not_divide_leaves_whole_columns() -> None:
+    assert shape(intermediate=17).gemms(2)[2:] == ((16, 8), (8, 8))
+    assert shape(intermediate=17, is_gated=False).mlp_gemms(17, 4) == ((4, 8), (8, 4))

@@ -6,7 +6,7 @@ import warnings
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.extrapolation import WORDS, OutsideProfileWarning
@@ -148,7 +148,6 @@ def test_the_fast_path_of_rows_agrees_with_the_general_sum_of_a_pass() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::sim.costs.extrapolation.OutsideProfileWarning")
-@settings(max_examples=80, deadline=None)
 @given(rows=st.integers(1, 20), queries=st.integers(1, 7), context=st.integers(0, 600), more=st.integers(1, 300))
 def test_more_rows_queries_or_context_never_cost_less(rows: int, queries: int, context: int, more: int) -> None:
     for costs in (EAGER, VERIFIED, HOLED):
@@ -159,7 +158,6 @@ def test_more_rows_queries_or_context_never_cost_less(rows: int, queries: int, c
 
 
 @pytest.mark.filterwarnings("ignore::sim.costs.extrapolation.OutsideProfileWarning")
-@settings(max_examples=80, deadline=None)
 @given(tokens=st.integers(1, 300), history=st.integers(0, 300), more=st.integers(1, 200))
 def test_longer_chunks_and_histories_never_cost_less(tokens: int, history: int, more: int) -> None:
     for costs in (EAGER, HOLED):

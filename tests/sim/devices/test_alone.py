@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost import ConstantCosts, Cost
@@ -16,6 +16,7 @@ from sim.devices.solo import SoloDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
+from tests.properties import examples
 from tests.sim.support import PeriodicLuck
 
 
@@ -95,7 +96,7 @@ def run(
     return times, woken_s, (host.device_busy_s, usage)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(5)
 @given(
     program=PROGRAMS,
     result_s=seconds,

@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost import ConstantCosts, Cost, Demands, Link
@@ -15,6 +15,7 @@ from sim.devices.shared import SharedDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Model, Work
+from tests.properties import examples
 from tests.sim.support import SECONDS, PeriodicLuck
 
 DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, draft_tokens=4)
@@ -234,7 +235,7 @@ def test_streams_must_exist_before_the_first_work() -> None:
 seconds = st.floats(0.0, 8.0).map(lambda value: round(value * 8) / 8)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(4)
 @given(
     works=st.lists(st.tuples(seconds, seconds, seconds, seconds, st.booleans()), min_size=1, max_size=8),
     result_s=seconds,

@@ -124,6 +124,12 @@ def test_sglang_goes_down_below_the_mark_with_its_hysteresis() -> None:
     assert batches(SglangAdaptive(3), 0, 15)[-2:] == [3, 1]
 
 
+@pytest.mark.parametrize(("accepted", "last"), [(0, 0), (1, 1)])
+def test_a_band_of_sglang_that_begins_at_0_goes_down_to_it_below_half_a_token(accepted: int, last: int) -> None:
+    band = Band(candidate_steps=(0, 1), ema_alpha=1.0, warmup_batches=0, update_interval=1, down_hysteresis=0.0)
+    assert batches(SglangAdaptive(1, {"1": band}), accepted, 1) == [last]
+
+
 def test_sglangs_hysteresis_keeps_a_step_that_lies_just_below_the_mark() -> None:
     """0.3 accepted: above 0.25, below 0.5."""
     kept = SglangAdaptive(3, {"1": Band(candidate_steps=(1, 3), ema_alpha=1.0)})

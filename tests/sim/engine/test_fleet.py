@@ -65,6 +65,28 @@ def test_a_replica_serves_its_half_exactly_as_a_server_of_its_own_would() -> Non
     ]
 
 
+def test_the_kv_of_a_fleet_is_that_of_its_replicas() -> None:
+    """Token-seconds of two replicas together are those of each half served alone."""
+    both = served("pd", **{"devices.count": 2})
+    halves = [
+        served(
+            "pd",
+            [
+                Request(
+                    r.index, r.id, arrival_s=r.arrival_s, prompt_tokens=r.prompt_tokens, output_tokens=r.output_tokens
+                )
+                for r in both.requests
+                if r.index % 2 == replica
+            ],
+        )
+        for replica in (0, 1)
+    ]
+    assert both.kv_tokens_mean * both.end_s == pytest.approx(sum(half.kv_tokens_mean * half.end_s for half in halves))
+    assert max(half.kv_tokens_peak for half in halves) < both.kv_tokens_peak
+    assert both.kv_tokens_peak <= sum(half.kv_tokens_peak for half in halves)
+    assert max(tokens for _, tokens in both.kv_series) == both.kv_tokens_peak
+
+
 def test_the_least_busy_replica_gets_what_comes_while_a_long_one_is_served() -> None:
     """One long request at first, then short ones that each end before the next comes."""
     requests = [Request(0, "r0", arrival_s=0.0, prompt_tokens=64, output_tokens=500)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, Method
+from tests.properties import examples
 from tests.sim.support import AlwaysAccept, NeverAccept, PeriodicLuck, SimRun, request
 
 Shape = tuple[float, int, int, tuple[tuple[int, int], ...]]
@@ -167,7 +168,7 @@ def test_an_eagle_head_takes_every_verified_token_in_its_first_pass() -> None:
     assert [(work.rows, work.row_tokens) for work in drafts] == [(1, 0), (1, 4), (1, 4)]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(4)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.floats(0.0, 60.0)), min_size=1, max_size=12),
     draft_tokens=st.integers(0, 4),

@@ -8,6 +8,7 @@ from sim.engine.draft_pool import DraftPool
 from sim.engine.kv import SpreadPool
 from sim.interface.work import Kind
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
+from sim.seam.work import Kind, Model
 from tests.sim.hosts.test_contract import outcome, requests
 from tests.sim.support import AlwaysAccept, SimRun, request
 
@@ -141,3 +142,16 @@ def test_a_scaled_pool_waits_between_two_changes() -> None:
     for index, now_s in enumerate((0.0, 1.0, 2.0, 11.5)):
         pool.join(request(index), now_s)
     assert pool.changes == [(0.0, 1), (1.0, 2), (11.5, 3)]
+
+
+def test_requests_that_end_with_their_prompt_leave_their_draft_gpu() -> None:
+    """One at a time: each finds both draft GPUs empty, and takes the first."""
+    asked = [request(index, arrival_s=100.0 * index, output=1) for index in range(3)]
+    found = SimRun("disaggregated", asked, options=PolicyOptions(poll_s=0.0, draft_devices=2))
+    assert {ticket.stream.name for ticket in found.tickets if ticket.work.model is Model.DRAFT} == {"draft0"}
+
+
+def test_requests_that_end_with_a_round_leave_their_draft_gpu() -> None:
+    asked = [request(index, arrival_s=100.0 * index) for index in range(3)]
+    found = SimRun("disaggregated", asked, options=PolicyOptions(poll_s=0.0, draft_devices=2))
+    assert {ticket.stream.name for ticket in found.tickets if ticket.work.model is Model.DRAFT} == {"draft0"}

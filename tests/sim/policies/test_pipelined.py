@@ -53,6 +53,12 @@ def test_the_next_window_is_drafted_while_the_last_one_is_checked() -> None:
     assert (only.num_rounds, only.drafted_tokens, only.accepted_tokens, only.last_token_s) == (2, 6, 6, 35.0)
 
 
+def test_a_draft_attends_to_the_window_that_is_being_checked() -> None:
+    """10 tokens of prompt; then one more is known, and three of its window are under way; then four more each."""
+    drafts = [ticket.work for ticket in run(9).tickets if ticket.work.kind is Kind.DRAFT]
+    assert [work.context_tokens for work in drafts] == [10, 11 + 3, 15 + 3]
+
+
 def test_after_a_rejection_the_target_goes_on_alone_one_token_a_step() -> None:
     found = run(6, luck=NeverAccept())
     checks = [ticket for ticket in found.tickets if ticket.work.kind is Kind.VERIFY]
@@ -118,14 +124,17 @@ class Chance:
         return count
 
 
+NUM_TOKENS = 20_000
+
+
 @pytest.mark.parametrize("rate", [0.5, 0.8, 0.95])
 def test_tokens_per_step_are_those_of_its_two_state_chain(rate: float) -> None:
     """A row has a window with probability w: w = w a^4 + (1 - w) a. With one it gets 1 + a + a^2 + a^3 tokens."""
-    found = SimRun("pipelined", [request(0, output=40_000)], luck=Chance(rate), costs=UNCONTENDED, kv_blocks=10**6)
+    found = SimRun("pipelined", [request(0, output=NUM_TOKENS)], luck=Chance(rate), costs=UNCONTENDED, kv_blocks=10**6)
     steps = sum(ticket.work.kind is Kind.VERIFY for ticket in found.tickets)
     share = rate / (1.0 + rate - rate**4)
     expected = (1.0 - share) + share * (1.0 + rate + rate**2 + rate**3)
-    assert 40_000 / steps == pytest.approx(expected, rel=0.02)
+    assert NUM_TOKENS / steps == pytest.approx(expected, rel=0.02)
 
 
 EAGLE = "h100-sxm/llama-3.1-8b+eagle3"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost import ConstantCosts, Cost
@@ -16,6 +16,7 @@ from sim.interface.request import Request
 from sim.interface.work import Work
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES
+from tests.properties import examples
 from tests.sim.support import PeriodicLuck, SimRun
 
 arrival_s = st.floats(0.0, 40.0).map(lambda value: round(value, 2))
@@ -85,7 +86,6 @@ options = st.builds(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=40, deadline=None)
 @given(rows=asked, options=options, draft_tokens=st.integers(1, 5), kv_blocks=st.integers(12, 40))
 def test_every_request_gets_its_tokens_in_causal_order(
     policy: str, rows: list, options: PolicyOptions, draft_tokens: int, kv_blocks: int
@@ -110,7 +110,6 @@ def test_every_request_gets_its_tokens_in_causal_order(
             assert before.end_s <= after.start_s
 
 
-@settings(max_examples=60, deadline=None)
 @given(rows=asked, max_num_seqs=st.integers(1, 6), budget=st.integers(1, 40))
 def test_continuous_without_drafts_is_autoregressive_event_for_event(
     rows: list, max_num_seqs: int, budget: int
@@ -124,7 +123,7 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     assert outcome(runs[0]) == outcome(runs[1])
 
 
-@settings(max_examples=150, deadline=None)
+@examples(4)
 @given(
     rows=asked,
     draft_tokens=st.integers(0, 5),
@@ -165,7 +164,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     _assert_same_decisions(lazy, plain)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(5)
 @given(
     rows=st.lists(
         st.tuples(st.floats(0.0, 9.0) | st.floats(0.0, 200.0), st.integers(1, 60), st.integers(1, 60)),
@@ -250,7 +249,6 @@ def test_lazy_accounting_hands_a_step_under_way_over_with_its_tables_as_they_wer
     _assert_same_decisions(lazy, plain)
 
 
-@settings(max_examples=40, deadline=None)
 @given(rows=asked, length=st.integers(0, 3), spare_blocks=st.integers(0, 8), is_async=st.booleans())
 def test_lazy_accounting_of_a_table_of_one_length_makes_the_decisions_of_the_plain_loop(
     rows: list, length: int, spare_blocks: int, is_async: bool
@@ -304,7 +302,7 @@ def _expanded(run: SimRun) -> list[float]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=20, deadline=None)
+@examples(0.5)
 @given(rows=asked)
 def test_labels_change_nothing(policy: str, rows: list) -> None:
     runs = [SimRun(policy, build(rows, prefix=prefix), costs=COSTS) for prefix in ("a", "zz-")]
@@ -313,7 +311,7 @@ def test_labels_change_nothing(policy: str, rows: list) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=20, deadline=None)
+@examples(0.5)
 @given(rows=asked, max_concurrency=st.integers(1, 3))
 def test_a_closed_loop_never_has_more_in_flight_than_its_limit(policy: str, rows: list, max_concurrency: int) -> None:
     run = SimRun(policy, build(rows), costs=COSTS, max_concurrency=max_concurrency)

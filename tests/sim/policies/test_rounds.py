@@ -67,6 +67,14 @@ def test_a_round_drafts_from_the_newest_token_and_verifies_the_draft_behind_it()
     ]
 
 
+@pytest.mark.parametrize("policy", ["pd", "pdv", "baseline", "disaggregated"])
+def test_a_controller_hears_how_long_each_round_took(policy: str) -> None:
+    """2 s of draft and 5 s of verify, twice, and nobody waits for a verify."""
+    controller = NotedController(4, 4)
+    lone(policy, controller=controller)
+    assert controller.drafts == [(7.0, 0)] * 2
+
+
 def test_a_rejected_draft_leaves_one_token_and_nothing_to_catch_up() -> None:
     assert shapes(lone(luck=NeverAccept()))[:8] == [
         *PROMPT,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sim.costs.cost import Cost
@@ -15,6 +15,7 @@ from sim.engine.paged import PagedPool
 from sim.interface.request import Request
 from sim.interface.work import Chunk, Kind, Work
 from sim.policies.options import EngineLimits
+from tests.properties import examples
 from tests.sim.policies.test_properties import COSTS, KeyedLuck, SizedCosts, _assert_same_decisions, outcome
 from tests.sim.support import SimRun
 
@@ -107,7 +108,7 @@ def assert_alike(plain: SimRun, lazy: SimRun) -> None:
         assert run.serving.kv.held.value == 0
 
 
-@settings(max_examples=250, deadline=None)
+@examples(5)
 @example(
     rows=[(0.0, 1, 1, 0, 0), (0.0, 1, 2, 0, 0), (0.0, 1, 4, 0, 1), *[(0.0, 2, 1, 0, 0)] * 2, (0.0, 2, 1, 0, 1)],
     draft_tokens=0,
@@ -156,7 +157,6 @@ def test_lazy_accounting_finds_and_loses_what_the_plain_loop_does(
     assert_alike(plain, lazy)
 
 
-@settings(max_examples=60, deadline=None)
 @given(rows=asked, draft_tokens=st.integers(0, 3), spare_blocks=st.integers(0, 20), is_async=st.booleans())
 def test_content_that_nobody_shares_changes_nothing(
     rows: list[Any], draft_tokens: int, spare_blocks: int, is_async: bool

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from sim.policies.options import Batching, EngineLimits, PolicyOptions
 from tests.sim.support import AlwaysAccept, NeverAccept, SimRun, request
 
@@ -62,6 +64,14 @@ def test_pipelined_the_batch_in_flight_counts_against_the_limit() -> None:
         options=PolicyOptions(spin_s=0.0, queue_factor=1.0, decode_batch=1),
     )
     assert requests[1].scheduled_s == requests[0].last_token_s
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_an_idle_worker_looks_for_a_prompt_every_spin(pipelined: bool) -> None:
+    """Looks at 0.4, 0.8, 1.2 s: a prompt of 1 s is taken in at the third."""
+    asked = [request(0, arrival_s=1.0, output=1)]
+    SimRun("unified", asked, options=PolicyOptions(pipelined=pipelined, spin_s=0.4, poll_s=0.0))
+    assert asked[0].scheduled_s == pytest.approx(1.2)
 
 
 def test_seats_hold_for_the_sequential_worker_too() -> None:

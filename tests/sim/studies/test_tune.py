@@ -118,6 +118,12 @@ def test_break_even_lies_where_the_best_gain_is_nothing() -> None:
     assert found.break_even_interval == pytest.approx((16.0, 16.0))
 
 
+def test_break_even_lies_nearer_to_the_smaller_of_two_gains() -> None:
+    """A factor of 2 at 4 and of 1 / sqrt(2) at 32 meet two thirds of the way, at 4 x 8^(2/3)."""
+    found = answer(scenario(), load(HEAD), grid((4, 32), k1=[2.0, 0.5**0.5]))
+    assert found.break_even_concurrency == pytest.approx(16.0)
+
+
 def test_break_even_beyond_the_last_concurrency_is_null() -> None:
     found = answer(scenario(), load(HEAD), grid((4, 64), k1=[1.25, 1.1]))
     assert (found.break_even_concurrency, found.break_even_interval) == (None, (None, None))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.interface.request import Request
@@ -40,7 +40,6 @@ def test_the_scenarios_own_workload_block_is_understood() -> None:
 
 
 @given(seeds, st.floats(0.01, 1000.0), st.floats(0.1, 10.0), st.sampled_from(sorted(LENGTH_TABLES)))
-@settings(max_examples=30, deadline=None)
 def test_another_rate_rescales_the_same_arrivals_and_keeps_the_lengths(
     seed: int, rate: float, burstiness: float, dataset: str
 ) -> None:
@@ -55,7 +54,6 @@ def test_another_rate_rescales_the_same_arrivals_and_keeps_the_lengths(
 
 
 @given(seeds, st.integers(1, 60), st.integers(1, 60), st.floats(0.1, 10.0))
-@settings(max_examples=30, deadline=None)
 def test_a_longer_run_begins_with_the_same_requests(seed: int, few: int, more: int, burstiness: float) -> None:
     short = build_requests(Workload(num_prompts=few, burstiness=burstiness), seed)
     long = build_requests(Workload(num_prompts=few + more, burstiness=burstiness), seed)

@@ -1,0 +1,265 @@
+"""Mutants drawn over every room: `python -m tests.mutants drawn [--count 120] [--seed COMMIT] [--workers 2]`.
+
+Each is one change of one line of `sim`, `calibrate`, `realrun` or `lanesim.py`: an operator, a constant, a condition
+negated, a result that is None, `min` for `max`, a call left out. A room is drawn first, then a line of it, then a
+change of that line, all uniformly, so that a large room counts no more than a small one. The seed is the commit, so
+that every commit draws anew and anybody draws the same. What runs is what belongs to the module: the test files
+that import it, its room's tests, and the examples of its docstrings, those marked slow left out. A mutant is killed
+where they fail or, unlike without it, take more than MAX_CPU_S. Not here: the committed lists (tests.mutants).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from tests.mutants import ROOT
+from tests.mutants.scratch import PASSED, TOO_LONG, Outcome, copies, run_tests
+
+PACKAGES = ("sim", "calibrate", "realrun")
+MAX_CPU_S = 90
+OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Add: (r"\+", "-"),
+    ast.Sub: (r"-", "+"),
+    ast.Mult: (r"\*", "/"),
+    ast.Div: (r"/", "*"),
+    ast.FloorDiv: (r"//", "*"),
+    ast.Mod: (r"%", "*"),
+    ast.Lt: (r"<", "<="),
+    ast.LtE: (r"<=", "<"),
+    ast.Gt: (r">", ">="),
+    ast.GtE: (r">=", ">"),
+    ast.Eq: (r"==", "!="),
+    ast.NotEq: (r"!=", "=="),
+    ast.Is: (r"is", "is not"),
+    ast.IsNot: (r"is\s+not", "is"),
+    ast.In: (r"in", "not in"),
+    ast.NotIn: (r"not\s+in", "in"),
+    ast.And: (r"and", "or"),
+    ast.Or: (r"or", "and"),
+}
+"""What stands in the source, and what takes its place."""
+EXTREMES = {"min": "max", "max": "min"}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`new` in place of the bytes from `start` to `end` of `module` (a path below the root); `line` counts from 1."""
+
+    module: str
+    line: int
+    start: int
+    end: int
+    new: str
+
+    def apply(self, text: str) -> str:
+        raw = text.encode()
+        return (raw[: self.start] + self.new.encode() + raw[self.end :]).decode()
+
+    def told(self, text: str) -> str:
+        """The line before and after."""
+        before, after = text.splitlines(), self.apply(text).splitlines()
+        return f"{self.module}:{self.line}\n  - {before[self.line - 1].strip()}\n  + {after[self.line - 1].strip()}"
+
+
+class _Source:
+    """Byte offsets of the nodes of a module's tree."""
+
+    def __init__(self, module: str, text: str) -> None:
+        self.module, self.raw = module, text.encode()
+        self.tree = ast.parse(text)
+        self.starts = [0]
+        for line in self.raw.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self.starts[node.lineno - 1] + node.col_offset, self.starts[node.end_lineno - 1] + node.end_col_offset
+
+    def change(self, start: int, end: int, new: str) -> Change:
+        line = self.raw[:start].count(b"\n") + 1
+        return Change(self.module, line, start, end, new)
+
+    def replaced(self, node: ast.expr | ast.stmt, new: str) -> Change:
+        return self.change(*self.span(node), new)
+
+    def wrapped(self, node: ast.expr, before: str, after: str) -> Change:
+        start, end = self.span(node)
+        return self.change(start, end, before + self.raw[start:end].decode() + after)
+
+    def operator(self, left: ast.expr, operator: ast.AST, right: ast.expr) -> Iterator[Change]:
+        """The operator between two operands; none where a comment stands between them."""
+        if type(operator) not in OPERATORS:
+            return
+        pattern, new = OPERATORS[type(operator)]
+        start, end = self.span(left)[1], self.span(right)[0]
+        between = self.raw[start:end].decode()
+        if found := re.fullmatch(rf"[\s)]*(?P<operator>{pattern})[\s(]*", between):
+            yield self.change(start + found.start("operator"), start + found.end("operator"), new)
+
+
+def changes(module: str, text: str) -> list[Change]:
+    """Every change of the module. Annotations, texts, decorators, protocols and what is raised stay as they are."""
+    source = _Source(module, text)
+    found: list[Change] = []
+    _collect(source, source.tree, found)
+    return found
+
+
+def _collect(source: _Source, node: ast.AST, found: list[Change]) -> None:
+    if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
+        return
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and ast.unparse(node.body[-1]) == "...":
+        return
+    if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'"):
+        return
+    found += _of_node(source, node)
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "type_params", "decorator_list"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                _collect(source, child, found)
+
+
+def _of_node(source: _Source, node: ast.AST) -> Iterator[Change]:
+    match node:
+        case ast.BinOp(left, operator, right):
+            yield from source.operator(left, operator, right)
+        case ast.Compare(left, operators, rights):
+            for before, operator, right in zip([left, *rights], operators, rights, strict=False):
+                yield from source.operator(before, operator, right)
+        case ast.BoolOp(operator, values):
+            for left, right in pairwise(values):
+                yield from source.operator(left, operator, right)
+        case ast.AugAssign(target, operator, value):
+            if type(operator) in OPERATORS:
+                pattern, new = OPERATORS[type(operator)]
+                start, end = source.span(target)[1], source.span(value)[0]
+                if sign := re.search(rf"({pattern})=", source.raw[start:end].decode()):
+                    yield source.change(start + sign.start(1), start + sign.end(1), new)
+        case ast.Constant(bool() as value):
+            yield source.replaced(node, str(not value))
+        case ast.Constant(int() as value):
+            yield source.replaced(node, str(value + 1))
+        case ast.Constant(float() as value):
+            yield source.replaced(node, repr(2.0 * value if value else 1.0))
+        case ast.If(test) | ast.While(test) | ast.IfExp(test):
+            yield source.wrapped(test, "not (", ")")
+        case ast.comprehension(ifs=conditions):
+            for condition in conditions:
+                yield source.wrapped(condition, "not (", ")")
+        case ast.Return(value) if value is not None and ast.unparse(value) != "None":
+            yield source.replaced(value, "None")
+        case ast.Call(ast.Name(name) as function) if name in EXTREMES:
+            yield source.replaced(function, EXTREMES[name])
+        case ast.Expr(ast.Call() | ast.Await(ast.Call())):
+            yield source.replaced(node, "pass")
+
+
+def rooms() -> dict[str, list[str]]:
+    """Modules (paths below the root) by room: the folder that they are in."""
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")] + [ROOT / "lanesim.py"]
+    found: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        module = path.relative_to(ROOT)
+        found.setdefault(str(module.parent), []).append(str(module))
+    return found
+
+
+def draw(count: int, seed: str) -> list[Change]:
+    """So many different changes, uniform over rooms, then over lines that can change, then over the line's changes."""
+    lines: dict[str, list[list[Change]]] = {}
+    for room, modules in rooms().items():
+        for module in modules:
+            by_line: dict[int, list[Change]] = {}
+            for change in changes(module, (ROOT / module).read_text()):
+                by_line.setdefault(change.line, []).append(change)
+            lines.setdefault(room, []).extend(by_line.values())
+    lines = {room: candidates for room, candidates in lines.items() if candidates}
+    rng, drawn = random.Random(seed), dict[Change, None]()
+    while len(drawn) < count:
+        drawn[rng.choice(rng.choice(lines[rng.choice(list(lines))]))] = None
+    return list(drawn)
+
+
+@cache
+def _imports() -> dict[str, frozenset[str]]:
+    """By test file, the dotted names that it imports."""
+    found = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        found[path.relative_to(ROOT).as_posix()] = frozenset(names)
+    return found
+
+
+def tests_of(module: str) -> list[str]:
+    """What belongs to a module, the nearest first: the file of its name, those that import it, its room's, examples."""
+    path = Path(module)
+    dotted = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    folders = [Path("tests") / folder for folder in path.parents if folder != Path()]
+    rooms = [sorted((ROOT / folder).glob("test_*.py")) for folder in folders]
+    own = next((files for files in rooms if files), [])
+    mirrored = [file for file in own if file.stem == f"test_{path.stem}"]
+    near = [ROOT / name for name, imported in _imports().items() if dotted in imported]
+    chosen = [file.relative_to(ROOT).as_posix() for file in [*mirrored, *near, *own]]
+    if ">>> " in (ROOT / module).read_text():
+        chosen.append(f"tests/test_public_door.py::test_every_example_in_a_docstring_runs[{dotted}]")
+    return list(dict.fromkeys(chosen))
+
+
+def judge(copy: Path, change: Change) -> str:
+    """`killed`, `survived`, `no tests`; `undecided` where the tests fail or take too long without it too."""
+    tests = tests_of(change.module)
+    if not tests:
+        return "no tests"
+    original = (copy / change.module).read_text()
+
+    def outcome(text: str, chosen: Sequence[str]) -> Outcome:
+        return run_tests(copy, change.module, ["-m", "not slow", *chosen], text, MAX_CPU_S)
+
+    found = outcome(change.apply(original), tests)
+    if found.code == PASSED:
+        return "survived"
+    if found.code == TOO_LONG:
+        return "killed" if outcome(original, tests).code == PASSED else "undecided"
+    fails_anyway = found.first_failure and outcome(original, [found.first_failure]).code != PASSED
+    return "undecided" if fails_anyway else "killed"
+
+
+def main(arguments: Sequence[str]) -> None:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants drawn", description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, default=120, help="how many (120)")
+    parser.add_argument("--seed", default=commit.stdout.strip() or "0", help="any text (the commit)")
+    parser.add_argument("--workers", type=int, default=2, help="at once, in a copy each (2)")
+    parser.add_argument("--list", action="store_true", help="draw and print, run nothing")
+    chosen = parser.parse_args(arguments)
+    drawn = draw(chosen.count, chosen.seed)
+    if chosen.list:
+        print("\n".join(change.told((ROOT / change.module).read_text()) for change in drawn))
+        return
+    counts: dict[str, int] = {}
+    with copies(chosen.workers) as in_a_copy, ThreadPoolExecutor(chosen.workers) as pool:
+        verdicts = pool.map(lambda change: in_a_copy(lambda copy: judge(copy, change)), drawn)
+        for change, verdict in zip(drawn, verdicts, strict=True):
+            counts[verdict] = counts.get(verdict, 0) + 1
+            print(f"{verdict}: {change.told((ROOT / change.module).read_text())}", flush=True)
+    decided = chosen.count - counts.get("undecided", 0)
+    killed = counts.get("killed", 0)
+    print(f"seed {chosen.seed}: {killed} of {decided} killed, {100.0 * killed / max(1, decided):.0f} %; {counts}")

@@ -1,0 +1,33 @@
+"""Turns and forks of a session: what their prompts and answers have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.workload.sessions import Arrival, Sessions, Sharing, requests_of
+
+BLOCK = 16
+
+
+def arrivals(num_turns: int, num_forks: int) -> list[Arrival]:
+    """One session after a system prompt of 32 tokens: every turn says 48 tokens and is answered with 64."""
+    answered = np.full((1, num_turns, num_forks), 64)
+    sessions = Sessions(np.zeros(1), np.zeros(1, int), np.full((1, num_turns), 48), answered)
+    sharing = Sharing(prefix_len=32, num_turns=num_turns, num_forks=num_forks)
+    return requests_of(sessions, sharing, num_turns * num_forks, BLOCK)
+
+
+def test_forks_have_their_prompt_in_common_and_no_answer() -> None:
+    first, second, third = (set(each.content) for each in arrivals(1, 3))
+    assert len(first) == len(second) == len(third) == (32 + 48) // BLOCK
+    assert first == second == third
+
+
+def test_a_session_goes_on_from_its_first_fork_alone() -> None:
+    """5 blocks of the first prompt; with 4 of the first answer and 3 of what is said next it is the second prompt."""
+    first, second, *later = arrivals(2, 2)
+    assert [each.prompt_tokens for each in later] == [32 + 48 + 64 + 48] * 2
+    assert len(first.content) == 5 + 4
+    assert len(second.content) == 5
+    assert set(first.content) & set(second.content) == set(second.content)
+    assert all(each.content[: len(first.content)] == first.content for each in later)
