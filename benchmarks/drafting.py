@@ -25,7 +25,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape, draft_model, model
-from sim.policies.continuous import draft_of
+from sim.policies.continuous.plan import draft_of
 from sim.policies.options import Method
 from sim.seam.work import Kind, Model, Work
 

@@ -11,7 +11,7 @@ from collections import deque
 
 from sim.acceptance.luck import Luck
 from sim.costs.cost import CostModel
-from sim.policies.continuous import DRAFT_ROW_TOKENS
+from sim.policies.continuous.plan import DRAFT_ROW_TOKENS
 from sim.seam.request import Request
 from sim.seam.work import Chunk, Kind, Model, Work
 

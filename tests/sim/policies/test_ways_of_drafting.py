@@ -9,7 +9,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import Experts, draft_model, dspark_drafter, mtp_layer
-from sim.policies.continuous import draft_of
+from sim.policies.continuous.plan import draft_of
 from sim.policies.options import Method
 from sim.seam.work import Chunk, Kind, Work
 
