@@ -106,7 +106,7 @@ class GpuHost(TaskHost):
         self.reactions.submitted(self.now_s)
         job = Job(
             work,
-            tuple(request.drafted for request in work.requests),
+            tuple(work.checked()),
             tuple(request.emitted_tokens for request in work.requests),
             self._forced(work),
         )
@@ -232,7 +232,10 @@ class GpuHost(TaskHost):
             return None
         rows = work.requests if work.kind is Kind.VERIFY else work.requests[: work.rows]
         run_length = self._luck.run_length
-        return tuple(run_length(r.index, r.emitted_tokens, r.drafted) if r.drafted else 0 for r in rows)
+        checked = work.checked()[: len(rows)]
+        return tuple(
+            run_length(r.index, r.emitted_tokens, most) if most else 0 for r, most in zip(rows, checked, strict=True)
+        )
 
     def _result(self, ticket: GpuTicket) -> Result:
         if ticket.job.forced is not None:

@@ -15,6 +15,7 @@ from operator import mul
 
 import msgspec
 
+from sim.engine.draft_length import SameLength
 from sim.interface.request import Request
 
 MEMORY_ROUNDS = 500.0
@@ -25,7 +26,7 @@ PROBE_EVERY = 200
 """Decisions for nothing after which one token is drafted, to see whether acceptance has changed."""
 
 OWN_ROUNDS = 10.0
-"""Rounds of its own by which a request's luck counts as much as that of all others."""
+"""Rounds of its own by which a request's acceptance counts as much as that of all others."""
 
 RoundSeconds = Callable[[int, int], float]
 """(rows, draft length) -> seconds of a whole round."""
@@ -70,7 +71,7 @@ class RunningRates:
         return list(accumulate(self.conditional(), mul))
 
 
-class GoodputLength:
+class GoodputLength(SameLength):
     """The draft length with the most expected tokens per second: argmax over k of (1 + sum of survival up to k) over
     the seconds of a round, the shortest of equals.
 
@@ -88,8 +89,8 @@ class GoodputLength:
         self._num_idle = 0
         self._known_s: dict[int, list[float]] = {}
 
-    def draft_tokens_for(self, batch: int, queue: int) -> int:
-        rows = max(1, batch)
+    def length_for(self, num_requests: int) -> int:
+        rows = max(1, num_requests)
         seconds = self._known_s.get(rows)
         if seconds is None:
             seconds = [self._round_s(rows, k) for k in range(self.draft_tokens_max + 1)]
@@ -103,9 +104,6 @@ class GoodputLength:
 
     def saw_round(self, drafted: int, accepted: int) -> None:
         self._rates.saw(drafted, accepted)
-
-    def saw_draft(self, latency_s: float, verify_queue: int) -> None:
-        pass
 
 
 def best_length(survival: list[float], seconds: list[float]) -> int:
@@ -125,7 +123,7 @@ def best_length(survival: list[float], seconds: list[float]) -> int:
     return best
 
 
-class AdaptiveVerification:
+class AdaptiveVerification(SameLength):
     """vLLM's adaptive verification: all draft the same, and each step verifies the drafted tokens that are likeliest to
     survive, of whatever request, up to the number with the most expected tokens per second.
 
@@ -143,7 +141,7 @@ class AdaptiveVerification:
         self._rounds = self._accepted = 0.0
         self._known_s: dict[tuple[int, int], float] = {}
 
-    def draft_tokens_for(self, batch: int, queue: int) -> int:
+    def length_for(self, num_requests: int) -> int:
         return self.draft_tokens_max
 
     def saw_round(self, drafted: int, accepted: int) -> None:
@@ -152,11 +150,10 @@ class AdaptiveVerification:
         self._rounds = kept * (self._rounds + 1.0)
         self._accepted = kept * (self._accepted + accepted)
 
-    def saw_draft(self, latency_s: float, verify_queue: int) -> None:
-        pass
-
-    def verified(self, rows: Sequence[Request]) -> list[int]:
+    def verify(self, rows: Sequence[Request]) -> list[int]:
         """[rows] how many of its drafted tokens each verifies; the likeliest first, of equals the oldest row's."""
+        if not rows:
+            return []
         rates = self._rates.conditional()
         lifts = [self._lift(request) for request in rows]
         slots = [(-min(1.0, rates[0] * lifts[i]), i) for i, request in enumerate(rows) if request.drafted]
@@ -188,7 +185,7 @@ class AdaptiveVerification:
         return (OWN_ROUNDS + rounds * own / everybodys) / (OWN_ROUNDS + rounds)
 
     def _seconds(self, rows: int, tokens: int) -> float:
-        """Of a round whose rows verify so many drafted tokens in all: between the draft lengths either side."""
+        """Seconds of a round whose rows verify so many drafted tokens in all: between the draft lengths either side."""
         length, rest = divmod(tokens, rows)
         low = self._of_length(rows, length)
         return low if not rest else low + rest / rows * (self._of_length(rows, length + 1) - low)
@@ -242,7 +239,7 @@ def bands_by_start(bands: Bands) -> dict[int, Band]:
     return {int(key): bands[key] for key in sorted(bands, key=int)}
 
 
-class SglangAdaptive:
+class SglangAdaptive(SameLength):
     """SGLang's adaptive draft length: in each band of batch sizes an average of accepted tokens, and steps up and down
     a list of candidates as it passes half-way marks between them.
 
@@ -264,22 +261,19 @@ class SglangAdaptive:
         self._idle_batch = 0
         """Size of the last batch if it drafted nothing, else 0."""
 
-    def draft_tokens_for(self, batch: int, queue: int) -> int:
+    def length_for(self, num_requests: int) -> int:
         if self._rounds:
             self._slot(self._rounds).saw(self._accepted / self._rounds)
         elif self._idle_batch:
             self._slot(self._idle_batch).saw(None)
         self._accepted = self._rounds = 0
-        chosen = self._slot(batch).steps
-        self._idle_batch = 0 if chosen else batch
+        chosen = self._slot(num_requests).steps
+        self._idle_batch = 0 if chosen else num_requests
         return chosen
 
     def saw_round(self, drafted: int, accepted: int) -> None:
         self._rounds += 1
         self._accepted += accepted
-
-    def saw_draft(self, latency_s: float, verify_queue: int) -> None:
-        pass
 
     def _slot(self, batch: int) -> _Slot:
         return self._slots[max(0, bisect_right(self._starts, batch) - 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.engine.adaptive_length import AdaptiveVerification, Bands, GoodputLength, RoundSeconds, SglangAdaptive
-from sim.engine.draft_length import BatchTable, ByBatch, Controller, Feedback, Fixed
+from sim.engine.draft_length import BatchTable, ByBatch, Feedback, Fixed, SameLength
 
 VERIFYING = "adaptive_verification"
 """Also chooses what is verified of what was drafted."""
@@ -17,7 +17,7 @@ def build_controller(
     table: BatchTable | None = None,
     bands: Bands | None = None,
     round_s: RoundSeconds | None = None,
-) -> Controller:
+) -> SameLength:
     """The controller called `name`; `draft_tokens` is what it starts at, or the most that it may draft (by_batch,
     goodput). Without drafts every one is fixed at 0.
 
@@ -25,7 +25,7 @@ def build_controller(
     `round_s` what a round of so many rows and drafted, or verified, tokens takes. Raises ValueError for an unknown
     name, and for what its name needs and lacks.
 
-    >>> build_controller("by_batch", 3, table=((1, 64, 3), (65, 128, 1))).draft_tokens_for(100, 0)
+    >>> build_controller("by_batch", 3, table=((1, 64, 3), (65, 128, 1))).length_for(100)
     1
     """
     if name not in CONTROLLERS:

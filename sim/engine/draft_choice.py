@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sim.engine.draft_length import SameLength
+from sim.interface.request import Request
+
 TokensPerSecond = Callable[[int, int], float]
 """(draft model, rows) -> expected tokens per second with so many requests in rounds."""
 
 
-class DraftChoice:
+class DraftChoice(SameLength):
     """The draft model with the most expected tokens per second at as many rows as the present round has; the present
     model stays unless another has more by the share `hysteresis`, since it must compute what it has missed.
 
     >>> by_rows = {1: (100.0, 120.0), 8: (800.0, 780.0), 64: (3000.0, 2000.0)}
     >>> choice = DraftChoice((2, 5), lambda drafter, rows: by_rows[rows][drafter], hysteresis=0.05)
-    >>> [(choice.draft_tokens_for(rows, 0), choice.drafter) for rows in (1, 8, 64, 8, 1)]
+    >>> [(choice.length_for(rows), choice.drafter) for rows in (1, 8, 64, 8, 1)]
     [(5, 1), (5, 1), (2, 0), (2, 0), (5, 1)]
     """
 
@@ -35,6 +38,10 @@ class DraftChoice:
         """The model that was chosen last."""
         self.num_changes = 0
         self._has_chosen = False
+        self._drafter_of: dict[int, int] = {}
+        """Arrival index of a request -> the model that has its KV up to date: it drafted what is in flight."""
+        self._left_behind: dict[int, dict[int, int]] = {}
+        """Arrival index -> tokens in the KV of other models that have drafted for it."""
 
     def drafter_for(self, rows: int) -> int:
         """Choose for rounds of so many rows."""
@@ -50,12 +57,25 @@ class DraftChoice:
         self._has_chosen = True
         return self.drafter
 
-    def draft_tokens_for(self, batch: int, queue: int) -> int:
-        """Of the model that is chosen for the round of `batch` rows."""
-        return self._lengths[self.drafter_for(batch)]
+    def length_for(self, num_requests: int) -> int:
+        """The draft length of the model that is chosen for the round of so many rows."""
+        return self._lengths[self.drafter_for(num_requests)]
 
-    def saw_round(self, drafted: int, accepted: int) -> None:
-        pass
+    def drafter_of_prompt(self, request: Request, num_active: int) -> int:
+        drafter = self._drafter_of[request.index] = self.drafter_for(num_active)
+        return drafter
 
-    def saw_draft(self, latency_s: float, verify_queue: int) -> None:
-        pass
+    def take_over(self, requests: Sequence[Request]) -> list[tuple[Request, int]]:
+        drafter, changed = self.drafter, []
+        for request in requests:
+            before = self._drafter_of.get(request.index, 0)
+            if before == drafter:
+                continue
+            behind = self._left_behind.setdefault(request.index, {})
+            behind[before] = request.context_tokens - request.needs_catch_up
+            changed.append((request, behind.pop(drafter, 0)))
+            self._drafter_of[request.index], request.needs_catch_up = drafter, False
+        return changed
+
+    def drafters_of(self, requests: Sequence[Request]) -> list[int]:
+        return [self._drafter_of.get(request.index, 0) for request in requests]

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from sim.interface.request import Request
+
 WINDOW_ROUNDS = 100
 """Rounds and drafts that `feedback` looks back on (seed 000: a window of 100)."""
 ROUNDS_PER_DECISION = 10
@@ -29,8 +31,8 @@ BatchTable = tuple[tuple[int, int, int], ...]
 
 
 class Controller(Protocol):
-    """Chooses the next draft length and is told what happens. Where it may choose 0, a round without drafts keeps the
-    drafter's KV up to date all the same."""
+    """Chooses draft lengths, and what is verified, and is told what happens. Where it may choose 0, a round without
+    drafts keeps the drafter's KV up to date all the same."""
 
     @property
     def draft_tokens_min(self) -> int: ...
@@ -41,27 +43,67 @@ class Controller(Protocol):
 
     @property
     def constant_length(self) -> int | None:
-        """What it always chooses; None where it may choose this or that."""
+        """The length that it always chooses for everybody, and verifies; None where it may choose this or that."""
         ...
 
-    def draft_tokens_for(self, batch: int, queue: int) -> int:
-        """For a step that carries `batch` requests, prompts included, while `queue` others wait for admission. Asked
-        once per draft."""
+    @property
+    def drafter(self) -> int:
+        """The draft model of the lengths that it chose last; 0 where there is one."""
+        ...
+
+    def lengths_for(self, batch: Sequence[Request]) -> Sequence[int]:
+        """[batch] draft lengths for the requests of a step or round, prompts included. Asked once per draft, which
+        runs as long as the longest."""
+        ...
+
+    def verify(self, rows: Sequence[Request]) -> Sequence[int]:
+        """[rows] how many tokens of each one's draft, `drafted` at most, the next pass verifies. Asked by continuous
+        batching, once per step."""
+        ...
+
+    def drafter_of_prompt(self, request: Request, num_active: int) -> int:
+        """The draft model that computes the prompt of `request`, one of `num_active` unfinished requests."""
+        ...
+
+    def take_over(self, requests: Sequence[Request]) -> Sequence[tuple[Request, int]]:
+        """`drafter` drafts for `requests` from now on; those that had another one, and how many tokens of each are in
+        its KV already."""
+        ...
+
+    def drafters_of(self, requests: Sequence[Request]) -> Sequence[int]:
+        """[requests] who drafted for each; none where there is one draft model."""
         ...
 
     def saw_round(self, drafted: int, accepted: int) -> None: ...
     def saw_draft(self, latency_s: float, verify_queue: int) -> None: ...
 
 
-class Fixed:
-    """Always the same draft length."""
+class SameLength:
+    """A controller whose requests all draft the same, as the size of their batch has it. One draft model drafts, all of
+    a draft is verified, and what happens changes nothing, unless a subclass says otherwise."""
 
-    def __init__(self, draft_tokens: int) -> None:
-        self.draft_tokens_min = self.draft_tokens_max = draft_tokens
-        self.constant_length = draft_tokens
+    draft_tokens_min: int
+    draft_tokens_max: int
+    constant_length: int | None
+    drafter = 0
 
-    def draft_tokens_for(self, batch: int, queue: int) -> int:
-        return self.draft_tokens_max
+    def length_for(self, num_requests: int) -> int:
+        raise NotImplementedError
+
+    def lengths_for(self, batch: Sequence[Request]) -> Sequence[int]:
+        return [self.length_for(len(batch))] * len(batch)
+
+    def verify(self, rows: Sequence[Request]) -> Sequence[int]:
+        return [request.drafted for request in rows]
+
+    def drafter_of_prompt(self, request: Request, num_active: int) -> int:
+        return 0
+
+    def take_over(self, requests: Sequence[Request]) -> Sequence[tuple[Request, int]]:
+        return ()
+
+    def drafters_of(self, requests: Sequence[Request]) -> Sequence[int]:
+        return ()
 
     def saw_round(self, drafted: int, accepted: int) -> None:
         pass
@@ -70,7 +112,18 @@ class Fixed:
         pass
 
 
-class Feedback:
+class Fixed(SameLength):
+    """Always the same draft length."""
+
+    def __init__(self, draft_tokens: int) -> None:
+        self.draft_tokens_min = self.draft_tokens_max = draft_tokens
+        self.constant_length = draft_tokens
+
+    def length_for(self, num_requests: int) -> int:
+        return self.draft_tokens_max
+
+
+class Feedback(SameLength):
     """The seeds' acceptance-aware controller: +-1 after every 10 updates, within 2..8; an update is one
     request's verify round.
 
@@ -89,7 +142,7 @@ class Feedback:
         self._verify_queue = 0
         self._updates = 0
 
-    def draft_tokens_for(self, batch: int, queue: int) -> int:
+    def length_for(self, num_requests: int) -> int:
         return self.draft_tokens
 
     def saw_round(self, drafted: int, accepted: int) -> None:
@@ -122,14 +175,14 @@ def choose_change(acceptance: float, verify_queue: int, draft_p95_s: float) -> i
     return 0
 
 
-class ByBatch:
+class ByBatch(SameLength):
     """vLLM's table of draft lengths by the requests of a step (`num_speculative_tokens_per_batch_size`).
 
     As there, sizes between two ranges and beyond the last one have the length of the range before, and slots are held
     for `draft_tokens_max` whatever the table says.
 
     >>> table = ByBatch(((1, 16, 5), (33, 64, 2)), 5)
-    >>> [table.draft_tokens_for(batch, 0) for batch in (1, 16, 20, 33, 500)]
+    >>> [table.length_for(num_requests) for num_requests in (1, 16, 20, 33, 500)]
     [5, 5, 5, 2, 2]
     """
 
@@ -141,14 +194,8 @@ class ByBatch:
         self.constant_length = self.draft_tokens_min if len(set(self._lengths)) == 1 else None
         self.draft_tokens_max = draft_tokens_max
 
-    def draft_tokens_for(self, batch: int, queue: int) -> int:
-        return self._lengths[max(0, bisect_right(self._starts, batch) - 1)]
-
-    def saw_round(self, drafted: int, accepted: int) -> None:
-        pass
-
-    def saw_draft(self, latency_s: float, verify_queue: int) -> None:
-        pass
+    def length_for(self, num_requests: int) -> int:
+        return self._lengths[max(0, bisect_right(self._starts, num_requests) - 1)]
 
 
 def check_table(table: Sequence[Sequence[int]], draft_tokens_max: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.kv import KvPool
@@ -33,7 +34,7 @@ def next_in_turn(num_routed: int, outstanding: Sequence[int]) -> int:
 
 
 def least_busy(outstanding: Sequence[int]) -> int:
-    """Of several the first."""
+    """Index of the replica with the fewest unfinished requests, the first of equals."""
     return min(range(len(outstanding)), key=lambda index: (outstanding[index], index))
 
 
@@ -45,6 +46,18 @@ def where_prefix_is(known_blocks: Sequence[int], outstanding: Sequence[int]) -> 
     if known_blocks[best] == 0 or outstanding[best] - outstanding[idle] > MOST_AHEAD:
         return idle
     return best
+
+
+class Account(NamedTuple):
+    """What all replicas add to."""
+
+    gaps: GapSamples
+    queue: Gauge
+    """Total of requests waiting for admission: each replica's gauge is a part of it."""
+    held: Gauge
+    """Total of tokens in KV, likewise."""
+    on_finished: Callable[[], None]
+    """Called when a request of any replica has its last token."""
 
 
 class Fleet:
@@ -62,34 +75,31 @@ class Fleet:
         self,
         host: Host,
         requests: Sequence[Request],
-        build: Callable[[int, GapSamples, FleetGauges], Serving],
+        build: Callable[[int, Account], Serving],
         *,
         count: int,
         routing: Routing,
         max_concurrency: int | None,
     ) -> None:
-        """`build` makes the serving of a replica, without requests, that accounts into the gaps and gauges given."""
+        """`build` makes the serving of a replica that adds to the account."""
         self.host = host
         self.requests = requests
         self.max_concurrency = max_concurrency
         self.routing = routing
-        self.gaps = GapSamples()
-        self._gauges = FleetGauges()
-        self.queue = self._gauges.queue
-        self.servings = [build(index, self.gaps, self._gauges) for index in range(count)]
+        self.gaps, self.queue, self._held = GapSamples(), Gauge(), Gauge()
         self.finished = Signal()
+        account = Account(self.gaps, self.queue, self._held, lambda: host.notify(self.finished))
+        self.servings = [build(index, account) for index in range(count)]
         self.num_arrived = 0
         self._known: list[set[int]] = [set() for _ in self.servings]
         """Blocks of prompts that each replica has been sent."""
-        for serving in self.servings:
-            serving.on_finished = self._one_finished
 
     @property
     def kv(self) -> KvPool:
         """All replicas' memory as one, for accounts."""
         first = self.servings[0].kv
         whole = KvPool(sum(each.kv.num_blocks for each in self.servings), first.block_size, first.draft_slots)
-        whole.held = self._gauges.held
+        whole.held = self._held
         return whole
 
     @property
@@ -100,11 +110,8 @@ class Fleet:
     def is_all_finished(self) -> bool:
         return self.num_finished == len(self.requests)
 
-    def _one_finished(self) -> None:
-        self.host.notify(self.finished)
-
     async def arrivals(self) -> None:
-        """As Serving.arrivals, each request to the replica that the routing chooses."""
+        """Bring requests in as Serving.arrivals does, each request to the replica that the routing chooses."""
         await bring_in(self, self._route)
 
     def _route(self, request: Request) -> None:
@@ -120,14 +127,6 @@ class Fleet:
         chosen = where_prefix_is([_known_blocks(request, known) for known in self._known], outstanding)
         self._known[chosen].update(request.content)
         return chosen
-
-
-class FleetGauges:
-    """Totals over replicas, and each replica's part of them."""
-
-    def __init__(self) -> None:
-        self.queue = Gauge()
-        self.held = Gauge()
 
 
 def _known_blocks(request: Request, known: set[int]) -> int:

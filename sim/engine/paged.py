@@ -5,7 +5,7 @@ same blocks, counted by their users; a last, partial block is nobody else's. A b
 its content until it is taken: free blocks are taken in the order in which they became free, and a request gives its
 last blocks back first. Blocks have keys from the moment at which their tokens are planned: a request seated in the same
 step finds them. What no other request of the run can ask for is counted, not named; when its request is preempted, it
-is named for that request alone. Not here: who is preempted (sim.policies.continuous).
+is named for that request alone. Not here: who is preempted (sim.policies.continuous.plan).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Table:
 class PagedPool(KvPool):
     """Blocks with identity. Every block is in a table, or in several, or free.
 
-    Lanes reserve whole lives instead (KvPool); the lazy account of `continuous` does both.
+    Lanes reserve whole lives instead (KvPool); `continuous` with rows as totals does both.
     """
 
     __slots__ = (
@@ -170,7 +170,7 @@ class PagedPool(KvPool):
             missing -= count
         self._next_free = -missing
 
-    # -- reservations and tables: the lazy account
+    # -- reservations and tables: rows as totals
 
     def length(self, request: Request) -> int:
         """Blocks in the table of `request`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sim.engine.draft_length import Controller
 from sim.engine.gauge import GapSamples, Gauge
@@ -19,6 +19,18 @@ from sim.interface.host import Host
 from sim.interface.request import Request
 from sim.interface.wait import Signal
 from sim.interface.work import Chunk
+
+if TYPE_CHECKING:
+    from sim.acceptance.luck import Accepted
+
+Choose = Callable[[Sequence[Request]], Request]
+"""Picks one of several requests that wait."""
+
+
+class RoundDraws(Protocol):
+    """Which drafts are accepted, asked for all rounds of a request at once."""
+
+    def rounds(self, index: int, emitted_tokens: int, output_tokens: int, draft_tokens: int) -> Accepted: ...
 
 
 class Door(Protocol):
@@ -84,6 +96,11 @@ class Serving:
         frontend_s: float = 0.0,
         first_measured: int = 0,
         kv_bytes_per_token: int = 0,
+        draws: RoundDraws | None = None,
+        names_requests: bool = True,
+        gaps: GapSamples | None = None,
+        queue: Gauge | None = None,
+        on_finished: Callable[[], None] | None = None,
     ) -> None:
         self.host = host
         self.requests = requests
@@ -93,7 +110,7 @@ class Serving:
         self.max_num_seqs = max_num_seqs
         """Requests admitted and unfinished at most; None = as memory allows."""
         self.max_num_batched_tokens = max_num_batched_tokens
-        """Of one prefill pass at most; None = whole prompts."""
+        """Tokens of one prefill pass at most; None = whole prompts."""
         self.inbox: deque[Request] = deque()
         """Arrived, not admitted."""
         self.intake = Signal()
@@ -106,22 +123,27 @@ class Serving:
         self._came = Signal()
         self.first_measured = first_measured
         """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
-        self.on_finished: Callable[[], None] | None = None
-        """Called when a request has its last token: somebody counts over several servings."""
+        self.draws = draws
+        """Those that dictate acceptance, where nobody looks at a request between its first and its last token, so that
+        a policy may note its rounds when it pleases; None elsewhere."""
+        self.names_requests = names_requests
+        """Works carry their requests, whatever that costs in large batches: somebody notes them, or looks."""
+        self._on_finished = [] if on_finished is None else [on_finished]
+        """Called in this order when a request has its last token."""
         self._has_priorities = False
         """Some request may wait ahead of one that came before it."""
-        self.router: Callable[[Request], None] | None = None
-        """Takes what arrives in place of the inbox: somebody serves it in parts."""
+        self._route: Callable[[Request], None] | None = None
+        """Takes what arrives in place of the inbox."""
         self.kv_bytes_per_token = kv_bytes_per_token
-        """Of the models that serve: what a copy to another GPU moves."""
+        """KV bytes of a token in all models that serve: what a copy to another GPU moves."""
         self.num_arrived = 0
         self.num_finished = 0
         self.num_admitted = 0
-        self.gaps = GapSamples()
-        self.queue = Gauge()
+        self.gaps = GapSamples() if gaps is None else gaps
+        self.queue = Gauge() if queue is None else queue
         """Requests waiting for admission."""
         self._num_shared = 0
-        """Of the pool, as the gauge of tokens held knows it."""
+        """Shared blocks of the pool, as the gauge of tokens held knows them."""
         if isinstance(kv, PagedPool):
             kv.expect(requests)
 
@@ -139,6 +161,12 @@ class Serving:
     @property
     def is_all_finished(self) -> bool:
         return self.num_finished == len(self.requests)
+
+    def divide(self, route: Callable[[Request], None], on_finished: Callable[[], None]) -> None:
+        """Requests are served in parts from now on: `route` takes what arrives in place of the inbox, and `on_finished`
+        is called when a request of any part has its last token."""
+        self._route = route
+        self._on_finished.append(on_finished)
 
     # -- arrivals
 
@@ -166,9 +194,9 @@ class Serving:
             self.queue_up(request)
 
     def queue_up(self, request: Request) -> None:
-        """`request` waits behind all of its priority and above, here or where the router sends it."""
-        if self.router is not None:
-            self.router(request)
+        """`request` waits behind all of its priority and above, here or in its part."""
+        if self._route is not None:
+            self._route(request)
             return
         inbox, place = self.inbox, len(self.inbox)
         self._has_priorities |= request.priority != 0
@@ -178,24 +206,48 @@ class Serving:
         self.queue.set(len(inbox), self.host.now_s)
         self.host.notify(self.intake)
 
-    def admit_now(self) -> Request | None:
-        """The oldest waiting request if a seat is free and KV has room. First come, first served: none overtakes."""
+    def admit_now(self, choose: Choose | None = None) -> Request | None:
+        """The request that `choose` picks of those that wait, or the oldest, if a seat is free and KV has room for it;
+        else None, and none overtakes it."""
         if self.max_num_seqs is not None and self.num_active >= self.max_num_seqs:
             return None
-        if self.inbox and self.kv.reserve(self.inbox[0]):
-            return self._take_first()
-        return None
+        if not self.inbox:
+            return None
+        request = self.inbox[0] if choose is None else choose(self.inbox)
+        if not self.kv.reserve(request):
+            return None
+        self._take(request)
+        return request
 
-    def _take_first(self) -> Request:
+    def _take(self, request: Request) -> None:
+        """`request` waits no longer."""
         self.num_admitted += 1
-        request = self.inbox.popleft()
+        self.inbox.remove(request)
         if request.scheduled_s != request.scheduled_s:
             request.scheduled_s = self.host.now_s
         self.queue.set(len(self.inbox), self.host.now_s)
-        return request
 
-    async def admit(self, *, poll_s: float | None = None) -> Request:
-        while (request := self.admit_now()) is None:
+    async def admit(self, choose: Choose | None = None, *, poll_s: float | None = None) -> Request:
+        """As `admit_now`, as soon as there is one; `choose` is asked anew whenever somebody comes or leaves.
+
+        The shortest prompt first:
+
+        >>> import lanesim
+        >>> def shortest(waiting):
+        ...     return min(waiting, key=lambda request: request.prompt_tokens)
+        >>> async def serve(serving, stream):
+        ...     while True:
+        ...         request = await serving.admit(shortest)
+        ...         await lanesim.rounds.submit_prefill(serving, request, stream)
+        ...         serving.commit_prefill(request)
+        >>> def build(serving, options, limits):
+        ...     return [serve(serving, serving.host.stream("gpu"))]
+        >>> mine = lanesim.register(lanesim.Policy(name="short", summary="shortest", source="example", build=build))
+        >>> one = lanesim.simulate(profile="cpu/tiny", policy="short", num_prompts=5, request_rate=10, output_len=1)
+        >>> one.metrics["completed"]
+        5
+        """
+        while (request := self.admit_now(choose)) is None:
             await self.host.wait(self.intake, poll_s=poll_s)
         return request
 
@@ -221,7 +273,7 @@ class Serving:
         if history is None:
             return None
         goal = request.prompt_tokens + request.emitted_tokens
-        self._take_first()
+        self._take(request)
         if not request.is_preempted:
             request.cached_tokens = history
         request.is_preempted = False
@@ -321,8 +373,8 @@ class Serving:
         self._share()
         self.num_finished += 1
         self.host.notify(self.finished)
-        if self.on_finished is not None:
-            self.on_finished()
+        for heard in self._on_finished:
+            heard()
         if self.inbox:
             self.host.notify(self.intake)
 

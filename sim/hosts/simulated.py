@@ -158,16 +158,12 @@ class SimHost(TaskHost):
         return ticket
 
     def _accepted(self, work: Work, num_rows: int) -> Result:
-        lucks = self._lucks
-        if lucks:
-            return Result([lucks[r.drafter].run_length(r.index, r.emitted_tokens, r.drafted) for r in work.requests])
-        run_length = self._luck.run_length
-        return Result(
-            [
-                run_length(request.index, request.emitted_tokens, request.drafted) if request.drafted else 0
-                for request in work.requests[:num_rows]
-            ]
-        )
+        requests, run_length = work.requests[:num_rows], self._luck.run_length
+        if not (work.drafted or work.drafters):
+            return Result([run_length(r.index, r.emitted_tokens, r.drafted) if r.drafted else 0 for r in requests])
+        run_lengths = [self._lucks[each].run_length for each in work.drafters] or [run_length] * num_rows
+        rows = zip(run_lengths, requests, work.checked(), strict=True)
+        return Result([run_length(r.index, r.emitted_tokens, most) if most else 0 for run_length, r, most in rows])
 
     def _build_devices(self) -> None:
         if isinstance(self._costs, HistoryCosts):

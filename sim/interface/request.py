@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import nan
-from typing import Any
-
-from sim.interface.wait import Wait
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """A request and its state. Times are host seconds; nan until they happen.
 
-    `index` is the arrival index and keys the request's luck; `id` is only a label.
+    `index` is the arrival index and keys the request's draws; `id` is only a label.
 
     >>> import lanesim
     >>> lanesim.Request(0, "r0", arrival_s=0.0, prompt_tokens=64, output_tokens=32).is_finished
@@ -37,7 +34,7 @@ class Request:
     prompt, and of the answer where that is known; empty where nothing is known."""
 
     priority: int = 0
-    """Of those that wait for admission higher ones go first."""
+    """Higher ones go first of those that wait for admission."""
     slo_class: str | None = None
     """Which of the scenario's classes it is of."""
 
@@ -51,10 +48,6 @@ class Request:
     """Output tokens on the host so far."""
     drafted: int = 0
     """Length of the draft in flight: rides with the draft to verify."""
-    drafter: int = 0
-    """Which of several draft models has its KV up to date: it drafted what is in flight."""
-    left_behind: dict[int, int] | None = None
-    """Tokens in the KV of other draft models that have drafted for it."""
     needs_catch_up: bool = False
     """The last draft was fully accepted, so the draft model lacks one token in its KV."""
 
@@ -65,8 +58,6 @@ class Request:
     num_preemptions: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV was there when it was first seated."""
-    draft_prefill: Wait[Any] | None = None
-    """Ticket of the draft model's prefill of this prompt while the first draft has yet to come after it."""
 
     queued_s: float = nan
     """When the engine took it in: at its next step boundary. TTFT as vLLM's own timestamps give it counts from here."""
@@ -82,14 +73,6 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prefill_goal = self.prompt_tokens
-
-    def change_drafter(self, drafter: int) -> int:
-        """Another draft model drafts from now on; returns the tokens that are in its KV already."""
-        behind = self.left_behind or {}
-        behind[self.drafter] = self.context_tokens - self.needs_catch_up
-        known_tokens = behind.pop(drafter, 0)
-        self.left_behind, self.drafter, self.needs_catch_up = behind, drafter, False
-        return known_tokens
 
     @property
     def is_finished(self) -> bool:

@@ -88,7 +88,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     draft_tokens: int = 0
     """DRAFT only: passes one after the other, each drafts a token per row; 1 where one pass fills all slots."""
     drafter: int = 0
-    """Of the draft model: which of several it is."""
+    """Index of the draft model where there are several."""
+    drafters: Sequence[int] = ()
+    """VERIFY: who drafted for each row where there are several draft models."""
+    drafted: Sequence[int] = ()
+    """VERIFY: drafted tokens of each row that are checked, where these are not all that is in flight."""
     projected_tokens: int = 0
     """DRAFT of a block drafter: tokens whose features it projects into its KV, those of prompts among them."""
     num_bytes: int = 0
@@ -97,6 +101,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds since the host could begin to prepare this work: so much of its preparation is over already."""
     host_s: float = 0.0
     """HOST only: seconds of the policy's own CPU time."""
+
+    def checked(self) -> Sequence[int]:
+        """[requests] drafted tokens of each that are checked: `drafted`, or those in flight (`Request.drafted`)."""
+        return self.drafted or [request.drafted for request in self.requests]
 
 
 class Result(NamedTuple):

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from sim.engine.gauge import GaugePart
-from sim.engine.serving import Serving
+from sim.engine.serving import Choose, Serving
 from sim.hosts.view import HostView
 from sim.interface.request import Request
 from sim.policies import baseline, pd, pdv, unified
@@ -42,18 +42,18 @@ class Part(Serving):
             whole.controller,
             max_concurrency=None,
             max_num_batched_tokens=whole.max_num_batched_tokens,
+            first_measured=whole.first_measured,
+            gaps=whole.gaps,
+            queue=GaugePart(whole.queue),
         )
         self.whole = whole
-        self.gaps = whole.gaps
-        self.queue = GaugePart(whole.queue)
-        self.first_measured = whole.first_measured
 
-    def admit_now(self) -> Request | None:
-        """As of any serving, within the seats that all parts have together."""
+    def admit_now(self, choose: Choose | None = None) -> Request | None:
+        """Admit as any serving does, within the seats that all parts have together."""
         most = self.whole.max_num_seqs
         if most is not None and self.whole.num_active >= most:
             return None
-        request = super().admit_now()
+        request = super().admit_now(choose)
         if request is not None:
             self.whole.num_admitted += 1
         return request
@@ -68,8 +68,8 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
     if isinstance(table, str):
         table = seed_table(is_heavy=False)
     parts = {name: Part(serving, name) for name in dict.fromkeys(name for _, name in table)}
-    serving.router = _Router(serving, table, options.hysteresis, parts).arrived
-    serving.on_finished = partial(_wake, list(parts.values()), serving.on_finished)
+    router = _Router(serving, table, options.hysteresis, parts)
+    serving.divide(router.arrived, partial(_wake, list(parts.values())))
     return [task for name, part in parts.items() for task in PARTS[name](part, options, limits)]
 
 
@@ -86,10 +86,8 @@ class _Router:
         self.parts[self.table[self.row][1]].arrive(request)
 
 
-def _wake(parts: Sequence[Part], then: Callable[[], None] | None) -> None:
+def _wake(parts: Sequence[Part]) -> None:
     """A seat is free, and memory: whoever waits for it looks."""
-    if then is not None:
-        then()
     for part in parts:
         if part.inbox:
             part.host.notify(part.intake)

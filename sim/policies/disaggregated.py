@@ -38,13 +38,20 @@ class _Pools:
         self.lanes = [Lane(f"decode{i}") for i in range(decode)]
         self.sent = [Lane(f"sent{i}") for i in range(decode)]
         self.tickets: dict[int, Ticket] = {}
-        """Of transfers, by arrival index."""
+        """Transfers by arrival index."""
         self.drafts = DraftPool(
             draft,
             is_scaled=options.draft_autoscale,
             requests_per_gpu=options.requests_per_draft_device,
             cooldown_s=options.draft_cooldown_s,
         )
+        self._host = host
+        has_pool = bool(self.draft) and serving.controller.draft_tokens_max > 0
+        self.draft_prompts = rounds.DraftPrompts(self._draft_stream_of) if has_pool else None
+        """Where the draft model has GPUs of its own."""
+
+    def _draft_stream_of(self, request: Request) -> Stream:
+        return self.draft[self.drafts.join(request, self._host.now_s)]
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
@@ -58,13 +65,7 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 
 async def _prefill_gpu(serving: Serving, options: PolicyOptions, pools: _Pools, stream: Stream) -> None:
     """One prompt after the other; the KV of one sets off while the next one is computed."""
-    host = serving.host
-
-    def draft_stream_of(request: Request) -> Stream:
-        return pools.draft[pools.drafts.join(request, host.now_s)]
-
-    has_pool = bool(pools.draft) and serving.controller.draft_tokens_max > 0
-    async for request in rounds.prefilled(serving, options, stream, draft_stream_of if has_pool else None):
+    async for request in rounds.prefilled(serving, options, stream, pools.draft_prompts):
         gpu = _place(serving, request)
         serving.commit_prefill(request)
         if request.is_finished:
@@ -72,8 +73,8 @@ async def _prefill_gpu(serving: Serving, options: PolicyOptions, pools: _Pools, 
             continue
         num_bytes = request.prompt_tokens * serving.kv_bytes_per_token
         copy = Work(kind=Kind.COPY, requests=(request,), num_bytes=num_bytes)
-        pools.tickets[request.index] = host.run(copy, pools.link)
-        await pools.sent[gpu].put(host, request)
+        pools.tickets[request.index] = serving.host.run(copy, pools.link)
+        await pools.sent[gpu].put(serving.host, request)
 
 
 def _place(serving: Serving, request: Request) -> int:
@@ -97,21 +98,33 @@ async def _decode_gpu(
     at_most = rows_per_work(options, limits, options.decode_batch, controller.draft_tokens_max)
     while True:
         batch = await rounds.take_batch(serving, lane, options, at_most, num_lanes=1)
-        if not pools.draft or controller.draft_tokens_max == 0:
+        if pools.draft_prompts is None:
             going_on = await rounds.run_round(serving, batch, options, stream, stream)
         else:
-            going_on = await _round_apart(serving, batch, options, pools, stream)
+            going_on = await _round_apart(serving, batch, options, pools, stream, pools.draft_prompts)
         await lane.put_all(serving.host, going_on)
 
 
 async def _round_apart(
-    serving: Serving, batch: list[Request], options: PolicyOptions, pools: _Pools, stream: Stream
+    serving: Serving,
+    batch: list[Request],
+    options: PolicyOptions,
+    pools: _Pools,
+    stream: Stream,
+    prompts: rounds.DraftPrompts,
 ) -> list[Request]:
     """Drafts on the GPUs of the requests' draft KV, side by side, then one verify on `stream`."""
     host, started_s = serving.host, serving.host.now_s
-    draft_tokens = serving.controller.draft_tokens_for(len(batch), len(serving.inbox))
+    lengths = {row.index: each for row, each in zip(batch, serving.controller.lengths_for(batch), strict=True)}
     drafts = [
-        rounds.submit_draft(serving, requests, options, pools.draft[gpu], draft_tokens)
+        rounds.submit_draft(
+            serving,
+            requests,
+            options,
+            pools.draft[gpu],
+            [lengths[request.index] for request in requests],
+            prompts.take(requests),
+        )
         for gpu, requests in pools.drafts.by_gpu(batch)
     ]
     verify = rounds.submit_verify(serving, batch, options, stream, after=drafts)
@@ -123,6 +136,6 @@ async def _round_apart(
 
 def _leave(serving: Serving, pools: _Pools, requests: Sequence[Request]) -> None:
     """These are through: their draft GPUs have room again."""
-    if pools.draft and serving.controller.draft_tokens_max:
+    if pools.draft_prompts is not None:
         for request in requests:
             pools.drafts.leave(request, serving.host.now_s)

@@ -26,11 +26,14 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 
 
 async def prefill_lane(
-    serving: Serving, options: PolicyOptions, decode: Lane, stream: Stream, draft_stream: Stream | None = None
+    serving: Serving,
+    options: PolicyOptions,
+    decode: Lane,
+    stream: Stream,
+    apart: rounds.DraftPrompts | None = None,
 ) -> None:
-    """One prompt after the other, then on to `decode`; the draft model's on `draft_stream`, if that is another."""
-    where = None if draft_stream is None else lambda _: draft_stream
-    async for request in rounds.prefilled(serving, options, stream, where):
+    """One prompt after the other, then on to `decode`; the draft model may be `apart`."""
+    async for request in rounds.prefilled(serving, options, stream, apart):
         serving.commit_prefill(request)
         if not request.is_finished:
             await decode.put(serving.host, request)

@@ -49,8 +49,7 @@ async def _decode_lane(
         while verify_goes_first(len(decode) + len(batch), len(verify), options.verify_lead):
             await host.wait(verify.changed)
         started_s = host.now_s
-        draft_tokens = controller.draft_tokens_for(len(batch), len(serving.inbox))
-        await rounds.submit_draft(serving, batch, options, stream, draft_tokens)
+        await rounds.submit_draft(serving, batch, options, stream, controller.lengths_for(batch))
         controller.saw_draft(host.now_s - started_s, len(verify))
         await verify.put_all(host, batch)
 

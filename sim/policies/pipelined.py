@@ -22,6 +22,7 @@ from sim.interface.request_queue import Lane
 from sim.interface.work import Kind, Model, Work
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.policies.pd import prefill_lane
+from sim.policies.rounds import DraftPrompts
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
@@ -29,9 +30,10 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
     verify_stream = host.stream("verify", priority=options.priority(1))
     draft_stream = host.stream("draft", device=min(1, options.draft_devices), priority=options.priority(2))
     prefill_stream = host.stream("prefill")
+    prompts = DraftPrompts(lambda _: draft_stream)
     return [
-        _steps(serving, options, limits, decode, verify_stream, draft_stream),
-        prefill_lane(serving, options, decode, prefill_stream, draft_stream if options.draft_devices else None),
+        _steps(serving, options, limits, decode, verify_stream, draft_stream, prompts),
+        prefill_lane(serving, options, decode, prefill_stream, prompts if options.draft_devices else None),
     ]
 
 
@@ -42,6 +44,7 @@ async def _steps(
     decode: Lane,
     verify_stream: Stream,
     draft_stream: Stream,
+    prompts: DraftPrompts,
 ) -> None:
     """Step after step over the oldest requests of the lane; the rest wait until one of these is through."""
     host, controller = serving.host, serving.controller
@@ -54,9 +57,10 @@ async def _steps(
             await decode.filled(host, poll_s=options.poll_s)
         rows += decode.take_now(host, at_most=at_most - len(rows))
         started_s = host.now_s
-        window = max(1, controller.draft_tokens_for(len(rows), len(serving.inbox)))
-        drafting = [row for row in rows if row.draft_prefill is None or row.draft_prefill.is_done]
-        draft = _submit_ahead(serving, drafting, windows, window, draft_stream) if drafting else None
+        lengths = [max(1, length) for length in controller.lengths_for(rows)]
+        drafting = [row for row in rows if prompts.is_done(row)]
+        after = prompts.take(drafting)
+        draft = _submit_ahead(serving, drafting, windows, max(lengths), draft_stream, after) if drafting else None
         verify = _submit_check(serving, rows, windows, {row.index for row in drafting}, verify_stream)
         accepted = (await verify).accepted
         is_hit = [count > windows.get(row.index, 0) for row, count in zip(rows, accepted, strict=True)]
@@ -66,17 +70,24 @@ async def _steps(
             draft.cancel()
         counts = [min(count, windows.get(row.index, 0)) for row, count in zip(rows, accepted, strict=True)]
         going_on = serving.commit_rounds(rows, counts)
-        windows = {row.index: window - 1 for row, hit in zip(rows, is_hit, strict=True) if hit and not row.is_finished}
+        windows = {
+            row.index: length - 1
+            for row, length, hit in zip(rows, lengths, is_hit, strict=True)
+            if hit and not row.is_finished
+        }
         rows = going_on
         controller.saw_draft(host.now_s - started_s, 0)
 
 
 def _submit_ahead(
-    serving: Serving, rows: Sequence[Request], windows: dict[int, int], window: int, stream: Stream
+    serving: Serving,
+    rows: Sequence[Request],
+    windows: dict[int, int],
+    window: int,
+    stream: Stream,
+    after: Sequence[Ticket],
 ) -> Ticket:
     """The next window of every row, from its newest drafted token on."""
-    for row in rows:
-        row.draft_prefill = None
     work = Work(
         kind=Kind.DRAFT,
         model=Model.DRAFT,
@@ -87,7 +98,7 @@ def _submit_ahead(
         head_rows=len(rows),
         draft_tokens=window,
     )
-    return serving.host.run(work, stream)
+    return serving.host.run(work, stream, after=after)
 
 
 def _submit_check(
@@ -99,7 +110,6 @@ def _submit_check(
     row_tokens = sum(pending) + len(rows)
     for row, tokens in zip(rows, pending, strict=True):
         serving.open_round(row, tokens)
-        row.drafted = tokens + (row.index in drafting)
     work = Work(
         kind=Kind.VERIFY,
         requests=tuple(rows),
@@ -107,8 +117,6 @@ def _submit_check(
         row_tokens=row_tokens,
         context_tokens=sum(row.context_tokens for row in rows),
         head_rows=row_tokens,
+        drafted=[tokens + (row.index in drafting) for row, tokens in zip(rows, pending, strict=True)],
     )
-    ticket = serving.host.run(work, stream)
-    for row, tokens in zip(rows, pending, strict=True):
-        row.drafted = tokens
-    return ticket
+    return serving.host.run(work, stream)

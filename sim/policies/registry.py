@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sim.engine.serving import Serving
 from sim.names import unknown
-from sim.policies import adaptive, baseline, continuous, disaggregated, pd, pdv, pipelined, unified
+from sim.policies import adaptive, baseline, disaggregated, pd, pdv, pipelined, unified
+from sim.policies.continuous import loop as continuous
 from sim.policies.options import EngineLimits, PolicyOptions
 
 if TYPE_CHECKING:

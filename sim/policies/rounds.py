@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from sim.engine.draft_choice import DraftChoice
 from sim.engine.serving import Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
@@ -17,51 +16,69 @@ from sim.policies import works
 from sim.policies.choices import batch_for
 from sim.policies.options import KvMode, PolicyOptions
 
-DraftStreamOf = Callable[[Request], Stream]
-"""Where the draft model computes the prompt of a request."""
+
+class DraftPrompts:
+    """Prompts in a draft model that has streams of its own, `stream_of` a request; its first draft comes after them."""
+
+    def __init__(self, stream_of: Callable[[Request], Stream]) -> None:
+        self.stream_of = stream_of
+        self._tickets: dict[int, Ticket] = {}
+
+    def add(self, request: Request, ticket: Ticket) -> None:
+        self._tickets[request.index] = ticket
+
+    def is_done(self, request: Request) -> bool:
+        ticket = self._tickets.get(request.index)
+        return ticket is None or ticket.is_done
+
+    def take(self, requests: Sequence[Request]) -> list[Ticket]:
+        """Tickets that a draft for `requests` comes after; later ones come after none."""
+        tickets = [self._tickets.pop(request.index, None) for request in requests]
+        return [ticket for ticket in tickets if ticket is not None]
 
 
-def submit_prefill(serving: Serving, request: Request, stream: Stream, draft_stream: Stream | None = None) -> Ticket:
-    """Prefill `request` in the target and, where one drafts, in the draft model, on `draft_stream` if that is another;
-    the ticket is that of the last work on `stream`.
+def submit_prefill(serving: Serving, request: Request, stream: Stream, apart: DraftPrompts | None = None) -> Ticket:
+    """Prefill `request` in the target and, where one drafts, in the draft model, on a stream of its own if it is
+    `apart`; the ticket is that of the last work on `stream`.
 
     Prompts beyond the engine's token budget go in several works. So a first token leaves as it does under `continuous`,
     with all that its step computes (docs/adr/035); a draft model on a stream of its own holds up the first draft alone.
     """
-    return submit_prompts(serving, request, stream, draft_stream)[1]
+    return submit_prompts(serving, request, stream, apart)[1]
 
 
 def submit_prompts(
-    serving: Serving, request: Request, stream: Stream, draft_stream: Stream | None = None
+    serving: Serving, request: Request, stream: Stream, apart: DraftPrompts | None = None
 ) -> tuple[Ticket, Ticket]:
-    """As `submit_prefill`; tickets of the target's last work, and of the last one on `stream`."""
+    """Prefill as `submit_prefill` does; tickets of the target's last work, and of the last one on `stream`."""
+    draft_stream = stream if apart is None else apart.stream_of(request)
     target = submit_prompt(serving, request, Model.TARGET, stream)
-    return target, _with_draft_prompt(serving, request, target, stream, draft_stream)
+    return target, _with_draft_prompt(serving, request, target, draft_stream, apart)
 
 
 def _with_draft_prompt(
     serving: Serving,
     request: Request,
     target: Ticket,
-    stream: Stream,
-    draft_stream: Stream | None,
+    draft_stream: Stream,
+    apart: DraftPrompts | None,
     most_tokens: int | None = None,
 ) -> Ticket:
-    """Submit the draft model's prompt behind the target's, where one drafts; the last ticket on `stream`."""
+    """Submit the draft model's prompt behind the target's, where one drafts; the last ticket on the target's stream."""
     if not serving.controller.draft_tokens_max:
         return target
-    draft = submit_prompt(serving, request, Model.DRAFT, draft_stream or stream, most_tokens)
-    if draft_stream is None or draft_stream is stream:
+    draft = submit_prompt(serving, request, Model.DRAFT, draft_stream, most_tokens)
+    if apart is None:
         return draft
-    request.draft_prefill = draft
+    apart.add(request, draft)
     return target
 
 
 async def prefilled(
-    serving: Serving, options: PolicyOptions, stream: Stream, draft_stream_of: DraftStreamOf | None = None
+    serving: Serving, options: PolicyOptions, stream: Stream, apart: DraftPrompts | None = None
 ) -> AsyncIterator[Request]:
     """Requests as they are admitted and their prompts are through on `stream`, one after the other; the draft model's
-    may have another stream.
+    may be `apart`.
 
     While the draft model computes one prompt, the target's next one is submitted behind it, so that the stream does not
     wait for the host.
@@ -69,12 +86,11 @@ async def prefilled(
     last: tuple[Request, Ticket] | None = None
     while True:
         request = await serving.admit(poll_s=options.poll_s) if last is None else serving.admit_now()
-        draft_stream = None if request is None or draft_stream_of is None else draft_stream_of(request)
         if request is not None and options.prefill_chunk_tokens is not None:
-            await prefill_by_chunks(serving, request, stream, options.prefill_chunk_tokens, draft_stream)
+            await prefill_by_chunks(serving, request, stream, options.prefill_chunk_tokens, apart)
             yield request
             continue
-        tickets = None if request is None else submit_prompts(serving, request, stream, draft_stream)
+        tickets = None if request is None else submit_prompts(serving, request, stream, apart)
         if last is not None:
             await last[1]
             yield last[0]
@@ -93,70 +109,60 @@ def submit_prompt(
 ) -> Ticket:
     """The prompt through one of the models, in as many works as the token budget wants, or pieces of `most_tokens`; the
     last one's ticket."""
-    drafter = _first_drafter(serving, request) if model is Model.DRAFT else 0
+    drafter = serving.controller.drafter_of_prompt(request, serving.num_active) if model is Model.DRAFT else 0
     chunks = works.prefill(request, model, most_tokens or serving.max_num_batched_tokens, drafter=drafter)
     return [serving.host.run(work, stream) for work in chunks][-1]
 
 
-def _first_drafter(serving: Serving, request: Request) -> int:
-    """The draft model that computes the prompt of `request`: the one for the present load, of several."""
-    if isinstance(serving.controller, DraftChoice):
-        request.drafter = serving.controller.drafter_for(serving.num_active)
-    return request.drafter
-
-
 def submit_draft(
-    serving: Serving, requests: Sequence[Request], options: PolicyOptions, stream: Stream, draft_tokens: int
+    serving: Serving,
+    requests: Sequence[Request],
+    options: PolicyOptions,
+    stream: Stream,
+    lengths: Sequence[int],
+    after: Sequence[Ticket] = (),
 ) -> Ticket:
-    """Draft for every row; opens their rounds. A draft of 0 tokens only brings the draft model's KV up to date. Of
-    several draft models it is the one that was chosen with the draft length; it computes first what it has missed."""
-    host, drafter = serving.host, 0
-    if isinstance(serving.controller, DraftChoice):
-        drafter = serving.controller.drafter
-        _change_drafter(serving, requests, options, stream, drafter)
-    after = [request.draft_prefill for request in requests if request.draft_prefill is not None]
+    """Draft as long as the longest of `lengths` [requests] for every row; opens their rounds. A draft of 0 tokens only
+    brings the draft model's KV up to date. The model that was chosen with the lengths computes first what it has
+    missed; drafts come `after` these works on the device."""
+    host, drafter, draft_tokens = serving.host, serving.controller.drafter, max(lengths)
+    for request, known_tokens in serving.controller.take_over(requests):
+        if options.kv is not KvMode.NONE:
+            for work in works.catch_up(request, known_tokens, drafter, serving.max_num_batched_tokens):
+                host.run(work, stream)
     if options.kv is KvMode.NONE:
         drafts = works.draft_without_kv(requests, draft_tokens, drafter=drafter)
     else:
         drafts = [works.draft(requests, draft_tokens, drafter=drafter)]
     ticket = [host.run(work, stream, after=after) for work in drafts][-1]
-    for request in requests:
-        request.draft_prefill = None
-        serving.open_round(request, draft_tokens)
+    for request, length in zip(requests, lengths, strict=True):
+        serving.open_round(request, length)
     return ticket
-
-
-def _change_drafter(
-    serving: Serving, requests: Sequence[Request], options: PolicyOptions, stream: Stream, drafter: int
-) -> None:
-    """`drafter` drafts for these rows from now on, and has their KV once what is submitted here is through."""
-    for request in requests:
-        if request.drafter == drafter:
-            continue
-        known_tokens = request.change_drafter(drafter)
-        if options.kv is not KvMode.NONE:
-            for work in works.catch_up(request, known_tokens, drafter, serving.max_num_batched_tokens):
-                serving.host.run(work, stream)
 
 
 def submit_verify(
     serving: Serving, requests: Sequence[Request], options: PolicyOptions, stream: Stream, after: Sequence[Ticket] = ()
 ) -> Ticket:
-    work = works.verify_without_kv(requests) if options.kv is KvMode.NONE else works.verify(requests)
+    verify = works.verify_without_kv if options.kv is KvMode.NONE else works.verify
+    work = verify(requests, serving.controller.drafters_of(requests))
     return serving.host.run(work, stream, after=after)
 
 
 def submit_round(
-    serving: Serving, requests: Sequence[Request], options: PolicyOptions, draft_stream: Stream, verify_stream: Stream
+    serving: Serving,
+    requests: Sequence[Request],
+    options: PolicyOptions,
+    draft_stream: Stream,
+    verify_stream: Stream,
+    after: Sequence[Ticket] = (),
 ) -> Ticket:
-    """Draft, then verify, nothing awaited between; without speculation a plain decode."""
-    controller = serving.controller
-    draft_tokens = controller.draft_tokens_for(len(requests), len(serving.inbox))
-    if controller.draft_tokens_max == 0:
+    """Draft, `after` these works, then verify, nothing awaited between; without speculation a plain decode."""
+    lengths = serving.controller.lengths_for(requests)
+    if serving.controller.draft_tokens_max == 0:
         for request in requests:
             serving.open_round(request, 0)
         return submit_verify(serving, requests, options, verify_stream)
-    draft = submit_draft(serving, requests, options, draft_stream, draft_tokens)
+    draft = submit_draft(serving, requests, options, draft_stream, lengths, after)
     return submit_verify(serving, requests, options, verify_stream, after=(draft,))
 
 
@@ -189,23 +195,29 @@ async def take_batch(
 
 
 async def prefill_by_chunks(
-    serving: Serving, request: Request, stream: Stream, chunk_tokens: int, draft_stream: Stream | None = None
+    serving: Serving, request: Request, stream: Stream, chunk_tokens: int, apart: DraftPrompts | None = None
 ) -> None:
-    """As `submit_prefill`, in pieces of at most `chunk_tokens`, each of the target's awaited before the next; the draft
-    model's on `draft_stream`, if that is another one."""
+    """Prefill as `submit_prefill` does, in pieces of at most `chunk_tokens`, each of the target's awaited before the
+    next."""
+    draft_stream = stream if apart is None else apart.stream_of(request)
     most_tokens = min(chunk_tokens, serving.max_num_batched_tokens or chunk_tokens)
     for work in works.prefill(request, Model.TARGET, most_tokens):
         ticket = serving.host.run(work, stream)
         await ticket
-    await _with_draft_prompt(serving, request, ticket, stream, draft_stream, most_tokens)
+    await _with_draft_prompt(serving, request, ticket, draft_stream, apart, most_tokens)
 
 
 async def run_round(
-    serving: Serving, requests: Sequence[Request], options: PolicyOptions, draft_stream: Stream, verify_stream: Stream
+    serving: Serving,
+    requests: Sequence[Request],
+    options: PolicyOptions,
+    draft_stream: Stream,
+    verify_stream: Stream,
+    after: Sequence[Ticket] = (),
 ) -> list[Request]:
-    """One atomic round: draft and verify as one step of the caller."""
+    """One atomic round: draft, `after` these works, and verify as one step of the caller."""
     started_s = serving.host.now_s
-    verify = submit_round(serving, requests, options, draft_stream, verify_stream)
+    verify = submit_round(serving, requests, options, draft_stream, verify_stream, after)
     going_on = await finish_round(serving, requests, options, verify, verify_stream)
     serving.controller.saw_draft(serving.host.now_s - started_s, 0)
     return going_on

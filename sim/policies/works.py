@@ -63,8 +63,9 @@ def draft(requests: Sequence[Request], draft_tokens: int, *, drafter: int = 0) -
     )
 
 
-def verify(requests: Sequence[Request]) -> Work:
-    """Each row's draft plus one token through the target; a row without a draft is a plain decode."""
+def verify(requests: Sequence[Request], drafters: Sequence[int] = ()) -> Work:
+    """Each row's draft plus one token through the target; a row without a draft is a plain decode. `drafters` as Work
+    has them."""
     row_tokens = sum(request.drafted + 1 for request in requests)
     return Work(
         kind=Kind.VERIFY,
@@ -73,6 +74,7 @@ def verify(requests: Sequence[Request]) -> Work:
         row_tokens=row_tokens,
         context_tokens=sum(request.context_tokens for request in requests),
         head_rows=row_tokens,
+        drafters=drafters,
     )
 
 
@@ -103,11 +105,12 @@ def draft_without_kv(requests: Sequence[Request], draft_tokens: int, *, drafter:
     ]
 
 
-def verify_without_kv(requests: Sequence[Request]) -> Work:
+def verify_without_kv(requests: Sequence[Request], drafters: Sequence[int] = ()) -> Work:
     """One full pass of the target over sequence and draft."""
     return Work(
         kind=Kind.VERIFY,
         requests=requests,
         chunks=tuple(Chunk(request.context_tokens + 1 + request.drafted, 0) for request in requests),
         head_rows=sum(request.drafted + 1 for request in requests),
+        drafters=drafters,
     )

@@ -17,8 +17,8 @@ import msgspec
 
 from sim.acceptance.luck import Luck
 from sim.costs.profile import Profile
-from sim.engine.fleet import Fleet, FleetGauges
-from sim.engine.gauge import GapSamples, GaugePart
+from sim.engine.fleet import Account, Fleet
+from sim.engine.gauge import GaugePart
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
@@ -26,7 +26,6 @@ from sim.hosts.view import HostView
 from sim.interface.host import Host
 from sim.interface.request import Request
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
-from sim.policies import continuous_lazy
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
 from sim.workload.classes import assign_classes
@@ -110,26 +109,22 @@ class Experiment:
     ) -> Serving | Fleet:
         """Start the policy and the arrivals of `requests` on `host`, in every replica.
 
-        With `luck` the account may be lazy where that changes no result: nobody looks at a row's state then. Raises
-        ValueError for a request that never fits. `is_recorded`: somebody notes the works, and the memory over time.
+        With `luck` nobody looks at a request between its first and its last token, so that a policy may note its rounds
+        all at once. Raises ValueError for a request that never fits. `is_recorded`: somebody notes the works, and the
+        memory over time.
         """
         resolved, devices = self.resolved, self.scenario.devices
         pool = resolved.pool.new()
         _check_they_fit(requests, pool, resolved.profile)
         served: Serving | Fleet
         if devices.count == 1:
-            served = self._serving(host, requests, pool)
-            self._start_policy(host, served, luck, is_recorded)
+            served = self._serving(host, requests, pool, luck, is_recorded)
+            self._start_policy(host, served)
         else:
-            members: list[Serving] = []
 
-            def build(index: int, gaps: GapSamples, gauges: FleetGauges) -> Serving:
+            def build(index: int, account: Account) -> Serving:
                 view = HostView(host, str(index), first_gpu=index * resolved.num_gpus)
-                member = self._serving(view, requests, resolved.pool.new())
-                member.gaps = gaps
-                member.queue, member.kv.held = GaugePart(gauges.queue), GaugePart(gauges.held)
-                members.append(member)
-                return member
+                return self._serving(view, requests, resolved.pool.new(), luck, is_recorded, account)
 
             served = Fleet(
                 host,
@@ -139,16 +134,26 @@ class Experiment:
                 routing=devices.routing,
                 max_concurrency=self.scenario.workload.max_concurrency,
             )
-            for member in members:
-                self._start_policy(host, member, luck, is_recorded)
+            for member in served.servings:
+                self._start_policy(host, member)
         if is_recorded:
             served.kv.held.series = []
         host.spawn(served.arrivals())
         return served
 
-    def _serving(self, host: Host, requests: Sequence[Request], pool: KvPool) -> Serving:
-        """One replica's, on its own GPUs."""
+    def _serving(
+        self,
+        host: Host,
+        requests: Sequence[Request],
+        pool: KvPool,
+        luck: Luck | None,
+        is_recorded: bool,
+        account: Account | None = None,
+    ) -> Serving:
+        """What one replica serves on its own GPUs, added to `account` where there are several."""
         resolved = self.resolved
+        if account is not None:
+            pool.held = GaugePart(account.held)
         return Serving(
             host,
             requests,
@@ -160,18 +165,17 @@ class Experiment:
             frontend_s=resolved.engine.frontend_s,
             first_measured=self.scenario.workload.num_warmups,
             kv_bytes_per_token=resolved.kv_bytes_per_token,
+            draws=luck if self.scenario.window.stop_s is None else None,
+            names_requests=is_recorded,
+            gaps=account and account.gaps,
+            queue=account and GaugePart(account.queue),
+            on_finished=account and account.on_finished,
         )
 
-    def _start_policy(self, host: SpawningHost, serving: Serving, luck: Luck | None, is_recorded: bool) -> None:
+    def _start_policy(self, host: SpawningHost, serving: Serving) -> None:
         if serving.frontend_s:
             host.spawn(serving.frontend())
-        resolved, limits = self.resolved, self.resolved.limits
-        is_simple = self.scenario.window.stop_s is None and resolved.lengths.constant is not None
-        if resolved.policy.is_continuous and luck and is_simple and continuous_lazy.can_be_lazy(serving, limits):
-            tasks = continuous_lazy.coroutines(serving, limits, luck, names_requests=is_recorded)
-        else:
-            tasks = resolved.policy.build(serving, resolved.options, limits)
-        for task in tasks:
+        for task in self.resolved.policy.build(serving, self.resolved.options, self.resolved.limits):
             host.spawn(task)
 
     def record(self, serving: Serving | Fleet, accounts: Accounts) -> RunRecord:

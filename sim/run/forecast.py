@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sim.costs.cost import CostModel
 from sim.devices.partition import MEASURED, Place, rates_on_shares
 from sim.interface.work import Chunk, Kind, Model, Work
-from sim.policies.continuous import draft_of
+from sim.policies.continuous.plan import draft_of
 from sim.policies.options import EngineLimits, Method
 
 PREFILL = "prefill"

@@ -383,7 +383,7 @@ class _Resolver:
         workload, sample = self.scenario.workload, self._sample()
         count = len(sample)
         prompt, output = _mean_lengths(sample)
-        draft_tokens = self._controller().draft_tokens_for(1, 0)
+        (draft_tokens,) = self._controller().lengths_for(sample[:1])
         per_round = 1.0
         if draft_tokens:
             per_round = build_acceptance(self.scenario.speculation, draft_tokens).expected_length(draft_tokens)

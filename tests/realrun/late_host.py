@@ -106,7 +106,7 @@ class LateHost(SteppedHost):
     def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> LateTicket:
         requests = work.requests
         emitted = tuple(request.emitted_tokens for request in requests)
-        job = Job(work, tuple(request.drafted for request in requests), emitted, None)
+        job = Job(work, tuple(work.checked()), emitted, None)
         self.executor.submitted(job)
         ticket = LateTicket(job, stream, after, self.device.send())
         self._queues[stream.name].append(ticket)

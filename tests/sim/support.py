@@ -10,19 +10,20 @@ from typing import Any
 from sim.costs.cost import ConstantCosts, Demands, Link
 from sim.devices.ticket import SimTicket
 from sim.engine.controllers import build_controller
-from sim.engine.draft_length import Controller
+from sim.engine.draft_length import Controller, SameLength
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
-from sim.engine.serving import Serving
+from sim.engine.serving import RoundDraws, Serving
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.interface.request_queue import Lane
 from sim.interface.work import Kind, Result, Work
-from sim.policies import continuous_lazy, pd, rounds
+from sim.policies import rounds
+from sim.policies.continuous.loop import can_be_totals
 from sim.policies.disaggregated import LINK
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.policies.registry import POLICIES, Policy, find_policy, register
 from sim.run.limits import draft_slots
 
@@ -41,19 +42,35 @@ def early_tokens() -> str:
     """Name of a policy as `pd`, but for first tokens: they leave, and rows join the decode lane, when the target is
     through with a prompt and the draft model is not."""
 
-    async def prefill(serving: Serving, lane: Lane, stream: Stream) -> None:
+    async def prefill(serving: Serving, lane: Lane, stream: Stream, prompts: rounds.DraftPrompts) -> None:
         while True:
             request = await serving.admit()
-            target, request.draft_prefill = rounds.submit_prompts(serving, request, stream)
+            target, through = rounds.submit_prompts(serving, request, stream)
+            prompts.add(request, through)
             await target
             serving.commit_prefill(request)
             if not request.is_finished:
                 await lane.put(serving.host, request)
 
+    async def decode(
+        serving: Serving, options: PolicyOptions, at_most: int, lane: Lane, stream: Stream, prompts: rounds.DraftPrompts
+    ) -> None:
+        while True:
+            batch = await rounds.take_batch(serving, lane, options, at_most, num_lanes=1)
+            after = prompts.take(batch)
+            await lane.put_all(
+                serving.host, await rounds.run_round(serving, batch, options, stream, stream, after=after)
+            )
+
     def build(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Any]:
         lane, host = Lane("decode"), serving.host
-        decode = pd.decode_lane(serving, options, limits, lane, host.stream("decode"))
-        return [decode, prefill(serving, lane, host.stream("prefill"))]
+        stream, decode_stream = host.stream("prefill"), host.stream("decode")
+        prompts = rounds.DraftPrompts(lambda _: stream)
+        at_most = rows_per_work(options, limits, options.decode_batch, serving.controller.draft_tokens_max)
+        return [
+            decode(serving, options, at_most, lane, decode_stream, prompts),
+            prefill(serving, lane, stream, prompts),
+        ]
 
     return register(Policy(name=EARLY, summary="", source="test", build=build)).name
 
@@ -95,7 +112,7 @@ class NeverAccept:
         return 0
 
 
-class NotedController:
+class NotedController(SameLength):
     """A draft length that only its owner changes, and a note of all that it is told."""
 
     draft_tokens_min = 0
@@ -104,15 +121,15 @@ class NotedController:
     def __init__(self, draft_tokens: int, draft_tokens_max: int) -> None:
         self.draft_tokens = draft_tokens
         self.draft_tokens_max = draft_tokens_max
-        self.asked: list[tuple[int, int]] = []
-        """(batch, queue)."""
+        self.asked: list[int] = []
+        """Requests of each batch."""
         self.rounds: list[tuple[int, int]] = []
         """(drafted, accepted)."""
         self.drafts: list[tuple[float, int]] = []
         """(latency, verify queue)."""
 
-    def draft_tokens_for(self, batch: int, queue: int) -> int:
-        self.asked.append((batch, queue))
+    def length_for(self, num_requests: int) -> int:
+        self.asked.append(num_requests)
         return self.draft_tokens
 
     def saw_round(self, drafted: int, accepted: int) -> None:
@@ -147,7 +164,7 @@ class SimRun:
         kv_blocks: int = 10_000,
         max_concurrency: int | None = None,
         stop_s: float | None = None,
-        is_lazy: bool = False,
+        is_totals: bool = False,
         is_caching: bool = True,
         num_warmups: int = 0,
         block_size: int = 16,
@@ -176,12 +193,11 @@ class SimRun:
             block_size=block_size,
             controller=controller,
             options=options,
+            first_measured=num_warmups,
+            draws=self.luck if is_totals else None,
         )
-        self.serving.first_measured = num_warmups
-        if is_lazy:
-            tasks = continuous_lazy.coroutines(self.serving, limits, self.luck, names_requests=True)
-        else:
-            tasks = find_policy(policy).build(self.serving, options or PolicyOptions(poll_s=0.0, spin_s=0.0), limits)
+        assert not is_totals or can_be_totals(self.serving, limits)
+        tasks = find_policy(policy).build(self.serving, options or PolicyOptions(poll_s=0.0, spin_s=0.0), limits)
         for task in [*tasks, self.serving.arrivals()]:
             self.host.spawn(task)
         self.host.run_until(stop_s)
@@ -216,6 +232,8 @@ def serve(
     block_size: int = 16,
     controller: Controller | None = None,
     options: PolicyOptions | None = None,
+    first_measured: int = 0,
+    draws: RoundDraws | None = None,
 ) -> Serving:
     limits = limits or EngineLimits()
     num_engines = find_policy(policy).num_engines(options or PolicyOptions())
@@ -236,6 +254,8 @@ def serve(
         max_concurrency=max_concurrency,
         max_num_seqs=limits.max_num_seqs * num_engines,
         max_num_batched_tokens=limits.max_num_batched_tokens,
+        first_measured=first_measured,
+        draws=draws,
     )
 
 
@@ -248,7 +268,8 @@ def run_on_script(
         rows = work.requests if work.kind is Kind.VERIFY else work.requests[: work.rows]
         if work.kind not in (Kind.VERIFY, Kind.STEP):
             return Result(())
-        return Result([luck.run_length(r.index, r.emitted_tokens, r.drafted) if r.drafted else 0 for r in rows])
+        asked = zip(rows, work.checked(), strict=False)
+        return Result([luck.run_length(r.index, r.emitted_tokens, most) if most else 0 for r, most in asked])
 
     host = ScriptHost(lambda work: SECONDS[work.kind], answer)
     serving = serve(host, policy, requests, draft_tokens, options=options)

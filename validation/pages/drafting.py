@@ -26,7 +26,7 @@ from sim.costs.forms.table import TableCosts
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape, draft_model, model
 from sim.interface.work import Kind, Model, Work
-from sim.policies.continuous import draft_of
+from sim.policies.continuous.plan import draft_of
 from sim.policies.options import Method
 
 PAGE = Path(__file__).parents[2] / "docs" / "drafting.md"

@@ -13,7 +13,7 @@ from sim.acceptance.luck import Luck
 from sim.costs.cost import CostModel
 from sim.interface.request import Request
 from sim.interface.work import Chunk, Kind, Model, Work
-from sim.policies.continuous import DRAFT_ROW_TOKENS
+from sim.policies.continuous.plan import DRAFT_ROW_TOKENS
 
 
 def run_reference(

@@ -8,10 +8,10 @@ import msgspec
 
 from realrun.validate.divergence import first_divergence
 from sim.costs.profile_files import load
-from sim.experiment.resolve import resolve
-from sim.experiment.run import simulate
-from sim.experiment.scenario import Scenario
 from sim.metrics.records import RunRecord, WorkRecord
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 
 PROFILE = "cpu/tiny"
 

@@ -7,23 +7,16 @@ from typing import Any
 
 import pytest
 
-from sim.compare.capacity import capacity, capacity_floor
+from sim.compare.capacity import capacity, capacity_floor, peak_in_flight
 from sim.compare.points import Point, run_points
 from sim.compare.run_length import load_of, settle
 from sim.compare.side_by_side import Comparison, Order, compare
 from sim.costs.profile_files import load
 from sim.devices.contention import Regime
+from sim.interface.request import Request
 from sim.metrics.load import SHORT_RUN_ERROR, Verdict
 from sim.report.tables import notes
 from sim.run.scenario import Scenario
-from sim.experiment.capacity import capacity, capacity_floor, peak_in_flight
-from sim.experiment.compare import Comparison, Order, compare
-from sim.experiment.points import Point, run_points
-from sim.experiment.scenario import Scenario
-from sim.experiment.steady import load_of, settle
-from sim.metrics.load import SHORT_RUN_ERROR, Verdict
-from sim.report.tables import notes
-from sim.seam.request import Request
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 ALONE = "h100-sxm/llama-2-7b"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from sim.costs.profile_files import load
@@ -15,8 +17,10 @@ from sim.engine.adaptive_length import (
     best_length,
 )
 from sim.engine.controllers import CONTROLLERS, VERIFYING, build_controller
-from sim.engine.draft_length import ByBatch
+from sim.engine.draft_length import ByBatch, SameLength
 from sim.interface.request import Request
+from sim.interface.work import Kind
+from sim.policies.options import EngineLimits
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario, to_plain
 from sim.run.simulate import simulate
@@ -30,7 +34,7 @@ def test_a_table_holds_for_gaps_and_beyond_its_end_what_stood_before() -> None:
     """As vLLM fills its look-up: the last length goes on."""
     table = ByBatch(((1, 16, 3), (32, 128, 2), (256, 2048, 0)), 3)
     sizes = (1, 16, 17, 31, 32, 128, 129, 255, 256, 9999)
-    assert [table.draft_tokens_for(batch, 7) for batch in sizes] == [3, 3, 3, 3, 2, 2, 2, 2, 0, 0]
+    assert [table.length_for(batch) for batch in sizes] == [3, 3, 3, 3, 2, 2, 2, 2, 0, 0]
     assert (table.draft_tokens_min, table.draft_tokens_max) == (0, 3)
 
 
@@ -80,8 +84,8 @@ def test_goodput_drafts_long_where_rounds_are_flat_and_not_at_all_where_they_gro
     controller = GoodputLength(4, lambda rows, k: 1.0 if rows == 1 else 1.0 + k)
     for _ in range(50):
         controller.saw_round(4, 2)
-    assert controller.draft_tokens_for(1, 0) == 4
-    assert controller.draft_tokens_for(64, 0) == 0
+    assert controller.length_for(1) == 4
+    assert controller.length_for(64) == 0
 
 
 def test_goodput_follows_the_acceptance_it_sees() -> None:
@@ -89,15 +93,15 @@ def test_goodput_follows_the_acceptance_it_sees() -> None:
     controller = GoodputLength(3, lambda rows, k: 1.0 + 0.4 * k)
     for _ in range(600):
         controller.saw_round(3, 3)
-    lucky = controller.draft_tokens_for(8, 0)
+    lucky = controller.length_for(8)
     for _ in range(3000):
         controller.saw_round(3, 0)
-    assert (lucky, controller.draft_tokens_for(8, 0)) == (3, 0)
+    assert (lucky, controller.length_for(8)) == (3, 0)
 
 
 def test_goodput_looks_again_after_many_decisions_for_nothing() -> None:
     controller = GoodputLength(3, lambda rows, k: 1.0 + 10.0 * k)
-    chosen = [controller.draft_tokens_for(1, 0) for _ in range(2 * PROBE_EVERY)]
+    chosen = [controller.length_for(1) for _ in range(2 * PROBE_EVERY)]
     assert [place for place, k in enumerate(chosen) if k] == [PROBE_EVERY - 1, 2 * PROBE_EVERY - 1]
 
 
@@ -107,7 +111,7 @@ def batches(controller: SglangAdaptive, accepted: int, count: int, size: int = 1
     for _ in range(count):
         for _ in range(size):
             controller.saw_round(8, accepted)
-        chosen.append(controller.draft_tokens_for(size, 0))
+        chosen.append(controller.length_for(size))
     return chosen
 
 
@@ -138,20 +142,20 @@ def test_sglangs_hysteresis_keeps_a_step_that_lies_just_below_the_mark() -> None
         for _ in range(15):
             for accepted in (1, 0, 0, 0, 1, 0, 0, 1, 0, 0):
                 controller.saw_round(3, accepted)
-            controller.draft_tokens_for(10, 0)
-    assert (kept.draft_tokens_for(10, 0), down.draft_tokens_for(10, 0)) == (3, 1)
+            controller.length_for(10)
+    assert (kept.length_for(10), down.length_for(10)) == (3, 1)
 
 
 def test_sglangs_bands_take_what_stands_at_the_largest_key_within_the_batch() -> None:
     controller = SglangAdaptive(3)
-    assert [controller.draft_tokens_for(batch, 0) for batch in (1, 7, 8, 31, 32, 63, 64, 500)] == [
+    assert [controller.length_for(batch) for batch in (1, 7, 8, 31, 32, 63, 64, 500)] == [
         3, 3, 3, 3, 1, 1, 0, 0,
     ]  # fmt: skip
 
 
 def test_a_band_of_sglang_at_0_tries_its_next_step_at_the_next_look() -> None:
     controller = SglangAdaptive(0, {"1": Band(candidate_steps=(0, 2), warmup_batches=0, update_interval=3)})
-    assert [controller.draft_tokens_for(4, 0) for _ in range(5)] == [0, 0, 0, 2, 2]
+    assert [controller.length_for(4) for _ in range(5)] == [0, 0, 0, 2, 2]
 
 
 @pytest.mark.parametrize("bands", [{"0": (1,)}, {"x": (1,)}, {}])
@@ -160,14 +164,35 @@ def test_bands_begin_at_a_batch_size(bands: dict[str, tuple[int, ...]]) -> None:
         SglangAdaptive(1, {key: Band(candidate_steps=steps) for key, steps in bands.items()})
 
 
-def test_a_continuous_step_asks_with_all_its_requests_and_who_waits() -> None:
+def test_a_continuous_step_asks_with_all_its_requests() -> None:
     """Two prompts fit into the first step, and the third waits for a seat."""
-    from sim.policies.options import EngineLimits
-
     controller = NotedController(2, 2)
     asked = [request(index, output=4) for index in range(3)]
     SimRun("continuous", asked, luck=AlwaysAccept(), limits=EngineLimits(max_num_seqs=2), controller=controller)
-    assert controller.asked[:2] == [(2, 1), (2, 1)]
+    assert controller.asked[:2] == [2, 2]
+
+
+class OwnLength(SameLength):
+    """Every request drafts one token more than its index."""
+
+    draft_tokens_min, draft_tokens_max, constant_length = 1, 3, None
+
+    def lengths_for(self, batch: Sequence[Request]) -> list[int]:
+        return [1 + request.index for request in batch]
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("policy", ["continuous", "pd", "pdv", "unified", "disaggregated"])
+def test_requests_of_a_batch_may_draft_lengths_of_their_own(policy: str, async_scheduling: bool) -> None:
+    """Everything is accepted, so a round of request i brings i + 2 tokens; a batch drafts as long as its longest."""
+    asked = [request(index, prompt=8, output=13) for index in range(3)]
+    limits = EngineLimits(async_scheduling=async_scheduling)
+    run = SimRun(policy, asked, luck=AlwaysAccept(), limits=limits, controller=OwnLength())
+    rounds = [(r.num_rounds, r.drafted_tokens, r.accepted_tokens) for r in run.serving.requests]
+    assert rounds == [(6, 6, 6), (4, 8, 8), (3, 9, 9)]
+    assert run.serving.kv.held.value == 0
+    drafts = [ticket.work for ticket in run.tickets if ticket.work.kind is Kind.DRAFT and ticket.work.rows]
+    assert max(work.draft_tokens for work in drafts) == 3
 
 
 def test_a_step_without_drafts_keeps_the_drafter_up_to_date() -> None:
@@ -271,14 +296,14 @@ def test_adaptive_verification_takes_all_where_tokens_are_free_and_none_where_th
     rows = [drafted(3), drafted(3)]
     free = AdaptiveVerification(3, lambda rows, k: 1.0)
     dear = AdaptiveVerification(3, lambda rows, k: 1.0 + 10.0 * k)
-    assert (free.verified(rows), dear.verified(rows)) == ([3, 3], [0, 0])
+    assert (free.verify(rows), dear.verify(rows)) == ([3, 3], [0, 0])
 
 
 def test_adaptive_verification_stops_where_the_next_token_no_longer_pays() -> None:
     """Untold, a token survives with 0.7, 0.49, 0.34. A place of both rows adds half of a round: (2 + 1.4) / 1.5 beats
     2 / 1 and (2 + 1.4 + 0.98) / 2."""
     controller = AdaptiveVerification(3, lambda rows, k: 1.0 + 0.5 * k)
-    assert controller.verified([drafted(3), drafted(3)]) == [1, 1]
+    assert controller.verify([drafted(3), drafted(3)]) == [1, 1]
 
 
 def test_adaptive_verification_prefers_the_request_that_has_accepted_more() -> None:
@@ -288,7 +313,7 @@ def test_adaptive_verification_prefers_the_request_that_has_accepted_more() -> N
     for _ in range(200):
         controller.saw_round(3, 1)
     lucky, unlucky = drafted(3, num_rounds=40, accepted=120), drafted(3, num_rounds=40, accepted=0)
-    taken = controller.verified([unlucky, lucky])
+    taken = controller.verify([unlucky, lucky])
     assert taken[1] > taken[0]
 
 

@@ -115,12 +115,12 @@ def test_a_fixed_length_stays_whatever_it_is_told() -> None:
     controller = build_controller("fixed", 4)
     controller.saw_draft(9.0, 99)
     controller.saw_round(4, 0)
-    assert (controller.draft_tokens_for(1, 0), controller.draft_tokens_max) == (4, 4)
+    assert (controller.length_for(1), controller.draft_tokens_max) == (4, 4)
 
 
 def test_feedback_has_nothing_to_choose_where_nothing_is_drafted() -> None:
     controller = build_controller("feedback", 0)
-    assert (controller.draft_tokens_for(1, 0), controller.draft_tokens_max) == (0, 0)
+    assert (controller.length_for(1), controller.draft_tokens_max) == (0, 0)
 
 
 def test_an_unknown_controller_is_refused() -> None:

@@ -29,10 +29,10 @@ def lengths(controller: Feedback, rounds: Iterator[int], num_decisions: int, que
     found = []
     for _ in range(num_decisions):
         for _ in range(ROUNDS_PER_DECISION):
-            drafted = controller.draft_tokens_for(1, queue)
+            drafted = controller.length_for(1)
             controller.saw_draft(0.010, queue)
             controller.saw_round(drafted, min(drafted, next(rounds)))
-        found.append(controller.draft_tokens_for(1, queue))
+        found.append(controller.length_for(1))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -25,12 +25,19 @@ class Served:
         *,
         max_concurrency: int | None = None,
         max_num_seqs: int | None = None,
+        first_measured: int = 0,
     ) -> None:
         self.host = ScriptHost(lambda work: 0.0)
         self.drafts = NotedController(4, 4)
         pool = pool or KvPool(100, 16, 5)
         self.serving = Serving(
-            self.host, requests, pool, self.drafts, max_concurrency=max_concurrency, max_num_seqs=max_num_seqs
+            self.host,
+            requests,
+            pool,
+            self.drafts,
+            max_concurrency=max_concurrency,
+            max_num_seqs=max_num_seqs,
+            first_measured=first_measured,
         )
 
     def at(self, time_s: float, act: Callable[[], object]) -> None:
@@ -209,6 +216,44 @@ def test_a_prompt_is_seated_where_all_of_it_fits_and_takes_blocks_for_its_first_
 
 def test_nobody_is_seated_where_nobody_waits() -> None:
     assert arrived([], paged()).seat_now(16) is None
+
+
+def longest(waiting: Sequence[Request]) -> Request:
+    return max(waiting, key=lambda each: each.prompt_tokens)
+
+
+def test_a_policy_admits_whom_it_chooses_and_the_others_keep_their_order() -> None:
+    asked = [request(0, prompt=10), request(1, prompt=30), request(2, prompt=20)]
+    serving = arrived(asked, KvPool(100, 16, 5))
+    assert serving.admit_now(longest) is asked[1]
+    assert (list(serving.inbox), serving.queue.value) == ([asked[0], asked[2]], 2)
+    assert (asked[1].scheduled_s, serving.num_active) == (0.0, 1)
+
+
+def test_none_overtakes_the_chosen_one_while_there_is_no_room_for_it() -> None:
+    """Two blocks: room for 10 + 6 tokens and drafts, not for 30."""
+    asked = [request(0, prompt=10), request(1, prompt=30)]
+    serving = arrived(asked, KvPool(2, 16, 5))
+    assert serving.admit_now(longest) is None
+    assert (list(serving.inbox), serving.num_active) == (asked, 0)
+    assert serving.admit_now() is asked[0]
+
+
+def test_who_waits_for_admission_chooses_anew_when_another_one_has_come() -> None:
+    """One seat, free again at 5 s; the longer request came at 2 s."""
+    asked = [request(0), request(1, prompt=10), request(2, arrival_s=2.0, prompt=30)]
+    served = Served(asked, max_num_seqs=1)
+    served.at(5.0, lambda: finish(served.serving, asked[0]))
+    admitted: list[tuple[float, int]] = []
+
+    async def admit() -> None:
+        for choose in (None, longest):
+            index = (await served.serving.admit(choose)).index
+            admitted.append((served.host.now_s, index))
+
+    served.host.spawn(admit())
+    served.run()
+    assert admitted == [(0.0, 0), (5.0, 2)]
 
 
 # -- preemption
@@ -390,8 +435,7 @@ def test_output_is_cut_at_what_was_asked_and_acceptance_is_not() -> None:
 def test_gaps_lie_between_emissions_of_requests_behind_the_warm_up() -> None:
     """Request 0 warms up. Request 1 emits at 1, 3 and 4 s: its first token has no gap, the others 2 and 1 s."""
     asked = [request(0, output=9), request(1, output=9)]
-    served = Served(asked)
-    served.serving.first_measured = 1
+    served = Served(asked, first_measured=1)
     for time_s in (1.0, 3.0, 4.0):
         for each in asked:
             served.at(time_s, lambda each=each: served.serving.emit(each, 2))

@@ -153,6 +153,15 @@ def test_a_verify_asks_for_every_row_that_drafted_from_where_its_output_stands()
     assert luck.questions == [(3, 7, 4), (6, 2, 4)] * 2
 
 
+def test_a_verify_may_check_other_tokens_than_those_in_flight_of_drafts_by_several_models() -> None:
+    first, second = AskedLuck(), AskedLuck()
+    machine = SimHost(ConstantCosts(device_s=SECONDS), first, lucks=(first, second))
+    rows = (drafted(3, 7, 4), drafted(5, 9, 0), drafted(6, 2, 4))
+    work = Work(kind=Kind.VERIFY, requests=rows, rows=3, row_tokens=11, drafted=(1, 2, 0), drafters=(1, 0, 1))
+    machine.run(work, machine.stream("a"))
+    assert (first.questions, second.questions) == ([(5, 9, 2)], [(3, 7, 1)])
+
+
 def test_a_step_asks_for_its_rows_and_not_for_its_prompts() -> None:
     luck = AskedLuck()
     machine = SimHost(ConstantCosts(device_s=SECONDS), luck)

@@ -6,9 +6,8 @@ import pytest
 
 from sim.engine.draft_pool import DraftPool
 from sim.engine.kv import SpreadPool
-from sim.interface.work import Kind
+from sim.interface.work import Kind, Model
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
-from sim.seam.work import Kind, Model
 from tests.sim.hosts.test_contract import outcome, requests
 from tests.sim.support import AlwaysAccept, SimRun, request
 

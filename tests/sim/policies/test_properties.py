@@ -157,9 +157,9 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
             draft_tokens=draft_tokens,
             kv_blocks=kv_blocks,
             max_concurrency=max_concurrency,
-            is_lazy=is_lazy,
+            is_totals=is_totals,
         )
-        for is_lazy in (False, True)
+        for is_totals in (False, True)
     )
     _assert_same_decisions(lazy, plain)
 
@@ -207,9 +207,9 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
             kv_blocks=kv_blocks,
             block_size=block_size,
             num_warmups=num_warmups,
-            is_lazy=is_lazy,
+            is_totals=is_totals,
         )
-        for is_lazy in (False, True)
+        for is_totals in (False, True)
     )
     _assert_same_decisions(lazy, plain)
     assert [r.num_preemptions for r in lazy.serving.requests] == [r.num_preemptions for r in plain.serving.requests]
@@ -242,9 +242,9 @@ def test_lazy_accounting_hands_a_step_under_way_over_with_its_tables_as_they_wer
             draft_tokens=draft_tokens,
             kv_blocks=kv_blocks,
             block_size=block_size,
-            is_lazy=is_lazy,
+            is_totals=is_totals,
         )
-        for is_lazy in (False, True)
+        for is_totals in (False, True)
     )
     _assert_same_decisions(lazy, plain)
 
@@ -267,9 +267,9 @@ def test_lazy_accounting_of_a_table_of_one_length_makes_the_decisions_of_the_pla
             controller=ByBatch(((1, 9, length),), 3),
             kv_blocks=kv_blocks,
             block_size=4,
-            is_lazy=is_lazy,
+            is_totals=is_totals,
         )
-        for is_lazy in (False, True)
+        for is_totals in (False, True)
     )
     _assert_same_decisions(lazy, plain)
 

@@ -78,7 +78,7 @@ def pair(rows: list[Any], limits: EngineLimits, *, block: int = BLOCK, **more: A
     """The plain loop and the lazy account, which have as many blocks free whenever a work sets off."""
     runs, notes = [], []
     with patch("tests.sim.support.PagedPool", NotedPool):
-        for is_lazy in (False, True):
+        for is_totals in (False, True):
             runs.append(
                 SimRun(
                     "continuous",
@@ -87,7 +87,7 @@ def pair(rows: list[Any], limits: EngineLimits, *, block: int = BLOCK, **more: A
                     luck=KeyedLuck(),
                     limits=limits,
                     block_size=block,
-                    is_lazy=is_lazy,
+                    is_totals=is_totals,
                     **more,
                 )
             )
@@ -167,7 +167,7 @@ def test_content_that_nobody_shares_changes_nothing(
     limits = EngineLimits(max_num_seqs=5, max_num_batched_tokens=60, async_scheduling=is_async)
     own = [(*row[:3], 10 + place, 99) for place, row in enumerate(sorted(rows))]
     silent = [(*row[:3], 0, 0) for row in rows]
-    for is_lazy in (False, True):
+    for is_totals in (False, True):
         runs = []
         for each in (own, silent):
             requests = build(each)
@@ -184,7 +184,7 @@ def test_content_that_nobody_shares_changes_nothing(
                     block_size=BLOCK,
                     draft_tokens=draft_tokens,
                     kv_blocks=-(-most // BLOCK) + spare_blocks,
-                    is_lazy=is_lazy,
+                    is_totals=is_totals,
                 )
             )
         assert outcome(runs[0]) == outcome(runs[1])
@@ -196,28 +196,28 @@ def chunks_of(run: SimRun) -> list[tuple[Chunk, ...]]:
     return [t.work.chunks for t in run.tickets if t.work.kind is Kind.STEP and t.work.chunks]
 
 
-@pytest.mark.parametrize("is_lazy", [False, True])
-def test_a_prompt_finds_the_blocks_of_another_that_is_seated_in_the_same_step(is_lazy: bool) -> None:
+@pytest.mark.parametrize("is_totals", [False, True])
+def test_a_prompt_finds_the_blocks_of_another_that_is_seated_in_the_same_step(is_totals: bool) -> None:
     """As vLLM, whose blocks have their hash when they are planned: 14 tokens alike are three blocks of 4."""
     rows = [(0.0, 20, 3, 0, 14), (0.0, 20, 3, 0, 14)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_lazy=is_lazy)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_totals=is_totals)
     assert chunks_of(run) == [(Chunk(20, 0), Chunk(8, 12))]
     assert [r.cached_tokens for r in run.serving.requests] == [0, 12]
 
 
-@pytest.mark.parametrize("is_lazy", [False, True])
-def test_a_later_turn_finds_prompt_and_answer_of_the_one_before(is_lazy: bool) -> None:
+@pytest.mark.parametrize("is_totals", [False, True])
+def test_a_later_turn_finds_prompt_and_answer_of_the_one_before(is_totals: bool) -> None:
     """10 + 9 tokens, the last of them never computed: 18 are four whole blocks; the next prompt goes on with them."""
     rows = [(0.0, 10, 9, 0, 19), (100.0, 30, 2, 0, 99)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_lazy=is_lazy)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_totals=is_totals)
     assert chunks_of(run) == [(Chunk(10, 0),), (Chunk(14, 16),)]
 
 
-@pytest.mark.parametrize("is_lazy", [False, True])
-def test_shared_blocks_are_in_memory_once(is_lazy: bool) -> None:
+@pytest.mark.parametrize("is_totals", [False, True])
+def test_shared_blocks_are_in_memory_once(is_totals: bool) -> None:
     """Two prompts of 16 tokens, 12 of them found: 16 + 4 and a token of each in the end."""
     rows = [(0.0, 16, 2, 0, 16), (0.0, 16, 2, 0, 16)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_lazy=is_lazy)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_totals=is_totals)
     assert run.serving.kv.held.peak == 16 + 4 + 2
     assert run.serving.paged.num_shared == 0
 

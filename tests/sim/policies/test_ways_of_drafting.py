@@ -10,7 +10,7 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import Experts, draft_model, dspark_drafter, mtp_layer
 from sim.interface.work import Chunk, Kind, Work
-from sim.policies.continuous import draft_of
+from sim.policies.continuous.plan import draft_of
 from sim.policies.options import Method
 
 PAIR = load("h100-sxm/llama-3.1-8b+eagle3")

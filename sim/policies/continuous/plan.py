@@ -1,30 +1,26 @@
-"""Continuous batching as in vLLM v1: every step one target pass of verify rows and prefill chunks under a token budget.
+"""What one step of continuous batching carries, row by row or with its rows as totals, and the works that it is.
 
-There are no phases: a step brings each request's computed tokens closer to all that it has (prompt, output, drafts).
-RUNNING goes before WAITING, draft tokens consume budget, blocks are taken as tokens come, with look-ahead slots for the
-next draft; where they run out the last running request is preempted, and nothing is admitted in that step. Drafting
-follows the target pass on the same stream and the step is over when both are: then tokens are emitted. Drafts of
-unfinished prompts are never made. Without speculation this is `autoregressive`.
-
-With asynchronous scheduling the next step is planned while the last one is under way, without its results: what arrives
-meanwhile waits one step longer, and the host's preparation is hidden behind the device.
+As in vLLM v1 there are no phases: a step brings each request's computed tokens closer to all that it has (prompt,
+output, drafts). RUNNING goes before WAITING, draft tokens consume budget, blocks are taken as tokens come, with
+look-ahead slots for the next draft; where they run out the last running request is preempted, and nothing is admitted
+in that step. Drafts of unfinished prompts are never made.
 
 The draft pass is padded to two tokens per row (the newest, and the one that is missing after full acceptance) because
 the host submits it before it knows what was accepted; an EAGLE head takes all verified tokens of the row. Not here: the
-same decisions with lazy accounting (continuous_lazy), blocks (sim.engine.paged).
+order of steps (loop), what rows as totals gain (totals), blocks (sim.engine.paged).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from math import inf
+from typing import NamedTuple
 
-from sim.engine.adaptive_length import AdaptiveVerification
 from sim.engine.serving import Serving
-from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.work import Chunk, Kind, Model, Work
-from sim.policies.options import EngineLimits, Method, PolicyOptions
+from sim.policies.options import EngineLimits, Method
 
 DRAFT_ROW_TOKENS = 2
 """Tokens per row of a draft model's padded first pass."""
@@ -52,90 +48,13 @@ class Step(NamedTuple):
         ]
 
 
-class Flight(NamedTuple):
-    """A step under way."""
-
-    step: Step
-    target: Ticket
-    last: Ticket
-    """Of its last work: the draft where one follows the target pass."""
-    draft_tokens: int
-    started_s: float
-    accepted: Sequence[int] | None = None
-    """Accepted drafted tokens of each row where they are known already; None = as the target's ticket tells."""
-
-
-class Pause(NamedTuple):
-    """Between two steps, none of which is under way."""
-
-    running: list[Request]
-    """Seated requests, oldest first."""
-    planned: Step | None
-    """The next step, where it was planned ahead."""
-    planned_at_s: float
-
-
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
-    return [_serve(serving, limits, serving.host.stream("gpu"))]
-
-
-async def _serve(serving: Serving, limits: EngineLimits, stream: Stream) -> None:
-    await engine(serving, limits, stream, [])
-
-
-async def engine(
-    serving: Serving,
-    limits: EngineLimits,
-    stream: Stream,
-    running: list[Request],
-    flight: Flight | None = None,
-    may_stop: Callable[[Pause], bool] | None = None,
-) -> Pause:
-    """Serve until `may_stop` at a pause, for ever without it; `running` requests are seated already, oldest first, and
-    `flight` is under way."""
-    host = serving.host
-    planned: Step | None = None
-    planned_at_s = 0.0
-    while True:
-        if flight is None:
-            if may_stop is not None and may_stop(pause := Pause(running, planned, planned_at_s)):
-                return pause
-            if planned is None or planned.is_empty:
-                planned, planned_at_s = plan_step(serving, running, limits, None), host.now_s
-                if planned.is_empty:
-                    await host.wait(serving.intake)
-                    continue
-            step, planned = begin_step(serving, planned), None
-            if step.is_empty:
-                continue
-            flight = _submit(serving, step, stream, limits.method, host.now_s - planned_at_s)
-        if limits.async_scheduling:
-            planned, planned_at_s = plan_step(serving, running, limits, flight.draft_tokens), host.now_s
-        await flight.last
-        step, draft_tokens = flight.step, flight.draft_tokens
-        if draft_tokens and (step.rows or step.completed):
-            serving.controller.saw_draft(host.now_s - flight.started_s, 0)
-        accepted = flight.accepted if flight.accepted is not None else (await flight.target).accepted
-        for request in commit_step(serving, step, accepted):
-            serving.open_round(request, draft_tokens)
-        running = [request for request in running if not request.is_finished]
-        flight = None
-
-
-def _submit(serving: Serving, step: Step, stream: Stream, method: Method, ahead_s: float) -> Flight:
-    """The target pass of `step`, planned `ahead_s` before now, and the drafts that follow it."""
-    host, controller, completed = serving.host, serving.controller, step.completed
-    draft_tokens = controller.draft_tokens_for(len(step.rows) + len(step.prompts), len(serving.inbox))
-    target = last = host.run(step_work(step, len(completed), ahead_s), stream)
-    if draft_tokens or (controller.draft_tokens_max and method is not Method.NGRAM):
-        last = host.run(draft_work(step, completed, draft_tokens, method), stream)
-    return Flight(step, target, last, draft_tokens, host.now_s)
-
-
-def plan_step(serving: Serving, running: list[Request], limits: EngineLimits, drafting: int | None) -> Step:
+def plan_step(
+    serving: Serving, running: list[Request], limits: EngineLimits, drafting: Mapping[int, int] | None
+) -> Step:
     """Fill one step's budget: `running` requests first, oldest first, then waiting ones, which join `running`.
 
-    `drafting` is the draft length of the step under way, whose results are not known yet; None where there is none.
+    `drafting` has the draft lengths of the step under way by arrival index, whose results are not known yet; None where
+    there is none.
     """
     serving.take_in()
     budget = limits.max_num_batched_tokens
@@ -158,7 +77,8 @@ def plan_step(serving: Serving, running: list[Request], limits: EngineLimits, dr
             continue
         else:
             missing, held = 0, request.context_tokens + in_flight
-            tokens = min(budget, 1 + (drafting if in_flight and drafting is not None else request.drafted))
+            drafted = drafting[request.index] if drafting is not None and in_flight else request.drafted
+            tokens = min(budget, 1 + drafted)
         while not grow(request, held + tokens, lookahead):
             has_preempted = True
             victim = running.pop()
@@ -195,16 +115,14 @@ def begin_step(serving: Serving, planned: Step) -> Step:
             continue
         if request.drafted >= tokens:
             serving.trim_draft(request, tokens - 1)
-        request.in_flight = request.drafted + 1
         step.rows.append(request)
+    for request, tokens in zip(step.rows, serving.controller.verify(step.rows), strict=True):
+        if tokens < request.drafted:
+            serving.trim_draft(request, tokens)
+        request.in_flight = request.drafted + 1
         step.row_tokens.append(request.in_flight)
     for request, chunk in zip(step.prompts, step.chunks, strict=True):
         request.in_flight = chunk.new_tokens
-    if isinstance(serving.controller, AdaptiveVerification) and step.rows:
-        for place, (request, tokens) in enumerate(zip(step.rows, serving.controller.verified(step.rows), strict=True)):
-            if tokens < request.drafted:
-                serving.trim_draft(request, tokens)
-                request.in_flight = step.row_tokens[place] = tokens + 1
     return step
 
 
@@ -220,30 +138,140 @@ def commit_step(serving: Serving, step: Step, accepted: Sequence[int]) -> list[R
     return [request for request in going_on if not request.is_preempted]
 
 
-def step_work(step: Step, num_completed: int, ahead_s: float) -> Work:
-    row_tokens = sum(step.row_tokens)
+# -- rows as totals: prompts alone are planned
+
+
+class Partial(NamedTuple):
+    """The one prompt that is admitted and not wholly planned. The budget has room for all seats' rows, so it always
+    gets a chunk in the next plan."""
+
+    request: Request
+    tokens: int
+    """Planned so far of the prompt."""
+
+
+class PromptPlan(NamedTuple):
+    """The prompts of a step, oldest first, and one chunk of each."""
+
+    prompts: list[Request]
+    chunks: tuple[Chunk, ...]
+    completed: list[Request]
+    """Prompts whose last chunk this is: all but perhaps the last one."""
+    partial: Partial | None
+    """What is left for later plans."""
+    at_s: float
+
+
+def has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: Partial | None) -> bool:
+    """Whether all who could be admitted now, while `num_seated` and `partial` hold seats, fit for their whole lives;
+    else reservations no longer tell who fits. No more than a step's tokens of prompts are admitted at once, but of
+    shared ones, which others may have computed."""
+    free_blocks, tokens = serving.kv.free_blocks, 0
+    most_tokens = inf if serving.paged.is_sharing else limits.max_num_batched_tokens
+    num_seats = limits.max_num_seqs - num_seated - (partial is not None)
+    for request in islice(serving.inbox, max(0, num_seats)):
+        free_blocks -= serving.kv.blocks_for(request)
+        if free_blocks < 0:
+            return False
+        tokens += request.prompt_tokens
+        if tokens >= most_tokens:
+            break
+    return True
+
+
+def plan_prompts(
+    serving: Serving, partial: Partial | None, limits: EngineLimits, num_seated: int, budget: int
+) -> PromptPlan:
+    """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats."""
+    if partial is None and not serving.inbox:
+        return PromptPlan([], (), [], None, serving.host.now_s)
+    serving.take_in()
+    pool, lookahead = serving.paged, serving.controller.draft_tokens_max
+    prompts: list[Request] = []
+    chunks: list[Chunk] = []
+    completed: list[Request] = []
+    while budget > 0:
+        if partial is not None:
+            request, history_tokens = partial
+            chunk = Chunk(min(request.prompt_tokens - history_tokens, budget), history_tokens)
+            if pool.is_sharing:
+                pool.grow(request, history_tokens + chunk.new_tokens, lookahead)
+        else:
+            if not serving.inbox or num_seated + len(prompts) >= limits.max_num_seqs:
+                break
+            request, chunk = _admit(serving, budget)
+        planned_tokens = chunk.history_tokens + chunk.new_tokens
+        prompts.append(request)
+        chunks.append(chunk)
+        budget -= chunk.new_tokens
+        if planned_tokens == request.prompt_tokens:
+            partial = None
+            completed.append(request)
+        else:
+            partial = Partial(request, planned_tokens)
+    return PromptPlan(prompts, tuple(chunks), completed, partial, serving.host.now_s)
+
+
+def _admit(serving: Serving, most_tokens: int) -> tuple[Request, Chunk]:
+    """The oldest waiting request, for which there is room, and its first chunk."""
+    if not serving.paged.is_sharing:
+        request = serving.admit_now()
+        assert request is not None
+        return request, Chunk(min(request.prompt_tokens, most_tokens), 0)
+    serving.kv.reserve(serving.inbox[0])
+    seated = serving.seat_now(most_tokens)
+    assert seated is not None
+    return seated
+
+
+# -- works
+
+
+class Load(NamedTuple):
+    """A step in numbers, and the requests that its works name."""
+
+    num_rows: int
+    row_tokens: int
+    context_tokens: int
+    """KV tokens of the rows."""
+    chunks: tuple[Chunk, ...]
+    prompts: Sequence[Request]
+    completed: Sequence[Request]
+    """Prompts whose last chunk this is."""
+    rows: Sequence[Request] | None
+    """None where works need not name their requests."""
+
+
+def load_of(step: Step) -> Load:
+    context_tokens = sum([request.context_tokens for request in step.rows])
+    completed, rows = step.completed, step.rows
+    return Load(len(rows), sum(step.row_tokens), context_tokens, step.chunks, step.prompts, completed, rows)
+
+
+def step_work(load: Load, ahead_s: float) -> Work:
+    """The target pass, which could be prepared for `ahead_s`."""
     return Work(
         kind=Kind.STEP,
-        requests=(*step.rows, *step.prompts),
-        rows=len(step.rows),
-        row_tokens=row_tokens,
-        context_tokens=sum(request.context_tokens for request in step.rows),
-        chunks=step.chunks,
-        head_rows=row_tokens + num_completed,
+        requests=() if load.rows is None else (*load.rows, *load.prompts),
+        rows=load.num_rows,
+        row_tokens=load.row_tokens,
+        context_tokens=load.context_tokens,
+        chunks=load.chunks,
+        head_rows=load.row_tokens + len(load.completed),
         ahead_s=ahead_s,
     )
 
 
-def draft_work(step: Step, completed: Sequence[Request], draft_tokens: int, method: Method) -> Work:
+def draft_work(load: Load, draft_tokens: int, method: Method) -> Work:
     """Drafts for every row that sampled in this step, and the draft model's share of the prefill; a draft of 0 tokens
     only brings the draft model's KV up to date."""
-    num_rows = len(step.rows) + len(completed)
+    completed = load.completed
+    num_rows = load.num_rows + len(completed)
     if method is Method.NGRAM:
         return Work(kind=Kind.HOST, rows=num_rows)
-    context_tokens = sum(request.context_tokens for request in step.rows)
-    context_tokens += sum(request.prefill_goal for request in completed)
-    requests = (*step.rows, *completed, *step.prompts)
-    return draft_of(method, num_rows, sum(step.row_tokens), context_tokens, step.chunks, draft_tokens, requests)
+    context_tokens = load.context_tokens + sum([request.prefill_goal for request in completed])
+    requests = () if load.rows is None else (*load.rows, *completed, *load.prompts)
+    return draft_of(method, num_rows, load.row_tokens, context_tokens, load.chunks, draft_tokens, requests)
 
 
 def draft_of(

@@ -1,30 +1,25 @@
-"""The decoding rows of the lazy account as totals: what all of them together gain in each step, and when each leaves.
+"""Decoding rows as totals: what all of them together gain in each step, and when each leaves.
 
-A row's luck is known when it joins, so all that it will do is written down at once. Where requests have content in
-common it is also known what its table gains by each plan.
-Not here: which steps there are (sim.policies.continuous_lazy).
+What is accepted of a row's drafts is known when it joins, so all that it will do is written down at once. Where
+requests have content in common it is also known what its table gains by each plan.
+Not here: which steps there are (sim.policies.continuous.loop).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sim.engine.paged import PagedPool
+from sim.engine.serving import RoundDraws
 from sim.interface.request import Request
 
 _GROWTH_STEPS = 4096
 
 Accepted = np.ndarray[Any, np.dtype[np.int8]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class RoundLuck(Protocol):
-    """Luck, asked for all rounds of a request at once."""
-
-    def rounds(self, index: int, emitted_tokens: int, output_tokens: int, draft_tokens: int) -> Accepted: ...
 
 
 class Begun(NamedTuple):
@@ -43,7 +38,7 @@ class Member(NamedTuple):
     first_step: int
     accepted: Accepted | None
     prompt_blocks: int = 0
-    """In its table when it joined, where tables matter."""
+    """Blocks in its table when it joined, where tables matter."""
 
     def accepted_in(self, step: int) -> int:
         """Drafted tokens that its round in `step` accepts."""
@@ -145,10 +140,10 @@ class Rows:
         "_advance",
         "_blocks",
         "_draft_tokens",
+        "_draws",
         "_ending",
         "_first_measured",
         "_leaving",
-        "_luck",
         "_members",
         "context_tokens",
         "num_measured",
@@ -156,8 +151,8 @@ class Rows:
         "step",
     )
 
-    def __init__(self, luck: RoundLuck, draft_tokens: int, first_measured: int, blocks: RowBlocks | None) -> None:
-        self._luck = luck
+    def __init__(self, draws: RoundDraws, draft_tokens: int, first_measured: int, blocks: RowBlocks | None) -> None:
+        self._draws = draws
         self._blocks = blocks
         self._first_measured = first_measured
         self._draft_tokens = draft_tokens
@@ -183,7 +178,7 @@ class Rows:
             gained = num_rounds
         else:
             if accepted is None:
-                accepted = self._luck.rounds(
+                accepted = self._draws.rounds(
                     request.index, begun.emitted_tokens, request.output_tokens, self._draft_tokens
                 )
             num_rounds = len(accepted)
@@ -212,7 +207,7 @@ class Rows:
 
     def read_in(self, running: Sequence[Request]) -> Rows:
         """An account of `running`, which decode from its first step on; some of them were here."""
-        rows = Rows(self._luck, self._draft_tokens, self._first_measured, None)
+        rows = Rows(self._draws, self._draft_tokens, self._first_measured, None)
         rows.step = -1
         for request in running:
             accepted = None
@@ -226,7 +221,7 @@ class Rows:
 
     @property
     def requests(self) -> list[Request]:
-        """Of the rows, in order of admission."""
+        """The rows' requests, in order of admission."""
         return [member.request for member in self._members.values()]
 
     def num_ending(self) -> int:

@@ -1,4 +1,4 @@
-"""Lazy accounting where random cases seldom look: when it may stand in, what a plan made ahead counts on, growth.
+"""Rows as totals where random cases seldom look: when it may stand in, what a plan made ahead counts on, growth.
 
 That it decides as the plain loop does is a property (test_properties).
 """
@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.engine import lazy_rows
+from sim.engine.serving import Serving
+from sim.interface.host import Stream
 from sim.interface.work import Chunk, Kind
-from sim.policies import continuous, continuous_lazy
-from sim.policies.continuous_lazy import can_be_lazy
-from sim.policies.options import EngineLimits, Method
+from sim.policies import rounds
+from sim.policies.continuous import loop, totals
+from sim.policies.continuous.loop import can_be_totals
+from sim.policies.options import EngineLimits, Method, PolicyOptions
+from sim.policies.registry import Policy, register
+from sim.report.notebook import simulate
 from tests.sim.support import SimRun, request, serve
 
 
@@ -28,37 +32,58 @@ class NeverAccept:
         return np.zeros(output_tokens - emitted_tokens, dtype=np.int8)
 
 
-def is_lazy(num_requests: int = 9, *, draft_tokens: int = 3, max_concurrency: int | None = None, **limits: Any) -> bool:
+def can_stand_in(
+    num_requests: int = 9, *, draft_tokens: int = 3, max_concurrency: int | None = None, **limits: Any
+) -> bool:
     told = EngineLimits(**({"max_num_seqs": 4, "max_num_batched_tokens": 16} | limits))
     requests = [request(index) for index in range(num_requests)]
     serving = serve(None, "continuous", requests, draft_tokens, max_concurrency=max_concurrency, limits=told)
-    return can_be_lazy(serving, told)
+    return can_be_totals(serving, told)
 
 
 def lazily(rows: list[tuple[int, int]], **more: Any) -> SimRun:
     """Requests of these prompt and output tokens, all at 0 s."""
     requests = [request(index, prompt=prompt, output=output) for index, (prompt, output) in enumerate(rows)]
-    return SimRun("continuous", requests, luck=NeverAccept(), is_lazy=True, **more)
+    return SimRun("continuous", requests, luck=NeverAccept(), is_totals=True, **more)
+
+
+def test_a_continuous_policy_of_ones_own_is_the_one_that_runs() -> None:
+    """It says itself whether rows are totals; this one serves request after request."""
+
+    async def one_by_one(serving: Serving, options: PolicyOptions, stream: Stream) -> None:
+        while True:
+            asked = await serving.admit()
+            await rounds.submit_prefill(serving, asked, stream)
+            serving.commit_prefill(asked)
+            while not asked.is_finished:
+                await rounds.run_round(serving, [asked], options, stream, stream)
+
+    def build(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Any]:
+        return [one_by_one(serving, options, serving.host.stream("mine"))]
+
+    name = register(Policy(name="my-continuous", summary="", source="test", build=build, is_continuous=True)).name
+    record = simulate(policy=name, profile="cpu/tiny", num_prompts=5).record
+    assert {usage.stream for usage in record.usage} == {"mine"}
 
 
 def test_the_budget_must_have_room_for_every_seat_with_its_draft() -> None:
-    assert is_lazy(max_num_batched_tokens=16)
-    assert not is_lazy(max_num_batched_tokens=15)
-    assert is_lazy(max_num_batched_tokens=4, draft_tokens=0)
-    assert not is_lazy(max_num_batched_tokens=3, draft_tokens=0)
+    assert can_stand_in(max_num_batched_tokens=16)
+    assert not can_stand_in(max_num_batched_tokens=15)
+    assert can_stand_in(max_num_batched_tokens=4, draft_tokens=0)
+    assert not can_stand_in(max_num_batched_tokens=3, draft_tokens=0)
 
 
 def test_seats_that_nobody_can_take_need_no_room() -> None:
-    assert is_lazy(2, max_num_batched_tokens=8)
-    assert not is_lazy(2, max_num_batched_tokens=7)
-    assert is_lazy(max_concurrency=1, max_num_batched_tokens=4)
-    assert not is_lazy(max_concurrency=1, max_num_batched_tokens=3)
+    assert can_stand_in(2, max_num_batched_tokens=8)
+    assert not can_stand_in(2, max_num_batched_tokens=7)
+    assert can_stand_in(max_concurrency=1, max_num_batched_tokens=4)
+    assert not can_stand_in(max_concurrency=1, max_num_batched_tokens=3)
 
 
 def test_limited_chunks_and_n_grams_take_the_plain_loop() -> None:
-    assert is_lazy(async_scheduling=True, method=Method.EAGLE3)
-    assert not is_lazy(long_prefill_token_threshold=2048)
-    assert not is_lazy(method=Method.NGRAM)
+    assert can_stand_in(async_scheduling=True, method=Method.EAGLE3)
+    assert not can_stand_in(long_prefill_token_threshold=2048)
+    assert not can_stand_in(method=Method.NGRAM)
 
 
 def test_a_row_that_must_end_keeps_its_seat_while_the_next_step_is_planned() -> None:
@@ -76,7 +101,7 @@ def test_a_prompt_of_one_output_token_takes_no_budget_of_the_step_after_it() -> 
 
 @pytest.mark.parametrize("first_steps", [2, 3, 4096])
 def test_the_account_grows_with_the_run(first_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lazy_rows, "_GROWTH_STEPS", first_steps)
+    monkeypatch.setattr(totals, "_GROWTH_STEPS", first_steps)
     run = lazily([(10, 9), (10, 30)], draft_tokens=1)
     works = [work.work for work in run.tickets if work.work.kind is Kind.STEP]
     assert len(works) == 30
@@ -86,7 +111,7 @@ def test_the_account_grows_with_the_run(first_steps: int, monkeypatch: pytest.Mo
 
 def test_requests_are_queued_at_the_next_step_boundary() -> None:
     requests = [request(index, arrival_s=arrival_s, output=3) for index, arrival_s in enumerate((0.0, 2.0, 7.0))]
-    run = SimRun("continuous", requests, luck=NeverAccept(), is_lazy=True, draft_tokens=0)
+    run = SimRun("continuous", requests, luck=NeverAccept(), is_totals=True, draft_tokens=0)
     assert [r.queued_s for r in run.serving.requests] == [0.0, 5.0, 10.0]
 
 
@@ -94,7 +119,7 @@ def test_full_seats_do_not_end_the_account(monkeypatch: pytest.MonkeyPatch) -> N
     def plain_loop(*_: Any) -> None:
         raise AssertionError("memory has not run out")
 
-    monkeypatch.setattr(continuous_lazy, "engine", plain_loop)
+    monkeypatch.setattr(loop, "by_rows", plain_loop)
     limits = EngineLimits(max_num_seqs=2, max_num_batched_tokens=100)
     run = lazily([(10, 4)] * 5, limits=limits, draft_tokens=0)
     assert run.serving.is_all_finished
@@ -105,20 +130,20 @@ def test_the_account_goes_on_once_memory_is_at_ease(monkeypatch: pytest.MonkeyPa
     """Two of 41 tokens do not fit into 64 for their whole lives: the plain loop serves the first two, and nobody else
     but the one that is there when both are through, 200 s before two more."""
     submitted: list[float] = []
-    submit = continuous._submit
+    start_step = loop.start_step
 
     def counted(serving: Any, *more: Any) -> Any:
         submitted.append(serving.host.now_s)
-        return submit(serving, *more)
+        return start_step(serving, *more)
 
-    monkeypatch.setattr(continuous, "_submit", counted)
+    monkeypatch.setattr(loop, "start_step", counted)
     limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=64, async_scheduling=is_async)
     requests = [
         request(index, arrival_s=at_s, prompt=11, output=30)
         for index, at_s in enumerate((0.0, 0.0, 60.0, 400.0, 600.0))
     ]
     more = {"luck": NeverAccept(), "limits": limits, "draft_tokens": 0, "kv_blocks": 64, "block_size": 1}
-    lazy = SimRun("continuous", requests, is_lazy=True, **more)
+    lazy = SimRun("continuous", requests, is_totals=True, **more)
     assert lazy.serving.is_all_finished
     assert submitted
     assert max(submitted) < 400.0

@@ -1,0 +1,345 @@
+"""Continuous batching as in vLLM v1: every step one target pass of verify rows and prefill chunks under a token budget.
+
+Drafting follows the target pass on the same stream and the step is over when both are: then tokens are emitted. Without
+speculation this is `autoregressive`. With asynchronous scheduling the next step is planned while the last one is under
+way, without its results: what arrives meanwhile waits one step longer, and the host's preparation is hidden behind the
+device.
+
+Two loops decide the same. `by_rows` looks at every row in every step. `by_totals` costs no more for a larger batch: a
+request's draws are known when it joins, so the step in which it leaves and the tokens it adds to the context in every
+step until then are written down at once (totals). Requires that nothing can change a row's fate meanwhile: a fixed
+draft length, a budget that always has room for every row, whole prompts before the next ones (no threshold), and no
+look at a row's state from outside (no cut window).
+
+With asynchronous scheduling a step's prompts are chosen while the one before it is under way: rows that may go on count
+against the budget, rows that must end (one token left) do not, and all hold their seats and memory. Memory is reserved
+for whole lives: as long as all reservations fit no block can run out. Where one of those who could be admitted next
+does not, every row's state is written out and `by_rows` goes on from there, with the step that is under way, until
+nobody waits and all who run, and some more, would fit: then `by_totals` goes on. Where requests have content in common,
+prompts take their blocks at admission, as in `by_rows`, and what the rows' tables gain in each plan is taken by number:
+what is found and what is lost depends on no more than that. A property test holds one loop to the other. Not here: what
+a step carries (plan).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sim.engine.serving import RoundDraws, Serving
+from sim.interface.host import Stream, Ticket
+from sim.interface.request import Request
+from sim.policies.continuous.plan import (
+    Load,
+    Partial,
+    PromptPlan,
+    Step,
+    begin_step,
+    commit_step,
+    draft_work,
+    has_room,
+    load_of,
+    plan_prompts,
+    plan_step,
+    step_work,
+)
+from sim.policies.continuous.totals import RowBlocks, Rows
+from sim.policies.options import EngineLimits, Method, PolicyOptions
+
+EASED_SHARE = 0.9
+"""Share of memory: `by_rows` hands back where those who run need no more for their whole lives. Each change of hands
+takes as long as some steps."""
+
+
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+    stream = serving.host.stream("gpu")
+    if serving.draws is not None and can_be_totals(serving, limits):
+        return [by_totals(serving, limits, stream, serving.draws)]
+    return [_by_rows(serving, limits, stream)]
+
+
+def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
+    """Whether no row can be trimmed or held up by the budget, and prompts complete in order."""
+    if serving.controller.constant_length is None:
+        return False
+    if limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
+        return False
+    most_rows = min(limits.max_num_seqs, len(serving.requests), serving.max_concurrency or limits.max_num_seqs)
+    return (serving.controller.draft_tokens_max + 1) * most_rows <= limits.max_num_batched_tokens
+
+
+def _submit(
+    serving: Serving, load: Load, stream: Stream, method: Method, draft_tokens: int, ahead_s: float
+) -> tuple[Ticket, Ticket]:
+    """The target pass of a step that was planned `ahead_s` before now, and the drafts that follow it; tickets of the
+    former, and of the last work."""
+    run = serving.host.run
+    target = last = run(step_work(load, ahead_s), stream)
+    if draft_tokens or (serving.controller.draft_tokens_max and method is not Method.NGRAM):
+        last = run(draft_work(load, draft_tokens, method), stream)
+    return target, last
+
+
+# -- row by row
+
+
+class Flight(NamedTuple):
+    """A step under way."""
+
+    step: Step
+    target: Ticket
+    last: Ticket
+    """Ticket of its last work: the draft where one follows the target pass."""
+    lengths: Mapping[int, int]
+    """Draft lengths by arrival index."""
+    started_s: float
+    accepted: Sequence[int] | None = None
+    """Accepted drafted tokens of each row where they are known already; None = as the target's ticket tells."""
+
+
+class Pause(NamedTuple):
+    """The time between two steps, none of which is under way."""
+
+    running: list[Request]
+    """Seated requests, oldest first."""
+    planned: Step | None
+    """The next step, where it was planned ahead."""
+    planned_at_s: float
+
+
+async def _by_rows(serving: Serving, limits: EngineLimits, stream: Stream) -> None:
+    await by_rows(serving, limits, stream, [])
+
+
+async def by_rows(
+    serving: Serving,
+    limits: EngineLimits,
+    stream: Stream,
+    running: list[Request],
+    flight: Flight | None = None,
+    may_stop: Callable[[Pause], bool] | None = None,
+) -> Pause:
+    """Serve until `may_stop` at a pause, for ever without it; `running` requests are seated already, oldest first, and
+    `flight` is under way."""
+    host = serving.host
+    planned: Step | None = None
+    planned_at_s = 0.0
+    while True:
+        if flight is None:
+            if may_stop is not None and may_stop(pause := Pause(running, planned, planned_at_s)):
+                return pause
+            if planned is None or planned.is_empty:
+                planned, planned_at_s = plan_step(serving, running, limits, None), host.now_s
+                if planned.is_empty:
+                    await host.wait(serving.intake)
+                    continue
+            step, planned = begin_step(serving, planned), None
+            if step.is_empty:
+                continue
+            flight = start_step(serving, step, stream, limits.method, host.now_s - planned_at_s)
+        if limits.async_scheduling:
+            planned, planned_at_s = plan_step(serving, running, limits, flight.lengths), host.now_s
+        await flight.last
+        step, lengths = flight.step, flight.lengths
+        if any(lengths.values()) and (step.rows or step.completed):
+            serving.controller.saw_draft(host.now_s - flight.started_s, 0)
+        accepted = flight.accepted if flight.accepted is not None else (await flight.target).accepted
+        for request in commit_step(serving, step, accepted):
+            serving.open_round(request, lengths[request.index])
+        running = [request for request in running if not request.is_finished]
+        flight = None
+
+
+def start_step(serving: Serving, step: Step, stream: Stream, method: Method, ahead_s: float) -> Flight:
+    """The works of `step`, planned `ahead_s` before now, are submitted; the draft is as long as the longest that the
+    controller chooses."""
+    requests = (*step.rows, *step.prompts)
+    lengths = serving.controller.lengths_for(requests)
+    target, last = _submit(serving, load_of(step), stream, method, max(lengths), ahead_s)
+    by_index = {request.index: length for request, length in zip(requests, lengths, strict=True)}
+    return Flight(step, target, last, by_index, serving.host.now_s)
+
+
+# -- rows as totals
+
+
+async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draws: RoundDraws) -> None:
+    """Serve all requests, whose drafts are accepted as `draws` have it."""
+    host, kv, gaps = serving.host, serving.kv, serving.gaps
+    draft_tokens = _length(serving)
+    tokens_per_row = draft_tokens + 1
+    is_async = limits.async_scheduling
+    lookahead = serving.controller.draft_tokens_max
+    is_sharing = serving.paged.is_sharing
+    blocks = RowBlocks(serving.paged, draft_tokens, lookahead, is_async=is_async) if is_sharing else None
+    rows = Rows(draws, draft_tokens, serving.first_measured, blocks)
+    plan: PromptPlan | None = None
+    partial: Partial | None = None
+    last_step_s = 0.0
+    while True:
+        num_rows = rows.num_rows
+        if plan is None or not (num_rows or plan.chunks):
+            if serving.inbox and not has_room(serving, limits, num_rows, partial):
+                running = _with_tables(serving, rows, partial, last_step_s)
+                rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running)
+                partial = None
+                continue
+            if blocks is not None:
+                blocks.take(rows.step, [])
+            budget = limits.max_num_batched_tokens - num_rows * tokens_per_row
+            plan = plan_prompts(serving, partial, limits, num_rows, budget)
+            partial = plan.partial
+            if not (num_rows or plan.chunks):
+                await host.wait(serving.intake)
+                continue
+        step, plan = plan, None
+        chunks, completed = step.chunks, step.completed
+        started_s = host.now_s
+        load = Load(
+            num_rows,
+            num_rows * tokens_per_row,
+            rows.context_tokens,
+            chunks,
+            step.prompts,
+            completed,
+            rows.requests if serving.names_requests else None,
+        )
+        target, last = _submit(serving, load, stream, limits.method, draft_tokens, started_s - step.at_s)
+        if is_async:
+            if serving.inbox and not has_room(serving, limits, num_rows + len(completed), partial):
+                running, under_way, accepted = _under_way(serving, rows, step, last_step_s)
+                lengths = {request.index: draft_tokens for request in running}
+                flight = Flight(under_way, target, last, lengths, started_s, accepted)
+                rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running, flight)
+                partial = None
+                continue
+            if blocks is not None:
+                blocks.take(rows.step + 1, completed)
+            num_going_on = num_rows - rows.num_ending() + sum([request.output_tokens > 1 for request in completed])
+            budget = limits.max_num_batched_tokens - num_going_on * tokens_per_row
+            plan = plan_prompts(serving, partial, limits, num_rows + len(completed), budget)
+            partial = plan.partial
+        await last
+        now_s = host.now_s
+        if num_rows:
+            if rows.num_measured:
+                gaps.add(now_s - last_step_s, rows.num_measured)
+            leaving = rows.advance()
+            if leaving is not None:
+                for request in leaving:
+                    request.last_token_s = now_s
+                    request.emitted_tokens = request.output_tokens
+                    request.kv_tokens = 0
+                    serving.release(request)
+        if chunks:
+            for request, chunk in zip(step.prompts, chunks, strict=True):
+                request.prefilled_tokens += chunk.new_tokens
+            for request in completed:
+                request.first_token_s = request.last_token_s = now_s
+                request.emitted_tokens = 1
+                if request.output_tokens == 1:
+                    serving.release(request)
+                else:
+                    rows.join(request)
+        held = rows.context_tokens + rows.num_rows * tokens_per_row
+        if step.partial is not None:
+            held += step.partial.request.prefilled_tokens
+        if blocks is not None:
+            held -= kv.num_shared * kv.block_size
+            if plan is not None:
+                held += sum([chunk.history_tokens for chunk in plan.chunks[0 if step.partial is None else 1 :]])
+        kv.held.set(held, now_s)
+        rows.step += 1
+        last_step_s = now_s
+
+
+def _length(serving: Serving) -> int:
+    """The draft length; where it is 0 and longer ones might be, the drafter is loaded and kept up to date."""
+    length = serving.controller.constant_length
+    assert length is not None, "rows as totals need one draft length"
+    return length
+
+
+# -- where memory runs out: everything as `by_rows` holds it, and back
+
+
+async def _until_eased(
+    serving: Serving,
+    limits: EngineLimits,
+    stream: Stream,
+    rows: Rows,
+    running: list[Request],
+    flight: Flight | None = None,
+) -> tuple[Rows, PromptPlan | None, float]:
+    """`by_rows` serves until memory is at ease; then the totals, the step that is planned, and when the last ended.
+
+    With prefixes in common it goes on to the end: of tables that share blocks the totals know their growth alone.
+    """
+    is_sharing = serving.paged.is_sharing
+    may_stop = None if is_sharing else lambda pause: _is_eased(serving, pause)
+    pause = await by_rows(serving, limits, stream, running, flight, may_stop)
+    for request in pause.running:
+        fits = serving.paged.reserve_again(request)
+        assert fits, "whoever is at ease has room"
+    plan = None
+    if pause.planned is not None and not pause.planned.is_empty:
+        plan = PromptPlan([], (), [], None, pause.planned_at_s)
+    last_step_s = pause.running[0].last_token_s if pause.running else serving.host.now_s
+    return rows.read_in(pause.running), plan, last_step_s
+
+
+def _is_eased(serving: Serving, pause: Pause) -> bool:
+    """Whether nobody waits, all who run decode, and their whole lives fit into EASED_SHARE of memory."""
+    pool, running = serving.paged, pause.running
+    most_blocks = int(EASED_SHARE * pool.num_blocks)
+    if serving.inbox or pool.num_held > most_blocks:
+        return False
+    num_blocks = 0
+    for request in running:
+        num_blocks += pool.blocks_for(request)
+        if num_blocks > most_blocks or request.prefilled_tokens < request.prefill_goal:
+            return False
+    return True
+
+
+def _with_tables(serving: Serving, rows: Rows, partial: Partial | None, last_step_s: float) -> list[Request]:
+    """Reservations become tables between two steps; returns the running requests, oldest first."""
+    running = []
+    for member in rows.write_out(last_step_s):
+        running.append(member.request)
+        rows.assign_planned(member, rows.step - member.first_step)
+        serving.paged.unreserve(member.request, member.request.context_tokens)
+    if partial is not None:
+        request = partial.request
+        request.kv_tokens = request.prefilled_tokens
+        serving.paged.unreserve(request, request.prefilled_tokens)
+        running.append(request)
+    return running
+
+
+def _under_way(
+    serving: Serving, rows: Rows, plan: PromptPlan, last_step_s: float
+) -> tuple[list[Request], Step, list[int]]:
+    """Reservations become tables while `plan`, which was made ahead if there are rows, is under way; returns the
+    running requests, oldest first, the step, and what its rows are going to accept."""
+    lookahead = serving.controller.draft_tokens_max
+    tokens_per_row = _length(serving) + 1
+    step = Step([], [], plan.prompts, plan.chunks)
+    accepted = []
+    for member in rows.write_out(last_step_s):
+        request = member.request
+        planned_at = request.context_tokens
+        rows.assign_planned(member, rows.step - member.first_step + 1)
+        if member.first_step < rows.step:
+            planned_at += tokens_per_row - (member.accepted_in(rows.step - 1) + 1)
+        serving.paged.unreserve(request, planned_at + tokens_per_row + lookahead)
+        request.in_flight = tokens_per_row
+        step.rows.append(request)
+        step.row_tokens.append(tokens_per_row)
+        accepted.append(member.accepted_in(rows.step))
+    for request, chunk in zip(plan.prompts, plan.chunks, strict=True):
+        request.kv_tokens = request.prefilled_tokens
+        request.in_flight = chunk.new_tokens
+        ahead = lookahead if chunk.history_tokens else 0
+        serving.paged.unreserve(request, chunk.history_tokens + chunk.new_tokens + ahead)
+    return [*step.rows, *plan.prompts], step, accepted
