@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PAIR := llama-2-7b+tinyllama-1.1b
-FAST := acceptance costs devices engine files hosts metrics policies seam workload
+FAST := acceptance costs devices engine files hosts interface metrics policies workload
 # As many processes as there are cores, up to four. Neighbours run in one process, so that files share what they build.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
