@@ -218,7 +218,7 @@ class Band(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 Bands = Mapping[str, Band]
-"""By the least batch size of each, in digits as in SGLang's file."""
+"""Bands by the least batch size of each, in digits as in SGLang's file."""
 
 SGLANG_BANDS: dict[str, Band] = {
     "1": Band(candidate_steps=(1, 3, 5, 7)),

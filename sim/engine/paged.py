@@ -177,18 +177,18 @@ class PagedPool(KvPool):
         return len(self._tables[request.index])
 
     def assign(self, request: Request, num_blocks: int) -> None:
-        """Of those that were taken by number alone, so many are `request`'s that its table has `num_blocks`."""
+        """Give `request` so many of the blocks that were taken by number alone that its table has `num_blocks`."""
         table = self._tables[request.index]
         table.num_counted = num_blocks - len(table.named)
 
     def unreserve(self, request: Request, num_tokens: int) -> None:
-        """From a reservation to a table for `num_tokens`, which is never more."""
+        """Turn a reservation into a table for `num_tokens`, which is never more."""
         super().release(request)
         self._tables.setdefault(request.index, _Table([]))
         self.grow(request, num_tokens)
 
     def reserve_again(self, request: Request) -> bool:
-        """From a table, of which others have nothing, to a reservation, if that fits; no block of it is found again."""
+        """Turn a table, of which others have nothing, into a reservation, if it fits; no block of it is found again."""
         if not super().reserve(request):
             return False
         table = self._tables.pop(request.index)

@@ -228,7 +228,8 @@ class Serving:
         self.queue.set(len(self.inbox), self.host.now_s)
 
     async def admit(self, choose: Choose | None = None, *, poll_s: float | None = None) -> Request:
-        """As `admit_now`, as soon as there is one; `choose` is asked anew whenever somebody comes or leaves.
+        """The request that `admit_now` lets in, once there is one; `choose` is asked anew whenever somebody comes or
+        leaves.
 
         The shortest prompt first:
 

@@ -56,7 +56,7 @@ class Policy:
     is_speculative: bool = True
     """False: drafts nothing whatever the draft length is."""
     num_gpus: Callable[[PolicyOptions], int] = _one
-    """Of one replica."""
+    """GPUs of one replica."""
     num_engines: Callable[[PolicyOptions], int] = _one
     """GPUs of one replica that seat requests, each within the engine's limits."""
     has_workers: bool = False

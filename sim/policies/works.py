@@ -1,4 +1,4 @@
-"""From requests to works: what each pass of a speculative round computes. Pure.
+"""Works of requests: what each pass of a speculative round computes. Pure.
 
 Not here: submitting (sim.policies.rounds).
 """

@@ -156,7 +156,7 @@ def start_step(serving: Serving, step: Step, stream: Stream, method: Method, ahe
     requests = (*step.rows, *step.prompts)
     lengths = serving.controller.lengths_for(requests)
     target, last = _submit(serving, load_of(step), stream, method, max(lengths), ahead_s)
-    by_index = {request.index: length for request, length in zip(requests, lengths, strict=True)}
+    by_index = dict(zip([request.index for request in requests], lengths, strict=True))
     return Flight(step, target, last, by_index, serving.host.now_s)
 
 

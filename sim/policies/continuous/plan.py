@@ -116,11 +116,12 @@ def begin_step(serving: Serving, planned: Step) -> Step:
         if request.drafted >= tokens:
             serving.trim_draft(request, tokens - 1)
         step.rows.append(request)
-    for request, tokens in zip(step.rows, serving.controller.verify(step.rows), strict=True):
+    verified = serving.controller.verify(step.rows)
+    for request, tokens in zip(step.rows, verified, strict=True):
         if tokens < request.drafted:
             serving.trim_draft(request, tokens)
-        request.in_flight = request.drafted + 1
-        step.row_tokens.append(request.in_flight)
+        request.in_flight = tokens + 1
+    step.row_tokens.extend([tokens + 1 for tokens in verified])
     for request, chunk in zip(step.prompts, step.chunks, strict=True):
         request.in_flight = chunk.new_tokens
     return step

@@ -95,7 +95,7 @@ class RowBlocks:
         return max(0, most - self._pool.length(request))
 
     def join(self, member: Member, *, must_end: bool) -> Member:
-        """From now on its gains are taken by number; its table has in name what it will have in the end."""
+        """Take its gains by number from now on; its table has in name what it will have in the end."""
         request, accepted, start = member.request, member.accepted, member.first_step
         block_size = self._pool.block_size
         num_blocks = self._pool.length(request)
