@@ -243,8 +243,9 @@ def judge(copy: Path, change: Change) -> str:
     verdict = _judge(copy, change, own)
     if verdict not in ("survived", "no tests"):
         return verdict
-    further = dict.fromkeys(test for name in readers(change.module) for test in near_tests(name) if test not in own)
-    return "killed" if _judge(copy, change, list(further)) == "killed" else verdict
+    of_readers = [test for name in readers(change.module) for test in near_tests(name) or room_tests(name)]
+    further = [test for test in dict.fromkeys(of_readers) if test not in own]
+    return "killed" if _judge(copy, change, further) == "killed" else verdict
 
 
 def _judge(copy: Path, change: Change, tests: Sequence[str]) -> str:
