@@ -1,4 +1,5 @@
-"""The lists of mutants still fit the modules that they change; applying them is `make mutation`."""
+"""The lists of mutants still fit the modules that they change, and drawn ones are what they say; applying either is
+`make mutation` and `make mutation-drawn`."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.mutants import ROOT, Target, targets
+from tests.mutants.drawn import changes, draw, rooms
 
 TARGETS = targets()
 FEWEST = 20
@@ -31,3 +33,42 @@ def test_the_tests_of_a_module_are_there(target: Target) -> None:
 
 def test_there_is_one_list_per_module() -> None:
     assert len({target.module for target in TARGETS}) == len(TARGETS)
+
+
+def test_drawn_mutants_are_those_of_their_seed_and_leave_python() -> None:
+    drawn = draw(60, "some commit")
+    assert drawn == draw(60, "some commit")
+    assert drawn != draw(60, "another commit")
+    assert len(set(drawn)) == 60
+    for change in drawn:
+        text = (ROOT / change.module).read_text()
+        mutated = change.apply(text)
+        assert ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(text))
+        assert mutated.count("\n") <= text.count("\n")
+
+
+def test_every_room_is_drawn_from() -> None:
+    """Every package but the two whose __init__ says one line has what can change."""
+    empty = {"calibrate", "realrun", "."}
+    for room, modules in rooms().items():
+        found = [change for module in modules for change in changes(module, (ROOT / module).read_text())]
+        assert bool(found) is (room not in empty), room
+
+
+def test_what_a_line_can_become() -> None:
+    text = """def f(a: int = 3, *, b: str = "+") -> int:
+    if a < 2 and a:  # 2 < 3
+        g(a)
+    return min(a, 1.5)
+"""
+    assert {change.apply(text).splitlines()[change.line - 1].strip() for change in changes("f.py", text)} == {
+        'def f(a: int = 4, *, b: str = "+") -> int:',
+        "if not (a < 2 and a):  # 2 < 3",
+        "if a <= 2 and a:  # 2 < 3",
+        "if a < 3 and a:  # 2 < 3",
+        "if a < 2 or a:  # 2 < 3",
+        "pass",
+        "return None",
+        "return max(a, 1.5)",
+        "return min(a, 3.0)",
+    }

@@ -4,8 +4,9 @@ Each is one change of one line of `sim`, `calibrate`, `realrun` or `lanesim.py`:
 negated, a result that is None, `min` for `max`, a call left out. A room is drawn first, then a line of it, then a
 change of that line, all uniformly, so that a large room counts no more than a small one. The seed is the commit, so
 that every commit draws anew and anybody draws the same. What runs is what belongs to the module: the test files
-that import it, its room's tests, and the examples of its docstrings, those marked slow left out. A mutant is killed
-where they fail or, unlike without it, take more than MAX_CPU_S. Not here: the committed lists (tests.mutants).
+that import it, its room's tests, the examples of its docstrings, and then what belongs to the modules that import it;
+tests marked slow are left out. A mutant is killed where they fail or, unlike without it, take more than MAX_CPU_S. Not
+here: the committed lists (tests.mutants).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Or: (r"or", "and"),
 }
 """What stands in the source, and what takes its place."""
+EXAMPLES = "tests/test_public_door.py::test_every_example_in_a_docstring_runs"
 EXTREMES = {"min": "max", "max": "min"}
 
 
@@ -194,10 +196,10 @@ def draw(count: int, seed: str) -> list[Change]:
 
 
 @cache
-def _imports() -> dict[str, frozenset[str]]:
-    """By test file, the dotted names that it imports."""
+def _imports(pattern: str) -> dict[str, frozenset[str]]:
+    """By file (of a glob pattern below the root), the dotted names that it imports."""
     found = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    for path in sorted(ROOT.glob(pattern)):
         names = set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -208,31 +210,52 @@ def _imports() -> dict[str, frozenset[str]]:
     return found
 
 
-def tests_of(module: str) -> list[str]:
-    """What belongs to a module, the nearest first: the file of its name, those that import it, its room's, examples."""
+def near_tests(module: str) -> list[str]:
+    """The test file of the module's name, those that import it, and the examples of its docstrings."""
     path = Path(module)
     dotted = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-    folders = [Path("tests") / folder for folder in path.parents if folder != Path()]
-    rooms = [sorted((ROOT / folder).glob("test_*.py")) for folder in folders]
-    own = next((files for files in rooms if files), [])
-    mirrored = [file for file in own if file.stem == f"test_{path.stem}"]
-    near = [ROOT / name for name, imported in _imports().items() if dotted in imported]
-    chosen = [file.relative_to(ROOT).as_posix() for file in [*mirrored, *near, *own]]
-    if ">>> " in (ROOT / module).read_text():
-        chosen.append(f"tests/test_public_door.py::test_every_example_in_a_docstring_runs[{dotted}]")
-    return list(dict.fromkeys(chosen))
+    mirrored = [name for name in room_tests(module) if Path(name).stem == f"test_{path.stem}"]
+    importing = [name for name, imported in _imports("tests/**/test_*.py").items() if dotted in imported]
+    has_examples = ">>> " in (ROOT / module).read_text()
+    examples = [f"{EXAMPLES}[{dotted}]"] if has_examples else []
+    return list(dict.fromkeys([*mirrored, *importing, *examples]))
+
+
+def room_tests(module: str) -> list[str]:
+    """Those of the module's folder, or of the nearest one above it that has any."""
+    folders = [Path("tests") / folder for folder in Path(module).parents if folder != Path()]
+    files = [sorted((ROOT / folder).glob("test_*.py")) for folder in folders]
+    return [path.relative_to(ROOT).as_posix() for path in next((found for found in files if found), [])]
+
+
+def readers(module: str) -> list[str]:
+    """The modules that import this one."""
+    dotted = ".".join(Path(module).with_suffix("").parts)
+    return [name for package in PACKAGES for name, found in _imports(f"{package}/**/*.py").items() if dotted in found]
 
 
 def judge(copy: Path, change: Change) -> str:
-    """`killed`, `survived`, `no tests`; `undecided` where the tests fail or take too long without it too."""
-    tests = tests_of(change.module)
-    if not tests:
-        return "no tests"
+    """`killed`, `survived`, `no tests`; `undecided` where the tests fail or take too long without it too.
+
+    What the module's own tests do not notice those of its readers may.
+    """
+    own = list(dict.fromkeys([*near_tests(change.module), *room_tests(change.module)]))
+    verdict = _judge(copy, change, own)
+    if verdict not in ("survived", "no tests"):
+        return verdict
+    of_readers = [test for name in readers(change.module) for test in near_tests(name) or room_tests(name)]
+    further = [test for test in dict.fromkeys(of_readers) if test not in own]
+    return "killed" if _judge(copy, change, further) == "killed" else verdict
+
+
+def _judge(copy: Path, change: Change, tests: Sequence[str]) -> str:
     original = (copy / change.module).read_text()
 
     def outcome(text: str, chosen: Sequence[str]) -> Outcome:
         return run_tests(copy, change.module, ["-m", "not slow", *chosen], text, MAX_CPU_S)
 
+    if not tests:
+        return "no tests"
     found = outcome(change.apply(original), tests)
     if found.code == PASSED:
         return "survived"

@@ -72,6 +72,22 @@ def test_a_truncated_table_is_one_line(tmp_path: Path) -> None:
     assert "gemm_perf" in refusal("import", "aiconfigurator", tables, *flags)
 
 
+@pytest.mark.parametrize("flags", [("--dp", 2), ("--ep", 2), ("--engine", "trtllm")])
+def test_a_compact_import_has_no_deployment(tmp_path: Path, flags: tuple[object, ...]) -> None:
+    model = ("--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--out", tmp_path / "p.json")
+    line = refusal("import", "aiconfigurator", write_tables(tmp_path), *model, "--form", "compact", *flags)
+    assert "--form compact has no --ep, --dp" in line
+
+
+def test_a_table_of_results_is_checked_by_its_rows(tmp_path: Path) -> None:
+    from calibrate.cli.files import check_file
+    from sim.cli.main import run
+
+    workload = ("--num-prompts", "3", "--output-len", "4", "--out", str(tmp_path / "r"))
+    assert run(["compare", "--profile", "cpu/tiny", "--policy", "pd", *workload]) == 0
+    assert check_file(tmp_path / "r" / "requests.parquet") == ("results table", "3 rows")
+
+
 def test_an_output_that_is_no_json_file_is_refused_before_any_work(tmp_path: Path) -> None:
     flags = ("--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--out", tmp_path / "p.yaml")
     assert "must end with .json" in refusal("import", "aiconfigurator", tmp_path / "absent", *flags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 
 import msgspec
@@ -30,6 +31,7 @@ BETWEEN = [place for place in grid(LIMITS, 3) if place not in PLACES]
 OF_ROWS = ("decode", "verify")
 
 
+@cache
 def truth_s(place: Place) -> float:
     """The law's pass; of the target, a body that is slower beyond 24 tokens, more so with every doubling, and rows'
     attention that is 1.3 times slower."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from calibrate.hardware.datasheets import DATASHEETS, datasheet, gpu_name
+from calibrate.hardware.datasheets import DATASHEETS, check_divides, datasheet, gpu_name
 from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, all_reduce_of, engine_of, host_costs, vllm_of
 from sim.costs.engine import DEFAULT_ENGINE, load_engine
+from sim.costs.shapes import MODELS
 
 
 def test_every_engine_is_of_a_known_gpu() -> None:
@@ -62,3 +64,16 @@ def test_an_all_reduce_that_is_not_known_is_one_line() -> None:
 def test_a_gpu_has_one_datasheet_by_all_its_names() -> None:
     assert datasheet("rtx-pro-6000") is datasheet("rtx-pro-6000-server")
     assert gpu_name("h100-sxm") == "h100-sxm"
+
+
+def test_models_are_split_only_over_devices_that_divide_their_heads_and_their_mlp() -> None:
+    shape = msgspec.structs.replace(MODELS["llama-3.1-8b"], name="odd", heads=32, intermediate=14338)
+    check_divides(shape, 2)
+    for devices in (0, 3, 4):
+        with pytest.raises(ValueError, match=f"tensor_parallel={devices} must divide odd's 32 heads and its MLP"):
+            check_divides(shape, devices)
+
+
+def test_gpus_of_one_chip_have_its_peak() -> None:
+    """H200 and GH200 are H100's chip with more memory, or another one."""
+    assert {datasheet(name).gpu.peak_flops for name in ("h100-sxm", "h200-sxm", "gh200")} == {989e12}

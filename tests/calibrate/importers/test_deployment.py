@@ -284,6 +284,14 @@ def test_a_slip_of_a_table_is_replaced_by_more_tokens_or_a_larger_matrix(tmp_pat
     assert seconds == pytest.approx(1e-3 * min(gemm_ms(64, 4096, 8192), gemm_ms(128, 4096, 4096)), rel=1e-6)
 
 
+def test_a_gemm_is_interpolated_between_measured_token_counts_and_goes_on_in_proportion(tables: Path) -> None:
+    """2048 and 8192 are the last two of the tables."""
+    lookups = Lookups(KernelFiles(tables, "a100-sxm"))
+    low_s, middle_s, high_s, beyond_s = lookups.gemm_s(4096, 4096, np.array([2048.0, 4096.0, 8192.0, 16384.0]))
+    assert middle_s == pytest.approx(low_s + (high_s - low_s) / 3.0)
+    assert beyond_s == pytest.approx(2.0 * high_s)
+
+
 def test_ranks_of_a_server_do_not_arrive_together(tables: Path) -> None:
     """The synthetic all-reduce takes 10 us and a bandwidth of 100 GB/s, NCCL's takes longer."""
     lookups = Lookups(KernelFiles(tables, "a100-sxm"))

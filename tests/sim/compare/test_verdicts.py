@@ -145,6 +145,11 @@ def test_a_closed_loop_left_open_gives_every_slot_twenty_completions() -> None:
     assert settle(scenario, load(PAIR))[1].num_prompts == 20 * 64
 
 
+def test_a_burst_left_open_is_a_thousand_requests() -> None:
+    _, length = settle(one_at_a_time(request_rate=inf), load(ALONE))
+    assert (length.num_prompts, length.is_auto) == (1000, True)
+
+
 def test_no_more_than_a_tenth_is_left_out_of_a_length_left_open() -> None:
     """M/D/1 at 70 %, a seed that begins with a long busy period: MSER-5 would leave out 290 requests of 1,000."""
     rate, _ = capacity(one_at_a_time(), "autoregressive", load(ALONE))

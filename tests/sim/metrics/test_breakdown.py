@@ -65,6 +65,7 @@ def test_a_trace_names_streams_and_lanes_and_keeps_works_in_bounds() -> None:
     assert min(waiting) == 0
 
 
+@pytest.mark.slow
 def test_trace_and_plot_commands_work_on_a_results_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

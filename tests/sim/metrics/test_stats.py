@@ -8,7 +8,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.stats import effective_count, interval_95, t_975, weighted_percentiles
+from sim.metrics.stats import effective_count, interval_95, mser_5, t_975, weighted_percentiles
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 6)), min_size=1, max_size=20), st.floats(0, 100))
@@ -82,3 +82,18 @@ def test_values_without_spread_count_each() -> None:
     assert effective_count(np.full(7, 3.0)) == 7.0
     assert effective_count(np.array([])) == 0.0
     assert effective_count(np.array([1.0])) == 1.0
+
+
+def test_a_beginning_unlike_the_rest_is_left_out_in_whole_batches() -> None:
+    """52 of 500 lie far above the rest, which alternates: 11 batches of 5 have one of them."""
+    values = np.where(np.arange(500) < 52, 9.0, 1.0 + 0.1 * (np.arange(500) // 5 % 2))
+    assert mser_5(values) == 55
+
+
+def test_of_values_that_resemble_each_other_throughout_none_is_left_out() -> None:
+    assert mser_5(1.0 + 0.1 * (np.arange(500) // 5 % 2)) == 0
+    assert mser_5(np.arange(19.0)) == 0
+
+
+def test_no_more_than_half_is_left_out() -> None:
+    assert mser_5(np.where(np.arange(200) < 150, 9.0, 1.0) + np.arange(200) % 2) <= 100

@@ -191,6 +191,7 @@ def test_the_shipped_calibrated_table_follows_the_better_lane_at_either_end(conc
     assert found["adaptive"] == pytest.approx(found[wanted], rel=0.03)
 
 
+@pytest.mark.slow
 def test_served_on_recorded_arrivals_it_changes_seldom_and_is_never_left_with_the_other_row() -> None:
     """1,500 of Azure's conversations at 4.2 a second, about what the shipped table's edge is for; long ones are cut.
     Both rows serve a third of them or more; it changes 9 times (31 without hysteresis); and whenever an arrival finds a

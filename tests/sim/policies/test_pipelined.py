@@ -127,6 +127,7 @@ class Chance:
 NUM_TOKENS = 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.5, 0.8, 0.95])
 def test_tokens_per_step_are_those_of_its_two_state_chain(rate: float) -> None:
     """A row has a window with probability w: w = w a^4 + (1 - w) a. With one it gets 1 + a + a^2 + a^3 tokens."""
