@@ -1,6 +1,6 @@
 """Mutants drawn over every room: `python -m tests.mutants drawn [--count 120] [--seed COMMIT] [--workers 2]`.
 
-Each is one change of one line of `sim`, `calibrate`, `realrun` or `lanesim.py`: an operator, a constant, a condition
+Each is one change of one line of `sim`, `calibrate`, `realrun` or `lanesim`: an operator, a constant, a condition
 negated, a result that is None, `min` for `max`, a call left out. A room is drawn first, then a line of it, then a
 change of that line, all uniformly, so that a large room counts no more than a small one. The seed is the commit, so
 that every commit draws anew and anybody draws the same. What runs is what belongs to the module: the test files
@@ -26,7 +26,7 @@ from pathlib import Path
 from tests.mutants import ROOT
 from tests.mutants.scratch import PASSED, TOO_LONG, Outcome, copies, run_tests
 
-PACKAGES = ("sim", "calibrate", "realrun")
+PACKAGES = ("lanesim", "sim", "calibrate", "realrun")
 MAX_CPU_S = 90
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: (r"\+", "-"),
@@ -171,7 +171,7 @@ def _of_node(source: _Source, node: ast.AST) -> Iterator[Change]:
 
 def rooms() -> dict[str, list[str]]:
     """Modules (paths below the root) by room: the folder that they are in."""
-    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")] + [ROOT / "lanesim.py"]
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     found: dict[str, list[str]] = {}
     for path in sorted(paths):
         module = path.relative_to(ROOT)
