@@ -104,3 +104,37 @@ def test_commands_of_the_other_packages_are_found(installed: Path, tmp_path: Pat
     done = command(installed, tmp_path, name, "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"Usage: lanesim {name}")
+
+
+USERS_SCRIPT = """
+import lanesim
+
+profile: lanesim.Profile = lanesim.load_profile("cpu/tiny")
+result: lanesim.Comparison = lanesim.compare(profile="cpu/tiny", policy=("pd", "pdv"), num_prompts=5)
+names: list[str] = lanesim.policy_names()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("", None), ("lanesim.load_profile(3)", "incompatible type"), ("lanesim.worlds", "no attribute")],
+)
+def test_a_users_script_is_type_checked_against_the_wheel(
+    wheel: Path, tmp_path: Path, line: str, message: str | None
+) -> None:
+    """In an environment that holds the wheel alone, where only packages that say that they are typed are read."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    subprocess.run([*PIP, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)], check=True)
+    script = tmp_path / "script.py"
+    script.write_text(f"{USERS_SCRIPT}{line}\n")
+    executable = str(tmp_path / "env" / "bin" / "python")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (checked.returncode == 0) is (message is None), checked.stdout + checked.stderr
+    assert message is None or message in checked.stdout
