@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from pathlib import PurePath
 
 import pytest
 
@@ -48,11 +49,10 @@ def test_drawn_mutants_are_those_of_their_seed_and_leave_python() -> None:
 
 
 def test_every_room_is_drawn_from() -> None:
-    """Every folder but those whose __init__ only says what is in them or re-exports it has what can change."""
-    empty = {"calibrate", "realrun", "lanesim"}
-    for room, modules in rooms().items():
-        found = [change for module in modules for change in changes(module, (ROOT / module).read_text())]
-        assert bool(found) is (room not in empty), room
+    """400 draws of some forty rooms are about ten each; three folders hold nothing that can change."""
+    drawn = Counter(str(PurePath(change.module).parent) for change in draw(400, "some commit"))
+    assert set(drawn) == set(rooms()) - {"calibrate", "realrun", "lanesim"}
+    assert max(drawn.values()) < 30
 
 
 def test_what_a_line_can_become() -> None:

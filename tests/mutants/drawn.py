@@ -16,6 +16,7 @@ import ast
 import random
 import re
 import subprocess
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class _Source:
         return self.starts[node.lineno - 1] + node.col_offset, self.starts[node.end_lineno - 1] + node.end_col_offset
 
     def change(self, start: int, end: int, new: str) -> Change:
-        line = self.raw[:start].count(b"\n") + 1
+        line = bisect_right(self.starts, start)
         return Change(self.module, line, start, end, new)
 
     def replaced(self, node: ast.expr | ast.stmt, new: str) -> Change:
@@ -121,9 +122,9 @@ def changes(module: str, text: str) -> list[Change]:
 def _collect(source: _Source, node: ast.AST, found: list[Change]) -> None:
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
         return
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and ast.unparse(node.body[-1]) == "...":
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_ellipsis(node.body[-1]):
         return
-    if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'"):
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         return
     found += _of_node(source, node)
     for name, value in ast.iter_fields(node):
@@ -132,6 +133,10 @@ def _collect(source: _Source, node: ast.AST, found: list[Change]) -> None:
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
                 _collect(source, child, found)
+
+
+def _is_ellipsis(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value is ...
 
 
 def _of_node(source: _Source, node: ast.AST) -> Iterator[Change]:
@@ -161,7 +166,7 @@ def _of_node(source: _Source, node: ast.AST) -> Iterator[Change]:
         case ast.comprehension(ifs=conditions):
             for condition in conditions:
                 yield source.wrapped(condition, "not (", ")")
-        case ast.Return(value) if value is not None and ast.unparse(value) != "None":
+        case ast.Return(value) if value is not None and not (isinstance(value, ast.Constant) and value.value is None):
             yield source.replaced(value, "None")
         case ast.Call(ast.Name(name) as function) if name in EXTREMES:
             yield source.replaced(function, EXTREMES[name])
@@ -179,17 +184,22 @@ def rooms() -> dict[str, list[str]]:
     return found
 
 
-def draw(count: int, seed: str) -> list[Change]:
-    """So many different changes, uniform over rooms, then over lines that can change, then over the line's changes."""
-    lines: dict[str, list[list[Change]]] = {}
+@cache
+def _by_line() -> dict[str, list[list[Change]]]:
+    """By room, of every line that can change what it can become."""
+    found: dict[str, list[list[Change]]] = {}
     for room, modules in rooms().items():
         for module in modules:
-            by_line: dict[int, list[Change]] = {}
+            lines: dict[int, list[Change]] = {}
             for change in changes(module, (ROOT / module).read_text()):
-                by_line.setdefault(change.line, []).append(change)
-            lines.setdefault(room, []).extend(by_line.values())
-    lines = {room: candidates for room, candidates in lines.items() if candidates}
-    rng, drawn = random.Random(seed), dict[Change, None]()
+                lines.setdefault(change.line, []).append(change)
+            found.setdefault(room, []).extend(lines.values())
+    return {room: lines for room, lines in found.items() if lines}
+
+
+def draw(count: int, seed: str) -> list[Change]:
+    """So many different changes, uniform over rooms, then over lines that can change, then over the line's changes."""
+    lines, rng, drawn = _by_line(), random.Random(seed), dict[Change, None]()
     while len(drawn) < count:
         drawn[rng.choice(rng.choice(lines[rng.choice(list(lines))]))] = None
     return list(drawn)

@@ -29,6 +29,9 @@ from calibrate.campaign.steps import run
 from calibrate.cli.files import check_file
 from calibrate.measure.session import Session
 from calibrate.points import file as points_file
+from calibrate.service.lanes import Setting, simulate
+from realrun.replay.probe import PROBED_TOKENS
+from sim.costs.profile_files import decode, encode, load
 from sim.costs.shapes import model
 
 ROOT = Path(__file__).parents[3]
@@ -123,6 +126,22 @@ def test_a_profile_is_not_sent_under_the_name_of_one_that_is_shipped() -> None:
     for job in CAMPAIGNS["cuda"].jobs:
         assert name_beside_shipped(f"h100-sxm/{job.name}") == f"h100-sxm/{job.name}-measured"
         assert name_beside_shipped(f"h100-pcie/{job.name}") == f"h100-pcie/{job.name}"
+
+
+@pytest.mark.slow
+def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on(finished: Path) -> None:
+    completed = load(SMALL.jobs[0].profile_path(finished))
+    assert decode(encode(completed), "completed") == completed
+    assert completed.host.is_synchronous
+    assert not completed.overlap.has_priorities
+    assert completed.host.result_s > 0.0
+    assert len(completed.host.probed_s) == len(PROBED_TOKENS)
+    assert "threaded host" in completed.host.source
+    assert completed.overlap.takes_turns
+    assert completed.overlap.measured
+    assert set(completed.host.served) == {"prefill", "draft_prefill", "draft", "verify", "decode"}
+    lanes = [simulate(completed, Setting(number, 4)) for number in (1, 3)]
+    assert lanes[1].span_s > lanes[0].span_s > 0.0
 
 
 @pytest.mark.slow

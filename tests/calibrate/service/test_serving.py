@@ -15,17 +15,17 @@ pytest.importorskip("transformers")
 
 from calibrate.service.lanes import Served, Setting, simulate
 from calibrate.service.pauses import idle_ramp
-from calibrate.service.serving import best_tau, look_s, served, with_serving_costs
+from calibrate.service.serving import best_tau, look_s, served
 from realrun.host.quiet import frozen_heap
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.rows import PromptChunk
 from realrun.model.weights import random_model
 from realrun.replay.measured import MeasuredWork
-from realrun.replay.probe import PROBED_TOKENS, probe
+from realrun.replay.probe import probe
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import IdleRamp, Profile
-from sim.costs.profile_files import decode, encode, load
+from sim.costs.profile_files import load
 from sim.interface.work import Kind, Model, Work
 from sim.metrics.records import WorkRecord
 from tests.realrun.support import Attention
@@ -70,26 +70,6 @@ def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> Served
         )
         works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, padded_tokens=0, emitted=()))
     return dataclasses.replace(BUSY, works=works, submitted=submitted, **about)
-
-
-@pytest.mark.slow
-def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on() -> None:
-    profile = load("cpu/tiny")
-    assert profile.draft is not None
-    models = [random_model(shape, dtype=torch.float32) for shape in (profile.target, profile.draft)]
-    options = PairOptions(slots=4, max_tokens=128, attention=Attention.FLASH_CPU)
-    completed = with_serving_costs(profile, PairKernels(*models, options), repeats=1)
-    assert decode(encode(completed), "completed") == completed
-    assert completed.host.is_synchronous
-    assert not completed.overlap.has_priorities
-    assert completed.host.result_s > 0.0
-    assert len(completed.host.probed_s) == len(PROBED_TOKENS)
-    assert "threaded host" in completed.host.source
-    assert completed.overlap.takes_turns
-    assert completed.overlap.measured
-    assert set(completed.host.served) == {"prefill", "draft_prefill", "draft", "verify", "decode"}
-    lanes = [simulate(completed, Setting(number, 4)) for number in (1, 3)]
-    assert lanes[1].span_s > lanes[0].span_s > 0.0
 
 
 def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> None:

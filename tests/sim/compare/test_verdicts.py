@@ -179,6 +179,10 @@ def test_a_given_length_is_obeyed_and_called_a_transient_where_it_is_one() -> No
     assert run(policy="continuous", num_prompts=1000, request_rate=10).notes == []
 
 
+def test_a_burst_of_any_length_is_called_no_transient() -> None:
+    assert not any("transient" in note for note in run(policy="continuous", num_prompts=30, request_rate=inf).notes)
+
+
 def test_a_cpu_budget_cuts_the_length_and_says_so() -> None:
     scenario = Scenario.of(profile=LARGE, policy="continuous", input_len=64, output_len=600, request_rate=16)
     _, free = settle(scenario, load(LARGE))
