@@ -7,14 +7,15 @@ Not here: what is made of them (calibrate.importers.aiconfigurator.profile).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.fit.errors import Array
 from calibrate.fit.kernels import fit_all_reduce
 from calibrate.fit.tables import AttentionTable, GemmTable
-from calibrate.importers.roofs import check_all
 from sim.costs.kernels import AllReduce
 from sim.costs.profile import Gpu
 from sim.files.tables import read_parquet
@@ -40,6 +41,18 @@ ALL_REDUCE_MS = (1e-4, 1.0)
 HUGE = 5e8
 """Weights of a matrix, a gigabyte, from which on tables may lack some m: those of A100 and H100 lack the largest
 matrix, that of the L40S nine more."""
+ABOVE_ROOF = 1.05
+"""A kernel may seem this much faster than the compute roof: clocks boost."""
+RESOLUTION_S = 1e-6
+"""Of the coarsest published tables: a time may be rounded down by as much."""
+CACHED = 4.0
+"""What is read over and over may come from the L2 cache, up to so many times faster than from memory: three times is
+the most in any published table here."""
+FAR = 100.0
+"""A kernel that takes so many times its roofs is in other units: twice is usual, but some rows of every table go
+astray."""
+LAUNCH_S = 1e-5
+"""Added to the roofs before: small kernels take their launch."""
 
 
 class KernelFiles:
@@ -153,7 +166,7 @@ class KernelFiles:
         def where(index: int) -> str:
             return f"{table} of {self._gpu!r}, row {frame.index[index]}"
 
-        check_all(where, what, frame["latency"].to_numpy(dtype=float) * 1e-3, flops, num_bytes, self.datasheet())
+        _check_roofs(where, what, frame["latency"].to_numpy(dtype=float) * 1e-3, flops, num_bytes, self.datasheet())
 
     def all_reduce(self, tensor_parallel: int) -> AllReduce | None:
         """vLLM's custom all-reduce under CUDA graphs; its message sizes count bf16 elements."""
@@ -225,3 +238,30 @@ def _check_grid(gpu: str, axes: list[Any], seconds: Any) -> None:
     if holes.any():
         column, depth = np.argwhere(holes)[0]
         raise ValueError(f"gemm_perf of {gpu!r}: no latency of (n={axes[1][column]}, k={axes[2][depth]}) at some m")
+
+
+def _check_roofs(
+    where: Callable[[int], str], what: str, seconds: Array, flops: Array, num_bytes: Array, gpu: Gpu
+) -> None:
+    """Raises ValueError for the first time shorter than it can be, or where most times together are far too long (some
+    tables have rows that are); `where` names a row."""
+    roof_s = _least_s(flops, num_bytes, gpu)
+    _refuse_first(where, what, seconds, roof_s, "less than", (seconds + RESOLUTION_S) * ABOVE_ROOF < roof_s)
+    ratios = seconds / (roof_s + LAUNCH_S)
+    if len(ratios) and float(np.median(ratios)) > 0.5 * FAR:
+        _refuse_first(where, what, seconds, roof_s, f"over {0.5 * FAR:g} times", ratios > 0.5 * FAR)
+
+
+def _least_s(flops: Array, num_bytes: Array, gpu: Gpu) -> Array:
+    return np.maximum(flops / gpu.peak_flops, num_bytes / (CACHED * gpu.bandwidth_bytes_per_s))
+
+
+def _refuse_first(
+    where: Callable[[int], str], what: str, seconds: Array, roof_s: Array, how: str, is_wrong: np.ndarray
+) -> None:
+    if is_wrong.any():
+        i = int(np.argmax(is_wrong))
+        raise ValueError(
+            f"{where(i)}: {what} takes {1e3 * seconds[i]:.4g} ms, {how} the {1e3 * roof_s[i]:.3g} ms of the datasheet; "
+            "are times not in milliseconds, or columns swapped?"
+        )
