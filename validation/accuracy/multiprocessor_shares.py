@@ -209,7 +209,3 @@ def print_table(title: str, points: Sequence[Point], label: Callable[[Point], st
 def rows_of(path: Path) -> Iterator[dict[str, str]]:
     with path.open(newline="") as file:
         yield from csv.DictReader(file)
-
-
-if __name__ == "__main__":
-    main()

@@ -126,7 +126,3 @@ def main(args: Sequence[str] | None = None) -> int:
         print(failure, file=sys.stderr)
     print(f"{chosen.out}: {summary_text(built.sections).splitlines()[0]}", file=sys.stderr)
     return 1 if built.failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

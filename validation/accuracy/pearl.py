@@ -177,7 +177,3 @@ def main() -> None:
         print(f"{gpu}: {len(errors)} judged cells, mean size of error {mean:.1f} %, worst {worst:+.1f} %")
     signs = [each.has_right_sign for each in judged]
     print(f"better or worse than plain decoding per GPU: right in {sum(signs)} of {len(signs)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -140,7 +140,7 @@ def tuning(seed: int, count: int) -> None:
     print(f"pooled: {100 * np.mean(pooled):.1f} % of {len(pooled)}")
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("question", nargs="?", choices=("capacity", "tune"))
     parser.add_argument("--seed", type=int, default=0)

@@ -173,7 +173,3 @@ def main() -> None:
             print(f"regret against the best measured length: mean {fmean(lost):.2%}, worst {max(lost):.2%}\n")
             print(markdown_table(["c", "K", "measured", "stated", "90 % interval"], rows, left=0))
     print(f"{held} of {total} measured speed-ups within the 90 % interval; median width {median(widths):.1%} of it")
-
-
-if __name__ == "__main__":
-    main()

@@ -181,7 +181,3 @@ def main() -> None:
         load_verdicts(given.groups)
     else:
         coverage(given.groups, given.workers, has_tails=not given.without_tails)
-
-
-if __name__ == "__main__":
-    main()

@@ -218,7 +218,3 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     options.out.write_text(page())
-
-
-if __name__ == "__main__":
-    main()

@@ -56,7 +56,3 @@ def main() -> int:
             print(f"{path.name}: {error}", file=sys.stderr)
             return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

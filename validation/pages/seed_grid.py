@@ -48,7 +48,3 @@ def _cell(row: PolicySummary) -> str:
     if mean["throughput_completed_window"] is None:
         return f"{row.policy}      – tok/s"
     return f"{row.policy} {mean['throughput_completed_window']:6.1f} tok/s ({mean['censored']:.0f} cut)"
-
-
-if __name__ == "__main__":
-    main()

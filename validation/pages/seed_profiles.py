@@ -195,7 +195,3 @@ PROFILES = (pdverify, dispec_single, dispec_pair)
 def main(folder: Path = SHIPPED) -> None:
     for build in PROFILES:
         ship_profile(build(), folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -144,7 +144,3 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     options.out.write_text("\n".join([HEAD, LEGEND, "", *lines()]) + "\n")
-
-
-if __name__ == "__main__":
-    main()

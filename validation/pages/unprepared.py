@@ -206,7 +206,3 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         options.out.write_text(page(Path(folder)))
-
-
-if __name__ == "__main__":
-    main()

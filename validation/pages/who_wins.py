@@ -139,7 +139,3 @@ def main() -> None:
                 )
                 print(lines[-1], flush=True)
     given.out.write_text("\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +185,3 @@ def _machine_class() -> str:
     """The fingerprint's class, without anything that names a host."""
     found = fingerprint("cpu")
     return f"{found['cores']}-core CPU ({found['processor']}), torch {found['torch']}, Python {found['python']}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -147,7 +147,3 @@ def main() -> None:
     options = parser.parse_args()
     peer = kindest([list(csv.DictReader(path.open(newline=""))) for path in options.peer])
     options.out.write_text(page([json.loads(path.read_text()) for path in options.results], peer))
-
-
-if __name__ == "__main__":
-    main()

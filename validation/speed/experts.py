@@ -45,7 +45,3 @@ def main() -> None:
     print(f"medians of {ROUNDS} rounds: {', '.join(f'{name} {value:.2f}' for name, value in medians.items())}")
     if max(medians.values()) > options.most:
         raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    main()

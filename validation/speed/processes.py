@@ -136,7 +136,3 @@ def main() -> None:
         few, run = (compare("continuous", count, float("inf"), 0, *limits) for count in (10, 4_000))
         per_token.append((run["cpu_s"] - few["cpu_s"]) / run["total_output_tokens"] * 1e9)
     print(f"CPU per output token at batch 8 and 128       {per_token[0]:.0f} and {per_token[1]:.0f} ns")
-
-
-if __name__ == "__main__":
-    main()
