@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sim.cli.main import run
+from tests.test_import_arrows import FLOORS
 from validation.pages.scenario import PAGE, page
 
 ROOT = Path(__file__).parent.parent
@@ -100,6 +101,20 @@ def test_every_decision_record_that_is_named_exists() -> None:
         if number not in records and not (path.name == "CHANGELOG.md" and number in merged)
     ]
     assert dead == []
+
+
+def test_the_record_of_the_house_names_every_room() -> None:
+    record = (ROOT / "docs" / "adr" / "014-the-house.md").read_text()
+    (rows,) = re.findall(r"\| package \|.*?\n\n", record, re.DOTALL)
+    named = {package: text for package, text in re.findall(r"^\| `(\w+)` \| (.*) \|$", rows, re.MULTILINE)}
+    missing = [
+        f"{package}: {room}"
+        for package, floors in FLOORS.items()
+        for rooms in floors
+        for room in rooms
+        if room != "__main__" and not re.search(rf"\b{room.rpartition('.')[2]}\b", named[package])
+    ]
+    assert missing == []
 
 
 def test_every_link_within_the_pages_leads_somewhere() -> None:
