@@ -106,7 +106,7 @@ def test_every_decision_record_that_is_named_exists() -> None:
 def test_the_record_of_the_house_names_every_room() -> None:
     record = (ROOT / "docs" / "adr" / "014-the-house.md").read_text()
     (rows,) = re.findall(r"\| package \|.*?\n\n", record, re.DOTALL)
-    named = {package: text for package, text in re.findall(r"^\| `(\w+)` \| (.*) \|$", rows, re.MULTILINE)}
+    named = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", rows, re.MULTILINE))
     missing = [
         f"{package}: {room}"
         for package, floors in FLOORS.items()
