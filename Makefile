@@ -47,7 +47,7 @@ notebooks: .venv/.notebooks      ## executes every notebook on small settings an
 accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured, predicted and replayed here, three times
 	$(BIN)/python -m validation replay_accuracy
 
-accuracy-public: .venv/.dev      ## docs/accuracy.md: public runs of others, judged; DATA=FOLDER holds what it names
+accuracy-public: .venv/.dev      ## docs/accuracy.md and its cells: public runs of others, judged; DATA=FOLDER holds what it names
 	@test -n "$(DATA)" || { echo "make accuracy-public DATA=FOLDER: the folder with the public data" >&2; exit 2; }
 	$(BIN)/python -m validation accuracy $(DATA) $(if $(PEER),--peer $(PEER))
 

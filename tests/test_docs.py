@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sim.cli.main import run
+from tests.test_import_arrows import FLOORS
 from validation.pages.scenario import PAGE, page
 
 ROOT = Path(__file__).parent.parent
@@ -83,15 +84,37 @@ def test_every_pointer_of_a_module_to_what_is_elsewhere_names_something() -> Non
 
 
 def test_every_decision_record_that_is_named_exists() -> None:
-    records = {path.name[:3] for path in (ROOT / "docs" / "adr").glob("*.md")}
+    """The changelog may name one that was merged into another, as the index of the records says."""
+    folder = ROOT / "docs" / "adr"
+    records = {path.name[:3] for path in folder.glob("[0-9]*.md")}
+    index = (folder / "README.md").read_text()
+    assert set(re.findall(r"^\| \[(\d{3})\]\(\1-", index, re.MULTILINE)) == records
+    rows = re.findall(r"^\| ([\d, ]+) \| (\d{3}) \|$", index, re.MULTILINE)
+    merged = {number: into for numbers, into in rows for number in numbers.split(", ")}
+    assert set(merged.values()) <= records
+    assert not merged.keys() & records
     named = re.compile(r"(?:\bADRs? |docs/adr/)(\d{3})\b")
     dead = [
         f"{path.relative_to(ROOT)}: {number}"
         for path in [*MODULES, *PAGES]
         for number in named.findall(path.read_text())
-        if number not in records
+        if number not in records and not (path.name == "CHANGELOG.md" and number in merged)
     ]
     assert dead == []
+
+
+def test_the_record_of_the_house_names_every_room() -> None:
+    record = (ROOT / "docs" / "adr" / "014-the-house.md").read_text()
+    (rows,) = re.findall(r"\| package \|.*?\n\n", record, re.DOTALL)
+    named = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", rows, re.MULTILINE))
+    missing = [
+        f"{package}: {room}"
+        for package, floors in FLOORS.items()
+        for rooms in floors
+        for room in rooms
+        if room != "__main__" and not re.search(rf"\b{room.rpartition('.')[2]}\b", named[package])
+    ]
+    assert missing == []
 
 
 def test_every_link_within_the_pages_leads_somewhere() -> None:

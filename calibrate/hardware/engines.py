@@ -67,7 +67,7 @@ ENGINES = (
 )
 """Mean errors of the all-reduces over their tables: A100 8 %, 11 %, 20 % with 2, 4, 8 GPUs, H100 4 %, 7 %, 12 %, L40S
 3 %, 3 %, 13 %, RTX PRO 6000 2 %. GH200, four joined in pairs: H100's rate over what an all-reduce takes longer in
-service (1.35, fitted on other cells), and a fixed time fitted on one served level (docs/adr/033)."""
+service (1.35, fitted on other cells), and a fixed time fitted on one served level (docs/adr/018)."""
 
 
 def engine_of(gpu: str, version: str | None) -> Engine:

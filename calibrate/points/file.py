@@ -35,7 +35,7 @@ HOST_KEYS = (
 MAY_CHANGE = ("clock", "date", "driver")
 """Fingerprint keys beginning so do not tell two machines apart."""
 CORES = "cpu_cores"
-"""Fingerprint key that may change as well, but not for nothing (ADR 027)."""
+"""Fingerprint key that may change as well, but not for nothing (ADR 007)."""
 OLD_KINDS = ("sustained", "overlap", "three_way")
 """Lines of earlier versions that say nothing any more: what passes at once took is measured again."""
 

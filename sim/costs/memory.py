@@ -47,7 +47,7 @@ def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int) -> 
 
     A block of the pool holds the same layers for whoever takes it. Where every layer of a draft has a window and the
     target's have none, layers are in groups of as many as that draft has, and the target's last group is filled up
-    (vLLM's hybrid KV pool; its measured effect: docs/adr/028-terms-of-real-engines.md).
+    (vLLM's hybrid KV pool; its measured effect: docs/adr/012-engines-and-caps.md).
     """
     total = sum(kv_bytes_per_token(shape, tensor_parallel) for shape in models)
     target, *drafts = models

@@ -42,7 +42,7 @@ def submit_prefill(serving: Serving, request: Request, stream: Stream, apart: Dr
     `apart`; the ticket is that of the last work on `stream`.
 
     Prompts beyond the engine's token budget go in several works. So a first token leaves as it does under `continuous`,
-    with all that its step computes (docs/adr/035); a draft model on a stream of its own holds up the first draft alone.
+    with all that its step computes (docs/adr/008); a draft model on a stream of its own holds up the first draft alone.
     """
     return submit_prompts(serving, request, stream, apart)[1]
 

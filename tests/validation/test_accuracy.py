@@ -18,7 +18,7 @@ from validation.accuracy.acceptance import errors_pct, spec
 from validation.accuracy.closed_loops import H100, SILICON, run_cells, study_cells
 from validation.accuracy.gh200 import MEASURED_COLUMNS, STUDY, gh200_table, setup
 from validation.accuracy.matrix import crossing, draw_speedups, matrix_text
-from validation.accuracy.page import main
+from validation.accuracy.page import CELLS, main
 from validation.accuracy.sections import Line, Row, Section, section_text, summary_text
 from validation.accuracy.timed_runs import peer_figures
 
@@ -154,17 +154,20 @@ def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Pa
     write_silicon(tmp_path / "data", 3e-3)
     out = tmp_path / "accuracy.md"
     assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100"]) == 0
-    text = out.read_text()
-    cells = text[text.rindex("## H100") :]
-    assert cells.count("| judged |") == cells.count("| fit |") == 2
+    text, cells = out.read_text(), out.parent / CELLS
+    every = cells.read_text()
+    section = every[every.index("## H100") : every.index("## Every cell")]
+    assert section.count("| judged |") == section.count("| fit |") == 2
+    assert every[every.index("## Every cell") :].count("| H100 | trtllm-1.0 | none |") == 4
     assert "| H100 | trtllm-1.0 | llama-3.1-8b | none | 0 | 2 of 4 |" in text
-    assert "## Matrix" in text
-    assert "1 of 1 bars met." in text
-    assert "step_s = " in text
+    assert "trtllm-1.0 | none |" not in text
+    assert text.index("1 of 1 bars met.") < text.index("## Errors by class") < text.index("## What was fitted")
+    assert "step_s = " in text[text.index("## What was fitted") :]
+    assert f"]({CELLS})" in text
     assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100", "--peer", str(write_peer(tmp_path))]) == 0
-    assert "aiconfigurator 0.12: TPOT -50.0" in out.read_text()
+    assert "aiconfigurator 0.12: TPOT -50.0" in cells.read_text()
     assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100", "--only", "a100"]) == 1
-    assert "a100 could not be run: " in out.read_text()
+    assert all("a100 could not be run: " in page.read_text() for page in (out, cells))
 
 
 def drafting_row(concurrency: int, real: float, simulated: float, k: int = 3, **changes: Any) -> Row:

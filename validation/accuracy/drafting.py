@@ -56,8 +56,8 @@ def pearl_section(data: Path) -> Section:
     about = [
         "smart-lty/nano-PEARL@cacb75d (MIT by its pyproject), docs/bench_summary*.md: targets on two H200s or four "
         "L40S, the draft on one more, bf16, static batches; speed-ups are over the target alone on one GPU fewer",
-        "policy `pipelined` with a draft device; window and slowdown of a step are not published and are fitted for "
-        f"each pair and batch on {' and '.join(FITTED)}, the other two data sets judge; k in the matrix is that window",
+        "policy `pipelined` with a draft device; fitted: window and slowdown of a step, which are not published, for "
+        f"each pair and batch on {' and '.join(FITTED)}; the other two data sets judge; k of a cell is that window",
         f"better or worse than plain decoding per GPU, the draft's counted: right in {signs} of {len(judged)} cells",
     ]
     return Section(title="H200 and L40S, nano-PEARL", about=about, lines=lines, rows=rows)
@@ -103,8 +103,8 @@ def rounds_section(data: Path) -> Section:
     about = [
         "Future-Outlier/speculative-decoding-benchmark@1b1e05b (MIT, (c) 2026 Future-Outlier): accepted tokens of "
         "every round of block-7 drafters on Qwen3-4B, 96 prompts, one A10; its times are of a Python loop and not used",
-        f"lanesim is told one number, the acceptance length at {BLOCK}, and asked for shorter drafts; the recorded "
-        "rounds there are cut to k tokens. The share that late features leave is lanesim's rule for both drafters",
+        f"fitted: one number, the acceptance length at {BLOCK}; shorter drafts are judged on the recorded rounds cut "
+        "to k tokens. The share that late features leave is lanesim's rule for both drafters",
     ]
     headings = ["tape", "length", *(f"k={k}" for k in LENGTHS)]
     return Section(

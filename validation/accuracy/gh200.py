@@ -119,7 +119,7 @@ def gh200_section(data: Path, scratch: Path) -> Section:
         "fitted: nothing on these cells. The layers' constants come from 25 step times of the plain model "
         f"(`calibrate fit-steps`; fitted anew here: compute share {again.compact.gemm.compute_share:.4f}, "
         f"{profile.compact.gemm.compute_share:.4f} in the profile), acceptance rates by place from each cell",
-        f"spread of requests: {spread:.2f} on the logit scale, fitted on the p95 TPOT of chat at k = {SPREAD_K}; used "
+        f"fitted: spread of requests, {spread:.2f} on the logit scale, on the p95 TPOT of chat at k = {SPREAD_K}; used "
         "for p95 TPOT and for the line that says so, every other figure is without",
         "EAGLE-3 and DSpark on summarization are not judged here",
         TTFT_TEXT,

@@ -1,4 +1,4 @@
-"""The matrix of docs/accuracy.md: every cell of every run on one line, with what is decided on it, and its figure.
+"""Errors by class of cells for docs/accuracy.md, what is decided on the cells, its figure, and every cell on one line.
 
 A speed-up's sign, the concurrency at which it crosses 1, and the draft length that one would deploy are what a user
 acts on; the regret is what deploying lanesim's choice loses in measured throughput. Not here: simulating anything
@@ -22,6 +22,7 @@ NEAR_ONE = 0.05
 """A measured speed-up this close to 1 has no sign: jobs differ by as much."""
 NO_CROSSING = "none"
 FIGURE_INCHES, DPI = 6.4, 150
+EVERY_CELL = "## Every cell"
 
 
 COLUMNS = ("tok/s", "TPOT", "TTFT", "speed-up", "acceptance length")
@@ -92,9 +93,9 @@ def row_of_run(section: Section, *, gpu: str, engine: str, model: str, workload:
 
 
 def matrix_text(rows: Sequence[Row], figure: str | None) -> str:
-    """The summary by GPU, engine, model, method and k; what is decided on the cells; `figure`; and every cell."""
+    """The errors by GPU, engine, model, method and k; what is decided on the cells; and `figure`."""
     parts = [
-        "## Matrix\n",
+        "## Errors by class\n",
         "Mean size of the error over judged cells, percent, and the largest in brackets; peers on the same cells,\n"
         "where they have figures, behind the slash. TPOT is the time between chunks where a study records only that.\n",
         _summary(rows),
@@ -103,10 +104,13 @@ def matrix_text(rows: Sequence[Row], figure: str | None) -> str:
         "simulation.\n",
         _decisions(rows),
         "" if figure is None else f"![measured against predicted speed-up]({figure})\n",
-        "Every cell, errors in percent:\n",
-        _cells(rows),
     ]
     return "\n".join(part for part in parts if part)
+
+
+def cells_text(rows: Sequence[Row]) -> str:
+    """Every cell on one line, errors in percent."""
+    return f"{EVERY_CELL}\n\nErrors in percent.\n\n{_cells(rows)}"
 
 
 def _key(row: Row) -> tuple[str, str, str, str, str]:

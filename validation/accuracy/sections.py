@@ -1,4 +1,4 @@
-"""The words of docs/accuracy.md: sections with their lines, and Markdown tables. Not here: any simulation."""
+"""The words of docs/accuracy.md and its cells: sections with their lines, Markdown tables. Not here: any simulation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from sim.costs.profile import Profile
 
 HOST_TIMES = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "graph_launch_s", "result_s")
+FITTED = "fitted:"
+"""What follows it in a bullet of a section says which constants were fitted, and on what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,20 @@ def summary_text(sections: Sequence[Section]) -> str:
     return f"{num_met} of {len(judged)} bars met.\n\n" + markdown_table(
         ["run", "metric", "error", "bar", "met"], rows, left=2
     )
+
+
+def fitted_text(sections: Sequence[Section]) -> str:
+    """By section, the bullets that say what was fitted, from that word on; a section without one is left out."""
+    lines = []
+    for section in sections:
+        found = [bullet[bullet.lower().index(FITTED) + len(FITTED) :] for bullet in section.about if is_fitted(bullet)]
+        if found:
+            lines.append(f"- {section.title}: {'; '.join(each.strip() for each in found)}\n")
+    return "".join(lines)
+
+
+def is_fitted(bullet: str) -> bool:
+    return FITTED in bullet.lower()
 
 
 def profile_text(profile: Profile) -> str:

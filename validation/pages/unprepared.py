@@ -194,7 +194,7 @@ config.json files typed in from the models' public shapes, twelve deployments, t
         --max-concurrency C --num-speculative-tokens 0
 
 The error is that of interpolation between the tables' points. How right the tables are, only served cells tell
-(ADR 029): within 6 % TPOT for dense models under vLLM and within 12 % for mixtures of experts.
+(ADR 018): within 6 % TPOT for dense models under vLLM and within 12 % for mixtures of experts.
 """
 REFUSALS = """## Refused, by name
 """

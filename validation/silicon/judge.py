@@ -75,7 +75,7 @@ BLOCK_SCALED = ("Qwen/Qwen3.5-397B-A17B",)
 """Models whose published FP8 checkpoint is scaled by blocks, though the config.json of CHECKPOINTS is in bf16."""
 QUEUED = (("1.0.0rc3", "meta-llama/Llama-3.1-8B-Instruct"),)
 """Version and model of generated TensorRT-LLM deployments where one request more is in flight than the engine has
-seats: their TTFT grows with OSL by the time of service over the concurrency (ADR 032)."""
+seats: their TTFT grows with OSL by the time of service over the concurrency (ADR 018)."""
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 OLDEST = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.1"}
 """Rows without a version are of autumn 2025."""
