@@ -1,1 +1,1 @@
-"""The seam between policies and hosts: requests, works, what a policy may ask of a host, lanes."""
+"""The interface between policies and hosts: requests, works, what a policy may ask of a host, lanes."""
