@@ -5,6 +5,7 @@ What was measured is in a file after every round and before the fit; given in pl
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ WARM_UP_WAVES = 2
 caches while they answer their first requests."""
 OF_A_MEASUREMENT = (
     *("model", "levels", "requests_per_stream", "rounds", "input_len", "output_len"),
-    *("num_speculative_tokens", "seed", "measured"),
+    *("num_speculative_tokens", "seed", "measured", "timeout_s", "api_key_env"),
 )
 """Parameters that mean nothing where the levels are measured already."""
 OF_A_FIT = ("engine_name", "held_back", "max_num_seqs", "max_num_batched_tokens")
@@ -57,6 +58,14 @@ MOST_SPREAD_PCT = 15.0
     "--max-num-batched-tokens", type=click.IntRange(min=1), default=None, help="The server's. [the engine's own]"
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the prompts' words.")
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0.0, min_open=True, max=86_400.0),
+    default=300.0,
+    show_default=True,
+    help="Longest that one answer may take, to its last byte.",
+)
+@click.option("--api-key-env", metavar="NAME", default=None, help="Environment variable that holds the server's key.")
 @click.option(
     "--measured",
     type=A_PATH,
@@ -86,6 +95,7 @@ def probe_command(url: str, profile_name: str, out: Path | None, json_path: str 
         _fit(profile, served, held_back, flags, out, json_path)
         return
     base = base_of(url)
+    key = _key(flags["api_key_env"])
     levels = _levels(flags["levels"])
     held_back = _held_back(flags, levels)
     measured = flags["measured"] or (Path("probe") if out is None else out).with_suffix(".measured.json")
@@ -93,7 +103,7 @@ def probe_command(url: str, profile_name: str, out: Path | None, json_path: str 
     profile = load(profile_name)
     engine_of(flags["engine_name"], profile)
     with _keeping(measured, base, _again(measured, profile_name, out, json_path, flags), flags["rounds"]) as keep:
-        served = _drive(base, levels, flags, keep)
+        served = _drive(base, key, levels, flags, keep)
         _fit(profile, served, held_back, flags, out, json_path)
 
 
@@ -102,6 +112,18 @@ def _held_back(flags: dict[str, Any], levels: Sequence[int]) -> int:
     if held_back not in levels:
         raise ValueError(f"--held-back {held_back} is none of the levels {','.join(map(str, levels))}")
     return held_back
+
+
+def _key(name: str | None) -> str | None:
+    """What is in the environment variable `name`, which may be the key itself, by mistake: it is never shown."""
+    if name is None:
+        return None
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ValueError("--api-key-env names no environment variable that holds a key; want its name, not the key")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ValueError(f"--api-key-env {name}: want a key of printable ASCII characters without spaces")
+    return key
 
 
 def _flag(name: str) -> str:
@@ -186,6 +208,9 @@ def _fit(
             spreads = ", ".join(f"{name} ±{spread:.0f} %" for name, spread in each.spreads_pct.items())
             if spreads:
                 print(f"{each.source}, over its rounds: {spreads}")
+        for each in served:
+            for reason, count in each.failed.items():
+                print(f"{each.source}: {count} of {each.sent} requests failed: {reason}")
         if any(spread > MOST_SPREAD_PCT for each in served for spread in each.spreads_pct.values()):
             print("rounds of one load differ much: leave the server and this machine alone meanwhile, or add --rounds")
 
@@ -201,15 +226,16 @@ def _levels(text: str) -> list[int]:
 
 
 def _drive(
-    base: str, levels: list[int], flags: dict[str, Any], on_round: Callable[[list[Served]], None]
+    base: str, key: str | None, levels: list[int], flags: dict[str, Any], on_round: Callable[[list[Served]], None]
 ) -> list[Served]:
     """Every level measured; `on_round` hears the levels so far after each round."""
-    from calibrate.production.probe import connected, find, level
+    from calibrate.production.network import Client
+    from calibrate.production.probe import find, level
     from calibrate.production.served import middling
     from sim.cli.console import progress
 
-    with connected(base, levels[-1]) as client, progress() as on_step:
-        endpoint = find(client, base, flags["model"])
+    with Client(base, timeout_s=flags["timeout_s"], key=key) as client, progress() as on_step:
+        endpoint = find(client, flags["model"])
 
         def one(concurrency: int, count: int, what: str, seed: int) -> Served:
             return level(

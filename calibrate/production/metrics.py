@@ -6,8 +6,9 @@ long ago the server was started. Not here: where the two texts come from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 from calibrate.production.served import MOST_DRAFT_TOKENS, Accepted, Served
@@ -23,7 +24,15 @@ E2EL = ("e2e_request_latency_seconds",)
 PROMPT, OUTPUT = ("request_prompt_tokens",), ("request_generation_tokens",)
 STEPS = ("iteration_tokens_total",)
 
+MOST_LINE = 1 << 16
+"""Characters; their parser takes the square of it."""
+POSITION = re.compile("[0-9]{1,4}")
+
 Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class NoMetrics(ValueError):
+    """A text that is no server's `/metrics`."""
 
 
 class Growth:
@@ -41,11 +50,11 @@ class Growth:
                 raise ValueError(f"{source}: {name} grew by {grown}, which is no finite number")
             if is_counted and grown < 0.0:
                 raise ValueError(f"{source}: {name} fell from one look to the next: the server was restarted")
-            if not grown >= 0.0:
+            if not 0.0 <= grown < inf:
                 continue
             self._by_name[bare] = self._by_name.get(bare, 0.0) + grown
             position = dict(labels).get("position")
-            if position is not None and position.isdecimal() and "accepted_tokens_per_pos" in bare:
+            if position is not None and POSITION.fullmatch(position) and "accepted_tokens_per_pos" in bare:
                 self._by_position[int(position)] = self._by_position.get(int(position), 0.0) + grown
 
     def total(self, name: str) -> float:
@@ -67,7 +76,10 @@ class Growth:
         """Of the drafts between the looks; None where nothing was drafted."""
         drafts = self.total("spec_decode_num_drafts")
         if drafts:
-            draft_tokens = round(min(self.total("spec_decode_num_draft_tokens") / drafts, MOST_DRAFT_TOKENS + 1.0))
+            length = self.total("spec_decode_num_draft_tokens") / drafts
+            if not isfinite(length):
+                raise ValueError(f"{self.source}: {drafts:g} drafts of {length:g} tokens cannot have been counted")
+            draft_tokens = round(min(length, MOST_DRAFT_TOKENS + 1.0))
             rates = tuple(self._by_position.get(place, 0.0) / drafts for place in range(draft_tokens))
             return Accepted(drafts=drafts, draft_tokens=draft_tokens, rates=rates)
         return None
@@ -124,11 +136,13 @@ def samples(path: Path) -> dict[Sample, float]:
 
 
 def parse(text: str, where: str) -> dict[Sample, float]:
-    """As `samples`, of a text. Raises ValueError where it is not Prometheus' format, or no server's."""
+    """As `samples`, of a text. Raises NoMetrics where it is not Prometheus' format, or no server's."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:
         raise ValueError("reading /metrics needs the production extra: pip install 'lanesim[production]'") from None
+    if max(map(len, text.splitlines()), default=0) > MOST_LINE:
+        raise NoMetrics(f"{where}: not in Prometheus' text format: a line of more than {MOST_LINE} characters")
     found = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -136,7 +150,7 @@ def parse(text: str, where: str) -> dict[Sample, float]:
                 if sample.name.startswith(PREFIXES) and not sample.name.endswith(("_bucket", "_created")):
                     found[sample.name, tuple(sorted(sample.labels.items()))] = float(sample.value)
     except (ValueError, KeyError, IndexError) as error:
-        raise ValueError(f"{where}: not in Prometheus' text format: {' '.join(str(error).split())[:80]}") from None
+        raise NoMetrics(f"{where}: not in Prometheus' text format: {' '.join(str(error).split())[:80]}") from None
     if not found:
-        raise ValueError(f"{where}: no metric of vLLM (vllm:...) or SGLang (sglang:...)")
+        raise NoMetrics(f"{where}: no metric of vLLM (vllm:...) or SGLang (sglang:...)")
     return found

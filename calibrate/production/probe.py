@@ -2,37 +2,49 @@
 
 Every request asks for the same number of tokens from a prompt of its own, so that no prefix is shared. How many tokens
 a prompt and an answer have is what the server says (`usage`), not what was asked for. Where there is a `/metrics`,
-drafts and steps are read from it. Nothing but the endpoint's own address is ever called.
-Not here: fitting (calibrate.production.fit), what a saved `/metrics` says (calibrate.production.metrics).
+drafts and steps are read from it.
+Not here: the network (calibrate.production.network), fitting (calibrate.production.fit), what a saved `/metrics` says
+(calibrate.production.metrics).
 """
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from queue import Empty, SimpleQueue
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from calibrate.production.metrics import Growth, Sample, parse
-from calibrate.production.served import Accepted, Served
+from msgspec import Meta, Struct
 
-if TYPE_CHECKING:
-    from httpx import Client, Response
+from calibrate.production.metrics import Growth, NoMetrics, Sample, parse
+from calibrate.production.network import WAKE_S, Answer, Client, Failed, Late
+from calibrate.production.served import MOST_TOKENS, Accepted, Served
+from sim.files.json_values import convert, parse_json
+from sim.files.read import MIB
 
-CONNECT_S, SILENT_S = 10.0, 300.0
-"""Longest to connect, and without a byte from the server."""
+MOST_METRICS_BYTES = 8 * MIB
+"""A server's look at itself has a few hundred KB."""
+MOST_MODELS_BYTES = MIB
+MOST_EVENT_BYTES = 4096
+"""Of a token's event in the mean; they have a few hundred."""
+MOST_LENGTH = 2
+"""Times the tokens that were asked for: an answer that is longer is cut off."""
 WORDS = (
     *("river", "stone", "lamp", "window", "garden", "paper", "engine", "winter", "market", "silver", "thunder"),
     *("valley", "candle", "bridge", "cotton", "harbour", "ladder", "mirror", "needle", "orange", "pepper", "quarter"),
     *("ribbon", "saddle", "timber", "umbrella", "velvet", "whisper", "yellow", "anchor"),
 )
 MOST_FAILURES = 3
+MOST_AT_ONCE = 0.5
+"""Share of an answer's later tokens that come with its first: beyond it, something collects them on the way."""
+MODELS = "/v1/models"
 NOT_SO = (400, 404, 405, 422)
 """Answers to a path or a field that a server does not know."""
 
@@ -46,14 +58,56 @@ class Timed:
     last_s: float
     prompt_tokens: int
     output_tokens: int
+    gaps: int = 0
+    """Between events that hold tokens."""
+    gaps_at_once: int = 0
+    """Those of events that came with the first one."""
+
+
+T = TypeVar("T")
+Count = Annotated[int, Meta(ge=0, le=int(MOST_TOKENS))]
+
+
+class _Usage(Struct):
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """As newer servers name `reasoning_content`."""
+
+
+class _Choice(Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+
+    @property
+    def has_text(self) -> bool:
+        delta = self.delta or _Delta()
+        return bool(self.text or delta.content or delta.reasoning_content or delta.reasoning)
+
+
+class _Event(Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Model(Struct):
+    id: str
+
+
+class _Models(Struct):
+    data: list[_Model] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where requests go."""
 
-    url: str
-    """Up to and without /v1."""
     model: str
     is_chat: bool
     """Speaks /v1/chat/completions alone."""
@@ -62,7 +116,7 @@ class Endpoint:
 
     @property
     def path(self) -> str:
-        return f"{self.url}/v1/chat/completions" if self.is_chat else f"{self.url}/v1/completions"
+        return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
     def body(self, prompt: str, output_tokens: int) -> dict[str, Any]:
         """Greedy, streamed, of a fixed length where the server takes vLLM's `ignore_eos`."""
@@ -83,59 +137,50 @@ class Endpoint:
 
 def base_of(url: str) -> str:
     """`url` without /v1 and what follows. Raises ValueError for what is no http address."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
         raise ValueError(
             f"{url!r}: want the address of a server, such as http://localhost:8000, or a file of --measured"
         )
+    if "@" in parts.netloc:
+        raise ValueError(f"the address of {parts.hostname!r} holds a user or a password; want --api-key-env")
     path = parts.path.rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path.removesuffix("/v1"), "", ""))
 
 
-@contextmanager
-def connected(url: str, most: int) -> Iterator[Client]:
-    """A client for `most` streams at once; its failures are one line that names the server."""
-    try:
-        import httpx
-    except ImportError:
-        raise ValueError("lanesim probe needs the production extra: pip install 'lanesim[production]'") from None
-    limits = httpx.Limits(max_connections=most + 2, max_keepalive_connections=most + 2)
-    timeout = httpx.Timeout(SILENT_S, connect=CONNECT_S)
-    try:
-        # Proxies of the environment are for other addresses than the one to measure.
-        with httpx.Client(timeout=timeout, limits=limits, trust_env=False) as client:
-            yield client
-    except httpx.HTTPError as error:
-        raise ValueError(f"{url}: {' '.join(str(error).split()) or type(error).__name__}") from None
-
-
-def find(client: Client, url: str, model: str | None) -> Endpoint:
-    """The endpoint at `url`, by default of the one model that it serves. Raises ValueError."""
+def find(client: Client, model: str | None) -> Endpoint:
+    """The endpoint that answers, by default of the one model that is served. Raises ValueError."""
     if model is None:
-        models = _json(client.get(f"{url}/v1/models"), url)
-        names = [str(each.get("id")) for each in models.get("data", []) if isinstance(each, dict)]
-        if len(names) != 1:
-            served = f"serves {len(names)} models: {', '.join(names[:5])}" if names else "names no model"
-            raise ValueError(f"{url} {served}; say which with --model")
-        model = names[0]
+        models = _models(client)
+        if len(models) != 1:
+            served = f"serves {len(models)} models: {', '.join(models[:5])}" if models else "names no model"
+            raise client.failure("", f"{served:.150}; say which with --model")
+        model = models[0]
     for is_chat, is_strict in product((False, True), repeat=2):
-        endpoint = Endpoint(url=url, model=model, is_chat=is_chat, is_strict=is_strict)
-        tried = client.post(endpoint.path, json=endpoint.body("river", 2))
-        if tried.status_code == 200:
-            return endpoint
-        if tried.status_code not in NOT_SO:
+        endpoint = Endpoint(model=model, is_chat=is_chat, is_strict=is_strict)
+        with client.ask(endpoint.path, endpoint.body("river", 2), most_bytes=_most_bytes(2)) as answer:
+            if answer.status == 200:
+                _tokens(client, endpoint, answer, 2)
+                return endpoint
+            refusal = answer.refusal()
+        if answer.status not in NOT_SO:
             break
-    raise ValueError(f"{endpoint.path} answers {tried.status_code}: {' '.join(tried.text.split())[:200]}")
+    raise refusal
 
 
-def look(client: Client, url: str) -> dict[Sample, float] | None:
+def look(client: Client) -> dict[Sample, float] | None:
     """The server's `/metrics`; None where it has none of its own."""
-    answer = client.get(f"{url}/metrics")
-    if answer.status_code != 200:
-        return None
+    with client.ask("/metrics", most_bytes=MOST_METRICS_BYTES) as answer:
+        if answer.status != 200:
+            return None
+        text = answer.text()
     try:
-        return parse(answer.text, f"{url}/metrics")
-    except ValueError:
+        return parse(text, f"{client.url}/metrics")
+    except NoMetrics:
         return None
 
 
@@ -154,7 +199,7 @@ def level(
 
     Raises ValueError where the server fails more than MOST_FAILURES times.
     """
-    before = look(client, endpoint.url)
+    before = look(client)
     timed: list[Timed] = []
     failures: list[str] = []
 
@@ -163,24 +208,31 @@ def level(
         prompt = " ".join(draw.choices(WORDS, k=input_words))
         try:
             timed.append(stream(client, endpoint, prompt, output_tokens))
-        except ValueError as error:
-            failures.append(str(error))
-            if len(failures) > MOST_FAILURES:
+        except Failed as failure:
+            failures.append(failure.reason)
+            if isinstance(failure, Late) or len(failures) > MOST_FAILURES:
                 raise
         on_done(len(timed))
 
+    finished: SimpleQueue[Future[None]] = SimpleQueue()
     with ThreadPoolExecutor(concurrency) as pool:
         try:
-            for done in [pool.submit(one, number) for number in range(num_requests)]:
-                done.result()
+            for number in range(num_requests):
+                pool.submit(one, number).add_done_callback(finished.put)
+            for _ in range(num_requests):
+                _next(finished).result()
+        except BaseException:
+            client.stop()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
-    after = look(client, endpoint.url)
+    after = look(client)
     steady = middle(timed, concurrency)
     if not steady:
-        raise ValueError(
-            f"{endpoint.path}: no answer had two tokens at {concurrency} at once: {'; '.join(failures[:1])}"
+        raise client.failure(
+            endpoint.path, f"gave no answer of two tokens at {concurrency} at once: {'; '.join(failures[:1])}"
         )
+    _refuse_collected(client, endpoint, steady)
     return Served(
         source=f"{concurrency} at once",
         concurrency=float(concurrency),
@@ -191,9 +243,18 @@ def level(
         output_tokens_per_s=concurrency
         * sum(each.output_tokens for each in steady)
         / sum(each.last_s - each.sent_s for each in steady),
-        accepted=_drafts(before, after, endpoint.url),
+        accepted=_drafts(before, after, client.url),
         num_requests=len(steady),
+        sent=num_requests,
+        failed=dict(Counter(failures)),
     )
+
+
+def _next(finished: SimpleQueue[T]) -> T:
+    """The next that there is. Waits in short steps, so that a signal is heard."""
+    while True:
+        with suppress(Empty):
+            return finished.get(timeout=WAKE_S)
 
 
 def middle(timed: list[Timed], concurrency: int) -> list[Timed]:
@@ -206,64 +267,104 @@ def middle(timed: list[Timed], concurrency: int) -> list[Timed]:
 
 
 def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) -> Timed:
-    """Send one request and read its answer piece by piece. Raises ValueError for an answer that is none."""
+    """Send one request and read its answer piece by piece. Raises Failed for an answer that is none."""
     sent_s = time.perf_counter()
-    first_s = last_s = 0.0
-    pieces = 0
-    usage: dict[str, Any] = {}
-    with client.stream("POST", endpoint.path, json=endpoint.body(prompt, output_tokens)) as answer:
-        if answer.status_code != 200:
-            answer.read()
-            raise ValueError(f"{endpoint.path} answers {answer.status_code}: {' '.join(answer.text.split())[:200]}")
-        for line in answer.iter_lines():
-            data = line.removeprefix("data:").strip()
-            if not line.startswith("data:") or data == "[DONE]":
-                continue
-            event = _event(data, endpoint.path)
-            usage = event.get("usage") or usage
-            if any(_text(choice) for choice in event.get("choices") or ()):
-                last_s = time.perf_counter()
-                first_s = first_s or last_s
-                pieces += 1
-    if not pieces:
-        raise ValueError(f"{endpoint.path}: an answer without a token")
+    body = endpoint.body(prompt, output_tokens)
+    with client.ask(endpoint.path, body, most_bytes=_most_bytes(output_tokens)) as answer:
+        if answer.status != 200:
+            raise answer.refusal()
+        tokens = _tokens(client, endpoint, answer, output_tokens)
+    if not tokens.pieces:
+        raise client.failure(endpoint.path, "gives an answer without a token")
     return Timed(
         sent_s=sent_s,
-        first_s=first_s,
-        last_s=last_s,
-        prompt_tokens=int(usage.get("prompt_tokens") or len(prompt.split())),
-        output_tokens=int(usage.get("completion_tokens") or pieces),
+        first_s=tokens.first_s,
+        last_s=tokens.last_s,
+        prompt_tokens=tokens.usage.prompt_tokens or len(prompt.split()),
+        output_tokens=tokens.usage.completion_tokens or tokens.pieces,
+        gaps=tokens.pieces - 1,
+        gaps_at_once=tokens.pieces_at_once - 1,
     )
 
 
-def _text(choice: Any) -> str:
-    if not isinstance(choice, dict):
-        return ""
-    return str(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+@dataclass(slots=True)
+class _Tokens:
+    """What came of one stream."""
+
+    first_s: float = 0.0
+    last_s: float = 0.0
+    pieces: int = 0
+    pieces_at_once: int = 0
+    """Those that came with the first, itself included."""
+    usage: _Usage = field(default_factory=_Usage)
 
 
-def _event(data: str, where: str) -> dict[str, Any]:
+def _tokens(client: Client, endpoint: Endpoint, answer: Answer, output_tokens: int) -> _Tokens:
+    """Read a stream to its end, to `[DONE]` or to MOST_LENGTH times `output_tokens`, which is too long. Raises
+    Failed."""
+    tokens = _Tokens()
+    first_waits = 0
+    is_whole = False
+    for number, line in enumerate(answer.lines(), 1):
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            answer.linger()
+            is_whole = True
+            break
+        event = _typed(client, endpoint.path, data, _Event, "in its stream, ", number)
+        if event.error is not None:
+            said = event.error.get("message", event.error) if isinstance(event.error, dict) else event.error
+            raise client.failure(endpoint.path, f"answers an error: {said}")
+        if event.usage is not None:
+            tokens.usage, is_whole = event.usage, True
+        if any(choice.has_text for choice in event.choices or ()):
+            tokens.last_s = answer.received_s
+            if not tokens.pieces:
+                tokens.first_s, first_waits = tokens.last_s, answer.waits
+            tokens.pieces += 1
+            tokens.pieces_at_once += answer.waits == first_waits
+        if max(tokens.pieces, tokens.usage.completion_tokens or 0) > MOST_LENGTH * output_tokens:
+            raise client.failure(
+                endpoint.path, f"answers more than {MOST_LENGTH} times the {output_tokens} tokens of --output-len"
+            )
+    if tokens.pieces and not is_whole:
+        raise client.failure(endpoint.path, "ends its stream without [DONE] and without usage")
+    return tokens
+
+
+def _refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) -> None:
+    """Raise Failed where tokens come together: times per token are no longer the server's."""
+    gaps, at_once = sum(each.gaps for each in timed), sum(each.gaps_at_once for each in timed)
+    if at_once >= gaps * MOST_AT_ONCE and (at_once or not gaps):
+        share = 100.0 * at_once / gaps if gaps else 100.0
+        raise client.failure(
+            endpoint.path,
+            f"sends {share:.0f} % of an answer's later tokens with its first: does a proxy collect the stream? Give "
+            "the server's own address, or a longer --output-len",
+        )
+
+
+def _most_bytes(output_tokens: int) -> int:
+    """Of a streamed answer."""
+    return MIB + MOST_LENGTH * output_tokens * MOST_EVENT_BYTES
+
+
+def _typed(client: Client, path: str, text: str, kind: type[T], where: str, line: int | None = None) -> T:
+    has_prose = kind is _Event
     try:
-        event = json.loads(data)
-    except ValueError:
-        event = None
-    if not isinstance(event, dict):
-        raise ValueError(f"{where}: a stream of something else than JSON objects: {data[:60]!r}")
-    if "error" in event:
-        raise ValueError(f"{where}: {str(event['error'])[:200]}")
-    return event
+        return convert(parse_json(text, f"{where}JSON", line, has_prose=has_prose), kind, f"{where}JSON")
+    except ValueError as error:
+        raise client.failure(path, f"answers what no OpenAI-compatible server does: {error}") from None
 
 
-def _json(answer: Response, url: str) -> dict[str, Any]:
-    found = None
-    if answer.status_code == 200:
-        try:
-            found = answer.json()
-        except ValueError:
-            found = None
-    if not isinstance(found, dict):
-        raise ValueError(f"{url}: no OpenAI-compatible server: /v1/models answers {answer.status_code}")
-    return found
+def _models(client: Client) -> list[str]:
+    with client.ask(MODELS, most_bytes=MOST_MODELS_BYTES) as answer:
+        if answer.status != 200:
+            raise answer.refusal()
+        text = answer.text()
+    return [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
 
 
 def _drafts(before: dict[Sample, float] | None, after: dict[Sample, float] | None, url: str) -> Accepted | None:

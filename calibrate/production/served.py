@@ -6,6 +6,7 @@ Not here: reading metrics, logs and results (calibrate.production.metrics, .expo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from math import pi, sqrt
@@ -88,6 +89,10 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     output_tokens_per_s: float | None = None
     accepted: Accepted | None = None
     num_requests: int = 0
+    sent: int = 0
+    """Requests of a probe, with those that failed and those that do not count."""
+    failed: dict[str, int] = {}
+    """Of them, by what was wrong."""
     spreads_pct: dict[str, float] = {}
     """Half of the range over rounds of the same load, by metric of `measured`; empty for a single round."""
     repeats_pct: dict[str, float] = {}
@@ -163,6 +168,8 @@ def middling(rounds: Sequence[Served]) -> Served:
         output_tokens_per_s=medians.get("output_throughput"),
         accepted=accepted,
         num_requests=sum(each.num_requests for each in rounds),
+        sent=sum(each.sent for each in rounds),
+        failed=dict(sum((Counter(each.failed) for each in rounds), Counter())),
         spreads_pct={name: 50.0 * (max(all_) - min(all_)) / medians[name] for name, all_ in columns.items()},
         repeats_pct={
             name: 100.0 * OF_A_MEDIAN * stdev(all_) / sqrt(len(all_)) / medians[name] for name, all_ in columns.items()

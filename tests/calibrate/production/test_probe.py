@@ -20,7 +20,8 @@ from click.testing import CliRunner
 
 from calibrate.cli.probe import probe_command
 from calibrate.production.exports import read_measured
-from calibrate.production.probe import Timed, base_of, connected, find, level, middle
+from calibrate.production.network import Client
+from calibrate.production.probe import Timed, base_of, find, level, middle
 from sim.cli.main import run
 from tests.calibrate.production.test_served import look
 
@@ -130,8 +131,8 @@ def serving(**how: Any) -> Iterator[Server]:
 
 @pytest.mark.parametrize(("is_chat", "is_strict"), [(False, False), (False, True), (True, False), (True, True)])
 def test_a_level_keeps_its_streams_in_flight_and_counts_the_servers_tokens(is_chat: bool, is_strict: bool) -> None:
-    with serving(is_chat=is_chat, is_strict=is_strict) as server, connected(server.url, 4) as client:
-        endpoint = find(client, server.url, None)
+    with serving(is_chat=is_chat, is_strict=is_strict) as server, Client(server.url) as client:
+        endpoint = find(client, None)
         assert (endpoint.model, endpoint.is_chat, endpoint.is_strict) == ("tiny", is_chat, is_strict)
         found = level(client, endpoint, concurrency=4, num_requests=20, input_words=8, output_tokens=16)
     assert server.most == 4
@@ -145,10 +146,8 @@ def test_a_level_keeps_its_streams_in_flight_and_counts_the_servers_tokens(is_ch
 
 
 def test_what_stands_before_the_first_token_is_in_no_time_per_token() -> None:
-    with serving(first_s=0.05) as server, connected(server.url, 2) as client:
-        found = level(
-            client, find(client, server.url, "tiny"), concurrency=2, num_requests=8, input_words=8, output_tokens=16
-        )
+    with serving(first_s=0.05) as server, Client(server.url) as client:
+        found = level(client, find(client, "tiny"), concurrency=2, num_requests=8, input_words=8, output_tokens=16)
     assert found.ttft_s is not None
     assert found.tpot_s is not None
     assert found.output_tokens_per_s is not None
@@ -157,8 +156,8 @@ def test_what_stands_before_the_first_token_is_in_no_time_per_token() -> None:
 
 
 def test_drafts_are_read_from_the_servers_metrics() -> None:
-    with serving(has_metrics=True) as server, connected(server.url, 2) as client:
-        endpoint = find(client, server.url, "tiny")
+    with serving(has_metrics=True) as server, Client(server.url) as client:
+        endpoint = find(client, "tiny")
         found = level(client, endpoint, concurrency=2, num_requests=8, input_words=8, output_tokens=16)
     assert found.accepted is not None
     assert found.accepted.rates == (1.0, 0.5)
@@ -172,15 +171,15 @@ def test_drafts_are_read_from_the_servers_metrics() -> None:
     ],
 )
 def test_a_server_that_fails_is_one_line(how: dict[str, Any], message: str) -> None:
-    with serving(**how) as server, connected(server.url, 1) as client, pytest.raises(ValueError, match=message):
-        find(client, server.url, "tiny")
+    with serving(**how) as server, Client(server.url) as client, pytest.raises(ValueError, match=message):
+        find(client, "tiny")
 
 
 def test_no_server_is_one_line() -> None:
     with serving() as server:
         url = server.url
-    with pytest.raises(ValueError, match=url), connected(url, 1) as client:
-        find(client, url, None)
+    with pytest.raises(ValueError, match=url), Client(url) as client:
+        find(client, None)
 
 
 @pytest.mark.parametrize(

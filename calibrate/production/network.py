@@ -1,0 +1,349 @@
+"""The only place that calls a server: one address, every answer within a deadline and a number of bytes.
+
+Sockets never block for longer than WAKE_S, so that `stop` ends whatever is being waited for. Answers are asked for as
+they are: compressed ones are refused, and redirects are answers like any other. The address's host and port alone are
+called; proxies of the environment are for other addresses than one to measure. A key goes into one header and is
+blotted out of every message. Not here: what an answer means (calibrate.production.probe).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from errno import EINPROGRESS, EWOULDBLOCK
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from types import TracebackType
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+from sim.files.read import MIB, printable
+
+CONNECT_S = 10.0
+TIMEOUT_S = 300.0
+"""Longest from sending a request to the last byte of its answer: a server may load its model meanwhile."""
+WAKE_S = 0.2
+LINGER_S = 0.05
+"""Longest that a stream may take to end after its last event; its connection is used again if it does."""
+READ_BYTES = 1 << 16
+MOST_LINE_BYTES = MIB
+MOST_SHOWN = 200
+"""Characters of an answer in a message."""
+PORTS = {"http": 80, "https": 443}
+NOT_YET = (EINPROGRESS, EWOULDBLOCK, 10035)
+"""Of a connection that is being made; the last is Windows' own."""
+T = TypeVar("T")
+
+
+class Failed(ValueError):
+    """A request without a sound answer."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason)
+        self.where, self.reason = where, reason
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.reason}"
+
+
+class Late(Failed):
+    """A request that had no whole answer within its deadline: another one would wait as long."""
+
+
+class _Stopped(Exception):
+    """The client was stopped while a request waited."""
+
+
+class _Broken(Exception):
+    """An answer that breaks a bound."""
+
+
+class _Expired(Exception):
+    """A deadline passed."""
+
+
+class _Wire:
+    """A connected socket that reads and writes until a deadline, and reads at most so many bytes."""
+
+    def __init__(self, kind: int, address: Any, stopped: threading.Event, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.bytes_left = 0
+        self.waits = 0
+        """How often there was nothing to read yet."""
+        self.received_s = 0.0
+        """When the last bytes came, on the clock of time.perf_counter."""
+        self._stopped = stopped
+        self._selector = selectors.DefaultSelector()
+        self._socket = socket.socket(kind, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        try:
+            error = self._socket.connect_ex(address)
+            if error in NOT_YET:
+                self._wait(selectors.EVENT_WRITE)
+                error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, os.strerror(error))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException:
+            self.end()
+            raise
+
+    def encrypt(self, host: str) -> None:
+        secured = ssl.create_default_context().wrap_socket(
+            self._socket, server_hostname=host, do_handshake_on_connect=False
+        )
+        self._selector.unregister(self._socket)
+        self._socket = secured
+        self._selector.register(secured, selectors.EVENT_READ)
+        self._when_ready(secured.do_handshake, selectors.EVENT_READ)
+
+    def sendall(self, data: bytes) -> None:
+        """As http.client calls it."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._when_ready(lambda: self._socket.send(rest), selectors.EVENT_WRITE) :]  # noqa: B023
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """As http.client calls it."""
+        return io.BufferedReader(_Bytes(self), READ_BYTES)
+
+    def close(self) -> None:
+        """As http.client calls it, of an answer that is still being read: `end` closes."""
+
+    def receive(self, buffer: memoryview) -> int:
+        count = self._when_ready(lambda: self._socket.recv_into(buffer), selectors.EVENT_READ)
+        self.received_s = time.perf_counter()
+        self.bytes_left -= count
+        if self.bytes_left < 0:
+            raise _Broken("answers with more bytes than are read")
+        return count
+
+    def is_idle(self) -> bool:
+        """Nothing has come, its end neither, since the last answer."""
+        self._selector.modify(self._socket, selectors.EVENT_READ)
+        return not self._selector.select(0)
+
+    def end(self) -> None:
+        self._selector.close()
+        self._socket.close()
+
+    def _when_ready(self, operate: Callable[[], T], event: int) -> T:
+        while True:
+            try:
+                if self._stopped.is_set():
+                    raise _Stopped
+                if time.monotonic() > self.deadline_s:
+                    raise _Expired
+                return operate()
+            except ssl.SSLWantWriteError:
+                self._wait(selectors.EVENT_WRITE)
+            except ssl.SSLWantReadError:
+                self._wait(selectors.EVENT_READ)
+            except BlockingIOError:
+                self._wait(event)
+
+    def _wait(self, event: int) -> None:
+        self.waits += event == selectors.EVENT_READ
+        self._selector.modify(self._socket, event)
+        while not self._selector.select(max(0.0, min(WAKE_S, self.deadline_s - time.monotonic()))):
+            if self._stopped.is_set():
+                raise _Stopped
+            if time.monotonic() > self.deadline_s:
+                raise _Expired
+
+
+class _Bytes(io.RawIOBase):
+    """What comes over a wire."""
+
+    def __init__(self, wire: _Wire) -> None:
+        self._wire = wire
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._wire.receive(memoryview(buffer))
+
+
+class Answer:
+    """One answer while it is read. Its methods raise Failed."""
+
+    def __init__(self, client: Client, path: str, wire: _Wire, response: HTTPResponse) -> None:
+        self._client, self._path, self._wire, self._response = client, path, wire, response
+        self.status = response.status
+        self.has_ended = False
+
+    @property
+    def received_s(self) -> float:
+        return self._wire.received_s
+
+    @property
+    def waits(self) -> int:
+        """How often there was nothing to read yet: what comes between two of them came at once."""
+        return self._wire.waits
+
+    @property
+    def is_reusable(self) -> bool:
+        return self.has_ended and not self._response.will_close
+
+    def blocks(self) -> Iterator[bytes]:
+        """The body as it comes."""
+        while not self.has_ended and self._response.length != 0:
+            if block := self._response.read1(READ_BYTES):
+                yield block
+            elif self._response.length:
+                raise _Broken("breaks its answer off")
+            else:
+                break
+        self.has_ended = True
+
+    def text(self) -> str:
+        """The whole body."""
+        return b"".join(self.blocks()).decode("utf-8", "replace")
+
+    def lines(self) -> Iterator[str]:
+        """Without their ends; what follows the last end is none."""
+        rest = bytearray()
+        for block in self.blocks():
+            if b"\n" in block:
+                *whole, last = (bytes(rest) + block).split(b"\n")
+                yield from (line.rstrip(b"\r").decode("utf-8", "replace") for line in whole)
+                rest = bytearray(last)
+            else:
+                rest += block
+            if len(rest) > MOST_LINE_BYTES:
+                raise _Broken(f"answers with a line of more than {MOST_LINE_BYTES} bytes")
+
+    def linger(self) -> None:
+        """Wait a moment for the end of a body whose content has ended."""
+        self._wire.deadline_s = min(self._wire.deadline_s, time.monotonic() + LINGER_S)
+        with suppress(_Expired, _Broken, OSError, HTTPException, ValueError):
+            deque(self.blocks(), maxlen=0)
+
+    def refusal(self) -> Failed:
+        """What a status other than 200 says."""
+        shown = f"answers {self.status}"
+        if 300 <= self.status < 400:
+            to = self._response.headers.get("location", "")
+            return self._client.failure(self._path, f"{shown}: redirects are not followed: {to}")
+        said, size = [], 0
+        for block in self.blocks():
+            said.append(block)
+            size += len(block)
+            if size > READ_BYTES:
+                break
+        text = b"".join(said).decode("utf-8", "replace").strip()
+        return self._client.failure(self._path, f"{shown}: {text}" if text else shown)
+
+
+class Client:
+    """Calls one address, from any number of threads. Raises ValueError where its host is unknown."""
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, key: str | None = None) -> None:
+        self.url = url
+        self.timeout_s = timeout_s
+        self._key = key
+        parts = urlsplit(url)
+        self._is_secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+        self._prefix = parts.path
+        self._stopped = threading.Event()
+        self._idle: deque[_Wire] = deque()
+        try:
+            self._addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise self.failure("", f"cannot be reached: {getattr(error, 'strerror', None) or error}") from None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        while self._idle:
+            self._idle.pop().end()
+
+    def stop(self) -> None:
+        """Have whatever waits in other threads end within WAKE_S; nothing is called after it."""
+        self._stopped.set()
+
+    def failure(self, path: str, reason: str, kind: type[Failed] = Failed) -> Failed:
+        """The server's words as part of one line: short, printable and without the key."""
+        if self._key:
+            reason = reason.replace(self._key, "***")
+        return kind(f"{self.url}{path}", printable(reason[: 4 * MOST_SHOWN])[:MOST_SHOWN])
+
+    @contextmanager
+    def ask(self, path: str, body: dict[str, Any] | None = None, *, most_bytes: int) -> Iterator[Answer]:
+        """GET `path` below the address, or POST `body` as JSON there. Of the answer, head and body, at most
+        `most_bytes` are read, until `timeout_s`. Raises Failed."""
+        deadline_s = time.monotonic() + self.timeout_s
+        headers = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "lanesim"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        content = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            content = json.dumps(body).encode()
+        try:
+            with ExitStack() as stack:
+                wire = self._wire(deadline_s)
+                closing = stack.enter_context(ExitStack())
+                closing.callback(wire.end)
+                wire.deadline_s, wire.bytes_left = deadline_s, most_bytes
+                http = HTTPConnection(self._host, self._port)
+                http.default_port = PORTS["https" if self._is_secure else "http"]
+                http.sock = cast(socket.socket, wire)
+                http.request("GET" if content is None else "POST", self._prefix + path, content, headers)
+                answer = Answer(self, path, wire, http.getresponse())
+                encoding = answer._response.headers.get("content-encoding", "identity")
+                if encoding.strip().lower() not in ("", "identity"):
+                    raise _Broken(f"answers in {encoding}, which was not asked for")
+                yield answer
+                if answer.is_reusable:
+                    closing.pop_all()
+                    self._idle.append(wire)
+        except _Expired:
+            raise self.failure(path, f"gave no whole answer within {self.timeout_s:g} s (--timeout-s)", Late) from None
+        except _Broken as error:
+            raise self.failure(path, str(error)) from None
+        except (OSError, HTTPException) as error:
+            problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise self.failure(path, f"breaks the connection off: {problem}") from None
+
+    def _wire(self, deadline_s: float) -> _Wire:
+        """One that is left from an answer before, or a new one."""
+        while self._idle:
+            with suppress(IndexError):
+                wire = self._idle.pop()
+                if wire.is_idle():
+                    return wire
+                wire.end()
+        failure = None
+        for kind, _, _, _, address in self._addresses:
+            try:
+                wire = _Wire(kind, address, self._stopped, min(deadline_s, time.monotonic() + CONNECT_S))
+            except OSError as error:
+                failure = self.failure("", f"cannot be reached: {error.strerror}")
+                continue
+            except _Expired:
+                failure = self.failure("", f"takes no connection within {min(CONNECT_S, self.timeout_s):g} s", Late)
+                continue
+            try:
+                if self._is_secure:
+                    wire.encrypt(self._host)
+            except BaseException:
+                wire.end()
+                raise
+            return wire
+        raise failure or self.failure("", "has no address")

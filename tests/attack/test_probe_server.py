@@ -1,0 +1,279 @@
+"""`lanesim probe` against servers that break the rules: one clear line and an exit code, or success where it should be.
+
+No way hangs beyond the deadline that was given, none takes the memory it is offered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from sim.cli.main import run
+from tests.attack.hostile_server import DONE, Way, bomb, collected, drip, event, head, hostile, raw, stream, whole
+
+MODELS, COMPLETIONS, CHAT, METRICS = "/v1/models", "/v1/completions", "/v1/chat/completions", "/metrics"
+FLAGS = ["--profile", "cpu/tiny", "--levels", "1,2", "--rounds", "1", "--requests-per-stream", "3"]
+FLAGS += ["--input-len", "4", "--output-len", "8", "--timeout-s"]
+MOST_S = 20
+"""Far beyond what such a probe takes."""
+MOST_GROWTH_KIB = 96 << 10
+SSE = head("200 OK", kind="text/event-stream")
+TOKEN = event({"choices": [{"text": "a "}]})
+LATE = r"gave no whole answer within 0\.8 s \(--timeout-s\)"
+LONG = "more bytes than are read"
+TYPED = "answers what no OpenAI-compatible server does: "
+METRICS_HEAD = head("200 OK", kind="text/plain")
+
+
+def usage(text: str) -> Way:
+    return stream(last=f'{{"choices": [], "usage": {text}}}'.encode())
+
+
+BROKEN: dict[str, tuple[str, Way, str]] = {
+    "models null": (MODELS, whole('{"data": null}'), "names no model; say which with --model"),
+    "models of numbers": (MODELS, whole('{"data": [1, 2]}'), TYPED + r".*data\[0\]: expected `object`, got `int`"),
+    "models a list": (MODELS, whole("[]"), TYPED + ".*expected `object`"),
+    "models without an id": (MODELS, whole('{"data": [{"id": null}]}'), TYPED + ".*expected `str`"),
+    "models of control characters": (MODELS, whole('{"data": [{"id": "\\u001b[2J"}]}'), TYPED + ".*control character"),
+    "models no JSON": (MODELS, whole("<html>"), TYPED + ".*not valid JSON"),
+    "models nested": (MODELS, whole('{"data": ' + "[" * 200_000), TYPED + ".*nested deeper than 64"),
+    "models two keys": (MODELS, whole('{"data": [], "data": []}'), TYPED + ".*stands twice"),
+    "models compressed": (MODELS, whole(bomb(1 << 20), "200 OK", "Content-Encoding: gzip"), "answers in gzip"),
+    "models elsewhere": (
+        MODELS,
+        whole("", "302 Found", "Location: http://x/"),
+        "302: redirects are not followed: http",
+    ),
+    "models forbidden": (MODELS, whole('{"detail": "no"}', "401 Unauthorized"), "answers 401: .*no"),
+    "models without end": (MODELS, raw(head(), forever=b" " * 65536), LONG),
+    "models by the byte": (MODELS, drip(head() + b" "), LATE),
+    "models never": (MODELS, raw(b"", 60.0), LATE),
+    "headers without end": (
+        MODELS,
+        raw(b"HTTP/1.1 200 OK\r\n", forever=b"X: " + b"y" * 60_000 + b"\r\n"),
+        LONG,
+    ),
+    "one endless header": (MODELS, raw(b"HTTP/1.1 200 OK\r\nX: ", forever=b"y" * 65536), "breaks the connection off"),
+    "103 without end": (MODELS, raw(b"", forever=b"HTTP/1.1 103 Early Hints\r\n\r\n"), "answers 103"),
+    "100 without end": (MODELS, raw(b"", forever=b"HTTP/1.1 100 Continue\r\n\r\n" * 2000), LONG),
+    "100 slowly": (MODELS, raw(b"", *(b"HTTP/1.1 100 Continue\r\n\r\n", 0.05) * 200), LATE),
+    "no HTTP": (MODELS, raw(b"\x16\x03\x01 hello\r\n\r\n"), "breaks the connection off"),
+    "closed at once": (MODELS, raw(b""), "breaks the connection off"),
+    "half an answer": (MODELS, raw(head("200 OK", "Content-Length: 999") + b'{"data"'), "breaks its answer off"),
+    "half a chunk": (MODELS, raw(head("200 OK", "Transfer-Encoding: chunked") + b"ffffffffff\r\n{"), "breaks the conn"),
+    "a chunk of no size": (MODELS, raw(head("200 OK", "Transfer-Encoding: chunked") + b"-5\r\n{"), "breaks"),
+    "usage a list": (COMPLETIONS, usage("[1]"), TYPED + ".*usage: expected `object"),
+    "usage a text": (COMPLETIONS, usage('"8"'), TYPED + ".*usage: expected `object"),
+    "tokens without bound": (COMPLETIONS, usage('{"completion_tokens": 1e999}'), TYPED + ".*no finite number"),
+    "tokens below 0": (
+        COMPLETIONS,
+        usage('{"completion_tokens": -8}'),
+        TYPED + ".*completion_tokens: expected `int` >= 0",
+    ),
+    "too many tokens": (COMPLETIONS, usage('{"completion_tokens": 64}'), "more than 2 times the 2 tokens"),
+    "choices a number": (COMPLETIONS, stream({"choices": 5}), TYPED + ".*choices: expected `array"),
+    "a delta of text": (COMPLETIONS, stream({"choices": [{"delta": "abc"}]}), TYPED + ".*delta: expected `object"),
+    "text a number": (COMPLETIONS, stream({"choices": [{"text": 5}]}), TYPED + ".*text: expected `str"),
+    "events nested": (COMPLETIONS, stream(b"[" * 100_000), TYPED + ".*nested deeper than 64"),
+    "events no JSON": (COMPLETIONS, stream(b"{,}"), TYPED + ".*not valid JSON"),
+    "an event of an error": (COMPLETIONS, stream({"error": {"message": "out of memory"}}), "error: out of memory"),
+    "tokens without end": (COMPLETIONS, raw(SSE, forever=TOKEN), "more than 2 times the 2 tokens"),
+    "comments without end": (COMPLETIONS, raw(SSE, forever=b": ping\n" * 5000), LONG),
+    "a line without end": (COMPLETIONS, raw(SSE, forever=b"data: " + b"x" * 65536), "a line of more than|" + LONG),
+    "a token a while": (COMPLETIONS, drip(SSE + b":"), LATE),
+    "no end said": (COMPLETIONS, stream(has_usage=False, done=b""), r"without \[DONE\] and without usage"),
+    "completions elsewhere": (
+        COMPLETIONS,
+        whole("", "307 Moved", "Location: /x"),
+        "307: redirects are not followed: /x",
+    ),
+    "busy for ever": (COMPLETIONS, whole("busy", "503 Busy"), "answers 503: busy"),
+    "an error without end": (COMPLETIONS, raw(head("500 Oops"), forever=b"no " * 20_000), "answers 500: no no"),
+    "metrics compressed": (METRICS, whole(bomb(), "200 OK", "Content-Encoding: gzip"), "answers in gzip"),
+    "metrics without end": (METRICS, raw(METRICS_HEAD, forever=b'vllm:x_total{a="b"} 1\n' * 2000), LONG),
+    "metrics by the byte": (METRICS, drip(METRICS_HEAD + b" "), LATE),
+    "metrics in no number": (
+        METRICS,
+        whole("vllm:spec_decode_num_drafts_total NaN\n"),
+        "grew by nan, which is no finite number",
+    ),
+}
+LATER: dict[str, tuple[Way, str]] = {
+    "a stream without a token": (stream({"choices": [{"text": ""}]}), "without a token"),
+    "tokens without end": (raw(SSE, forever=TOKEN), "more than 2 times the 8 tokens of --output-len"),
+    "too many tokens": (usage('{"completion_tokens": 17}'), "more than 2 times the 8 tokens"),
+    "a byte a while": (drip(SSE + b":"), LATE),
+    "no answer": (raw(b"", 60.0), LATE),
+    "closed in the middle": (raw(SSE + TOKEN, 0.002, TOKEN), r"without \[DONE\]"),
+    "all at once": (collected, "100 % of an answer's later tokens with its first: does a proxy collect"),
+    "no stream": (whole('{"choices": [{"text": "a"}]}'), "without a token"),
+}
+SOUND: dict[str, tuple[str, Way]] = {
+    "left open": (COMPLETIONS, stream(ends=False)),
+    "error null": (COMPLETIONS, stream({"choices": [{"text": "a "}], "error": None})),
+    "reasoning": (CHAT, stream({"choices": [{"delta": {"content": None, "reasoning_content": "hm"}}]})),
+    "no UTF-8": (COMPLETIONS, stream(b'{"choices": [{"text": "\xff\\u001b"}]}')),
+    "comments": (COMPLETIONS, stream(done=b": ping\r\n\r\nid: 1\n" + DONE)),
+    "no usage": (COMPLETIONS, stream(has_usage=False)),
+    "usage null": (COMPLETIONS, stream(last={"choices": [], "usage": None})),
+    "metrics of no server": (METRICS, whole("<html>" + "x" * 100_000)),
+    "metrics elsewhere": (METRICS, whole("", "302 Found", "Location: /login")),
+    "one line of labels": (METRICS, whole("vllm:x_total{" + 'a="b",' * 200_000 + "} 1\n")),
+}
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Fail what takes MOST_S or more memory than MOST_GROWTH_KIB."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"hangs for {MOST_S} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(MOST_S)
+    highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - highest < MOST_GROWTH_KIB
+
+
+def probe(url: str, folder: Path, *flags: str, timeout_s: float = 10.0) -> int:
+    with bounded():
+        return run(["probe", url, *FLAGS, f"{timeout_s:g}", "--measured", str(folder / "m.json"), *flags])
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1, errors
+    assert errors.startswith("lanesim: http://127.0.0.1:"), errors
+    return errors
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_server_that_breaks_a_rule_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, way, message = BROKEN[name]
+    with hostile(path, way) as server:
+        assert probe(server.url, tmp_path, timeout_s=0.8) == 2
+    assert re.search(message, one_line(capsys))
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_server_that_breaks_a_rule_under_load_is_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    way, message = LATER[name]
+    with hostile(COMPLETIONS, way, sound=3) as server:
+        assert probe(server.url, tmp_path, timeout_s=0.8) == 2
+    assert re.search(message, one_line(capsys))
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_server_that_is_merely_odd_is_measured(name: str, tmp_path: Path) -> None:
+    path, way = SOUND[name]
+    with hostile(path, way) as server:
+        assert probe(server.url, tmp_path) == 0
+    levels = json.loads((tmp_path / "m.json").read_text())["levels"]
+    assert [level["output_tokens"] for level in levels] == [8.0, 8.0]
+
+
+def test_a_few_failed_requests_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    looked, warm_up = 1, 4
+    with hostile(COMPLETIONS, whole("slow down", "429 Busy"), sound=looked + warm_up, broken=2) as server:
+        assert probe(server.url, tmp_path) == 0
+    assert "1 at once: 2 of 8 requests failed: answers 429: slow down" in capsys.readouterr().out
+    levels = json.loads((tmp_path / "m.json").read_text())["levels"]
+    assert [(level["sent"], level["failed"]) for level in levels] == [(8, {"answers 429: slow down": 2}), (8, {})]
+
+
+def test_a_key_is_sent_and_never_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_A_TEST", "sk-not-to-be-seen")
+    flags = ["--api-key-env", "KEY_OF_A_TEST", "--out", str(tmp_path / "p.json"), "--json", str(tmp_path / "r.json")]
+    with hostile() as server:
+        assert probe(server.url, tmp_path, *flags) == 0
+    assert server.heads
+    assert all(b"Authorization: Bearer sk-not-to-be-seen" in each for each in server.heads)
+    with hostile(MODELS, whole("wrong key: sk-not-to-be-seen", "401 Unauthorized")) as server:
+        assert probe(server.url, tmp_path, *flags) == 2
+    shown = capsys.readouterr()
+    assert "answers 401: wrong key: ***" in shown.err
+    texts = [shown.out, shown.err, *(path.read_text() for path in tmp_path.iterdir())]
+    assert len(texts) >= 2 + 3
+    assert not any("not-to-be-seen" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "message"),
+    [
+        (["--api-key-env", "sk-by-mistake"], "", "--api-key-env names no environment variable that holds a key"),
+        (["--api-key-env", "KEY_OF_A_TEST"], "sk-a\r\nX: b", "want a key of printable ASCII characters"),
+    ],
+)
+def test_a_key_that_is_none_is_refused_unseen(
+    flags: list[str],
+    key: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KEY_OF_A_TEST", key)
+    with hostile() as server:
+        assert probe(server.url, tmp_path, *flags) == 2
+        assert not server.heads
+    told = capsys.readouterr().err
+    assert message in told
+    assert "sk-" not in told
+
+
+def test_an_address_with_a_password_is_refused_unseen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert probe("http://me:secret@127.0.0.1:1", tmp_path) == 2
+    told = capsys.readouterr().err
+    assert "holds a user or a password; want --api-key-env" in told
+    assert "secret" not in told
+
+
+def test_a_port_that_takes_no_answerer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with hostile() as server:
+        url = server.url
+    assert probe(url, tmp_path) == 2
+    assert "cannot be reached: " in one_line(capsys)
+
+
+def test_a_signal_ends_a_probe_that_waits(tmp_path: Path) -> None:
+    """Before the first answer and amid a load, where no byte comes and where they come slowly."""
+    ways = [
+        (MODELS, raw(b"", 60.0), 0, signal.SIGTERM),
+        (COMPLETIONS, raw(b"", 60.0), 3, signal.SIGINT),
+        (COMPLETIONS, drip(SSE + b":"), 2, signal.SIGTERM),
+    ]
+    for number, (path, way, sound, sign) in enumerate(ways):
+        command = [sys.executable, "-m", "sim.cli.entry", "probe", "URL", *FLAGS, "60"]
+        command += ["--measured", str(tmp_path / f"{number}.json")]
+        with hostile(path, way, sound=sound) as server:
+            command[command.index("URL")] = server.url
+            with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
+                assert server.has_broken.wait(MOST_S)
+                process.send_signal(sign)
+                try:
+                    _, told = process.communicate(timeout=5.0)
+                finally:
+                    process.kill()
+        assert process.returncode == 128 + sign
+        assert told.count("\n") == 1
+        assert told.startswith(f"lanesim: {'interrupted' if sign == signal.SIGINT else 'terminated'}")
