@@ -6,6 +6,7 @@ Not here: the readers. It lives in this package because this one alone knows all
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sim.cli.console import write_text
 
 FIRST_LINES = 1
 YAML_ENDINGS = (".yaml", ".yml")
+TRACE_COLUMNS = "FILE#arrival=COLUMN,prompt=COLUMN,output=COLUMN,unit=ms"
 TEXT_ENDINGS = (".log", ".txt", ".prom")
 
 
@@ -54,6 +56,9 @@ def check_file(path: Path) -> tuple[str, str]:
     """
     from sim.files.read import read_bytes
 
+    file, _, columns = str(path).rpartition("#")
+    if "=" in columns and (kind := Path(file).suffix.removeprefix(".")) in ("csv", "jsonl"):
+        return _trace(kind, Path(file), str(path))
     if path.is_dir():
         return _folder(path)
     if path.suffix in YAML_ENDINGS:
@@ -173,7 +178,8 @@ def _csv(path: Path) -> tuple[str, str]:
         return "requests of closed-loop cells", f"{len(read_request_list(path))} requests"
     if _has_lengths(names):
         return _trace("csv", path)
-    return "table of no kind known here", f"{sum(1 for _ in rows)} rows of {', '.join(header[:8])}"
+    content = f"{sum(1 for _ in rows)} rows of {', '.join(header[:8])}"
+    return "table of no kind known here", f"{content}; a trace's columns can be named: {TRACE_COLUMNS}"
 
 
 def _json_lines(path: Path) -> tuple[str, str]:
@@ -283,7 +289,10 @@ def _has_lengths(names: set[Any]) -> bool:
     return bool(names & set(ALIASES["prompt"])) and bool(names & set(ALIASES["output"]))
 
 
-def _trace(name: str, path: Path) -> tuple[str, str]:
+def _trace(name: str, path: Path, source: str | None = None) -> tuple[str, str]:
     from sim.workload.traces import read_trace
 
-    return f"trace ({name})", f"{len(read_trace(name, str(path)).prompt_tokens)} requests"
+    trace = read_trace(name, str(path) if source is None else source)
+    if trace.note is not None:
+        warnings.warn(trace.note, stacklevel=2)
+    return f"trace ({name})", trace.in_words

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from sim.cli.console import claim, progress, write_text
+from sim.cli.console import claim, progress, say_trace, write_text
 from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 
 EXAMPLE = (
@@ -45,6 +45,7 @@ def capacity_command(**flags: Any) -> None:
     json_path, path = flags.pop("json_path"), flags["scenario"]
     scenario = parse_scenario(gather(flags))
     claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
+    say_trace(scenario.workload, is_quiet=json_path == "-")
     with progress() as on_step:
         result = highest_load(scenario, load(scenario.profile), price_per_h=price_per_h, on_done=on_step, **options)
     if json_path is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import claim, progress, write_text
+from sim.cli.console import claim, progress, say_trace, write_text
 from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 from sim.names import unknown
 
@@ -115,6 +115,7 @@ def compare_command(**flags: Any) -> None:
 
         with progress() as on_step:
             scenario = sized(scenario, profile, flags["until_ci"], workers=flags["workers"], on_done=on_step)
+    say_trace(scenario.workload, is_quiet=json_path == "-")
     if out is None:
         result = _run(scenario, profile, None, **options)
     else:

@@ -10,7 +10,10 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.workload.generate import Workload
 
 OnStep = Callable[[str, int, int], None]
 """(what is being done, how many of it are done, how many there are)."""
@@ -92,6 +95,19 @@ def claim(
 
     held = destinations(files=files, folders=folders, added_to=added_to, inputs=inputs, own_names=own_names)
     click.get_current_context().with_resource(held)
+
+
+def say_trace(workload: Workload, *, is_quiet: bool) -> None:
+    """The head of a run on a trace: what was recorded, and a note where its clock is odd and counts."""
+    from sim.workload.generate import TraceArrivals, recorded
+
+    trace = recorded(workload)
+    if trace is None:
+        return
+    if not is_quiet:
+        print(f"{trace.source}: {trace.in_words}")
+    if trace.note is not None and workload.trace_arrivals is TraceArrivals.RECORDED:
+        warnings.warn(trace.note, stacklevel=2)
 
 
 def write_text(path: str, text: str) -> None:

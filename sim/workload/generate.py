@@ -220,6 +220,11 @@ def trace_length(workload: Workload) -> int:
     return len(_trace(workload, None).ids)
 
 
+def recorded(workload: Workload) -> Trace | None:
+    """As much of the workload's trace as a run takes; None where the workload is drawn."""
+    return _trace(workload, num_requests(workload)) if is_trace(workload) else None
+
+
 def num_requests(workload: Workload) -> int:
     """Requests of a run; where that is left open, a whole trace, or the least of a run that is long enough."""
     if isinstance(workload.num_prompts, int):

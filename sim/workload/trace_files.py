@@ -22,6 +22,8 @@ RowReader = Callable[[tuple[Cell, ...], str], "TraceRow"]
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "datetime": 1.0}
 """Seconds per unit of a clock; datetime is ISO 8601 text."""
+LEAST_UNIX = {"ms": 1e11, "us": 1e14, "ns": 1e17}
+"""Unix times since 1973 in these units are at least this; below the first one they are seconds, until the year 5138."""
 MOST_TOKENS = 10**9
 """Of one prompt or answer: a thousand times the longest context there is."""
 _EPOCH = datetime(1970, 1, 1)
@@ -71,6 +73,15 @@ def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
         pass
     wanted = "an ISO 8601 date and time" if unit == "datetime" else f"a number ({unit})"
     raise ValueError(f"{where}: {field}={cell!r:.40} must be {wanted}")
+
+
+def unix_unit(cell: Cell) -> str | None:
+    """The unit of a clock reading that can only be a Unix time in ms, us or ns; None for any other value."""
+    try:
+        value = float(cell)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return next((unit for unit, least in reversed(LEAST_UNIX.items()) if least <= value < least * 1e3), None)
 
 
 def column_names(path: str, kind: str) -> list[str]:

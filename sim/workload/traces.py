@@ -52,6 +52,7 @@ from sim.workload.trace_files import (
     number_of,
     seconds_of,
     tokens_of,
+    unix_unit,
 )
 
 TRACE_NAMES = ("trace-azure", "mooncake", "sharegpt", "csv", "jsonl")
@@ -73,6 +74,48 @@ class Trace(NamedTuple):
     content_tokens: int = BLOCK_TOKENS
     """Behind one id."""
 
+    @property
+    def rate_per_s(self) -> float | None:
+        """Requests per second of the recorded clock; None where there is none, or all arrive at once."""
+        span_s = 0.0 if self.arrival_s is None else float(self.arrival_s[-1])
+        return (len(self.ids) - 1) / span_s if span_s > 0.0 else None
+
+    @property
+    def in_words(self) -> str:
+        """Span, rate and mean lengths: `50 requests in 3.4 h, 0.004/s, 270 in, 110 out`."""
+        pace = "all at once" if self.arrival_s is not None else "without times"
+        if self.rate_per_s is not None and self.arrival_s is not None:
+            pace = f"in {_span(float(self.arrival_s[-1]))}, {self.rate_per_s:.3g}/s"
+        lengths = f"{self.prompt_tokens.mean():.0f} in, {self.output_tokens.mean():.0f} out"
+        return f"{len(self.ids)} requests {pace}, {lengths}"
+
+    @property
+    def note(self) -> str | None:
+        """What is odd about its clock."""
+        least, most = USUAL_RATES_PER_S
+        rate = self.rate_per_s
+        if rate is None or least <= rate <= most:
+            return None
+        beyond = f"below {least:g}" if rate < least else f"above {most:,.0f}"
+        return (
+            f"{self.source}: {rate:.3g} requests per second is {beyond}: if its times are in another unit, say so "
+            "(csv, jsonl: FILE#unit=ms), or give --request-rate"
+        )
+
+
+USUAL_RATES_PER_S = (0.05, 1000.0)
+"""Rates of a server that somebody studies; others are mostly a clock that was read in the wrong unit."""
+SPANS_S = {"d": 86_400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def _span(span_s: float) -> str:
+    unit = next((unit for unit, each_s in SPANS_S.items() if span_s >= 2.0 * each_s), "us")
+    return (
+        f"{span_s / SPANS_S[unit]:.2g} {unit}"
+        if span_s < 100.0 * SPANS_S[unit]
+        else f"{span_s / SPANS_S[unit]:.0f} {unit}"
+    )
+
 
 ALIASES = {
     "arrival": ("arrival_s", "arrival_time", "arrived_at", "timestamp_s", "timestamp_ms", "arrival_time_ns"),
@@ -90,7 +133,7 @@ ALIASES = {
     "tokens": TOKEN_FIELDS,
 }
 """Columns that csv and jsonl files are searched for, in this order, where none is named. Times without a unit in their
-name are seconds."""
+name are seconds, or what a Unix time's size says."""
 SECONDS = ("arrival_time", "arrived_at")
 
 
@@ -110,6 +153,8 @@ class ColumnMap:
     """Shared leading prompt tokens, stated outright; with whom is not known, so that nothing is found by it."""
     blocks: str = ""
     """Chained ids of the prompt's blocks."""
+    is_unit_guessed: bool = False
+    """Nobody named the unit: Unix times tell theirs by their size."""
     block_tokens: int = 0
     """Behind one of them; 0 = as the column's name says: 512 of hash_ids, else 16."""
     tokens: str = ""
@@ -141,7 +186,7 @@ class ColumnMap:
     @classmethod
     def parse(cls, text: str) -> ColumnMap:
         """From `arrival=ts_ms,prompt=in,output=out`."""
-        options: dict[str, Any] = {**_options(text, [field.name for field in fields(cls)])}
+        options: dict[str, Any] = {**_options(text, _OPTIONS)}
         if "block_tokens" in options:
             options["block_tokens"] = tokens_of(options["block_tokens"], "column map", "block_tokens")
         return cls(**options)
@@ -149,6 +194,9 @@ class ColumnMap:
     def content_tokens(self, block_tokens: int) -> int:
         """Tokens behind one id of content, where an engine's blocks have `block_tokens`."""
         return (self.block_tokens or BLOCK_FIELDS.get(self.blocks, BLOCK_TOKENS)) if self.blocks else block_tokens
+
+
+_OPTIONS = [field.name for field in fields(ColumnMap) if field.name != "is_unit_guessed"]
 
 
 def read_trace(name: str, source: str, num_prompts: int | None = None, block_tokens: int = BLOCK_TOKENS) -> Trace:
@@ -182,7 +230,7 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
 
 def _with_aliases(columns: ColumnMap, text: str, path: str, name: str) -> ColumnMap:
     """`columns` with the names that the file has, for those that nobody named."""
-    named = _options(text, [field.name for field in fields(ColumnMap)])
+    named = _options(text, _OPTIONS)
     present = column_names(path, name)
     found = {
         role: next((alias for alias in aliases if alias in present), None)
@@ -193,7 +241,7 @@ def _with_aliases(columns: ColumnMap, text: str, path: str, name: str) -> Column
     if columns.blocks or "blocks" in chosen:
         chosen.pop("tokens", None)
     if chosen.get("arrival") in SECONDS and "unit" not in named:
-        chosen["unit"] = "s"
+        chosen |= {"unit": "s", "is_unit_guessed": True}
     return replace(columns, **chosen)
 
 
@@ -265,6 +313,7 @@ def _mooncake(path: str, most: int | None) -> list[TraceRow]:
 def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[tuple[Cell, ...], str], TraceRow]:
     has = [bool(name) for name in (columns.arrival, columns.id, columns.session, columns.prefix)]
     unit = columns.arrival_unit
+    is_first = True
     conversations: dict[str, int] = {}
     chains = Chains()
 
@@ -277,9 +326,21 @@ def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[tuple[Cell
             raise ValueError(f"{where}: {columns.tokens} has {len(tokens)} tokens, and {columns.prompt} says {prompt}")
         return chains.of(blocks_of_tokens(tokens, content_tokens))
 
+    def arrival(cell: Cell, where: str) -> float:
+        nonlocal unit
+        unix = unix_unit(cell) if unit == "s" else None
+        if unix is not None and not (columns.is_unit_guessed and is_first):
+            raise ValueError(
+                f"{where}: {columns.arrival}={cell!r:.40} is a Unix time in {unix}, not in s: add unit={unix}"
+            )
+        unit = unix or unit
+        return seconds_of(cell, unit, where, columns.arrival)
+
     def row(cells: tuple[Cell, ...], where: str) -> TraceRow:
+        nonlocal is_first
         left = iter(cells)
-        arrival_s = seconds_of(next(left), unit, where, columns.arrival) if has[0] else None
+        arrival_s = arrival(next(left), where) if has[0] else None
+        is_first = False
         prompt = tokens_of(next(left), where, columns.prompt)
         output = tokens_of(next(left), where, columns.output)
         label = str(next(left)) if has[1] else ""

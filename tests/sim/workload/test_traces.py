@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sim.cli.main import run
 from sim.workload.generate import Workload, build_requests
 from sim.workload.traces import read_trace
 
@@ -237,3 +239,78 @@ def test_length_tables_have_the_percentiles_of_their_trace(name: str) -> None:
     for column, recorded in (("prompt_tokens", trace.prompt_tokens), ("output_tokens", trace.output_tokens)):
         drawn = [getattr(request, column) for request in requests]
         assert np.percentile(drawn, (50, 90, 99)) == pytest.approx(np.percentile(recorded, (50, 90, 99)), rel=0.07)
+
+
+CLOCK = "arrival_time,prompt_tokens,output_tokens\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("1700000000", "1700000004"),
+        ("1700000000000", "1700000004000"),
+        ("1700000000000000", "1700000004000000"),
+        ("1700000000000000000", "1700000004000000000"),
+    ],
+)
+def test_the_size_of_unix_times_tells_their_unit(first: str, second: str, write: Write) -> None:
+    trace = read_trace("csv", write(f"{CLOCK}{first},10,2\n{second},30,4\n"))
+    assert trace.arrival_s is not None
+    assert trace.arrival_s.tolist() == pytest.approx([0.0, 4.0], abs=1e-5)
+    assert trace.in_words == "2 requests in 4 s, 0.25/s, 20 in, 3 out"
+    assert trace.note is None
+
+
+def test_unix_times_in_another_unit_than_the_one_named_are_refused(write: Write) -> None:
+    rows = CLOCK.replace("arrival_time", "arrival_s") + "1700000000000,10,2\n"
+    with pytest.raises(
+        ValueError, match="line 2: arrival_s='1700000000000' is a Unix time in ms, not in s: add unit=ms"
+    ):
+        read_trace("csv", write(rows))
+    with pytest.raises(ValueError, match=r"line 3: .* is a Unix time in ns"):
+        read_trace("csv", write(f"{CLOCK}1700000000,10,2\n1700000000000000000,10,2\n"))
+
+
+@pytest.mark.parametrize(
+    ("last", "words", "note"),
+    [
+        ("12240", "2 requests in 3.4 h, 8.17e-05/s", "8.17e-05 requests per second is below 0.05"),
+        ("0.0005", "2 requests in 500 us, 2e+03/s", "2e\\+03 requests per second is above 1,000"),
+    ],
+)
+def test_an_odd_rate_is_noted(last: str, words: str, note: str, write: Write) -> None:
+    trace = read_trace("csv", write(f"{CLOCK}0,10,2\n{last},30,4\n"))
+    assert trace.in_words.startswith(words)
+    assert re.search(note, trace.note or "")
+    assert "FILE#unit=ms" in (trace.note or "")
+
+
+def test_a_trace_without_times_or_all_at_once_has_no_rate(write: Write) -> None:
+    trace = read_trace("csv", write(f"{CLOCK}5,10,2\n5,30,4\n"))
+    assert (trace.in_words, trace.note) == ("2 requests all at once, 20 in, 3 out", None)
+    trace = read_trace("csv", write("prompt_tokens,output_tokens\n10,2\n") + "#arrival=")
+    assert (trace.in_words, trace.note) == ("1 requests without times, 10 in, 2 out", None)
+
+
+def test_check_and_the_head_of_a_run_say_what_was_recorded(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(f"{CLOCK}0,10,2\n100,30,4\n")
+    assert run(["check", path]) == 0
+    checked = capsys.readouterr()
+    assert "trace (csv): 2 requests in 100 s, 0.01/s, 20 in, 3 out" in checked.out
+    assert "note: " in checked.err
+    compare = ["compare", "--profile", "cpu/tiny", "--policy", "pd", "--workers", "1", "--dataset-name", "csv"]
+    compare += ["--dataset-path", path, "--num-prompts", "2"]
+    assert run(compare) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith(f"{path}: 2 requests in 100 s, 0.01/s, 20 in, 3 out")
+    assert "0.01 requests per second is below 0.05" in told.err
+    assert run([*compare, "--request-rate", "5"]) == 0
+    assert "below 0.05" not in capsys.readouterr().err
+
+
+def test_check_names_how_columns_of_any_csv_are_named(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write("when,in,out\n0,10,2\n500,30,4\n")
+    assert run(["check", path]) == 0
+    assert "FILE#arrival=COLUMN,prompt=COLUMN,output=COLUMN,unit=ms" in capsys.readouterr().out
+    assert run(["check", f"{path}#arrival=when,prompt=in,output=out,unit=ms"]) == 0
+    assert "2 requests in 500 ms" in capsys.readouterr().out
