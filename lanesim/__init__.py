@@ -22,7 +22,7 @@ from sim.draws import thresholds
 from sim.engine.serving import Serving
 from sim.interface.host import Host
 from sim.interface.request import Request
-from sim.interface.request_queue import Lane
+from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
@@ -40,7 +40,6 @@ __all__ = [
     "EngineLimits",
     "Host",
     "Kind",
-    "Lane",
     "Model",
     "ModelTable",
     "Policy",
@@ -49,6 +48,7 @@ __all__ = [
     "Profile",
     "Quoted",
     "Request",
+    "RequestQueue",
     "Results",
     "Scenario",
     "Serving",

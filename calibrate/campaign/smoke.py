@@ -43,11 +43,11 @@ STARTS = (0, 17, 190)
 """Tokens in KV before them, row by row."""
 STREAMS, HOLD_S = 8, 0.05
 """Streams that policies replayed together ask for, and how long each is held."""
-MOST_TOGETHER = 1.5
+MAX_TOGETHER = 1.5
 """Times that all streams together may take of what one takes: sharing queues they take several."""
-LEAST_SLOWER = 0.7
+MIN_SLOWER = 0.7
 """Times of its own duration that a pass takes beside another, at least: less is a time of something else."""
-WATCH_S, MOST_DRIFT_PPM, MOST_UNCERTAIN_S = 2.0, 200.0, 1e-3
+WATCH_S, MAX_DRIFT_PPM, MAX_UNCERTAIN_S = 2.0, 200.0, 1e-3
 """Between looks at both clocks; crystals drift by up to 50 ppm."""
 OVERLAP_SHARE_S = 1.0
 
@@ -131,7 +131,7 @@ def streams(ground: Ground) -> str | None:
         return None
     own = [ground.runs_on.stream() for _ in range(STREAMS)]
     alone_s, together_s = (_held_s(ground.runs_on, some) for some in (own[:1], own))
-    if together_s > MOST_TOGETHER * alone_s:
+    if together_s > MAX_TOGETHER * alone_s:
         raise Red(f"{STREAMS} streams held at once took {together_s / alone_s:.1f} times as long as one: they queue")
     return f"{STREAMS} held at once took {together_s / alone_s:.2f} times as long as one"
 
@@ -188,7 +188,7 @@ def overlap(ground: Ground) -> str:
     kinds = " and ".join(place.kind for place in pair.places)
     said = f"{kinds} at once took {slower[0]:.2f} and {slower[1]:.2f} times as long"
     # A CPU that others use, too, is as noisy as this.
-    if ground.runs_on.is_async and min(slower) < LEAST_SLOWER:
+    if ground.runs_on.is_async and min(slower) < MIN_SLOWER:
         raise Red(said)
     return said
 
@@ -200,8 +200,8 @@ def clock(ground: Ground) -> str:
     both.look()
     drift_ppm = both.drift_ppm
     said = f"drifts by {drift_ppm or 0.0:+.1f} ppm, placed to {1e6 * both.uncertain_s:.0f} us"
-    if drift_ppm is None or abs(drift_ppm) > MOST_DRIFT_PPM or both.uncertain_s > MOST_UNCERTAIN_S:
-        raise Red(f"{said}; at most {MOST_DRIFT_PPM:.0f} ppm and {1e6 * MOST_UNCERTAIN_S:.0f} us can be used")
+    if drift_ppm is None or abs(drift_ppm) > MAX_DRIFT_PPM or both.uncertain_s > MAX_UNCERTAIN_S:
+        raise Red(f"{said}; at most {MAX_DRIFT_PPM:.0f} ppm and {1e6 * MAX_UNCERTAIN_S:.0f} us can be used")
     return said
 
 

@@ -211,9 +211,9 @@ def _json_lines(path: Path) -> tuple[str, str]:
 
 def _json(path: Path) -> tuple[str, str]:
     from sim.files.json_values import read_json
-    from sim.workload.sharegpt import MOST_CONVERSATION_BYTES
+    from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 
-    content = read_json(path, "file", most_bytes=MOST_CONVERSATION_BYTES, has_prose=True)
+    content = read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
     if isinstance(content, list):
         from sim.workload.sharegpt import sharegpt_rows
 

@@ -18,8 +18,8 @@ from sim.cli.signals import exit_code, stopped_word
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
 
-LEAST_BUDGET_S = 5.0
-MOST_NOISY = 8
+MIN_BUDGET_S = 5.0
+MAX_NOISY = 8
 """Noisy points that are told one by one."""
 
 
@@ -61,8 +61,8 @@ def measure_command(
     OUT.points.jsonl as it comes; the same command again goes on from there, and with the other --form fits it anew.
     """
     check_out(out, [flags["target"], flags["draft"]])
-    if budget is not None and not LEAST_BUDGET_S <= budget < float("inf"):
-        raise ValueError(f"--budget {budget:g} must be at least {LEAST_BUDGET_S:g} seconds, and finite")
+    if budget is not None and not MIN_BUDGET_S <= budget < float("inf"):
+        raise ValueError(f"--budget {budget:g} must be at least {MIN_BUDGET_S:g} seconds, and finite")
     if threads < 1:
         raise ValueError(f"--threads {threads} must be at least 1")
     try:
@@ -110,7 +110,7 @@ def _print_noisy(profile: Profile) -> None:
     noisy = sorted((point for point in profile.points if point.is_noisy), key=lambda point: -point.half_width_pct)
     if noisy:
         print(f"noisy points: {len(noisy)} of {len(profile.points)} (half of the 95 % interval, or how visits differ)")
-    for point in noisy[:MOST_NOISY]:
+    for point in noisy[:MAX_NOISY]:
         print(f"  {place_of(point).name}: ±{point.half_width_pct:.0f} %, {1e3 * point.device_s:.2f} ms")
-    if len(noisy) > MOST_NOISY:
-        print(f"  ... the rest by less than {noisy[MOST_NOISY - 1].half_width_pct:.0f} %; all are in the profile")
+    if len(noisy) > MAX_NOISY:
+        print(f"  ... the rest by less than {noisy[MAX_NOISY - 1].half_width_pct:.0f} %; all are in the profile")

@@ -26,7 +26,7 @@ EXAMPLE = (
     "\b\nExample:\n  lanesim probe http://localhost:8000 --profile h100-sxm/llama-3.1-8b \\\n"
     "    --levels 1,4,16,64 --held-back 16 --out mine.json"
 )
-LEAST_REQUESTS = 8
+MIN_REQUESTS = 8
 """Of a round of one level."""
 WARM_UP_WAVES = 2
 """Of as many requests as the highest level has at once, before anything counts: servers compile, allocate and fill
@@ -37,7 +37,7 @@ OF_A_MEASUREMENT = (
 )
 """Parameters that mean nothing where the levels are measured already."""
 OF_A_FIT = ("engine_name", "held_back", "max_num_seqs", "max_num_batched_tokens")
-MOST_SPREAD_PCT = 15.0
+MAX_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
 
@@ -211,7 +211,7 @@ def _fit(
         for each in served:
             for reason, count in each.failed.items():
                 print(f"{each.source}: {count} of {each.sent} requests failed: {reason}")
-        if any(spread > MOST_SPREAD_PCT for each in served for spread in each.spreads_pct.values()):
+        if any(spread > MAX_SPREAD_PCT for each in served for spread in each.spreads_pct.values()):
             print("rounds of one load differ much: leave the server and this machine alone meanwhile, or add --rounds")
 
 
@@ -254,7 +254,7 @@ def _drive(
         # By turns, so that a server or a machine that slows down for a while does so for one round of each level.
         for number in range(flags["rounds"]):
             for concurrency in levels:
-                count = max(LEAST_REQUESTS, flags["requests_per_stream"] * concurrency)
+                count = max(MIN_REQUESTS, flags["requests_per_stream"] * concurrency)
                 rounds[concurrency].append(one(concurrency, count, f"{concurrency} at once", flags["seed"] + number))
             found = [middling(rounds[concurrency]) for concurrency in levels]
             on_round(found)

@@ -78,7 +78,7 @@ EXAMPLE = (
     type=click.FloatRange(min=0.0),
     default=None,
     metavar="S",
-    help="Requests differ in luck by a standard deviation of S on the logit scale; the cells' rates stay their mean.",
+    help="Requests differ in draws by a standard deviation of S on the logit scale; the cells' rates stay their mean.",
 )
 @click.option("--max-num-seqs", type=int, default=None, help="Where the table has no such column [the engine's].")
 @click.option("--max-num-batched-tokens", type=int, default=None, help="Likewise [2048].")
@@ -98,7 +98,9 @@ EXAMPLE = (
     show_default=True,
     help="Leave the first of them out of the metrics.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance luck.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance draws."
+)
 @output_options
 def cells_command(
     path: Path,

@@ -31,7 +31,9 @@ TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "ttft_ar
 @click.option("--num-speculative-tokens", type=int, default=0, show_default=True, help="0 = no speculation.")
 @click.option("--acceptance", default=None, help="iid:0.7, length:2.5, tape:FILE#FIELD, ...; needed with speculation.")
 @click.option("--policy", type=click.Choice(POLICIES), default="continuous", show_default=True)
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance luck.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance draws."
+)
 @output_options
 def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, seed: int, **flags: Any) -> None:
     """Simulate the requests of a real vLLM run, at their recorded arrivals, and say how far off the simulator was.

@@ -29,7 +29,7 @@ PAIRS = {
 """The first that fits the device's memory, unless one is named: 34 to 50 GiB by context, 12 to 16 GiB."""
 STREAMS = 4
 """Captured and eager, two sides."""
-MOST_CELL_S = 12.0
+MAX_CELL_S = 12.0
 """More per cell makes nothing more certain."""
 CELL_SHARE = 0.8
 """Of a cell's time that is measured; the rest is its first passes and captures."""
@@ -101,7 +101,7 @@ def run(device: str, out: Path, pairs: Sequence[tuple[str, str]], ends_s: float)
                 while left and (left_s := ends_s - (began_s := perf_counter())) > longest_s:
                     cell, before = left[0], driver.read()
                     try:
-                        rates = measure(bench, cell, min(MOST_CELL_S, CELL_SHARE * left_s / len(left)))
+                        rates = measure(bench, cell, min(MAX_CELL_S, CELL_SHARE * left_s / len(left)))
                     except cuda.OutOfMemory:
                         raise ValueError(f"{cell.name} does not fit {device} beside the pair; {SMALLER}") from None
                     known[left.pop(0)] = line = line_of(rates, before, driver.read())

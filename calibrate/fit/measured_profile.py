@@ -91,8 +91,8 @@ def check_units(points: Sequence[MeasuredPoint], gpu: Gpu, shapes: Mapping[str, 
         flops, num_bytes = use_of(shape, work_of(place))
         passes = point.tokens if point.kind == "draft" else 1
         launches_s = LONG_LAUNCH_S * passes * shape.layers
-        least_s = max(flops / gpu.peak_flops, num_bytes / gpu.bandwidth_bytes_per_s)
-        ratios.append(point.device_s / (least_s + launches_s))
+        min_s = max(flops / gpu.peak_flops, num_bytes / gpu.bandwidth_bytes_per_s)
+        ratios.append(point.device_s / (min_s + launches_s))
     if ratios and not 1.0 / FAR <= median(ratios) <= FAR:
         raise ValueError(
             f"the points take {median(ratios):.3g} times what {gpu.name!r} should take (median); are they not in "

@@ -20,7 +20,7 @@ from scipy.optimize import isotonic_regression
 
 from calibrate.fit.corrections import Corrections, Key
 from calibrate.fit.errors import Array
-from calibrate.fit.passes import LEAST_ERROR, held_out_errors
+from calibrate.fit.passes import MIN_ERROR, held_out_errors
 from calibrate.fit.table_form import rounded, smooth
 from calibrate.points.work import place_of, work_of
 from sim.costs.forms.compact import CompactCosts, CompactPasses
@@ -31,7 +31,7 @@ from sim.interface.work import Chunk, Model, Work
 
 HISTORY_TOKENS = 64.0
 """Histories much shorter than this are alike."""
-MOST_SWEEPS = 200
+MAX_SWEEPS = 200
 """Over all axes of a grid; a few do."""
 SETTLED = 1e-12
 """Largest change of a log time at which sweeps end."""
@@ -114,12 +114,12 @@ def _model_table(fitted: Profile, model: Model, points: Sequence[MeasuredPoint])
         [_parts(before.passes(model), work) for work in works],
         np.array([before.cost(work).device_s for work in works]),
         np.array([point.device_s for point in used]),
-        np.array([np.hypot(LEAST_ERROR, point.half_width_pct / 100.0) for point in used]),
+        np.array([np.hypot(MIN_ERROR, point.half_width_pct / 100.0) for point in used]),
     )
     grids = []
     for grid, keys in zip(plain, _keys(axes), strict=True):
         logs, deviations = corrections.at(keys)
-        weights = 1.0 / (LEAST_ERROR**2 + deviations**2)
+        weights = 1.0 / (MIN_ERROR**2 + deviations**2)
         grids.append(rising(grid * np.exp(logs.reshape(grid.shape)), weights.reshape(grid.shape)))
     return _table(axes, Grids(*grids))
 
@@ -218,7 +218,7 @@ def rising(seconds: Array, weights: Array) -> Array:
     """`seconds` [...] as near as their logs allow, in weighted squares along one axis after the other, to falling
     along none; what does not fall stays as it is. `weights` have the same shape."""
     logs = np.log(seconds)
-    for _ in range(MOST_SWEEPS):
+    for _ in range(MAX_SWEEPS):
         before = logs.copy()
         for axis in range(logs.ndim):
             lines, line_weights = np.moveaxis(logs, axis, -1), np.moveaxis(weights, axis, -1)

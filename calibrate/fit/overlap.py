@@ -82,7 +82,7 @@ class _SoloCosts:
         return self._inflation(num_issuers)
 
 
-class _NoLuck:
+class _NoDraws:
     def run_length(self, index: int, position: int, most: int) -> int:
         return 0
 
@@ -129,7 +129,7 @@ def _by_kinds(runs: Sequence[Ran]) -> list[Ran]:
 def predict_s(costs: Costs, contention: Contention, run: Ran) -> tuple[float, ...]:
     """Durations of all works, as the simulated device has them."""
     works = [work_of(place) for place in run.what.places]
-    host = SimHost(_SoloCosts(costs, works, run), _NoLuck(), contention=contention)
+    host = SimHost(_SoloCosts(costs, works, run), _NoDraws(), contention=contention)
     streams = [host.stream(f"side {side}", priority=priority) for side, priority in enumerate(run.what.priorities)]
     tickets: dict[int, Any] = {}
 

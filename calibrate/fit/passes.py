@@ -26,11 +26,11 @@ from sim.costs.profile_files import round_constant
 
 PULL = 0.02
 """Weight of a constant's log distance from its start value: e times off weighs like 2 % of error at one point."""
-LEAST_ERROR = 0.02
+MIN_ERROR = 0.02
 """No point is trusted better than this, relative; see the noise floor of public tables."""
 OUTLIER = 1.5
 """Errors of more than so many standard deviations count linearly."""
-MOST_EVALUATIONS = 60
+MAX_EVALUATIONS = 60
 NOT_TIMED_ALONE = "passes are timed whole: GEMMs, attention and the head are not separated"
 
 
@@ -142,13 +142,13 @@ def _least_squares_of_logs(start: Profile, used: Sequence[MeasuredPoint], free: 
     high = np.log(np.array([one.high for one in free]) / first)
     works = [work_of(place_of(point)) for point in used]
     measured = np.log([point.device_s for point in used])
-    trust = np.array([np.hypot(LEAST_ERROR, point.half_width_pct / 100.0) for point in used])
+    trust = np.array([np.hypot(MIN_ERROR, point.half_width_pct / 100.0) for point in used])
 
     def residuals(logs: Array) -> Array:
         kernels = _with_values(start.compact, free, list(first * np.exp(logs)))
         costs = build_costs(msgspec.structs.replace(start, kernels=kernels))
         predicted = np.log([costs.cost(work).device_s for work in works])
-        return np.concatenate([(predicted - measured) / trust, PULL / LEAST_ERROR * logs])
+        return np.concatenate([(predicted - measured) / trust, PULL / MIN_ERROR * logs])
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -158,7 +158,7 @@ def _least_squares_of_logs(start: Profile, used: Sequence[MeasuredPoint], free: 
             bounds=(low, high),
             loss="soft_l1",
             f_scale=OUTLIER,
-            max_nfev=MOST_EVALUATIONS,
+            max_nfev=MAX_EVALUATIONS,
             diff_step=1e-4,
         )
     values = [round_constant(float(value)) for value in first * np.exp(found.x)]

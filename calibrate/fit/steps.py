@@ -41,9 +41,9 @@ LAUNCH_BOUNDS_S = (1e-6, 1.0)
 OUTLIER = 0.03
 """Log error at which the loss turns from square to linear."""
 COLUMNS = ("batch_tokens", "step_ms")
-MOST_TOKENS, MOST_MS = 10**8, 1e6
+MAX_TOKENS, MAX_MS = 10**8, 1e6
 """Of a step; more is of other units."""
-LEAST_POINTS = 8
+MIN_POINTS = 8
 BINDING = 1.03
 """A step less than so many times its launch is no measure of the device: it keeps no ratio."""
 UNIDENTIFIED = 1.0
@@ -110,12 +110,12 @@ def read_curve(path: Path) -> list[Step]:
         tokens, step_ms = (
             _number(text, column, f"{where} line {line}") for text, column in zip(texts, COLUMNS, strict=True)
         )
-        if tokens != int(tokens) or tokens > MOST_TOKENS:
+        if tokens != int(tokens) or tokens > MAX_TOKENS:
             raise ValueError(
-                f"{where} line {line}: batch_tokens={texts[0]!r:.40} must be a whole number, at most {MOST_TOKENS}"
+                f"{where} line {line}: batch_tokens={texts[0]!r:.40} must be a whole number, at most {MAX_TOKENS}"
             )
-        if step_ms > MOST_MS:
-            raise ValueError(f"{where} line {line}: step_ms={texts[1]!r:.40} must be at most {MOST_MS:.0f}")
+        if step_ms > MAX_MS:
+            raise ValueError(f"{where} line {line}: step_ms={texts[1]!r:.40} must be at most {MAX_MS:.0f}")
         by_tokens.setdefault(int(tokens), []).append(1e-3 * step_ms)
     return [Step(tokens, median(by_tokens[tokens])) for tokens in sorted(by_tokens)]
 
@@ -135,8 +135,8 @@ def fit_steps(profile: Profile, curve: Sequence[Step], source: str) -> StepFit:
 
     Raises ValueError where the curve has too few points, or the profile is a table.
     """
-    if len(curve) < LEAST_POINTS:
-        raise ValueError(f"{len(curve)} steps are too few to fit {len(BOUNDS) + 1} constants: want {LEAST_POINTS}")
+    if len(curve) < MIN_POINTS:
+        raise ValueError(f"{len(curve)} steps are too few to fit {len(BOUNDS) + 1} constants: want {MIN_POINTS}")
     start = _unloaded(profile)
     fitted, constants = _fit_law(start, curve)
     notes = []

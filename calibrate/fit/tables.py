@@ -62,11 +62,11 @@ class GemmTable(NamedTuple):
         use = (self.tokens <= MAX_TOKENS) & (total > 0.0)
         return Body(gemms, [int(tokens) for tokens in self.tokens[use]], total[use])
 
-    def head(self, shape: ModelShape, tensor_parallel: int, most_tokens: int) -> Body:
-        """The LM head of `shape` on one device, at measured counts of positions up to `most_tokens`."""
+    def head(self, shape: ModelShape, tensor_parallel: int, max_tokens: int) -> Body:
+        """The LM head of `shape` on one device, at measured counts of positions up to `max_tokens`."""
         columns, depth = shape.vocab // tensor_parallel, shape.hidden
         seconds = self.at(columns, depth)
-        use = (self.tokens <= most_tokens) & (seconds > 0.0)
+        use = (self.tokens <= max_tokens) & (seconds > 0.0)
         return Body([(columns, depth)], [int(tokens) for tokens in self.tokens[use]], seconds[use])
 
 

@@ -45,7 +45,7 @@ WHOLE = {
 }
 """Optional whole numbers and the least of each."""
 TEXTS = ("label", "arm", "acceptance")
-MOST_WHOLE = 10**9
+MAX_WHOLE = 10**9
 """No count or length of any cell is near it."""
 LEAST, MOST = 1e-6, 1e12
 """Nor any measured mean near these, in milliseconds or per second: errors against smaller ones have no bound."""
@@ -223,11 +223,11 @@ def _whole(text: str, least: int, name: str, where: str) -> int:
     """A whole number; 8.0 is one."""
     try:
         value = float(text)
-        if value.is_integer() and least <= value <= MOST_WHOLE:
+        if value.is_integer() and least <= value <= MAX_WHOLE:
             return int(value)
     except ValueError:
         pass
-    raise ValueError(f"{where}: {name}={text!r:.40} must be a whole number, {least} to {MOST_WHOLE}")
+    raise ValueError(f"{where}: {name}={text!r:.40} must be a whole number, {least} to {MAX_WHOLE}")
 
 
 def _positive(text: str, name: str, where: str) -> float:

@@ -35,7 +35,7 @@ from sim.workload.generate import num_requests
 
 CELLS_SCHEMA = 1
 WAVES = 10
-CELL_INCHES, MOST_INCHES = 0.28, 24.0
+CELL_INCHES, MAX_INCHES = 0.28, 24.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Setup:
     requests: Sequence[tuple[int, int]] = ()
     """Prompt and output tokens of the requests that every cell serves, in order and over again; none: as cells say."""
     acceptance_spread: float | None = None
-    """How requests differ in luck, for cells whose acceptance does not say (sim.acceptance.spread)."""
+    """How requests differ in draws, for cells whose acceptance does not say (sim.acceptance.spread)."""
     seed: int = 0
 
 
@@ -361,7 +361,7 @@ def draw_cells(directory: Path, judged: Sequence[JudgedCell], title: str) -> Non
     import matplotlib.pyplot as plt
 
     metrics = [name for name in MEASURED if any(name in each.metrics for each in judged)]
-    width = min(MOST_INCHES, 3.0 + CELL_INCHES * len(judged))
+    width = min(MAX_INCHES, 3.0 + CELL_INCHES * len(judged))
     figure, axes = plt.subplots(
         len(metrics), 1, figsize=(max(6.0, width), 1.8 + 1.7 * len(metrics)), sharex=True, squeeze=False
     )

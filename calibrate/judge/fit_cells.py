@@ -37,15 +37,15 @@ all have values about 1."""
 RATIO = "ratio@"
 UNTOUCHED = 16
 """The first ratio holds from its tokens on; the tables' times hold up to this part of them."""
-LEAST_RATIO = 0.3
+MIN_RATIO = 0.3
 FIRST_TRY_S, LONGEST_S = 1e-4, 0.4
 TOLERANCE_S = 1e-8
 STEP = 0.05
 """Of a derivative, in units: large beside the jitter of a simulation, small beside a constant."""
 TOLERANCE = 1e-4
 """Relative change of constants, and of what is left, at which least squares end."""
-MOST_ROUNDS = 20
-LEAST_NOISE = 0.005
+MAX_ROUNDS = 20
+MIN_NOISE = 0.005
 """Cells repeat within about 0.5 %, however well a fit meets them (costs.md: goodput of an A100 varies by 0.4 %)."""
 NORMAL_95 = 1.96
 WEAK = 1e-3
@@ -235,7 +235,7 @@ def fit_constants(
     if len(set(names)) != len(names):
         raise ValueError(f"{','.join(names)}: each constant once")
     units = [UNITS_S.get(name, 1.0) for name in names]
-    least = [LEAST_RATIO if name.startswith(RATIO) else 0.0 for name in names]
+    least = [MIN_RATIO if name.startswith(RATIO) else 0.0 for name in names]
 
     def values_s(counts: Floats) -> dict[str, float]:
         return dict(zip(names, (counts * units).tolist(), strict=True))
@@ -263,11 +263,11 @@ def fit_constants(
         method="dogbox",
         xtol=TOLERANCE,
         ftol=TOLERANCE,
-        max_nfev=MOST_ROUNDS,
+        max_nfev=MAX_ROUNDS,
     )
     _refuse_undetermined(names, found.jac)
     free = max(1, num_values - len(names))
-    left = max(LEAST_NOISE, float(np.sqrt(found.fun @ found.fun / free)))
+    left = max(MIN_NOISE, float(np.sqrt(found.fun @ found.fun / free)))
     spread = max(t_975(free) * left, NORMAL_95 * noise) * np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
     return Fitted(
         profile=with_constants(profile, values_s(found.x)),

@@ -27,7 +27,7 @@ OVERTAKING_S = 1.0
 
 LONGEST_INTAKE_S = 10.0
 """No engine leaves all requests but one unqueued for longer: a step takes less than a second."""
-FEWEST_TO_TELL = 3
+MIN_TO_TELL = 3
 
 
 class Stamped(NamedTuple):
@@ -159,7 +159,7 @@ def _clock_offset_s(rows: Sequence[Stamped], path: str) -> float:
     """The least queued_ts - arrival_time; refused where it is that of one request alone, and far from all others."""
     by_lag = sorted(rows, key=lambda row: row.queued_ts - row.arrival_time)
     lags_s = [row.queued_ts - row.arrival_time for row in by_lag]
-    if len(rows) >= FEWEST_TO_TELL and lags_s[1] - lags_s[0] > LONGEST_INTAKE_S:
+    if len(rows) >= MIN_TO_TELL and lags_s[1] - lags_s[0] > LONGEST_INTAKE_S:
         raise ValueError(
             f"{path} line {by_lag[0].line}: timestamps out of order: arrival_time is {lags_s[1] - lags_s[0]:.3f} s "
             "after queued_ts, by the clocks of all other requests"

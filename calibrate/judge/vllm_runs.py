@@ -39,7 +39,7 @@ COLUMNS = "arrival=arrival_time,unit=s,prompt=input_toks,output=output_toks,id=r
 SCATTERED = {"ttft": "TTFT", "e2el": "E2EL"}
 FEW_TICKS = 20.0
 """A logarithmic axis that spans less than this factor gets round numbers in place of decades."""
-MOST_TICKS = 4
+MAX_TICKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ def _draw_scatter(path: Path, title: str, real: Mapping[str, Floats], simulated:
         axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
         for each in (axis.xaxis, axis.yaxis):
             is_short = high < FEW_TICKS * low
-            each.set_major_locator(MaxNLocator(MOST_TICKS) if is_short else LogLocator())
+            each.set_major_locator(MaxNLocator(MAX_TICKS) if is_short else LogLocator())
             each.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             each.set_minor_formatter(NullFormatter())
         axis.set(xlabel=f"{title}, real (ms)", ylabel=f"{title}, simulated (ms)")

@@ -28,7 +28,7 @@ HOLD_S = 1e-3
 """That a stream is held while a graph is issued, at least."""
 HOLD_SHARE = 2.0
 """And so many times what issuing took when it took longer."""
-MOST_HOLD_S = 0.2
+MAX_HOLD_S = 0.2
 
 
 class Pass(NamedTuple):
@@ -151,12 +151,12 @@ class Bench:
             if host_s < self._hold_s:
                 return Held(released, pending, issue_s)
             # A device that had to wait for the host would count that as its own time.
-            if self._hold_s >= MOST_HOLD_S:
+            if self._hold_s >= MAX_HOLD_S:
                 raise ValueError(
                     f"issuing {len(jobs)} graphs took {host_s:.3g} s, longer than a stream is held: the host is too "
                     "busy to measure; end what else runs on it"
                 )
-            self._hold_s = min(MOST_HOLD_S, HOLD_SHARE * host_s)
+            self._hold_s = min(MAX_HOLD_S, HOLD_SHARE * host_s)
 
     def issue_s(self, pass_: Pass, issuer: Issuer) -> float:
         """Seconds to issue the pass on an idle device, which is waited for afterwards."""

@@ -24,7 +24,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"dtype": "bfloat16", "budget": 480.0, "rows": 32, "context": 2048, "form": "compact"},
 }
 """What is not asked for, by device."""
-LEAST_CONTEXT = 256
+MIN_CONTEXT = 256
 DRAFT_TOKENS = 8
 PASS_TOKENS = {"cpu": 512, "cuda": 4096}
 """Prompt tokens of the longest pass that is timed."""
@@ -76,8 +76,8 @@ def pair_spec(
     longest = min(source.shape.max_context for source in sources if source is not None)
     if context is None:
         context = min(int(defaults["context"]), longest)
-    if not LEAST_CONTEXT <= context <= longest:
-        raise ValueError(f"--context {context} must be in {LEAST_CONTEXT}..{longest}, what the models take")
+    if not MIN_CONTEXT <= context <= longest:
+        raise ValueError(f"--context {context} must be in {MIN_CONTEXT}..{longest}, what the models take")
     rows = int(defaults["rows"]) if rows is None else rows
     if rows < 1:
         raise ValueError(f"--rows {rows} must be at least 1")

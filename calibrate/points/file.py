@@ -25,7 +25,7 @@ from sim.files.read import read_bytes, read_text
 from sim.files.write import naming, write_text
 
 SCHEMA = 1
-MOST_VISITS = 1000
+MAX_VISITS = 1000
 LONGEST_S = 1000.0
 """A pass of more seconds than this is a pass in other units."""
 HOST_KEYS = (
@@ -141,8 +141,8 @@ def read(path: Path) -> Points:
     try:
         places = msgspec.convert(header["places"], list[Place])
         visits = msgspec.convert(header.get("visits", 1), int)
-        if not 1 <= visits <= MOST_VISITS:
-            raise ValueError(f"visits={visits} must be 1 to {MOST_VISITS}")
+        if not 1 <= visits <= MAX_VISITS:
+            raise ValueError(f"visits={visits} must be 1 to {MAX_VISITS}")
         found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], [], {}, [], {}, visits)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"points file {str(path)!r} line 1: no valid header ({error!r})") from error

@@ -35,7 +35,7 @@ SGLANG_LOAD = re.compile(
     rf"gen throughput \(token/s\): {NUMBER}, #queue-req: {COUNT}"
 )
 SGLANG_LENGTH = re.compile(rf"accept len: {NUMBER}")
-LEAST_LINES = 2
+MIN_LINES = 2
 """Lines that a level needs to count."""
 
 
@@ -92,10 +92,10 @@ def levels(
     by_running: dict[int, list[Window]] = {}
     for window in _settled(windows):
         by_running.setdefault(window.running, []).append(window)
-    kept = {running: own for running, own in sorted(by_running.items()) if len(own) >= LEAST_LINES}
+    kept = {running: own for running, own in sorted(by_running.items()) if len(own) >= MIN_LINES}
     if not kept:
         raise ValueError(
-            f"{where}: its {len(windows)} lines never show {LEAST_LINES} of the same load with the same before and "
+            f"{where}: its {len(windows)} lines never show {MIN_LINES} of the same load with the same before and "
             "after; hold a number of requests in flight for half a minute"
         )
     return [

@@ -41,7 +41,7 @@ LONGEST_FRONTEND_S = 1.0
 SETTLED = 0.005
 """Relative change of what the first stage was fitted on that the second may make before both are done again: as far
 as levels repeat."""
-MOST_TURNS = 3
+MAX_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,11 +200,11 @@ def _fits(
     timed = [cell for cell in cells if FIRST_TOKEN in cell.measured]
     if not timed:
         raise Undetermined(FRONTEND, "is not told: no level has a time to the first token")
-    for turn in range(MOST_TURNS):
+    for turn in range(MAX_TURNS):
         frontend = _frontend(steps.profile, timed, setup, known, frontend_noise)
         profiles = steps.profile, frontend.profile
         before, after = (np.array(_ratios(candidate, cells, setup)) for candidate in profiles)
-        if turn == MOST_TURNS - 1 or float(np.abs(np.log(after / before)).max()) < SETTLED:
+        if turn == MAX_TURNS - 1 or float(np.abs(np.log(after / before)).max()) < SETTLED:
             break
         known = {**steps.values_s, **frontend.values_s}
         steps = _fit(frontend.profile, cells, setup, of_steps, known, step_noise)

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from math import inf, isfinite
 from pathlib import Path
 
-from calibrate.production.served import MOST_DRAFT_TOKENS, Accepted, Served
+from calibrate.production.served import MAX_DRAFT_TOKENS, Accepted, Served
 from sim.files.read import read_text
 
-MOST_METRICS_BYTES = 64 << 20
+MAX_METRICS_BYTES = 64 << 20
 PREFIXES = ("vllm:", "sglang:")
 TTFT = ("time_to_first_token_seconds",)
 TPOT = ("request_time_per_output_token_seconds",)
@@ -24,7 +24,7 @@ E2EL = ("e2e_request_latency_seconds",)
 PROMPT, OUTPUT = ("request_prompt_tokens",), ("request_generation_tokens",)
 STEPS = ("iteration_tokens_total",)
 
-MOST_LINE = 1 << 16
+MAX_LINE = 1 << 16
 """Characters; their parser takes the square of it."""
 POSITION = re.compile("[0-9]{1,4}")
 
@@ -79,7 +79,7 @@ class Growth:
             length = self.total("spec_decode_num_draft_tokens") / drafts
             if not isfinite(length):
                 raise ValueError(f"{self.source}: {drafts:g} drafts of {length:g} tokens cannot have been counted")
-            draft_tokens = round(min(length, MOST_DRAFT_TOKENS + 1.0))
+            draft_tokens = round(min(length, MAX_DRAFT_TOKENS + 1.0))
             rates = tuple(self._by_position.get(place, 0.0) / drafts for place in range(draft_tokens))
             return Accepted(drafts=drafts, draft_tokens=draft_tokens, rates=rates)
         return None
@@ -132,7 +132,7 @@ def served_between(
 
 def samples(path: Path) -> dict[Sample, float]:
     """The server's own samples of a saved look, by name and labels."""
-    return parse(read_text(path, "metrics", most_bytes=MOST_METRICS_BYTES), f"metrics {str(path)!r}")
+    return parse(read_text(path, "metrics", max_bytes=MAX_METRICS_BYTES), f"metrics {str(path)!r}")
 
 
 def parse(text: str, where: str) -> dict[Sample, float]:
@@ -141,8 +141,8 @@ def parse(text: str, where: str) -> dict[Sample, float]:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:
         raise ValueError("reading /metrics needs the production extra: pip install 'lanesim[production]'") from None
-    if max(map(len, text.splitlines()), default=0) > MOST_LINE:
-        raise NoMetrics(f"{where}: not in Prometheus' text format: a line of more than {MOST_LINE} characters")
+    if max(map(len, text.splitlines()), default=0) > MAX_LINE:
+        raise NoMetrics(f"{where}: not in Prometheus' text format: a line of more than {MAX_LINE} characters")
     found = {}
     try:
         for family in text_string_to_metric_families(text):

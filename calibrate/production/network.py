@@ -34,8 +34,8 @@ WAKE_S = 0.2
 LINGER_S = 0.05
 """Longest that a stream may take to end after its last event; its connection is used again if it does."""
 READ_BYTES = 1 << 16
-MOST_LINE_BYTES = MIB
-MOST_SHOWN = 200
+MAX_LINE_BYTES = MIB
+MAX_SHOWN = 200
 """Characters of an answer in a message."""
 PORTS = {"http": 80, "https": 443}
 NOT_YET = (EINPROGRESS, EWOULDBLOCK, 10035)
@@ -220,8 +220,8 @@ class Answer:
                 rest = bytearray(last)
             else:
                 rest += block
-            if len(rest) > MOST_LINE_BYTES:
-                raise _Broken(f"answers with a line of more than {MOST_LINE_BYTES} bytes")
+            if len(rest) > MAX_LINE_BYTES:
+                raise _Broken(f"answers with a line of more than {MAX_LINE_BYTES} bytes")
 
     def linger(self) -> None:
         """Wait a moment for the end of a body whose content has ended."""
@@ -281,12 +281,12 @@ class Client:
         """The server's words as part of one line: short, printable and without the key."""
         if self._key:
             reason = reason.replace(self._key, "***")
-        return kind(f"{self.url}{path}", printable(reason[: 4 * MOST_SHOWN])[:MOST_SHOWN])
+        return kind(f"{self.url}{path}", printable(reason[: 4 * MAX_SHOWN])[:MAX_SHOWN])
 
     @contextmanager
-    def ask(self, path: str, body: dict[str, Any] | None = None, *, most_bytes: int) -> Iterator[Answer]:
+    def ask(self, path: str, body: dict[str, Any] | None = None, *, max_bytes: int) -> Iterator[Answer]:
         """GET `path` below the address, or POST `body` as JSON there. Of the answer, head and body, at most
-        `most_bytes` are read, until `timeout_s`. Raises Failed."""
+        `max_bytes` are read, until `timeout_s`. Raises Failed."""
         deadline_s = time.monotonic() + self.timeout_s
         headers = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "lanesim"}
         if self._key is not None:
@@ -300,7 +300,7 @@ class Client:
                 wire = self._wire(deadline_s)
                 closing = stack.enter_context(ExitStack())
                 closing.callback(wire.end)
-                wire.deadline_s, wire.bytes_left = deadline_s, most_bytes
+                wire.deadline_s, wire.bytes_left = deadline_s, max_bytes
                 http = HTTPConnection(self._host, self._port)
                 http.default_port = PORTS["https" if self._is_secure else "http"]
                 http.sock = cast(socket.socket, wire)

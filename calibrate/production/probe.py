@@ -25,24 +25,24 @@ from msgspec import Meta, Struct
 
 from calibrate.production.metrics import Growth, NoMetrics, Sample, parse
 from calibrate.production.network import WAKE_S, Answer, Client, Failed, Late
-from calibrate.production.served import MOST_TOKENS, Accepted, Served
+from calibrate.production.served import MAX_TOKENS, Accepted, Served
 from sim.files.json_values import convert, parse_json
 from sim.files.read import MIB
 
-MOST_METRICS_BYTES = 8 * MIB
+MAX_METRICS_BYTES = 8 * MIB
 """A server's look at itself has a few hundred KB."""
-MOST_MODELS_BYTES = MIB
-MOST_EVENT_BYTES = 4096
+MAX_MODELS_BYTES = MIB
+MAX_EVENT_BYTES = 4096
 """Of a token's event in the mean; they have a few hundred."""
-MOST_LENGTH = 2
+MAX_LENGTH = 2
 """Times the tokens that were asked for: an answer that is longer is cut off."""
 WORDS = (
     *("river", "stone", "lamp", "window", "garden", "paper", "engine", "winter", "market", "silver", "thunder"),
     *("valley", "candle", "bridge", "cotton", "harbour", "ladder", "mirror", "needle", "orange", "pepper", "quarter"),
     *("ribbon", "saddle", "timber", "umbrella", "velvet", "whisper", "yellow", "anchor"),
 )
-MOST_FAILURES = 3
-MOST_AT_ONCE = 0.5
+MAX_FAILURES = 3
+MAX_AT_ONCE = 0.5
 """Share of an answer's later tokens that come with its first: beyond it, something collects them on the way."""
 MODELS = "/v1/models"
 NOT_SO = (400, 404, 405, 422)
@@ -65,7 +65,7 @@ class Timed:
 
 
 T = TypeVar("T")
-Count = Annotated[int, Meta(ge=0, le=int(MOST_TOKENS))]
+Count = Annotated[int, Meta(ge=0, le=int(MAX_TOKENS))]
 
 
 class _Usage(Struct):
@@ -162,7 +162,7 @@ def find(client: Client, model: str | None) -> Endpoint:
         model = models[0]
     for is_chat, is_strict in product((False, True), repeat=2):
         endpoint = Endpoint(model=model, is_chat=is_chat, is_strict=is_strict)
-        with client.ask(endpoint.path, endpoint.body("river", 2), most_bytes=_most_bytes(2)) as answer:
+        with client.ask(endpoint.path, endpoint.body("river", 2), max_bytes=_max_bytes(2)) as answer:
             if answer.status == 200:
                 _tokens(client, endpoint, answer, 2)
                 return endpoint
@@ -174,7 +174,7 @@ def find(client: Client, model: str | None) -> Endpoint:
 
 def look(client: Client) -> dict[Sample, float] | None:
     """The server's `/metrics`; None where it has none of its own."""
-    with client.ask("/metrics", most_bytes=MOST_METRICS_BYTES) as answer:
+    with client.ask("/metrics", max_bytes=MAX_METRICS_BYTES) as answer:
         if answer.status != 200:
             return None
         text = answer.text()
@@ -197,7 +197,7 @@ def level(
 ) -> Served:
     """A closed loop of `concurrency` streams until `num_requests` are answered; means of those in its steady middle.
 
-    Raises ValueError where the server fails more than MOST_FAILURES times.
+    Raises ValueError where the server fails more than MAX_FAILURES times.
     """
     before = look(client)
     timed: list[Timed] = []
@@ -210,7 +210,7 @@ def level(
             timed.append(stream(client, endpoint, prompt, output_tokens))
         except Failed as failure:
             failures.append(failure.reason)
-            if isinstance(failure, Late) or len(failures) > MOST_FAILURES:
+            if isinstance(failure, Late) or len(failures) > MAX_FAILURES:
                 raise
         on_done(len(timed))
 
@@ -270,7 +270,7 @@ def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) 
     """Send one request and read its answer piece by piece. Raises Failed for an answer that is none."""
     sent_s = time.perf_counter()
     body = endpoint.body(prompt, output_tokens)
-    with client.ask(endpoint.path, body, most_bytes=_most_bytes(output_tokens)) as answer:
+    with client.ask(endpoint.path, body, max_bytes=_max_bytes(output_tokens)) as answer:
         if answer.status != 200:
             raise answer.refusal()
         tokens = _tokens(client, endpoint, answer, output_tokens)
@@ -300,7 +300,7 @@ class _Tokens:
 
 
 def _tokens(client: Client, endpoint: Endpoint, answer: Answer, output_tokens: int) -> _Tokens:
-    """Read a stream to its end, to `[DONE]` or to MOST_LENGTH times `output_tokens`, which is too long. Raises
+    """Read a stream to its end, to `[DONE]` or to MAX_LENGTH times `output_tokens`, which is too long. Raises
     Failed."""
     tokens = _Tokens()
     first_waits = 0
@@ -325,9 +325,9 @@ def _tokens(client: Client, endpoint: Endpoint, answer: Answer, output_tokens: i
                 tokens.first_s, first_waits = tokens.last_s, answer.waits
             tokens.pieces += 1
             tokens.pieces_at_once += answer.waits == first_waits
-        if max(tokens.pieces, tokens.usage.completion_tokens or 0) > MOST_LENGTH * output_tokens:
+        if max(tokens.pieces, tokens.usage.completion_tokens or 0) > MAX_LENGTH * output_tokens:
             raise client.failure(
-                endpoint.path, f"answers more than {MOST_LENGTH} times the {output_tokens} tokens of --output-len"
+                endpoint.path, f"answers more than {MAX_LENGTH} times the {output_tokens} tokens of --output-len"
             )
     if tokens.pieces and not is_whole:
         raise client.failure(endpoint.path, "ends its stream without [DONE] and without usage")
@@ -337,7 +337,7 @@ def _tokens(client: Client, endpoint: Endpoint, answer: Answer, output_tokens: i
 def _refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) -> None:
     """Raise Failed where tokens come together: times per token are no longer the server's."""
     gaps, at_once = sum(each.gaps for each in timed), sum(each.gaps_at_once for each in timed)
-    if at_once >= gaps * MOST_AT_ONCE and (at_once or not gaps):
+    if at_once >= gaps * MAX_AT_ONCE and (at_once or not gaps):
         share = 100.0 * at_once / gaps if gaps else 100.0
         raise client.failure(
             endpoint.path,
@@ -346,9 +346,9 @@ def _refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) ->
         )
 
 
-def _most_bytes(output_tokens: int) -> int:
+def _max_bytes(output_tokens: int) -> int:
     """Of a streamed answer."""
-    return MIB + MOST_LENGTH * output_tokens * MOST_EVENT_BYTES
+    return MIB + MAX_LENGTH * output_tokens * MAX_EVENT_BYTES
 
 
 def _typed(client: Client, path: str, text: str, kind: type[T], where: str, line: int | None = None) -> T:
@@ -360,7 +360,7 @@ def _typed(client: Client, path: str, text: str, kind: type[T], where: str, line
 
 
 def _models(client: Client) -> list[str]:
-    with client.ask(MODELS, most_bytes=MOST_MODELS_BYTES) as answer:
+    with client.ask(MODELS, max_bytes=MAX_MODELS_BYTES) as answer:
         if answer.status != 200:
             raise answer.refusal()
         text = answer.text()

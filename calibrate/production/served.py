@@ -16,14 +16,14 @@ import msgspec
 
 from calibrate.judge.cell_table import Cell
 
-LEAST_CONCURRENCY, MOST_CONCURRENCY = 1.0, 65_536.0
-MOST_TOKENS = 10_000_000.0
+MIN_CONCURRENCY, MAX_CONCURRENCY = 1.0, 65_536.0
+MAX_TOKENS = 10_000_000.0
 """Of a prompt or an output: longer ones are of other units."""
 LONGEST_S = 1000.0
 """To a first token or between two; likewise."""
 SHORTEST_S = 1e-7
 """Per output token of a whole server."""
-MOST_DRAFT_TOKENS = 64
+MAX_DRAFT_TOKENS = 64
 OF_A_MEDIAN = sqrt(pi / 2.0)
 """Standard error of a median over that of a mean, of normal values."""
 
@@ -58,8 +58,8 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not all(0.0 <= later <= earlier for earlier, later in pairwise(falling)):
             told = ", ".join(f"{rate:g}" for rate in self.rates)
             raise ValueError(f"{source}: acceptance rates {told} must be 0 to 1, none above the one before it")
-        if not 1 <= self.draft_tokens <= MOST_DRAFT_TOKENS:
-            raise ValueError(f"{source}: drafts of {self.draft_tokens} tokens; want 1 to {MOST_DRAFT_TOKENS}")
+        if not 1 <= self.draft_tokens <= MAX_DRAFT_TOKENS:
+            raise ValueError(f"{source}: drafts of {self.draft_tokens} tokens; want 1 to {MAX_DRAFT_TOKENS}")
         if not 1.0 <= self.length <= self.draft_tokens + 1.0:
             raise ValueError(
                 f"{source}: acceptance length {self.length:g} must be 1 to {self.draft_tokens + 1}, bonus included"
@@ -99,14 +99,14 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Standard error of each metric as the median of its rounds; likewise."""
 
     def __post_init__(self) -> None:
-        if self.concurrency < LEAST_CONCURRENCY:
+        if self.concurrency < MIN_CONCURRENCY:
             raise ValueError(f"{self.source}: {self.concurrency:.2f} requests at once in the mean: hardly any load")
         if self.tpot_s is None and self.output_tokens_per_s is None:
             raise ValueError(f"{self.source}: neither a time per output token nor tokens per second")
         for what, value, least, most in (
-            ("requests at once", self.concurrency, LEAST_CONCURRENCY, MOST_CONCURRENCY),
-            ("prompt tokens", self.prompt_tokens, 0.0, MOST_TOKENS),
-            ("output tokens", self.output_tokens, 0.0, MOST_TOKENS),
+            ("requests at once", self.concurrency, MIN_CONCURRENCY, MAX_CONCURRENCY),
+            ("prompt tokens", self.prompt_tokens, 0.0, MAX_TOKENS),
+            ("output tokens", self.output_tokens, 0.0, MAX_TOKENS),
             ("seconds to the first token", self.ttft_s, SHORTEST_S, LONGEST_S),
             ("seconds per output token", self.tpot_s, SHORTEST_S, LONGEST_S),
             ("output tokens per second", self.output_tokens_per_s, 1.0 / LONGEST_S, 1.0 / SHORTEST_S),

@@ -14,7 +14,7 @@ from realrun.host.gpuhost import GpuHost
 from realrun.host.quiet import frozen_heap
 from realrun.replay.measured import MeasuredWork, measured_work
 from realrun.replay.pair_executor import PairExecutor
-from sim.acceptance.luck import Luck
+from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
 from sim.costs.forms.build import build_costs
 from sim.costs.history import kind_in_service
@@ -38,7 +38,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = (32, 88, 48, 72), 24
 """Prompts in turn: what a long one leaves behind is part of service."""
 DRAFT_TOKENS, ACCEPTANCE = 4, 0.6
 SEED = 1009
-"""Of arrivals' luck and prompts: of no use to any judged run."""
+"""Of arrivals' draws and prompts: of no use to any judged run."""
 POLL_S = 0.001
 
 
@@ -95,7 +95,7 @@ class Served:
 
 def serve(executor: PairExecutor, setting: Setting) -> Served:
     """One real run."""
-    with frozen_heap(), GpuHost(executor, _luck()) as host:
+    with frozen_heap(), GpuHost(executor, _draws()) as host:
         serving = start(host, setting)
         host.run_until()
         tickets = [ticket for ticket in host.works if ticket.work.kind is not Kind.HOST]
@@ -115,7 +115,7 @@ def simulate(profile: Profile, setting: Setting) -> Served:
         works.append((ticket.work, measured))
 
     costs, contention = build_costs(profile, cuda_graph=False), contention_of(profile.overlap)
-    host = SimHost(costs, _luck(), contention=contention, on_work=on_work)
+    host = SimHost(costs, _draws(), contention=contention, on_work=on_work)
     serving = start(host, setting)
     host.run_until()
     return _served(setting, serving, works)
@@ -182,5 +182,5 @@ async def _poller(host: Host, after_s: float) -> None:
     await host.wait(Signal(), poll_s=POLL_S)
 
 
-def _luck() -> Luck:
-    return Luck(IidAcceptance(ACCEPTANCE), SEED)
+def _draws() -> AcceptanceDraws:
+    return AcceptanceDraws(IidAcceptance(ACCEPTANCE), SEED)

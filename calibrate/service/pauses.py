@@ -20,11 +20,11 @@ PAUSE_SCALES_S = tuple(1e-3 * 1.2**step for step in range(36))
 """1 ms to 0.6 s."""
 LONGEST_SCALE = 0.5
 """Of the longest pause: what longer ones lose was not measured, and is taken to be at most 16 % more."""
-LEAST_PAUSE_S = 1e-3
+MIN_PAUSE_S = 1e-3
 """Beyond the short ones that any two works have between them."""
-LEAST_LOST_S = 1e-5
+MIN_LOST_S = 1e-5
 """Less is nothing."""
-LEAST_SHARE = 0.05
+MIN_SHARE = 0.05
 """Of what is lost in all that the prompt is taken to lose, at least; and at most all but this."""
 
 
@@ -57,15 +57,15 @@ def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
         ]
         lost_s.append(median(fmean(each.e2el_s for each in of_run) for of_run in late))
         lost_at_once_s.append(median(fmean(each.prompt_s for each in of_run) for of_run in late))
-    scales_s = [scale_s for scale_s in PAUSE_SCALES_S if scale_s <= max(LEAST_PAUSE_S, LONGEST_SCALE * pauses_s[-1])]
+    scales_s = [scale_s for scale_s in PAUSE_SCALES_S if scale_s <= max(MIN_PAUSE_S, LONGEST_SCALE * pauses_s[-1])]
     grown = {scale_s: [-expm1(-pause_s / scale_s) for pause_s in pauses_s] for scale_s in scales_s}
     fitted = {
         scale_s: sum(map(mul, lost_s, shares)) / sum(map(mul, shares, shares)) for scale_s, shares in grown.items()
     }
     pause_s = min(fitted, key=lambda scale_s: dist(lost_s, [fitted[scale_s] * share for share in grown[scale_s]]))
-    if fitted[pause_s] < LEAST_LOST_S or lost_s[-1] < LEAST_LOST_S:
+    if fitted[pause_s] < MIN_LOST_S or lost_s[-1] < MIN_LOST_S:
         return None
-    share = min(max(lost_at_once_s[-1] / lost_s[-1], LEAST_SHARE), 1.0 - LEAST_SHARE)
+    share = min(max(lost_at_once_s[-1] / lost_s[-1], MIN_SHARE), 1.0 - MIN_SHARE)
     prompt_s = median(busy[first].prompt_s for busy, *_ in lasted for first in pairs)
     return IdleRamp(
         lost_s=round_constant(fitted[pause_s]),
@@ -100,4 +100,4 @@ def _late(one: Lasted, other: Lasted, usual: Lasted) -> Lasted:
 def _pause_s(run: Served, first: int) -> float:
     """Before request `first`, beyond a short one."""
     busy_s = run.e2els_s[first - 2] + run.e2els_s[first - 1]
-    return max(LEAST_PAUSE_S, run.setting.period_s - busy_s - SHORT_PAUSE_S)
+    return max(MIN_PAUSE_S, run.setting.period_s - busy_s - SHORT_PAUSE_S)

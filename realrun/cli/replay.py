@@ -98,14 +98,14 @@ def _pair(
     return profile, None
 
 
-def _experiments(scenario: Scenario, profile: Profile, most_requests: int, *, is_dictated: bool) -> list[Experiment]:
+def _experiments(scenario: Scenario, profile: Profile, max_requests: int, *, is_dictated: bool) -> list[Experiment]:
     from sim.draws import child_seed
     from sim.run.experiment import Experiment
     from sim.run.resolve import resolve
 
     return [
         Experiment(
-            resolve(scenario, profile, policy, num_slots=most_requests),
+            resolve(scenario, profile, policy, num_slots=max_requests),
             child_seed(scenario.seed, replication),
             is_dictated,
         )

@@ -16,7 +16,7 @@ from realrun.host.device import Cpu, Device, Event, Stream
 
 OutOfMemory = torch.cuda.OutOfMemoryError
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-MOST_CONNECTIONS, USUAL_CONNECTIONS = 32, 8
+MAX_CONNECTIONS, USUAL_CONNECTIONS = 32, 8
 """Hardware queues of a process: at most, and where nobody asks. Streams beyond them wait for each other unasked, and
 torch has but 32 streams, which it hands out in turn, over and over."""
 CYCLES_PER_S = 2.0e9
@@ -29,7 +29,7 @@ def find(where: str | torch.device) -> Device:
     if where.type == "cpu":
         return Cpu()
     if not torch.cuda.is_initialized():
-        os.environ.setdefault(CONNECTIONS, str(MOST_CONNECTIONS))
+        os.environ.setdefault(CONNECTIONS, str(MAX_CONNECTIONS))
     if not torch.cuda.is_available():
         built = torch.version.cuda
         why = f"torch's CUDA is {built}: is the driver as new?" if built else "this torch was built without CUDA"
@@ -76,7 +76,7 @@ class Cuda:
 
     def stream(self, priority: int = 0) -> Stream:
         connections = int(os.environ.get(CONNECTIONS, USUAL_CONNECTIONS))
-        for _ in range(MOST_CONNECTIONS if len(_STREAMS) < connections else 0):
+        for _ in range(MAX_CONNECTIONS if len(_STREAMS) < connections else 0):
             # torch counts the other way round: lower is served first.
             raw = torch.cuda.Stream(self._where, priority=-priority)
             if raw.cuda_stream not in _STREAMS:
@@ -84,7 +84,7 @@ class Cuda:
                 return made
         raise ValueError(
             f"{len(_STREAMS)} streams are in use and {CONNECTIONS} is {connections}: one more would queue behind them; "
-            f"use fewer, or set {CONNECTIONS}={MOST_CONNECTIONS}, the most there are"
+            f"use fewer, or set {CONNECTIONS}={MAX_CONNECTIONS}, the most there are"
         )
 
     def run_now(self, work: Callable[[], object]) -> None:

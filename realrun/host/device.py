@@ -23,7 +23,7 @@ LOOK_EVERY_S = 10.0
 """CUDA gives times between events in float32 milliseconds: to 1 us over 10 s, to 60 us over 1,000 s."""
 MARGIN_S = 1e-3
 """By which an event is after a look for certain, however long ago the first one was."""
-LEAST_SPAN_S = 1.0
+MIN_SPAN_S = 1.0
 """Of looks that tell a drift: it is some 20 to 50 us per second, and a look is true to a few us."""
 
 
@@ -172,7 +172,7 @@ class DeviceClock:
         if number + 1 < len(looks):
             return last.host_s + after_s * _rate(last, looks[number + 1])
         # After the last look: a drift between looks close together would be noise.
-        is_known = last.device_s >= LEAST_SPAN_S
+        is_known = last.device_s >= MIN_SPAN_S
         return last.host_s + after_s * (_rate(looks[0], last) if is_known else 1.0)
 
     @property
@@ -180,7 +180,7 @@ class DeviceClock:
         """By how much the host's clock is faster than the device's, by the first look and the last; None if they are
         too close together to tell."""
         first, last = self._looks[0], self._looks[-1]
-        return 1e6 * (_rate(first, last) - 1.0) if last.device_s - first.device_s >= LEAST_SPAN_S else None
+        return 1e6 * (_rate(first, last) - 1.0) if last.device_s - first.device_s >= MIN_SPAN_S else None
 
     @property
     def uncertain_s(self) -> float:

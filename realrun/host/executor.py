@@ -48,7 +48,7 @@ class Handle(Protocol):
         ...
 
 
-class Lane(Protocol):
+class RequestQueue(Protocol):
     """One stream's executor. `enter` and `issue` are called on the stream's issuer thread."""
 
     is_async: bool
@@ -68,7 +68,7 @@ class Executor(Protocol):
         """Raises ValueError for a stream that this executor cannot serve; called as it is made."""
         ...
 
-    def lane(self, stream: Stream, clock: Clock) -> Lane:
+    def lane(self, stream: Stream, clock: Clock) -> RequestQueue:
         """The lane of a new stream."""
         ...
 

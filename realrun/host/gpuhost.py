@@ -32,11 +32,11 @@ CLOSING_GRACE_S = 10.0
 """Time a thread gets to finish what it has in hand when the host closes."""
 SWITCH_INTERVAL_S = 0.0005
 """How long a running thread may keep the interpreter from the others; Python's own 5 ms exceeds a small pass."""
-_LEAST_WAIT_S = 0.01
+_MIN_WAIT_S = 0.01
 
 
 class GpuHost(TaskHost):
-    """Policies on real threads. With `luck` acceptance comes from it (tape mode), without it from the models.
+    """Policies on real threads. With `draws` acceptance comes from it (tape mode), without it from the models.
 
     Use as a context manager: leaving it ends every thread.
     """
@@ -44,14 +44,14 @@ class GpuHost(TaskHost):
     def __init__(
         self,
         executor: Executor,
-        luck: RunLength | None = None,
+        draws: RunLength | None = None,
         *,
         clock: Clock | None = None,
         watchdog_s: float = WATCHDOG_S,
     ) -> None:
         super().__init__()
         self.clock = clock or WallClock()
-        self._executor, self._luck, self.watchdog_s = executor, luck, watchdog_s
+        self._executor, self._draws, self.watchdog_s = executor, draws, watchdog_s
         self._inbox = self.clock.mailbox(is_keeper=True)
         self._timers: list[tuple[float, bool, int, Callable[[Any], None]]] = []
         self._num_timers = 0
@@ -187,7 +187,7 @@ class GpuHost(TaskHost):
         times_s = [time_s for time_s in (stop_s, self._timers[0][0] if self._timers else None) if time_s is not None]
         if self._in_flight and not self.clock.is_virtual:
             self._check_watchdog()
-            times_s.append(self._last_event_s + self.watchdog_s + _LEAST_WAIT_S)
+            times_s.append(self._last_event_s + self.watchdog_s + _MIN_WAIT_S)
         return min(times_s, default=None)
 
     def _take_in(self, until_s: float | None) -> None:
@@ -226,13 +226,13 @@ class GpuHost(TaskHost):
             self._executor.ended(ticket.job)
             self._inbox.put(Done(ticket))
 
-    # -- luck and results
+    # -- draws and results
 
     def _forced(self, work: Work) -> tuple[int, ...] | None:
-        if self._luck is None or work.kind not in (Kind.VERIFY, Kind.STEP):
+        if self._draws is None or work.kind not in (Kind.VERIFY, Kind.STEP):
             return None
         rows = work.requests if work.kind is Kind.VERIFY else work.requests[: work.rows]
-        run_length = self._luck.run_length
+        run_length = self._draws.run_length
         checked = work.checked()[: len(rows)]
         return tuple(
             run_length(r.index, r.emitted_tokens, most) if most else 0 for r, most in zip(rows, checked, strict=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from realrun.host.clocks import Clock, Mailbox
-from realrun.host.executor import Job, Lane
+from realrun.host.executor import Job, RequestQueue
 from realrun.host.reactions import Reactions
 from realrun.host.ticket import LOOK_AGAIN, GpuTicket
 from sim.hosts.clock import Task
@@ -107,7 +107,9 @@ class Failed(NamedTuple):
 class StreamThreads:
     """The issuer of one stream, and its collector if its lane works on its own."""
 
-    def __init__(self, stream: Stream, lane: Lane, clock: Clock, keeper: Mailbox, ended: Callable[[Job], None]) -> None:
+    def __init__(
+        self, stream: Stream, lane: RequestQueue, clock: Clock, keeper: Mailbox, ended: Callable[[Job], None]
+    ) -> None:
         self.stream, self._lane, self._clock, self._keeper, self._ended = stream, lane, clock, keeper, ended
         self.mailbox = clock.mailbox()
         self._to_collect = clock.mailbox()

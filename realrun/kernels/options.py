@@ -52,7 +52,7 @@ class PairOptions:
             raise ValueError(f"attention={self.attention.value!r} reads lengths back: it needs cuda_graphs=False")
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Rows of the largest pass: decoding ones padded to the largest bucket, and prompts of all other slots."""
         return self.slots + max(self.batch_buckets, default=0)
 

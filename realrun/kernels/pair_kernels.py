@@ -42,7 +42,7 @@ class Submitted:
         if self._result is None:
             values = self.pending.values()
             is_target = self.plan.shape.model is Model.TARGET
-            self._result = rows.settle(self.plan, self._slots, self._chunks, values) if is_target else []
+            self._result = rows.choose_run_length(self.plan, self._slots, self._chunks, values) if is_target else []
         return self._result
 
 
@@ -102,7 +102,7 @@ class PairKernels:
         return found
 
     def _new_issuer(self, name: str, priority: int) -> Issuer:
-        sizes = {"rows_max": self.options.most_rows, "width_max": self.options.draft_tokens_max + 1}
+        sizes = {"rows_max": self.options.max_rows, "width_max": self.options.draft_tokens_max + 1}
         return Issuer(name, self.passes.run, self.device, self.runs_on, **sizes, priority=priority)
 
     def admit(self, prompt: Sequence[int], request: int) -> Slot:

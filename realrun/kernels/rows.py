@@ -33,7 +33,7 @@ class Slot:
     prefilled_target: int = 0
     """Prompt tokens in the target's KV once the passes issued so far are over."""
     prefilled_draft: int = 0
-    most_new_tokens: int = 0
+    max_new_tokens: int = 0
     """Most tokens that passes in flight may still emit."""
     drafted: int = 0
     """Length of the draft that the next verify takes along. The caller may shorten it, or forget the draft with 0: KV
@@ -43,7 +43,7 @@ class Slot:
 
     @property
     def known_tokens_bound(self) -> int:
-        return self.known_tokens + self.most_new_tokens
+        return self.known_tokens + self.max_new_tokens
 
     @property
     def is_prefilled(self) -> bool:
@@ -109,13 +109,13 @@ def plan_target(
     plan = _with_chunks(shape, rows, chunks, options)
     plan.draft_lags.extend(slot.draft_lag for slot in slots)
     for slot in slots:
-        slot.most_new_tokens += slot.drafted + 1
+        slot.max_new_tokens += slot.drafted + 1
         slot.draft_lag = _lag_after(slot.draft_lag, slot.drafted)
         slot.drafted = 0
     for slot, new_tokens in chunks:
         slot.prefilled_target += new_tokens
         if slot.is_prefilled:
-            slot.most_new_tokens += 1
+            slot.max_new_tokens += 1
             slot.draft_lag += 1
     return plan
 
@@ -126,7 +126,7 @@ def plan_again(chunks: Sequence[PromptChunk], options: PairOptions) -> Plan:
     return _with_chunks(shape, [], chunks, options, is_again=True)._replace(chunk_rows=[])
 
 
-def settle(
+def choose_run_length(
     plan: Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk], values: Sequence[Sequence[int]]
 ) -> list[RowResult]:
     """Enter a target pass's results [rows][1 + width] into the account; passes of one slot in the order of issue."""
@@ -136,16 +136,16 @@ def settle(
         tokens = list(row[1 : 2 + accepted])
         # In this order: another thread may plan meanwhile, and too large a bound does no harm.
         slot.known_tokens += len(tokens)
-        slot.most_new_tokens -= count
+        slot.max_new_tokens -= count
         slot.output += tokens
         # Exact once nothing else is on its way: no later verify, and no draft, which would have left a lag below 1.
-        if slot.most_new_tokens == 0 and slot.draft_lag == _lag_after(lag, count - 1):
+        if slot.max_new_tokens == 0 and slot.draft_lag == _lag_after(lag, count - 1):
             slot.draft_lag = _lag_after(lag, accepted)
         results.append(RowResult(accepted, tokens))
     for (slot, _), row_index in zip(chunks, plan.chunk_rows, strict=True):
         tokens = [token for token in values[row_index][1:2] if token >= 0]
         slot.known_tokens += len(tokens)
-        slot.most_new_tokens -= len(tokens)
+        slot.max_new_tokens -= len(tokens)
         slot.output += tokens
         results.append(RowResult(0, tokens))
     return results

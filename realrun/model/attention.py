@@ -24,7 +24,7 @@ QUERY_TILE = 128
 """Queries that one block of a fused kernel attends with, those of one KV head together."""
 GPU_TILES = 128
 """Blocks that fill a GPU: an A100 has 108 multiprocessors, an H100 132."""
-MOST_SPLITS = 16
+MAX_SPLITS = 16
 """Beyond which putting a row's parts together costs more than reading them side by side saves."""
 
 
@@ -100,7 +100,7 @@ def num_splits(tiles: int) -> int:
 
     A function of the pass's shape alone, so an eager pass and a captured one compute the same.
     """
-    return max(1, min(MOST_SPLITS, GPU_TILES // tiles))
+    return max(1, min(MAX_SPLITS, GPU_TILES // tiles))
 
 
 class _Reach(NamedTuple):
@@ -111,7 +111,7 @@ class _Reach(NamedTuple):
     slots: torch.Tensor
     used: torch.Tensor
     """Keys of each row [rows]. Causal masks align the last query with the last key, so padding queries count too."""
-    most_queries: int
+    max_queries: int
     splits: int
 
 
@@ -161,7 +161,7 @@ class FlashAttention:
             values.flatten(0, 1),
             reach.offsets,
             places,
-            reach.most_queries,
+            reach.max_queries,
             self.kv.max_tokens,
             0.0,
             True,
@@ -191,7 +191,7 @@ class Flash3Attention:
             values,
             cu_seqlens_q=plan.offsets,
             seqused_k=plan.used,
-            max_seqlen_q=plan.most_queries,
+            max_seqlen_q=plan.max_queries,
             kv_batch_idx=plan.slots,
             softmax_scale=self.kv.head_dim**-0.5,
             is_causal=True,

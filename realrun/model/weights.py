@@ -26,7 +26,7 @@ class Family(StrEnum):
 
 LOGIT_STD = 2.5
 """Spread of a random model's logits: sampled text is neither uniform noise (0) nor one token (10 and above)."""
-MOST_REASON = 200
+MAX_REASON = 200
 """Characters of a library's message that are passed on."""
 QUERY_GAIN = 3.0
 """Queries are this much longer than unit ones, so that attention picks tokens out; averaging ones make greedy text
@@ -147,7 +147,7 @@ def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device:
     except cuda.OutOfMemory:
         raise
     except (SafetensorError, UnpicklingError, *DAMAGED) as error:
-        reason = " ".join(str(error).split())[:MOST_REASON]
+        reason = " ".join(str(error).split())[:MAX_REASON]
         raise ValueError(f"{str(path)!r}: the weights cannot be loaded: {reason}") from error
     defects = [str(key) for name in ("missing_keys", "mismatched_keys") for key in loaded[name]]
     if defects:

@@ -71,10 +71,10 @@ def check_replayable(experiment: Experiment) -> None:
             )
 
 
-def most_at_once(experiment: Experiment) -> int:
+def max_at_once(experiment: Experiment) -> int:
     """Requests that the policy can ever have in KV together."""
-    most_in_flight = experiment.scenario.workload.max_concurrency or inf
-    return int(min(len(experiment.requests()), most_in_flight, experiment.resolved.limits.max_num_seqs))
+    max_in_flight = experiment.scenario.workload.max_concurrency or inf
+    return int(min(len(experiment.requests()), max_in_flight, experiment.resolved.limits.max_num_seqs))
 
 
 def usage_of(works: Sequence[WorkRecord]) -> list[StreamUsage]:

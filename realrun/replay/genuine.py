@@ -1,7 +1,7 @@
 """Acceptance that comes from the two models themselves: the pair that has it, and what a replay recorded of it.
 
-Not here: making the pair agree (realrun.model.weights.tied_pair), the simulator's keyed luck (sim.acceptance.luck). No
-torch.
+Not here: making the pair agree (realrun.model.weights.tied_pair), the simulator's keyed draws (sim.acceptance.draws).
+No torch.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def tied_profile(profile: Profile, epsilon: float, draft_layers: int | None) -> 
     return msgspec.structs.replace(profile, draft=draft), Tied(epsilon=epsilon, draft_layers=wanted)
 
 
-class RecordedLuck:
-    """The acceptance that a replay recorded, as a simulation's luck: any gap is then timing only."""
+class RecordedDraws:
+    """The acceptance that a replay recorded, as a simulation's draws: any gap is then timing only."""
 
     def __init__(self, works: Iterable[MeasuredWork]) -> None:
         """Raises ValueError for records without accepted counts."""

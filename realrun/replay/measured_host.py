@@ -31,8 +31,8 @@ class WakeLatency(NamedTuple):
 class MeasuredHost(SimHost):
     """The simulated host on measured times: of each work, of the reaction to it, and of waking up after a signal."""
 
-    def __init__(self, costs: MeasuredCosts, luck: RunLength, wake: WakeLatency, **options: Any) -> None:
-        super().__init__(costs, luck, contention=Contention(eta_compute=inf, eta_bandwidth=inf), **options)
+    def __init__(self, costs: MeasuredCosts, draws: RunLength, wake: WakeLatency, **options: Any) -> None:
+        super().__init__(costs, draws, contention=Contention(eta_compute=inf, eta_bandwidth=inf), **options)
         self._measured, self._wake = costs, wake
         self._reactions_s: dict[SimTicket, float] = {}
 

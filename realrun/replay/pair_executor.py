@@ -18,7 +18,7 @@ import torch
 
 from realrun.host.clocks import Clock
 from realrun.host.device import DeviceClock
-from realrun.host.executor import Handle, Job, Lane, Outcome, check_whole
+from realrun.host.executor import Handle, Job, Outcome, RequestQueue, check_whole
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, Submitted
 from realrun.kernels.rows import PromptChunk, Slot
@@ -51,7 +51,7 @@ class PairExecutor:
     def check(self, stream: Stream) -> None:
         check_whole(stream)
 
-    def lane(self, stream: Stream, clock: Clock) -> Lane:
+    def lane(self, stream: Stream, clock: Clock) -> RequestQueue:
         key = stream.name, stream.priority
         issuer = self._issuers.get(key)
         if issuer is None:
@@ -171,7 +171,7 @@ class PairExecutor:
         self.outputs[index] = slot.output
         self.kernels.release(slot)
 
-    def settle(self, job: Job, passes: Sequence[Submitted]) -> tuple[int, ...]:
+    def choose_run_length(self, job: Job, passes: Sequence[Submitted]) -> tuple[int, ...]:
         """Accepted drafted tokens [rows]; blocks until the passes are over."""
         results = [submitted.result() for submitted in passes]
         if job.work.kind not in (Kind.VERIFY, Kind.STEP):
@@ -215,7 +215,7 @@ class PairHandle:
         """When it was known to be over."""
 
     def finish(self) -> Outcome:
-        accepted = self.lane.executor.settle(self.job, self.passes)
+        accepted = self.lane.executor.choose_run_length(self.job, self.passes)
         if self.lane.is_async:
             self._seen_s = self.lane.clock.now_s
             self.lane.device_clock.look_if_due()

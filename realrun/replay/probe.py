@@ -18,9 +18,9 @@ from sim.interface.work import Kind, Model
 PROBED_TOKENS = (1, 48)
 """Of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""
 REPETITIONS = 40
-LEAST_REPETITIONS = 2
+MIN_REPETITIONS = 2
 """Before which there is always one that does not count."""
-MOST_S = 0.5
+MAX_S = 0.5
 """Per pass; slow ones are repeated less often."""
 WARM_SHARE = 0.2
 """Of the repetitions do not count either: a machine that did nothing for a while comes up again."""
@@ -47,7 +47,7 @@ def _mean_s(kernels: PairKernels, issuer: Issuer, num_tokens: int) -> float:
     rows = [(kernels.sequences.scratch, 0, NOT_FORCED, 0)]
     issuer.issue(shape, rows).values()
     times_s: list[float] = []
-    while len(times_s) < LEAST_REPETITIONS or (len(times_s) < REPETITIONS and sum(times_s) < MOST_S):
+    while len(times_s) < MIN_REPETITIONS or (len(times_s) < REPETITIONS and sum(times_s) < MAX_S):
         started_s = perf_counter()
         issuer.issue(shape, rows).values()
         times_s.append(perf_counter() - started_s)

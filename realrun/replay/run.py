@@ -20,7 +20,7 @@ from realrun.host.quiet import frozen_heap
 from realrun.kernels.options import PairOptions, decoding_shapes
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import ChunkShape, PassShape
-from realrun.replay.experiment import busy_seconds, most_at_once, usage_of
+from realrun.replay.experiment import busy_seconds, max_at_once, usage_of
 from realrun.replay.genuine import Tied
 from realrun.replay.measured import MeasuredWork, mean, measured_work, real_columns
 from realrun.replay.measured_host import WakeLatency
@@ -89,17 +89,17 @@ def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: P
     """Of each kind of pass in `seen` one that is as large as any that the run can need: every request that can be there
     decodes with the longest draft, and prompts fill the budget as far as the buffers hold both."""
     limits, longest = experiment.resolved.limits, max(request.prompt_tokens for request in experiment.requests())
-    most_rows = min(most_at_once(experiment), options.slots)
+    max_rows = min(max_at_once(experiment), options.slots)
     found = []
     for kind, model, has_rows, has_chunks in dict.fromkeys(
         (shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen
     ):
-        rows = options.padded_rows(most_rows) if has_rows else 0
+        rows = options.padded_rows(max_rows) if has_rows else 0
         # A draft catches up on two tokens at most.
         width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.resolved.lengths.max + 1
         tokens = max(1, limits.max_num_batched_tokens - rows * width)
         chunk = ChunkShape(
-            rows=max(1, min(most_rows, options.most_rows - rows, tokens // longest)),
+            rows=max(1, min(max_rows, options.max_rows - rows, tokens // longest)),
             width=min(longest, tokens),
             is_sampled=model is Model.TARGET,
         )
@@ -109,7 +109,7 @@ def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: P
 
 
 def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
-    with GpuHost(executor, experiment.luck() if experiment.is_dictated else None) as host:
+    with GpuHost(executor, experiment.draws() if experiment.is_dictated else None) as host:
         requests = experiment.requests()[:REHEARSAL_REQUESTS]
         for request in requests:
             request.arrival_s = 0.0
@@ -128,7 +128,7 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     runs_on = executor.kernels.runs_on
     allocations = runs_on.num_allocations()
     is_partial = False
-    with frozen_heap(), GpuHost(executor, experiment.luck() if experiment.is_dictated else None) as host:
+    with frozen_heap(), GpuHost(executor, experiment.draws() if experiment.is_dictated else None) as host:
         serving = experiment.start(host, experiment.requests())
         try:
             host.run_until(experiment.scenario.window.stop_s)

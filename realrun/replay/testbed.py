@@ -15,7 +15,7 @@ from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention, usual_attention
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model, tied_pair
-from realrun.replay.experiment import most_at_once
+from realrun.replay.experiment import max_at_once
 from realrun.replay.genuine import Tied
 from realrun.replay.probe import PROBED_TOKENS
 from sim.costs.memory import loaded_models
@@ -27,7 +27,7 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """By bytes per weight."""
 SPARE_SLOTS = 8
 """For requests that are finished while their draft prefill is still under way."""
-MOST_STREAMS = 8
+MAX_STREAMS = 8
 """Streams that policies replayed together ask for, lanes of one name sharing theirs (realrun.kernels.pair_kernels)."""
 
 
@@ -44,7 +44,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device, *, temper
     models = loaded_models(first.profile, with_draft=drafted > 0)
     is_cuda = device.type == "cuda"
     wanted = Sizes(
-        slots=max(most_at_once(experiment) for experiment in experiments) + SPARE_SLOTS,
+        slots=max(max_at_once(experiment) for experiment in experiments) + SPARE_SLOTS,
         max_tokens=max(longest, *PROBED_TOKENS),
         draft_tokens=drafted,
         prompt_tokens=max(
@@ -54,7 +54,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device, *, temper
             )
             for experiment in experiments
         ),
-        streams=MOST_STREAMS,
+        streams=MAX_STREAMS,
         has_graphs=is_cuda and first.scenario.engine.cuda_graph is True,
         is_sampled=temperature > 0,
     )

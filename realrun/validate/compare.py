@@ -16,7 +16,7 @@ from operator import truediv
 from statistics import fmean
 from typing import Any
 
-from realrun.replay.genuine import RecordedLuck
+from realrun.replay.genuine import RecordedDraws
 from realrun.replay.measured import MeasuredCosts, MeasuredWork
 from realrun.replay.measured_host import MeasuredHost, WakeLatency
 from realrun.validate.divergence import first_divergence
@@ -53,12 +53,12 @@ class Observed:
     def records(self) -> list[WorkRecord]:
         return [work.record for work in self.works]
 
-    def luck(self) -> RunLength:
+    def draws(self) -> RunLength:
         """Whose drafts are accepted: the tape that dictated it, or what the models were seen to accept.
 
         Raises ValueError where that was not recorded.
         """
-        return self.experiment.luck() if self.experiment.is_dictated else RecordedLuck(self.works)
+        return self.experiment.draws() if self.experiment.is_dictated else RecordedDraws(self.works)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +111,15 @@ def judge(observed: Observed) -> Judged:
     together = experiment.resolved.contention
     alone = Contention(eta_compute=inf, eta_bandwidth=inf)
     measured = MeasuredCosts(observed.works)
-    luck = observed.luck()
+    draws = observed.draws()
     stop_s = observed.run["duration"] if observed.is_partial else None
 
     def simulated_on(build: Callable[[OnWork], SimHost]) -> RunRecord:
         return run_recorded(experiment, experiment.requests(), build, stop_s=stop_s)
 
-    mechanism = simulated_on(lambda on_work: MeasuredHost(measured, luck, observed.wake, on_work=on_work))
-    cost = simulated_on(lambda on_work: SimHost(StreamsAlone(costs), luck, contention=alone, on_work=on_work))
-    simulated = simulated_on(lambda on_work: SimHost(costs, luck, contention=together, on_work=on_work))
+    mechanism = simulated_on(lambda on_work: MeasuredHost(measured, draws, observed.wake, on_work=on_work))
+    cost = simulated_on(lambda on_work: SimHost(StreamsAlone(costs), draws, contention=alone, on_work=on_work))
+    simulated = simulated_on(lambda on_work: SimHost(costs, draws, contention=together, on_work=on_work))
     num_warmups = experiment.scenario.workload.num_warmups
     decomposition = {
         name: errors(observed.run, summarise(record, percentiles=PERCENTILES, num_warmups=num_warmups))
@@ -140,11 +140,11 @@ def judge(observed: Observed) -> Judged:
 
 def predict(experiment: Experiment) -> RunRecord:
     """What the simulator says of a run that is still to be replayed, its tape and slots given."""
-    costs, luck, contention = experiment.resolved.costs, experiment.luck(), experiment.resolved.contention
+    costs, draws, contention = experiment.resolved.costs, experiment.draws(), experiment.resolved.contention
     return run_recorded(
         experiment,
         experiment.requests(),
-        lambda on_work: SimHost(costs, luck, contention=contention, on_work=on_work),
+        lambda on_work: SimHost(costs, draws, contention=contention, on_work=on_work),
     )
 
 

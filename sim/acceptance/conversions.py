@@ -13,7 +13,7 @@ from math import exp, isfinite
 from operator import mul
 
 from sim.acceptance.models import (
-    MOST_DRAFT_TOKENS,
+    MAX_DRAFT_TOKENS,
     Acceptance,
     IidAcceptance,
     PerPositionAcceptance,
@@ -26,8 +26,8 @@ _BISECTIONS = 200
 
 def check_draft(num_speculative_tokens: int) -> None:
     """Raise ValueError unless it is a draft length that can be simulated."""
-    if not 1 <= num_speculative_tokens <= MOST_DRAFT_TOKENS:
-        raise ValueError(f"num_speculative_tokens={num_speculative_tokens!r} must be in 1..{MOST_DRAFT_TOKENS}")
+    if not 1 <= num_speculative_tokens <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"num_speculative_tokens={num_speculative_tokens!r} must be in 1..{MAX_DRAFT_TOKENS}")
 
 
 def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:

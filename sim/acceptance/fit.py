@@ -61,7 +61,7 @@ def fit_beta(tapes: Sequence[Tape], num_speculative_tokens: int = FIT_DRAFT_TOKE
     """The spread a + b by maximum likelihood, then the mean that gives the recorded acceptance lengths.
 
     The likelihood is beta-binomial over requests weighted by their output, since the model is used with outputs that
-    know nothing of luck; tokens count as independent given the request's rate, so autocorrelation shows up as spread.
+    know nothing of draws; tokens count as independent given the request's rate, so autocorrelation shows up as spread.
     The mean makes the relative errors of the lengths at k = 1..num_speculative_tokens sum to zero.
     """
     from scipy.optimize import brentq, minimize

@@ -1,7 +1,7 @@
 """The text forms of acceptance: what people write becomes something quoted, or a model at one draft length.
 
 Not here: what a quote means at other draft lengths (sim.acceptance.quoted), the conversions at one (conversions), the
-models' mathematics (models), recorded tapes (tape), a request's luck (luck), and fits to recordings (fit).
+models' mathematics (models), recorded tapes (tape), a request's draws (draws), and fits to recordings (fit).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
 from sim.acceptance.models import (
-    MOST_DRAFT_TOKENS,
+    MAX_DRAFT_TOKENS,
     Acceptance,
     BetaAcceptance,
     IidAcceptance,
@@ -160,10 +160,10 @@ def _length(text: str, rest: str) -> Quoted:
     (length,) = _numbers(text, FORMS["length"], number, most=1)
     if not at:
         return LengthInUse(length)
-    if not measured.strip().isdecimal() or not 1 <= int(measured) <= MOST_DRAFT_TOKENS:
+    if not measured.strip().isdecimal() or not 1 <= int(measured) <= MAX_DRAFT_TOKENS:
         raise ValueError(
             f"acceptance {text!r}: {measured.strip()!r} after @ must be the draft length that was measured, a whole "
-            f"number in 1..{MOST_DRAFT_TOKENS}; write {FORMS['length']}"
+            f"number in 1..{MAX_DRAFT_TOKENS}; write {FORMS['length']}"
         )
     try:
         return MeasuredLength(length, int(measured))

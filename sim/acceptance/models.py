@@ -3,7 +3,7 @@
 Every model answers two questions: the expected rates, in closed form, and the run lengths of given requests and
 positions from keyed draws. Position p of a request means that p output tokens are out; drafted token j (0-based) from
 there is decided by the draw of position p + j, so two rounds share no draw unless they cover the same position.
-Not here: the text forms (sim.acceptance.forms), fits (sim.acceptance.fit), caching (sim.acceptance.luck).
+Not here: the text forms (sim.acceptance.forms), fits (sim.acceptance.fit), caching (sim.acceptance.draws).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RunLengths = np.ndarray[Any, np.dtype[np.uint8]]
 """[positions] accepted drafted tokens from each position on, at most the depth asked for."""
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-MOST_DRAFT_TOKENS = 126
+MAX_DRAFT_TOKENS = 126
 """Longest draft: run lengths and accepted counts are signed bytes."""
 _ACCEPT, _REQUEST_ALPHA, _STATE, _FIRST_STATE = range(4)
 """Purposes of the keyed draws."""
@@ -190,7 +190,7 @@ class MarkovAcceptance(Acceptance):
 
     After every output token a miss turns into a hit with chance `to_hit`, a hit into a miss with `to_miss`; position 0
     is stationary. Drafted token j (0-based) is accepted at fade**j times its state's rate: drafts get worse with depth.
-    n-gram drafts are rare hits that last, without fade; EAGLE heads fade and cling to their luck only a little.
+    n-gram drafts are rare hits that last, without fade; EAGLE heads fade and cling to their draws only a little.
     to_hit + to_miss <= 1: states cling, they do not alternate.
     """
 

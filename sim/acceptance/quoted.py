@@ -23,7 +23,7 @@ from sim.acceptance.conversions import (
     first_rate_for_length,
     iid_rate_for_length,
 )
-from sim.acceptance.models import MOST_DRAFT_TOKENS, Acceptance, IidAcceptance, PerPositionAcceptance
+from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance, IidAcceptance, PerPositionAcceptance
 from sim.acceptance.tape import TapeAcceptance
 
 DRIFT_FALLING, DRIFT_RISING = 0.11, 0.03
@@ -37,10 +37,10 @@ LIFT_LESS, LIFT_MORE = 0.03, 0.22
 share of the accepted tokens that lies beyond k. Measured 0.04 to 0.39, root mean square 0.22, on five recordings of
 EAGLE-3 and DSpark drafts (ADR 013); less than none is not seen, and allowed for as the rising drift is.
 """
-_MOST_LIFT = 0.99
+_MAX_LIFT = 0.99
 """Below 1 a longer draft never yields less than a shorter one."""
 _NUM_QUANTILES = 40
-_LEAST_CHANCE = 1e-12
+_MIN_CHANCE = 1e-12
 _LOWEST_PERCENT, _HIGHEST_PERCENT = 5.0, 95.0
 
 
@@ -82,7 +82,7 @@ def split_normal(chance: float, below: float, above: float) -> float:
     share = below / (below + above)
     half = 0.5 * chance / share if chance < share else 0.5 + 0.5 * (chance - share) / (1.0 - share)
     scale = below if chance < share else above
-    return scale * NormalDist().inv_cdf(min(max(half, _LEAST_CHANCE), 1.0 - _LEAST_CHANCE))
+    return scale * NormalDist().inv_cdf(min(max(half, _MIN_CHANCE), 1.0 - _MIN_CHANCE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class MeasuredLength:
 
     def __post_init__(self) -> None:
         first = first_rate_for_length(self.length, self.measured_k, self.drift)
-        rates = drifting_rates(first, self.drift, MOST_DRAFT_TOKENS) if self.drift else ()
+        rates = drifting_rates(first, self.drift, MAX_DRAFT_TOKENS) if self.drift else ()
         object.__setattr__(self, "_model", PerPositionAcceptance(rates) if rates else IidAcceptance(first))
 
     def model(self, k: int) -> Acceptance:
@@ -248,13 +248,13 @@ class MeasuredRates:
         if k < self.measured_k and first:
             share_beyond = 1.0 - sum(self.rates[:k]) / sum(self.rates)
             first = min(1.0, first * (1.0 + self.lift * share_beyond))
-        num_beyond = MOST_DRAFT_TOKENS - self.measured_k if self.drift else 0
+        num_beyond = MAX_DRAFT_TOKENS - self.measured_k if self.drift else 0
         beyond = drifting_rates(self._conditional[-1] * exp(self.drift), self.drift, num_beyond)
         return PerPositionAcceptance((first, *others, *beyond))
 
     def draw(self, rng: Chances) -> MeasuredRates:
         drift = split_normal(rng.random(), DRIFT_FALLING, DRIFT_RISING)
-        return replace(self, drift=drift, lift=min(_MOST_LIFT, split_normal(rng.random(), LIFT_LESS, LIFT_MORE)))
+        return replace(self, drift=drift, lift=min(_MAX_LIFT, split_normal(rng.random(), LIFT_LESS, LIFT_MORE)))
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
         ordered = sorted(set(ks))

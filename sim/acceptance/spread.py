@@ -1,4 +1,4 @@
-"""Requests that differ in luck beside given rates by place: the rates stay what they are in the mean, tails widen.
+"""Requests that differ in draws beside given rates by place: the rates stay what they are in the mean, tails widen.
 
 Every request shifts all its acceptance chances by the same amount on the logit scale; the shifts of the requests are
 normal with a given standard deviation. Means over rounds were measured with such requests in them, so the chances of
@@ -19,7 +19,7 @@ from sim.acceptance.models import Acceptance, RunLengths, run_lengths
 from sim.acceptance.quoted import Chances, Quoted
 from sim.draws import Floats, Integers, Window, thresholds
 
-MOST_SPREAD = 10.0
+MAX_SPREAD = 10.0
 """Beyond it requests accept everything or nothing."""
 NUM_NODES = 400
 """Requests of equal chance that stand for all of them where means are solved for."""
@@ -29,7 +29,7 @@ _ACCEPT, _REQUEST_SHIFT = 0, 4
 """Purposes of the keyed draws: the former that of all models, the latter this one's own."""
 _FARTHEST = 60.0
 """Logit beyond which a chance is 0 or 1 in double precision."""
-_BISECTIONS, _MOST_ROUNDS = 60, 60
+_BISECTIONS, _MAX_ROUNDS = 60, 60
 _TOLERANCE = 1e-10
 
 
@@ -110,9 +110,9 @@ class QuotedSpread:
 
 
 def check_spread(spread: float) -> None:
-    """Raise ValueError for what is no standard deviation, or one beyond MOST_SPREAD."""
-    if not (isfinite(spread) and 0.0 <= spread <= MOST_SPREAD):
-        raise ValueError(f"acceptance: spread of requests {spread!r} must be from 0 to {MOST_SPREAD:g}")
+    """Raise ValueError for what is no standard deviation, or one beyond MAX_SPREAD."""
+    if not (isfinite(spread) and 0.0 <= spread <= MAX_SPREAD):
+        raise ValueError(f"acceptance: spread of requests {spread!r} must be from 0 to {MAX_SPREAD:g}")
 
 
 def _chance(logits: Floats) -> Floats:
@@ -148,7 +148,7 @@ def _middle_logits(rates: tuple[float, ...], spread: float) -> tuple[float, ...]
     nodes = _nodes()
     rounds = np.full(NUM_NODES, 1.0 / NUM_NODES)
     logits: tuple[float, ...] = ()
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         reached, found, total = np.ones(NUM_NODES), [], np.zeros(NUM_NODES)
         for rate in rates:
             weights = rounds * reached

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from sim.acceptance.models import MOST_DRAFT_TOKENS, Acceptance, RunLengths
+from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance, RunLengths
 from sim.draws import Window
 from sim.files.json_values import json_lines
 from sim.names import unknown
 
 Tapes = tuple[np.ndarray[Any, np.dtype[np.uint8]], ...]
-"""Per request [positions]: tokens that a draft yields, 1 .. MOST_DRAFT_TOKENS + 1."""
+"""Per request [positions]: tokens that a draft yields, 1 .. MAX_DRAFT_TOKENS + 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,4 +93,4 @@ def _tape(values: Any, where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         raise ValueError(f"{where}: want a list of whole numbers from 1 (tokens that a draft yields at each position)")
     if len(values) < 2:
         raise ValueError(f"{where}: {len(values)} positions, and at least 2 are needed")
-    return np.array([min(value, MOST_DRAFT_TOKENS + 1) for value in values], dtype=np.uint8)
+    return np.array([min(value, MAX_DRAFT_TOKENS + 1) for value in values], dtype=np.uint8)

@@ -106,7 +106,7 @@ def compare_command(**flags: Any) -> None:
         "record_works": with_works,
         "is_detailed": flags["save_detailed"],
         "workers": flags["workers"],
-        "most_cpu_s": flags["max_cpu_s"],
+        "max_cpu_s": flags["max_cpu_s"],
         "draws": flags["draws"],
         "until_ci": flags["until_ci"],
     }
@@ -173,7 +173,7 @@ def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | Non
             until_ci=None,
             percentiles=percentiles,
             workers=flags["workers"],
-            most_cpu_s=flags["max_cpu_s"],
+            max_cpu_s=flags["max_cpu_s"],
         )
         points.append({"keys": {key: _spelt(value) for key, value in keys.items()}} | result.plain)
         if json_path != "-":

@@ -32,7 +32,7 @@ LOOPS = ((8, 48), (64, 256))
 """Requests in flight and in all of the short closed loops that bound capacity from below, the shortest first."""
 FLOOR_SHARE = 0.7
 """How much of the short loop's throughput is trusted as such a bound: its requests are few, and their lengths vary."""
-LONG_LOOP_SHARE, LONG_LOOP_GENERATIONS, LEAST_LONG_LOOP = 0.8, 5, 16
+LONG_LOOP_SHARE, LONG_LOOP_GENERATIONS, MIN_LONG_LOOP = 0.8, 5, 16
 """The long loop: in flight are so many of those that memory or seats hold for their whole lives, so that none has to
 give way, and each place is taken so often; no such loop of fewer. It reaches 92 to 100 % of the saturated throughput of
 continuous batching for a tenth of its CPU time (A100, H100, azure-conv); the low end of its own interval is trusted."""
@@ -77,7 +77,7 @@ def capacity_floor(scenario: Scenario, policy: str, profile: Profile, rate_per_s
         return floor
     in_flight = int(LONG_LOOP_SHARE * most)
     num_prompts = LONG_LOOP_GENERATIONS * in_flight
-    if in_flight >= LEAST_LONG_LOOP and _at_most(scenario, num_prompts) == num_prompts and floor <= rate_per_s:
+    if in_flight >= MIN_LONG_LOOP and _at_most(scenario, num_prompts) == num_prompts and floor <= rate_per_s:
         _, (low, _) = _in_loop(saturated, in_flight, num_prompts, policy, profile)
         floor = max(floor, low)
     return floor

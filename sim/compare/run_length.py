@@ -25,13 +25,13 @@ from sim.metrics.stats import Floats, mser_5
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from sim.workload.generate import LEAST_AUTO_PROMPTS, TraceArrivals, is_trace, trace_length
+from sim.workload.generate import MIN_AUTO_PROMPTS, TraceArrivals, is_trace, trace_length
 
 SPAN_IN_E2EL = 20.0
 """Arrivals must span this many mean latencies, so that filling and draining weigh little."""
 COMPLETIONS_PER_SLOT = 20
 """The same of a closed loop: requests per place in flight."""
-MOST_WARMUP_SHARE = 0.1
+MAX_WARMUP_SHARE = 0.1
 FILLING, FILLINGS = 0.99, 2.0
 """A run takes to fill as long as this share of the requests at most, this many times. At 85 % of capacity requests
 resemble the 50 to 80 after them: after one such time means were still 2 % low, their intervals right in 89 to 92 %."""
@@ -50,8 +50,8 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader must know: a transient, a length that the CPU budget cut."""
 
 
-def settle(scenario: Scenario, profile: Profile, *, most_cpu_s: float = inf) -> tuple[Scenario, Length]:
-    """`scenario` with its length settled. Deterministic, unless `most_cpu_s` of CPU time cuts the length short."""
+def choose_run_length(scenario: Scenario, profile: Profile, *, max_cpu_s: float = inf) -> tuple[Scenario, Length]:
+    """`scenario` with its length settled. Deterministic, unless `max_cpu_s` of CPU time cuts the length short."""
     workload = scenario.workload
     if isinstance(workload.num_prompts, int):
         return scenario, Length(num_prompts=workload.num_prompts, num_warmups=workload.num_warmups, is_auto=False)
@@ -67,11 +67,11 @@ def settle(scenario: Scenario, profile: Profile, *, most_cpu_s: float = inf) -> 
             num_prompts=count, num_warmups=workload.num_warmups, is_auto=True
         )
     started_s = time.process_time()
-    judged = _judged(scenario, profile, LEAST_AUTO_PROMPTS)
+    judged = _judged(scenario, profile, MIN_AUTO_PROMPTS)
     pilot_s = time.process_time() - started_s
-    affordable = _affordable(scenario, len(scenario.policy), pilot_s, most_cpu_s)
+    affordable = _affordable(scenario, len(scenario.policy), pilot_s, max_cpu_s)
     num_prompts = _longest(scenario, judged)
-    if LEAST_AUTO_PROMPTS < num_prompts <= affordable / 2:
+    if MIN_AUTO_PROMPTS < num_prompts <= affordable / 2:
         # A pilot that was itself too short saw a queue still filling.
         judged = _judged(scenario, profile, num_prompts)
         num_prompts = max(num_prompts, _longest(scenario, judged))
@@ -79,11 +79,11 @@ def settle(scenario: Scenario, profile: Profile, *, most_cpu_s: float = inf) -> 
     if num_prompts > affordable:
         notes.append(
             f"{num_prompts} requests per run would be long enough; {affordable} fit into the CPU budget "
-            f"(--max-cpu-s {most_cpu_s:g}), so means may still be those of a transient"
+            f"(--max-cpu-s {max_cpu_s:g}), so means may still be those of a transient"
         )
         num_prompts = affordable
     num_warmups = workload.num_warmups or max([_warmup(record) for record in judged], default=0)
-    num_warmups = min(num_warmups, int(MOST_WARMUP_SHARE * num_prompts))
+    num_warmups = min(num_warmups, int(MAX_WARMUP_SHARE * num_prompts))
     length = Length(num_prompts=num_prompts, num_warmups=num_warmups, is_auto=True, notes=tuple(notes))
     return _with(scenario, num_prompts, num_warmups), length
 
@@ -119,8 +119,8 @@ def load_of(
         return Load(verdict=Verdict.BURST, rate_per_s=None)
     if not is_in_doubt:
         return Load(verdict=Verdict.STABLE, rate_per_s=rate)
-    most_per_s = rate + error_per_s
-    if most_per_s < capacity_floor(scenario, policy, profile, most_per_s):
+    max_per_s = rate + error_per_s
+    if max_per_s < capacity_floor(scenario, policy, profile, max_per_s):
         return Load(verdict=Verdict.STABLE, rate_per_s=rate)
     measured, ci95 = capacity(scenario, policy, profile)
     return judge(rate, error_per_s, measured, ci95)
@@ -132,7 +132,7 @@ def _filling(scenario: Scenario) -> int:
     if is_trace(workload):
         return trace_length(workload)
     if workload.request_rate == inf or cut_s is None:
-        return LEAST_AUTO_PROMPTS
+        return MIN_AUTO_PROMPTS
     mean = workload.request_rate * cut_s
     return ceil(mean + 10.0 * sqrt(max(1.0, mean / min(1.0, workload.burstiness)))) + 10
 
@@ -150,7 +150,7 @@ def _judged(scenario: Scenario, profile: Profile, num_prompts: int) -> list[RunR
 
 
 def _longest(scenario: Scenario, judged: Sequence[RunRecord]) -> int:
-    return max([_needed(scenario, record) for record in judged], default=LEAST_AUTO_PROMPTS)
+    return max([_needed(scenario, record) for record in judged], default=MIN_AUTO_PROMPTS)
 
 
 def _with(scenario: Scenario, num_prompts: int, num_warmups: int) -> Scenario:
@@ -164,25 +164,25 @@ def _needed(scenario: Scenario, record: RunRecord) -> int:
 
 
 def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0) -> int:
-    """By the mean latency; and of an open loop so many that the `num_filling` are MOST_WARMUP_SHARE of them at most. At
+    """By the mean latency; and of an open loop so many that the `num_filling` are MAX_WARMUP_SHARE of them at most. At
     85 % load (H100) 130 of 1,300 left out were too few: tokens/s was 1.9 % low, mean E2EL 3.1 %."""
     workload = scenario.workload
     if workload.max_concurrency is not None:
-        return max(LEAST_AUTO_PROMPTS, COMPLETIONS_PER_SLOT * workload.max_concurrency)
+        return max(MIN_AUTO_PROMPTS, COMPLETIONS_PER_SLOT * workload.max_concurrency)
     if workload.request_rate == inf:
-        return LEAST_AUTO_PROMPTS
-    wanted = max(SPAN_IN_E2EL * mean_e2el_s * workload.request_rate, num_filling / MOST_WARMUP_SHARE)
-    return max(LEAST_AUTO_PROMPTS, ceil(wanted / ROUND_TO) * ROUND_TO)
+        return MIN_AUTO_PROMPTS
+    wanted = max(SPAN_IN_E2EL * mean_e2el_s * workload.request_rate, num_filling / MAX_WARMUP_SHARE)
+    return max(MIN_AUTO_PROMPTS, ceil(wanted / ROUND_TO) * ROUND_TO)
 
 
-def _affordable(scenario: Scenario, num_policies: int, pilot_s: float, most_cpu_s: float) -> int:
+def _affordable(scenario: Scenario, num_policies: int, pilot_s: float, max_cpu_s: float) -> int:
     """Requests per run within the budget, judged by what the pilots took; at least as many as they had."""
-    per_request_s = pilot_s / (LEAST_AUTO_PROMPTS * num_policies)
-    if most_cpu_s == inf or per_request_s <= 0.0:
+    per_request_s = pilot_s / (MIN_AUTO_PROMPTS * num_policies)
+    if max_cpu_s == inf or per_request_s <= 0.0:
         return 1 << 62
     num_runs = num_policies * scenario.replications
-    fitting = int((most_cpu_s - pilot_s) / (per_request_s * num_runs)) // ROUND_TO * ROUND_TO
-    return max(LEAST_AUTO_PROMPTS, fitting)
+    fitting = int((max_cpu_s - pilot_s) / (per_request_s * num_runs)) // ROUND_TO * ROUND_TO
+    return max(MIN_AUTO_PROMPTS, fitting)
 
 
 def _warmup(record: RunRecord) -> int:

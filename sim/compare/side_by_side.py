@@ -19,7 +19,7 @@ import msgspec
 
 from sim.acceptance.forms import parse_quoted
 from sim.compare.points import Outcome, Point, run_points
-from sim.compare.run_length import Length, load_of, settle, transient_note
+from sim.compare.run_length import Length, choose_run_length, load_of, transient_note
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
@@ -48,7 +48,7 @@ PAIRED_METRICS = (
 )
 LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_scheduling", "partition")
 """Keys of a run that say which run it is and how it went, rather than measure it."""
-FEWEST_FOR_P99 = 10_000
+MIN_FOR_P99 = 10_000
 """Independent requests (`effective_requests`) over all replications that an interval of a 99th percentile needs."""
 WORTH_A_POOL = 4_000
 """Requests in all from which several processes pay."""
@@ -160,7 +160,7 @@ def compare(
     record_works: bool = False,
     is_detailed: bool = False,
     workers: int | None = None,
-    most_cpu_s: float = inf,
+    max_cpu_s: float = inf,
     rows_in: Path | None = None,
 ) -> Comparison:
     """Run every policy with every replication.
@@ -173,7 +173,7 @@ def compare(
     """
     resolve_all(scenario, profile)
     on_done("settling the length", 0, 1)
-    settled, length = settle(scenario, profile, most_cpu_s=most_cpu_s)
+    settled, length = choose_run_length(scenario, profile, max_cpu_s=max_cpu_s)
     points = [
         Point(
             scenario=settled,
@@ -331,7 +331,7 @@ def _policy_summary(
             continue
         samples = _numbers(own, key)
         means[key] = None if samples is None else sum(samples) / len(samples)
-        is_tail = key.startswith("p99") and num_effective < FEWEST_FOR_P99
+        is_tail = key.startswith("p99") and num_effective < MIN_FOR_P99
         intervals[key] = None if samples is None or is_tail or not load.is_steady else interval_95(samples)
     return PolicySummary(
         policy=policy,

@@ -23,7 +23,7 @@ SHORT_PAUSE_S = 1e-3
 """Pauses up to this lie between any two works: what they cost is in the other constants."""
 UNPRICED = (Kind.HOST, Kind.COPY)
 """Kinds to which nothing is added."""
-MOST_LOOKS = 1.0
+MAX_LOOKS = 1.0
 """Seconds of looking per second of issuing, at most: the interpreter goes by turns."""
 
 
@@ -80,7 +80,7 @@ class HistoryCosts:
         if self._ramp is not None:
             pause_s = 0.0 if num_in_flight else now_s - busy_until_s
             more_s += self._lost_s(self._ramp, stream, pause_s, device_s)
-        looked = min(MOST_LOOKS, self._look_s * self._now.looks_per_s)
+        looked = min(MAX_LOOKS, self._look_s * self._now.looks_per_s)
         if self._is_synchronous:
             # Whatever takes longer holds the issuer as well.
             more_s += looked * (device_s + more_s)

@@ -56,7 +56,7 @@ class ModelPasses(ABC):
         self.layers = shape.layers
         self.projects_context = shape.projects_context
         self.reads_features = shape.fused_features > 0 and not shape.projects_context
-        self.most_row_tokens = shape.window if shape.window_layers == shape.layers else 0
+        self.max_row_tokens = shape.window if shape.window_layers == shape.layers else 0
         """KV that a row reads at most, where every layer has a window; else 0."""
         self.num_kernels = shape.layers * profile.host.kernels_per_layer + HEAD_KERNELS
         self._padded = _padding(graph_sizes)
@@ -148,8 +148,8 @@ class ModelPasses(ABC):
             total_tokens += sum(chunk.new_tokens for chunk in chunks)
             attention_s = self.chunks_attention_s(chunks)
         if rows:
-            if self.most_row_tokens:
-                context_tokens = min(context_tokens, rows * self.most_row_tokens)
+            if self.max_row_tokens:
+                context_tokens = min(context_tokens, rows * self.max_row_tokens)
             attention_s += self.rows_s(rows, row_tokens, context_tokens + row_tokens, beside_chunks=bool(chunks))
         if total_tokens == 0:
             return self.head_s(head_rows)

@@ -15,7 +15,7 @@ from sim.interface.host import Stream
 from sim.interface.wait import HostWait
 from sim.interface.work import Kind, Work
 
-_MOST_FLYING = 32
+_MAX_FLYING = 32
 """Works after which those that have ended are reported; any number would do."""
 
 
@@ -44,7 +44,7 @@ class SoloDevice:
         self._time(ticket)
         flying = self._flying
         flying.append(ticket)
-        if len(flying) > _MOST_FLYING:
+        if len(flying) > _MAX_FLYING:
             self.flush(now_s)
         return ticket
 

@@ -16,7 +16,7 @@ from sim.interface.host import Host
 from sim.interface.request import Request
 from sim.interface.wait import Signal
 
-MOST_AHEAD = 8
+MAX_AHEAD = 8
 """Requests by which a replica that knows a prefix may be ahead of the least busy one and still be chosen for it."""
 
 
@@ -40,10 +40,10 @@ def least_busy(outstanding: Sequence[int]) -> int:
 
 def where_prefix_is(known_blocks: Sequence[int], outstanding: Sequence[int]) -> int:
     """The replica with the longest known beginning, of several the least busy; the least busy one where none knows any,
-    or where it is more than MOST_AHEAD requests ahead of that."""
+    or where it is more than MAX_AHEAD requests ahead of that."""
     idle = least_busy(outstanding)
     best = min(range(len(outstanding)), key=lambda index: (-known_blocks[index], outstanding[index], index))
-    if known_blocks[best] == 0 or outstanding[best] - outstanding[idle] > MOST_AHEAD:
+    if known_blocks[best] == 0 or outstanding[best] - outstanding[idle] > MAX_AHEAD:
         return idle
     return best
 

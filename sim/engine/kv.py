@@ -30,7 +30,7 @@ class KvPool:
         self._reserved: dict[int, int] = {}
 
     @property
-    def most_blocks(self) -> int:
+    def max_blocks(self) -> int:
         """That one request can have."""
         return self.num_blocks
 
@@ -62,7 +62,7 @@ class SpreadPool(KvPool):
         self._places: dict[int, int] = {}
 
     @property
-    def most_blocks(self) -> int:
+    def max_blocks(self) -> int:
         return self.num_blocks // len(self._free)
 
     def reserve(self, request: Request) -> bool:

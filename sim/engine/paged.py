@@ -271,20 +271,20 @@ class PagedPool(KvPool):
 
 
 class SlottedPool(PagedPool):
-    """KV memory by blocks, and by slots: at most `most_requests` at once. A slot holds a whole sequence, so a request
+    """KV memory by blocks, and by slots: at most `max_requests` at once. A slot holds a whole sequence, so a request
     cannot lose its memory and come back, nor share it."""
 
-    __slots__ = ("_most_requests",)
+    __slots__ = ("_max_requests",)
 
-    def __init__(self, num_blocks: int, block_size: int, draft_slots: int, most_requests: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, draft_slots: int, max_requests: int) -> None:
         super().__init__(num_blocks, block_size, draft_slots, is_caching=False)
-        self._most_requests = most_requests
+        self._max_requests = max_requests
 
     def reserve(self, request: Request) -> bool:
-        return len(self._reserved) < self._most_requests and super().reserve(request)
+        return len(self._reserved) < self._max_requests and super().reserve(request)
 
     def seat(self, request: Request, tokens: int) -> int | None:
-        return super().seat(request, tokens) if len(self._tables) < self._most_requests else None
+        return super().seat(request, tokens) if len(self._tables) < self._max_requests else None
 
     def preempt(self, request: Request, num_tokens: int) -> None:
         raise ValueError(

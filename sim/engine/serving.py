@@ -21,7 +21,7 @@ from sim.interface.wait import Signal
 from sim.interface.work import Chunk
 
 if TYPE_CHECKING:
-    from sim.acceptance.luck import Accepted
+    from sim.acceptance.draws import Accepted
 
 Choose = Callable[[Sequence[Request]], Request]
 """Picks one of several requests that wait."""
@@ -262,15 +262,15 @@ class Serving:
             elif not self._has_priorities:
                 break
 
-    def seat_now(self, most_tokens: int) -> tuple[Request, Chunk] | None:
-        """The oldest waiting request and its first chunk of at most `most_tokens`, if all its tokens fit.
+    def seat_now(self, max_tokens: int) -> tuple[Request, Chunk] | None:
+        """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit.
 
         First come, first served: none overtakes. What is still intact of its prefix is not computed again.
         """
         if not self.inbox:
             return None
         request = self.inbox[0]
-        history = self.paged.seat(request, most_tokens)
+        history = self.paged.seat(request, max_tokens)
         if history is None:
             return None
         goal = request.prompt_tokens + request.emitted_tokens
@@ -281,7 +281,7 @@ class Serving:
         request.prefill_goal, request.prefilled_tokens = goal, history
         self._hold(request, history)
         self._share()
-        return request, Chunk(min(goal - history, most_tokens), history)
+        return request, Chunk(min(goal - history, max_tokens), history)
 
     def preempt(self, request: Request) -> None:
         """Take the memory of `request`; it waits ahead of all others. A step under way still brings its tokens."""

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from sim.files.read import CONTROL, MOST_BYTES, MOST_TABLE_BYTES, lines_of, read_text
+from sim.files.read import CONTROL, MAX_BYTES, MAX_TABLE_BYTES, lines_of, read_text
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Lists and objects inside each other; ours are four deep."""
-MOST_WHOLE = 2**63 - 1
+MAX_WHOLE = 2**63 - 1
 """Counts and seeds go into tables of 64-bit numbers."""
 T = TypeVar("T")
 
@@ -49,14 +49,14 @@ class _Token(NamedTuple):
     """Where the list or object around it begins."""
 
 
-def read_json(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES, has_prose: bool = False) -> Any:
+def read_json(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES, has_prose: bool = False) -> Any:
     """The value in a JSON file. Raises ValueError naming file, line and key."""
-    return parse_json(read_text(path, what, most_bytes=most_bytes), f"{what} {str(path)!r}", has_prose=has_prose)
+    return parse_json(read_text(path, what, max_bytes=max_bytes), f"{what} {str(path)!r}", has_prose=has_prose)
 
 
-def json_lines(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTES) -> Iterator[tuple[int, Any]]:
+def json_lines(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -> Iterator[tuple[int, Any]]:
     """The value on each line that is not blank, and the line's number."""
-    for number, line in lines_of(path, what, most_bytes=most_bytes):
+    for number, line in lines_of(path, what, max_bytes=max_bytes):
         if line.strip():
             yield number, parse_json(line, f"{what} {str(path)!r}", number)
 
@@ -70,8 +70,8 @@ def parse_json(text: str, where: str, line: int | None = None, *, has_prose: boo
     {'a': [1, 2.5, None]}
     """
     try:
-        if text.count("[") + text.count("{") > MOST_DEPTH and _depth(text) > MOST_DEPTH:
-            raise ValueError(f"{where}{_at(text, 0, line)}: nested deeper than {MOST_DEPTH} levels")
+        if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+            raise ValueError(f"{where}{_at(text, 0, line)}: nested deeper than {MAX_DEPTH} levels")
         value = _DECODER.decode(text)
         if not has_prose and _SUSPECT.search(text):
             _refuse_faults(text, where, line)
@@ -97,12 +97,12 @@ def convert(value: Any, kind: type[T], where: str, text: str | None = None) -> T
 
 
 def _depth(text: str) -> int:
-    """How deep brackets stand inside each other, up to one more than MOST_DEPTH."""
+    """How deep brackets stand inside each other, up to one more than MAX_DEPTH."""
     data = text.encode("utf-8", "replace").replace(b"\\\\", b"").replace(b'\\"', b"")
     # What is left outside of strings are brackets alone; every pass takes away the innermost ones.
     rest = b"".join(data.translate(None, _NOT_BRACKETS).split(b'"')[::2])
     depth = 0
-    while depth <= MOST_DEPTH and (b"[]" in rest or b"{}" in rest):
+    while depth <= MAX_DEPTH and (b"[]" in rest or b"{}" in rest):
         rest = rest.replace(b"[]", b"").replace(b"{}", b"")
         depth += 1
     return depth + rest.count(b"[") + rest.count(b"{")
@@ -122,7 +122,7 @@ def _whole(text: str) -> int:
 
 
 def _is_whole(text: str) -> bool:
-    return len(text) <= 20 and -MOST_WHOLE - 1 <= int(text) <= MOST_WHOLE
+    return len(text) <= 20 and -MAX_WHOLE - 1 <= int(text) <= MAX_WHOLE
 
 
 def _real(text: str) -> float:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 MIB = 1 << 20
-MOST_CONFIG_BYTES = MIB
+MAX_CONFIG_BYTES = MIB
 """Of a scenario or a grid: hand-written, a few KB; YAML is slow to read."""
-MOST_BYTES = 256 * MIB
+MAX_BYTES = 256 * MIB
 """Of a JSON file that is read at once: profiles and summaries are KBs, measured tables a few MB."""
-MOST_TABLE_BYTES = 4096 * MIB
+MAX_TABLE_BYTES = 4096 * MIB
 """Of a table that is read row by row: a hundred million requests."""
-MOST_LINE_BYTES = 16 * MIB
+MAX_LINE_BYTES = 16 * MIB
 """Of one line of it."""
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that a terminal obeys or no file can hold; tab and line ends are none of them."""
@@ -35,8 +35,8 @@ class Unreadable(ValueError):
     """A file that is not there or may not be opened, as opposed to one whose content is wrong."""
 
 
-def opened(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES) -> BinaryIO:
-    """A regular file of at most `most_bytes`, open to read; `what` it is begins every message: `profile`, `trace`.
+def opened(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES) -> BinaryIO:
+    """A regular file of at most `max_bytes`, open to read; `what` it is begins every message: `profile`, `trace`.
 
     >>> import contextlib
     >>> with contextlib.suppress(Unreadable):
@@ -56,29 +56,29 @@ def opened(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES) -> Bina
         problem = "is a directory; want a file"
     elif not stat.S_ISREG(about.st_mode):
         problem = "is a device or a pipe, which may never end; want a regular file"
-    elif about.st_size > most_bytes:
-        problem = f"has {about.st_size / MIB:.0f} MiB, and at most {most_bytes // MIB} are read"
+    elif about.st_size > max_bytes:
+        problem = f"has {about.st_size / MIB:.0f} MiB, and at most {max_bytes // MIB} are read"
     if problem is not None:
         os.close(handle)
         raise Unreadable(f"{where} {problem}")
     return os.fdopen(handle, "rb")
 
 
-def read_bytes(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES) -> bytes:
+def read_bytes(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES) -> bytes:
     """The whole file. Raises Unreadable."""
-    with opened(path, what, most_bytes=most_bytes) as file:
+    with opened(path, what, max_bytes=max_bytes) as file:
         try:
-            content = file.read(most_bytes + 1)
+            content = file.read(max_bytes + 1)
         except OSError as error:
             raise Unreadable(f"{what} {str(path)!r} cannot be read: {error.strerror or error}") from None
-    if len(content) > most_bytes:
-        raise Unreadable(f"{what} {str(path)!r} has more than the {most_bytes // MIB} MiB that are read")
+    if len(content) > max_bytes:
+        raise Unreadable(f"{what} {str(path)!r} has more than the {max_bytes // MIB} MiB that are read")
     return content
 
 
-def read_text(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES) -> str:
+def read_text(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES) -> str:
     """The whole file as text, a byte-order mark taken off. Raises ValueError naming the line that is not UTF-8."""
-    content = read_bytes(path, what, most_bytes=most_bytes)
+    content = read_bytes(path, what, max_bytes=max_bytes)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -86,17 +86,17 @@ def read_text(path: str | Path, what: str, *, most_bytes: int = MOST_BYTES) -> s
         raise ValueError(f"{what} {str(path)!r} line {line}: not UTF-8 text") from None
 
 
-def lines_of(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTES) -> Iterator[tuple[int, str]]:
+def lines_of(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -> Iterator[tuple[int, str]]:
     """Line by line, numbered from 1, each with its end where it has one; unpacked where the name ends in .gz. Raises
     ValueError naming the line."""
     with ExitStack() as stack:
-        file = stack.enter_context(opened(path, what, most_bytes=most_bytes))
+        file = stack.enter_context(opened(path, what, max_bytes=max_bytes))
         if str(path).endswith(".gz"):
             file = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
         number = num_bytes = 0
         while True:
             try:
-                line = file.readline(MOST_LINE_BYTES + 1)
+                line = file.readline(MAX_LINE_BYTES + 1)
             except OSError as error:
                 raise Unreadable(f"{what} {str(path)!r} cannot be read: {error.strerror or error}") from None
             except (EOFError, zlib.error) as error:
@@ -105,11 +105,11 @@ def lines_of(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTES)
                 return
             number += 1
             num_bytes += len(line)
-            if num_bytes > most_bytes:
-                raise ValueError(f"{what} {str(path)!r} has more than the {most_bytes // MIB} MiB that are read")
-            if len(line) > MOST_LINE_BYTES:
+            if num_bytes > max_bytes:
+                raise ValueError(f"{what} {str(path)!r} has more than the {max_bytes // MIB} MiB that are read")
+            if len(line) > MAX_LINE_BYTES:
                 raise ValueError(
-                    f"{what} {str(path)!r} line {number}: longer than {MOST_LINE_BYTES // MIB} MiB; is it no text?"
+                    f"{what} {str(path)!r} line {number}: longer than {MAX_LINE_BYTES // MIB} MiB; is it no text?"
                 )
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")

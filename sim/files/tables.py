@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sim.files.read import CONTROL, MOST_TABLE_BYTES, lines_of, opened
+from sim.files.read import CONTROL, MAX_TABLE_BYTES, lines_of, opened
 
-MOST_CELLS = 2_000_000_000
+MAX_CELLS = 2_000_000_000
 """Of a Parquet file, rows times columns: a file of a few KB can say that it holds more than any memory."""
 
 
@@ -24,13 +24,13 @@ class CsvRows(NamedTuple):
     rows: Iterator[tuple[int, list[str]]]
 
 
-def read_csv(path: str | Path, what: str, *, most_bytes: int = MOST_TABLE_BYTES) -> CsvRows:
+def read_csv(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -> CsvRows:
     """A CSV file with a header line of different names. Rows are as wide as the header; blank ones are passed over.
 
     Raises ValueError naming file and line, for a row when it is reached.
     """
     where = f"{what} {str(path)!r}"
-    reader = csv.reader(_lines(path, what, most_bytes), strict=True)
+    reader = csv.reader(_lines(path, what, max_bytes), strict=True)
     cells = _next(reader, where)
     if cells is None:
         raise ValueError(f"{where} is empty; want a header line")
@@ -51,11 +51,11 @@ def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = No
         raise ValueError(
             f"{where}: reading Parquet needs the analysis extra: pip install 'lanesim[analysis]'"
         ) from None
-    with opened(path, what, most_bytes=MOST_TABLE_BYTES) as source:
+    with opened(path, what, max_bytes=MAX_TABLE_BYTES) as source:
         try:
             file = pq.ParquetFile(source)
             about = file.metadata
-            if about.num_rows * max(1, about.num_columns) > MOST_CELLS:
+            if about.num_rows * max(1, about.num_columns) > MAX_CELLS:
                 raise ValueError(f"{where}: {about.num_rows} rows of {about.num_columns} columns; is it damaged?")
             table = file.read(columns=None if columns is None else list(columns))
             table.validate(full=True)
@@ -112,8 +112,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _lines(path: str | Path, what: str, most_bytes: int) -> Iterator[str]:
-    for number, line in lines_of(path, what, most_bytes=most_bytes):
+def _lines(path: str | Path, what: str, max_bytes: int) -> Iterator[str]:
+    for number, line in lines_of(path, what, max_bytes=max_bytes):
         if bad := CONTROL.search(line):
             raise ValueError(f"{what} {str(path)!r} line {number}: control character {bad[0]!a}; is it no text?")
         yield line

@@ -15,12 +15,12 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from sim.files.json_values import MOST_DEPTH, MOST_WHOLE
-from sim.files.read import CONTROL, MOST_CONFIG_BYTES, read_text
+from sim.files.json_values import MAX_DEPTH, MAX_WHOLE
+from sim.files.read import CONTROL, MAX_CONFIG_BYTES, read_text
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """In one file, aliases unfolded."""
-MOST_LITERAL = 40
+MAX_LITERAL = 40
 """Characters of a number; no double needs more."""
 
 _NULL = re.compile(r"(?:~|null|Null|NULL|)\Z")
@@ -37,7 +37,7 @@ class _Wrong(Exception):
 
 def read_yaml(path: str | Path, what: str) -> Any:
     """The value in a YAML file. Raises ValueError naming file, line and key."""
-    return parse_yaml(read_text(path, what, most_bytes=MOST_CONFIG_BYTES), f"{what} {str(path)!r}")
+    return parse_yaml(read_text(path, what, max_bytes=MAX_CONFIG_BYTES), f"{what} {str(path)!r}")
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -70,11 +70,11 @@ def plain_scalar(text: str) -> Any:
     if _BOOL.match(text):
         return text[0] in "tT"
     if _WHOLE.match(text):
-        if len(text) > MOST_LITERAL or abs(whole := int(text, _BASES.get(text[:2], 10))) > MOST_WHOLE:
+        if len(text) > MAX_LITERAL or abs(whole := int(text, _BASES.get(text[:2], 10))) > MAX_WHOLE:
             raise ValueError(f"{text[:24]} must be below 2^63")
         return whole
     if _REAL.match(text):
-        if len(text) > MOST_LITERAL or abs(real := float(text)) == float("inf"):
+        if len(text) > MAX_LITERAL or abs(real := float(text)) == float("inf"):
             raise ValueError(f"{text[:24]} is no finite number")
         return real
     if _INFINITE.match(text):
@@ -138,8 +138,8 @@ class _Document:
             return deepcopy(value)
         if event.tag is not None:
             raise _Wrong(_line(event), f"tag {event.tag!r:.60}: want plain values without tags")
-        if depth > MOST_DEPTH:
-            raise _Wrong(_line(event), f"nested deeper than {MOST_DEPTH} levels")
+        if depth > MAX_DEPTH:
+            raise _Wrong(_line(event), f"nested deeper than {MAX_DEPTH} levels")
         before = self._num_values
         self._count(event, 1)
         if name == "ScalarEvent":
@@ -171,8 +171,8 @@ class _Document:
 
     def _count(self, event: Any, values: int) -> None:
         self._num_values += values
-        if self._num_values > MOST_VALUES:
-            raise _Wrong(_line(event), f"more than {MOST_VALUES} values, aliases unfolded")
+        if self._num_values > MAX_VALUES:
+            raise _Wrong(_line(event), f"more than {MAX_VALUES} values, aliases unfolded")
 
 
 def _scalar(event: Any) -> Any:

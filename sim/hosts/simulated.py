@@ -29,7 +29,7 @@ LAST = NORMAL + 1
 
 
 class RunLength(Protocol):
-    """Luck as a host needs it."""
+    """Acceptance draws as a host needs it."""
 
     def run_length(self, index: int, position: int, most: int) -> int: ...
 
@@ -71,26 +71,26 @@ class Usage:
 
 class SimHost(TaskHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
-    are devices by name; `curve` says what a work makes of a share of the multiprocessors; `lucks` [draft models], where
-    there are several, say which of whose drafts are accepted."""
+    are devices by name; `curve` says what a work makes of a share of the multiprocessors; `draws_by_drafter` [draft
+    models], where there are several, say which of whose drafts are accepted."""
 
     def __init__(
         self,
         costs: CostModel,
-        luck: RunLength,
+        draws: RunLength,
         *,
         contention: Contention | None = None,
         curve: ShareCurve = MEASURED,
         links: Mapping[str, Link] | None = None,
         costs_elsewhere: Mapping[int, CostModel] | None = None,
         on_work: Callable[[SimTicket], None] | None = None,
-        lucks: Sequence[RunLength] = (),
+        draws_by_drafter: Sequence[RunLength] = (),
     ) -> None:
         super().__init__()
         self._env = _Environment(0.0)
         self._costs = with_history(costs, self)
-        self._luck = luck
-        self._lucks = lucks
+        self._draws = draws
+        self._draws_by_drafter = draws_by_drafter
         self._contention = contention or Contention()
         self._curve = curve
         self._links = dict(links or {})
@@ -158,10 +158,10 @@ class SimHost(TaskHost):
         return ticket
 
     def _accepted(self, work: Work, num_rows: int) -> Result:
-        requests, run_length = work.requests[:num_rows], self._luck.run_length
+        requests, run_length = work.requests[:num_rows], self._draws.run_length
         if not (work.drafted or work.drafters):
             return Result([run_length(r.index, r.emitted_tokens, r.drafted) if r.drafted else 0 for r in requests])
-        run_lengths = [self._lucks[each].run_length for each in work.drafters] or [run_length] * num_rows
+        run_lengths = [self._draws_by_drafter[each].run_length for each in work.drafters] or [run_length] * num_rows
         rows = zip(run_lengths, requests, work.checked(), strict=True)
         return Result([run_length(r.index, r.emitted_tokens, most) if most else 0 for run_length, r, most in rows])
 

@@ -13,7 +13,7 @@ from sim.interface.request import Request
 from sim.interface.wait import Signal
 
 
-class Lane:
+class RequestQueue:
     """Requests in order of arrival. `put` waits while `capacity` is reached; `take` waits while it is empty.
 
     One coroutine admits, another one serves (output of one token, so that prefill is all):
@@ -28,7 +28,7 @@ class Lane:
     ...             await lanesim.rounds.submit_prefill(serving, request, stream)
     ...             serving.commit_prefill(request)
     >>> def build(serving, options, limits):
-    ...     lane, stream = lanesim.Lane("prefill", capacity=8), serving.host.stream("gpu")
+    ...     lane, stream = lanesim.RequestQueue("prefill", capacity=8), serving.host.stream("gpu")
     ...     return [admits(serving, lane), serves(serving, lane, stream)]
     >>> mine = lanesim.register(lanesim.Policy(name="one-lane", summary="a lane", source="example", build=build))
     >>> one = lanesim.simulate(profile="cpu/tiny", policy="one-lane", num_prompts=9, request_rate=10, output_len=1)

@@ -19,7 +19,7 @@ from sim.metrics.stats import Floats, t_975
 
 BUSY_SHARE = 0.6
 """Where the device is busy for less of the time and the queue did not grow, no saturated run is needed: stable."""
-GROWTH, LEAST_GROWTH = 1.5, 5
+GROWTH, MIN_GROWTH = 1.5, 5
 """A queue grew if requests in the system at the last arrival exceed those at half time by this factor and number."""
 STRETCHES = 10
 """Of a saturated run: what each served tells what tokens take."""
@@ -89,7 +89,7 @@ def needs_capacity(record: RunRecord) -> bool:
     if record.device_busy_s > BUSY_SHARE * record.end_s:
         return True
     half, last = _in_system(record, requests[len(requests) // 2].arrival_s), _in_system(record, requests[-1].arrival_s)
-    return last > GROWTH * half + LEAST_GROWTH
+    return last > GROWTH * half + MIN_GROWTH
 
 
 def _in_system(record: RunRecord, time_s: float) -> int:

@@ -16,7 +16,7 @@ from sim.engine.kv import SpreadPool
 from sim.engine.serving import Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
-from sim.interface.request_queue import Lane
+from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Kind, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
@@ -35,8 +35,8 @@ class _Pools:
         self.decode = [host.stream(f"decode{i}", device=prefill + i) for i in range(decode)]
         self.draft = [host.stream(f"draft{i}", device=prefill + decode + i) for i in range(draft)]
         self.link = host.stream(LINK, device=LINK)
-        self.lanes = [Lane(f"decode{i}") for i in range(decode)]
-        self.sent = [Lane(f"sent{i}") for i in range(decode)]
+        self.lanes = [RequestQueue(f"decode{i}") for i in range(decode)]
+        self.sent = [RequestQueue(f"sent{i}") for i in range(decode)]
         self.tickets: dict[int, Ticket] = {}
         """Transfers by arrival index."""
         self.drafts = DraftPool(

@@ -10,13 +10,13 @@ from typing import Any
 
 from sim.engine.serving import Serving
 from sim.interface.host import Stream
-from sim.interface.request_queue import Lane
+from sim.interface.request_queue import RequestQueue
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
-    decode = Lane("decode")
+    decode = RequestQueue("decode")
     decode_stream = serving.host.stream("decode", priority=options.priority(1), sm_share=options.share("decode"))
     prefill_stream = serving.host.stream("prefill", sm_share=options.share("prefill"))
     return [
@@ -28,7 +28,7 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 async def prefill_lane(
     serving: Serving,
     options: PolicyOptions,
-    decode: Lane,
+    decode: RequestQueue,
     stream: Stream,
     apart: rounds.DraftPrompts | None = None,
 ) -> None:
@@ -40,7 +40,7 @@ async def prefill_lane(
 
 
 async def decode_lane(
-    serving: Serving, options: PolicyOptions, limits: EngineLimits, decode: Lane, stream: Stream
+    serving: Serving, options: PolicyOptions, limits: EngineLimits, decode: RequestQueue, stream: Stream
 ) -> None:
     """The oldest requests of the lane, one round each, back to its end."""
     at_most = rows_per_work(options, limits, options.decode_batch, serving.controller.draft_tokens_max)

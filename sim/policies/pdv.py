@@ -11,7 +11,7 @@ from typing import Any
 
 from sim.engine.serving import Serving
 from sim.interface.host import Stream
-from sim.interface.request_queue import Lane
+from sim.interface.request_queue import RequestQueue
 from sim.policies import rounds
 from sim.policies.choices import is_atomic, verify_goes_first
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
@@ -19,7 +19,7 @@ from sim.policies.pd import prefill_lane
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
-    decode, verify = Lane("decode"), Lane("verify")
+    decode, verify = RequestQueue("decode"), RequestQueue("verify")
     decode_stream = serving.host.stream("decode", priority=options.priority(2), sm_share=options.share("decode"))
     verify_stream = serving.host.stream("verify", priority=options.priority(1), sm_share=options.share("verify"))
     prefill_stream = serving.host.stream("prefill", sm_share=options.share("prefill"))
@@ -34,8 +34,8 @@ async def _decode_lane(
     serving: Serving,
     options: PolicyOptions,
     limits: EngineLimits,
-    decode: Lane,
-    verify: Lane,
+    decode: RequestQueue,
+    verify: RequestQueue,
     stream: Stream,
     verify_stream: Stream,
 ) -> None:
@@ -55,7 +55,12 @@ async def _decode_lane(
 
 
 async def _verify_lane(
-    serving: Serving, options: PolicyOptions, limits: EngineLimits, decode: Lane, verify: Lane, stream: Stream
+    serving: Serving,
+    options: PolicyOptions,
+    limits: EngineLimits,
+    decode: RequestQueue,
+    verify: RequestQueue,
+    stream: Stream,
 ) -> None:
     at_most = rows_per_work(options, limits, options.verify_batch, serving.controller.draft_tokens_max)
     while True:

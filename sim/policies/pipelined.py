@@ -18,7 +18,7 @@ from typing import Any
 from sim.engine.serving import Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
-from sim.interface.request_queue import Lane
+from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Kind, Model, Work
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.policies.pd import prefill_lane
@@ -26,7 +26,7 @@ from sim.policies.rounds import DraftPrompts
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
-    decode, host = Lane("decode"), serving.host
+    decode, host = RequestQueue("decode"), serving.host
     verify_stream = host.stream("verify", priority=options.priority(1))
     draft_stream = host.stream("draft", device=min(1, options.draft_devices), priority=options.priority(2))
     prefill_stream = host.stream("prefill")
@@ -41,7 +41,7 @@ async def _steps(
     serving: Serving,
     options: PolicyOptions,
     limits: EngineLimits,
-    decode: Lane,
+    decode: RequestQueue,
     verify_stream: Stream,
     draft_stream: Stream,
     prompts: DraftPrompts,

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from sim.engine.serving import Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
-from sim.interface.request_queue import Lane
+from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Model
 from sim.policies import works
 from sim.policies.choices import batch_for
@@ -62,12 +62,12 @@ def _with_draft_prompt(
     target: Ticket,
     draft_stream: Stream,
     apart: DraftPrompts | None,
-    most_tokens: int | None = None,
+    max_tokens: int | None = None,
 ) -> Ticket:
     """Submit the draft model's prompt behind the target's, where one drafts; the last ticket on the target's stream."""
     if not serving.controller.draft_tokens_max:
         return target
-    draft = submit_prompt(serving, request, Model.DRAFT, draft_stream, most_tokens)
+    draft = submit_prompt(serving, request, Model.DRAFT, draft_stream, max_tokens)
     if apart is None:
         return draft
     apart.add(request, draft)
@@ -105,12 +105,12 @@ async def prefilled(
 
 
 def submit_prompt(
-    serving: Serving, request: Request, model: Model, stream: Stream, most_tokens: int | None = None
+    serving: Serving, request: Request, model: Model, stream: Stream, max_tokens: int | None = None
 ) -> Ticket:
-    """The prompt through one of the models, in as many works as the token budget wants, or pieces of `most_tokens`; the
+    """The prompt through one of the models, in as many works as the token budget wants, or pieces of `max_tokens`; the
     last one's ticket."""
     drafter = serving.controller.drafter_of_prompt(request, serving.num_active) if model is Model.DRAFT else 0
-    chunks = works.prefill(request, model, most_tokens or serving.max_num_batched_tokens, drafter=drafter)
+    chunks = works.prefill(request, model, max_tokens or serving.max_num_batched_tokens, drafter=drafter)
     return [serving.host.run(work, stream) for work in chunks][-1]
 
 
@@ -177,7 +177,7 @@ async def finish_round(
 
 
 async def take_batch(
-    serving: Serving, lane: Lane, options: PolicyOptions, at_most: int, num_lanes: int
+    serving: Serving, lane: RequestQueue, options: PolicyOptions, at_most: int, num_lanes: int
 ) -> list[Request]:
     """The oldest of `lane`, one of `num_lanes` that rounds go through, once there is one: as many as `batch_by` has it
     then, 1 to `at_most`."""
@@ -200,11 +200,11 @@ async def prefill_by_chunks(
     """Prefill as `submit_prefill` does, in pieces of at most `chunk_tokens`, each of the target's awaited before the
     next."""
     draft_stream = stream if apart is None else apart.stream_of(request)
-    most_tokens = min(chunk_tokens, serving.max_num_batched_tokens or chunk_tokens)
-    for work in works.prefill(request, Model.TARGET, most_tokens):
+    max_tokens = min(chunk_tokens, serving.max_num_batched_tokens or chunk_tokens)
+    for work in works.prefill(request, Model.TARGET, max_tokens):
         ticket = serving.host.run(work, stream)
         await ticket
-    await _with_draft_prompt(serving, request, ticket, draft_stream, apart, most_tokens)
+    await _with_draft_prompt(serving, request, ticket, draft_stream, apart, max_tokens)
 
 
 async def run_round(

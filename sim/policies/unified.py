@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sim.engine.serving import Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
-from sim.interface.request_queue import Lane
+from sim.interface.request_queue import RequestQueue
 from sim.policies import rounds
 from sim.policies.choices import group, may_prefill
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
@@ -40,7 +40,7 @@ async def _sequential_worker(serving: Serving, options: PolicyOptions, limits: E
     host, draft_tokens_max = serving.host, serving.controller.draft_tokens_max
     rows = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
     decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
-    decode = Lane("decode")
+    decode = RequestQueue("decode")
     while True:
         may = may_prefill(len(decode), decode_batch, options.queue_factor)
         request = serving.admit_now() if may else None
@@ -61,7 +61,7 @@ async def _pipelined_worker(serving: Serving, options: PolicyOptions, limits: En
     host, draft_tokens_max = serving.host, serving.controller.draft_tokens_max
     at_most = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
     decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
-    decode = Lane("decode")
+    decode = RequestQueue("decode")
     prompt: tuple[Request, Ticket, Ticket] | None = None
     """In the target; tickets of that, and of the draft model's after it."""
     drafting: tuple[Request, Ticket] | None = None

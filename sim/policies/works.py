@@ -11,12 +11,12 @@ from sim.interface.request import Request
 from sim.interface.work import Chunk, Kind, Model, Work
 
 
-def prefill(request: Request, model: Model, most_tokens: int | None = None, *, drafter: int = 0) -> list[Work]:
-    """The whole prompt, in passes of at most `most_tokens`; the last one of the target samples the first token."""
-    most_tokens = most_tokens or request.prompt_tokens
+def prefill(request: Request, model: Model, max_tokens: int | None = None, *, drafter: int = 0) -> list[Work]:
+    """The whole prompt, in passes of at most `max_tokens`; the last one of the target samples the first token."""
+    max_tokens = max_tokens or request.prompt_tokens
     works = []
-    for done in range(0, request.prompt_tokens, most_tokens):
-        new_tokens = min(most_tokens, request.prompt_tokens - done)
+    for done in range(0, request.prompt_tokens, max_tokens):
+        new_tokens = min(max_tokens, request.prompt_tokens - done)
         is_last = done + new_tokens == request.prompt_tokens
         works.append(
             Work(
@@ -31,19 +31,19 @@ def prefill(request: Request, model: Model, most_tokens: int | None = None, *, d
     return works
 
 
-def catch_up(request: Request, known_tokens: int, drafter: int, most_tokens: int | None) -> list[Work]:
-    """What the KV of another draft model lacks beyond `known_tokens`, in passes of at most `most_tokens`."""
+def catch_up(request: Request, known_tokens: int, drafter: int, max_tokens: int | None) -> list[Work]:
+    """What the KV of another draft model lacks beyond `known_tokens`, in passes of at most `max_tokens`."""
     goal = request.context_tokens
-    most_tokens = most_tokens or goal
+    max_tokens = max_tokens or goal
     return [
         Work(
             kind=Kind.PREFILL,
             model=Model.DRAFT,
             requests=(request,),
-            chunks=(Chunk(min(most_tokens, goal - done), done),),
+            chunks=(Chunk(min(max_tokens, goal - done), done),),
             drafter=drafter,
         )
-        for done in range(known_tokens, goal, most_tokens)
+        for done in range(known_tokens, goal, max_tokens)
     ]
 
 

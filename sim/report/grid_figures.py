@@ -18,8 +18,8 @@ from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
 from sim.files.json_values import convert, read_json
 from sim.report.store_figures import (
-    MOST_LINES,
-    MOST_PANELS,
+    MAX_LINES,
+    MAX_PANELS,
     Draw,
     Lines,
     NotDrawn,
@@ -99,7 +99,7 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Any:
             texts[y][x] = f"{text}?" if row["is_open"] else text if row["is_clear"] else f"({text})"
         return shade, texts
 
-    found = [(title, *cells(own, policy)) for title, own, policy in panels[:MOST_PANELS]]
+    found = [(title, *cells(own, policy)) for title, own, policy in panels[:MAX_PANELS]]
     most = max([5.0, *(float(np.nanmax(np.abs(shade))) for _, shade, _ in found if not np.isnan(shade).all())])
     note = "(…): not clear; ?: depends on overlap; empty: no steady means"
     return _heat_maps(
@@ -118,7 +118,7 @@ def draw_draft_length(points: Points, table: Table | None = None) -> Any:
     speculative = Points(frame=points.rows[points.rows["policy"] != "autoregressive"])
     found, boxes = [], []
     panels = list(panels_of(speculative, [], [load, K]))
-    for title, own in panels[:MOST_PANELS]:
+    for title, own in panels[:MAX_PANELS]:
         means = own.means([metric])
         shade = np.full((len(points.values(K)), len(points.values(load))), np.nan)
         for _, row in means.iterrows():
@@ -149,7 +149,7 @@ def draw_draft_length(points: Points, table: Table | None = None) -> Any:
 
 
 def _left_out(num_panels: int) -> str:
-    return f"; {MOST_PANELS} of {num_panels} panels, --where chooses" if num_panels > MOST_PANELS else ""
+    return f"; {MAX_PANELS} of {num_panels} panels, --where chooses" if num_panels > MAX_PANELS else ""
 
 
 def _heat_maps(
@@ -199,9 +199,9 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
     if not across:
         raise NotDrawn("needs a grid over the load or the draft length")
     by = ["policy", *[key for key in ("profile",) if key in points.keys]]
-    panels = list(panels_of(points, by, across))[:MOST_PANELS]
+    panels = list(panels_of(points, by, across))[:MAX_PANELS]
     names = tuple(dict.fromkeys(named(row, by) for _, row in points.rows[by].drop_duplicates().iterrows()))
-    lines = Lines(names=names[:MOST_LINES])
+    lines = Lines(names=names[:MAX_LINES])
     figure, axes = plt.subplots(1, len(panels), figsize=(5.4 * len(panels) + 1.6, 4.2), squeeze=False)
     for axis, (title, own) in zip(axes[0], panels, strict=True):
         table = own.means(["output_throughput_tokens_per_s", PER_GPU, "mean_tpot_ms"])

@@ -25,7 +25,7 @@ from sim.report.store_points import Points, Rank, read_points, spoken
 from sim.studies.store import Begun, Store
 
 METRIC, METRIC_NAME = "mean_e2el_ms", "mean E2EL"
-MOST_ROWS = 300
+MAX_ROWS = 300
 """Of the table of points; the store has the others."""
 COLUMNS = (
     ("output_throughput_tokens_per_s", "output tokens/s"),
@@ -162,15 +162,13 @@ def _points_table(points: Points) -> str:
     keys = points.keys or ["policy"]
     head = [spoken(key) for key in keys] + [label for _, label in COLUMNS] + ["load"]
     rows = []
-    for _, row in table.head(MOST_ROWS).iterrows():
+    for _, row in table.head(MAX_ROWS).iterrows():
         cells = [_value(row[key]) for key in keys]
         cells += [_cell(row, metric) for metric, _ in COLUMNS]
         rows.append([*cells, "overloaded" if row["is_overloaded"] else "steady" if row["is_steady"] else "undecided"])
     count = len(table)
     more = (
-        f"<p>The first {MOST_ROWS} of {count} points; <code>lanesim.load</code> has all.</p>"
-        if count > MOST_ROWS
-        else ""
+        f"<p>The first {MAX_ROWS} of {count} points; <code>lanesim.load</code> has all.</p>" if count > MAX_ROWS else ""
     )
     return more + "<p>Means over replications, ± half of the 95 % interval where there is one.</p>" + _table(head, rows)
 

@@ -15,22 +15,22 @@ from sim.metrics.records import RunRecord, WorkRecord
 Event = dict[str, Any]
 Span = tuple[int, float, float, float, float]
 """(index, arrival, scheduled, first token, last token) of a request; times in seconds."""
-MOST_WORKS = 5_000
+MAX_WORKS = 5_000
 """Works per run that a trace shows unless told otherwise: about 2 MB."""
 SPAN_COLUMNS = ("index", "arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 
 
-def trace_json(records: Sequence[RunRecord], most_works: int | None = MOST_WORKS) -> str:
-    """The trace of all runs that recorded works, one process each, from their first `most_works` (None: all)."""
+def trace_json(records: Sequence[RunRecord], max_works: int | None = MAX_WORKS) -> str:
+    """The trace of all runs that recorded works, one process each, from their first `max_works` (None: all)."""
     events: list[Event] = []
     for pid, record in enumerate((record for record in records if record.works), start=1):
         name = f"{record.policy} (seed {record.seed})"
-        events += run_events(pid, name, record.works[:most_works], request_spans(record))
+        events += run_events(pid, name, record.works[:max_works], request_spans(record))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 
 def trace_json_from_columns(
-    works: Mapping[str, list[Any]], requests: Mapping[str, list[Any]], most_works: int | None = MOST_WORKS
+    works: Mapping[str, list[Any]], requests: Mapping[str, list[Any]], max_works: int | None = MAX_WORKS
 ) -> str:
     """The same from the columns of work.parquet and requests.parquet. Raises ValueError for a missing column."""
     fields = WorkRecord.__struct_fields__
@@ -49,7 +49,7 @@ def trace_json_from_columns(
             spans.setdefault((policy, seed), []).append(tuple(span))
     events: list[Event] = []
     for pid, ((policy, seed), records) in enumerate(by_run.items(), start=1):
-        events += run_events(pid, f"{policy} (seed {seed})", records[:most_works], spans.get((policy, seed), []))
+        events += run_events(pid, f"{policy} (seed {seed})", records[:max_works], spans.get((policy, seed), []))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 

@@ -21,9 +21,9 @@ from sim.report.store_points import ACCEPTANCE, LOADS, RATE, K, Points, spoken
 DPI = 130
 MARKS = "os^DvPX*"
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 2)), (0, (8, 3)), (0, (3, 1)))
-MOST_LINES = 8
-MOST_PANELS = 6
-LEAST_OF_MEAN = 0.1
+MAX_LINES = 8
+MAX_PANELS = 6
+MIN_OF_MEAN = 0.1
 """Bands are drawn down to this share of the mean."""
 
 
@@ -66,10 +66,10 @@ def _short(key: str, value: Any) -> str:
 def panels_of(points: Points, lines_by: Sequence[str], across: Sequence[str]) -> Iterator[tuple[str, Points]]:
     """Title and rows of each panel: one per combination of the keys that are neither lines nor across.
 
-    At most MOST_PANELS: where there are more, keys are held at their middle value, which the title says.
+    At most MAX_PANELS: where there are more, keys are held at their middle value, which the title says.
     """
     rest = [key for key in points.keys if key not in lines_by and key not in across]
-    while rest and _num_combinations(points, rest) > MOST_PANELS:
+    while rest and _num_combinations(points, rest) > MAX_PANELS:
         key = max(rest, key=lambda key: len(points.values(key)))
         values = points.values(key)
         points = points.where({key: values[len(values) // 2]})
@@ -143,7 +143,7 @@ def _draw_lines(
         )
         low, high = (own[f"{y}.{side}"].to_numpy(dtype=float) * scale for side in ("low", "high"))
         # An interval that reaches below zero would stretch a logarithmic axis without end.
-        axis.fill_between(xs, np.maximum(low, ys * LEAST_OF_MEAN), high, color=style["color"], alpha=0.18, linewidth=0)
+        axis.fill_between(xs, np.maximum(low, ys * MIN_OF_MEAN), high, color=style["color"], alpha=0.18, linewidth=0)
 
 
 def _by_line(table: Any, by: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -156,7 +156,7 @@ def _lines_by(points: Points, across: Sequence[str]) -> list[str]:
     keys = ["policy"]
     for key in points.keys:
         more = [*keys, key]
-        if key not in (*across, "policy") and _num_combinations(points, more) <= MOST_LINES:
+        if key not in (*across, "policy") and _num_combinations(points, more) <= MAX_LINES:
             keys = more
     return keys
 
@@ -289,13 +289,13 @@ def draw_acceptance(points: Points) -> Any:
         raise NotDrawn(f"needs a grid over {K} or {ACCEPTANCE}, and speculation")
     load = points.load
     if load is not None:
-        # Luck belongs to the request, so the load changes nothing but which rounds are cut short at the end.
+        # Acceptance belongs to the request, so the load changes nothing but which rounds are cut short at the end.
         points = points.where({load: points.values(load)[0]})
     across = [K, *([load] if load else [])]
     keys = [key for key in points.keys if key not in across]
     by = ["policy", *[key for key in keys if key == ACCEPTANCE]]
     lines = _lines(points, by)
-    if len(lines.names) > MOST_LINES:
+    if len(lines.names) > MAX_LINES:
         points = points.where({"policy": points.values("policy")[0]})
         lines = _lines(points, by)
     panels = list(panels_of(points, by, across))

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from sim.compare.side_by_side import FEWEST_FOR_P99, Comparison, Order, Paired, PolicySummary
+from sim.compare.side_by_side import MIN_FOR_P99, Comparison, Order, Paired, PolicySummary
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
 
@@ -348,6 +348,6 @@ def _tail_lines(result: Comparison) -> list[str]:
         return []
     found = number(result.scenario["replications"] * min(counts))
     return [
-        f"p99 has no interval: {found} independent requests in all where {FEWEST_FOR_P99:,} are wanted (neighbours in "
+        f"p99 has no interval: {found} independent requests in all where {MIN_FOR_P99:,} are wanted (neighbours in "
         "time resemble each other)"
     ]

@@ -105,13 +105,13 @@ def busy_window(runs: Sequence[Sequence[WorkRecord]]) -> tuple[float, float]:
     length_s = float(np.median([end_s - start_s for start_s, end_s in own]))
     last_s = min(max(work.end_s for work in works) for works in runs)
     starts_s = np.linspace(0.25 * last_s, max(0.25 * last_s, 0.75 * last_s - length_s), WINDOWS_TRIED)
-    least_s = np.full(WINDOWS_TRIED, np.inf)
+    min_s = np.full(WINDOWS_TRIED, np.inf)
     for works in runs:
         spans = sorted((work.end_s, work.end_s - work.start_s) for work in works if work.kind != "host")
         ends_s, busy_s = [end_s for end_s, _ in spans], np.cumsum([taken_s for _, taken_s in spans])
         done_s = np.interp([starts_s, starts_s + length_s], ends_s, busy_s, left=0.0)
-        least_s = np.minimum(least_s, done_s[1] - done_s[0])
-    start_s = float(starts_s[least_s.argmax()])
+        min_s = np.minimum(min_s, done_s[1] - done_s[0])
+    start_s = float(starts_s[min_s.argmax()])
     return start_s, start_s + length_s
 
 

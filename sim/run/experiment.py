@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sim.acceptance.luck import Luck
+from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.profile import Profile
 from sim.engine.fleet import Account, Fleet
 from sim.engine.gauge import GaugePart
@@ -91,40 +91,45 @@ class Experiment:
             )
         return [request for request in requests if request.arrival_s <= cut_s]
 
-    def luck(self, requests: Sequence[Request] = ()) -> Luck:
+    def draws(self, requests: Sequence[Request] = ()) -> AcceptanceDraws:
         """Whose drafts are accepted: the tape of this seed, prepared for `requests` where they are known."""
         draft_tokens = self.resolved.lengths.given
-        luck = Luck(self.resolved.acceptances[0], self.seed)
+        draws = AcceptanceDraws(self.resolved.acceptances[0], self.seed)
         if draft_tokens and requests:
-            luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
-        return luck
+            draws.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
+        return draws
 
-    def lucks(self) -> list[Luck]:
+    def draws_by_drafter(self) -> list[AcceptanceDraws]:
         """[draft models] where there are several, on the same draws: what one has accepted, a better one has, too."""
         acceptances = self.resolved.acceptances
-        return [Luck(acceptance, self.seed) for acceptance in acceptances] if len(acceptances) > 1 else []
+        return [AcceptanceDraws(acceptance, self.seed) for acceptance in acceptances] if len(acceptances) > 1 else []
 
     def start(
-        self, host: SpawningHost, requests: Sequence[Request], *, luck: Luck | None = None, is_recorded: bool = False
+        self,
+        host: SpawningHost,
+        requests: Sequence[Request],
+        *,
+        draws: AcceptanceDraws | None = None,
+        is_recorded: bool = False,
     ) -> Serving | Fleet:
         """Start the policy and the arrivals of `requests` on `host`, in every replica.
 
-        With `luck` nobody looks at a request between its first and its last token, so that a policy may note its rounds
-        all at once. Raises ValueError for a request that never fits. `is_recorded`: somebody notes the works, and the
-        memory over time.
+        With `draws` nobody looks at a request between its first and its last token, so that a policy may note its
+        rounds all at once. Raises ValueError for a request that never fits. `is_recorded`: somebody notes the works,
+        and the memory over time.
         """
         resolved, devices = self.resolved, self.scenario.devices
         pool = resolved.pool.new()
         _check_they_fit(requests, pool, resolved.profile)
         served: Serving | Fleet
         if devices.count == 1:
-            served = self._serving(host, requests, pool, luck, is_recorded)
+            served = self._serving(host, requests, pool, draws, is_recorded)
             self._start_policy(host, served)
         else:
 
             def build(index: int, account: Account) -> Serving:
                 view = HostView(host, str(index), first_gpu=index * resolved.num_gpus)
-                return self._serving(view, requests, resolved.pool.new(), luck, is_recorded, account)
+                return self._serving(view, requests, resolved.pool.new(), draws, is_recorded, account)
 
             served = Fleet(
                 host,
@@ -146,7 +151,7 @@ class Experiment:
         host: Host,
         requests: Sequence[Request],
         pool: KvPool,
-        luck: Luck | None,
+        draws: AcceptanceDraws | None,
         is_recorded: bool,
         account: Account | None = None,
     ) -> Serving:
@@ -165,7 +170,7 @@ class Experiment:
             frontend_s=resolved.engine.frontend_s,
             first_measured=self.scenario.workload.num_warmups,
             kv_bytes_per_token=resolved.kv_bytes_per_token,
-            draws=luck if self.scenario.window.stop_s is None else None,
+            draws=draws if self.scenario.window.stop_s is None else None,
             names_requests=is_recorded,
             gaps=account and account.gaps,
             queue=account and GaugePart(account.queue),
@@ -226,10 +231,10 @@ class Experiment:
 def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -> None:
     """Raise ValueError for a request that memory cannot hold; warn of those that the model was not made for."""
     for request in requests:
-        if kv.blocks_for(request) > kv.most_blocks:
+        if kv.blocks_for(request) > kv.max_blocks:
             raise ValueError(
                 f"request {request.id}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens need "
-                f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.most_blocks} "
+                f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.max_blocks} "
                 f"on {profile.name!r}"
             )
     context = profile.target.max_context

@@ -41,9 +41,9 @@ class MeanLoad(NamedTuple):
     num_rounds: float
     """Verifies per request."""
     draft_tokens: int
-    most_at_once: int
+    max_at_once: int
     """Requests that memory and caps hold."""
-    most_rows: Mapping[Kind, int]
+    max_rows: Mapping[Kind, int]
     """Of one draft, of one verify."""
     rate_per_s: float
     """Infinite where all come at once."""
@@ -126,7 +126,7 @@ class Forecast:
 
     def _capacity_per_s(self, paces: Mapping[int, Pace]) -> float:
         """Requests per second of the slower of prompts and rounds, all lanes busy."""
-        most = self._load.most_at_once
+        most = self._load.max_at_once
         pace = paces[most]
         return min(1.0 / pace.prompt_beside_s, most / (self._load.num_rounds * pace.round_beside_s))
 
@@ -149,7 +149,7 @@ class Forecast:
         round_shares = [share for i, share in enumerate(shares) if i != self._prefill]
         alone_s = prompt.seconds(*_rates([prompt_share], [prompt]))
         paces = {}
-        for number in _numbers(self._load.most_at_once):
+        for number in _numbers(self._load.max_at_once):
             if number == 1:
                 # It goes through its lanes one after the other.
                 works = [self._round_work(group, 1) for group in range(len(round_shares))]
@@ -187,7 +187,7 @@ class Forecast:
         known = self._round_works.get((group, rows))
         if known is None:
             kinds = self._round_kinds[group]
-            fitting = max(1.0, min(rows, *(self._load.most_rows[kind] for kind in kinds)))
+            fitting = max(1.0, min(rows, *(self._load.max_rows[kind] for kind in kinds)))
             once = self._lane_work([self._rows_work(kind, round(fitting)) for kind in kinds])
             times = max(1.0, rows / fitting)
             known = LaneWork(times * once.host_s, times * once.device_s, once.demands)

@@ -392,15 +392,15 @@ class _Resolver:
         rate, span_s = workload.request_rate, sample[-1].arrival_s - sample[0].arrival_s
         if is_trace(workload):
             rate = (count - 1) / span_s if span_s else inf
-        most_drafted = caps.decode_batch or self.max_seated
+        max_drafted = caps.decode_batch or self.max_seated
         return MeanLoad(
             prompt_tokens=max(1, round(prompt)),
             prompt_variation=sum(request.prompt_tokens**2 for request in sample) / count / prompt**2 - 1.0,
             context_tokens=prompt + output / 2.0,
             num_rounds=max(1.0, (output - 1.0) / per_round),
             draft_tokens=draft_tokens,
-            most_at_once=max(1, min(self.max_seated, int(pool.num_blocks / blocks))),
-            most_rows={Kind.DRAFT: most_drafted, Kind.VERIFY: caps.verify_batch or most_drafted},
+            max_at_once=max(1, min(self.max_seated, int(pool.num_blocks / blocks))),
+            max_rows={Kind.DRAFT: max_drafted, Kind.VERIFY: caps.verify_batch or max_drafted},
             rate_per_s=rate,
             max_concurrency=workload.max_concurrency,
         )

@@ -32,7 +32,7 @@ from sim.workload.classes import SloClass, check_classes
 from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
-MOST_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
 """Old name and new one."""
 TINY, TINY_INPUT_LEN, TINY_OUTPUT_LEN = "cpu/tiny", 64, 32
@@ -106,7 +106,7 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drafted and with what luck."""
+    """How tokens are drafted and what is accepted."""
 
     method: Method = Method.DRAFT_MODEL
     num_speculative_tokens: int = 4
@@ -255,8 +255,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
         _at_least("", self, seed=0, replications=1)
         check_classes(self.slo_classes)
-        if self.seed > MOST_SEED:
-            raise ValueError(f"seed={self.seed} must be at most {MOST_SEED}: tables of results hold it in 64 bits")
+        if self.seed > MAX_SEED:
+            raise ValueError(f"seed={self.seed} must be at most {MAX_SEED}: tables of results hold it in 64 bits")
 
     @classmethod
     def of(cls, source: Mapping[str, Any] | str | Path | None = None, /, **changes: Any) -> Scenario:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sim.acceptance.luck import Luck
+from sim.acceptance.draws import AcceptanceDraws
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.request import Request
@@ -31,23 +31,23 @@ def simulate(
     """
     experiment = Experiment(resolved, seed)
     requests = list(requests) if requests is not None else experiment.requests()
-    luck = experiment.luck(requests)
+    draws = experiment.draws(requests)
     if record_works:
-        return run_recorded(experiment, requests, lambda on_work: _host(experiment, luck, on_work), luck=luck)
-    host = _host(experiment, luck)
-    serving = experiment.start(host, requests, luck=luck)
+        return run_recorded(experiment, requests, lambda on_work: _host(experiment, draws, on_work), draws=draws)
+    host = _host(experiment, draws)
+    serving = experiment.start(host, requests, draws=draws)
     host.run_until(resolved.scenario.window.stop_s)
     experiment.check_served(serving)
     return experiment.record(serving, accounts_of(host, []))
 
 
-def _host(experiment: Experiment, luck: Luck, on_work: OnWork | None = None) -> SimHost:
+def _host(experiment: Experiment, draws: AcceptanceDraws, on_work: OnWork | None = None) -> SimHost:
     """The machine that the experiment is simulated on."""
     resolved = experiment.resolved
     return SimHost(
         resolved.host_costs,
-        luck,
-        lucks=experiment.lucks(),
+        draws,
+        draws_by_drafter=experiment.draws_by_drafter(),
         contention=resolved.contention,
         links=resolved.links,
         costs_elsewhere=resolved.costs_elsewhere,
@@ -61,16 +61,16 @@ def run_recorded(
     build: Callable[[OnWork], SimHost],
     *,
     stop_s: float | None = None,
-    luck: Luck | None = None,
+    draws: AcceptanceDraws | None = None,
 ) -> RunRecord:
     """The experiment on the host that `build` makes of what hears each finished work; its record has all works.
 
-    Until `stop_s` if that is given, else to the end of the scenario's window. With `luck` as in `Experiment.start`: not
-    for costs that look at the state of a work's requests.
+    Until `stop_s` if that is given, else to the end of the scenario's window. With `draws` as in `Experiment.start`:
+    not for costs that look at the state of a work's requests.
     """
     works: list[WorkRecord] = []
     host = build(lambda ticket: works.append(work_record(ticket)))
-    serving = experiment.start(host, requests, luck=luck, is_recorded=True)
+    serving = experiment.start(host, requests, draws=draws, is_recorded=True)
     host.run_until(experiment.scenario.window.stop_s if stop_s is None else stop_s)
     if stop_s is None:
         experiment.check_served(serving)

@@ -52,7 +52,7 @@ REQUESTS_PER_REPLICA = 800
 """Of a fleet's run."""
 FLEET_KEY = 1_000_037
 """Child of the scenario's seed."""
-MOST_REPLICAS = 1024
+MAX_REPLICAS = 1024
 ROUTINGS = (Routing.ROUND_ROBIN, Routing.LEAST_OUTSTANDING)
 
 
@@ -277,8 +277,8 @@ class _Answer:
         count = max(1, ceil(target_rate / per_replica))
         while not at(count).meets:
             count += 1
-            if count > MOST_REPLICAS:
-                raise ValueError(f"target rate {target_rate:g}: more than {MOST_REPLICAS} replicas; want a lower one")
+            if count > MAX_REPLICAS:
+                raise ValueError(f"target rate {target_rate:g}: more than {MAX_REPLICAS} replicas; want a lower one")
         while count > 1 and at(count - 1).meets:
             count -= 1
         holding = self._holding(routing, count, target_rate)
@@ -325,7 +325,7 @@ class _Answer:
         while fewer > 1 and found[fewer] > 0:
             fewer -= 1
             found[fewer] = holding(fewer, 0, found[fewer + 1], 1)
-        while found[count] < wanted and count < MOST_REPLICAS:
+        while found[count] < wanted and count < MAX_REPLICAS:
             count += 1
             found[count] = holding(count, found[count - 1], most, most)
         return dict(sorted(found.items()))

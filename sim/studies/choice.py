@@ -41,26 +41,26 @@ class LengthGrid(NamedTuple):
 class Fits(NamedTuple):
     """Which draft lengths a step of so many requests has room for."""
 
-    most_graph_tokens: int | None
+    max_graph_tokens: int | None
     """Of the captured passes; None where none are captured."""
-    most_tokens: int
+    max_tokens: int
 
     def __call__(self, k: int, batch: int) -> bool:
         """Whether `batch` rows of a draft of `k` fit; nothing drafted fits always."""
         tokens = batch * (k + 1)
-        is_captured = self.most_graph_tokens is None or tokens <= self.most_graph_tokens
-        return k <= 0 or (is_captured and tokens <= self.most_tokens)
+        is_captured = self.max_graph_tokens is None or tokens <= self.max_graph_tokens
+        return k <= 0 or (is_captured and tokens <= self.max_tokens)
 
 
 Table = tuple[tuple[int, int, int], ...]
 
 
-def best_table(grid: LengthGrid, fits: Fits, most_batch: int) -> Table:
+def best_table(grid: LengthGrid, fits: Fits, max_batch: int) -> Table:
     """The lengths of least expected regret by batch size, between the grid's concurrencies by its values on their
     logarithms; a further row must save CHANGE_LOSS of the throughput over the sizes it changes."""
-    sizes = np.arange(1, most_batch + 1)
+    sizes = np.arange(1, max_batch + 1)
     lengths = grid.lengths
-    losses = np.full((len(lengths), most_batch), inf)
+    losses = np.full((len(lengths), max_batch), inf)
     values = np.stack([_at_sizes(grid.of(k), grid.concurrencies, sizes) for k in lengths])
     allowed = np.array([[fits(k, int(size)) for size in sizes] for k in lengths])
     best = np.where(allowed[:, :, None], values, -inf).max(axis=0)

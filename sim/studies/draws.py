@@ -43,7 +43,7 @@ OCTAVES = 1.0
 """Token counts whose ratio is two to this are correlated by exp(-1/2) in the error of the layers' GEMMs."""
 NODES = tuple(2**power for power in range(15))
 """Token counts at which that error is drawn, 1 to 16,384."""
-LEAST_CHANCE = 1e-12
+MIN_CHANCE = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class _DrawChances:
 
     def random(self) -> float:
         self._factor += 1
-        return min(max(self._strata(self._factor - 1, self._draw), LEAST_CHANCE), 1.0 - LEAST_CHANCE)
+        return min(max(self._strata(self._factor - 1, self._draw), MIN_CHANCE), 1.0 - MIN_CHANCE)
 
     def integers(self, high: int, /, *, size: int) -> Any:
         """What is drawn again from itself has no shares."""

@@ -26,7 +26,7 @@ from sim.studies.draws import Draw
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 PILOTS = 5
-MOST_REPLICATIONS = 20
+MAX_REPLICATIONS = 20
 NARROW = 0.02
 """Half of the interval over the answer, from which on it is narrow."""
 BISECTED, BISECTED_IN_DRAW = 0.008, 0.03
@@ -36,7 +36,7 @@ ALONE = 1e-3
 """Share of the saturated throughput at which requests hardly ever meet."""
 REQUESTS = 2000
 """Of a run with its length left open; a tenth more come first and do not count."""
-SPAN_IN_BOUNDS, MOST_REQUESTS = 50.0, 20_000
+SPAN_IN_BOUNDS, MAX_REQUESTS = 50.0, 20_000
 """Of such a run: mean rate times the tightest bound on waiting, and a limit."""
 WARMUP_SHARE = 0.1
 PILOT_KEY, FRESH_KEY = 1_000_031, 1_000_033
@@ -95,7 +95,7 @@ class LoadSearch:
         goodput = self.scenario.goodput
         bounds_ms = [bound for bound in (goodput.ttft_ms, goodput.e2el_ms) if bound is not None]
         spanned = ceil(SPAN_IN_BOUNDS * min(bounds_ms, default=0.0) / 1e3 * self.saturated_per_s)
-        return min(MOST_REQUESTS, max(REQUESTS, spanned))
+        return min(MAX_REQUESTS, max(REQUESTS, spanned))
 
     @property
     def bounds_waiting(self) -> bool:
@@ -249,7 +249,7 @@ def replications(pilots: Sequence[float]) -> int:
     mean = sum(pilots) / len(pilots)
     spread = sqrt(sum((value - mean) ** 2 for value in pilots) / (len(pilots) - 1))
     count = PILOTS
-    while count < MOST_REPLICATIONS and t_975(count - 1) * spread / sqrt(count) > NARROW * mean:
+    while count < MAX_REPLICATIONS and t_975(count - 1) * spread / sqrt(count) > NARROW * mean:
         count += 1
     return count
 

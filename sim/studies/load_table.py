@@ -1,7 +1,7 @@
 """Which lane policy at which load: closed loops at every concurrency, and of them the table and the hysteresis that
 `adaptive` goes by.
 
-A row begins where another policy is surely better than the one before it: in the mean over the draws by LEAST_GAIN or
+A row begins where another policy is surely better than the one before it: in the mean over the draws by MIN_GAIN or
 more and beyond its interval, under every regime of overlap where that was neither measured nor given. Where nothing
 is, the policy stays; so the first candidate is what a table says that has nothing to say. Between two neighbouring rows
 more concurrencies are simulated until they are close (CLOSE), and the hysteresis keeps a row until the load is one at
@@ -28,7 +28,7 @@ from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.draws import Draw, cost_draws, covers
 from sim.studies.tune import (
-    LEAST_GAIN,
+    MIN_GAIN,
     REQUESTS_PER_SLOT,
     closed_loop,
     concurrencies_of,
@@ -148,9 +148,9 @@ def gain(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interva
 
 
 def is_surely_better(ours: Mapping[Regime, Sequence[float]], theirs: Mapping[Regime, Sequence[float]]) -> bool:
-    """By LEAST_GAIN or more in the mean, and at all in the whole interval, under every regime."""
+    """By MIN_GAIN or more in the mean, and at all in the whole interval, under every regime."""
     found = [gain(ours[regime], theirs[regime]) for regime in ours]
-    return all(mean >= LEAST_GAIN and low > 0.0 for mean, (low, _) in found)
+    return all(mean >= MIN_GAIN and low > 0.0 for mean, (low, _) in found)
 
 
 def choices(figures: Sequence[Figures], candidates: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.points import Point, run_points
-from sim.compare.run_length import settle
+from sim.compare.run_length import choose_run_length
 from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, Order
 from sim.costs.profile import Profile
 from sim.draws import child_seed
@@ -27,16 +27,16 @@ from sim.metrics.summary import Run, number
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.draws import cost_draws, covers, interval_90
-from sim.workload.generate import MOST_PROMPTS, is_trace
+from sim.workload.generate import MAX_PROMPTS, is_trace
 
 PILOTS = 10
 SPREAD_MARGIN = 1.29
 """A pilot's spread times this is above the true one four times in five (chi-square with 9 degrees of freedom)."""
 PILOT_KEY = 1_000_041
 """Child of the scenario's seed that the pilot draws from."""
-MOST_REPLICATIONS = 64
+MAX_REPLICATIONS = 64
 """Beyond it runs grow longer instead."""
-MOST_TIMES_LONGER = 20
+MAX_TIMES_LONGER = 20
 STATED = (Order.LOWER, Order.HIGHER)
 METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "steady_output_throughput")
 
@@ -50,7 +50,7 @@ def sized(
     on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> Scenario:
     """`scenario` with as many replications, at its settled length, as make half of the 95 % intervals of METRICS at
-    most `share` of their means, for every policy; runs grow longer where more than MOST_REPLICATIONS would be needed.
+    most `share` of their means, for every policy; runs grow longer where more than MAX_REPLICATIONS would be needed.
 
     Raises ValueError for a share that no run can reach.
     """
@@ -58,7 +58,7 @@ def sized(
         raise ValueError(f"--until-ci {share!r}: want a share of the mean from 0.001 to below 1, such as 0.05")
     resolve_all(scenario, profile)
     on_done("settling the length", 0, 1)
-    settled, length = settle(scenario, profile)
+    settled, length = choose_run_length(scenario, profile)
     points = [
         Point(scenario=settled, policy=policy, seed=child_seed(scenario.seed, PILOT_KEY, replication), profile=profile)
         for policy in scenario.policy
@@ -73,14 +73,14 @@ def sized(
             values = [value for run in runs if (value := number(run, metric)) is not None]
             if len(values) == PILOTS:
                 most = max(most, replications_for(values, share / SPREAD_MARGIN))
-    if most <= MOST_REPLICATIONS:
+    if most <= MAX_REPLICATIONS:
         return msgspec.structs.replace(scenario, replications=most)
-    times = min(MOST_TIMES_LONGER, ceil(most / MOST_REPLICATIONS))
+    times = min(MAX_TIMES_LONGER, ceil(most / MAX_REPLICATIONS))
     workload = settled.workload
     if not is_trace(workload):
-        count = min(MOST_PROMPTS, length.num_prompts * times)
+        count = min(MAX_PROMPTS, length.num_prompts * times)
         workload = msgspec.structs.replace(workload, num_prompts=count)
-    return msgspec.structs.replace(scenario, workload=workload, replications=MOST_REPLICATIONS)
+    return msgspec.structs.replace(scenario, workload=workload, replications=MAX_REPLICATIONS)
 
 
 def replications_for(values: Sequence[float], share: float) -> int:

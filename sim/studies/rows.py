@@ -23,7 +23,7 @@ import msgspec
 
 from sim.compare.points import Point, run_point
 from sim.compare.pool import given
-from sim.compare.run_length import Length, load_of, settle, transient_note
+from sim.compare.run_length import Length, choose_run_length, load_of, transient_note
 from sim.compare.side_by_side import PAIRED_METRICS
 from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
@@ -190,7 +190,7 @@ def _rows(job: Job) -> Iterator[Row]:
     scenario, policy = job.scenario, job.scenario.policy[0]
     profile: Profile = given(PROFILES)[scenario.profile]
     resolve_all(scenario, profile)
-    settled, length = settle(scenario, profile)
+    settled, length = choose_run_length(scenario, profile)
     for replication in job.replications:
         point = Point(scenario=settled, policy=policy, seed=child_seed(scenario.seed, replication), profile=profile)
         outcome = run_point(point)

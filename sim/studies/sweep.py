@@ -30,7 +30,7 @@ ASKED_ABOVE = 1_000_000
 """Runs above which a sweep wants to be told twice: about ten hours on two cores."""
 KEPT_EVERY_S, KEPT_ROWS = 2.0, 500
 """Rows are written when they are this old, or so many."""
-MOST_TOGETHER, LONG_RUN = 20_000, 2_000
+MAX_TOGETHER, LONG_RUN = 20_000, 2_000
 """Requests that one worker is given at once, a few seconds' work; a run of unsettled length counts as the second."""
 SAMPLE_S, SAMPLE_JOBS = 4.0, 12
 """What an estimate may take: points spread over the grid, until the time is up."""
@@ -191,7 +191,7 @@ def together(jobs: Iterable[Job]) -> Iterator[tuple[Job, ...]]:
         workload = msgspec.structs.replace(job.scenario.workload, request_rate=1.0)
         same = msgspec.structs.replace(job.scenario, workload=workload)
         count = workload.num_prompts if isinstance(workload.num_prompts, int) else LONG_RUN
-        if batch and (same != held or requests + count * len(job.replications) > MOST_TOGETHER):
+        if batch and (same != held or requests + count * len(job.replications) > MAX_TOGETHER):
             yield tuple(batch)
             batch, requests = [], 0
         batch.append(job)

@@ -47,13 +47,13 @@ from sim.studies.evidence import asked_of, evidence
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 TUNING_SCHEMA = 1
-REQUESTS_PER_SLOT, FEWEST_REQUESTS = 8, 48
+REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
 """Of a run with its concurrency left open; the first of them per slot are left out."""
-FEWEST_FOR_VERDICT = 10
+MIN_FOR_VERDICT = 10
 """Draws below which no table is preferred to one length."""
 SURE_SHARE = 0.95
 """Of the draws in which a gain is one, from which it is sure."""
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 """Of a table over one length, from which it is an answer: two equal servers were measured 1.5 % apart (vLLM 0.23 on
 GH200, swiss-ai/apertus-speculative-decoding)."""
 MEMORY_SHARE = 0.8
@@ -97,7 +97,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     interval: Interval
     is_sure: bool
-    """Above 0 in SURE_SHARE of the draws, and in the mean not below LEAST_GAIN."""
+    """Above 0 in SURE_SHARE of the draws, and in the mean not below MIN_GAIN."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,15 +217,15 @@ def answer(
 ) -> Tuning:
     """What the grid says. Pure."""
     limits, fits = limits_of(scenario, profile), fits_of(scenario, profile)
-    most_batch = max(limits.max_num_seqs, grid.concurrencies[-1])
+    max_batch = max(limits.max_num_seqs, grid.concurrencies[-1])
     num_draws = grid.values.shape[2]
-    choice = _choice(grid, fits, most_batch, may_be_table=num_draws >= FEWEST_FOR_VERDICT)
+    choice = _choice(grid, fits, max_batch, may_be_table=num_draws >= MIN_FOR_VERDICT)
     table, chosen = choice.table, choice.lengths
     if choice.is_table:
         verdict = "a table: " + ", ".join(f"K = {k} for {start}..{end}" for start, end, k in table)
     else:
         verdict = "no speculation" if chosen[0] == PLAIN else f"one length: K = {chosen[0]}"
-    regrets = _regrets(grid, fits, most_batch)
+    regrets = _regrets(grid, fits, max_batch)
     points = [_tuned_point(grid, fits, i, k, regret) for i, (k, regret) in enumerate(zip(chosen, regrets, strict=True))]
     middle, interval = break_even(grid, fits)
     return Tuning(
@@ -272,23 +272,23 @@ class _Choice(NamedTuple):
     is_table: bool
 
 
-def _choice(grid: LengthGrid, fits: Fits, most_batch: int, *, may_be_table: bool) -> _Choice:
-    table, one = best_table(grid, fits, most_batch), best_single(grid, fits)
+def _choice(grid: LengthGrid, fits: Fits, max_batch: int, *, may_be_table: bool) -> _Choice:
+    table, one = best_table(grid, fits, max_batch), best_single(grid, fits)
     by_table = np.stack([grid.of(length_in(table, c))[i] for i, c in enumerate(grid.concurrencies)])
     gain = _gain("the table", _setting_name(one), by_table, grid.of(one))
     if len(table) > 1 and gain.is_sure and may_be_table:
         return _Choice(table, [length_in(table, concurrency) for concurrency in grid.concurrencies], gain, True)
-    return _Choice(((1, most_batch, max(one, 0)),), [one] * len(grid.concurrencies), gain, False)
+    return _Choice(((1, max_batch, max(one, 0)),), [one] * len(grid.concurrencies), gain, False)
 
 
-def _regrets(grid: LengthGrid, fits: Fits, most_batch: int) -> list[float]:
+def _regrets(grid: LengthGrid, fits: Fits, max_batch: int) -> list[float]:
     """[concurrencies] what a choice loses in a draw that had no part in it: each draw judges the choice of all others
     (leave-one-out). One draw alone judges its own."""
     num_draws = grid.values.shape[2]
     lost = np.full((len(grid.concurrencies), num_draws), np.nan)
     for draw in range(num_draws):
         others = grid if num_draws == 1 else grid._replace(values=np.delete(grid.values, draw, axis=2))
-        choice = _choice(others, fits, most_batch, may_be_table=num_draws >= FEWEST_FOR_VERDICT)
+        choice = _choice(others, fits, max_batch, may_be_table=num_draws >= MIN_FOR_VERDICT)
         for i, k in enumerate(choice.lengths):
             best = _best(grid, fits, i)[draw]
             if best > 0.0:
@@ -311,7 +311,7 @@ def _tried(grid: LengthGrid) -> tuple[float, float]:
 def fits_of(scenario: Scenario, profile: Profile) -> Fits:
     """By the captured graphs and the token budget of the scenario's engine on that GPU."""
     budget = limits_of(scenario, profile).max_num_batched_tokens
-    return Fits(most_graph_tokens=_most_graph_tokens(scenario, profile), most_tokens=budget)
+    return Fits(max_graph_tokens=_max_graph_tokens(scenario, profile), max_tokens=budget)
 
 
 # -- saying
@@ -365,7 +365,7 @@ def _gain(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
     gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
     interval = interval_90(gains)
     mean = float(gains.mean())
-    is_sure = float((gains > 0.0).mean()) >= SURE_SHARE and mean >= LEAST_GAIN
+    is_sure = float((gains > 0.0).mean()) >= SURE_SHARE and mean >= MIN_GAIN
     return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
 
 
@@ -376,17 +376,17 @@ def _notes(grid: LengthGrid, table: Table, fits: Fits) -> list[str]:
             "where the table says 0 the drafter stays loaded and its KV is kept up to date; that is in the figures"
         )
     beyond = [k for k in grid.lengths if k > 0 and not fits(k, grid.concurrencies[-1])]
-    if beyond and fits.most_graph_tokens is not None:
+    if beyond and fits.max_graph_tokens is not None:
         notes.append(
-            f"no row's batch x (K + 1) exceeds the {fits.most_graph_tokens} tokens of the largest captured graph"
+            f"no row's batch x (K + 1) exceeds the {fits.max_graph_tokens} tokens of the largest captured graph"
         )
     if len(table) > 1:
         notes.append(
             "vLLM captures full graphs for a table with model runner V2 only; V1 falls back to piecewise ones, about "
             "7 ms a step more at small batch on a GH200 (vLLM 0.23, swiss-ai/apertus-speculative-decoding)"
         )
-    if grid.values.shape[2] < FEWEST_FOR_VERDICT:
-        notes.append(f"fewer than {FEWEST_FOR_VERDICT} draws: one length is named whatever a table would gain")
+    if grid.values.shape[2] < MIN_FOR_VERDICT:
+        notes.append(f"fewer than {MIN_FOR_VERDICT} draws: one length is named whatever a table would gain")
     return notes
 
 
@@ -492,7 +492,7 @@ def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: 
 def closed_loop(scenario: Scenario, concurrency: int) -> Scenario:
     """`scenario` with so many requests in flight at all times, as many of them as tell of that."""
     workload = scenario.workload
-    count = max(FEWEST_REQUESTS, REQUESTS_PER_SLOT * concurrency)
+    count = max(MIN_REQUESTS, REQUESTS_PER_SLOT * concurrency)
     if isinstance(workload.num_prompts, int):
         count = workload.num_prompts
     elif is_trace(workload):
@@ -534,6 +534,6 @@ def _has_slo(scenario: Scenario) -> bool:
     return any(bound is not None for bound in scenario.goodput.bounds_ms.values())
 
 
-def _most_graph_tokens(scenario: Scenario, profile: Profile) -> int | None:
+def _max_graph_tokens(scenario: Scenario, profile: Profile) -> int | None:
     sizes = graph_sizes(profile.host) if scenario.engine.cuda_graph else []
     return max(sizes) if sizes else None

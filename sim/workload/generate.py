@@ -27,12 +27,12 @@ FIXED_INPUT_LEN, FIXED_OUTPUT_LEN = 1024, 128
 TIMED_TRACES = tuple(name for name in TRACE_NAMES if name != "sharegpt")
 """Trace formats that record arrivals."""
 DATASET_NAMES = ("fixed", *LENGTH_TABLES, *TRACE_NAMES)
-LEAST_RATE = 1e-9
+MIN_RATE = 1e-9
 """Requests per second: one in 32 years."""
-MOST_PROMPTS = 10_000_000
+MAX_PROMPTS = 10_000_000
 """About what 16 GB of memory hold."""
 AUTO = "auto"
-LEAST_AUTO_PROMPTS = 1000
+MIN_AUTO_PROMPTS = 1000
 """Requests of a run whose length is left to lanesim, before it is known how many it needs."""
 MEAN_SAMPLE = 20_000
 """Draws whose mean stands for a workload's mean length."""
@@ -92,16 +92,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"workload.{name}={value!r} must be at least 1")
-        most = self.num_prompts if isinstance(self.num_prompts, int) else MOST_PROMPTS
-        if most > MOST_PROMPTS:
-            raise ValueError(f"workload.num_prompts={self.num_prompts} must be at most {MOST_PROMPTS}")
+        most = self.num_prompts if isinstance(self.num_prompts, int) else MAX_PROMPTS
+        if most > MAX_PROMPTS:
+            raise ValueError(f"workload.num_prompts={self.num_prompts} must be at most {MAX_PROMPTS}")
         if not 0 <= self.num_warmups < most:
             raise ValueError(
                 f"workload.num_warmups={self.num_warmups!r} must be at least 0 and below num_prompts={self.num_prompts}"
             )
-        if not self.request_rate >= LEAST_RATE:
+        if not self.request_rate >= MIN_RATE:
             raise ValueError(
-                f"workload.request_rate={self.request_rate!r} must be at least {LEAST_RATE:g} requests/s, or inf"
+                f"workload.request_rate={self.request_rate!r} must be at least {MIN_RATE:g} requests/s, or inf"
             )
         if not (isfinite(self.burstiness) and self.burstiness > 0.0):
             raise ValueError(f"workload.burstiness={self.burstiness!r} must be a finite number above 0; 1 is Poisson")
@@ -229,7 +229,7 @@ def num_requests(workload: Workload) -> int:
     """Requests of a run; where that is left open, a whole trace, or the least of a run that is long enough."""
     if isinstance(workload.num_prompts, int):
         return workload.num_prompts
-    return trace_length(workload) if is_trace(workload) else LEAST_AUTO_PROMPTS
+    return trace_length(workload) if is_trace(workload) else MIN_AUTO_PROMPTS
 
 
 def _trace(workload: Workload, count: int | None, block_tokens: int = BLOCK_TOKENS) -> Trace:

@@ -13,9 +13,9 @@ from typing import Any
 from sim.files.json_values import read_json
 from sim.workload.trace_files import TraceRow, tokens_of
 
-MOST_CONVERSATION_BYTES = 2 << 30
+MAX_CONVERSATION_BYTES = 2 << 30
 """Of such a file, which is read at once: the one that everybody uses has 640 MB."""
-LEAST_TOKENS = 4
+MIN_TOKENS = 4
 """Counted conversations with a shorter prompt or answer are passed over, as in `vllm bench serve`; its upper bounds are
 not applied."""
 
@@ -26,7 +26,7 @@ def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> list[Tr
     An entry has `prompt_tokens` and `output_tokens`, or `conversations` with texts under `value`, which are
     counted by the tokenizer.json in the local directory `tokenizer`. Raises ValueError, one line naming the entry.
     """
-    entries = read_json(path, "trace", most_bytes=MOST_CONVERSATION_BYTES, has_prose=True)
+    entries = read_json(path, "trace", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"trace {path!r}: want a non-empty JSON list of conversations")
     rows: list[TraceRow] = []
@@ -35,7 +35,7 @@ def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> list[Tr
             break
         rows.append(row)
     if not rows:
-        raise ValueError(f"trace {path!r}: no conversation of at least two turns of {LEAST_TOKENS} tokens in it")
+        raise ValueError(f"trace {path!r}: no conversation of at least two turns of {MIN_TOKENS} tokens in it")
     return rows
 
 
@@ -61,7 +61,7 @@ def _rows(path: str, entries: list[Any], tokenizer: str | None) -> Iterator[Trac
         if count is None:
             count = _counter(path, tokenizer)
         prompt, output = (count(str(text)) for text in texts)
-        if prompt >= LEAST_TOKENS and output >= LEAST_TOKENS:
+        if prompt >= MIN_TOKENS and output >= MIN_TOKENS:
             yield TraceRow(None, prompt, output, id=label)
 
 

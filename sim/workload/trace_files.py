@@ -22,9 +22,9 @@ RowReader = Callable[[tuple[Cell, ...], str], "TraceRow"]
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "datetime": 1.0}
 """Seconds per unit of a clock; datetime is ISO 8601 text."""
-LEAST_UNIX = {"ms": 1e11, "us": 1e14, "ns": 1e17}
+MIN_UNIX = {"ms": 1e11, "us": 1e14, "ns": 1e17}
 """Unix times since 1973 in these units are at least this; below the first one they are seconds, until the year 5138."""
-MOST_TOKENS = 10**9
+MAX_TOKENS = 10**9
 """Of one prompt or answer: a thousand times the longest context there is."""
 _EPOCH = datetime(1970, 1, 1)
 
@@ -44,21 +44,21 @@ class TraceRow(NamedTuple):
 def number_of(cell: Cell, where: str, field: str) -> int:
     """A whole number from 0."""
     try:
-        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and 0 <= (value := int(cell)) <= MOST_TOKENS:
+        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and 0 <= (value := int(cell)) <= MAX_TOKENS:
             return value
     except ValueError:
         pass
-    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number from 0 to {MOST_TOKENS}")
+    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number from 0 to {MAX_TOKENS}")
 
 
 def tokens_of(cell: Cell, where: str, field: str) -> int:
     """A length of at least one token."""
     try:
-        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and 1 <= (value := int(cell)) <= MOST_TOKENS:
+        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and 1 <= (value := int(cell)) <= MAX_TOKENS:
             return value
     except ValueError:
         pass
-    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number of tokens, 1 to {MOST_TOKENS}")
+    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number of tokens, 1 to {MAX_TOKENS}")
 
 
 def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
@@ -81,7 +81,7 @@ def unix_unit(cell: Cell) -> str | None:
         value = float(cell)
     except (ValueError, TypeError, OverflowError):
         return None
-    return next((unit for unit, least in reversed(LEAST_UNIX.items()) if least <= value < least * 1e3), None)
+    return next((unit for unit, least in reversed(MIN_UNIX.items()) if least <= value < least * 1e3), None)
 
 
 def column_names(path: str, kind: str) -> list[str]:

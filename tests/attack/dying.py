@@ -32,7 +32,7 @@ from tests.calibrate.points.test_file import point
 
 DIED = 9
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}
-MOST_OPERATIONS = 300
+MAX_OPERATIONS = 300
 SEEDED = ["compare", "--profile", PAIR, *TINY_RUN, "--workers", "1", "--seed"]
 PLACES = [["decode", "target", 1, 1, context, "eager"] for context in (16, 32, 48)]
 
@@ -232,7 +232,7 @@ def main(name: str, place: Path, step: int) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     for allowed in count(0, step):
-        assert allowed < MOST_OPERATIONS
+        assert allowed < MAX_OPERATIONS
         folder = place / f"{allowed:03}"
         shutil.copytree(old, folder)
 

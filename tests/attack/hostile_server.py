@@ -1,6 +1,6 @@
 """A server on loopback that breaks one rule at a time: each way is a generator of what it sends and how long it waits.
 
-Bounded: no way sends more than MOST_BYTES or outlives the server. All that is not broken is sound.
+Bounded: no way sends more than MAX_BYTES or outlives the server. All that is not broken is sound.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from itertools import chain, repeat
 from typing import Any
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 TOKEN_S = 0.002
 Sent = Iterator[bytes | float]
 """Bytes to send, seconds to wait."""
@@ -130,7 +130,7 @@ class HostileServer:
                 keeps = False
                 num_bytes = 0
                 for piece in self._answer(*request):
-                    if self._stopped.is_set() or num_bytes > MOST_BYTES:
+                    if self._stopped.is_set() or num_bytes > MAX_BYTES:
                         return
                     if isinstance(piece, float):
                         self._stopped.wait(piece)

@@ -18,7 +18,7 @@ PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 SMALL = ["--num-prompts", "300", "--input-len", "16", "--output-len", "4", "--request-rate", "20"]
 KILLS = int(os.environ.get("LANESIM_KILLS", "30"))
 """Of each command, while it is under way."""
-MOST_TRIES = 4
+MAX_TRIES = 4
 GRID = f"""scenario:
   profile: {PAIR}
   policy: pd
@@ -117,5 +117,5 @@ def test_killed_at_a_random_moment_and_run_again_it_is_as_if_nothing_had_been(na
         assert finished(name, folder) == undisturbed
         assert [path.name for path in folder.iterdir() if ".part-" in path.name] == []
         number += 1
-        assert number < MOST_TRIES * KILLS, "it ends before it is killed"
+        assert number < MAX_TRIES * KILLS, "it ends before it is killed"
     print(f"{name}: {num_killed} killed under way in {number} runs")

@@ -25,9 +25,9 @@ from tests.attack.hostile_server import DONE, Way, bomb, collected, drip, event,
 MODELS, COMPLETIONS, CHAT, METRICS = "/v1/models", "/v1/completions", "/v1/chat/completions", "/metrics"
 FLAGS = ["--profile", "cpu/tiny", "--levels", "1,2", "--rounds", "1", "--requests-per-stream", "3"]
 FLAGS += ["--input-len", "4", "--output-len", "8", "--timeout-s"]
-MOST_S = 20
+MAX_S = 20
 """Far beyond what such a probe takes."""
-MOST_GROWTH_KIB = 96 << 10
+MAX_GROWTH_KIB = 96 << 10
 SSE = head("200 OK", kind="text/event-stream")
 TOKEN = event({"choices": [{"text": "a "}]})
 LATE = r"gave no whole answer within 0\.8 s \(--timeout-s\)"
@@ -135,20 +135,20 @@ SOUND: dict[str, tuple[str, Way]] = {
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Fail what takes MOST_S or more memory than MOST_GROWTH_KIB."""
+    """Fail what takes MAX_S or more memory than MAX_GROWTH_KIB."""
 
     def ring(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"hangs for {MOST_S} s")
+        raise AssertionError(f"hangs for {MAX_S} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(MOST_S)
+    signal.alarm(MAX_S)
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         yield
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - highest < MOST_GROWTH_KIB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - highest < MAX_GROWTH_KIB
 
 
 def probe(url: str, folder: Path, *flags: str, timeout_s: float = 10.0) -> int:
@@ -268,7 +268,7 @@ def test_a_signal_ends_a_probe_that_waits(tmp_path: Path) -> None:
         with hostile(path, way, sound=sound) as server:
             command[command.index("URL")] = server.url
             with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
-                assert server.has_broken.wait(MOST_S)
+                assert server.has_broken.wait(MAX_S)
                 process.send_signal(sign)
                 try:
                     _, told = process.communicate(timeout=5.0)

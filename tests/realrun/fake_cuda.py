@@ -84,7 +84,7 @@ class Call(NamedTuple):
     """All calls of one operation together."""
 
     schema: str
-    most_positional: int
+    max_positional: int
     names: frozenset[str]
 
 
@@ -96,7 +96,7 @@ class Watcher(TorchDispatchMode):
         self.calls: dict[str, Call] = {}
         """By operation, as torch writes it: aten::add.Tensor."""
         self.launches: Counter[str] = Counter()
-        self.most_bytes = self._bytes = 0
+        self.max_bytes = self._bytes = 0
         """Most memory of what was made and not freed while watching."""
         self._known: set[int] = set()
 
@@ -120,8 +120,8 @@ class Watcher(TorchDispatchMode):
         made = list(tensors(out))
         assert all(tensor.device.type == "cuda" for tensor in made), f"{func} writes host memory"
         known = self.calls.setdefault(func.name(), Call(str(func._schema), 0, frozenset()))
-        most = max(known.most_positional, len(args))
-        self.calls[func.name()] = known._replace(most_positional=most, names=known.names | set(kwargs))
+        most = max(known.max_positional, len(args))
+        self.calls[func.name()] = known._replace(max_positional=most, names=known.names | set(kwargs))
         is_written = func._schema.is_mutable and name != "fwd"
         if is_written or (name not in ALLOCATES_ONLY and any(storage_of(tensor) not in shared for tensor in made)):
             self.launches[name] += LAUNCHES.get(name, 1)
@@ -136,7 +136,7 @@ class Watcher(TorchDispatchMode):
         self._known.add(key)
         size = storage.nbytes()
         self._bytes += size
-        self.most_bytes = max(self.most_bytes, self._bytes)
+        self.max_bytes = max(self.max_bytes, self._bytes)
         weakref.finalize(storage, self._freed, key, size)
 
     def _freed(self, key: int, size: int) -> None:

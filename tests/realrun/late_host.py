@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from realrun.host.executor import Handle, Job, Lane
+from realrun.host.executor import Handle, Job, RequestQueue
 from realrun.replay.pair_executor import PairExecutor
 from sim.hosts.scripted import SteppedHost
 from sim.interface.host import Stream
@@ -87,7 +87,7 @@ class LateHost(SteppedHost):
         super().__init__()
         self.device, self.executor, self.clock = device, executor, SteppingClock()
         executor._lock = KnowingLock(device)  # type: ignore[assignment]
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, RequestQueue] = {}
         self._queues: dict[str, list[LateTicket]] = {}
         self._free_s: dict[str, float] = {}
 

@@ -65,7 +65,7 @@ class TimedDevice:
         self.run_now_s = 20e-6
         self.held_launches: int | None = None
         """Since a stream was held; None before."""
-        self.most_held_launches = 0
+        self.max_held_launches = 0
 
     def now_s(self) -> float:
         return self.host_s
@@ -97,7 +97,7 @@ class TimedDevice:
         self.passes.append(lasts)
         if self.held_launches is not None:
             self.held_launches += 1 if self.is_replaying else lasts.num_kernels
-            self.most_held_launches = max(self.most_held_launches, self.held_launches)
+            self.max_held_launches = max(self.max_held_launches, self.held_launches)
 
     def run_until(self, event: TimedEvent) -> None:
         """Go on until the device has passed `event`; the host waits, and what was held goes on."""
@@ -157,8 +157,8 @@ class TimedStream:
         for lasts in passes:
             self._put(began_s, COPY_S)
             # Kernels that come one by one end no sooner than the last of them is there.
-            least_s = 0.0 if is_replay else KERNEL_CALL_S * lasts.num_kernels
-            self._put(began_s, max(lasts.device_s, least_s), lasts)
+            min_s = 0.0 if is_replay else KERNEL_CALL_S * lasts.num_kernels
+            self._put(began_s, max(lasts.device_s, min_s), lasts)
             self._put(began_s, COPY_S)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:

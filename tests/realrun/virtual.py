@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from realrun.host.clocks import NOTHING, Clock, Mailbox
-from realrun.host.executor import Handle, Job, Lane, Outcome, check_whole
+from realrun.host.executor import Handle, Job, Outcome, RequestQueue, check_whole
 from sim.interface.host import Stream
 from sim.interface.work import Kind
 
@@ -128,7 +128,7 @@ class ConstantExecutor:
         if self._is_one_gpu:
             check_whole(stream)
 
-    def lane(self, stream: Stream, clock: Clock) -> Lane:
+    def lane(self, stream: Stream, clock: Clock) -> RequestQueue:
         return _ConstantLane(self._device_s, clock, self._is_async)
 
     def submitted(self, job: Job) -> None: ...

@@ -1,4 +1,4 @@
-"""Shared ground of the simulator's tests: constant costs, scripted luck, and one way to run a policy on a host."""
+"""Shared ground of the simulator's tests: constant costs, scripted draws, and one way to run a policy on a host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Stream
 from sim.interface.request import Request
-from sim.interface.request_queue import Lane
+from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Kind, Result, Work
 from sim.policies import rounds
 from sim.policies.continuous.loop import can_be_totals
@@ -42,7 +42,7 @@ def early_tokens() -> str:
     """Name of a policy as `pd`, but for first tokens: they leave, and rows join the decode lane, when the target is
     through with a prompt and the draft model is not."""
 
-    async def prefill(serving: Serving, lane: Lane, stream: Stream, prompts: rounds.DraftPrompts) -> None:
+    async def prefill(serving: Serving, lane: RequestQueue, stream: Stream, prompts: rounds.DraftPrompts) -> None:
         while True:
             request = await serving.admit()
             target, through = rounds.submit_prompts(serving, request, stream)
@@ -53,7 +53,12 @@ def early_tokens() -> str:
                 await lane.put(serving.host, request)
 
     async def decode(
-        serving: Serving, options: PolicyOptions, at_most: int, lane: Lane, stream: Stream, prompts: rounds.DraftPrompts
+        serving: Serving,
+        options: PolicyOptions,
+        at_most: int,
+        lane: RequestQueue,
+        stream: Stream,
+        prompts: rounds.DraftPrompts,
     ) -> None:
         while True:
             batch = await rounds.take_batch(serving, lane, options, at_most, num_lanes=1)
@@ -63,7 +68,7 @@ def early_tokens() -> str:
             )
 
     def build(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Any]:
-        lane, host = Lane("decode"), serving.host
+        lane, host = RequestQueue("decode"), serving.host
         stream, decode_stream = host.stream("prefill"), host.stream("decode")
         prompts = rounds.DraftPrompts(lambda _: stream)
         at_most = rows_per_work(options, limits, options.decode_batch, serving.controller.draft_tokens_max)
@@ -95,7 +100,7 @@ def calls_of(function: Callable[[Work], object], work: Work) -> int:
     return calls
 
 
-class PeriodicLuck:
+class PeriodicDraws:
     """Accepts a number of drafted tokens that depends on index and position alone."""
 
     def run_length(self, index: int, position: int, most: int) -> int:
@@ -156,7 +161,7 @@ class SimRun:
         policy: str,
         requests: Sequence[Request],
         *,
-        luck: Any = None,
+        draws: Any = None,
         costs: Any = None,
         options: PolicyOptions | None = None,
         limits: EngineLimits | None = None,
@@ -173,10 +178,10 @@ class SimRun:
         **host_options: Any,
     ) -> None:
         self.tickets: list[SimTicket] = []
-        self.luck = luck or PeriodicLuck()
+        self.draws = draws or PeriodicDraws()
         self.host = SimHost(
             costs or ConstantCosts(device_s=SECONDS),
-            self.luck,
+            self.draws,
             on_work=self.tickets.append,
             **{"links": {LINK: ONE_SECOND}, **host_options},
         )
@@ -194,7 +199,7 @@ class SimRun:
             controller=controller,
             options=options,
             first_measured=num_warmups,
-            draws=self.luck if is_totals else None,
+            draws=self.draws if is_totals else None,
         )
         assert not is_totals or can_be_totals(self.serving, limits)
         tasks = find_policy(policy).build(self.serving, options or PolicyOptions(poll_s=0.0, spin_s=0.0), limits)
@@ -260,16 +265,16 @@ def serve(
 
 
 def run_on_script(
-    policy: str, requests: Sequence[Request], luck: Any, options: PolicyOptions, draft_tokens: int = 4
+    policy: str, requests: Sequence[Request], draws: Any, options: PolicyOptions, draft_tokens: int = 4
 ) -> tuple[ScriptHost, Serving]:
-    """The same policy on ScriptHost, answers from the same luck."""
+    """The same policy on ScriptHost, answers from the same draws."""
 
     def answer(work: Work) -> Result:
         rows = work.requests if work.kind is Kind.VERIFY else work.requests[: work.rows]
         if work.kind not in (Kind.VERIFY, Kind.STEP):
             return Result(())
         asked = zip(rows, work.checked(), strict=False)
-        return Result([luck.run_length(r.index, r.emitted_tokens, most) if most else 0 for r, most in asked])
+        return Result([draws.run_length(r.index, r.emitted_tokens, most) if most else 0 for r, most in asked])
 
     host = ScriptHost(lambda work: SECONDS[work.kind], answer)
     serving = serve(host, policy, requests, draft_tokens, options=options)

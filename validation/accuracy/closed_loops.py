@@ -213,12 +213,12 @@ def _output_std(repeats: Sequence[Mapping[str, str]]) -> float:
 
     The 95th percentile is Z_95 standard deviations above the median. Outputs that all have the most tokens are fixed.
     """
-    if all(float(row["tot_out"]) == float(row["nreq"]) * _most_output_tokens(row) for row in repeats):
+    if all(float(row["tot_out"]) == float(row["nreq"]) * _max_output_tokens(row) for row in repeats):
         return 0.0
     return fmean((float(row["e2e_p95"]) - float(row["e2e_p50"])) / float(row["itl_mean"]) / Z_95 for row in repeats)
 
 
-def _most_output_tokens(row: Mapping[str, str]) -> int:
+def _max_output_tokens(row: Mapping[str, str]) -> int:
     return int(json.loads(row["wlp"])["max_new_tokens"])
 
 
@@ -240,7 +240,7 @@ def _study_cell(
         "input_len": PROMPT_TOKENS[workload],
         "output_len": round(mean("tot_out") / num_prompts),
         "output_len_std": output_std or "",
-        "output_len_max": _most_output_tokens(repeats[0]),
+        "output_len_max": _max_output_tokens(repeats[0]),
         "num_prompts": int(num_prompts),
         "num_speculative_tokens": int(draft_tokens),
         "acceptance_length": mean("tau") if draft_tokens else "",

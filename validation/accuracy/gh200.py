@@ -45,7 +45,7 @@ PLAIN, EAGLE, DSPARK = "none", "eagle31", "dspark"
 """Methods as the study names them."""
 SPREAD_K = 3
 """Draft length of the cells that the spread of requests is fitted on: their p95 TPOT, chat."""
-MOST_SPREAD = 4.0
+MAX_SPREAD = 4.0
 BLOCK_SIZE = 16
 PLAIN_BARS, SPEEDUP_BARS, DSPARK_BARS, P95_BAR = (3.0, 8.0), (3.0, None), (6.0, None), 15.0
 MEASURED_COLUMNS = {
@@ -157,7 +157,7 @@ def _tails(data: Path, scratch: Path, profile: Profile) -> tuple[float, list[Jud
             if cell.num_speculative_tokens == SPREAD_K
         )
 
-    spread = round(float(brentq(mean_error, 0.0, MOST_SPREAD, xtol=0.01)), 2)
+    spread = round(float(brentq(mean_error, 0.0, MAX_SPREAD, xtol=0.01)), 2)
     is_fit = [cell.num_speculative_tokens == SPREAD_K for cell in cells]
     drafting = CellTable(path=table.path, cells=cells, unused=[])
     return spread, judge_cells(drafting, is_fit, profile, replace(plain, acceptance_spread=spread))

@@ -47,7 +47,7 @@ ISSUE_INPUT_LEN, ISSUE_OUTPUT_LEN = 128, 256
 """Assumed: the issue does not say; at batch 1 a hundred tokens of context are 0.05 ms."""
 ISSUE_VANILLA_MS, ISSUE_K2_MS, ISSUE_K2_LENGTH = 7.07, 4.32, 2.36
 ISSUE_DRAWS = 200
-"""Requests with luck, one after the other."""
+"""Requests with draws, one after the other."""
 
 LINE = "unlicensed_local_only/specdecode_bench/h100_llama31_8b_step_cost_fit.json"
 LINE_ROWS = (1, 8, 16, 32, 64)

@@ -1,4 +1,4 @@
-"""One cell of a claimed table: a scenario, a policy and a regime of overlap, over several draws of arrivals and luck.
+"""One cell of a claimed table: a scenario, a policy and a regime of overlap, over several draws of arrivals and draws.
 
 What most sections are made of. Not here: which cells a section has (one module each), verdicts
 (validation.claims.ledger).

@@ -19,7 +19,7 @@ ENGINES = {"baseline": "baseline", "pd": "pd", "pdv": "pdv"}
 DECODE_BATCH, VERIFY_BATCH = 6, 12
 """Stated by the seed."""
 NUM_PROMPTS = 60
-MOST_DRAWS = 5
+MAX_DRAWS = 5
 METRIC = "output_throughput"
 ByRegime = dict[Regime, Cell]
 
@@ -27,7 +27,7 @@ ByRegime = dict[Regime, Cell]
 def judge(section: Section, draws: int) -> list[Row]:
     """Ratios of throughputs by concurrency, utilisation, and the figures that cannot be tested."""
     cells = {
-        (engine, concurrency): _cell(section, engine, concurrency, min(MOST_DRAWS, draws))
+        (engine, concurrency): _cell(section, engine, concurrency, min(MAX_DRAWS, draws))
         for engine in ENGINES
         for concurrency in CONCURRENCIES
     }

@@ -25,7 +25,7 @@ METRIC = "output_throughput"
 WORTHWHILE = 0.02
 """Of throughput: a smaller difference decides nothing, and the simpler scheduler (PD) is taken, as the seed has it."""
 REPLICATIONS = 3
-LEAST_PROMPTS, PROMPTS_PER_PLACE = 24, 4
+MIN_PROMPTS, PROMPTS_PER_PLACE = 24, 4
 SWITCHED_PAIR, SWITCHED_PROMPTS, SWITCHED_METRIC = "7b", 300, "mean_e2el_ms"
 
 
@@ -110,7 +110,7 @@ def _row(section: Section, gpu: str, pair: str, concurrency: int, replications: 
     load: dict[str, Any] = {
         "input_len": int(section.constant("input_len")),
         "output_len": int(section.constant("output_len")),
-        "num_prompts": max(LEAST_PROMPTS, PROMPTS_PER_PLACE * concurrency),
+        "num_prompts": max(MIN_PROMPTS, PROMPTS_PER_PLACE * concurrency),
         "request_rate": "inf",
         "max_concurrency": concurrency,
         "num_speculative_tokens": int(section.constant("draft_tokens")),

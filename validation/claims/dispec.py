@@ -31,12 +31,12 @@ TRANSFERS = {512: "F.kv.512", 2048: "F.kv.2048"}
 STEP_BY_STEP, AHEAD = "pdv", "baseline"
 """Policies for one request at a time: verify is launched when the draft's tokens are on the host, as where the host
 samples; or while the draft still runs."""
-MOST_DRAWS = 10
+MAX_DRAWS = 10
 
 
 def judge(section: Section, draws: int) -> list[Row]:
     """Passes, batches, speculation with eager and graphed drafts, transfers."""
-    num_draws = max(2, min(MOST_DRAWS, draws))
+    num_draws = max(2, min(MAX_DRAWS, draws))
     return [
         section.untested("F.single.hf"),
         *_single(section, num_draws),

@@ -24,14 +24,14 @@ RATIOS = (64, 72, 84)
 TPS_LABELS = (1, 8, 16, 32, 64, 128)
 LATENCY_LABELS = (32, 64, 96)
 HEADLINE = 128
-MOST_COUNTED = 3
+MAX_COUNTED = 3
 """Completions of PD at the headline whose probabilities are printed."""
 SEED = 2002
 Runs = dict[tuple[str, int], list[Served]]
 
 
 def judge(section: Section, draws: int) -> list[Row]:
-    """Every row of section A from `draws` draws of luck per engine and label (a fifth of that where all drain)."""
+    """Every row of section A from `draws` draws of draws per engine and label (a fifth of that where all drain)."""
     windowed: Runs = {
         (engine, label): _runs(section, engine, label, draws if label in CUT_LABELS else max(2, draws // 4))
         for engine in ("pd", "pdv")
@@ -116,7 +116,7 @@ def _completed(section: Section, runs: Runs) -> list[Row]:
 
 
 def _elsewhere(section: Section, label: int, draws: int) -> list[float]:
-    """Completions of PD on arrivals that the harness did not draw, a seed of arrivals and one of luck each."""
+    """Completions of PD on arrivals that the harness did not draw, a seed of arrivals and one of draws each."""
     harness = _harness(section, "pd", label)
     seeds = range(max(2, draws // 2))
     return [float(replace(harness, arrival_seed=seed).run(child_seed(SEED, seed)).completed) for seed in seeds]
@@ -163,7 +163,7 @@ def _headline(section: Section, runs: Runs) -> Row:
     that one is."""
     pd, pdv = runs["pd", HEADLINE], runs["pdv", HEADLINE]
     counts = [run.completed for run in pd]
-    shares = {f"p{count}": counts.count(count) / len(counts) for count in range(MOST_COUNTED + 1)}
+    shares = {f"p{count}": counts.count(count) / len(counts) for count in range(MAX_COUNTED + 1)}
     one_request = mean(run.completed_tokens / run.completed for run in pdv)
     ratios = [run.completed_tokens / one_request for run in pdv]
     return section.row(

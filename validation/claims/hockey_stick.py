@@ -15,14 +15,14 @@ from validation.claims.ledger import Row, Section
 PROFILE = "a100-sxm/llama-3.1-8b+llama-3.2-1b"
 RATES = (2, 6, 10)
 NUM_PROMPTS = 300
-MOST_DRAWS = 5
+MAX_DRAWS = 5
 ENGINE = "vllm-0.12"
 """Of late 2025, when the report was written; it names none."""
 
 
 def judge(section: Section, draws: int) -> list[Row]:
     """P50 and P99 of ITL by rate, their growth, and the growth without speculation."""
-    num_draws = max(2, min(MOST_DRAWS, draws))
+    num_draws = max(2, min(MAX_DRAWS, draws))
     speculative = {rate: _cell(section, "continuous", rate, num_draws) for rate in RATES}
     plain = {rate: _cell(section, "autoregressive", rate, num_draws) for rate in RATES}
     rows = []

@@ -28,12 +28,12 @@ COST_CONTEXT_TOKENS, COST_DRAFT_TOKENS = 512, 4
 ISSUE_LENGTHS = {2: 2.36, 3: 2.79, 4: 3.08, 5: 3.32, 6: 3.46, 7: 3.54}
 """Acceptance length by draft length, vllm#20780: a condition of the rows, quoted with them."""
 OVERLAP_ROWS = (4, 16, 64)
-MOST_DRAWS = 3
+MAX_DRAWS = 3
 
 
 def judge(section: Section, draws: int) -> list[Row]:
     """Serving on A100, batch 1 and cost lines on H100, acceptance, and the bound on overlap."""
-    num_draws = max(2, min(MOST_DRAWS, draws))
+    num_draws = max(2, min(MAX_DRAWS, draws))
     return [
         *_study(section, num_draws),
         *_issue(section),
@@ -105,7 +105,7 @@ def _issue(section: Section) -> list[Row]:
     plain = _batch_one(section, "autoregressive", 0, 2)
     rows = [section.row("H.20780.vanilla", plain.mean("mean_tpot_ms"))]
     for draft_tokens in ISSUE_LENGTHS:
-        own = _batch_one(section, "continuous", draft_tokens, MOST_DRAWS)
+        own = _batch_one(section, "continuous", draft_tokens, MAX_DRAWS)
         rows.append(section.row(f"H.20780.k{draft_tokens}", own.mean("mean_tpot_ms"), own.interval("mean_tpot_ms")))
     return rows
 

@@ -1,7 +1,7 @@
 """Section D: seed 000's gains of one draw each, as a replication study.
 
 Both sides of the seed's comparison run the same sequential algorithm, so the simulator gives them the same time. What
-two runs of one engine differ by was published by the seed's own repository: the same request, the same luck, served by
+two runs of one engine differ by was published by the seed's own repository: the same request, the same draws, served by
 two engines that do the same calls. The study draws pairs of runs with that noise and counts how often one pair shows
 what was claimed. What the seed expects of its next phase, draft and verify of one request overlapped, is simulated on a
 calibrated GPU: the policy `pipelined` against `pd`. Not here: the claimed figures (validation/claims/ledger/D.yaml).
@@ -29,7 +29,7 @@ PIPELINED_AT = (1, 100)
 """Requests in flight: one, where phase 1 would help latency most, and the seed's production scale."""
 PIPELINED_METRIC = "p95_e2el_ms"
 PIPELINED_DRAWS = 3
-MOST_DRAWS = 5
+MAX_DRAWS = 5
 
 
 def judge(section: Section, draws: int) -> list[Row]:
@@ -44,7 +44,7 @@ def judge(section: Section, draws: int) -> list[Row]:
         _study(section, "D.medium", ten, -9.0),
         _both(section, single, three),
         _scaling(section),
-        _priority(section, "D.priority", min(MOST_DRAWS, draws)),
+        _priority(section, "D.priority", min(MAX_DRAWS, draws)),
         *(_pipelined(section, concurrency, max(2, min(PIPELINED_DRAWS, draws))) for concurrency in PIPELINED_AT),
         section.untested("D.outlook"),
     ]

@@ -90,17 +90,17 @@ class Harness:
     drains: bool = False
     """Served to the last request, with no hard stop."""
 
-    def run(self, luck_seed: int) -> Served:
-        return served(self.record(luck_seed), None if self.drains else STOP_S)
+    def run(self, draws_seed: int) -> Served:
+        return served(self.record(draws_seed), None if self.drains else STOP_S)
 
-    def record(self, luck_seed: int) -> RunRecord:
-        """One draw of luck on the harness's own arrivals."""
+    def record(self, draws_seed: int) -> RunRecord:
+        """One draw of draws on the harness's own arrivals."""
         requests = [
             Request(index, f"req_{index:04}", at_s, self.prompt_tokens, OUTPUT_TOKENS)
             for index, at_s in enumerate(arrivals(self.label, self.arrival_seed))
         ]
         scenario = self.scenario()
-        return simulate(resolve(scenario, _profile(), scenario.policy[0]), luck_seed, requests=requests)
+        return simulate(resolve(scenario, _profile(), scenario.policy[0]), draws_seed, requests=requests)
 
     def scenario(self) -> Scenario:
         changes = {

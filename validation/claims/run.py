@@ -10,7 +10,7 @@ from validation.claims import colocated, deployment, dispec, headline, hockey_st
 from validation.claims.ledger import SECTIONS, Row, Section, read_section
 
 DRAWS = 100
-"""Draws of luck behind a row of single runs; sections whose rows are means take a few of them."""
+"""Draws of draws behind a row of single runs; sections whose rows are means take a few of them."""
 Judge = Callable[[Section, int], list[Row]]
 PARTS: dict[tuple[str, str], Judge] = {
     ("A", ""): headline.judge,

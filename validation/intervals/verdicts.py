@@ -7,7 +7,7 @@
 mean of several saturated runs; the share of runs per verdict, and the CPU of a run and of a verdict, nothing kept.
 `coverage`: the share of 95 % intervals, four replications, that hold the mean of a long run, at 30, 60 and 85 % of
 capacity on two GPUs, over SHUFFLES ways of taking the runs by fours. A p99 has an interval only where so many requests
-are measured that FEWEST_FOR_P99 of them count as independent: those runs take most of the time, and need a group in
+are measured that MIN_FOR_P99 of them count as independent: those runs take most of the time, and need a group in
 TAIL_SHARE.
 """
 
@@ -26,8 +26,8 @@ import numpy as np
 from sim.compare import capacity as capacities
 from sim.compare.capacity import capacity
 from sim.compare.points import Point, run_points
-from sim.compare.run_length import load_of, settle
-from sim.compare.side_by_side import FEWEST_FOR_P99
+from sim.compare.run_length import choose_run_length, load_of
+from sim.compare.side_by_side import MIN_FOR_P99
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
@@ -112,7 +112,7 @@ def settings() -> Iterator[tuple[str, float, Scenario, Profile]]:
 def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
     metrics_asked = METRICS if has_tails else tuple(metric for metric in METRICS if not metric.startswith("p99"))
     for name, share, scenario, profile in settings():
-        settled, length = settle(scenario, profile)
+        settled, length = choose_run_length(scenario, profile)
         long_workload = msgspec.structs.replace(settled.workload, num_prompts=20_000, num_warmups=1000)
         long = msgspec.structs.replace(settled, workload=long_workload)
         long_runs = _runs(long, profile, [child_seed(TRUTH_SEED, run) for run in range(LONG_RUN)], workers)
@@ -124,7 +124,7 @@ def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
         held: dict[str, float] = {}
         half: dict[str, float] = {}
         lengths = dict.fromkeys(metrics_asked, settled)
-        tail = ceil(FEWEST_FOR_P99 / REPLICATIONS * truth["completed"] / truth["effective_requests"])
+        tail = ceil(MIN_FOR_P99 / REPLICATIONS * truth["completed"] / truth["effective_requests"])
         if has_tails:
             lengths["p99_e2el_ms"] = msgspec.structs.replace(
                 settled,

@@ -45,7 +45,7 @@ MISLABELLED = ("nvidia/Llama-3.1-8B-Instruct-FP8",)
 EXACT_SOURCE = "aic-auto-gap-analysis"
 WAVES, FEW_WAVES, MANY = 10, 4, 128
 """Requests per place in flight, as InferenceX has it; fewer beyond so many places."""
-MOST_COMPUTE, MOST_BANDWIDTH = 0.75, 0.95
+MAX_COMPUTE, MAX_BANDWIDTH = 0.75, 0.95
 """Of the datasheet's roofs. A cell that would take longer with these for its arithmetic and for one reading of weights
 and KV is not what its label says."""
 TWIN_RATIO = 1.5
@@ -294,7 +294,7 @@ def predicted(cell: Cell) -> tuple[float, float]:
 
 
 def roof_share(cell: Cell, profile: Profile, shape: ModelShape) -> float:
-    """The least that a token of output takes at MOST_COMPUTE and MOST_BANDWIDTH over what was measured."""
+    """The least that a token of output takes at MAX_COMPUTE and MAX_BANDWIDTH over what was measured."""
     devices = cell.deployment.tensor_parallel * cell.deployment.data_parallel
     bits = 16.0 if cell.weights in (None, "bf16", "mxfp4-marlin") else 4.0 if cell.weights == "nvfp4" else 8.0
     peak = profile.gpu.peak_flops * 16.0 / bits * devices
@@ -303,7 +303,7 @@ def roof_share(cell: Cell, profile: Profile, shape: ModelShape) -> float:
     context = cell.input_len + 0.5 * cell.output_len
     kv_bytes = cell.concurrency * cell.deployment.data_parallel * context * shape.kv_bytes_per_token
     read_s = (shape.read_bytes(cell.concurrency) + kv_bytes) / (profile.gpu.bandwidth_bytes_per_s * devices)
-    return (compute_s / MOST_COMPUTE + read_s / MOST_BANDWIDTH) / (1e-3 * cell.tpot_ms)
+    return (compute_s / MAX_COMPUTE + read_s / MAX_BANDWIDTH) / (1e-3 * cell.tpot_ms)
 
 
 def labels_of(cell: Cell) -> tuple[Any, ...]:

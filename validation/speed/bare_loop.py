@@ -1,7 +1,8 @@
 """A bare continuous-batching loop of the same decisions as `continuous`, without host, policy or SimPy.
 
-It is what the seam costs nothing in: a plain loop over steps with the run's own cost model and luck, arrivals read from
-a sorted list, leaves from a heap. The speed benchmark compares against it, and checks that both take the same steps.
+It is what the seam costs nothing in: a plain loop over steps with the run's own cost model and draws, arrivals read
+from a sorted list, leaves from a heap. The speed benchmark compares against it, and checks that both take the same
+steps.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from sim.acceptance.luck import Luck
+from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.cost import CostModel
 from sim.interface.request import Request
 from sim.interface.work import Chunk, Kind, Model, Work
@@ -19,7 +20,7 @@ from sim.policies.continuous.plan import DRAFT_ROW_TOKENS
 def run_reference(
     requests: list[Request],
     costs: CostModel,
-    luck: Luck,
+    draws: AcceptanceDraws,
     draft_tokens: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
@@ -101,7 +102,7 @@ def run_reference(
             request.first_token_s = request.last_token_s = now_s
             num_rounds, gained = request.output_tokens - 1, 0
             if draft_tokens and num_rounds:
-                accepted = luck.rounds(request.index, 1, request.output_tokens, draft_tokens).tolist()
+                accepted = draws.rounds(request.index, 1, request.output_tokens, draft_tokens).tolist()
                 num_rounds, gained = len(accepted), sum(accepted)
                 for offset, count in enumerate(accepted, start=step + 1):
                     gains[offset] = gains.get(offset, 0) + count

@@ -44,17 +44,17 @@ from sim.costs.engine import engine_of
 from sim.costs.forms.build import build_costs
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
-from sim.acceptance.luck import Luck
+from sim.acceptance.draws import AcceptanceDraws
 from sim.workload.generate import Workload, build_requests
 profile, num_prompts, rate, draft_tokens = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 profile, seed = load(profile), int(sys.argv[5])
 requests = build_requests(Workload(dataset_name="azure-conv", num_prompts=num_prompts, request_rate=rate), seed)
-luck = Luck(parse_acceptance("iid:0.7", max(1, draft_tokens)), seed)
+draws = AcceptanceDraws(parse_acceptance("iid:0.7", max(1, draft_tokens)), seed)
 if draft_tokens:
-    luck.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
+    draws.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
 num_blocks = kv_capacity_tokens(profile, 0.9, with_draft=draft_tokens > 0) // 16
 costs = build_costs(profile, engine_of(None, profile))
-steps, end_s = run_reference(requests, costs, luck, draft_tokens, 256, 2048, num_blocks)
+steps, end_s = run_reference(requests, costs, draws, draft_tokens, 256, 2048, num_blocks)
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps([steps, end_s, used.ru_utime + used.ru_stime]), file=sys.stderr)
 """

@@ -73,7 +73,7 @@ TOKENS = (
 """Of a pass, at which body and head are given: both sides of the steps that GEMMs take."""
 CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
 """Measured in the finer tables, and in no profile: what interpolation is judged by."""
-LEAST_CHECKED = 3
+MIN_CHECKED = 3
 NORMS = 2
 """Of a layer, each behind an all-reduce."""
 WIDE_NORM_S = 1e-5
@@ -434,7 +434,7 @@ class Composed:
         """The curve to judge by, its relative errors, and where: at measured token counts that the profile does not
         have; where a coarse table has too few of those, at every second one of its own, left out."""
         checked = [count for count in CHECKED_TOKENS if self._lookups.is_measured(count)]
-        if len(checked) >= LEAST_CHECKED:
+        if len(checked) >= MIN_CHECKED:
             curve = _curve_through(TOKENS, raw)
             measured = of(np.array(checked, dtype=float))
             predicted = np.array([curve(count) for count in checked])

@@ -28,11 +28,11 @@ MESSAGE_BYTES = (4 << 10, 64 << 20)
 """All-reduces of a pass: one token of 2,048 dimensions to 4,096 tokens of 8,192, in bf16."""
 
 
-LEAST_BANDWIDTH, LEAST_FLOPS = 1e10, 1e12
+MIN_BANDWIDTH, MIN_FLOPS = 1e10, 1e12
 """Bytes/s and FLOP/s: no GPU has less; what is below is in GB/s and TFLOP/s."""
 
 
-MOST_SEQUENCES = 16384
+MAX_SEQUENCES = 16384
 """In a pass of any published table; contexts are longer."""
 ALL_REDUCE_MS = (1e-4, 1.0)
 """Between these lies the shortest all-reduce of any table."""
@@ -88,8 +88,8 @@ class KernelFiles:
                 f"{path.name}: no datasheet of {self._gpu!r} (gpu: mem_bw, mem_capacity, bfloat16_tc_flops): {reason}"
             ) from error
         for key, value, least in (
-            ("mem_bw", gpu.bandwidth_bytes_per_s, LEAST_BANDWIDTH),
-            ("bfloat16_tc_flops", gpu.peak_flops, LEAST_FLOPS),
+            ("mem_bw", gpu.bandwidth_bytes_per_s, MIN_BANDWIDTH),
+            ("bfloat16_tc_flops", gpu.peak_flops, MIN_FLOPS),
         ):
             if value < least:
                 raise ValueError(f"{path.name}: {key}={value:g} must be at least {least:g}, in bytes/s and FLOP/s")
@@ -152,9 +152,9 @@ class KernelFiles:
     def _check_attention(self, table: str, frame: pd.DataFrame, columns: dict[str, Any]) -> None:
         """Raises ValueError for times that cannot be true, and for contexts in the column of batches."""
         batch, queries, history = (columns[name] for name in ("batch_size", "isl", "step"))
-        if batch.max() > MOST_SEQUENCES:
+        if batch.max() > MAX_SEQUENCES:
             raise ValueError(
-                f"{table} of {self._gpu!r}: batch_size={batch.max():g} must be at most {MOST_SEQUENCES}; are columns "
+                f"{table} of {self._gpu!r}: batch_size={batch.max():g} must be at most {MAX_SEQUENCES}; are columns "
                 "swapped?"
             )
         pairs = batch * queries * (history + 0.5 * queries)
@@ -176,10 +176,10 @@ class KernelFiles:
         frame = frame[(frame["num_gpus"] == tensor_parallel) & (frame["backend"] == "vllm_graph")]
         if frame.empty:
             raise ValueError(f"custom_allreduce_perf of {self._gpu!r}: no rows for {tensor_parallel} GPUs")
-        least_ms = float(frame["latency"].min())
-        if not ALL_REDUCE_MS[0] <= least_ms <= ALL_REDUCE_MS[1]:
+        min_ms = float(frame["latency"].min())
+        if not ALL_REDUCE_MS[0] <= min_ms <= ALL_REDUCE_MS[1]:
             raise ValueError(
-                f"custom_allreduce_perf of {self._gpu!r}: the shortest takes {least_ms:g} ms, want "
+                f"custom_allreduce_perf of {self._gpu!r}: the shortest takes {min_ms:g} ms, want "
                 f"{ALL_REDUCE_MS[0]:g}..{ALL_REDUCE_MS[1]:g}; are times not in milliseconds?"
             )
         message_bytes = 2.0 * frame["message_size"].to_numpy(dtype=float)
@@ -245,14 +245,14 @@ def _check_roofs(
 ) -> None:
     """Raises ValueError for the first time shorter than it can be, or where most times together are far too long (some
     tables have rows that are); `where` names a row."""
-    roof_s = _least_s(flops, num_bytes, gpu)
+    roof_s = _min_s(flops, num_bytes, gpu)
     _refuse_first(where, what, seconds, roof_s, "less than", (seconds + RESOLUTION_S) * ABOVE_ROOF < roof_s)
     ratios = seconds / (roof_s + LAUNCH_S)
     if len(ratios) and float(np.median(ratios)) > 0.5 * FAR:
         _refuse_first(where, what, seconds, roof_s, f"over {0.5 * FAR:g} times", ratios > 0.5 * FAR)
 
 
-def _least_s(flops: Array, num_bytes: Array, gpu: Gpu) -> Array:
+def _min_s(flops: Array, num_bytes: Array, gpu: Gpu) -> Array:
     return np.maximum(flops / gpu.peak_flops, num_bytes / (CACHED * gpu.bandwidth_bytes_per_s))
 
 

@@ -111,9 +111,9 @@ class Lookups:
     def _checked_gemms(self, engine: str, name: str) -> GemmTable:
         """Raises ValueError for a table that was timed with its launches: in service they are inside CUDA graphs."""
         table = self.files.gemm(engine, name, is_whole=False)
-        least_s = float(np.nanmin(table.seconds))
-        if least_s > LAUNCH_BOUND_S:
-            raise ValueError(f"no {name} GEMM of {engine} below {least_s:g} s: timed with its launches")
+        min_s = float(np.nanmin(table.seconds))
+        if min_s > LAUNCH_BOUND_S:
+            raise ValueError(f"no {name} GEMM of {engine} below {min_s:g} s: timed with its launches")
         if (engine, name) in TIMED_WITH_SCALES:
             table = self._without_scales(table, engine, name)
         if (engine, name) in UNTUNED:
@@ -128,7 +128,7 @@ class Lookups:
             frame = frame[frame["quant_dtype"] == name].groupby(["m", "k"])["latency"].min().unstack()
             at_tokens = np.stack([np.interp(table.tokens, frame.index, frame[k]) for k in frame.columns])
             found += 1e-3 * np.stack([np.interp(table.depths, frame.columns, line) for line in at_tokens.T])
-        least = MOST_SCALES_SHARE * table.seconds
+        least = MAX_SCALES_SHARE * table.seconds
         return table._replace(seconds=np.maximum(table.seconds - found[:, None, :], least))
 
     def _packed_gemm_s(self, columns: int, depth: int, tokens: Array, weights: str) -> Array:
@@ -426,7 +426,7 @@ size): checkpoints bring it with them, and the kernel before the GEMM applies it
 TUNES_EXPERTS = ("trtllm",)
 """Engines that choose among several kernels of experts, by what they run on and how many tokens there are; the tables
 of this one have the CUTLASS backend's and DeepGEMM's, of which its recipes on Blackwell use neither for few tokens."""
-MOST_SCALES_SHARE = 0.3
+MAX_SCALES_SHARE = 0.3
 """Of a GEMM's time is left at least."""
 UNTUNED = {("trtllm", "nvfp4"): "sglang"}
 """TensorRT-LLM tunes its GEMMs over several kernels when it starts; its table has one kernel for all, 1.4 to 1.8 times

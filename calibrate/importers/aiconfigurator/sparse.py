@@ -22,7 +22,7 @@ GEMM_NAMES = {"bf16": "bfloat16", "fp8-block": "fp8_block", "nvfp4": "nvfp4"}
 LAUNCH_BOUND_S = 1e-4
 """A table in which no module of one token is shorter was timed launch by launch: vLLM 0.24's take 120 us whatever there
 is to do, SGLang's 30 on the same GPU. In service decode is inside CUDA graphs."""
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """Of a module's time is attention at least."""
 
 
@@ -59,7 +59,7 @@ def read_modules(
 def _attention_s(modules: Modules, gemms_s: Callable[[Array], Array]) -> Array:
     """[points] what modules take beyond matrices of as many tokens."""
     beyond = modules.seconds - gemms_s(modules.sequences * modules.queries)
-    return np.maximum(beyond, LEAST_SHARE * modules.seconds)
+    return np.maximum(beyond, MIN_SHARE * modules.seconds)
 
 
 def decode_points(modules: Modules, gemms_s: Callable[[Array], Array]) -> AttentionTable:

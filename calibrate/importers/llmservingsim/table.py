@@ -22,9 +22,9 @@ from sim.costs.kernels import AllReduce
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid
 from sim.costs.shapes import ModelShape
 
-LEAST_POINTS = 3
+MIN_POINTS = 3
 """Values of an axis with fewer points than this are left out: two grids of different axes may be in one file."""
-LEAST_ADDED_S = 1e-8
+MIN_ADDED_S = 1e-8
 """What rows add beside a chunk, at least: a few beside a long chunk add nothing that can be measured."""
 
 
@@ -57,8 +57,8 @@ class RawGrid(NamedTuple):
     def trimmed(self) -> RawGrid:
         """Without values of an axis that have few points, and would be interpolated from almost nothing."""
         enough = np.isfinite(self.seconds)
-        rows = enough.sum(axis=1) >= min(LEAST_POINTS, len(self.second))
-        columns = enough[rows].sum(axis=0) >= min(LEAST_POINTS, len(self.first))
+        rows = enough.sum(axis=1) >= min(MIN_POINTS, len(self.second))
+        columns = enough[rows].sum(axis=0) >= min(MIN_POINTS, len(self.first))
         return RawGrid(self.first[rows], self.second[columns], self.seconds[np.ix_(rows, columns)])
 
     def thinned(self) -> RawGrid:
@@ -117,7 +117,7 @@ def layer_points(files: LayerFiles, shape: ModelShape, reduce: AllReduce | None)
     has_start = {chunk for chunk, history in alone if history == 0}
     whole = {key: seconds for key, seconds in alone.items() if key[0] in has_start}
     for what, found in (("decode", len(decode.rows)), ("prefill", len(whole))):
-        if found < 2 * LEAST_POINTS:
+        if found < 2 * MIN_POINTS:
             raise ValueError(f"attention.csv: {found} {what} points are too few")
     by_rows = zip(decode.rows, decode.context, decode.seconds, strict=True)
     mixed = files.attention.mixed()
@@ -154,7 +154,7 @@ def _beside(mixed: Attention, alone: Mapping[tuple[int, int], float]) -> RawGrid
             added.setdefault((int(rows), int(context)), []).append(float(seconds) - chunk_s)
     if not any(rows == 1 for rows, _ in added):
         return None
-    return RawGrid.of({key: max(LEAST_ADDED_S, float(np.median(values))) for key, values in added.items()}).trimmed()
+    return RawGrid.of({key: max(MIN_ADDED_S, float(np.median(values))) for key, values in added.items()}).trimmed()
 
 
 def table_of(points: LayerPoints) -> ModelTable:

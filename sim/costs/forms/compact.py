@@ -32,7 +32,7 @@ class RowPart(NamedTuple):
     kv_token_s: float
     query_s: float
     launch_s: float
-    most_context_tokens: int
+    max_context_tokens: int
 
 
 class CompactPasses(ModelPasses):
@@ -104,7 +104,7 @@ class CompactPasses(ModelPasses):
             kv_token_s=self.row_kv_token_s(row_tokens / rows, is_decode=is_decode),
             query_s=self.layers * self.row_queries_s(row_tokens, rows, 1),
             launch_s=launch_s,
-            most_context_tokens=rows * self._kernels.measured.row_context_tokens,
+            max_context_tokens=rows * self._kernels.measured.row_context_tokens,
         )
 
     def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
@@ -169,11 +169,11 @@ class CompactCosts(WorkCosts[CompactPasses]):
         row_tokens = work.row_tokens
         key = rows, row_tokens, work.head_rows
         part = passes.row_parts.get(key) or self._new_row_part(passes, key, work)
-        if work.context_tokens > part.most_context_tokens:
+        if work.context_tokens > part.max_context_tokens:
             self._check_range(passes, work)
         kv_tokens = work.context_tokens + row_tokens
-        if passes.most_row_tokens:
-            kv_tokens = min(work.context_tokens, rows * passes.most_row_tokens) + row_tokens
+        if passes.max_row_tokens:
+            kv_tokens = min(work.context_tokens, rows * passes.max_row_tokens) + row_tokens
         power, root, layers = passes.sharpness, passes.inverse_sharpness, passes.layers
         attention_s = layers * (part.blocks_power + (kv_tokens * part.kv_token_s) ** power) ** root
         device_s = part.device_s + attention_s + kv_tokens * part.query_s

@@ -54,7 +54,7 @@ def curve_at(axis: Sequence[int], curves: Sequence[Sequence[float]], at: float) 
 def filled(second_axis: Sequence[int], grid: Sequence[Sequence[float | None]]) -> list[list[float]]:
     """`grid` [first axis][second axis] without its holes: each curve's own line, kept between the measured points that
     are smaller and larger in both axes. Measured points stay as they are; they must not fall along either axis."""
-    most = _least_above(grid)
+    most = _min_above(grid)
     lines = []
     for curve, limits in zip(grid, most, strict=True):
         points = [(at, value) for at, value in zip(second_axis, curve, strict=True) if value is not None]
@@ -71,7 +71,7 @@ def filled(second_axis: Sequence[int], grid: Sequence[Sequence[float | None]]) -
     return full
 
 
-def _least_above(grid: Sequence[Sequence[float | None]]) -> list[list[float]]:
+def _min_above(grid: Sequence[Sequence[float | None]]) -> list[list[float]]:
     """Per point, the least measured time among the points no smaller in both axes."""
     least = [inf] * len(grid[0])
     rows = []

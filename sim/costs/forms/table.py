@@ -40,7 +40,7 @@ class RowCurve(NamedTuple):
     seconds: list[float]
     slopes: list[float]
     launch_s: float
-    most_context_tokens: int
+    max_context_tokens: int
 
 
 class TablePasses(ModelPasses):
@@ -111,12 +111,12 @@ class TablePasses(ModelPasses):
 
     def _rule_line(self, rows: int, row_tokens: int) -> Line:
         kv_tokens, seconds = self._decode_line(rows)
-        rule, least_s = self._rule, seconds[0]
-        slowed = [least_s + rule.kv_slowdown * (value - least_s) for value in seconds]
+        rule, min_s = self._rule, seconds[0]
+        slowed = [min_s + rule.kv_slowdown * (value - min_s) for value in seconds]
         if rule.query_tile > 1:
             tile_s = rule.tile_kv_token_s(row_tokens / rows, self._head_size, self._gpu.peak_flops)
             return Line(
-                kv_tokens, [max(value, least_s + kv * tile_s) for value, kv in zip(slowed, kv_tokens, strict=True)]
+                kv_tokens, [max(value, min_s + kv * tile_s) for value, kv in zip(slowed, kv_tokens, strict=True)]
             )
         query_s = (row_tokens - rows) / rows * self._pair_s
         return Line(kv_tokens, [value + kv * query_s for value, kv in zip(slowed, kv_tokens, strict=True)])
@@ -149,7 +149,7 @@ class TablePasses(ModelPasses):
             return curve[0] + (self._pair_s * tokens + self._kv_token_s) * history
         return value_at(grid.history_tokens, curve, history)
 
-    def most_row_context_tokens(self, rows: int) -> int:
+    def max_row_context_tokens(self, rows: int) -> int:
         """The longest context that was measured with at least `rows` rows, or with the most rows there were."""
         grid = self._table.decode_attention
         at_rows = next((i for i, most in enumerate(grid.rows) if most >= rows), len(grid.rows) - 1)
@@ -168,7 +168,7 @@ class TablePasses(ModelPasses):
             ("history_tokens", longest_history, histories[-1] or measured.row_context_tokens),
         ]
         if work.rows:
-            ranges.append(("row_context_tokens", context_tokens, self.most_row_context_tokens(work.rows)))
+            ranges.append(("row_context_tokens", context_tokens, self.max_row_context_tokens(work.rows)))
             if table.verify_attention is not None:
                 queries = -(-work.row_tokens // work.rows)
                 ranges.append(("queries", queries, table.verify_attention.queries[-1]))
@@ -186,7 +186,7 @@ class TablePasses(ModelPasses):
             seconds=[seconds[0], *seconds],
             slopes=[0.0, *slopes, slopes[-1]] if len(seconds) > 1 else [0.0, 0.0],
             launch_s=launch_s,
-            most_context_tokens=rows * self.most_row_context_tokens(rows),
+            max_context_tokens=rows * self.max_row_context_tokens(rows),
         )
 
 
@@ -210,11 +210,11 @@ class TableCosts(WorkCosts[TablePasses]):
         row_tokens = work.row_tokens
         key = rows, row_tokens, work.head_rows
         curve = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)
-        if work.context_tokens > curve.most_context_tokens:
+        if work.context_tokens > curve.max_context_tokens:
             self._check_range(passes, work)
         kv_tokens = work.context_tokens + row_tokens
-        if passes.most_row_tokens:
-            kv_tokens = min(work.context_tokens, rows * passes.most_row_tokens) + row_tokens
+        if passes.max_row_tokens:
+            kv_tokens = min(work.context_tokens, rows * passes.max_row_tokens) + row_tokens
         points, seconds, slopes, launch_s, _ = curve
         i = bisect_right(points, kv_tokens) - 1
         device_s = seconds[i] + slopes[i] * (kv_tokens - points[i])

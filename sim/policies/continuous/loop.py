@@ -64,8 +64,8 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
         return False
     if limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
         return False
-    most_rows = min(limits.max_num_seqs, len(serving.requests), serving.max_concurrency or limits.max_num_seqs)
-    return (serving.controller.draft_tokens_max + 1) * most_rows <= limits.max_num_batched_tokens
+    max_rows = min(limits.max_num_seqs, len(serving.requests), serving.max_concurrency or limits.max_num_seqs)
+    return (serving.controller.draft_tokens_max + 1) * max_rows <= limits.max_num_batched_tokens
 
 
 def _submit(
@@ -291,13 +291,13 @@ async def _until_eased(
 def _is_eased(serving: Serving, pause: Pause) -> bool:
     """Whether nobody waits, all who run decode, and their whole lives fit into EASED_SHARE of memory."""
     pool, running = serving.paged, pause.running
-    most_blocks = int(EASED_SHARE * pool.num_blocks)
-    if serving.inbox or pool.num_held > most_blocks:
+    max_blocks = int(EASED_SHARE * pool.num_blocks)
+    if serving.inbox or pool.num_held > max_blocks:
         return False
     num_blocks = 0
     for request in running:
         num_blocks += pool.blocks_for(request)
-        if num_blocks > most_blocks or request.prefilled_tokens < request.prefill_goal:
+        if num_blocks > max_blocks or request.prefilled_tokens < request.prefill_goal:
             return False
     return True
 

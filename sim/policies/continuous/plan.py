@@ -168,14 +168,14 @@ def has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: P
     else reservations no longer tell who fits. No more than a step's tokens of prompts are admitted at once, but of
     shared ones, which others may have computed."""
     free_blocks, tokens = serving.kv.free_blocks, 0
-    most_tokens = inf if serving.paged.is_sharing else limits.max_num_batched_tokens
+    max_tokens = inf if serving.paged.is_sharing else limits.max_num_batched_tokens
     num_seats = limits.max_num_seqs - num_seated - (partial is not None)
     for request in islice(serving.inbox, max(0, num_seats)):
         free_blocks -= serving.kv.blocks_for(request)
         if free_blocks < 0:
             return False
         tokens += request.prompt_tokens
-        if tokens >= most_tokens:
+        if tokens >= max_tokens:
             break
     return True
 
@@ -213,14 +213,14 @@ def plan_prompts(
     return PromptPlan(prompts, tuple(chunks), completed, partial, serving.host.now_s)
 
 
-def _admit(serving: Serving, most_tokens: int) -> tuple[Request, Chunk]:
+def _admit(serving: Serving, max_tokens: int) -> tuple[Request, Chunk]:
     """The oldest waiting request, for which there is room, and its first chunk."""
     if not serving.paged.is_sharing:
         request = serving.admit_now()
         assert request is not None
-        return request, Chunk(min(request.prompt_tokens, most_tokens), 0)
+        return request, Chunk(min(request.prompt_tokens, max_tokens), 0)
     serving.kv.reserve(serving.inbox[0])
-    seated = serving.seat_now(most_tokens)
+    seated = serving.seat_now(max_tokens)
     assert seated is not None
     return seated
 

@@ -48,7 +48,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path]:
 
     with pytest.MonkeyPatch.context() as patch:
         # Windows of as many passes as there must be, whatever the budget.
-        patch.setattr(corun, "MOST_CELL_S", 0.0)
+        patch.setattr(corun, "MAX_CELL_S", 0.0)
         patch.setattr(rates, "measure", interrupted)
         assert measure(out, "--budget-s", LONG_ENOUGH) == 130
         content = out.read_bytes()
@@ -87,7 +87,7 @@ def test_a_killed_run_leaves_whole_rows_and_goes_on(tmp_path: Path) -> None:
     assert measure(out, "--budget-s", TOO_SHORT) == 0
     assert out.read_bytes() == before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corun, "MOST_CELL_S", 0.0)
+        patch.setattr(corun, "MAX_CELL_S", 0.0)
         assert measure(out, "--budget-s", LONG_ENOUGH) == 0
     assert cell_names(out) == PLANNED
 

@@ -44,5 +44,5 @@ def test_every_pass_can_be_captured_and_fits_what_was_counted() -> None:
             inputs = torch.empty(pass_.shape.num_rows, 4, dtype=torch.int64, device="cuda")
             with Watcher() as watcher:
                 kernels.passes.run(pass_.shape, inputs)
-            assert watcher.most_bytes <= most, place
+            assert watcher.max_bytes <= most, place
     assert len(places) == 4 * 4

@@ -40,7 +40,7 @@ class ThreadedDevice(TimedDevice):
         super().__init__()
         self.changed = threading.Condition(threading.RLock())
         self.waiting: list[TimedEvent] = []
-        self.most_waiting = 0
+        self.max_waiting = 0
         self._before = threading.active_count()
 
     def stream(self, priority: int = 0) -> Stream:
@@ -54,7 +54,7 @@ class ThreadedDevice(TimedDevice):
     def run_until(self, event: TimedEvent) -> None:
         with self.changed:
             self.waiting.append(event)
-            self.most_waiting = max(self.most_waiting, len(self.waiting))
+            self.max_waiting = max(self.max_waiting, len(self.waiting))
             while event.true_s == float("inf"):
                 # One whose event has come by now is about to go on.
                 still = [each for each in self.waiting if each.true_s == float("inf")]
@@ -117,7 +117,7 @@ def measured(cell: Cell, demands: dict[str, tuple[float, float]], device: Thread
 def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(cell: Cell) -> None:
     device = ThreadedDevice()
     found = measured(cell, {cell.a.kind: (1.0, 0.0), cell.b.kind: (1.0, 0.0)}, device)
-    assert device.most_waiting == 2
+    assert device.max_waiting == 2
     for side, alone_s in zip(found.sides, (LONG_S, SHORT_S), strict=True):
         assert side.alone_s == pytest.approx(alone_s, rel=TOLERANCE)
         assert side.together_s == pytest.approx(2.0 * alone_s, rel=TOLERANCE)

@@ -24,7 +24,7 @@ def module_ms(rows: int, queries: int, history: int) -> float:
     return 10.0 + 0.02 * rows * queries + 1e-4 * rows * (queries + history)
 
 
-def module_tables(root: Path, engine: str = "sglang", least_ms: float = 0.0) -> Path:
+def module_tables(root: Path, engine: str = "sglang", min_ms: float = 0.0) -> Path:
     import pandas as pd
 
     if not (root / "a100_sxm").exists():
@@ -43,7 +43,7 @@ def module_tables(root: Path, engine: str = "sglang", least_ms: float = 0.0) -> 
                     "batch_size": b,
                     "isl": q,
                     "step": s,
-                    "latency": least_ms + module_ms(b, q, s),
+                    "latency": min_ms + module_ms(b, q, s),
                 }
                 for b, q, s in places
             ]
@@ -75,7 +75,7 @@ def test_modules_that_were_timed_with_their_launches_are_passed_over(tmp_path: P
     import pandas as pd
 
     write_tables(tmp_path)
-    module_tables(tmp_path, "vllm", least_ms=1.0)
+    module_tables(tmp_path, "vllm", min_ms=1.0)
     place = tmp_path / "a100_sxm" / "sparse_attention__vllm__0.5__dsa_generation_module_perf.parquet"
     frame = pd.read_parquet(place)
     frame[frame.op_name != "other"].to_parquet(place)

@@ -20,7 +20,7 @@ from calibrate.measure.bench import HOLD_S, Bench
 from calibrate.measure.grid import Limits, grid
 from calibrate.measure.overlap import OverlapBench, plan
 from calibrate.points.work import Place, work_of
-from realrun.host.executor import Handle, Job, Lane
+from realrun.host.executor import Handle, Job, RequestQueue
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import PassShape
@@ -173,7 +173,7 @@ def test_what_passes_do_to_each_other_comes_back(contention: Contention) -> None
             measured.knows(place)
         runs.append(bench.measure(what, 0.0))
     # A launch queue takes 1,024: an eager draft behind what holds its stream would wait for it.
-    assert measured.device.most_held_launches == 3
+    assert measured.device.max_held_launches == 3
     fitted = fit_overlap(PROFILE, runs)
     found, three = fitted.overlap, fitted.errors["overlap_three"]
     assert found.eta_compute == pytest.approx(contention.eta_compute, rel=TOLERANCE)
@@ -195,7 +195,7 @@ class HostClock:
         return self._device.host_s - self._zero_s
 
 
-def prefilled(measured: Measured, executor: PairExecutor, lane: Lane) -> tuple[Handle, Lasts]:
+def prefilled(measured: Measured, executor: PairExecutor, lane: RequestQueue) -> tuple[Handle, Lasts]:
     """A prefill that is over, and what its pass lasts."""
     place = Place("prefill", "target", 1, 100, 0, "eager")
     measured.truth[measured.bench.ready(place).shape, 0] = truth = Lasts(0.02, 200)

@@ -19,7 +19,7 @@ from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
 from tests.sim.hosts.test_contract import UNCONTENDED, VARIANTS, outcome, requests
-from tests.sim.support import SECONDS, Log, PeriodicLuck, SimRun, log_order, serve
+from tests.sim.support import SECONDS, Log, PeriodicDraws, SimRun, log_order, serve
 
 
 def log_of(tickets: Sequence[GpuTicket]) -> Log:
@@ -35,7 +35,7 @@ def run_on_threads(
     policy: str, served: Sequence[Request], options: PolicyOptions, *, is_async: bool, stop_s: float = inf, **more: Any
 ) -> tuple[list[GpuTicket], Serving, GpuHost]:
     executor = ConstantExecutor(SECONDS, is_async=is_async)
-    with GpuHost(executor, PeriodicLuck(), clock=VirtualClock()) as host:
+    with GpuHost(executor, PeriodicDraws(), clock=VirtualClock()) as host:
         serving = serve(host, policy, served, options=options, **more)
         for task in [*find_policy(policy).build(serving, options, EngineLimits()), serving.arrivals()]:
             host.spawn(task)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from realrun.host.clocks import Clock, WallClock
-from realrun.host.executor import Handle, Job, Lane, Outcome
+from realrun.host.executor import Handle, Job, Outcome, RequestQueue
 from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import HostStuck
 from sim.interface.host import Host, Stream
@@ -179,7 +179,7 @@ class BrokenExecutor(ConstantExecutor):
         self.where, self.is_async = where, is_async
         self.release = threading.Event()
 
-    def lane(self, stream: Stream, clock: Clock) -> Lane:
+    def lane(self, stream: Stream, clock: Clock) -> RequestQueue:
         return BrokenLane(self)
 
 
@@ -247,7 +247,7 @@ def test_the_watchdog_names_the_coroutine_that_keeps_the_baton() -> None:
 
 def test_works_that_wait_for_each_other_are_noticed_on_the_virtual_clock() -> None:
     class NeverIssued(ConstantExecutor):
-        def lane(self, stream: Stream, clock: Clock) -> Lane:
+        def lane(self, stream: Stream, clock: Clock) -> RequestQueue:
             return Blocked(clock)
 
     class Blocked(BrokenLane):

@@ -54,7 +54,7 @@ def test_every_pass_fits_the_buffers_and_every_captured_shape_is_listed(data: An
     plans.append(plan_target(decoding, chunks, None, options))
     for plan in plans:
         shape = plan.shape
-        assert len(plan.inputs) == shape.num_rows <= options.most_rows
+        assert len(plan.inputs) == shape.num_rows <= options.max_rows
         assert shape.rows in (0, *buckets)
         assert [row[0] for row in plan.inputs[: len(decoding)]] == [slot.index for slot in decoding]
         assert {row[0] for row in plan.inputs[len(decoding) : shape.rows]} <= {SLOTS}

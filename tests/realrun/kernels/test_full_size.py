@@ -21,7 +21,7 @@ from tests.realrun.fake_cuda import Watcher, fake_gpu, full_size
 from tests.realrun.flash import flash_operations
 from tests.realrun.schemas import PINNED
 
-MOST_LAUNCHES = 900
+MAX_LAUNCHES = 900
 """A CUDA stream's queue holds about 1,000 launches: one pass fits a stream that waits."""
 SLOTS, DRAFT_TOKENS = 64, 4
 PROMPTS = (ChunkShape(2, 512, True), ChunkShape(1, 300, False))
@@ -85,7 +85,7 @@ def test_every_pass_runs_on_the_device_alone_and_fits_a_launch_queue(watched: Wa
     """Of a draft every two of its passes: longer ones are captured, or they wait."""
     assert len(watched) == len(RUNS) * len(SHAPES)
     for (_, shape), watcher in watched.items():
-        assert 200 < watcher.num_launches <= MOST_LAUNCHES * max(1, shape.draft_tokens // 2), shape
+        assert 200 < watcher.num_launches <= MAX_LAUNCHES * max(1, shape.draft_tokens // 2), shape
 
 
 def test_attention_is_one_call_per_layer_and_pass_whatever_is_in_it(watched: Watched) -> None:
@@ -108,7 +108,7 @@ def test_every_call_is_one_that_torch_2_11_and_2_13_know(watched: Watched) -> No
             arguments = torch._C.parse_schema(pinned[name]).arguments
             positional = [argument.name for argument in arguments if not argument.kwarg_only]
             unknown = call.names - {argument.name for argument in arguments}
-            assert call.most_positional <= len(positional), name
+            assert call.max_positional <= len(positional), name
             assert unknown <= ({"num_splits"} if version == "torch 2.11" else set()), name
 
 
@@ -155,9 +155,9 @@ def test_the_ledger_covers_what_passes_make_and_not_much_more(watched: Watched) 
             is_sampled=run.temperature > 0,
         )
         counted = pass_bytes(dimensions, shape.num_tokens, sizes) - SPLIT_BYTES
-        assert 0.98 * watcher.most_bytes <= counted + SPLIT_BYTES, shape
+        assert 0.98 * watcher.max_bytes <= counted + SPLIT_BYTES, shape
         if shape.num_tokens > 100:
-            assert counted <= 1.3 * watcher.most_bytes, shape
+            assert counted <= 1.3 * watcher.max_bytes, shape
 
 
 def test_the_ledger_counts_the_weights_that_are_built(watched: Watched) -> None:

@@ -142,7 +142,7 @@ def test_a_round_may_be_issued_before_the_result_of_the_last_is_back() -> None:
     for late in flight:
         late.result()
     assert [slot.output[:NUM_TOKENS] for slot in slots] == reference("0.2")[:3]
-    assert {slot.most_new_tokens for slot in slots} == {0}
+    assert {slot.max_new_tokens for slot in slots} == {0}
 
 
 def test_a_draft_of_the_same_model_is_always_accepted_in_full() -> None:

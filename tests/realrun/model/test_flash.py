@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import (
     GPU_TILES,
-    MOST_SPLITS,
+    MAX_SPLITS,
     Attention,
     Flash3Attention,
     FlashAttention,
@@ -96,7 +96,7 @@ def test_every_call_says_how_many_splits_there_are() -> None:
 
 
 def test_splits_fill_the_gpu_and_no_more() -> None:
-    assert [num_splits(tiles) for tiles in (1, 16, 64, GPU_TILES, 4000)] == [MOST_SPLITS, 8, 2, 1, 1]
+    assert [num_splits(tiles) for tiles in (1, 16, 64, GPU_TILES, 4000)] == [MAX_SPLITS, 8, 2, 1, 1]
 
 
 def test_a_torch_that_splits_by_its_own_rule_is_not_told_how(monkeypatch: pytest.MonkeyPatch) -> None:

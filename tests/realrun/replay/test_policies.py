@@ -19,7 +19,7 @@ from sim.interface.request import Request
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
 from tests.realrun.support import StandsForAll, greedy_text, tiny_model, tiny_options
-from tests.sim.support import PeriodicLuck, request, serve
+from tests.sim.support import PeriodicDraws, request, serve
 
 NUM_REQUESTS = 5
 
@@ -34,9 +34,9 @@ def executor() -> tuple[PairExecutor, object]:
 
 
 def run(
-    policy: str, executor: PairExecutor, options: PolicyOptions, luck: PeriodicLuck | None, limits: EngineLimits
+    policy: str, executor: PairExecutor, options: PolicyOptions, draws: PeriodicDraws | None, limits: EngineLimits
 ) -> list[GpuTicket]:
-    with GpuHost(executor, luck) as host:
+    with GpuHost(executor, draws) as host:
         serving = serve(host, policy, requests(), draft_tokens=3, limits=limits)
         for task in [*find_policy(policy).build(serving, options, limits), serving.arrivals()]:
             host.spawn(task)
@@ -66,14 +66,14 @@ def test_every_policy_emits_the_targets_greedy_text(policy: str, batching: Batch
 @pytest.mark.parametrize("policy", ["pd", "continuous"])
 def test_a_tape_dictates_what_is_accepted(policy: str) -> None:
     pair, _ = executor()
-    luck = PeriodicLuck()
-    works = run(policy, pair, PolicyOptions(poll_s=0.0005), luck, EngineLimits())
+    draws = PeriodicDraws()
+    works = run(policy, pair, PolicyOptions(poll_s=0.0005), draws, EngineLimits())
     for ticket in works:
         if ticket.work.kind.value in ("verify", "step"):
             assert ticket.outcome is not None
             assert ticket.job.forced == ticket.outcome.accepted
             rows = zip(ticket.work.requests, ticket.job.emitted, ticket.job.drafted, strict=True)
-            wanted = [luck.run_length(r.index, emitted, drafted) if drafted else 0 for r, emitted, drafted in rows]
+            wanted = [draws.run_length(r.index, emitted, drafted) if drafted else 0 for r, emitted, drafted in rows]
             assert list(ticket.job.forced) == wanted[: ticket.work.rows]
 
 
@@ -82,7 +82,7 @@ def test_computed_tokens_are_at_least_the_useful_ones() -> None:
     from realrun.replay.measured import measured_work
 
     pair, _ = executor()
-    for ticket in run("pd", pair, PolicyOptions(poll_s=0.0005), PeriodicLuck(), EngineLimits()):
+    for ticket in run("pd", pair, PolicyOptions(poll_s=0.0005), PeriodicDraws(), EngineLimits()):
         work = measured_work(ticket)
         assert work.padded_tokens >= useful_tokens(work.record) > 0
         assert work.eligible_s <= work.record.issue_start_s <= work.record.start_s <= work.record.end_s
@@ -91,7 +91,7 @@ def test_computed_tokens_are_at_least_the_useful_ones() -> None:
 def test_a_slot_is_used_again_and_waits_for_the_last_pass_of_its_former_request() -> None:
     target, draft = tied_pair(tiny_model(), 2, 0.2)
     pair = PairExecutor(PairKernels(target, draft, tiny_options(slots=2)), seed=3)
-    with GpuHost(pair, PeriodicLuck()) as host:
+    with GpuHost(pair, PeriodicDraws()) as host:
         serving = serve(host, "baseline", requests(), draft_tokens=3)
         options = PolicyOptions(workers=2)
         for task in [*find_policy("baseline").build(serving, options, EngineLimits()), serving.arrivals()]:
@@ -105,7 +105,7 @@ def test_a_slot_is_used_again_and_waits_for_the_last_pass_of_its_former_request(
 def test_a_work_that_keeps_no_kv_has_no_real_passes() -> None:
     pair, _ = executor()
     with pytest.raises(ValueError, match="use kv: rollback or reforward"):
-        run("pd", pair, PolicyOptions(kv=KvMode.NONE), PeriodicLuck(), EngineLimits())
+        run("pd", pair, PolicyOptions(kv=KvMode.NONE), PeriodicDraws(), EngineLimits())
 
 
 def test_streams_of_one_name_and_different_priorities_are_not_one() -> None:

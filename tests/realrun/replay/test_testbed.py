@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from realrun.replay.testbed import MOST_STREAMS
+from realrun.replay.testbed import MAX_STREAMS
 from sim.costs.profile_files import load
 from sim.policies.registry import POLICIES
 from sim.run.resolve import resolve
@@ -23,4 +23,4 @@ def test_streams_of_a_policy_are_no_more_than_are_counted_for(policy: str) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         record = simulate(resolve(given, load("cpu/tiny"), policy), 0)
-    assert len({usage.stream for usage in record.usage if usage.kind != "host"}) <= MOST_STREAMS
+    assert len({usage.stream for usage in record.usage if usage.kind != "host"}) <= MAX_STREAMS

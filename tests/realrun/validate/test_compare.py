@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from realrun.host.gpuhost import GpuHost
-from realrun.replay.experiment import busy_seconds, check_replayable, most_at_once, usage_of
+from realrun.replay.experiment import busy_seconds, check_replayable, max_at_once, usage_of
 from realrun.replay.measured import MeasuredCosts, measured_work
 from realrun.replay.measured_host import WakeLatency
 from realrun.validate.compare import Observed, judge
@@ -45,7 +45,7 @@ def experiment(policy: str, profile: Profile | None = None, num_slots: int = 30,
 
 
 def observe(run: Experiment, seconds: dict[Kind, float] | None = None) -> Observed:
-    with GpuHost(ConstantExecutor(seconds or SECONDS), run.luck(), clock=VirtualClock()) as host:
+    with GpuHost(ConstantExecutor(seconds or SECONDS), run.draws(), clock=VirtualClock()) as host:
         serving = run.start(host, run.requests())
         host.run_until()
     works = [measured_work(ticket) for ticket in host.works]
@@ -206,10 +206,10 @@ def test_a_tape_must_last_as_long_as_the_run(tmp_path: Any) -> None:
 
 
 def test_slots_are_counted_by_who_can_be_in_flight_together() -> None:
-    assert most_at_once(experiment("pd")) == 30
-    assert most_at_once(experiment("pd", workload={"max_concurrency": 7})) == 7
+    assert max_at_once(experiment("pd")) == 30
+    assert max_at_once(experiment("pd", workload={"max_concurrency": 7})) == 7
     for policy in ("continuous", "pd", "baseline"):
-        assert most_at_once(experiment(policy, engine={"max_num_seqs": 9})) == 9
+        assert max_at_once(experiment(policy, engine={"max_num_seqs": 9})) == 9
 
 
 def test_a_replay_is_of_no_other_engine_and_plans_nothing_ahead() -> None:
@@ -277,7 +277,7 @@ def test_a_pair_with_an_eagle_head_is_simulated_as_one_and_refused_as_a_replay()
     eagle = parse_scenario({"profile": name, "policy": "continuous", "workload": {"num_prompts": 3, "output_len": 24}})
     run = Experiment(resolve(eagle, load(name), "continuous", num_slots=3), 0)
     assert run.resolved.limits.method is Method.EAGLE3
-    with GpuHost(ConstantExecutor(SECONDS), run.luck(), clock=VirtualClock()) as host:
+    with GpuHost(ConstantExecutor(SECONDS), run.draws(), clock=VirtualClock()) as host:
         run.start(host, run.requests())
         host.run_until()
     drafts = [ticket.work for ticket in host.works if ticket.work.kind is Kind.DRAFT]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.fit import fit_beta, fit_iid, fit_markov, fit_per_position
 from sim.acceptance.forms import Acceptance, parse_acceptance
-from sim.acceptance.luck import Luck
 from sim.acceptance.tape import TapeAcceptance, Tapes, read_tapes, replay
 
 pytest.importorskip("scipy")
@@ -23,9 +23,9 @@ LENGTHS = range(1, 8)
 
 def tapes_of(acceptance: Acceptance, num_requests: int, output_tokens: int) -> Tapes:
     """What a recorder would have written, seed 11."""
-    luck = Luck(acceptance, 11)
+    draws = AcceptanceDraws(acceptance, 11)
     return tuple(
-        np.array([1, *(luck.run_length(i, p, 16) + 1 for p in range(1, output_tokens))], dtype=np.uint8)
+        np.array([1, *(draws.run_length(i, p, 16) + 1 for p in range(1, output_tokens))], dtype=np.uint8)
         for i in range(num_requests)
     )
 
@@ -98,7 +98,7 @@ def test_a_fitted_chain_predicts_recorded_lengths_within_two_percent(dataset: st
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["gsm8k", "instructcoder", "sharegpt"])
 def test_a_fitted_beta_predicts_recorded_eagle_lengths_within_three_percent(dataset: str) -> None:
-    """Its error is at k = 1, where rounds start right after accepted tokens, and luck is autocorrelated."""
+    """Its error is at k = 1, where rounds start right after accepted tokens, and draws is autocorrelated."""
     tapes = read_tapes(f"{RECORDED}/acc_{dataset}.jsonl#acc_eagle3")
     fitted = fit_beta(tapes)
     assert worst_error(fitted, tapes) < 0.03
@@ -111,7 +111,7 @@ def test_a_fitted_beta_predicts_recorded_eagle_lengths_within_three_percent(data
 @pytest.mark.slow
 def test_a_played_tape_has_the_acceptance_of_its_recording() -> None:
     tapes = read_tapes(f"{RECORDED}/acc_gsm8k.jsonl#acc_eagle3")
-    luck = Luck(TapeAcceptance(tapes), 0)
-    luck.prepare(range(len(tapes)), [len(tape) for tape in tapes], 4)
+    draws = AcceptanceDraws(TapeAcceptance(tapes), 0)
+    draws.prepare(range(len(tapes)), [len(tape) for tape in tapes], 4)
     for index, tape in enumerate(tapes):
-        assert luck.rounds(index, 1, len(tape), 4).tolist() == replay(tape, 4)
+        assert draws.rounds(index, 1, len(tape), 4).tolist() == replay(tape, 4)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import (
     AcceptanceSummary,
     BetaAcceptance,
@@ -20,7 +21,6 @@ from sim.acceptance.forms import (
     iid_rate_for_length,
     parse_acceptance,
 )
-from sim.acceptance.luck import Luck
 
 rates = st.floats(0.0, 1.0)
 
@@ -138,8 +138,8 @@ def test_the_last_per_position_rate_repeats() -> None:
 def test_the_short_markov_form_means_what_it_says() -> None:
     """Seed 0, 400,000 positions; tolerance 2 % of each rate. Its draft rates are about those quoted for n-gram."""
     model = parse_acceptance("markov:.13,.82", 4)
-    luck = Luck(model, 0)
-    hits = np.array([[luck.run_length(index, p, 1) for p in range(1, 1001)] for index in range(400)], dtype=bool)
+    draws = AcceptanceDraws(model, 0)
+    hits = np.array([[draws.run_length(index, p, 1) for p in range(1, 1001)] for index in range(400)], dtype=bool)
     assert hits[:, 1:][~hits[:, :-1]].mean() == pytest.approx(0.13, rel=0.02)
     assert hits[:, 1:][hits[:, :-1]].mean() == pytest.approx(0.82, rel=0.02)
     assert model.conditional_rates(4) == pytest.approx((0.13, 0.82, 0.82, 0.82), abs=0.06)
@@ -201,9 +201,9 @@ def test_bad_vllm_keys_are_refused(keys: dict[str, Any], message: str) -> None:
 def test_closed_forms_agree_with_a_long_simulation(spec: str, draft_tokens: int) -> None:
     """Seed 3, 3,000 requests of 800 tokens; rates within 0.006 and length within 0.6 %, some four standard errors."""
     model = parse_acceptance(spec, draft_tokens)
-    luck = Luck(model, 3)
-    luck.prepare(range(3000), [800] * 3000, draft_tokens)
-    accepted = np.concatenate([luck.rounds(index, 1, 800, draft_tokens) for index in range(3000)])
+    draws = AcceptanceDraws(model, 3)
+    draws.prepare(range(3000), [800] * 3000, draft_tokens)
+    accepted = np.concatenate([draws.rounds(index, 1, 800, draft_tokens) for index in range(3000)])
     at_least = [(accepted >= place).mean() for place in range(1, draft_tokens + 1)]
     assert at_least == pytest.approx(model.unconditional_rates(draft_tokens), abs=0.006)
     assert 1.0 + accepted.mean() == pytest.approx(model.expected_length(draft_tokens), rel=0.006)

@@ -15,7 +15,7 @@ import lanesim
 from sim.acceptance import forms
 from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
 from sim.acceptance.forms import IidAcceptance, PerPositionAcceptance, parse_acceptance, parse_quoted
-from sim.acceptance.models import MOST_DRAFT_TOKENS
+from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.acceptance.quoted import (
     DRIFT_FALLING,
     DRIFT_RISING,
@@ -63,7 +63,7 @@ def length_at(quoted: Quoted, k: int) -> float:
     "text",
     ["iid:.7", "length:1.9", "length:2.6@3", "vllm:.74,.49,.37", "per-position:.8,.6", "beta:13,8", "markov:.13,.82"],
 )
-@pytest.mark.parametrize("k", [1, 2, 3, 7, MOST_DRAFT_TOKENS])
+@pytest.mark.parametrize("k", [1, 2, 3, 7, MAX_DRAFT_TOKENS])
 def test_a_model_at_one_draft_length_is_that_of_the_quote(text: str, k: int) -> None:
     assert parse_acceptance(text, k) == parse_quoted(text).model(k)
     with pytest.raises(ValueError, match="num_speculative_tokens=0 must be in"):

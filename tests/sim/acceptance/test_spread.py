@@ -1,4 +1,4 @@
-"""Requests that differ: the rates stay, the tails widen, luck is still the request's own."""
+"""Requests that differ: the rates stay, the tails widen, draws is still the request's own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import parse_acceptance, parse_quoted
-from sim.acceptance.luck import Luck
 from sim.acceptance.models import PerPositionAcceptance
 from sim.acceptance.spread import SpreadAcceptance
 
@@ -32,8 +32,8 @@ def test_without_a_spread_every_request_is_the_middle_one() -> None:
 @pytest.mark.slow
 def test_simulated_rounds_have_the_given_rates_and_the_expected_tails() -> None:
     """400 requests of 400 tokens; one standard error of the first rate is about 0.002."""
-    luck = Luck(SpreadAcceptance(RATES, 1.4), 3)
-    rounds = [luck.rounds(index, 1, 401, 3) for index in range(400)]
+    draws = AcceptanceDraws(SpreadAcceptance(RATES, 1.4), 3)
+    rounds = [draws.rounds(index, 1, 401, 3) for index in range(400)]
     accepted = np.concatenate(rounds)
     found = [float((accepted > place).mean()) for place in range(3)]
     assert found == pytest.approx(RATES, abs=0.008)
@@ -45,13 +45,13 @@ def test_simulated_rounds_have_the_given_rates_and_the_expected_tails() -> None:
 def test_a_few_dozen_requests_have_nearly_the_mean_of_all() -> None:
     """Quantiles are spread evenly: 64 requests drawn at random would have a standard error of 0.1."""
     for seed in range(5):
-        luck = Luck(SpreadAcceptance(RATES, 1.4), seed)
-        accepted = np.concatenate([luck.rounds(index, 1, 2001, 3) for index in range(64)])
+        draws = AcceptanceDraws(SpreadAcceptance(RATES, 1.4), seed)
+        accepted = np.concatenate([draws.rounds(index, 1, 2001, 3) for index in range(64)])
         assert 1.0 + accepted.mean() == pytest.approx(2.08, abs=0.03)
 
 
 def test_a_requests_luck_is_the_same_alone_and_among_others() -> None:
-    among, alone = (Luck(SpreadAcceptance(RATES, 1.2), 7) for _ in range(2))
+    among, alone = (AcceptanceDraws(SpreadAcceptance(RATES, 1.2), 7) for _ in range(2))
     among.prepare(range(200), [50] * 200, 3)
     all_rounds = [among.rounds(index, 1, 50, 3).tolist() for index in range(200)]
     for index in (0, 63, 64, 199):

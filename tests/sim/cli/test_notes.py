@@ -11,7 +11,7 @@ import pytest
 from sim.cli.main import run
 
 ROOT = Path(__file__).parents[3]
-MOST_LINES = 2
+MAX_LINES = 2
 PAIR = "a100-sxm/llama-3.1-8b+llama-3.2-1b"
 LONG = ["--input-len", "140000", "--output-len", "40", "--num-prompts", "4", "--request-rate", "2"]
 """Requests longer than what was measured and than the model was made for."""
@@ -22,7 +22,7 @@ def test_a_note_is_said_once_by_however_many_workers_and_runs(capfd: pytest.Capt
     flags = ["--policy", "continuous", "--policy", "pd", "--profile", PAIR, "--replications", "3"]
     assert run(["compare", *flags, *LONG, "--workers", workers]) == 0
     lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == MOST_LINES
+    assert len(lines) == MAX_LINES
     assert sum("context of 131072 tokens" in line for line in lines) == 1
     assert re.search(r"contexts to 140,0\d\d extrapolated, measured to 65,536 at \d+ row", lines[-1])
 
@@ -74,4 +74,4 @@ def test_no_command_of_the_pages_says_more_than_two_lines_beside_its_answer(
     drops = {"--until-ci", "--draws"} if name == "compare" else {"--target-rate"}
     kept = [word for i, word in enumerate(args) if word not in drops and (i == 0 or args[i - 1] not in drops)]
     assert run([name, *kept, *SHORTER[name]]) == 0
-    assert len(capfd.readouterr().err.splitlines()) <= MOST_LINES
+    assert len(capfd.readouterr().err.splitlines()) <= MAX_LINES

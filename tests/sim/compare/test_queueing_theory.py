@@ -16,7 +16,7 @@ from sim.interface.work import Model, Work
 from sim.metrics.stats import interval_95
 from sim.policies import works
 from sim.policies.options import EngineLimits, PolicyOptions
-from tests.sim.support import PeriodicLuck, SimRun, serve
+from tests.sim.support import PeriodicDraws, SimRun, serve
 
 pytestmark = pytest.mark.slow
 TOKEN_S = 1e-6
@@ -94,7 +94,7 @@ def test_c_servers_with_fixed_service_are_an_mdc_queue(servers: int, load: float
     waits = []
     for seed in range(6):
         asked = requests(load * servers, np.full(NUM_REQUESTS // 2, 1.0), seed)
-        host = SimHost(FixedDemand(device_s={}), PeriodicLuck())
+        host = SimHost(FixedDemand(device_s={}), PeriodicDraws())
         serving = serve(host, "baseline", asked, draft_tokens=0, kv_blocks=10**12)
         streams = [host.stream(f"server{i}") for i in range(servers)]
         for task in [*(_server(serving, stream) for stream in streams), serving.arrivals()]:
@@ -133,7 +133,7 @@ def test_a_server_that_takes_one_class_first_is_a_priority_mg1_queue() -> None:
     load = (0.3, 0.4)
     waits: tuple[list[float], list[float]] = ([], [])
     for seed in range(8):
-        host = SimHost(ServiceByPrompt(device_s={}), PeriodicLuck())
+        host = SimHost(ServiceByPrompt(device_s={}), PeriodicDraws())
         classes = []
         for rank, share in enumerate(load):
             service_s = np.random.default_rng([seed, rank, 2]).exponential(1.0, NUM_REQUESTS // 2)

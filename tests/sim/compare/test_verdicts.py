@@ -9,7 +9,7 @@ import pytest
 
 from sim.compare.capacity import capacity, capacity_floor, peak_in_flight
 from sim.compare.points import Point, run_points
-from sim.compare.run_length import load_of, settle
+from sim.compare.run_length import choose_run_length, load_of
 from sim.compare.side_by_side import Comparison, Order, compare
 from sim.costs.profile_files import load
 from sim.devices.contention import Regime
@@ -105,7 +105,7 @@ def test_a_length_left_open_spans_twenty_latencies_and_is_the_same_for_all() -> 
     scenario = Scenario.of(
         profile=LARGE, policy=["autoregressive", "continuous"], input_len=64, output_len=600, request_rate=16
     )
-    settled, length = settle(scenario, load(LARGE))
+    settled, length = choose_run_length(scenario, load(LARGE))
     found = compare(scenario, load(LARGE), workers=1)
     slowest_s = max(row.mean["mean_e2el_ms"] or 0.0 for row in found.policies) / 1e3
     assert length.is_auto
@@ -114,13 +114,13 @@ def test_a_length_left_open_spans_twenty_latencies_and_is_the_same_for_all() -> 
     assert length.num_warmups <= 0.1 * length.num_prompts
     assert settled.workload.num_prompts == length.num_prompts
     assert {run["num_prompts"] for run in found.runs} == {length.num_prompts - length.num_warmups}
-    assert settle(scenario, load(LARGE))[1] == length
+    assert choose_run_length(scenario, load(LARGE))[1] == length
 
 
 def test_what_is_left_out_arrived_while_the_first_requests_were_served() -> None:
     """Every request takes 200 tokens at light load, so filling takes as long as any of them."""
     scenario = Scenario.of(profile=PAIR, policy="continuous", input_len=64, output_len=200, request_rate=20)
-    _, length = settle(scenario, load(PAIR))
+    _, length = choose_run_length(scenario, load(PAIR))
     found = compare(scenario, load(PAIR), workers=1)
     mean_e2el_s = (found.policies[0].mean["mean_e2el_ms"] or 0.0) / 1e3
     assert length.num_prompts == 1000
@@ -130,7 +130,7 @@ def test_what_is_left_out_arrived_while_the_first_requests_were_served() -> None
 def test_a_length_left_open_is_ten_times_what_its_filling_leaves_out() -> None:
     """Twice the 99th percentile of the latencies, which is far more than their mean here."""
     asked: dict[str, Any] = {"profile": LARGE, "policy": "autoregressive", "dataset_name": "azure-conv"}
-    _, length = settle(Scenario.of(**asked, request_rate=12), load(LARGE))
+    _, length = choose_run_length(Scenario.of(**asked, request_rate=12), load(LARGE))
     found = compare(Scenario.of(**asked, request_rate=12, num_prompts=3000), load(LARGE), workers=1)
     filled = 2 * 12 * (found.policies[0].mean["p99_e2el_ms"] or 0.0) / 1e3
     assert length.num_prompts > 1500
@@ -142,25 +142,25 @@ def test_a_closed_loop_left_open_gives_every_slot_twenty_completions() -> None:
     scenario = Scenario.of(
         profile=PAIR, policy="continuous", input_len=64, output_len=16, request_rate=inf, max_concurrency=64
     )
-    assert settle(scenario, load(PAIR))[1].num_prompts == 20 * 64
+    assert choose_run_length(scenario, load(PAIR))[1].num_prompts == 20 * 64
 
 
 def test_a_burst_left_open_is_a_thousand_requests() -> None:
-    _, length = settle(one_at_a_time(request_rate=inf), load(ALONE))
+    _, length = choose_run_length(one_at_a_time(request_rate=inf), load(ALONE))
     assert (length.num_prompts, length.is_auto) == (1000, True)
 
 
 def test_no_more_than_a_tenth_is_left_out_of_a_length_left_open() -> None:
     """M/D/1 at 70 %, a seed that begins with a long busy period: MSER-5 would leave out 290 requests of 1,000."""
     rate, _ = capacity(one_at_a_time(), "autoregressive", load(ALONE))
-    _, length = settle(one_at_a_time(request_rate=0.7 * rate, seed=1), load(ALONE))
+    _, length = choose_run_length(one_at_a_time(request_rate=0.7 * rate, seed=1), load(ALONE))
     assert (length.num_prompts, length.num_warmups) == (1000, 100)
 
 
 def test_a_second_pilot_makes_no_run_shorter_than_the_first_one_asked_for() -> None:
     """With this seed the pilot of 1,000 requests asks for 1,400, and the one of 1,400 for 1,300."""
     asked: dict[str, Any] = {"profile": ALONE, "policy": "autoregressive", "dataset_name": "azure-conv"}
-    _, length = settle(Scenario.of(**asked, num_speculative_tokens=0, request_rate=8, seed=5), load(ALONE))
+    _, length = choose_run_length(Scenario.of(**asked, num_speculative_tokens=0, request_rate=8, seed=5), load(ALONE))
     assert length.num_prompts == 1400
 
 
@@ -185,8 +185,8 @@ def test_a_burst_of_any_length_is_called_no_transient() -> None:
 
 def test_a_cpu_budget_cuts_the_length_and_says_so() -> None:
     scenario = Scenario.of(profile=LARGE, policy="continuous", input_len=64, output_len=600, request_rate=16)
-    _, free = settle(scenario, load(LARGE))
-    _, cut = settle(scenario, load(LARGE), most_cpu_s=1e-6)
+    _, free = choose_run_length(scenario, load(LARGE))
+    _, cut = choose_run_length(scenario, load(LARGE), max_cpu_s=1e-6)
     assert free.num_prompts > cut.num_prompts == 1000
     assert any("fit into the CPU budget" in note for note in cut.notes)
 

@@ -17,7 +17,7 @@ from sim.hosts.simulated import SimHost
 from sim.interface.host import Stream
 from sim.interface.wait import Signal
 from sim.interface.work import Chunk, Kind, Model, Work
-from tests.sim.support import PeriodicLuck
+from tests.sim.support import PeriodicDraws
 
 TINY = load("cpu/tiny")
 VERIFY = Work(kind=Kind.VERIFY, rows=2, row_tokens=10, context_tokens=100, head_rows=10)
@@ -125,7 +125,7 @@ def test_streams_that_never_idle_lose_nothing_however_slow_they_run_beside_each_
         profile = msgspec.structs.replace(
             profile, overlap=msgspec.structs.replace(profile.overlap, has_priorities=False, tau_s=1e-4)
         )
-        machine = SimHost(build_costs(profile), PeriodicLuck(), contention=contention_of(profile.overlap))
+        machine = SimHost(build_costs(profile), PeriodicDraws(), contention=contention_of(profile.overlap))
         streams = [machine.stream(name) for name in "ab"]
 
         for stream in streams:
@@ -147,7 +147,7 @@ def test_workers_that_poll_slow_what_is_being_issued(looks_per_s: float, slowdow
 
 
 def test_a_host_knows_how_often_its_idle_workers_look() -> None:
-    machine = SimHost(build_costs(TINY), PeriodicLuck())
+    machine = SimHost(build_costs(TINY), PeriodicDraws())
     signal = Signal()
     seen = []
 
@@ -171,7 +171,7 @@ def test_where_issuing_is_executing_nothing_of_the_next_work_is_hidden() -> None
     profile = changed(is_synchronous=True, result_s=0.0)
     cost = build_costs(profile).cost(VERIFY)
     assert (cost.prepare_s, cost.launch_s) == (pytest.approx(0.000206), cost.device_s)
-    machine = SimHost(build_costs(profile), PeriodicLuck())
+    machine = SimHost(build_costs(profile), PeriodicDraws())
     stream = machine.stream("a")
     tickets = [machine.run(VERIFY, stream) for _ in range(2)]
     machine.run_until()
@@ -183,7 +183,7 @@ def test_streams_of_a_device_without_priorities_are_served_alike() -> None:
     profile = msgspec.structs.replace(
         TINY, overlap=msgspec.structs.replace(TINY.overlap, has_priorities=False, tau_s=0.0)
     )
-    machine = SimHost(build_costs(profile), PeriodicLuck(), contention=contention_of(profile.overlap))
+    machine = SimHost(build_costs(profile), PeriodicDraws(), contention=contention_of(profile.overlap))
     streams = [machine.stream("a", priority=1), machine.stream("b")]
     tickets = [machine.run(VERIFY, stream) for stream in streams]
     machine.run_until()

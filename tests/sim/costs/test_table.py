@@ -210,7 +210,7 @@ def test_outside_the_measured_range_it_warns_once_and_strict_refuses_with_the_di
 
 def test_the_longest_context_is_that_of_as_many_rows() -> None:
     passes = HOLED.passes(Model.TARGET)
-    assert [passes.most_row_context_tokens(rows) for rows in (1, 2, 3, 8, 9)] == [400, 100, 100, 100, 100]
+    assert [passes.max_row_context_tokens(rows) for rows in (1, 2, 3, 8, 9)] == [400, 100, 100, 100, 100]
 
 
 def test_inside_the_measured_range_strict_is_silent() -> None:

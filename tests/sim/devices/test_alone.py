@@ -17,7 +17,7 @@ from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
 from tests.properties import examples
-from tests.sim.support import PeriodicLuck
+from tests.sim.support import PeriodicDraws
 
 
 class Entry(NamedTuple):
@@ -65,7 +65,7 @@ def run(
 ) -> tuple[list[tuple[float, ...]], list[float], Any]:
     """Times of every work, when those that were awaited were over, and the device's accounts."""
     costs = _Listed(device_s={}, parts=[entry.parts for entry in program], inflation_per_issuer=0.5, result_s=result_s)
-    host = SimHost(costs, PeriodicLuck(), contention=contention)
+    host = SimHost(costs, PeriodicDraws(), contention=contention)
     streams = [host.stream(f"s{place}", device=device, priority=place) for place, device in enumerate(devices)]
     tickets: list[SimTicket] = []
     woken_s = [0.0] * len(program)

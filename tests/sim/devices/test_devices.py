@@ -16,7 +16,7 @@ from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Model, Work
 from tests.properties import examples
-from tests.sim.support import SECONDS, PeriodicLuck
+from tests.sim.support import SECONDS, PeriodicDraws
 
 DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, draft_tokens=4)
 VERIFY = Work(kind=Kind.VERIFY)
@@ -24,7 +24,7 @@ PREFILL = Work(kind=Kind.PREFILL)
 
 
 def host(costs: Any = None, **options: Any) -> SimHost:
-    return SimHost(costs or ConstantCosts(device_s=SECONDS), PeriodicLuck(), **options)
+    return SimHost(costs or ConstantCosts(device_s=SECONDS), PeriodicDraws(), **options)
 
 
 def times(*tickets: SimTicket) -> list[tuple[float, float]]:

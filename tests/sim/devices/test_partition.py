@@ -15,7 +15,7 @@ from sim.devices.partition import MEASURED, Place, ShareCurve, rates_on_shares
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
 from tests.sim.devices.test_devices import DRAFT, PREFILL, VERIFY, times
-from tests.sim.support import SECONDS, PeriodicLuck
+from tests.sim.support import SECONDS, PeriodicDraws
 
 LINEAR = ShareCurve(
     sharpness=1.0,
@@ -45,7 +45,7 @@ def host(demands: Demands | dict[Kind, Demands], curve: ShareCurve = LINEAR, eta
     asks = demands if isinstance(demands, dict) else dict.fromkeys(Kind, demands)
     return SimHost(
         ByKind(device_s=SECONDS, asks=asks, **costs),
-        PeriodicLuck(),
+        PeriodicDraws(),
         contention=Contention(eta_bandwidth=eta),
         curve=curve,
     )
@@ -177,7 +177,7 @@ def test_shares_that_do_not_fit_are_refused(shares: dict[str, float | None], mes
 
 def test_a_link_has_no_multiprocessors() -> None:
     machine = SimHost(
-        ConstantCosts(device_s=SECONDS), PeriodicLuck(), links={"tcp": Link(latency_s=0.0, bytes_per_s=1.0)}
+        ConstantCosts(device_s=SECONDS), PeriodicDraws(), links={"tcp": Link(latency_s=0.0, bytes_per_s=1.0)}
     )
     with pytest.raises(ValueError, match="link 'tcp', which is no GPU"):
         machine.stream("kv", device="tcp", sm_share=0.5)

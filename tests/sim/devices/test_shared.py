@@ -15,7 +15,7 @@ from sim.devices.shared import SharedDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
-from tests.sim.support import PeriodicLuck
+from tests.sim.support import PeriodicDraws
 
 DRAFT, VERIFY, PREFILL, HOST, COPY = Kind.DRAFT, Kind.VERIFY, Kind.PREFILL, Kind.HOST, Kind.COPY
 Parts = dict[Kind, tuple[float, float, float]]
@@ -43,7 +43,7 @@ class Machine:
         links: dict[str, Link] | None = None,
     ) -> None:
         costs = PartCosts(device_s={}, parts=parts, inflation_per_issuer=inflation_per_issuer, result_s=result_s)
-        self.host = SimHost(costs, PeriodicLuck(), links=links)
+        self.host = SimHost(costs, PeriodicDraws(), links=links)
         self.streams = {name: self.host.stream(name) for name in streams}
         self.streams |= {name: self.host.stream(name, device=name) for name in links or {}}
         self.tickets: list[SimTicket] = []

@@ -168,7 +168,7 @@ def test_a_continuous_step_asks_with_all_its_requests() -> None:
     """Two prompts fit into the first step, and the third waits for a seat."""
     controller = NotedController(2, 2)
     asked = [request(index, output=4) for index in range(3)]
-    SimRun("continuous", asked, luck=AlwaysAccept(), limits=EngineLimits(max_num_seqs=2), controller=controller)
+    SimRun("continuous", asked, draws=AlwaysAccept(), limits=EngineLimits(max_num_seqs=2), controller=controller)
     assert controller.asked[:2] == [2, 2]
 
 
@@ -187,7 +187,7 @@ def test_requests_of_a_batch_may_draft_lengths_of_their_own(policy: str, async_s
     """Everything is accepted, so a round of request i brings i + 2 tokens; a batch drafts as long as its longest."""
     asked = [request(index, prompt=8, output=13) for index in range(3)]
     limits = EngineLimits(async_scheduling=async_scheduling)
-    run = SimRun(policy, asked, luck=AlwaysAccept(), limits=limits, controller=OwnLength())
+    run = SimRun(policy, asked, draws=AlwaysAccept(), limits=limits, controller=OwnLength())
     rounds = [(r.num_rounds, r.drafted_tokens, r.accepted_tokens) for r in run.serving.requests]
     assert rounds == [(6, 6, 6), (4, 8, 8), (3, 9, 9)]
     assert run.serving.kv.held.value == 0
@@ -197,7 +197,7 @@ def test_requests_of_a_batch_may_draft_lengths_of_their_own(policy: str, async_s
 
 def test_a_step_without_drafts_keeps_the_drafter_up_to_date() -> None:
     """Two tokens of the row through the draft model, nothing sampled there, and a plain decode next."""
-    run = SimRun("continuous", [request(0, output=3)], luck=AlwaysAccept(), controller=NotedController(0, 4))
+    run = SimRun("continuous", [request(0, output=3)], draws=AlwaysAccept(), controller=NotedController(0, 4))
     works = [(t.work.kind.value, t.work.row_tokens, t.work.head_rows, t.work.draft_tokens) for t in run.tickets]
     assert works == [
         ("step", 0, 1, 0), ("draft", 2, 0, 0),
@@ -207,7 +207,7 @@ def test_a_step_without_drafts_keeps_the_drafter_up_to_date() -> None:
 
 
 def test_a_lane_without_drafts_keeps_the_drafter_up_to_date_before_it_decodes() -> None:
-    run = SimRun("pd", [request(0, output=2)], luck=AlwaysAccept(), controller=NotedController(0, 4))
+    run = SimRun("pd", [request(0, output=2)], draws=AlwaysAccept(), controller=NotedController(0, 4))
     works = [(t.work.kind.value, t.work.head_rows) for t in run.tickets if t.stream.name == "decode"]
     assert works == [("draft", 0), ("verify", 1)]
 
@@ -320,7 +320,7 @@ def test_adaptive_verification_prefers_the_request_that_has_accepted_more() -> N
 def test_what_is_not_verified_is_paid_for_as_a_draft_and_never_accepted() -> None:
     """Drafts of 4 where verifying costs a round a token: each round emits one token, and the drafter ran all along."""
     controller = AdaptiveVerification(4, lambda rows, k: 1.0 + 10.0 * k)
-    run = SimRun("continuous", [request(0, output=4)], luck=AlwaysAccept(), controller=controller)
+    run = SimRun("continuous", [request(0, output=4)], draws=AlwaysAccept(), controller=controller)
     works = [(t.work.kind.value, t.work.row_tokens, t.work.draft_tokens) for t in run.tickets]
     assert works == [("step", 0, 0), ("draft", 2, 4), *[("step", 1, 0), ("draft", 2, 4)] * 3]
     assert run.serving.requests[0].accepted_tokens == 0

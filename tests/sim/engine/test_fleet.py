@@ -8,7 +8,7 @@ import pytest
 
 from sim.compare.capacity import capacity, capacity_floor
 from sim.costs.profile_files import load
-from sim.engine.fleet import MOST_AHEAD, least_busy, next_in_turn, where_prefix_is
+from sim.engine.fleet import MAX_AHEAD, least_busy, next_in_turn, where_prefix_is
 from sim.engine.gauge import Gauge, GaugePart
 from sim.interface.request import Request
 from sim.metrics.records import RunRecord
@@ -38,7 +38,7 @@ def test_the_routings_are_pure_choices() -> None:
     assert [next_in_turn(number, [9, 0, 0]) for number in range(4)] == [0, 1, 2, 0]
     assert least_busy([3, 1, 1]) == 1
     assert where_prefix_is([0, 2, 5], [0, 0, 3]) == 2
-    assert where_prefix_is([0, 2, 5], [0, 0, MOST_AHEAD + 1]) == 0
+    assert where_prefix_is([0, 2, 5], [0, 0, MAX_AHEAD + 1]) == 0
     assert where_prefix_is([0, 0, 0], [2, 1, 3]) == 1
     assert where_prefix_is([4, 4, 0], [2, 1, 0]) == 1
 

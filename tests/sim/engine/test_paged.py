@@ -24,9 +24,9 @@ class Engine:
         host.spawn(self.serving.arrivals())
         host.run_until()
 
-    def seat(self, most_tokens: int = 1000) -> Chunk | None:
+    def seat(self, max_tokens: int = 1000) -> Chunk | None:
         """The first chunk of who waits first, or None where there is no room."""
-        seated = self.serving.seat_now(most_tokens)
+        seated = self.serving.seat_now(max_tokens)
         return seated[1] if seated else None
 
     def prefill(self) -> Request:

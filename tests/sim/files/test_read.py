@@ -39,7 +39,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "MOST_LINE_BYTES", 5)
+    monkeypatch.setattr(read, "MAX_LINE_BYTES", 5)
     path = tmp_path / "lines"
     path.write_text("12345\n")
     with pytest.raises(ValueError, match="line 1: longer than"):

@@ -9,7 +9,7 @@ import pytest
 from sim.costs.cost import ConstantCosts, Demands
 from sim.policies.options import BatchBy, Batching, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES
-from tests.sim.support import SECONDS, PeriodicLuck, SimRun, log_order, request, run_on_script
+from tests.sim.support import SECONDS, PeriodicDraws, SimRun, log_order, request, run_on_script
 
 UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))
 """Works that ask nothing of the device never slow each other, as on ScriptHost."""
@@ -34,7 +34,7 @@ def test_a_policy_leaves_the_same_log_on_simhost_and_scripthost(
 ) -> None:
     options = PolicyOptions(batching=batching, kv=kv, poll_s=poll_s, spin_s=poll_s / 3, workers=3)
     simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
-    script, scripted = run_on_script(policy, requests(), PeriodicLuck(), options)
+    script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options)
 
     assert scripted.num_finished == 9
     assert outcome(simulated.serving.requests) == outcome(scripted.requests)
@@ -62,7 +62,7 @@ def test_every_variant_of_a_policy_leaves_the_same_log_on_both(
 ) -> None:
     options = PolicyOptions(poll_s=poll_s, spin_s=poll_s / 3, **changes)
     simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
-    script, scripted = run_on_script(policy, requests(), PeriodicLuck(), options)
+    script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options)
     assert scripted.num_finished == 9
     assert outcome(simulated.serving.requests) == outcome(scripted.requests)
     assert log_order(simulated.log) == log_order(script.log)
@@ -71,5 +71,5 @@ def test_every_variant_of_a_policy_leaves_the_same_log_on_both(
 def test_the_contract_sees_a_policy_that_behaves_differently() -> None:
     options = PolicyOptions(poll_s=0.0, workers=3)
     simulated = SimRun("baseline", requests(), costs=UNCONTENDED, options=options)
-    other, _ = run_on_script("baseline", requests(), PeriodicLuck(), PolicyOptions(poll_s=0.0, workers=2))
+    other, _ = run_on_script("baseline", requests(), PeriodicDraws(), PolicyOptions(poll_s=0.0, workers=2))
     assert log_order(simulated.log) != log_order(other.log)

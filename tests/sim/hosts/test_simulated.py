@@ -1,4 +1,4 @@
-"""What the simulated host accounts for, and what it tells of a verify: totals by stream and kind, busy GPUs, luck."""
+"""What the simulated host accounts for, and what it tells of a verify: totals by stream and kind, busy GPUs, draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.sim.support import SECONDS, AlwaysAccept, request
 FREE = Demands(0.0, 0.0)
 
 
-class AskedLuck:
+class NotedDraws:
     """Notes every question; accepts as many tokens as the request's index."""
 
     def __init__(self) -> None:
@@ -138,24 +138,24 @@ def test_a_stream_on_a_link_names_one_that_there_is() -> None:
         machine.stream("a", device="nvlnk")
 
 
-# -- luck
+# -- draws
 
 
 def test_a_verify_asks_for_every_row_that_drafted_from_where_its_output_stands() -> None:
-    luck = AskedLuck()
-    machine = SimHost(ConstantCosts(device_s=SECONDS), luck)
+    draws = NotedDraws()
+    machine = SimHost(ConstantCosts(device_s=SECONDS), draws)
     rows = (drafted(3, 7, 4), drafted(5, 9, 0), drafted(6, 2, 4))
     with_kv = Work(kind=Kind.VERIFY, requests=rows, rows=3, row_tokens=11)
     without_kv = Work(kind=Kind.VERIFY, requests=rows, chunks=tuple(Chunk(9, 0) for _ in rows))
     stream = machine.stream("a")
     tickets = [machine.run(work, stream) for work in (with_kv, without_kv)]
     assert [list(ticket.result.accepted) for ticket in tickets] == [[3, 0, 4]] * 2
-    assert luck.questions == [(3, 7, 4), (6, 2, 4)] * 2
+    assert draws.questions == [(3, 7, 4), (6, 2, 4)] * 2
 
 
 def test_a_verify_may_check_other_tokens_than_those_in_flight_of_drafts_by_several_models() -> None:
-    first, second = AskedLuck(), AskedLuck()
-    machine = SimHost(ConstantCosts(device_s=SECONDS), first, lucks=(first, second))
+    first, second = NotedDraws(), NotedDraws()
+    machine = SimHost(ConstantCosts(device_s=SECONDS), first, draws_by_drafter=(first, second))
     rows = (drafted(3, 7, 4), drafted(5, 9, 0), drafted(6, 2, 4))
     work = Work(kind=Kind.VERIFY, requests=rows, rows=3, row_tokens=11, drafted=(1, 2, 0), drafters=(1, 0, 1))
     machine.run(work, machine.stream("a"))
@@ -163,18 +163,18 @@ def test_a_verify_may_check_other_tokens_than_those_in_flight_of_drafts_by_sever
 
 
 def test_a_step_asks_for_its_rows_and_not_for_its_prompts() -> None:
-    luck = AskedLuck()
-    machine = SimHost(ConstantCosts(device_s=SECONDS), luck)
+    draws = NotedDraws()
+    machine = SimHost(ConstantCosts(device_s=SECONDS), draws)
     rows = (drafted(3, 7, 4), drafted(1, 2, 4), drafted(6, 0, 4))
     work = Work(kind=Kind.STEP, requests=rows, rows=2, row_tokens=10, chunks=(Chunk(9, 0),))
     ticket = machine.run(work, machine.stream("a"))
     assert list(ticket.result.accepted) == [3, 1]
-    assert luck.questions == [(3, 7, 4), (1, 2, 4)]
+    assert draws.questions == [(3, 7, 4), (1, 2, 4)]
 
 
 @pytest.mark.parametrize("kind", [Kind.PREFILL, Kind.DRAFT, Kind.STEP])
 def test_nothing_is_asked_where_nothing_is_verified(kind: Kind) -> None:
-    luck = AskedLuck()
-    machine = SimHost(ConstantCosts(device_s=SECONDS), luck)
+    draws = NotedDraws()
+    machine = SimHost(ConstantCosts(device_s=SECONDS), draws)
     ticket = machine.run(Work(kind=kind, requests=(drafted(3, 7, 4),), chunks=(Chunk(9, 0),)), machine.stream("a"))
-    assert (list(ticket.result.accepted), luck.questions) == ([], [])
+    assert (list(ticket.result.accepted), draws.questions) == ([], [])

@@ -11,13 +11,13 @@ from sim.costs.cost import ConstantCosts
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Host
-from sim.interface.request_queue import Lane
+from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import TIMED_OUT, Signal
 from sim.interface.work import Kind, Work
-from tests.sim.support import SECONDS, PeriodicLuck, request
+from tests.sim.support import SECONDS, PeriodicDraws, request
 
 HOSTS: dict[str, Callable[[], Any]] = {
-    "sim": lambda: SimHost(ConstantCosts(device_s=SECONDS), PeriodicLuck()),
+    "sim": lambda: SimHost(ConstantCosts(device_s=SECONDS), PeriodicDraws()),
     "script": lambda: ScriptHost(lambda work: SECONDS[work.kind]),
 }
 
@@ -158,7 +158,7 @@ def test_a_worker_may_submit_without_awaiting(host: Any) -> None:
 
 
 def test_put_waits_while_the_lane_is_full(host: Any) -> None:
-    lane, log = Lane("decode", capacity=2), []
+    lane, log = RequestQueue("decode", capacity=2), []
 
     async def producer() -> None:
         for index in range(4):
@@ -177,7 +177,7 @@ def test_put_waits_while_the_lane_is_full(host: Any) -> None:
 
 
 def test_take_waits_while_the_lane_is_empty_and_keeps_order(host: Any) -> None:
-    lane, taken = Lane("verify"), []
+    lane, taken = RequestQueue("verify"), []
 
     async def consumer() -> None:
         while len(taken) < 3:
@@ -195,7 +195,7 @@ def test_take_waits_while_the_lane_is_empty_and_keeps_order(host: Any) -> None:
 
 def test_a_lane_refuses_a_capacity_below_one() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        Lane("decode", capacity=0)
+        RequestQueue("decode", capacity=0)
 
 
 def test_a_negative_sleep_is_refused(host: Any) -> None:

@@ -47,7 +47,7 @@ def test_a_request_stays_with_the_policy_of_the_load_that_it_met() -> None:
     """Three at once, one after they are through: the third finds three and goes to the other row."""
     asked = [request(i) for i in range(3)] + [request(3, arrival_s=1000.0)]
     options = PolicyOptions(poll_s=0.0, spin_s=0.0, adaptive_table=((1, "pd"), (3, "unified")))
-    run = SimRun("adaptive", asked, luck=AlwaysAccept(), options=options)
+    run = SimRun("adaptive", asked, draws=AlwaysAccept(), options=options)
     assert parts(run) == {0: {"pd"}, 1: {"pd"}, 2: {"unified"}, 3: {"pd"}}
     assert run.serving.is_all_finished
 
@@ -67,7 +67,7 @@ def test_hysteresis_keeps_a_row_while_the_load_wavers_about_its_edge() -> None:
 def test_the_seats_are_those_of_all_parts_together() -> None:
     asked = [request(i) for i in range(5)]
     options = PolicyOptions(poll_s=0.0, spin_s=0.0, adaptive_table=((1, "pd"), (2, "unified")))
-    run = SimRun("adaptive", asked, luck=AlwaysAccept(), options=options, limits=EngineLimits(max_num_seqs=2))
+    run = SimRun("adaptive", asked, draws=AlwaysAccept(), options=options, limits=EngineLimits(max_num_seqs=2))
     events = sorted([(r.scheduled_s, 1) for r in asked] + [(r.last_token_s, -1) for r in asked])
     active = most = 0
     for _, change in events:

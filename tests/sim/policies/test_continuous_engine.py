@@ -10,7 +10,7 @@ from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, Method
 from tests.properties import examples
-from tests.sim.support import AlwaysAccept, NeverAccept, PeriodicLuck, SimRun, request
+from tests.sim.support import AlwaysAccept, NeverAccept, PeriodicDraws, SimRun, request
 
 Shape = tuple[float, int, int, tuple[tuple[int, int], ...]]
 
@@ -51,7 +51,7 @@ def test_no_chunk_is_longer_than_the_long_prefill_threshold() -> None:
 def test_verify_rows_take_budget_before_chunks_and_share_their_pass() -> None:
     asked = [request(0, prompt=4, output=7), request(1, arrival_s=1.0, prompt=12, output=1)]
     limits = EngineLimits(max_num_batched_tokens=10)
-    run = SimRun("continuous", asked, luck=AlwaysAccept(), limits=limits, draft_tokens=4)
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
     assert steps(run) == [
         (0.0, 0, 0, ((4, 0),)),
         (7.0, 1, 5, ((5, 0),)),
@@ -65,13 +65,13 @@ def test_verify_rows_take_budget_before_chunks_and_share_their_pass() -> None:
 def test_a_draft_is_cut_to_what_the_budget_leaves() -> None:
     asked = [request(0, prompt=2, output=9), request(1, prompt=2, output=9)]
     limits = EngineLimits(max_num_batched_tokens=7)
-    run = SimRun("continuous", asked, luck=AlwaysAccept(), limits=limits, draft_tokens=4)
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
     assert steps(run)[:2] == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 7, ())]
     assert [r.accepted_tokens for r in run.serving.requests] == [8, 6]
 
 
 def test_rejected_tokens_are_rolled_back_and_the_next_pass_reads_only_what_stands() -> None:
-    run = SimRun("continuous", [request(0, prompt=20, output=4)], luck=NeverAccept(), draft_tokens=3)
+    run = SimRun("continuous", [request(0, prompt=20, output=4)], draws=NeverAccept(), draft_tokens=3)
     passes = [ticket.work for ticket in run.tickets if ticket.work.kind is Kind.STEP]
     assert [(work.row_tokens, work.context_tokens) for work in passes] == [(0, 0), (4, 20), (4, 21), (4, 22)]
     assert run.serving.kv.held.peak == 22 + 4
@@ -118,9 +118,9 @@ def test_look_ahead_slots_are_held_for_the_next_draft() -> None:
     """A prompt of 20 fits in two blocks; verifying 4 tokens with 3 look-ahead slots needs 20 + 4 + 3 = 27, still two;
     after a full acceptance 24 + 4 + 3 = 31, and then 28 + 7 = 35 is the first to need a third."""
     asked = [request(0, prompt=20, output=20)]
-    run = SimRun("continuous", asked, luck=AlwaysAccept(), draft_tokens=3, kv_blocks=1000, stop_s=20.0)
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), draft_tokens=3, kv_blocks=1000, stop_s=20.0)
     assert run.serving.paged.num_held == 2
-    run = SimRun("continuous", [request(0, prompt=20, output=20)], luck=AlwaysAccept(), draft_tokens=3, stop_s=27.0)
+    run = SimRun("continuous", [request(0, prompt=20, output=20)], draws=AlwaysAccept(), draft_tokens=3, stop_s=27.0)
     assert run.serving.paged.num_held == 3
 
 
@@ -157,13 +157,13 @@ def test_a_request_preempted_under_way_keeps_the_token_of_its_last_step() -> Non
 
 def test_an_ngram_draft_takes_host_time_and_no_pass_of_a_model() -> None:
     limits = EngineLimits(method=Method.NGRAM)
-    run = SimRun("continuous", [request(0)], luck=AlwaysAccept(), limits=limits, draft_tokens=4)
+    run = SimRun("continuous", [request(0)], draws=AlwaysAccept(), limits=limits, draft_tokens=4)
     assert [ticket.work.kind for ticket in run.tickets] == [Kind.STEP, Kind.HOST, Kind.STEP, Kind.HOST]
 
 
 def test_an_eagle_head_takes_every_verified_token_in_its_first_pass() -> None:
     limits = EngineLimits(method=Method.EAGLE3)
-    run = SimRun("continuous", [request(0, output=9)], luck=AlwaysAccept(), limits=limits, draft_tokens=3)
+    run = SimRun("continuous", [request(0, output=9)], draws=AlwaysAccept(), limits=limits, draft_tokens=3)
     drafts = [ticket.work for ticket in run.tickets if ticket.work.kind is Kind.DRAFT]
     assert [(work.rows, work.row_tokens) for work in drafts] == [(1, 0), (1, 4), (1, 4)]
 
@@ -197,7 +197,7 @@ def test_scarce_blocks_never_leak_starve_or_break_the_budget(
     run = SimRun(
         "continuous",
         asked,
-        luck=PeriodicLuck(),
+        draws=PeriodicDraws(),
         limits=EngineLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, async_scheduling=is_async),
         draft_tokens=draft_tokens,
         kv_blocks=least + spare_blocks,
@@ -220,7 +220,7 @@ def test_scarce_blocks_never_leak_starve_or_break_the_budget(
 def test_scarce_blocks_do_preempt(draft_tokens: int, is_totals: bool) -> None:
     """The property above is not vacuous, and lazy accounting hands over."""
     asked = [request(index, prompt=30, output=40) for index in range(6)]
-    SimRun("continuous", asked, luck=PeriodicLuck(), draft_tokens=draft_tokens, kv_blocks=12, is_totals=is_totals)
+    SimRun("continuous", asked, draws=PeriodicDraws(), draft_tokens=draft_tokens, kv_blocks=12, is_totals=is_totals)
     assert sum(r.num_preemptions for r in asked) > 2
 
 
@@ -228,5 +228,5 @@ def test_scarce_blocks_do_preempt(draft_tokens: int, is_totals: bool) -> None:
 def test_gaps_of_warm_up_requests_do_not_count(policy: str) -> None:
     """Request 0 warms up and emits all the while that request 1 does."""
     asked = [request(0, output=30), request(1, output=6)]
-    run = SimRun(policy, asked, luck=NeverAccept(), draft_tokens=2, num_warmups=1)
+    run = SimRun(policy, asked, draws=NeverAccept(), draft_tokens=2, num_warmups=1)
     assert sum(run.serving.gaps.counts) == 5

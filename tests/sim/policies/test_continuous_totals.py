@@ -44,7 +44,7 @@ def can_stand_in(
 def lazily(rows: list[tuple[int, int]], **more: Any) -> SimRun:
     """Requests of these prompt and output tokens, all at 0 s."""
     requests = [request(index, prompt=prompt, output=output) for index, (prompt, output) in enumerate(rows)]
-    return SimRun("continuous", requests, luck=NeverAccept(), is_totals=True, **more)
+    return SimRun("continuous", requests, draws=NeverAccept(), is_totals=True, **more)
 
 
 def test_a_continuous_policy_of_ones_own_is_the_one_that_runs() -> None:
@@ -111,7 +111,7 @@ def test_the_account_grows_with_the_run(first_steps: int, monkeypatch: pytest.Mo
 
 def test_requests_are_queued_at_the_next_step_boundary() -> None:
     requests = [request(index, arrival_s=arrival_s, output=3) for index, arrival_s in enumerate((0.0, 2.0, 7.0))]
-    run = SimRun("continuous", requests, luck=NeverAccept(), is_totals=True, draft_tokens=0)
+    run = SimRun("continuous", requests, draws=NeverAccept(), is_totals=True, draft_tokens=0)
     assert [r.queued_s for r in run.serving.requests] == [0.0, 5.0, 10.0]
 
 
@@ -142,7 +142,7 @@ def test_the_account_goes_on_once_memory_is_at_ease(monkeypatch: pytest.MonkeyPa
         request(index, arrival_s=at_s, prompt=11, output=30)
         for index, at_s in enumerate((0.0, 0.0, 60.0, 400.0, 600.0))
     ]
-    more = {"luck": NeverAccept(), "limits": limits, "draft_tokens": 0, "kv_blocks": 64, "block_size": 1}
+    more = {"draws": NeverAccept(), "limits": limits, "draft_tokens": 0, "kv_blocks": 64, "block_size": 1}
     lazy = SimRun("continuous", requests, is_totals=True, **more)
     assert lazy.serving.is_all_finished
     assert submitted

@@ -39,7 +39,7 @@ FIRST_STEP = (0.0, "step", 0, 0, 0, ((10, 0),), 1, 0)
 def lone(method: Method) -> SimRun:
     """A prompt of 10 and two rounds with drafts of 4."""
     limits = EngineLimits(method=method)
-    return SimRun("continuous", [request(0, output=9)], luck=AlwaysAccept(), limits=limits, draft_tokens=4)
+    return SimRun("continuous", [request(0, output=9)], draws=AlwaysAccept(), limits=limits, draft_tokens=4)
 
 
 def test_a_draft_model_takes_two_tokens_of_each_row_and_what_the_step_prefilled() -> None:
@@ -67,7 +67,7 @@ def test_an_eagle_head_takes_the_tokens_that_were_verified() -> None:
 def test_ngrams_are_looked_up_for_rows_and_completed_prompts() -> None:
     asked = [request(0, output=9), request(1, arrival_s=1.0, output=4)]
     limits = EngineLimits(method=Method.NGRAM)
-    run = SimRun("continuous", asked, luck=AlwaysAccept(), limits=limits, draft_tokens=4)
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
     assert [shape[1:] for shape in shapes(run)] == [
         ("step", 0, 0, 0, ((10, 0),), 1, 0),
         ("host", 1, 0, 0, (), 0, 0),
@@ -83,7 +83,7 @@ def test_a_mixed_step_samples_rows_and_completed_prompts_and_drafts_for_these() 
     asked = [request(0, prompt=4, output=11), request(1, arrival_s=1.0, prompt=3), request(2, arrival_s=1.0, prompt=9)]
     asked[2].output_tokens = 1
     limits = EngineLimits(max_num_batched_tokens=12)
-    run = SimRun("continuous", asked, luck=AlwaysAccept(), limits=limits, draft_tokens=4)
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
     assert shapes(run) == [
         (0.0, "step", 0, 0, 0, ((4, 0),), 1, 0),
         (5.0, "draft", 1, 2, 4, ((4, 0),), 1, 4),
@@ -101,7 +101,7 @@ def test_a_prompt_that_is_not_complete_is_prefilled_in_the_draft_model_and_draft
     """Nor does the controller hear of it: only of the three steps that drafted, 7 s each."""
     controller = NotedController(4, 4)
     limits = EngineLimits(max_num_batched_tokens=5)
-    run = SimRun("continuous", [request(0, output=7)], luck=AlwaysAccept(), limits=limits, controller=controller)
+    run = SimRun("continuous", [request(0, output=7)], draws=AlwaysAccept(), limits=limits, controller=controller)
     assert shapes(run) == [
         (0.0, "step", 0, 0, 0, ((5, 0),), 0, 0),
         (5.0, "draft", 0, 0, 0, ((5, 0),), 0, 0),
@@ -117,7 +117,7 @@ def test_a_prompt_that_is_not_complete_is_prefilled_in_the_draft_model_and_draft
 
 def test_a_draft_has_the_controllers_present_length() -> None:
     controller = NotedController(2, 4)
-    run = SimRun("continuous", [request(0, output=7)], luck=AlwaysAccept(), controller=controller)
+    run = SimRun("continuous", [request(0, output=7)], draws=AlwaysAccept(), controller=controller)
     assert shapes(run)[1:] == [
         (5.0, "draft", 1, 2, 10, ((10, 0),), 1, 2),
         (7.0, "step", 1, 3, 10, (), 3, 0),
@@ -145,14 +145,14 @@ def test_a_model_that_drafts_looks_ahead_by_its_longest_draft_and_ngrams_do_not(
     """While 4 tokens are verified: the prompt, these, and 3 slots for the next draft in blocks of 16."""
     asked = [request(0, prompt=prompt, output=20)]
     limits = EngineLimits(method=method)
-    run = SimRun("continuous", asked, luck=AlwaysAccept(), limits=limits, draft_tokens=3, stop_s=8.0)
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=3, stop_s=8.0)
     assert run.serving.paged.num_held == num_blocks
 
 
 def test_the_look_ahead_is_that_of_the_longest_draft_whatever_the_present_one_is() -> None:
     """26 + 3 + 4 slots are three blocks; with 2 to look ahead they would be two."""
     asked = [request(0, prompt=26, output=20)]
-    run = SimRun("continuous", asked, luck=AlwaysAccept(), controller=NotedController(2, 4), stop_s=8.0)
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), controller=NotedController(2, 4), stop_s=8.0)
     assert run.serving.paged.num_held == 3
 
 
@@ -189,7 +189,7 @@ def scarce(*, is_async: bool, stop_s: float | None = None) -> SimRun:
     """
     asked = [request(0, prompt=15, output=4), request(1, prompt=16, output=4)]
     limits = EngineLimits(async_scheduling=is_async)
-    return SimRun("continuous", asked, luck=NeverAccept(), limits=limits, draft_tokens=8, kv_blocks=5, stop_s=stop_s)
+    return SimRun("continuous", asked, draws=NeverAccept(), limits=limits, draft_tokens=8, kv_blocks=5, stop_s=stop_s)
 
 
 SCARCE = [
@@ -233,7 +233,7 @@ def test_a_planned_step_is_prepared_while_the_one_before_it_runs() -> None:
 def test_a_step_planned_ahead_counts_on_the_draft_under_way() -> None:
     asked = [request(0, prompt=4, output=9)]
     limits = EngineLimits(async_scheduling=True)
-    run = SimRun("continuous", asked, luck=AlwaysAccept(), limits=limits, draft_tokens=3)
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=3)
     assert shapes(run) == [
         (0.0, "step", 0, 0, 0, ((4, 0),), 1, 0),
         (5.0, "draft", 1, 2, 4, ((4, 0),), 1, 3),

@@ -16,7 +16,7 @@ def run(num_requests: int = 2, *, output: int = 6, **options: object) -> SimRun:
     return SimRun(
         "disaggregated",
         [request(index, output=output) for index in range(num_requests)],
-        luck=AlwaysAccept(),
+        draws=AlwaysAccept(),
         options=PolicyOptions(poll_s=0.0, **options),  # type: ignore[arg-type]
     )
 
@@ -125,7 +125,7 @@ def test_a_request_lies_where_most_is_free_and_never_on_two_gpus() -> None:
     pool.release(first)
     assert pool.reserve(third)
     assert pool.gpu_of(third) == 0
-    assert pool.most_blocks == 4
+    assert pool.max_blocks == 4
 
 
 def test_a_pool_that_is_not_scaled_spreads_requests_over_all() -> None:

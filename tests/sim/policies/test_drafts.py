@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.acceptance.luck import Luck
+from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
 from sim.costs.cost import ConstantCosts, Demands
 from sim.costs.drafters import DrafterCosts, pair_with
@@ -18,7 +18,7 @@ from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from tests.sim.hosts.test_contract import outcome, requests
-from tests.sim.support import AlwaysAccept, PeriodicLuck, SimRun, request
+from tests.sim.support import AlwaysAccept, PeriodicDraws, SimRun, request
 
 NOW = PolicyOptions(poll_s=0.0, spin_s=0.0)
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -39,13 +39,13 @@ def expected_length(rate: float, draft_tokens: int) -> float:
 @pytest.mark.parametrize("better", [0, 1])
 @pytest.mark.parametrize("policy", ["baseline", "pd", "pdv", "unified"])
 def test_where_one_draft_model_dominates_the_run_is_that_of_it_alone(policy: str, better: int) -> None:
-    lengths, seconds, lucks = (4, 2), (2.0, 1.0), (PeriodicLuck(), AlwaysAccept())
+    lengths, seconds, draws_by_drafter = (4, 2), (2.0, 1.0), (PeriodicDraws(), AlwaysAccept())
     rate = (1.0, 2.0) if better else (2.0, 1.0)
     both = SimRun(
         policy,
         requests(),
         costs=DrafterCosts([costs(each) for each in seconds]),
-        lucks=lucks,
+        draws_by_drafter=draws_by_drafter,
         controller=DraftChoice(lengths, lambda drafter, rows: rate[drafter]),
         options=NOW,
     )
@@ -53,7 +53,7 @@ def test_where_one_draft_model_dominates_the_run_is_that_of_it_alone(policy: str
         policy,
         requests(),
         costs=costs(seconds[better]),
-        luck=lucks[better],
+        draws=draws_by_drafter[better],
         draft_tokens=lengths[better],
         options=NOW,
     )
@@ -84,7 +84,7 @@ def test_the_choice_is_the_closed_forms_and_gives_its_tokens_per_second(
         "pd",
         [asked],
         costs=DrafterCosts([costs(each) for each in seconds]),
-        lucks=[Luck(IidAcceptance(rate), 7) for rate in rates],
+        draws_by_drafter=[AcceptanceDraws(IidAcceptance(rate), 7) for rate in rates],
         controller=DraftChoice(lengths, tokens_per_s),
         options=NOW,
         kv_blocks=100_000,
@@ -104,7 +104,7 @@ def test_a_model_that_takes_over_computes_what_it_has_missed_and_no_more() -> No
         "pd",
         asked,
         costs=DrafterCosts([costs(2.0), costs(2.0)]),
-        lucks=(AlwaysAccept(), AlwaysAccept()),
+        draws_by_drafter=(AlwaysAccept(), AlwaysAccept()),
         controller=choice,
         options=NOW,
     )

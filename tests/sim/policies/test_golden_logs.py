@@ -84,7 +84,7 @@ def two_requests() -> list:
 @pytest.mark.parametrize("policy", GOLDEN)
 def test_two_requests_take_the_times_summed_by_hand(policy: str) -> None:
     works, tokens = GOLDEN[policy]
-    run = SimRun(policy, two_requests(), luck=AlwaysAccept())
+    run = SimRun(policy, two_requests(), draws=AlwaysAccept())
     assert run.works == works
     assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == tokens
 
@@ -108,7 +108,7 @@ def test_lanes_on_shares_neither_help_nor_disturb_each_other(
     run = SimRun(
         policy,
         two_requests(),
-        luck=AlwaysAccept(),
+        draws=AlwaysAccept(),
         options=PolicyOptions(poll_s=0.0, spin_s=0.0, partition=partition),
         costs=ConstantCosts(device_s=SECONDS, demand=Demands(1.0, 0.0)),
         curve=LINEAR,
@@ -137,7 +137,7 @@ def test_pdv_verifies_together_what_was_drafted_meanwhile() -> None:
     costs = ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 0.5}, demand=Demands(0.0, 0.0))
     requests = [request(i, output=6) for i in range(3)]
     options = PolicyOptions(poll_s=0.0, decode_batch=1)
-    run = SimRun("pdv", requests, luck=AlwaysAccept(), options=options, costs=costs)
+    run = SimRun("pdv", requests, draws=AlwaysAccept(), options=options, costs=costs)
     assert [work for work in run.works if work[3] == "verify"] == [
         (3.0, 8.0, "verify", "verify", (0,)),
         (8.0, 13.0, "verify", "verify", (1, 2)),
@@ -152,7 +152,7 @@ def test_continuous_splits_a_prompt_over_the_budget_left_by_verify_rows() -> Non
     run = SimRun(
         "continuous",
         [request(0, output=30), request(1, output=2)],
-        luck=AlwaysAccept(),
+        draws=AlwaysAccept(),
         limits=EngineLimits(max_num_batched_tokens=12),
     )
     steps = [t.work for t in run.tickets if t.work.kind == "step"]
@@ -169,7 +169,7 @@ def test_a_draft_is_cut_where_the_budget_ends() -> None:
     run = SimRun(
         "continuous",
         [request(i, prompt=2, output=40) for i in range(2)],
-        luck=AlwaysAccept(),
+        draws=AlwaysAccept(),
         limits=EngineLimits(max_num_batched_tokens=7),
     )
     steps = [t.work for t in run.tickets if t.work.kind == "step"]
@@ -180,13 +180,13 @@ def test_a_draft_is_cut_where_the_budget_ends() -> None:
 
 
 def test_an_engine_that_reforwards_runs_the_target_twice_per_round() -> None:
-    run = SimRun("pd", [request(0)], luck=AlwaysAccept(), options=PolicyOptions(poll_s=0.0, kv=KvMode.REFORWARD))
+    run = SimRun("pd", [request(0)], draws=AlwaysAccept(), options=PolicyOptions(poll_s=0.0, kv=KvMode.REFORWARD))
     assert [work[3] for work in run.works] == ["prefill", "prefill", "draft", "verify", "prefill"]
     assert run.tickets[-1].work.row_tokens == 5
 
 
 def test_an_engine_without_kv_recomputes_the_whole_sequence() -> None:
-    run = SimRun("pd", [request(0)], luck=AlwaysAccept(), options=PolicyOptions(poll_s=0.0, kv=KvMode.NONE))
+    run = SimRun("pd", [request(0)], draws=AlwaysAccept(), options=PolicyOptions(poll_s=0.0, kv=KvMode.NONE))
     drafts = [t.work.chunks for t in run.tickets if t.work.kind == "draft"]
     assert drafts == [((11, 0),), ((12, 0),), ((13, 0),), ((14, 0),)]
     assert [t.work.chunks for t in run.tickets if t.work.kind == "verify"] == [((15, 0),)]
@@ -194,7 +194,7 @@ def test_an_engine_without_kv_recomputes_the_whole_sequence() -> None:
 
 def test_an_idle_worker_wakes_on_its_own_polling_grid() -> None:
     """Polls every 4 s from 0: one of 1 s is seen at 4 s, its prompt, through both models at 24 s, then."""
-    run = SimRun("pd", [request(0, arrival_s=1.0)], luck=AlwaysAccept(), options=PolicyOptions(poll_s=4.0))
+    run = SimRun("pd", [request(0, arrival_s=1.0)], draws=AlwaysAccept(), options=PolicyOptions(poll_s=4.0))
     starts = [work[0] for work in run.works]
     assert starts == [4.0, 14.0, 24.0, 26.0]
     assert run.host.num_polls == 1 + 6

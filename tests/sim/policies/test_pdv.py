@@ -33,7 +33,7 @@ def run_pdv(
     return SimRun(
         "pdv",
         [request(index, output=output) for index in range(num_requests)],
-        luck=AlwaysAccept(),
+        draws=AlwaysAccept(),
         costs=ConstantCosts(device_s={**SECONDS, Kind.PREFILL: pass_s}, demand=demand),
         options=PolicyOptions(**{"poll_s": 0.0, "decode_batch": 1, "verify_batch": 1, **options}),  # type: ignore[arg-type]
         limits=limits,
@@ -117,7 +117,7 @@ def test_what_is_left_alone_becomes_atomic_again() -> None:
     run = SimRun(
         "pdv",
         asked,
-        luck=AlwaysAccept(),
+        draws=AlwaysAccept(),
         costs=ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 0.5}, demand=Demands(0.0, 0.0)),
         options=PolicyOptions(poll_s=4.0, decode_batch=1, verify_batch=1),
     )

@@ -18,12 +18,12 @@ from tests.sim.support import SECONDS, UNCONTENDED, AlwaysAccept, NeverAccept, S
 
 
 def run(
-    *outputs: int, luck: object = None, draft_s: float = 2.0, limits: EngineLimits | None = None, **options: object
+    *outputs: int, draws: object = None, draft_s: float = 2.0, limits: EngineLimits | None = None, **options: object
 ) -> SimRun:
     return SimRun(
         "pipelined",
         [request(index, output=output) for index, output in enumerate(outputs)],
-        luck=luck or AlwaysAccept(),
+        draws=draws or AlwaysAccept(),
         costs=ConstantCosts(device_s={**SECONDS, Kind.DRAFT: draft_s}, demand=Demands(0.0, 0.0)),
         options=PolicyOptions(poll_s=0.0, **options),  # type: ignore[arg-type]
         limits=limits,
@@ -60,7 +60,7 @@ def test_a_draft_attends_to_the_window_that_is_being_checked() -> None:
 
 
 def test_after_a_rejection_the_target_goes_on_alone_one_token_a_step() -> None:
-    found = run(6, luck=NeverAccept())
+    found = run(6, draws=NeverAccept())
     checks = [ticket for ticket in found.tickets if ticket.work.kind is Kind.VERIFY]
     assert [ticket.work.row_tokens for ticket in checks] == [1] * 5
     assert all(later.start_s == earlier.end_s for earlier, later in pairwise(checks))
@@ -68,7 +68,7 @@ def test_after_a_rejection_the_target_goes_on_alone_one_token_a_step() -> None:
 
 def test_a_rejected_windows_draft_ends_at_its_next_token() -> None:
     """A window of 8 s, 2 s a token, rejected by the check after 5 s: it ends at 6 s, and so after 4 s does the next."""
-    found = run(6, luck=NeverAccept(), draft_s=8.0)
+    found = run(6, draws=NeverAccept(), draft_s=8.0)
     drafts = [ticket for ticket in found.tickets if ticket.work.kind is Kind.DRAFT]
     assert all(ticket.is_cancelled for ticket in drafts)
     assert [(ticket.start_s, ticket.end_s) for ticket in drafts][:2] == [(20.0, 26.0), (26.0, 30.0)]
@@ -101,12 +101,12 @@ def test_until_the_draft_model_knows_a_prompt_the_target_decodes_it_alone() -> N
 
 
 def test_rows_go_in_step_and_a_newcomer_joins_at_the_next_step() -> None:
-    found = run(30, 30, luck=NeverAccept())
+    found = run(30, 30, draws=NeverAccept())
     assert {work[4] for work in found.works if work[3] == "verify"} == {(0,), (0, 1), (1,)}
 
 
 def test_no_more_rows_than_the_lane_takes_and_the_rest_follow() -> None:
-    found = run(30, 30, 30, luck=NeverAccept(), decode_batch=2)
+    found = run(30, 30, 30, draws=NeverAccept(), decode_batch=2)
     assert max(len(work[4]) for work in found.works if work[3] == "verify") == 2
     assert found.serving.is_all_finished
 
@@ -131,7 +131,7 @@ NUM_TOKENS = 20_000
 @pytest.mark.parametrize("rate", [0.5, 0.8, 0.95])
 def test_tokens_per_step_are_those_of_its_two_state_chain(rate: float) -> None:
     """A row has a window with probability w: w = w a^4 + (1 - w) a. With one it gets 1 + a + a^2 + a^3 tokens."""
-    found = SimRun("pipelined", [request(0, output=NUM_TOKENS)], luck=Chance(rate), costs=UNCONTENDED, kv_blocks=10**6)
+    found = SimRun("pipelined", [request(0, output=NUM_TOKENS)], draws=Chance(rate), costs=UNCONTENDED, kv_blocks=10**6)
     steps = sum(ticket.work.kind is Kind.VERIFY for ticket in found.tickets)
     share = rate / (1.0 + rate - rate**4)
     expected = (1.0 - share) + share * (1.0 + rate + rate**2 + rate**3)

@@ -17,7 +17,7 @@ from sim.interface.work import Work
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES
 from tests.properties import examples
-from tests.sim.support import PeriodicLuck, SimRun
+from tests.sim.support import PeriodicDraws, SimRun
 
 arrival_s = st.floats(0.0, 40.0).map(lambda value: round(value, 2))
 asked = st.lists(st.tuples(arrival_s, st.integers(1, 60), st.integers(1, 25)), min_size=1, max_size=9)
@@ -35,8 +35,8 @@ class SizedCosts(ConstantCosts):
 COSTS = SizedCosts(device_s={}, prepare_s=0.01, launch_s=0.02, result_s=0.005, inflation_per_issuer=0.7)
 
 
-class KeyedLuck:
-    """Luck as in PeriodicLuck, with all rounds of a request at once."""
+class KeyedDraws:
+    """Acceptance as in PeriodicDraws, with all rounds of a request at once."""
 
     def run_length(self, index: int, position: int, most: int) -> int:
         return min(most, (7 * index + 3 * position) % 5)
@@ -152,7 +152,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
             "continuous",
             build(rows),
             costs=COSTS,
-            luck=KeyedLuck(),
+            draws=KeyedDraws(),
             limits=limits,
             draft_tokens=draft_tokens,
             kv_blocks=kv_blocks,
@@ -201,7 +201,7 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
             "continuous",
             build(rows, has_priorities=has_priorities),
             costs=COSTS,
-            luck=KeyedLuck(),
+            draws=KeyedDraws(),
             limits=limits,
             draft_tokens=draft_tokens,
             kv_blocks=kv_blocks,
@@ -237,7 +237,7 @@ def test_lazy_accounting_hands_a_step_under_way_over_with_its_tables_as_they_wer
             "continuous",
             build(rows),
             costs=COSTS,
-            luck=KeyedLuck(),
+            draws=KeyedDraws(),
             limits=limits,
             draft_tokens=draft_tokens,
             kv_blocks=kv_blocks,
@@ -262,7 +262,7 @@ def test_lazy_accounting_of_a_table_of_one_length_makes_the_decisions_of_the_pla
             "continuous",
             build(rows),
             costs=COSTS,
-            luck=KeyedLuck(),
+            draws=KeyedDraws(),
             limits=limits,
             controller=ByBatch(((1, 9, length),), 3),
             kv_blocks=kv_blocks,
@@ -333,7 +333,8 @@ def test_every_policy_faces_the_same_luck() -> None:
     rows = [(float(i), 20, 25) for i in range(5)]
     accepted = {
         policy: [
-            (r.num_rounds, r.accepted_tokens) for r in SimRun(policy, build(rows), luck=PeriodicLuck()).serving.requests
+            (r.num_rounds, r.accepted_tokens)
+            for r in SimRun(policy, build(rows), draws=PeriodicDraws()).serving.requests
         ]
         for policy in POLICIES
         if policy != "autoregressive" and not POLICIES[policy].drafts_ahead

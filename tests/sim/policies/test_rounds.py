@@ -43,12 +43,12 @@ PROMPT = [
 ]
 
 
-def lone(policy: str = "pd", *, kv: KvMode = KvMode.ROLLBACK, luck: object = None, **settings: object) -> SimRun:
+def lone(policy: str = "pd", *, kv: KvMode = KvMode.ROLLBACK, draws: object = None, **settings: object) -> SimRun:
     """One prompt of 10, two rounds where drafts of 4 are accepted."""
     return SimRun(
         policy,
         [request(0, output=9)],
-        luck=luck or AlwaysAccept(),
+        draws=draws or AlwaysAccept(),
         costs=UNCONTENDED,
         options=PolicyOptions(poll_s=0.0, spin_s=0.0, decode_batch=2, kv=kv),
         **settings,  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_a_controller_hears_how_long_each_round_took(policy: str) -> None:
 
 
 def test_a_rejected_draft_leaves_one_token_and_nothing_to_catch_up() -> None:
-    assert shapes(lone(luck=NeverAccept()))[:8] == [
+    assert shapes(lone(draws=NeverAccept()))[:8] == [
         *PROMPT,
         ("draft", "draft", 1, 1, 10, (), 1, 4),
         ("verify", "target", 1, 5, 10, (), 5, 0),
@@ -91,7 +91,7 @@ def test_a_batch_carries_the_sums_of_its_rows() -> None:
     """Two workers that look every 64 s: prompts of 10 and 30 are drafted together, then with 5 tokens more each."""
     asked = [request(0, prompt=10, output=9), request(1, prompt=30, output=9)]
     options = PolicyOptions(poll_s=64.0, decode_batch=2)
-    run = SimRun("pd", asked, luck=AlwaysAccept(), costs=UNCONTENDED, options=options)
+    run = SimRun("pd", asked, draws=AlwaysAccept(), costs=UNCONTENDED, options=options)
     assert shapes(run)[4:] == [
         ("draft", "draft", 2, 2, 40, (), 2, 4),
         ("verify", "target", 2, 10, 40, (), 10, 0),
@@ -166,8 +166,8 @@ def test_a_round_has_the_controllers_present_length(policy: str) -> None:
 
 def test_while_a_round_is_in_flight_all_its_slots_are_held() -> None:
     """10 of the prompt and 5 in the first round, 15 and 5 in the second, of which 4 are kept each time."""
-    assert lone(luck=AlwaysAccept()).serving.kv.held.peak == 20
-    assert lone(luck=NeverAccept()).serving.kv.held.peak == 10 + 7 + 5
+    assert lone(draws=AlwaysAccept()).serving.kv.held.peak == 20
+    assert lone(draws=NeverAccept()).serving.kv.held.peak == 10 + 7 + 5
 
 
 def test_the_controller_hears_how_long_an_atomic_round_took() -> None:
@@ -180,7 +180,7 @@ def test_the_controller_hears_how_long_an_atomic_round_took() -> None:
 @pytest.mark.parametrize("policy", ["pd", "unified"])
 def test_the_next_prompt_is_submitted_while_the_draft_model_computes_the_last_one(policy: str) -> None:
     """As soon as the target is through with one, at 10, 30 and 50 s; first tokens leave when the draft model is."""
-    run = SimRun(policy, [request(index, output=1) for index in range(3)], luck=AlwaysAccept(), costs=UNCONTENDED)
+    run = SimRun(policy, [request(index, output=1) for index in range(3)], draws=AlwaysAccept(), costs=UNCONTENDED)
     assert [ticket.submitted_s for ticket in run.tickets] == [0.0, 0.0, 10.0, 10.0, 30.0, 30.0]
     assert [each.first_token_s for each in run.serving.requests] == [20.0, 40.0, 60.0]
 
@@ -190,7 +190,7 @@ def test_a_draft_comes_after_the_draft_prefill_of_every_row() -> None:
     prefill ends at 40 s."""
     asked = [request(0, output=6), request(1, output=6)]
     options = PolicyOptions(poll_s=32.0, decode_batch=2)
-    run = SimRun(early_tokens(), asked, luck=AlwaysAccept(), costs=UNCONTENDED, options=options)
+    run = SimRun(early_tokens(), asked, draws=AlwaysAccept(), costs=UNCONTENDED, options=options)
     assert run.works == [
         (0.0, 10.0, "prefill", "prefill", (0,)),
         (10.0, 20.0, "prefill", "prefill", (0,)),
@@ -243,5 +243,5 @@ def test_accepted_tokens_run_again_on_verifys_stream_before_they_are_emitted() -
 
 
 def test_a_rejected_draft_runs_only_the_targets_own_token_again() -> None:
-    again = [work for work in shapes(lone(kv=KvMode.REFORWARD, luck=NeverAccept())) if work[0] == "prefill"][2:]
+    again = [work for work in shapes(lone(kv=KvMode.REFORWARD, draws=NeverAccept())) if work[0] == "prefill"][2:]
     assert again == [("prefill", "target", 1, 1, 10 + done, (), 0, 0) for done in range(8)]

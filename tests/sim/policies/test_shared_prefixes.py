@@ -16,7 +16,7 @@ from sim.interface.request import Request
 from sim.interface.work import Chunk, Kind, Work
 from sim.policies.options import EngineLimits
 from tests.properties import examples
-from tests.sim.policies.test_properties import COSTS, KeyedLuck, SizedCosts, _assert_same_decisions, outcome
+from tests.sim.policies.test_properties import COSTS, KeyedDraws, SizedCosts, _assert_same_decisions, outcome
 from tests.sim.support import SimRun
 
 BLOCK = 4
@@ -84,7 +84,7 @@ def pair(rows: list[Any], limits: EngineLimits, *, block: int = BLOCK, **more: A
                     "continuous",
                     build(rows, block=block),
                     costs=NOTED,
-                    luck=KeyedLuck(),
+                    draws=KeyedDraws(),
                     limits=limits,
                     block_size=block,
                     is_totals=is_totals,
@@ -179,7 +179,7 @@ def test_content_that_nobody_shares_changes_nothing(
                     "continuous",
                     requests,
                     costs=COSTS,
-                    luck=KeyedLuck(),
+                    draws=KeyedDraws(),
                     limits=limits,
                     block_size=BLOCK,
                     draft_tokens=draft_tokens,
@@ -200,7 +200,7 @@ def chunks_of(run: SimRun) -> list[tuple[Chunk, ...]]:
 def test_a_prompt_finds_the_blocks_of_another_that_is_seated_in_the_same_step(is_totals: bool) -> None:
     """As vLLM, whose blocks have their hash when they are planned: 14 tokens alike are three blocks of 4."""
     rows = [(0.0, 20, 3, 0, 14), (0.0, 20, 3, 0, 14)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_totals=is_totals)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), is_totals=is_totals)
     assert chunks_of(run) == [(Chunk(20, 0), Chunk(8, 12))]
     assert [r.cached_tokens for r in run.serving.requests] == [0, 12]
 
@@ -209,7 +209,7 @@ def test_a_prompt_finds_the_blocks_of_another_that_is_seated_in_the_same_step(is
 def test_a_later_turn_finds_prompt_and_answer_of_the_one_before(is_totals: bool) -> None:
     """10 + 9 tokens, the last of them never computed: 18 are four whole blocks; the next prompt goes on with them."""
     rows = [(0.0, 10, 9, 0, 19), (100.0, 30, 2, 0, 99)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_totals=is_totals)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), is_totals=is_totals)
     assert chunks_of(run) == [(Chunk(10, 0),), (Chunk(14, 16),)]
 
 
@@ -217,7 +217,7 @@ def test_a_later_turn_finds_prompt_and_answer_of_the_one_before(is_totals: bool)
 def test_shared_blocks_are_in_memory_once(is_totals: bool) -> None:
     """Two prompts of 16 tokens, 12 of them found: 16 + 4 and a token of each in the end."""
     rows = [(0.0, 16, 2, 0, 16), (0.0, 16, 2, 0, 16)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), is_totals=is_totals)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), is_totals=is_totals)
     assert run.serving.kv.held.peak == 16 + 4 + 2
     assert run.serving.paged.num_shared == 0
 
@@ -225,5 +225,5 @@ def test_shared_blocks_are_in_memory_once(is_totals: bool) -> None:
 def test_a_closed_loop_of_equal_prompts_computes_them_once_to_the_last_block() -> None:
     rows = [(0.0, 17, 2, 0, 17)] * 5
     limits = EngineLimits(max_num_seqs=1)
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, luck=KeyedLuck(), limits=limits)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), limits=limits)
     assert chunks_of(run) == [(Chunk(17, 0),)] + [(Chunk(1, 16),)] * 4

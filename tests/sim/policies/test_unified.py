@@ -16,7 +16,7 @@ def sequential(**options: object) -> PolicyOptions:
 
 def test_a_prompt_is_taken_in_and_then_every_call_is_awaited() -> None:
     requests = [request(0, output=6), request(1, arrival_s=1.0, output=4)]
-    run = SimRun("unified", requests, luck=AlwaysAccept(), options=sequential())
+    run = SimRun("unified", requests, draws=AlwaysAccept(), options=sequential())
     assert run.works == [
         (0.0, 10.0, "prefill", "prefill", (0,)),
         (10.0, 20.0, "prefill", "prefill", (0,)),
@@ -32,7 +32,7 @@ def test_a_prompt_is_taken_in_and_then_every_call_is_awaited() -> None:
 def test_a_loop_is_one_prefill_and_then_one_round_of_each_in_turn() -> None:
     """A loop of n requests lasts 20 + 7n s one by one: the third prompt begins at 27 + 34 s."""
     requests = [request(i, output=9) for i in range(3)]
-    run = SimRun("unified", requests, luck=NeverAccept(), options=sequential(batching=Batching.PER_REQUEST))
+    run = SimRun("unified", requests, draws=NeverAccept(), options=sequential(batching=Batching.PER_REQUEST))
     prefills = [work[0] for work in run.works if work[3] == "prefill"]
     assert prefills[::2] == [0.0, 27.0, 61.0]
     verified = [work[4] for work in run.works if work[3] == "verify"]
@@ -41,14 +41,14 @@ def test_a_loop_is_one_prefill_and_then_one_round_of_each_in_turn() -> None:
 
 def test_batched_it_verifies_its_whole_queue_at_once() -> None:
     requests = [request(i, output=9) for i in range(3)]
-    run = SimRun("unified", requests, luck=NeverAccept(), options=sequential())
+    run = SimRun("unified", requests, draws=NeverAccept(), options=sequential())
     assert [work[4] for work in run.works if work[3] == "verify"][:3] == [(0,), (0, 1), (0, 1, 2)]
 
 
 def test_no_prompt_is_taken_in_at_the_limit_itself() -> None:
     """Factor 2 and a batch of 1: one decoding lets another in, two do not until one is through."""
     requests = [request(i, output=9) for i in range(3)]
-    run = SimRun("unified", requests, luck=NeverAccept(), options=sequential(queue_factor=2.0, decode_batch=1))
+    run = SimRun("unified", requests, draws=NeverAccept(), options=sequential(queue_factor=2.0, decode_batch=1))
     last_of_first = requests[0].last_token_s
     assert requests[1].scheduled_s < last_of_first <= requests[2].scheduled_s
     assert run.serving.is_all_finished
@@ -60,7 +60,7 @@ def test_pipelined_the_batch_in_flight_counts_against_the_limit() -> None:
     SimRun(
         "unified",
         requests,
-        luck=NeverAccept(),
+        draws=NeverAccept(),
         options=PolicyOptions(spin_s=0.0, queue_factor=1.0, decode_batch=1),
     )
     assert requests[1].scheduled_s == requests[0].last_token_s
@@ -76,5 +76,5 @@ def test_an_idle_worker_looks_for_a_prompt_every_spin(pipelined: bool) -> None:
 
 def test_seats_hold_for_the_sequential_worker_too() -> None:
     requests = [request(i, output=9) for i in range(3)]
-    SimRun("unified", requests, luck=NeverAccept(), options=sequential(), limits=EngineLimits(max_num_seqs=1))
+    SimRun("unified", requests, draws=NeverAccept(), options=sequential(), limits=EngineLimits(max_num_seqs=1))
     assert [b.scheduled_s >= a.last_token_s for a, b in pairwise(requests)] == [True, True]

@@ -36,7 +36,7 @@ def served(policy: str, profile: str = PAIR, *, with_works: bool = False, **chan
     return simulate(resolve(scenario(policy, profile, **changes), load(profile), policy), 0, record_works=with_works)
 
 
-def most_in_flight(record: RunRecord) -> int:
+def max_in_flight(record: RunRecord) -> int:
     events = [(r.scheduled_s, 1) for r in record.requests] + [(r.last_token_s, -1) for r in record.requests]
     active = most = 0
     for _, change in sorted(events):
@@ -48,8 +48,8 @@ def most_in_flight(record: RunRecord) -> int:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_seats_move_every_policy_and_hold_two(policy: str) -> None:
     free, tight = served(policy), served(policy, max_num_seqs=2)
-    assert most_in_flight(free) > 2
-    assert most_in_flight(tight) == 2
+    assert max_in_flight(free) > 2
+    assert max_in_flight(tight) == 2
     assert all(request.is_finished for request in tight.requests)
     ends_s = [sum(request.last_token_s for request in record.requests) for record in (free, tight)]
     assert ends_s[1] != pytest.approx(ends_s[0], rel=0.03)

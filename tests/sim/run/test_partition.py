@@ -152,8 +152,8 @@ LOAD = MeanLoad(
     context_tokens=100.0,
     num_rounds=4.0,
     draft_tokens=4,
-    most_at_once=16,
-    most_rows={Kind.DRAFT: 16, Kind.VERIFY: 16},
+    max_at_once=16,
+    max_rows={Kind.DRAFT: 16, Kind.VERIFY: 16},
     rate_per_s=1e-6,
     max_concurrency=None,
 )

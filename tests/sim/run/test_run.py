@@ -1,4 +1,4 @@
-"""Whole runs on shipped profiles: what more hardware and less luck may and may not do."""
+"""Whole runs on shipped profiles: what more hardware and less draws may and may not do."""
 
 from __future__ import annotations
 

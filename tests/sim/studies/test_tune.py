@@ -19,7 +19,7 @@ from sim.studies.tune import answer, concurrencies_of, tune
 from tests.calibrate.support import published
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
-ANY = Fits(most_graph_tokens=None, most_tokens=100_000)
+ANY = Fits(max_graph_tokens=None, max_tokens=100_000)
 
 
 def grid(concurrencies: tuple[int, ...], **speedups: Any) -> LengthGrid:
@@ -56,9 +56,9 @@ def test_the_length_of_least_expected_regret_wins_and_not_the_likeliest() -> Non
 def test_no_row_exceeds_the_captured_graphs_nor_the_budget() -> None:
     """With 512 tokens 85 rows can verify 5 drafted tokens, and 256 rows one."""
     found = grid((1, 512), k0=[0.9, 0.9], k1=[1.5, 1.5], k5=[3.0, 3.0])
-    graphs = best_table(found, Fits(most_graph_tokens=512, most_tokens=100_000), 512)
+    graphs = best_table(found, Fits(max_graph_tokens=512, max_tokens=100_000), 512)
     assert graphs == ((1, 85, 5), (86, 256, 1), (257, 512, 0))
-    assert best_table(found, Fits(most_graph_tokens=None, most_tokens=512), 512) == graphs
+    assert best_table(found, Fits(max_graph_tokens=None, max_tokens=512), 512) == graphs
     assert all(end * (k + 1) <= 512 for _, end, k in graphs)
 
 

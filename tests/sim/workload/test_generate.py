@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.interface.request import Request
-from sim.workload.generate import LEAST_AUTO_PROMPTS, Workload, arrival_times, build_requests
+from sim.workload.generate import MIN_AUTO_PROMPTS, Workload, arrival_times, build_requests
 from sim.workload.lengths import LENGTH_TABLES
 
 seeds = st.integers(0, 2**40)
@@ -69,7 +69,7 @@ def test_seeds_differ_in_lengths_and_arrivals() -> None:
 
 def test_an_infinite_rate_puts_all_at_zero_and_concurrency_changes_nothing() -> None:
     requests = build_requests(Workload(request_rate=inf, max_concurrency=8), 0)
-    assert arrivals(requests) == [0.0] * LEAST_AUTO_PROMPTS
+    assert arrivals(requests) == [0.0] * MIN_AUTO_PROMPTS
     assert lengths(requests) == lengths(build_requests(Workload(), 0))
 
 

@@ -1,4 +1,5 @@
-"""Luck belongs to the request: how many drafted tokens are accepted depends on (seed, arrival index, position) alone.
+"""Acceptance belongs to the request: how many drafted tokens are accepted depends on (seed, arrival index, position)
+alone.
 
 Every answer equals a fresh computation from keyed draws; what is kept here only saves time, and is bounded. `rounds`
 is quick after `prepare`, `run_length` always. Not here: the models (sim.acceptance.models).
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.acceptance.models import MOST_DRAFT_TOKENS, Acceptance
+from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance
 from sim.draws import Integers, Window
 
 Accepted = np.ndarray[Any, np.dtype[np.int8]]
@@ -21,28 +22,28 @@ _INDEX_BITS, _POSITION_BITS = 6, 8
 _TILE_REQUESTS, _TILE_POSITIONS = 1 << _INDEX_BITS, 1 << _POSITION_BITS
 _LAST_REQUEST, _LAST_POSITION = _TILE_REQUESTS - 1, _TILE_POSITIONS - 1
 """`run_length` computes tiles of 64 neighbouring requests x 256 positions, one byte each."""
-_MOST_TILES = 384
+_MAX_TILES = 384
 """Tiles kept, the oldest leaving first: 6 MB."""
 _KEY_BITS = 40
 """Low bits of a tile's key hold which positions, the rest which requests."""
-_LEAST_DEPTH = 8
+_MIN_DEPTH = 8
 _BLOCK_REQUESTS = 2048
 _BLOCK_POSITIONS = 1 << 19
 """`rounds` computes blocks of prepared requests of at most this many and so many positions."""
-_MOST_READY = 2 * _BLOCK_REQUESTS
+_MAX_READY = 2 * _BLOCK_REQUESTS
 """Requests whose rounds are kept until they are asked for, the oldest leaving first."""
 _ROUNDS_PER_CHECK = 8
 
 
-class Luck:
-    """The luck of every request under one acceptance and one seed."""
+class AcceptanceDraws:
+    """The draws of every request under one acceptance and one seed."""
 
     __slots__ = ("_acceptance", "_depth", "_draft_tokens", "_indexes", "_next", "_outputs", "_ready", "_seed", "_tiles")
 
     def __init__(self, acceptance: Acceptance, seed: int) -> None:
         self._acceptance = acceptance
         self._seed = seed
-        self._depth = _LEAST_DEPTH
+        self._depth = _MIN_DEPTH
         """Run lengths in tiles are cut here; grows when somebody asks for more."""
         self._tiles: dict[int, bytes] = {}
         self._indexes: Integers = np.zeros(0, dtype=np.int64)
@@ -107,7 +108,7 @@ class Luck:
     # -- run_length's tiles
 
     def _deepen(self, most: int) -> None:
-        self._depth = max(_checked_depth(most), min(2 * self._depth, MOST_DRAFT_TOKENS))
+        self._depth = max(_checked_depth(most), min(2 * self._depth, MAX_DRAFT_TOKENS))
         self._tiles.clear()
 
     def _compute_tile(self, index: int, position: int) -> bytes:
@@ -123,7 +124,7 @@ class Luck:
         )
         lengths = self._acceptance.run_lengths(window, self._depth).reshape(_TILE_REQUESTS, width)
         tile = lengths[:, :_TILE_POSITIONS].tobytes()
-        if len(self._tiles) >= _MOST_TILES:
+        if len(self._tiles) >= _MAX_TILES:
             del self._tiles[next(iter(self._tiles))]
         self._tiles[(index >> _INDEX_BITS) << _KEY_BITS | position >> _POSITION_BITS] = tile
         return tile
@@ -168,11 +169,11 @@ class Luck:
         ready = self._ready
         for row, (index, output) in enumerate(zip(indexes.tolist(), outputs.tolist(), strict=True)):
             ready[index] = (output, accepted[bounds[row] : bounds[row + 1]])
-        while len(ready) > _MOST_READY:
+        while len(ready) > _MAX_READY:
             del ready[next(iter(ready))]
 
 
 def _checked_depth(draft_tokens: int) -> int:
-    if not 0 <= draft_tokens <= MOST_DRAFT_TOKENS:
-        raise ValueError(f"a draft of {draft_tokens!r} tokens: must be in 0..{MOST_DRAFT_TOKENS}")
+    if not 0 <= draft_tokens <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"a draft of {draft_tokens!r} tokens: must be in 0..{MAX_DRAFT_TOKENS}")
     return draft_tokens

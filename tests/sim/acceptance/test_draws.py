@@ -1,4 +1,4 @@
-"""Luck belongs to the request: one answer per (seed, index, position), however it is asked for."""
+"""Acceptance belongs to the request: one answer per (seed, index, position), however it is asked for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import Acceptance, IidAcceptance, TapeAcceptance, parse_acceptance
-from sim.acceptance.luck import Luck
-from sim.acceptance.models import MOST_DRAFT_TOKENS
+from sim.acceptance.models import MAX_DRAFT_TOKENS
 
 SPECS = (
     "iid:0.7",
@@ -40,9 +40,9 @@ seeds = st.integers(0, 2**70)
 def test_a_longer_draft_only_adds_to_the_run(
     acceptance: Acceptance, seed: int, index: int, position: int, short: int, longer: int
 ) -> None:
-    luck = Luck(acceptance, seed)
-    whole = luck.run_length(index, position, short + longer)
-    assert luck.run_length(index, position, short) == min(short, whole)
+    draws = AcceptanceDraws(acceptance, seed)
+    whole = draws.run_length(index, position, short + longer)
+    assert draws.run_length(index, position, short) == min(short, whole)
 
 
 @given(
@@ -54,10 +54,10 @@ def test_a_longer_draft_only_adds_to_the_run(
 def test_the_order_of_questions_changes_no_answer(
     acceptance: Acceptance, seed: int, questions: list[tuple[int, int, int]], random: Random
 ) -> None:
-    answers = {question: Luck(acceptance, seed).run_length(*question) for question in questions}
-    luck = Luck(acceptance, seed)
+    answers = {question: AcceptanceDraws(acceptance, seed).run_length(*question) for question in questions}
+    draws = AcceptanceDraws(acceptance, seed)
     random.shuffle(questions)
-    assert all(luck.run_length(*question) == answers[question] for question in questions)
+    assert all(draws.run_length(*question) == answers[question] for question in questions)
 
 
 @given(
@@ -71,9 +71,9 @@ def test_the_order_of_questions_changes_no_answer(
 def test_prepared_rounds_equal_one_question_at_a_time(
     acceptance: Acceptance, seed: int, outputs: list[int], first: int, draft_tokens: int, random: Random
 ) -> None:
-    luck, scalar = Luck(acceptance, seed), Luck(acceptance, seed)
+    draws, scalar = AcceptanceDraws(acceptance, seed), AcceptanceDraws(acceptance, seed)
     indexes = list(range(first, first + len(outputs)))
-    luck.prepare(indexes, outputs, draft_tokens)
+    draws.prepare(indexes, outputs, draft_tokens)
     requests = list(zip(indexes, outputs, strict=True))
     random.shuffle(requests)
     for index, output in requests:
@@ -82,7 +82,7 @@ def test_prepared_rounds_equal_one_question_at_a_time(
         while emitted < output:
             wanted.append(scalar.run_length(index, emitted, draft_tokens))
             emitted += wanted[-1] + 1
-        rounds = luck.rounds(index, 1, output, draft_tokens)
+        rounds = draws.rounds(index, 1, output, draft_tokens)
         assert rounds.dtype == np.int8
         assert rounds.tolist() == wanted
 
@@ -91,9 +91,9 @@ def test_prepared_rounds_equal_one_question_at_a_time(
 def test_rounds_asked_without_preparation_or_midway_are_the_same(
     acceptance: Acceptance, seed: int, emitted: int, output: int, draft_tokens: int
 ) -> None:
-    luck, prepared = Luck(acceptance, seed), Luck(acceptance, seed)
+    draws, prepared = AcceptanceDraws(acceptance, seed), AcceptanceDraws(acceptance, seed)
     prepared.prepare([7], [output], draft_tokens)
-    rounds = luck.rounds(7, emitted, output, draft_tokens).tolist()
+    rounds = draws.rounds(7, emitted, output, draft_tokens).tolist()
     assert prepared.rounds(7, emitted, output, draft_tokens).tolist() == rounds
     assert prepared.rounds(7, emitted, output, draft_tokens).tolist() == rounds
     assert sum(rounds) + len(rounds) >= output - emitted
@@ -102,27 +102,27 @@ def test_rounds_asked_without_preparation_or_midway_are_the_same(
 
 
 def test_a_prepared_request_with_another_output_is_answered_for_the_output_asked() -> None:
-    luck, plain = Luck(IidAcceptance(0.7), 1), Luck(IidAcceptance(0.7), 1)
-    luck.prepare([0, 1], [50, 50], 4)
-    assert luck.rounds(0, 1, 80, 4).tolist() == plain.rounds(0, 1, 80, 4).tolist()
-    assert luck.rounds(5, 1, 80, 4).tolist() == plain.rounds(5, 1, 80, 4).tolist()
-    luck.release(1)
-    assert luck.rounds(1, 1, 50, 4).tolist() == plain.rounds(1, 1, 50, 4).tolist()
+    draws, plain = AcceptanceDraws(IidAcceptance(0.7), 1), AcceptanceDraws(IidAcceptance(0.7), 1)
+    draws.prepare([0, 1], [50, 50], 4)
+    assert draws.rounds(0, 1, 80, 4).tolist() == plain.rounds(0, 1, 80, 4).tolist()
+    assert draws.rounds(5, 1, 80, 4).tolist() == plain.rounds(5, 1, 80, 4).tolist()
+    draws.release(1)
+    assert draws.rounds(1, 1, 50, 4).tolist() == plain.rounds(1, 1, 50, 4).tolist()
 
 
 def test_two_draft_lengths_share_the_draws_of_a_position() -> None:
     """Under iid each position is accepted or not, once and for all: what a short draft meets, a long one meets too."""
-    luck = Luck(IidAcceptance(0.6), 9)
-    accepted = [bool(luck.run_length(3, position, 1)) for position in range(1, 400)]
+    draws = AcceptanceDraws(IidAcceptance(0.6), 9)
+    accepted = [bool(draws.run_length(3, position, 1)) for position in range(1, 400)]
     for position in range(1, 380):
-        run = luck.run_length(3, position, 12)
+        run = draws.run_length(3, position, 12)
         assert accepted[position - 1 :][:run] == [True] * run
         assert run == 12 or not accepted[position - 1 + run]
 
 
 def test_a_markov_state_is_found_however_far_back_its_reset_lies() -> None:
     slow = parse_acceptance("markov:1,0,.0004,.0004", 4)
-    forwards, backwards = Luck(slow, 2), Luck(slow, 2)
+    forwards, backwards = AcceptanceDraws(slow, 2), AcceptanceDraws(slow, 2)
     positions = range(1, 6000, 7)
     wanted = [forwards.run_length(1, position, 4) for position in positions]
     assert [backwards.run_length(1, position, 4) for position in reversed(positions)] == wanted[::-1]
@@ -132,32 +132,34 @@ def test_a_markov_state_is_found_however_far_back_its_reset_lies() -> None:
 def test_requests_and_seeds_have_different_luck() -> None:
     """60 rounds of 5 outcomes agree by chance about never."""
     rows = [
-        Luck(IidAcceptance(0.7), seed).rounds(index, 1, 200, 4)[:60].tolist() for seed in (0, 1) for index in (0, 1)
+        AcceptanceDraws(IidAcceptance(0.7), seed).rounds(index, 1, 200, 4)[:60].tolist()
+        for seed in (0, 1)
+        for index in (0, 1)
     ]
     assert len({tuple(row) for row in rows}) == 4
 
 
 def test_a_tape_plays_its_own_rounds_and_starts_over_at_its_end() -> None:
-    luck = Luck(TAPE, 0)
-    assert luck.rounds(0, 1, 8, 4).tolist() == [3, 0, 4]
-    assert luck.rounds(1, 1, 7, 4).tolist() == [1, 1, 1]
-    assert luck.rounds(2, 1, 8, 4).tolist() == luck.rounds(0, 1, 8, 4).tolist()
-    assert luck.run_length(0, 6, 20) == 8
+    draws = AcceptanceDraws(TAPE, 0)
+    assert draws.rounds(0, 1, 8, 4).tolist() == [3, 0, 4]
+    assert draws.rounds(1, 1, 7, 4).tolist() == [1, 1, 1]
+    assert draws.rounds(2, 1, 8, 4).tolist() == draws.rounds(0, 1, 8, 4).tolist()
+    assert draws.run_length(0, 6, 20) == 8
 
 
 def test_the_longest_draft_works_and_a_longer_one_is_refused() -> None:
-    luck = Luck(IidAcceptance(1.0), 0)
-    assert luck.run_length(0, 1, MOST_DRAFT_TOKENS) == MOST_DRAFT_TOKENS
-    luck.prepare([0], [300], MOST_DRAFT_TOKENS)
-    assert luck.rounds(0, 1, 300, MOST_DRAFT_TOKENS).tolist() == [MOST_DRAFT_TOKENS] * 3
+    draws = AcceptanceDraws(IidAcceptance(1.0), 0)
+    assert draws.run_length(0, 1, MAX_DRAFT_TOKENS) == MAX_DRAFT_TOKENS
+    draws.prepare([0], [300], MAX_DRAFT_TOKENS)
+    assert draws.rounds(0, 1, 300, MAX_DRAFT_TOKENS).tolist() == [MAX_DRAFT_TOKENS] * 3
     with pytest.raises(ValueError, match="must be in 0"):
-        luck.run_length(0, 1, MOST_DRAFT_TOKENS + 1)
+        draws.run_length(0, 1, MAX_DRAFT_TOKENS + 1)
 
 
 @pytest.mark.parametrize(("index", "position"), [(-1, 1), (0, 0), (0, -5)])
 def test_a_place_before_the_first_token_is_refused(index: int, position: int) -> None:
     with pytest.raises(ValueError, match="must be at least"):
-        Luck(IidAcceptance(0.5), 0).run_length(index, position, 4)
+        AcceptanceDraws(IidAcceptance(0.5), 0).run_length(index, position, 4)
 
 
 GOLDEN = "[0, 0, 1, 0, 4, 3, 2, 1, 0, 1, 0, 2]"
@@ -167,25 +169,25 @@ GOLDEN = "[0, 0, 1, 0, 4, 3, 2, 1, 0, 1, 0, 2]"
 def test_luck_is_the_same_in_another_process() -> None:
     code = """
 from sim.acceptance.forms import parse_acceptance
-from sim.acceptance.luck import Luck
-luck = Luck(parse_acceptance("iid:0.7", 4), 1)
-print([luck.run_length(7, position, 8) for position in range(1, 13)])
+from sim.acceptance.draws import AcceptanceDraws
+draws = AcceptanceDraws(parse_acceptance("iid:0.7", 4), 1)
+print([draws.run_length(7, position, 8) for position in range(1, 13)])
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    luck = Luck(IidAcceptance(0.7), 1)
-    assert printed.strip() == str([luck.run_length(7, position, 8) for position in range(1, 13)]) == GOLDEN
+    draws = AcceptanceDraws(IidAcceptance(0.7), 1)
+    assert printed.strip() == str([draws.run_length(7, position, 8) for position in range(1, 13)]) == GOLDEN
 
 
 def test_what_luck_keeps_is_bounded() -> None:
-    luck = Luck(IidAcceptance(0.7), 0)
+    draws = AcceptanceDraws(IidAcceptance(0.7), 0)
     for index in range(0, 64 * 1000, 64):
-        luck.run_length(index, 1, 4)
-    assert sum(len(tile) for tile in luck._tiles.values()) < 8e6
+        draws.run_length(index, 1, 4)
+    assert sum(len(tile) for tile in draws._tiles.values()) < 8e6
 
 
 def test_prepared_rounds_that_nobody_asks_for_are_not_kept_for_ever() -> None:
     """Of 10,000 the last one is asked for first; what was dropped meanwhile is answered all the same."""
-    prepared, plain = Luck(IidAcceptance(0.7), 3), Luck(IidAcceptance(0.7), 3)
+    prepared, plain = AcceptanceDraws(IidAcceptance(0.7), 3), AcceptanceDraws(IidAcceptance(0.7), 3)
     prepared.prepare(range(10_000), [5] * 10_000, 2)
     for index in (9_999, 0):
         assert prepared.rounds(index, 1, 5, 2).tolist() == plain.rounds(index, 1, 5, 2).tolist()
