@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
-from sim.files.read import MIB, printable
+from sim.files.read import printable
 
 CONNECT_S = 10.0
 TIMEOUT_S = 300.0
@@ -34,7 +34,7 @@ WAKE_S = 0.2
 LINGER_S = 0.05
 """Longest that a stream may take to end after its last event; its connection is used again if it does."""
 READ_BYTES = 1 << 16
-MOST_LINE_BYTES = MIB
+MOST_LINE_BYTES = 1 << 18
 MOST_SHOWN = 200
 """Characters of an answer in a message."""
 PORTS = {"http": 80, "https": 443}
