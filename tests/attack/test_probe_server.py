@@ -9,7 +9,9 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -253,6 +255,24 @@ def test_an_address_with_a_password_is_refused_unseen(tmp_path: Path, capsys: py
     told = capsys.readouterr().err
     assert "holds a user or a password; want --api-key-env" in told
     assert "secret" not in told
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes a certificate")
+def test_a_server_is_measured_encrypted_where_its_certificate_is_trusted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = "openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2 -subj /CN=localhost"
+    make += f" -addext subjectAltName=DNS:localhost -keyout {key} -out {certificate}"
+    subprocess.run(make.split(), check=True, capture_output=True)
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trust.load_cert_chain(certificate, key)
+    with hostile(trust=trust) as server:
+        url = server.url.replace("http://127.0.0.1", "https://localhost")
+        assert probe(url, tmp_path) == 2
+        assert "certificate verify failed" in capsys.readouterr().err
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert probe(url, tmp_path) == 0
 
 
 def test_a_port_that_takes_no_answerer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
