@@ -131,6 +131,7 @@ SOUND: dict[str, tuple[str, Way]] = {
     "usage null": (COMPLETIONS, stream(last={"choices": [], "usage": None})),
     "metrics of no server": (METRICS, whole("<html>" + "x" * 100_000)),
     "metrics elsewhere": (METRICS, whole("", "302 Found", "Location: /login")),
+    "metrics of endless digits": (METRICS, whole("vllm:x_total 1 " + "1" * 400 + "\n")),
     "one line of labels": (METRICS, whole("vllm:x_total{" + 'a="b",' * 200_000 + "} 1\n")),
 }
 
