@@ -149,7 +149,7 @@ def parse(text: str, where: str) -> dict[Sample, float]:
             for sample in family.samples:
                 if sample.name.startswith(PREFIXES) and not sample.name.endswith(("_bucket", "_created")):
                     found[sample.name, tuple(sorted(sample.labels.items()))] = float(sample.value)
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, LookupError, ArithmeticError) as error:
         raise NoMetrics(f"{where}: not in Prometheus' text format: {' '.join(str(error).split())[:80]}") from None
     if not found:
         raise NoMetrics(f"{where}: no metric of vLLM (vllm:...) or SGLang (sglang:...)")

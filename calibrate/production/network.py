@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
-from sim.files.read import MIB, printable
+from sim.files.read import printable
 
 CONNECT_S = 10.0
 TIMEOUT_S = 300.0
@@ -34,7 +34,7 @@ WAKE_S = 0.2
 LINGER_S = 0.05
 """Longest that a stream may take to end after its last event; its connection is used again if it does."""
 READ_BYTES = 1 << 16
-MAX_LINE_BYTES = MIB
+MAX_LINE_BYTES = 1 << 18
 MAX_SHOWN = 200
 """Characters of an answer in a message."""
 PORTS = {"http": 80, "https": 443}
@@ -97,10 +97,8 @@ class _Wire:
             self.end()
             raise
 
-    def encrypt(self, host: str) -> None:
-        secured = ssl.create_default_context().wrap_socket(
-            self._socket, server_hostname=host, do_handshake_on_connect=False
-        )
+    def encrypt(self, trust: ssl.SSLContext, host: str) -> None:
+        secured = trust.wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False)
         self._selector.unregister(self._socket)
         self._socket = secured
         self._selector.register(secured, selectors.EVENT_READ)
@@ -253,7 +251,7 @@ class Client:
         self.timeout_s = timeout_s
         self._key = key
         parts = urlsplit(url)
-        self._is_secure = parts.scheme == "https"
+        self._trust = ssl.create_default_context() if parts.scheme == "https" else None
         self._host, self._port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         self._prefix = parts.path
         self._stopped = threading.Event()
@@ -302,7 +300,7 @@ class Client:
                 closing.callback(wire.end)
                 wire.deadline_s, wire.bytes_left = deadline_s, max_bytes
                 http = HTTPConnection(self._host, self._port)
-                http.default_port = PORTS["https" if self._is_secure else "http"]
+                http.default_port = PORTS["http" if self._trust is None else "https"]
                 http.sock = cast(socket.socket, wire)
                 http.request("GET" if content is None else "POST", self._prefix + path, content, headers)
                 answer = Answer(self, path, wire, http.getresponse())
@@ -340,8 +338,8 @@ class Client:
                 failure = self.failure("", f"takes no connection within {min(CONNECT_S, self.timeout_s):g} s", Late)
                 continue
             try:
-                if self._is_secure:
-                    wire.encrypt(self._host)
+                if self._trust is not None:
+                    wire.encrypt(self._trust, self._host)
             except BaseException:
                 wire.end()
                 raise

@@ -337,7 +337,7 @@ def _tokens(client: Client, endpoint: Endpoint, answer: Answer, output_tokens: i
 def _refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) -> None:
     """Raise Failed where tokens come together: times per token are no longer the server's."""
     gaps, at_once = sum(each.gaps for each in timed), sum(each.gaps_at_once for each in timed)
-    if at_once >= gaps * MAX_AT_ONCE and (at_once or not gaps):
+    if not gaps or at_once > gaps * MAX_AT_ONCE:
         share = 100.0 * at_once / gaps if gaps else 100.0
         raise client.failure(
             endpoint.path,

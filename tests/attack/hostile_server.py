@@ -8,9 +8,10 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, repeat
 from typing import Any
 
@@ -99,7 +100,16 @@ def bomb(num_bytes: int = 64 << 20) -> bytes:
 class HostileServer:
     """Answers `path` by `way`, after `sound` sound answers there; everything else soundly."""
 
-    def __init__(self, path: str = "", way: Way | None = None, *, sound: int = 0, broken: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        path: str = "",
+        way: Way | None = None,
+        *,
+        sound: int = 0,
+        broken: int = 1 << 30,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
+        self._trust = trust
         self.path, self.way, self.sound, self.broken = path, way, sound, broken
         self.heads: list[bytes] = []
         self.has_broken = threading.Event()
@@ -125,7 +135,10 @@ class HostileServer:
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(60.0)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(OSError), connection:
+        with suppress(OSError), ExitStack() as stack:
+            stack.enter_context(connection)
+            if self._trust is not None:
+                connection = stack.enter_context(self._trust.wrap_socket(connection, server_side=True))
             while (request := self._request(connection)) is not None:
                 keeps = False
                 num_bytes = 0
@@ -170,7 +183,7 @@ class HostileServer:
 
 
 @contextmanager
-def hostile(path: str = "", way: Way | None = None, **how: int) -> Iterator[HostileServer]:
+def hostile(path: str = "", way: Way | None = None, **how: Any) -> Iterator[HostileServer]:
     server = HostileServer(path, way, **how)
     try:
         yield server

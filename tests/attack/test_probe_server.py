@@ -9,7 +9,9 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,7 +92,7 @@ BROKEN: dict[str, tuple[str, Way, str]] = {
     "an event of an error": (COMPLETIONS, stream({"error": {"message": "out of memory"}}), "error: out of memory"),
     "tokens without end": (COMPLETIONS, raw(SSE, forever=TOKEN), "more than 2 times the 2 tokens"),
     "comments without end": (COMPLETIONS, raw(SSE, forever=b": ping\n" * 5000), LONG),
-    "a line without end": (COMPLETIONS, raw(SSE, forever=b"data: " + b"x" * 65536), "a line of more than|" + LONG),
+    "a line without end": (COMPLETIONS, raw(SSE, forever=b"data: " + b"x" * 65536), "a line of more than 262144 bytes"),
     "a token a while": (COMPLETIONS, drip(SSE + b":"), LATE),
     "no end said": (COMPLETIONS, stream(has_usage=False, done=b""), r"without \[DONE\] and without usage"),
     "completions elsewhere": (
@@ -129,6 +131,7 @@ SOUND: dict[str, tuple[str, Way]] = {
     "usage null": (COMPLETIONS, stream(last={"choices": [], "usage": None})),
     "metrics of no server": (METRICS, whole("<html>" + "x" * 100_000)),
     "metrics elsewhere": (METRICS, whole("", "302 Found", "Location: /login")),
+    "metrics of endless digits": (METRICS, whole("vllm:x_total 1 " + "1" * 400 + "\n")),
     "one line of labels": (METRICS, whole("vllm:x_total{" + 'a="b",' * 200_000 + "} 1\n")),
 }
 
@@ -199,6 +202,13 @@ def test_a_few_failed_requests_are_reported(tmp_path: Path, capsys: pytest.Captu
     assert [(level["sent"], level["failed"]) for level in levels] == [(8, {"answers 429: slow down": 2}), (8, {})]
 
 
+def test_one_answer_beyond_the_deadline_ends_a_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three others that failed would be reported; each that is waited for takes as long again."""
+    with hostile(COMPLETIONS, raw(b"", 60.0), sound=5, broken=1) as server:
+        assert probe(server.url, tmp_path, timeout_s=0.8) == 2
+    assert re.search(LATE, one_line(capsys))
+
+
 def test_a_key_is_sent_and_never_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +256,24 @@ def test_an_address_with_a_password_is_refused_unseen(tmp_path: Path, capsys: py
     told = capsys.readouterr().err
     assert "holds a user or a password; want --api-key-env" in told
     assert "secret" not in told
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes a certificate")
+def test_a_server_is_measured_encrypted_where_its_certificate_is_trusted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = "openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2 -subj /CN=localhost"
+    make += f" -addext subjectAltName=DNS:localhost -keyout {key} -out {certificate}"
+    subprocess.run(make.split(), check=True, capture_output=True)
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trust.load_cert_chain(certificate, key)
+    with hostile(trust=trust) as server:
+        url = server.url.replace("http://127.0.0.1", "https://localhost")
+        assert probe(url, tmp_path) == 2
+        assert "certificate verify failed" in capsys.readouterr().err
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert probe(url, tmp_path) == 0
 
 
 def test_a_port_that_takes_no_answerer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
