@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sim.run.scenario import field_types
+from sim.studies import rows
 from sim.studies.grid import Grid
 
 SCENARIO: dict[str, Any] = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 5}}
@@ -96,3 +97,9 @@ def test_a_combination_that_cannot_be_is_named_before_anything_runs() -> None:
     }
     with pytest.raises(ValueError, match=r"length=2.0, .*rates=\[0.5, 0.3\], policy=continuous: .* not both"):
         grid(grid=keys)
+
+
+def test_rooms_that_make_the_numbers_are_in_the_version_that_keys_rows() -> None:
+    """All rooms below `studies`, but the one that opens files: a change in any of them makes new rows."""
+    rooms = {path.parent.name for path in Path(rows.__file__).parents[1].glob("*/__init__.py")}
+    assert set(rows.MODEL_ROOMS) == rooms - {"cli", "files", "report", "studies"}
