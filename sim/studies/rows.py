@@ -41,7 +41,8 @@ SCENARIO = "scenario."
 PROFILES = "profiles"
 """What workers are given: profiles by the name that scenarios have for them."""
 MODEL_ROOMS = (
-    "interface", "acceptance", "workload", "costs", "devices", "hosts", "engine", "policies", "metrics", "run", "compare",
+    "interface", "acceptance", "workload", "costs", "devices", "hosts", "engine", "policies", "metrics", "run",
+    "compare",
 )  # fmt: skip
 """Rooms of sim whose code, with draws.py and the engines, makes the numbers."""
 
