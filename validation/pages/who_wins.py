@@ -1,9 +1,9 @@
-"""Which policy has the lowest mean E2EL at equal caps, over load, acceptance and GPU, in each regime of overlap.
+"""Which policy has the lowest mean E2EL at equal caps, over load, acceptance and GPU, at each phi of the bracket.
 
     .venv/bin/python -m validation who_wins [--out docs/who-wins.md] [--num-prompts 1000] [--replications 4]
 
-Loads are shares of the measured capacity of `continuous` with each acceptance. Lanes are shown under every regime of
-overlap on plain streams, and with a partition of the multiprocessors that suits the load (`partition: auto`). A winner
+Loads are shares of the measured capacity of `continuous` with each acceptance. Lanes are shown on plain streams at
+every phi of the bracket, and with a partition of the multiprocessors that suits the load (`partition: auto`). A winner
 is stated where its paired difference to each other policy has an interval below 0; otherwise the policies that do not
 differ stand together.
 """
@@ -21,7 +21,7 @@ from sim.compare.capacity import capacity
 from sim.compare.side_by_side import Comparison, compare
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.devices.contention import BRACKET, Regime
+from sim.devices.contention import BRACKET, PhiLevel, phi_at
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import number
 from sim.run.scenario import Scenario
@@ -79,17 +79,17 @@ def setting(pair: str, acceptance: str, share: float, num_prompts: int, replicat
 
 
 def row(scenario: Scenario, profile: Profile, workers: int) -> dict[str, Samples]:
-    """By regime of overlap, and with a partition: the samples of every steady policy."""
+    """By phi, and with a partition: the samples of every steady policy."""
 
-    def of(policies: Sequence[str], regime: Regime, partition: str | None = None) -> dict[str, list[float]]:
-        devices = msgspec.structs.replace(scenario.devices, overlap=regime)
+    def of(policies: Sequence[str], level: PhiLevel, partition: str | None = None) -> dict[str, list[float]]:
+        devices = msgspec.structs.replace(scenario.devices, phi=phi_at(profile.overlap, level))
         options = msgspec.structs.replace(scenario.policy_options, partition=partition)
         changed = msgspec.structs.replace(scenario, policy=tuple(policies), devices=devices, policy_options=options)
         return samples(compare(changed, profile, workers=workers))
 
-    alone = of([policy for policy in POLICIES if policy not in LANES], Regime.SHARED)
-    found: dict[str, Samples] = {regime.value: {**alone, **of(LANES, regime)} for regime in BRACKET}
-    return {**found, PARTITION: {**alone, **of(LANES, Regime.SHARED, "auto")}}
+    alone = of([policy for policy in POLICIES if policy not in LANES], PhiLevel.MIDDLE)
+    found: dict[str, Samples] = {level.value: {**alone, **of(LANES, level)} for level in BRACKET}
+    return {**found, PARTITION: {**alone, **of(LANES, PhiLevel.MIDDLE, "auto")}}
 
 
 def told(measured: Samples) -> str:
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    regimes = [*(regime.value for regime in BRACKET), PARTITION]
+    columns = [*(level.value for level in BRACKET), PARTITION]
     lines = [
         "# Who wins, at equal caps",
         "",
@@ -119,19 +119,19 @@ def main() -> None:
         f"{given.num_prompts} requests, {given.replications} replications on the same draws, engine and caps as "
         "`lanesim compare` has them. Load is the share of the capacity of `continuous` there. `=` joins policies whose "
         "paired 95 % interval holds 0; behind the semicolon stands the next policy, and by how much it is slower. "
-        "Lanes run on plain streams under three regimes of overlap (from least to most), and with the "
+        "Lanes run on plain streams at phi 0, 0.07 and 0.25 (design: `leftover`, docs/adr/003), and with the "
         "multiprocessors partitioned. Regenerate with `python -m validation who_wins`.",
         "",
-        "| GPU and pair | acceptance | load | req/s | " + " | ".join(regimes) + " | depends on overlap |",
-        "|---|---|---|---|" + "---|" * (len(regimes) + 1),
+        "| GPU and pair | acceptance | load | req/s | " + " | ".join(columns) + " | depends on overlap |",
+        "|---|---|---|---|" + "---|" * (len(columns) + 1),
     ]
     for pair in PAIRS:
         for acceptance in ACCEPTANCES:
             for share in SHARES:
                 scenario, profile = setting(pair, acceptance, share, given.num_prompts, given.replications)
-                by_regime = row(scenario, profile, given.workers)
-                firsts = {tuple(winners(by_regime[regime.value])[:1]) for regime in BRACKET}
-                cells = [told(by_regime[name]) for name in regimes]
+                by_level = row(scenario, profile, given.workers)
+                firsts = {tuple(winners(by_level[level.value])[:1]) for level in BRACKET}
+                cells = [told(by_level[name]) for name in columns]
                 rate = scenario.workload.request_rate
                 lines.append(
                     f"| {pair} | {acceptance} | {share:.0%} | {rate:g} | {' | '.join(cells)} "
