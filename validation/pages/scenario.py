@@ -84,5 +84,9 @@ def page() -> str:
     return "\n".join([HEAD, "| key | default | meaning |", "| :-- | :-- | :-- |", *rows(Scenario, "")]) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
     PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
