@@ -1,6 +1,6 @@
 """What a scenario says of engine, limits and drafts, resolved on a profile.
 
-Not here: what one policy makes of it (sim.run.experiment), keys and their defaults (sim.run.scenario).
+Not here: what one policy makes of it (sim.run.resolve), keys and their defaults (sim.run.scenario).
 """
 
 from __future__ import annotations

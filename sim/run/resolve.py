@@ -68,8 +68,6 @@ class Pool:
     """The KV memory of one replica, and how it is divided."""
 
     num_blocks: int
-    block_size: int
-    draft_slots: int
     new: Callable[[], KvPool]
     """An empty one."""
 
@@ -157,6 +155,7 @@ class _Resolver:
         self.acceptances = self._acceptances()
         self.lengths = self._lengths()
         check_policy(scenario, profile, policy, self.limits, self.lengths)
+        self.models = self._models()
         self.num_engines = policy.num_engines(scenario.policy_options)
         self.num_gpus = policy.num_gpus(scenario.policy_options)
         seated = self.limits.max_num_seqs * self.num_engines
@@ -168,16 +167,17 @@ class _Resolver:
         self.costs = self._costs()
         further = [self._costs_of(pair) for pair in self.further_pairs]
         self.host_costs: CostModel = DrafterCosts([self.costs, *further]) if further else self.costs
+        self._known_means: tuple[float, float] | None = None
         self._steps: StepForecast | None = None
 
     def resolved(self) -> Resolved:
         scenario, policy, profile = self.scenario, self.policy, self.profile
-        models, pool, caps = self._models(), self._pool(), self._caps()
+        pool, caps = self._pool(), self._caps()
         shares = self._shares(pool, caps) if self.is_partitioned else None
         table = scenario.policy_options.adaptive_table
         if isinstance(table, str):
             table = seed_table(is_heavy=profile.target.weight_bytes >= HEAVY_BYTES)
-        sent = models[:1] if scenario.policy_options.draft_devices else models
+        sent = self.models[:1] if scenario.policy_options.draft_devices else self.models
         is_preemptive = scenario.policy_options.stream_priorities == PREEMPTIVE
         return Resolved(
             scenario=scenario,
@@ -190,7 +190,7 @@ class _Resolver:
             lengths=self.lengths,
             new_controller=self._controller,
             pool=pool,
-            models=models,
+            models=self.models,
             kv_bytes_per_token=sum(kv_bytes_per_token(shape, profile.tensor_parallel) for shape in sent),
             costs=self.costs,
             host_costs=self.host_costs,
@@ -256,7 +256,7 @@ class _Resolver:
         """Expected of rounds of so many rows with a draft model."""
 
         def tokens_per_s(drafter: int, rows: int) -> float:
-            prompt, output = _mean_lengths(self._sample())
+            prompt, output = self._means()
             num_rounds = max(0.0, output - 1.0) / self.acceptances[drafter].expected_length(lengths[drafter])
             return output * self._forecast().lane_requests_per_s(
                 rows, max(1, round(prompt)), num_rounds, lengths[drafter], drafter
@@ -273,10 +273,16 @@ class _Resolver:
     def _forecast(self) -> StepForecast:
         """Steps of continuous batching with the requests' mean context; made when a controller first asks."""
         if self._steps is None:
-            prompt, output = _mean_lengths(self._sample())
+            prompt, output = self._means()
             context = prompt + output / 2.0
             self._steps = StepForecast(self.host_costs, self.limits, context, has_draft=self.draft_tokens > 0)
         return self._steps
+
+    def _means(self) -> tuple[float, float]:
+        """Tokens of a prompt and of an output, of the workload's sample; drawn when a controller first asks."""
+        if self._known_means is None:
+            self._known_means = _mean_lengths(sample_requests(self.scenario))
+        return self._known_means
 
     # -- memory and limits
 
@@ -293,7 +299,7 @@ class _Resolver:
                 self.profile,
                 engine.block_size,
                 engine.gpu_memory_utilization,
-                with_draft=len(self._models()) > 1,
+                with_draft=len(self.models) > 1,
                 beside=list(map(draft_shape, self.further_pairs)),
                 engine=self.engine,
             )
@@ -309,7 +315,7 @@ class _Resolver:
                 return SpreadPool(num_blocks, engine.block_size, slots, num_gpus=num_engines)
             return KvPool(num_blocks, engine.block_size, slots)
 
-        return Pool(num_blocks=num_blocks, block_size=engine.block_size, draft_slots=slots, new=new)
+        return Pool(num_blocks=num_blocks, new=new)
 
     def _caps(self) -> Caps:
         """As they act: a lane never takes more than max_num_seqs, nor than a pass has room for."""
@@ -380,7 +386,7 @@ class _Resolver:
 
     def _mean_load(self, pool: Pool, caps: Caps) -> MeanLoad:
         """The scenario in means, the same for all its seeds."""
-        workload, sample = self.scenario.workload, self._sample()
+        workload, sample = self.scenario.workload, sample_requests(self.scenario)
         count = len(sample)
         prompt, output = _mean_lengths(sample)
         (draft_tokens,) = self._controller().lengths_for(sample[:1])
@@ -404,9 +410,6 @@ class _Resolver:
             rate_per_s=rate,
             max_concurrency=workload.max_concurrency,
         )
-
-    def _sample(self) -> list[Request]:
-        return sample_requests(self.scenario)
 
 
 def sample_requests(scenario: Scenario) -> list[Request]:
