@@ -6,7 +6,7 @@ FAST := acceptance costs devices engine files hosts interface metrics policies w
 # As many processes as there are cores, up to four. Neighbours run in one process, so that files share what they build.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast test-real mutation mutation-drawn gpu notebooks accuracy accuracy-public check format clean claims
+.PHONY: demo test test-fast test-real mutation mutation-drawn gpu notebooks docs dist accuracy accuracy-public check format clean claims
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -44,6 +44,14 @@ gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (do
 notebooks: .venv/.notebooks      ## executes every notebook on small settings and leaves them as they are
 	$(BIN)/python -m validation notebooks
 
+docs: .venv/.docs               ## the site, in results/site; a page, link or name that leads nowhere stops it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+dist: .venv/.dist               ## wheel and sdist in dist/, checked
+	rm -rf dist build
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+
 accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured, predicted and replayed here, three times
 	$(BIN)/python -m validation replay_accuracy
 
@@ -64,7 +72,7 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-gpu results build *.egg-info
+	rm -rf .venv .venv-gpu .cache results build dist *.egg-info
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -84,4 +92,12 @@ clean:
 
 .venv/.dev: .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+.venv/.docs: .venv/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+.venv/.dist: .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check build twine
 	touch $@

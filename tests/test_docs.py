@@ -127,6 +127,12 @@ def test_every_link_within_the_pages_leads_somewhere() -> None:
     assert dead == []
 
 
+def test_every_path_that_contributors_are_sent_to_exists() -> None:
+    paths = re.findall(r"`([\w.*-]+/[\w./*-]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(paths) > 10
+    assert [path for path in paths if not any(ROOT.glob(path))] == []
+
+
 def test_no_test_names_a_data_folder_of_one_machine() -> None:
     """tests.calibrate.support.published finds it beside the checkout, or skips."""
     absolute = re.compile(r"""["']/\w[^"']*/shared/""")

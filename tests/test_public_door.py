@@ -1,4 +1,4 @@
-"""`import lanesim`: light, documented by examples that run, and enough for what docs/extending.md and the README do."""
+"""`import lanesim`: light, documented by examples that run, and enough for what README and docs do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITH_EXAMPLES = [
 """Modules whose docstrings hold examples."""
 BLOCKS = [
     pytest.param(block, id=f"{page}-{number}")
-    for page in ("README.md", "docs/extending.md")
+    for page in ("README.md", "docs/extending.md", "docs/tutorials/researcher.md")
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
 ]
 

@@ -42,7 +42,7 @@ class Curve(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class DecodeGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attention of `rows` rows with one query each, every one of which reads `context_tokens` tokens of KV, its own
-    included: `seconds` [rows][context_tokens]. The first count of rows is 1.
+    included: `seconds[rows][context_tokens]`. The first count of rows is 1.
 
     >>> import lanesim
     >>> grid = lanesim.DecodeGrid(rows=(1, 8), context_tokens=(128, 4096), seconds=((2e-5, 4e-5), (3e-5, 2e-4)))
@@ -61,7 +61,7 @@ class DecodeGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PrefillGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Causal attention of one chunk of `chunk_tokens` after `history_tokens`: `seconds` [chunk_tokens][history_tokens].
+    """Causal attention of one chunk of `chunk_tokens` after `history_tokens`: `seconds[chunk_tokens][history_tokens]`.
     The first history is 0; where it is the only one, TablePasses has a rule for the others.
 
     >>> import lanesim
@@ -84,7 +84,7 @@ class PrefillGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 class VerifyGrid(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attention of `rows` rows with `queries` queries each (2 or more), every row reading `context_tokens` tokens of
-    KV, its own included: `seconds` [queries][rows][context_tokens].
+    KV, its own included: `seconds[queries][rows][context_tokens]`.
 
     >>> import lanesim
     >>> grid = lanesim.VerifyGrid(queries=(5,), rows=(1, 8), context_tokens=(128,), seconds=(((2e-5,), (6e-5,)),))

@@ -1,0 +1,68 @@
+"""What the site takes from outside docs/: README, notebooks with their outputs, every command's help, lanesim's names.
+
+Not here: what stands where on the site (mkdocs.yml).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import griffe
+from mkdocs.structure.files import File, Files
+
+import lanesim
+from sim.cli.main import lanesim as command
+
+ROOT = Path(__file__).resolve().parent.parent
+_FOLDER = re.compile(r"\[([^\]]*)\]\([\w/-]+/?\)")
+"""A link to a folder of the repository, which the site does not have."""
+_EXAMPLE = re.compile(r"^(>>> .*(?:\n.+)*)$", re.MULTILINE)
+"""From its prompt to the next empty line."""
+COMMANDS = """# Command line
+
+One command, `lanesim`. Every sub-command takes a scenario file, flags, or both, the last one said wins; `--json FILE`
+(`-` is standard output) writes the result for programs. Exit status: 0 done, 2 bad input (one line: what was got, what
+is wanted), 1 the run itself failed.
+"""
+NAMES = """# Python
+
+All that `import lanesim` offers; a name that is not here may move.
+"""
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds index.md, the pages of reference/ and every notebook."""
+    readme = _FOLDER.sub(r"\1", (ROOT / "README.md").read_text()).replace("](docs/", "](")
+    names = sorted(lanesim.__all__, key=str.lower)
+    pages = {
+        "index.md": readme,
+        "reference/cli.md": "\n".join([COMMANDS, *helps(command, click.Context(command, info_name="lanesim"))]),
+        "reference/python.md": "\n".join([NAMES, *(f"::: lanesim.{name}\n" for name in names)]),
+    }
+    for path, content in pages.items():
+        files.append(File.generated(config, path, content=content))
+    for notebook in sorted(ROOT.glob("notebooks/*.ipynb")):
+        files.append(File(f"notebooks/{notebook.name}", str(ROOT), config.site_dir, config.use_directory_urls))
+    return files
+
+
+def helps(own: click.Command, context: click.Context) -> Iterator[str]:
+    """A section for `own` and for every command below it: what `--help` prints."""
+    yield f"## {context.command_path}\n\n```text\n{own.get_help(context)}\n```\n"
+    if isinstance(own, click.Group):
+        for name in own.list_commands(context):
+            below = own.get_command(context, name)
+            assert below is not None
+            yield from helps(below, click.Context(below, info_name=name, parent=context, max_content_width=100))
+
+
+class FencedExamples(griffe.Extension):
+    """Shows the doctests of a docstring as code, outside sections of their own, too."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = _EXAMPLE.sub(r"```pycon\n\1\n```\n", obj.docstring.value)
