@@ -249,7 +249,9 @@ def _vllm_serve(
         words += ["--kv-cache-dtype", kv]
     if engine.num_gpu_blocks is not None:
         words += ["--block-size", str(engine.block_size), "--num-gpu-blocks-override", str(engine.num_gpu_blocks)]
-    if _kv_tokens(scenario, profile, with_draft=speculative_config is not None) < profile.target.max_context:
+    if engine.max_model_len is not None:
+        words += ["--max-model-len", str(engine.max_model_len)]
+    elif _kv_tokens(scenario, profile, with_draft=speculative_config is not None) < profile.target.max_context:
         words += ["--max-model-len", "auto"]
     if not engine.cuda_graph:
         words.append("--enforce-eager")
