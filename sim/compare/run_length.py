@@ -22,6 +22,7 @@ from sim.draws import child_seed
 from sim.metrics.load import Load, Verdict, judge, needs_capacity, trace_rate
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, mser_5
+from sim.policies.registry import find_policy
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
@@ -99,6 +100,21 @@ def transient_note(scenario: Scenario, length: Length, mean_e2el_s: float | None
     return (
         f"{length.num_prompts} requests are a transient here: steady means take about {needed} "
         "(num_prompts: auto finds that out)"
+    )
+
+
+def lockstep_note(scenario: Scenario) -> str | None:
+    """A closed loop whose requests are all alike, in a line: without drafts, which end them at different times, they go
+    on together, wave after wave, and the prompts of a wave wait for each other."""
+    workload, drafted = scenario.workload, scenario.speculation.num_speculative_tokens
+    is_alike = all(length is not None and len(set(workload.bounds(length))) == 1 for length in workload.fixed_len)
+    in_step = [name for name in scenario.policy if not (drafted and find_policy(name).is_speculative)]
+    if (workload.max_concurrency or 1) < 2 or not is_alike or not in_step or workload.num_turns > 1:
+        return None
+    return (
+        f"lengths are all alike, so that {workload.max_concurrency} requests at a time march in step under "
+        f"{', '.join(in_step)}: prompts come in waves and wait for each other, which TTFT shows (lengths that vary: "
+        "workload.random_range_ratio)"
     )
 
 
