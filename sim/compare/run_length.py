@@ -184,10 +184,12 @@ def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0) ->
     85 % load (H100) 130 of 1,300 left out were too few: tokens/s was 1.9 % low, mean E2EL 3.1 %."""
     workload = scenario.workload
     if workload.max_concurrency is not None:
-        return max(MIN_AUTO_PROMPTS, COMPLETIONS_PER_SLOT * workload.max_concurrency)
-    if workload.request_rate == inf:
+        wanted = float(COMPLETIONS_PER_SLOT * workload.max_concurrency)
+    elif workload.request_rate == inf:
         return MIN_AUTO_PROMPTS
-    wanted = max(SPAN_IN_E2EL * mean_e2el_s * workload.request_rate, num_filling / MAX_WARMUP_SHARE)
+    else:
+        wanted = SPAN_IN_E2EL * mean_e2el_s * workload.request_rate
+    wanted = max(wanted, num_filling / MAX_WARMUP_SHARE)
     return max(MIN_AUTO_PROMPTS, ceil(wanted / ROUND_TO) * ROUND_TO)
 
 
