@@ -28,8 +28,8 @@ VLLM_BEFORE_SLOTS, VLLM = "vllm-0.12", "vllm-0.24"
 
 
 def scenario(profile: str, engine: str, policy: str = "continuous", **changes: Any) -> Scenario:
-    given = {"input_len": 600, "output_len": 8, "num_prompts": 6, "request_rate": 50} | changes
-    return Scenario.of(profile=profile, policy=policy, engine=engine, **given)
+    asked: dict[str, Any] = {"input_len": 600, "output_len": 8, "num_prompts": 6, "request_rate": 50} | changes
+    return Scenario.of(profile=profile, policy=policy, engine=engine, **asked)
 
 
 def served(made: Scenario) -> RunRecord:
@@ -51,9 +51,9 @@ def test_drafts_of_seven_tokens_keep_slots_of_every_seat_by_how_they_are_drafted
     profile: str, method: Method, slots: int
 ) -> None:
     """8,192 tokens and 1,024 seats: under DSpark 8,192 - 6 x 1,024 = 2,048 are planned."""
-    given = {"num_speculative_tokens": 7, "max_num_seqs": 1024, "max_num_batched_tokens": 8192}
+    asked: dict[str, Any] = {"num_speculative_tokens": 7, "max_num_seqs": 1024, "max_num_batched_tokens": 8192}
     for engine, kept in ((VLLM, slots), (VLLM_BEFORE_SLOTS, 0), *((name, 0) for name in WITHOUT_RULES)):
-        limits = limits_of(scenario(profile, engine, **given, **{"speculation.method": method.value}), load(profile))
+        limits = limits_of(scenario(profile, engine, **asked, **{"speculation.method": method.value}), load(profile))
         assert limits.draft_slots == kept
         assert limits.max_num_scheduled_tokens == 8192 - 1024 * kept
         assert limits.max_num_batched_tokens == 8192
@@ -61,10 +61,15 @@ def test_drafts_of_seven_tokens_keep_slots_of_every_seat_by_how_they_are_drafted
 
 def test_no_step_is_larger_than_what_the_slots_leave() -> None:
     """600-token prompts all at once: 2,048 tokens a step with slots, and without drafts all 8,192."""
-    given = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "num_prompts": 40, "request_rate": "inf"}
+    asked: dict[str, Any] = {
+        "max_num_seqs": 1024,
+        "max_num_batched_tokens": 8192,
+        "num_prompts": 40,
+        "request_rate": "inf",
+    }
     largest = {}
     for k in (0, 7):
-        record = served(scenario(DSPARK, VLLM, num_speculative_tokens=k, **given))
+        record = served(scenario(DSPARK, VLLM, num_speculative_tokens=k, **asked))
         steps = [work for work in record.works if work.kind == "step"]
         largest[k] = max(work.row_tokens + work.chunk_tokens for work in steps)
     assert largest == {0: 8192, 7: 2048}
@@ -94,8 +99,13 @@ def test_a_drafter_that_reads_features_has_the_last_cached_block_computed_again(
     profile: str, engine: str, k: int, cached: int
 ) -> None:
     """A system prompt of 512 tokens is 32 blocks."""
-    given = {"workload.prefix_len": 512, "input_len": 100, "num_speculative_tokens": k, "request_rate": 2}
-    record = served(scenario(profile, engine, **given))
+    asked: dict[str, Any] = {
+        "workload.prefix_len": 512,
+        "input_len": 100,
+        "num_speculative_tokens": k,
+        "request_rate": 2,
+    }
+    record = served(scenario(profile, engine, **asked))
     assert [request.cached_tokens for request in record.requests] == [0, *[cached] * 5]
 
 
@@ -127,23 +137,23 @@ def test_few_seats_leave_fewer_captured_sizes() -> None:
 
 
 def test_an_answer_ends_where_the_context_does() -> None:
-    given = {"input_len": 600, "output_len": 100, "engine.max_model_len": 640}
+    asked: dict[str, Any] = {"input_len": 600, "output_len": 100, "engine.max_model_len": 640}
     with pytest.warns(UserWarning, match=r"6 of 6 answers end where prompt and answer are 640 tokens"):
-        record = served(scenario(EAGLE, VLLM, **given))
+        record = served(scenario(EAGLE, VLLM, **asked))
     assert {request.emitted_tokens for request in record.requests} == {40}
     with pytest.raises(
         ValueError, match=r"a prompt of 600 tokens has no room for an answer in engine.max_model_len=600"
     ):
-        served(scenario(EAGLE, VLLM, **given | {"engine.max_model_len": 600}))
+        served(scenario(EAGLE, VLLM, **asked | {"engine.max_model_len": 600}))
     with pytest.raises(ValueError, match=r"max_model_len=640 is vLLM's; engine 'sglang-0.5'"):
-        served(scenario(EAGLE, "sglang-0.5", **given))
+        served(scenario(EAGLE, "sglang-0.5", **asked))
 
 
 def test_the_models_own_context_ends_answers_of_vllm_alone() -> None:
     """Llama-2's 4,096 tokens."""
-    given = {"input_len": 4090, "output_len": 100, "num_prompts": 1}
+    asked: dict[str, Any] = {"input_len": 4090, "output_len": 100, "num_prompts": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for engine, tokens in ((VLLM, 6), *((name, 100) for name in WITHOUT_RULES)):
-            record = served(scenario(PAIR, engine, "autoregressive", **given))
+            record = served(scenario(PAIR, engine, "autoregressive", **asked))
             assert [request.emitted_tokens for request in record.requests] == [tokens]

@@ -72,8 +72,9 @@ def test_arrivals_and_sessions_draw_from_the_same_streams() -> None:
     ],
 )
 def test_a_range_that_cannot_be_is_one_line(given_: dict[str, Any], message: str) -> None:
+    asked: dict[str, Any] = {"dataset_name": "fixed", **given_}
     with pytest.raises(ValueError, match=message) as refused:
-        Workload(**{"dataset_name": "fixed"} | given_)
+        Workload(**asked)
     assert "\n" not in str(refused.value)
 
 
@@ -91,7 +92,7 @@ def test_a_range_that_cannot_be_is_one_line(given_: dict[str, Any], message: str
 def test_a_closed_loop_of_one_length_without_drafts_is_said_to_march_in_step(
     changes: dict[str, Any], is_in_step: bool
 ) -> None:
-    fixed = {} if "workload.dataset_name" in changes else {"input_len": 1024, "output_len": 128}
+    fixed: dict[str, Any] = {} if "workload.dataset_name" in changes else {"input_len": 1024, "output_len": 128}
     note = lockstep_note(Scenario.of({}, **LOOP, **fixed | changes))
     assert (note is not None) == is_in_step
     assert note is None or "16 requests at a time march in step under continuous" in note
