@@ -59,8 +59,10 @@ def test_drafts_of_seven_tokens_keep_slots_of_every_seat_by_how_they_are_drafted
         assert limits.max_num_batched_tokens == 8192
 
 
-def test_no_step_is_larger_than_what_the_slots_leave() -> None:
-    """600-token prompts all at once: 2,048 tokens a step with slots, and without drafts all 8,192."""
+@pytest.mark.parametrize("threshold", [0, 4096])
+def test_no_step_is_larger_than_what_the_slots_leave(threshold: int) -> None:
+    """600-token prompts all at once: 2,048 tokens a step with slots, and without drafts all 8,192; rows as totals, and
+    one by one where there is a threshold."""
     asked: dict[str, Any] = {
         "max_num_seqs": 1024,
         "max_num_batched_tokens": 8192,
@@ -69,7 +71,8 @@ def test_no_step_is_larger_than_what_the_slots_leave() -> None:
     }
     largest = {}
     for k in (0, 7):
-        record = served(scenario(DSPARK, VLLM, num_speculative_tokens=k, **asked))
+        limits = asked | {"num_speculative_tokens": k, "engine.long_prefill_token_threshold": threshold}
+        record = served(scenario(DSPARK, VLLM, **limits))
         steps = [work for work in record.works if work.kind == "step"]
         largest[k] = max(work.row_tokens + work.chunk_tokens for work in steps)
     assert largest == {0: 8192, 7: 2048}
