@@ -43,6 +43,10 @@ FLAGS: dict[str, tuple[type, str]] = {
     ),
     "input_len": (int, "Prompt tokens (implies fixed lengths)."),
     "output_len": (int, "Output tokens (implies fixed lengths)."),
+    "random_range_ratio": (
+        float,
+        "Fixed lengths are drawn within this share of them, (1 - ratio) to (1 + ratio) times; below 1.",
+    ),
     "num_speculative_tokens": (int, "Draft length; 0 = no speculation."),
     "acceptance": (
         str,

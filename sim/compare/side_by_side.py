@@ -19,7 +19,7 @@ import msgspec
 
 from sim.acceptance.forms import parse_quoted
 from sim.compare.points import Outcome, Point, run_points
-from sim.compare.run_length import Length, choose_run_length, load_of, transient_note
+from sim.compare.run_length import Length, choose_run_length, load_of, lockstep_note, transient_note
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
@@ -298,11 +298,11 @@ def cost_source(profile: Profile) -> CostSource:
 
 
 def _transients(scenario: Scenario, length: Length, summaries: Sequence[PolicySummary]) -> list[str]:
-    """The note on a length that is too short, by the slowest policy that is stable."""
+    """The notes on a length that is too short, by the slowest policy that is stable, and on a loop in step."""
     slowest = [row.mean["mean_e2el_ms"] for row in summaries if row.load.is_steady]
     known = [value / 1e3 for value in slowest if value is not None]
-    note = transient_note(scenario, length, max(known, default=None))
-    return [] if note is None else [note]
+    notes = transient_note(scenario, length, max(known, default=None)), lockstep_note(scenario)
+    return [note for note in notes if note is not None]
 
 
 def _acceptance_notes(scenario: Scenario) -> tuple[str, ...]:

@@ -34,6 +34,10 @@ NO_SPECULATION = "none"
 NO_ENGINE = "no engine"
 """Name of what a real host adds that no engine and no measurement knows."""
 ENGINE_SCHEMA = 1
+PARALLEL_EAGLE = "parallel_eagle"
+"""In `Rules`: an EAGLE head that fills all slots in one pass."""
+SMALL_GRAPHS, COARSE_GRAPHS = (1, 2, 4), 256
+"""vLLM's captured sizes: these, multiples of 8, and of 16 from there on."""
 GIB = 2.0**30
 
 
@@ -57,6 +61,43 @@ class CapRule(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def holds_on(self, gpu: Gpu) -> bool:
         return gpu.memory_bytes >= self.min_memory_gib * GIB and not gpu.name.startswith(self.not_on)
+
+
+class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one version of an engine does beside its steps, each as its source has it (`rules_source` of its file); an
+    engine without one of them does nothing of the kind. Drafters go by `Method`, and by PARALLEL_EAGLE."""
+
+    draft_slots: dict[str, tuple[int, int]] = {}
+    """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""
+    drops_cached_block: tuple[str, ...] = ()
+    """Drafters whose requests compute the last block again that was found of their prefix, for its features."""
+    max_graph_tokens: int | None = None
+    """Captured sizes end here, at two steps' tokens of all seats, and at the token budget; multiples of a row's."""
+    ends_at_max_model_len: bool = False
+    """An answer ends where prompt and answer are as long as the context."""
+
+    def slots_per_seat(self, drafter: str, draft_tokens: int) -> int:
+        """Of a drafter of `draft_tokens` a round.
+
+        >>> Rules(draft_slots={"dspark": (-1, 1)}).slots_per_seat("dspark", 7)
+        6
+        """
+        fixed, per_token = self.draft_slots.get(drafter, (0, 0))
+        return fixed + per_token * draft_tokens
+
+    def graph_sizes(self, max_num_seqs: int, draft_tokens: int, max_num_batched_tokens: int) -> list[int] | None:
+        """Token counts that are captured as CUDA graphs, rising; None where there is no rule.
+
+        >>> Rules(max_graph_tokens=512).graph_sizes(8, 2, 2048)
+        [3, 6, 9, 18, 24, 33, 42, 48]
+        """
+        if self.max_graph_tokens is None:
+            return None
+        row = draft_tokens + 1
+        end = min(2 * max_num_seqs * row, self.max_graph_tokens, max_num_batched_tokens)
+        sizes = [*SMALL_GRAPHS, *range(8, min(end + 1, COARSE_GRAPHS), 8), *range(COARSE_GRAPHS, end + 1, 16)]
+        rounded = {-(-size // row) * row for size in sizes}
+        return sorted(size for size in rounded if size <= end)
 
 
 class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,6 +127,7 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     draft_reserved_bytes: int = 0
     """The same for a drafter, beside the drafter's weights and KV."""
     caps: tuple[CapRule, ...] = ()
+    rules: Rules = Rules()
 
     def __post_init__(self) -> None:
         for field in CONSTANTS:
@@ -138,6 +180,8 @@ class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     async_source: str
     caps: tuple[CapRule, ...]
     caps_source: str
+    rules: Rules = Rules()
+    rules_source: str = ""
     constants: tuple[_Measured, ...]
 
     def __post_init__(self) -> None:
@@ -185,6 +229,7 @@ def load_engine(name: str, gpu: str) -> EngineCosts:
         measured_on=entry.measured_on,
         is_pooled=entry.is_pooled,
         caps=held.caps,
+        rules=held.rules,
     )
 
 
@@ -210,6 +255,7 @@ def own_engine(profile: Profile) -> EngineCosts | None:
         **{constant: getattr(host, constant) for constant in CONSTANTS},
         is_async=is_public and like.is_async,
         async_methods=like.async_methods if is_public else (),
+        rules=like.rules if is_public else Rules(),
         source=host.source,
         error_pct=None,
         measured_on=profile.gpu.name,

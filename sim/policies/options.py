@@ -185,11 +185,18 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Requests admitted and unfinished."""
     max_num_batched_tokens: int = 2048
     """Tokens of one target pass: prompt chunks, and drafted tokens plus one per row."""
+    draft_slots: int = 0
+    """continuous: tokens of each pass that the engine keeps free for the drafts of every seat."""
     long_prefill_token_threshold: int = 0
     """Longest chunk of one prompt in a step; 0 = the budget."""
     async_scheduling: bool = False
     """Plan a step while the one before it is under way."""
     method: Method = Method.DRAFT_MODEL
+
+    @property
+    def max_num_scheduled_tokens(self) -> int:
+        """Tokens of one step that `continuous` plans, under vLLM's name."""
+        return self.max_num_batched_tokens - self.draft_slots * self.max_num_seqs
 
     def lane_batch(self, batch: int | None, draft_tokens: int) -> int:
         """Requests that a lane told `batch` takes at once (None: max_num_seqs), as many as a pass that verifies

@@ -79,6 +79,12 @@ def check_policy(
             f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
             f"kv={options.kv} cannot apply to it"
         )
+    if policy.is_continuous and limits.max_num_scheduled_tokens < 1:
+        raise ValueError(
+            f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens} has no room beside the "
+            f"{limits.draft_slots} slots that drafts of {limits.method} keep for each of {limits.max_num_seqs} seats; "
+            f"want at least {limits.draft_slots * limits.max_num_seqs + 1}, or fewer engine.max_num_seqs"
+        )
     if is_lane and draft_tokens and scenario.speculation.controller == VERIFYING:
         raise ValueError(
             f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous"

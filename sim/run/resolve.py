@@ -40,7 +40,7 @@ from sim.policies.registry import Policy, find_policy
 from sim.run.checks import IgnoredKeyWarning, check_policy, ignored_keys
 from sim.run.forecast import MeanLoad, StepForecast
 from sim.run.lane_shares import Shares, best_shares
-from sim.run.limits import DraftLengths, build_acceptance, draft_slots, engine_for, limits_on
+from sim.run.limits import DraftLengths, build_acceptance, draft_slots, drafter_of, engine_for, limits_on, max_model_len
 from sim.run.scenario import Scenario
 from sim.workload.generate import Workload, build_requests, is_trace, trace_length
 
@@ -114,6 +114,8 @@ class Resolved:
     """GPUs of a replica that seat requests."""
     num_gpus: int
     """Of one replica."""
+    max_model_len: int | None
+    """Tokens of prompt and answer at which the engine ends an answer; None: it does not."""
     max_seated: int
     """Requests that one replica admits at once, memory apart."""
 
@@ -203,6 +205,7 @@ class _Resolver:
             acceptances=self.acceptances,
             num_engines=self.num_engines,
             num_gpus=self.num_gpus,
+            max_model_len=max_model_len(self.engine, scenario, profile),
             max_seated=self.max_seated,
         )
 
@@ -305,12 +308,16 @@ class _Resolver:
             )
         slots = draft_slots(policy, self.lengths.max, is_async=self.limits.async_scheduling)
         num_engines, num_slots, is_caching = self.num_engines, self.num_slots, engine.enable_prefix_caching
+        drafter = drafter_of(self.limits.method, self.profile)
+        drops_block = self.draft_tokens > 0 and drafter in self.engine.rules.drops_cached_block
 
         def new() -> KvPool:
             if num_slots is not None:
                 return SlottedPool(num_blocks, engine.block_size, slots, num_slots)
             if policy.is_continuous:
-                return PagedPool(num_blocks, engine.block_size, slots, is_caching=is_caching)
+                return PagedPool(
+                    num_blocks, engine.block_size, slots, is_caching=is_caching, drops_cached_block=drops_block
+                )
             if num_engines > 1:
                 return SpreadPool(num_blocks, engine.block_size, slots, num_gpus=num_engines)
             return KvPool(num_blocks, engine.block_size, slots)
@@ -342,9 +349,18 @@ class _Resolver:
         drafted = self.lengths.max if self.policy.is_continuous else 0
         return self._costs_of(profile, graphed_queries=drafted + 1 if drafted else None)
 
-    def _costs_of(self, profile: Profile, graphed_queries: int | None = None) -> ShippedCosts:
-        cuda_graph = self.scenario.engine.cuda_graph
-        return build_costs(profile, self.engine, cuda_graph=cuda_graph, graphed_queries=graphed_queries)
+    def _costs_of(
+        self, profile: Profile, graphed_queries: int | None = None, engine: EngineCosts | None = None
+    ) -> ShippedCosts:
+        engine, limits = engine or self.engine, self.limits
+        sizes = engine.rules.graph_sizes(limits.max_num_seqs, self.draft_tokens, limits.max_num_batched_tokens)
+        return build_costs(
+            profile,
+            engine,
+            cuda_graph=self.scenario.engine.cuda_graph,
+            graphed_queries=graphed_queries,
+            graph_sizes=sizes,
+        )
 
     def _costs_elsewhere(self) -> dict[int, ShippedCosts]:
         """Raises ValueError for other models on those GPUs."""
@@ -359,7 +375,7 @@ class _Resolver:
                 f"{other.draft.name if other.draft else 'no draft'}; want the models of {profile.name!r}"
             )
         engine = engine_of(scenario.engine.name, other)
-        costs = build_costs(other, engine, cuda_graph=scenario.engine.cuda_graph)
+        costs = self._costs_of(other, engine=engine)
         firsts = [replica * self.num_gpus for replica in range(scenario.devices.count)]
         return {first + index: costs for first in firsts for index in range(scenario.policy_options.prefill_devices)}
 

@@ -61,6 +61,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Requests admitted and unfinished, in every policy; null = what the engine sets itself on that GPU."""
     max_num_batched_tokens: int | None = None
     """Tokens of one target pass, in every policy; null likewise."""
+    max_model_len: int | None = None
+    """vLLM: tokens of prompt and answer together, where an answer ends; null = the target's context."""
     block_size: int = 16
     num_gpu_blocks: int | None = None
     """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
@@ -77,7 +79,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """autoregressive, continuous: longest chunk of one prompt in a step; 0 = the budget."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks"):
             if getattr(self, name) is not None:
                 _at_least("engine", self, **{name: 1})
         _at_least("engine", self, block_size=1, long_prefill_token_threshold=0)

@@ -310,7 +310,7 @@ def _tried(grid: LengthGrid) -> tuple[float, float]:
 
 def fits_of(scenario: Scenario, profile: Profile) -> Fits:
     """By the captured graphs and the token budget of the scenario's engine on that GPU."""
-    budget = limits_of(scenario, profile).max_num_batched_tokens
+    budget = limits_of(scenario, profile).max_num_scheduled_tokens
     return Fits(max_graph_tokens=_max_graph_tokens(scenario, profile), max_tokens=budget)
 
 

@@ -65,7 +65,7 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
     if limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
         return False
     max_rows = min(limits.max_num_seqs, len(serving.requests), serving.max_concurrency or limits.max_num_seqs)
-    return (serving.controller.draft_tokens_max + 1) * max_rows <= limits.max_num_batched_tokens
+    return (serving.controller.draft_tokens_max + 1) * max_rows <= limits.max_num_scheduled_tokens
 
 
 def _submit(
@@ -186,7 +186,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
                 continue
             if blocks is not None:
                 blocks.take(rows.step, [])
-            budget = limits.max_num_batched_tokens - num_rows * tokens_per_row
+            budget = limits.max_num_scheduled_tokens - num_rows * tokens_per_row
             plan = plan_prompts(serving, partial, limits, num_rows, budget)
             partial = plan.partial
             if not (num_rows or plan.chunks):
@@ -216,7 +216,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             if blocks is not None:
                 blocks.take(rows.step + 1, completed)
             num_going_on = num_rows - rows.num_ending() + sum([request.output_tokens > 1 for request in completed])
-            budget = limits.max_num_batched_tokens - num_going_on * tokens_per_row
+            budget = limits.max_num_scheduled_tokens - num_going_on * tokens_per_row
             plan = plan_prompts(serving, partial, limits, num_rows + len(completed), budget)
             partial = plan.partial
         await last

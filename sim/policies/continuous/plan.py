@@ -57,7 +57,7 @@ def plan_step(
     there is none.
     """
     serving.take_in()
-    budget = limits.max_num_batched_tokens
+    budget = limits.max_num_scheduled_tokens
     longest = limits.long_prefill_token_threshold or budget
     lookahead = serving.controller.draft_tokens_max if limits.method is not Method.NGRAM else 0
     grow = serving.paged.grow
@@ -168,7 +168,7 @@ def has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: P
     else reservations no longer tell who fits. No more than a step's tokens of prompts are admitted at once, but of
     shared ones, which others may have computed."""
     free_blocks, tokens = serving.kv.free_blocks, 0
-    max_tokens = inf if serving.paged.is_sharing else limits.max_num_batched_tokens
+    max_tokens = inf if serving.paged.is_sharing else limits.max_num_scheduled_tokens
     num_seats = limits.max_num_seqs - num_seated - (partial is not None)
     for request in islice(serving.inbox, max(0, num_seats)):
         free_blocks -= serving.kv.blocks_for(request)

@@ -138,11 +138,25 @@ def test_a_length_left_open_is_ten_times_what_its_filling_leaves_out() -> None:
     assert length.num_warmups == pytest.approx(filled, rel=0.25)
 
 
-def test_a_closed_loop_left_open_gives_every_slot_twenty_completions() -> None:
+def test_a_closed_loop_left_open_gives_every_slot_at_least_twenty_completions() -> None:
     scenario = Scenario.of(
         profile=PAIR, policy="continuous", input_len=64, output_len=16, request_rate=inf, max_concurrency=64
     )
-    assert choose_run_length(scenario, load(PAIR))[1].num_prompts == 20 * 64
+    num_prompts = choose_run_length(scenario, load(PAIR))[1].num_prompts
+    assert 20 * 64 <= num_prompts <= 40 * 64
+
+
+def test_a_closed_loop_is_ten_times_as_long_as_it_takes_to_fill_with_long_answers() -> None:
+    """azure-code: answers of 28 tokens in the mean and up to 1,420. After 20 completions a slot tokens/s were 7 % low,
+    and their intervals right in less than half of the groups."""
+    profile = "h100-sxm/llama-3.1-8b+eagle3"
+    scenario = Scenario.of(
+        profile=profile, policy="continuous", dataset_name="azure-code", request_rate=inf, max_concurrency=32
+    )
+    _, length = choose_run_length(scenario, load(profile))
+    assert length.num_prompts > 3000
+    assert length.num_warmups > 300
+    assert length.num_prompts >= 10 * length.num_warmups
 
 
 def test_a_burst_left_open_is_a_thousand_requests() -> None:

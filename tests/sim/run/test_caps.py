@@ -144,7 +144,7 @@ def test_a_lane_without_room_for_one_round_is_refused() -> None:
         ValueError, match=r"max_num_batched_tokens=4 has no room to verify 4 drafted tokens .* at least 5"
     ):
         resolve_all(scenario("pd", max_num_batched_tokens=4), load(PAIR))
-    resolve_all(scenario("continuous", max_num_batched_tokens=4), load(PAIR))
+    resolve_all(scenario("continuous", max_num_batched_tokens=4, max_num_seqs=2), load(PAIR))
 
 
 def test_a_key_that_a_policy_ignores_is_a_note() -> None:
