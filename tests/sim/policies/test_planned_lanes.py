@@ -59,6 +59,11 @@ def test_both_works_of_a_round_are_planned_when_the_round_before_is_submitted() 
     assert ahead(run, Kind.VERIFY) == [0.0, 11.0, 7.0]
 
 
+def test_a_verify_beside_drafts_of_other_gpus_is_planned_with_them() -> None:
+    run = served("disaggregated", [request(0, output=16)], 3.0, draft_devices=1)
+    assert ahead(run, Kind.VERIFY)[1:] == ahead(run, Kind.DRAFT)[1:] == [10.0, 7.0]
+
+
 def test_what_takes_longer_to_prepare_than_the_round_before_is_paid_in_part() -> None:
     """10 s a work: round one has the draft from 40 s to 42 s and verify from 50 s, 25 s after it was planned at 30 s;
     round two begins at 55 s at once, and round three, planned 7 s before its turn, 3 s late."""
@@ -77,13 +82,15 @@ def test_the_next_prompt_is_prepared_while_one_runs() -> None:
     assert [(ticket.start_s, ticket.end_s) for ticket in prompts] == [(4.0, 14.0), (14.0, 24.0), (54.0, 64.0)]
 
 
-def test_a_batch_is_prepared_since_its_newest_row_came() -> None:
-    """Prompts take 10.5 s of both models: the second is through at 22 s, in the middle of a round from 18 s to 25 s."""
+@pytest.mark.parametrize(("policy", "copy_s"), [("pd", 0.0), ("disaggregated", 1.0)])
+def test_a_batch_is_prepared_since_its_newest_row_came(policy: str, copy_s: float) -> None:
+    """Prompts take 11 s of both models: the second is through at 22 s, in the middle of a round from 18 s to 25 s;
+    where its KV is sent it comes a second later, as the first one did."""
     costs = ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 5.5}, demand=Demands(0.0, 0.0))
     asked = [request(i, output=21) for i in range(2)]
-    run = SimRun("pd", asked, draws=AlwaysAccept(), costs=costs, limits=PLANNED)
+    run = SimRun(policy, asked, draws=AlwaysAccept(), costs=costs, limits=PLANNED)
     drafts = [ticket for ticket in run.tickets if ticket.work.kind is Kind.DRAFT]
-    assert [(ticket.start_s, ticket.work.rows, ticket.work.ahead_s) for ticket in drafts[:4]] == [
+    assert [(ticket.start_s - copy_s, ticket.work.rows, ticket.work.ahead_s) for ticket in drafts[:4]] == [
         (11.0, 1, 0.0),
         (18.0, 1, 7.0),
         (25.0, 2, 3.0),
@@ -109,13 +116,14 @@ def test_a_verify_of_a_lane_of_its_own_is_prepared_since_its_draft_set_off() -> 
     assert ahead(run, Kind.DRAFT) == [0.0, 5.0]
 
 
-def test_nothing_is_prepared_for_what_comes_to_an_idle_lane_before_it_looks() -> None:
+@pytest.mark.parametrize("policy", ["pd", "pipelined"])
+def test_nothing_is_prepared_for_what_comes_to_an_idle_lane_before_it_looks(policy: str) -> None:
     """Polls every 4 s: the prompt of 1 s is seen at 4 s, and the request that comes from it at 24 s only at 28 s."""
     costs = ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 9.0}, demand=Demands(0.0, 0.0))
     options = PolicyOptions(poll_s=4.0)
-    asked = [request(0, arrival_s=1.0, output=6), request(1, arrival_s=41.0, output=6)]
-    run = SimRun("pd", asked, draws=AlwaysAccept(), costs=costs, limits=PLANNED, options=options)
-    assert [ticket.work.ahead_s for ticket in run.tickets] == [0.0] * len(run.tickets)
+    asked = [request(0, arrival_s=1.0, output=2), request(1, arrival_s=41.0, output=2)]
+    run = SimRun(policy, asked, draws=AlwaysAccept(), costs=costs, limits=PLANNED, options=options)
+    assert [ticket.work.ahead_s for ticket in run.tickets] == [0.0] * 8
 
 
 @pytest.mark.parametrize("policy", LANES)
