@@ -271,8 +271,8 @@ class Serving:
         were known to come, but not before the last work there was submitted. 0 where nothing is planned ahead."""
         if not self.plans_ahead:
             return 0.0
-        free_s = self._submitted_s.get(stream.name, 0.0)
-        return self.host.now_s - max(free_s, *[request.known_s for request in requests])
+        known_s = max([request.known_s for request in requests])
+        return self.host.now_s - max(known_s, self._submitted_s.get(stream.name, 0.0))
 
     def planned(self, requests: Sequence[Request], stream: Stream) -> None:
         """A work of `requests` was submitted to `stream`: what follows it can be prepared from now on."""
