@@ -67,7 +67,8 @@ class ConstantCosts(msgspec.Struct, frozen=True, kw_only=True):
     def cost(self, work: Work) -> Cost:
         if work.kind is Kind.HOST:
             return Cost(work.host_s, 0.0, 0.0, 0)
-        return Cost(self.prepare_s, self.launch_s, self.device_s.get(work.kind, 0.0), self.num_kernels)
+        prepare_s = max(0.0, self.prepare_s - work.ahead_s)
+        return Cost(prepare_s, self.launch_s, self.device_s.get(work.kind, 0.0), self.num_kernels)
 
     def demands(self, work: Work) -> Demands:
         return self.demand

@@ -15,7 +15,7 @@ from sim.engine.draft_length import Controller
 from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
-from sim.interface.host import Host
+from sim.interface.host import Host, Stream
 from sim.interface.request import Request
 from sim.interface.wait import Signal
 from sim.interface.work import Chunk
@@ -98,6 +98,7 @@ class Serving:
         kv_bytes_per_token: int = 0,
         draws: RoundDraws | None = None,
         names_requests: bool = True,
+        plans_ahead: bool = False,
         gaps: GapSamples | None = None,
         queue: Gauge | None = None,
         on_finished: Callable[[], None] | None = None,
@@ -128,6 +129,10 @@ class Serving:
         a policy may note its rounds when it pleases; None elsewhere."""
         self.names_requests = names_requests
         """Works carry their requests, whatever that costs in large batches: somebody notes them, or looks."""
+        self.plans_ahead = plans_ahead
+        """Works of lanes are prepared while those before them run (`ahead_s`)."""
+        self._submitted_s: dict[str, float] = {}
+        """When the newest work was submitted, by name of its stream."""
         self._on_finished = [] if on_finished is None else [on_finished]
         """Called in this order when a request has its last token."""
         self._has_priorities = False
@@ -200,6 +205,7 @@ class Serving:
             return
         inbox, place = self.inbox, len(self.inbox)
         self._has_priorities |= request.priority != 0
+        request.known_s = self.host.now_s
         while place and inbox[place - 1].priority < request.priority:
             place -= 1
         inbox.insert(place, request)
@@ -249,8 +255,31 @@ class Serving:
         5
         """
         while (request := self.admit_now(choose)) is None:
-            await self.host.wait(self.intake, poll_s=poll_s)
+            await self.came(poll_s=poll_s)
         return request
+
+    async def came(self, *, poll_s: float | None = None) -> None:
+        """Until somebody comes, or leaves. Nobody prepared anything for the first of those who wait."""
+        await self.host.wait(self.intake, poll_s=poll_s)
+        if self.inbox:
+            self.inbox[0].known_s = self.host.now_s
+
+    # -- what the host of a lane prepares while its last work runs
+
+    def ahead_s(self, requests: Sequence[Request], stream: Stream) -> float:
+        """Seconds for which the next work of `requests` on `stream` could be prepared (docs/adr/008): since all of them
+        were known to come, but not before the last work there was submitted. 0 where nothing is planned ahead."""
+        if not self.plans_ahead:
+            return 0.0
+        known_s = max([request.known_s for request in requests])
+        return self.host.now_s - max(known_s, self._submitted_s.get(stream.name, 0.0))
+
+    def planned(self, requests: Sequence[Request], stream: Stream) -> None:
+        """A work of `requests` was submitted to `stream`: what follows it can be prepared from now on."""
+        if self.plans_ahead:
+            self._submitted_s[stream.name] = now_s = self.host.now_s
+            for request in requests:
+                request.known_s = now_s
 
     # -- blocks taken as tokens come
 
@@ -320,6 +349,7 @@ class Serving:
         if not request.is_preempted:
             self._hold(request, new_tokens)
         if request.prefilled_tokens == request.prefill_goal:
+            request.known_s = self.host.now_s
             self.emit(request, 1)
 
     def trim_draft(self, request: Request, draft_tokens: int) -> None:

@@ -131,7 +131,8 @@ class RunRecord:
     engine: str = ""
     """What was added to the GPU's time (sim.costs.engine)."""
     is_async: bool | None = None
-    """Steps were planned while the ones before them ran; None where the policy has no steps."""
+    """Steps, prompts or rounds were planned while the ones before them ran; None: lanes that plan each work when it is
+    due."""
     cache_block_tokens: int | None = None
     """Of a block of its prefix cache; None where what one request computed helps no other."""
     caps: dict[str, int | None] = field(default_factory=dict)

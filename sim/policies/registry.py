@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 LANE_OPTIONS = ("batching", "kv", "stream_priorities", "partition")
-CONTINUOUS_SETTINGS = ("async_scheduling", "enable_prefix_caching", "long_prefill_token_threshold")
+CONTINUOUS_SETTINGS = ("enable_prefix_caching", "long_prefill_token_threshold")
 """Keys of the engine that continuous batching alone obeys."""
 Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]
 

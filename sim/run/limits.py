@@ -106,14 +106,12 @@ def max_model_len(engine: EngineCosts, scenario: Scenario, profile: Profile) -> 
 
 
 def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int:
-    """Slots beyond prompt and output that drafts can take: of the round in flight, and in `continuous` of the next one,
-    which asynchronous scheduling plans a round ahead, as in a policy that drafts ahead."""
+    """Slots beyond prompt and output that drafts can take: of the round in flight, in `continuous` and in a policy that
+    drafts ahead of the next one, and of the one that asynchronous scheduling plans behind these."""
     if draft_tokens_max == 0:
         return 0
-    rounds = 2 if policy.drafts_ahead else 1
-    if policy.is_continuous:
-        rounds = 3 if is_async else 2
-    return rounds * draft_tokens_max + 1
+    rounds = 2 if policy.drafts_ahead or policy.is_continuous else 1
+    return (rounds + is_async) * draft_tokens_max + 1
 
 
 def drafter_of(method: Method, profile: Profile) -> str:

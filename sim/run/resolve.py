@@ -425,6 +425,7 @@ class _Resolver:
             max_rows={Kind.DRAFT: max_drafted, Kind.VERIFY: caps.verify_batch or max_drafted},
             rate_per_s=rate,
             max_concurrency=workload.max_concurrency,
+            plans_ahead=self.limits.async_scheduling,
         )
 
 

@@ -70,8 +70,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graph: bool | str = True
     """Passes are captured; draft: those of the draft model only, the others are launched eagerly."""
     async_scheduling: bool | None = None
-    """autoregressive, continuous: plan a step while the one before it is under way; null = as the engine does by
-    itself, under autoregressive without a drafter, under continuous with the scenario's."""
+    """Plan a step, or in a lane a prompt or a round, while the one before it is under way; null = as the engine does by
+    itself with the scenario's drafter, under autoregressive without."""
     enable_prefix_caching: bool = True
     """autoregressive, continuous: a request finds what is still intact of its prefix, computed by others or by itself
     before it was preempted."""
