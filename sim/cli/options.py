@@ -62,6 +62,9 @@ FLAGS: dict[str, tuple[type, str]] = {
 }
 
 
+VERBOSE = click.option("--verbose", is_flag=True, help="Print all that the answer rests on; the JSON always has it.")
+
+
 class Listed(click.ParamType[Any]):
     """A number, or several with commas between: a small grid, where a command takes one."""
 
