@@ -1,7 +1,7 @@
-"""The sentence that a comparison comes to: which policy serves fastest by mean E2EL, and what may turn that round. Pure.
+"""The sentence that a comparison comes to: which policy serves fastest by mean E2EL, and what may change that. Pure.
 
-No policy is called fastest whose order against another one flips inside the bracket of overlap, or in draws of costs and
-acceptance. Not here: where means, intervals and orders come from (sim.compare.side_by_side).
+No policy is called fastest whose order against another one flips inside the bracket of overlap, or in draws of costs
+and acceptance. Not here: where means, intervals and orders come from (sim.compare.side_by_side).
 """
 
 from __future__ import annotations

@@ -69,12 +69,17 @@ def print_table(console: Console, table: Table) -> None:
     folding = [column for column in table.columns if column.overflow == "fold"]
     for column in folding:
         column.max_width = FOLDED
-    least = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+    least = measured_width(console, table)
     for column in folding:
         column.max_width = None
     if least > console.width:
         table.width = least
     console.print(table, crop=False)
+
+
+def measured_width(console: Console, table: Table) -> int:
+    """Characters that the table takes whole."""
+    return Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
 
 
 def comparison_tables(
@@ -178,7 +183,7 @@ def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], conso
     for name, cells, is_dim in rows:
         by_policy.add_row(name, *cells, style="dim" if is_dim else None)
     width = console.width
-    if Measurement.get(console, console.options.update(max_width=WIDEST), by_policy).maximum <= width:
+    if measured_width(console, by_policy) <= width:
         return [by_policy]
     at_once = max(1, (width - 18) // (COLUMN_WIDTH + 4))
     tables = []

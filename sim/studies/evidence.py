@@ -131,7 +131,7 @@ def _nearest(gpu: str, model: str, asked: Asked) -> tuple[str, list[str]]:
 def shortened(lines: Sequence[str]) -> str:
     """The first of `evidence` in short, without engine, loads and source: what was not measured before what was.
 
-    >>> shortened(["measured nearest: gh200, vllm-0.23, apertus-8b, eagle3, K = 3, 8 in flight: TPOT +2.1 % (1 cell; x)"])
+    >>> shortened(["measured nearest: gh200, vllm-0.23, apertus-8b, eagle3, K = 3, 8 in flight: TPOT +2.1 % (1 cell)"])
     'measured nearest: apertus-8b on gh200, eagle3: TPOT +2.1 %'
     """
     line = next((line for line in lines if line.startswith(UNMEASURED)), lines[0])
@@ -200,9 +200,10 @@ def _named(found: Iterable[Cell]) -> str:
     first = group[0]
     ks, loads = sorted({cell.k for cell in group}), sorted({cell.in_flight for cell in group})
     errors = [cell.error_pct for cell in group]
+    drafts = _method(first.method) if first.method == NONE else f"{first.method}, K = {_span(ks)}"
     text = (
-        f"{first.gpu}, {first.engine}, {first.model}, {_method(first.method)}"
-        f"{'' if first.method == NONE else f', K = {_span(ks)}'}, {_span(loads)} in flight: {first.metric} {_percents(errors)}"
+        f"{first.gpu}, {first.engine}, {first.model}, {drafts}, {_span(loads)} in flight: "
+        f"{first.metric} {_percents(errors)}"
     )
     speedups = [cell.speedup_error_pct for cell in group if cell.speedup_error_pct is not None]
     if speedups:
