@@ -1,11 +1,16 @@
-"""What `tune` and `capacity` come to, a sentence each. Pure. Not here: tables of them (answers), that of `compare`
-(sim.compare.verdict)."""
+"""What `tune`, `capacity` and `sweep` come to, a sentence each. Pure.
+
+Not here: tables of them (answers), the sentence of `compare` (sim.compare.verdict).
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from sim.compare.side_by_side import Interval
+from sim.report.store_figures import named
+from sim.report.store_points import Points
 from sim.report.tables import number
 from sim.studies.attainment import Attainment, Fleet, Highest
 from sim.studies.load_search import Limit
@@ -120,3 +125,19 @@ def _num_replicas(fleet: Fleet) -> int:
 
 def _interval(interval: Interval) -> str:
     return f"{number(interval[0])} to {number(interval[1])}"
+
+
+def sweep_sentence(points: Points) -> str:
+    """Which setting has the lowest mean E2EL, under how many of the conditions, and how often that is clear."""
+    settings = [key for key in points.keys if key not in points.conditions]
+    ranks = points.ranked("mean_e2el_ms")
+    bests = Counter(named(rank.best, settings) for rank in ranks if rank.best is not None)
+    num_clear = sum(rank.change is not None and rank.change["is_clear"] for rank in ranks)
+    if not bests:
+        return "no setting keeps up with any load"
+    if not settings:
+        return f"one setting under {len(ranks)} loads: `lanesim report` compares nothing"
+    many = len(ranks) > 1
+    shown = "; ".join(f"{name}{f' at {count} of {len(ranks)} loads' * many}" for name, count in bests.most_common())
+    clear = f"clear at {num_clear or 'none'}" if many else "clear" if num_clear else "not clear"
+    return f"lowest mean E2EL: {shown} ({clear}); `lanesim report` has all"
