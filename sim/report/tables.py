@@ -200,7 +200,7 @@ def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], conso
 
 
 def _table(caption: str | None) -> Table:
-    return Table(caption=caption, box=SIMPLE_HEAD, padding=0)
+    return Table(caption=caption, box=SIMPLE_HEAD, padding=0, show_edge=False)
 
 
 def _name(row: PolicySummary) -> str:
@@ -243,11 +243,12 @@ def _paired(rows: Sequence[Paired], first: str) -> Table:
         title=f"difference to {first} on the same draws [95 % interval]",
         title_justify="left",
         box=SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
+        padding=0,
+        show_edge=False,
     )
     table.add_column("policy", no_wrap=True)
     for metric in PAIRED_SHOWN:
-        table.add_column(NAMES[metric], justify="right")
+        table.add_column(NAMES[metric], justify="right", overflow="fold")
     by_policy: dict[str, dict[str, Paired]] = {}
     for row in rows:
         if row.b == first:
