@@ -38,9 +38,9 @@ def capacity_command(**flags: Any) -> None:
     draws that a further one holds as well with 90 % confidence.
     """
     from sim.costs.profile_files import load
+    from sim.metrics.price import Price
     from sim.run.scenario import parse_scenario
     from sim.studies.attainment import highest_load
-    from sim.studies.price import Price
 
     options = {name: flags.pop(name) for name in ("share", "is_concurrency", "target_rate", "draws", "workers")}
     text = flags.pop("price")

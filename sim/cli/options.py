@@ -186,7 +186,8 @@ class ListOptions(click.Command):
     `vllm bench serve` has it."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own, shared = [], []
+        own: list[tuple[str, str]] = []
+        shared: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):

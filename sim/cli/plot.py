@@ -62,8 +62,8 @@ def plot_command(
 def report_command(store: Path, out: Path, question: str | None, price: str | None) -> None:
     """Write one page that needs no network: question, answer, pictures, tables, assumptions, errors, how to rerun."""
     from sim.files.write import write_text
+    from sim.metrics.price import Price
     from sim.report.page import page
-    from sim.studies.price import Price
     from sim.studies.store import files_of
 
     price_per_hour = None if price is None else Price.of_text(price).of_gpu()
@@ -76,13 +76,13 @@ def report_command(store: Path, out: Path, question: str | None, price: str | No
 def _plot_store(
     store: Path, out: Path | None, only: tuple[str, ...], where: tuple[str, ...], price: str | None, table: Path | None
 ) -> None:
+    from sim.metrics.price import Price
     from sim.names import unknown
     from sim.report.figures import set_theme
     from sim.report.grid_figures import pictures, read_table
     from sim.report.store_figures import write_pictures
     from sim.report.store_points import read_points
     from sim.run.scenario_file import parse_override
-    from sim.studies.price import Price
 
     drawable = pictures(
         price_per_hour=None if price is None else Price.of_text(price).of_gpu(),

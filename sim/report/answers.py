@@ -1,8 +1,10 @@
-"""Answers of studies on the terminal and as JSON. Not here: the answers (sim.studies), comparisons (tables)."""
+"""Answers of studies on the terminal: tables, what they rest on, and a sentence each. Not here: the answers themselves
+(sim.studies), comparisons (tables), pages (page)."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,7 +14,8 @@ from rich.table import Table
 
 from sim.compare.side_by_side import CostSource, Interval
 from sim.report.in_brief import costs_line, in_brief
-from sim.report.sentences import attainment_sentence, tuning_sentence
+from sim.report.store_figures import named
+from sim.report.store_points import Points
 from sim.report.tables import measured_width, number, print_table
 from sim.studies.attainment import Attainment, Fleet, Highest
 from sim.studies.load_search import Limit
@@ -29,8 +32,9 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
         least = min(shown[1:], key=lambda k: (_weight(result, k), k))
         shown.remove(least)
         table = _tuning_table(result, shown)
-    print_table(console, table)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say(f"{result.objective} against no speculation, by draft length K")
+    print_table(console, table)
     for gain in result.dynamic:
         say(f"{gain.of} over {gain.over}: {_gain(gain)}, {'' if gain.is_sure else 'not surely '}worth it")
     deployment = result.deployment
@@ -73,7 +77,6 @@ def _tuning_table(result: Tuning, shown: Sequence[int]) -> Table:
     table = Table(
         box=SIMPLE_HEAD,
         padding=0,
-        title=f"{result.objective} against no speculation, by draft length K",
         caption="\n".join(captions),
         caption_justify="left",
     )
@@ -144,7 +147,6 @@ def print_attainment(console: Console, result: Attainment, *, is_verbose: bool =
     table = Table(
         box=SIMPLE_HEAD,
         padding=0,
-        title=f"highest {result.of} at which {100 * result.share:g} % of requests meet all SLOs",
     )
     table.add_column("policy", no_wrap=True)
     columns = [unit, "95 % of runs", *(["90 % of draws"] if has_draws else []), "saturated", "tok/s"]
@@ -154,11 +156,13 @@ def print_attainment(console: Console, result: Attainment, *, is_verbose: bool =
         cells = [_load(found), _range(found.ci95), *([_range(found.draws_interval)] if has_draws else [])]
         cells += [number(found.saturated_per_s), number(found.output_tokens_per_s)]
         table.add_row(found.policy, *cells, *([number(found.usd_per_million_tokens)] if has_price else []))
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say(f"highest {result.of} at which {100 * result.share:g} % of requests meet all SLOs")
     print_table(console, table)
     if result.fleets:
+        say(f"replicas for {result.target_rate:g} requests/s")
         print_table(console, _fleet_table(result))
     if is_verbose:
-        say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
         for found in result.highest:
             say(_limit(found, result.share))
         for fleet in result.fleets:
@@ -177,7 +181,7 @@ def print_attainment(console: Console, result: Attainment, *, is_verbose: bool =
 
 def _fleet_table(result: Attainment) -> Table:
     """A row per policy and routing."""
-    table = Table(box=SIMPLE_HEAD, padding=0, title=f"replicas for {result.target_rate:g} requests/s")
+    table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("policy", no_wrap=True)
     table.add_column("routing", no_wrap=True)
     for name in ("replicas", "utilised", "confidence", "$/M tokens"):
@@ -244,3 +248,128 @@ def _needed(fleet: Fleet, draws: int) -> str:
     (first, number_of), *_ = fleet.needed
     parts[0] = f"{'more' if first is None else first} replicas in {number_of} of {draws} draws"
     return ", ".join(parts)
+
+
+# -- sentences
+
+
+def tuning_sentence(result: Tuning) -> str:
+    """Which length to draft, what it gains and up to which load."""
+    loads = _span([str(point.concurrency) for point in result.points])
+    middle = result.break_even_concurrency
+    if result.deployment.speculative_config is None:
+        if middle == 0.0:
+            return f"no speculation: no draft length pays at {loads} requests in flight"
+        from_load, to_load = (_at_load(value, result) for value in result.break_even_interval)
+        return (
+            f"no speculation: over {loads} requests in flight every draft length loses more than it gains; drafting "
+            f"pays up to {_at_load(middle, result)} in flight ({from_load} to {to_load} in 90 % of draws)"
+        )
+    if len(result.table) == 1:
+        text = f"draft {result.table[0][2]} tokens, whatever the load"
+    else:
+        text = "draft by batch size, " + ", ".join(f"{k} tokens at {start} to {end}" for start, end, k in result.table)
+    known = [(p.speedup, p.interval) for p in result.points if p.speedup is not None and p.interval is not None]
+    if known:
+        low, high = min(interval[0] for _, interval in known), max(interval[1] for _, interval in known)
+        gains = _span([f"{speedup:.2f}" for speedup, _ in sorted(known)])
+        text += (
+            f": {gains} times the {result.objective} of no speculation at {loads} requests in flight "
+            f"({low:.2f} to {high:.2f} in 90 % of draws)"
+        )
+    if result.gain.is_sure and len(result.table) > 1:
+        text += f", {100.0 * result.gain.mean:.1f} % more than {result.gain.over} at every load"
+    if middle is None:
+        return f"{text}; drafting pays at every load tried"
+    from_load, to_load = (_at_load(value, result) for value in result.break_even_interval)
+    return f"{text}; above {middle:.0f} in flight ({from_load} to {to_load}) no draft length gains any more"
+
+
+def _at_load(value: float | None, result: Tuning) -> str:
+    return f"more than {result.points[-1].concurrency}" if value is None else f"{value:.0f}"
+
+
+def _span(values: Sequence[str]) -> str:
+    return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
+
+
+def attainment_sentence(result: Attainment) -> str:
+    """The policy that holds most load within the SLOs, and the fewest replicas for the target rate."""
+    unit = "requests in flight" if result.of == "concurrency" else "requests/s"
+    ranked = sorted(result.highest, key=_held, reverse=True)
+    parts = [_holds(ranked[0], result, unit)]
+    parts += [f"{found.policy} {_load(found)}" for found in ranked[1:]]
+    enough = [fleet for fleet in result.fleets if fleet.replicas is not None]
+    if enough:
+        parts.append(_fewest(min(enough, key=_num_replicas), result))
+    elif result.target_rate is not None:
+        parts.append(f"no number of replicas holds {result.target_rate:g} requests/s within them")
+    return "; ".join(parts)
+
+
+def _holds(found: Highest, result: Attainment, unit: str) -> str:
+    share = f"{100 * result.share:g} % of requests within the SLOs"
+    if found.limit is Limit.NEVER:
+        return f"{found.policy} holds no load with {share}: a request that is alone misses them"
+    if found.limit is Limit.UNBOUNDED or found.load is None:
+        return f"{found.policy} holds every load with {share}: none of them bounds the waiting"
+    ranges = []
+    if found.ci95 is not None:
+        ranges.append(f"{_interval(found.ci95)} over runs")
+    if found.draws_interval is not None:
+        ranges.append(f"{_interval(found.draws_interval)} in 90 % of draws")
+    text = f"{found.policy} holds {number(found.load)} {unit} with {share}"
+    if ranges:
+        text += f" ({', '.join(ranges)})"
+    if found.limit is Limit.THROUGHPUT:
+        return f"{text}: all that it can serve"
+    missed = {name: value for name, value in found.attainment.items() if name != "all" and value is not None}
+    first = min(missed, key=lambda name: missed[name]).removesuffix("_ms").upper() if missed else "an SLO"
+    text += f"; {first} is missed first"
+    if found.usd_per_million_tokens is not None:
+        text += f"; ${number(found.usd_per_million_tokens)} per million output tokens there"
+    return text
+
+
+def _fewest(fleet: Fleet, result: Attainment) -> str:
+    count = fleet.replicas
+    text = (
+        f"{result.target_rate:g} requests/s take {count} replica{'s' * (count != 1)} of {fleet.policy} ({fleet.routing}"
+    )
+    if fleet.confidence is not None:
+        text += f", enough with {100 * fleet.confidence:.0f} % confidence"
+    text += ")"
+    if fleet.usd_per_million_tokens is not None:
+        text += f", ${number(fleet.usd_per_million_tokens)} per million output tokens"
+    return text
+
+
+def _held(found: Highest) -> float:
+    if found.limit is Limit.UNBOUNDED:
+        return float("inf")
+    return found.load or 0.0
+
+
+def _num_replicas(fleet: Fleet) -> int:
+    assert fleet.replicas is not None
+    return fleet.replicas
+
+
+def _interval(interval: Interval) -> str:
+    return f"{number(interval[0])} to {number(interval[1])}"
+
+
+def sweep_sentence(points: Points) -> str:
+    """Which setting has the lowest mean E2EL, under how many of the conditions, and how often that is clear."""
+    settings = [key for key in points.keys if key not in points.conditions]
+    ranks = points.ranked("mean_e2el_ms")
+    bests = Counter(named(rank.best, settings) for rank in ranks if rank.best is not None)
+    num_clear = sum(rank.change is not None and rank.change["is_clear"] for rank in ranks)
+    if not bests:
+        return "no setting keeps up with any load"
+    if not settings:
+        return f"one setting under {len(ranks)} loads: `lanesim report` compares nothing"
+    many = len(ranks) > 1
+    shown = "; ".join(f"{name}{f' at {count} of {len(ranks)} loads' * many}" for name, count in bests.most_common())
+    clear = f"clear at {num_clear or 'none'}" if many else "clear" if num_clear else "not clear"
+    return f"lowest mean E2EL: {shown} ({clear}); `lanesim report` has all"

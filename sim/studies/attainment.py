@@ -23,6 +23,7 @@ from sim.compare.side_by_side import CostSource, Interval, cost_source
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
+from sim.metrics.price import Price
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
 from sim.run.resolve import Resolved, resolve_all
@@ -42,7 +43,6 @@ from sim.studies.load_search import (
     num_prompts,
     with_length,
 )
-from sim.studies.price import Price
 from sim.workload.generate import TraceArrivals, is_trace, mean_tokens, trace_length
 
 ATTAINMENT_SCHEMA = 1
