@@ -168,7 +168,7 @@ def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() ->
     )
     assert "speed-up -3.8 to +1.1 % (2 cells" in line("eagle3", 5, 16.0)
     assert line("eagle3", 5, 129.0).startswith("not measured: nothing on ")
-    assert "nearest, with another load: a100-sxm" in line("eagle3", 5, 129.0)
+    assert "nearest measured, with another load: a100-sxm" in line("eagle3", 5, 129.0)
     assert line("eagle3", 2, 16.0).startswith("not measured: nothing on ")
     assert "with another method" in line("draft_model", 4, 16.0)
 
@@ -180,7 +180,8 @@ def test_questions_that_the_same_cells_come_nearest_to_share_a_line() -> None:
     ]
     lines = evidence(load(PAIR), asked)
     assert len(lines) == 1
-    assert "nothing measured on h100-sxm with llama-2-7b, none, 2; draft_model, 1, 5 in flight; nearest" in lines[0]
+    loads = "(no speculation, 2 in flight; draft_model, 1, 5 in flight); nearest"
+    assert f"nothing on h100-sxm with llama-2-7b within a factor of 2 of these loads {loads}" in lines[0]
     assert "with another model and method: h100-sxm" in lines[0]
 
 
