@@ -1,4 +1,7 @@
-"""Prices per hour as people quote them: of a GPU or of a replica. Not here: what tokens cost at them (sim.studies.attainment)."""
+"""Prices per hour as people quote them: of a GPU or of a replica.
+
+Not here: what tokens cost at them (sim.studies.attainment).
+"""
 
 from __future__ import annotations
 
