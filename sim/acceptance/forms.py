@@ -109,6 +109,8 @@ def parse_quoted(text: str) -> Quoted:
     name, colon, rest = text.partition(":")
     name, rest = name.strip().lower(), rest.strip()
     forms = FORMS | {own: form for own, (_, form) in _registered.items()}
+    if not colon and (guess := _bare_number(name)) is not None:
+        raise ValueError(f"acceptance {text!r}: a number of what? write {guess}")
     if name not in forms:
         raise ValueError(unknown("acceptance model", name, forms))
     if not colon or not rest:
@@ -127,6 +129,17 @@ def parse_quoted(text: str) -> Quoted:
         return _built_in(text, name, values)
     except ValueError as error:
         raise ValueError(f"{error}; write {_nearest(name, values)}") from None
+
+
+def _bare_number(text: str) -> str | None:
+    """How a number without a name is meant; None for what is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    if 0.0 <= value <= 1.0:
+        return f"iid:{text} for the rate at which each drafted token is accepted"
+    return f"length:{text} for an acceptance length (tokens per verify, bonus included)"
 
 
 def _with_spread(text: str, name: str, rest: str, spread: str) -> Quoted:

@@ -20,6 +20,7 @@ import msgspec
 from sim.acceptance.forms import parse_quoted
 from sim.compare.points import Outcome, Point, run_points
 from sim.compare.run_length import Length, choose_run_length, load_of, lockstep_note, transient_note
+from sim.compare.verdict import Pair, Served, verdict
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, Regime
 from sim.draws import child_seed
@@ -27,6 +28,7 @@ from sim.metrics.load import Load, Verdict
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import PERCENTILES, Run, number
+from sim.policies.registry import find_policy
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
 from sim.workload.generate import num_requests
@@ -138,6 +140,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: list[Paired]
     notes: list[str]
     """What a reader must know before believing a number."""
+    verdict: str = ""
+    """The sentence that it comes to."""
     drawn: list[Drawn] = []
     """Differences in draws, where they were asked for."""
     evidence: list[str] = []
@@ -215,6 +219,7 @@ def compare(
         for replication, outcome in enumerate(own)
     ]
     summaries = [_policy_summary(policy, runs, loads[policy], regimes.get(policy, {})) for policy in scenario.policy]
+    paired = paired_differences(scenario.policy, runs, loads, regimes)
     return Comparison(
         scenario=to_plain(settled),
         scenario_hash=scenario.digest,
@@ -222,9 +227,37 @@ def compare(
         length=length,
         policies=summaries,
         runs=runs,
-        paired=paired_differences(scenario.policy, runs, loads, regimes),
+        paired=paired,
+        verdict=verdict_of(summaries, paired, scenario.speculation.num_speculative_tokens),
         notes=[*length.notes, *_transients(settled, length, summaries), *_acceptance_notes(scenario)],
     )
+
+
+def verdict_of(summaries: Sequence[PolicySummary], paired: Sequence[Paired], num_speculative_tokens: int) -> str:
+    """The sentence on mean E2EL (sim.compare.verdict)."""
+    metric = "mean_e2el_ms"
+    served = [
+        Served(
+            policy=row.policy,
+            e2el_ms=row.mean[metric],
+            load=row.load,
+            drafts=find_policy(row.policy).is_speculative and num_speculative_tokens > 0,
+            by_overlap_ms=[value for means in row.by_overlap.values() if (value := means[metric]) is not None],
+        )
+        for row in summaries
+    ]
+    pairs = [
+        Pair(
+            a=row.a,
+            b=row.b,
+            order=row.order.value,
+            by_overlap_ms=[value for value in row.by_overlap.values() if value is not None],
+            break_even_phi=getattr(row, "break_even_phi", None),
+        )
+        for row in paired
+        if row.metric == metric
+    ]
+    return verdict(served, pairs)
 
 
 def _run_all(points: Sequence[Point], workers: int | None, on_done: Callable[[str, int, int], None]) -> list[Outcome]:

@@ -259,6 +259,9 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str
     fingerprint: dict[str, str] | None
     date: str
+    default_lengths: tuple[int, int] | None = None
+    """Prompt and output tokens of requests where a scenario names neither lengths nor a data set; None: the general
+    default."""
     points: tuple[MeasuredPoint, ...] = ()
     """What was measured on this machine, held-out points included; none where tables were imported."""
 

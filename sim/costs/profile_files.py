@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from sim.costs.model_names import nearest_profile, same_profile
 from sim.costs.profile import SCHEMA, Profile
 from sim.files.json_values import convert, parse_json
 from sim.files.read import Unreadable, read_text
@@ -30,8 +31,37 @@ def shipped() -> list[str]:
     return sorted(f"{path.parent.name}/{path.stem}" for path in SHIPPED.glob("*/*.json"))
 
 
+@lru_cache(maxsize=256)
+def spelling(name: str) -> str:
+    """The shipped profile that `name` means, as it is called; `name` itself where none does, or it is a path.
+
+    >>> spelling("h200/meta-llama/Llama-3.1-8B-Instruct"), spelling("mine.json")
+    ('h200-sxm/llama-3.1-8b', 'mine.json')
+    """
+    names = shipped()
+    if name.endswith(".json") or name in names:
+        return name
+    return same_profile(name, names) or name
+
+
+def default_lengths(name: str) -> tuple[int, int] | None:
+    """Prompt and output tokens that the profile of that name, or at that path, is used with unless others are given;
+    None where it has none, or cannot be read."""
+    path = Path(name) if name.endswith(".json") else SHIPPED / f"{spelling(name)}.json"
+    try:
+        state = path.stat()
+        return _lengths_in(path, state.st_mtime_ns, state.st_size)
+    except (OSError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=256)
+def _lengths_in(path: Path, changed_ns: int, size: int) -> tuple[int, int] | None:
+    return load(path).default_lengths
+
+
 def load(name: str | Path) -> Profile:
-    """The shipped profile `name`, or the one in the JSON file at that path.
+    """The shipped profile `name`, in any spelling of it (`model_names`), or the one in the JSON file at that path.
 
     Raises UnknownProfile, or ValueError where the file is not a valid profile; both say so in one line.
 
@@ -39,13 +69,11 @@ def load(name: str | Path) -> Profile:
     >>> lanesim.load_profile("h100-sxm/llama-3.1-8b").target.layers
     32
     """
-    text = str(name)
-    is_path = isinstance(name, Path) or text.endswith(".json")
+    is_path = isinstance(name, Path) or name.endswith(".json")
+    text = str(name) if is_path else spelling(str(name))
     path = Path(name) if is_path else SHIPPED / f"{text}.json"
     if not is_path and text not in shipped():
-        names = shipped()
-        nearest = get_close_matches(text, names, n=1, cutoff=0.4)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = nearest_profile(text, shipped())
         raise UnknownProfile(
             f"unknown profile {text!r}{hint} (a name from `lanesim profiles`, or a path to a .json file)"
         )

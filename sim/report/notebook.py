@@ -21,7 +21,7 @@ from sim.report.bench import read_bench_row
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
 from sim.run.resolve import resolve, resolve_all
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate as run_once
 from sim.studies.draws import DEFAULT_DRAWS
 from sim.studies.grid import Grid
@@ -145,12 +145,13 @@ def simulate(source: Source = None, /, **changes: Any) -> Simulation:
 def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profile]:
     """The scenario and its profile, which `changes` may hold ready made."""
     profile = changes.get("profile")
-    if isinstance(profile, Profile):
-        changes = changes | {"profile": profile.name}
     if isinstance(source, Scenario):
         source = to_plain(source)
+    if isinstance(profile, Profile):
+        changes = changes | {"profile": profile.name}
+        return parse_scenario(raw_scenario(source, changes), profile), profile
     scenario = Scenario.of(source, **changes)
-    return scenario, profile if isinstance(profile, Profile) else load_profile(scenario.profile)
+    return scenario, load_profile(scenario.profile)
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from rich.table import Table
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison, Order, Paired, PolicySummary
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
+from sim.report.in_brief import comparison_in_brief
 
 HEADLINE = (
     ("mean_ttft_ms", "TTFT", "mean ms"),
@@ -25,7 +26,7 @@ HEADLINE = (
     ("device_utilization", "GPU", "busy %"),
 )
 COLUMN_WIDTH = 11
-"""Of a number with its interval below; where they do not fit side by side, policies stand side by side instead."""
+"""Of a number with its interval below, where policies stand side by side because metrics do not fit so."""
 FOLDED, WIDEST = 16, 10_000
 """Characters that are enough for a column of prose, and that no table has."""
 SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
@@ -68,7 +69,7 @@ def print_table(console: Console, table: Table) -> None:
     folding = [column for column in table.columns if column.overflow == "fold"]
     for column in folding:
         column.max_width = FOLDED
-    least = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+    least = measured_width(console, table)
     for column in folding:
         column.max_width = None
     if least > console.width:
@@ -76,24 +77,33 @@ def print_table(console: Console, table: Table) -> None:
     console.print(table, crop=False)
 
 
-def comparison_tables(console: Console, result: Comparison, percentiles: Sequence[float] = ()) -> None:
-    """The comparison of `sim.compare.side_by_side.compare`: a row per policy, then paired differences to the first.
+def measured_width(console: Console, table: Table) -> int:
+    """Characters that the table takes whole."""
+    return Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+
+
+def comparison_tables(
+    console: Console, result: Comparison, percentiles: Sequence[float] = (), *, is_verbose: bool = False
+) -> None:
+    """The comparison of `sim.compare.side_by_side.compare`: a row per policy, paired differences to the first, what it
+    rests on in at most four lines (all of it where `is_verbose`), and last the sentence.
 
     `percentiles` that were asked for get columns of their own.
     """
-    for line in _head(result):
-        console.print(line)
+    for line in _head(result, is_verbose=is_verbose):
+        console.print(line, highlight=False)
     columns = _columns(result, percentiles)
-    for table in _policies(result, columns, console.width):
+    for table in _policies(result, columns, console):
         print_table(console, table)
     if len(result.policies) > 1:
         print_table(console, _paired(result.paired, result.policies[0].policy))
-    for line in notes(result):
+    for line in notes(result) if is_verbose else comparison_in_brief(result):
         console.print(line, style="dim", highlight=False, markup=False)
+    console.print(result.verdict, style="bold", highlight=False, markup=False)
 
 
-def _head(result: Comparison) -> list[str]:
-    """What was simulated, and under which caps."""
+def _head(result: Comparison, *, is_verbose: bool) -> list[str]:
+    """What was simulated, and the caps in which policies differ; those of all, and how steps are planned, on demand."""
     scenario = result.scenario
     workload, speculation = scenario["workload"], scenario["speculation"]
     is_recorded = workload["trace_arrivals"] == "recorded"
@@ -108,7 +118,8 @@ def _head(result: Comparison) -> list[str]:
         f"{escape(speculation['acceptance'])}, "
         f"{scenario['replications']} replications from seed {scenario['seed']}"
     ]
-    return [*lines, *_caps_lines(result), _scheduling_line(result)]
+    shared, differing = _caps_lines(result)
+    return [*lines, *shared, *differing, _scheduling_line(result)] if is_verbose else lines + differing
 
 
 def _scheduling_line(result: Comparison) -> str:
@@ -123,8 +134,8 @@ def _scheduling_line(result: Comparison) -> str:
     return "host: " + "; ".join(f"{regime} ({', '.join(names)})" for regime, names in by_regime.items())
 
 
-def _caps_lines(result: Comparison) -> list[str]:
-    """The caps that all policies share, and those in which they differ."""
+def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
+    """The caps that all policies share, and those in which they differ; a line of each, if there are any."""
     caps: dict[str, dict[str, object]] = {}
     for run in result.runs:
         own = run.get("caps")
@@ -138,8 +149,8 @@ def _caps_lines(result: Comparison) -> list[str]:
             shared.append(f"{name} {next(iter(known.values()))}")
         elif known:
             differing.append(f"{name} " + ", ".join(f"{value} ({policy})" for policy, value in known.items()))
-    lines = [f"caps: {', '.join(shared)}"] if shared else []
-    return lines + ([f"[bold]caps that differ[/]: {'; '.join(differing)}"] if differing else [])
+    same = [f"caps: {', '.join(shared)}"] if shared else []
+    return same, [f"[bold]caps that differ[/]: {'; '.join(differing)}"] if differing else []
 
 
 def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str, str, str]]:
@@ -159,20 +170,21 @@ def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str
     return columns
 
 
-def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], width: int) -> list[Table]:
+def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], console: Console) -> list[Table]:
     """One table with a row per policy where that fits, else tables with a column per policy, so that nothing is cut."""
     rows = [(_name(row), [_cell(result, row, key) for key, _, _ in columns], row.unstable) for row in result.policies]
     caption = None
     if result.scenario["replications"] > 1:
         caption = "mean, ± half of its 95 % interval over replications"
-    if width >= 16 + COLUMN_WIDTH * len(columns):
-        table = _table(caption)
-        table.add_column("policy", no_wrap=True)
-        for _, title, unit in columns:
-            table.add_column(f"{title}\n{unit}", justify="right")
-        for name, cells, is_dim in rows:
-            table.add_row(name, *cells, style="dim" if is_dim else None)
-        return [table]
+    by_policy = _table(caption)
+    by_policy.add_column("policy", no_wrap=True)
+    for _, title, unit in columns:
+        by_policy.add_column(f"{title}\n{unit}", justify="right", no_wrap=True)
+    for name, cells, is_dim in rows:
+        by_policy.add_row(name, *cells, style="dim" if is_dim else None)
+    width = console.width
+    if measured_width(console, by_policy) <= width:
+        return [by_policy]
     at_once = max(1, (width - 18) // (COLUMN_WIDTH + 4))
     tables = []
     for start in range(0, len(rows), at_once):
@@ -188,7 +200,7 @@ def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], width
 
 
 def _table(caption: str | None) -> Table:
-    return Table(caption=caption, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    return Table(caption=caption, box=SIMPLE_HEAD, padding=0, show_edge=False)
 
 
 def _name(row: PolicySummary) -> str:
@@ -231,11 +243,12 @@ def _paired(rows: Sequence[Paired], first: str) -> Table:
         title=f"difference to {first} on the same draws [95 % interval]",
         title_justify="left",
         box=SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
+        padding=0,
+        show_edge=False,
     )
     table.add_column("policy", no_wrap=True)
     for metric in PAIRED_SHOWN:
-        table.add_column(NAMES[metric], justify="right")
+        table.add_column(NAMES[metric], justify="right", overflow="fold")
     by_policy: dict[str, dict[str, Paired]] = {}
     for row in rows:
         if row.b == first:
@@ -259,7 +272,7 @@ def _difference(row: Paired) -> str:
 
 
 def notes(result: Comparison) -> list[str]:
-    """What a reader must know before believing the table."""
+    """All that the table rests on."""
     errors = result.profile.errors
     known = ", ".join(f"{kind} {value:.1f} %" for kind, value in errors.items() if value is not None)
     lines = [f"costs: mean error on held-out points: {known or 'none stated'}"]

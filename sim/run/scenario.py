@@ -18,6 +18,8 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from sim.costs.profile import Profile
+from sim.costs.profile_files import default_lengths, spelling
 from sim.costs.works import GRAPHED_DRAFT
 from sim.devices.contention import Regime
 from sim.devices.link import link_of
@@ -35,8 +37,6 @@ SCENARIO_SCHEMA = 1
 MAX_SEED = 2**63 - 1
 RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
 """Old name and new one."""
-TINY, TINY_INPUT_LEN, TINY_OUTPUT_LEN = "cpu/tiny", 64, 32
-"""The profile small enough to replay anywhere, and its own default lengths."""
 
 
 def _at_least(block: str, struct: msgspec.Struct, **least: int) -> None:
@@ -272,11 +272,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         >>> Scenario.of(profile="cpu/tiny", policy="pd", **{"engine.max_num_seqs": 16}).engine.max_num_seqs
         16
         """
-        raw = read_scenario(Path(source)) if isinstance(source, str | Path) else copy.deepcopy(dict(source or {}))
-        for name, value in changes.items():
-            is_block = isinstance(value, Mapping)
-            set_dotted(raw, name if is_block else FLAT_NAMES.get(name, name), value)
-        return parse_scenario(raw)
+        return parse_scenario(raw_scenario(source, changes))
 
     @property
     def digest(self) -> str:
@@ -293,8 +289,18 @@ def to_plain(scenario: Scenario) -> dict[str, Any]:
     return plain
 
 
-def parse_scenario(raw: Mapping[str, Any]) -> Scenario:
-    """A checked scenario from raw data. Raises ValueError, one line naming the key."""
+def raw_scenario(source: Mapping[str, Any] | str | Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Raw data of a file or mapping with `changes` on top, as `Scenario.of` takes them."""
+    raw = read_scenario(Path(source)) if isinstance(source, str | Path) else copy.deepcopy(dict(source or {}))
+    for name, value in changes.items():
+        is_block = isinstance(value, Mapping)
+        set_dotted(raw, name if is_block else FLAT_NAMES.get(name, name), value)
+    return raw
+
+
+def parse_scenario(raw: Mapping[str, Any], profile: Profile | None = None) -> Scenario:
+    """A checked scenario from raw data; default lengths are those of its profile, which is looked up unless it is
+    given. Raises ValueError, one line naming the key."""
     raw = dict(raw)
     if isinstance(raw.get("policy"), str):
         raw["policy"] = [raw["policy"]]
@@ -304,15 +310,18 @@ def parse_scenario(raw: Mapping[str, Any]) -> Scenario:
         if not raw.get(key):
             raise ValueError(f"{key}: none given (--{key} NAME, or `{key}:` in the scenario file)")
     _check_keys(raw, Scenario, "")
+    if profile is None and isinstance(raw["profile"], str):
+        raw["profile"] = spelling(raw["profile"])
     workload = raw.setdefault("workload", {})
     if isinstance(workload, dict):
         workload = raw["workload"] = dict(workload)
         rate = workload.get("request_rate")
         if isinstance(rate, str) and rate.lower().lstrip("+") in ("inf", "infinity"):
             workload["request_rate"] = inf
-        if raw["profile"] == TINY and workload.get("dataset_name", "fixed") == "fixed":
-            workload.setdefault("input_len", TINY_INPUT_LEN)
-            workload.setdefault("output_len", TINY_OUTPUT_LEN)
+        if workload.get("dataset_name", "fixed") == "fixed" and {"input_len", "output_len"} - set(workload):
+            lengths = profile.default_lengths if profile is not None else default_lengths(str(raw["profile"]))
+            for name, tokens in zip(("input_len", "output_len"), lengths or (), strict=False):
+                workload.setdefault(name, tokens)
         if workload.get("input_len") is not None or workload.get("output_len") is not None:
             workload.setdefault("dataset_name", "fixed")
         if workload.get("dataset_name") == RENAMED_DATASET[0]:

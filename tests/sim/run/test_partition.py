@@ -86,7 +86,7 @@ def test_shares_stand_in_every_run_and_beside_the_table_and_need_no_bracket() ->
     assert plain.policies[1].by_overlap
     assert found.runs[0] == plain.runs[0]
     out = StringIO()
-    comparison_tables(Console(file=out, width=200), found)
+    comparison_tables(Console(file=out, width=200), found, is_verbose=True)
     assert "pd: prefill 0.5, decode 0.5" in out.getvalue()
     assert "overlap of streams" not in out.getvalue()
 
