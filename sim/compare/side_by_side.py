@@ -1,8 +1,8 @@
 """Policies side by side on the same draws: runs, means with intervals, paired differences, and what they rest on.
 
 Replication r of a seed draws from child r of it, for every policy, so that differences are taken draw by draw. Where
-overlap of streams was not measured, policies with several streams on a GPU are simulated under all three regimes, and
-an order of two policies is stated only if all three agree. Not here: one run (sim.run.simulate), its length
+overlap of streams was not measured, policies with several streams on a GPU are simulated at both ends of phi's bracket,
+too, and an order of two policies is stated only if all agree. Not here: one run (sim.run.simulate), its length
 (sim.compare.run_length), files (sim.report.results), tables (sim.report.tables).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ import msgspec
 from sim.acceptance.forms import parse_quoted
 from sim.compare.points import Outcome, Point, run_points
 from sim.compare.run_length import Length, choose_run_length, load_of, transient_note
-from sim.costs.profile import Profile
-from sim.devices.contention import BRACKET, Regime
+from sim.costs.profile import Phi, Profile
+from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
 from sim.draws import child_seed
 from sim.metrics.load import Load, Verdict
 from sim.metrics.records import RunRecord
@@ -63,6 +63,8 @@ class CostSource(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     overlap: str
     is_overlap_measured: bool
+    phi: Phi | None = None
+    """What stands in for a measurement of overlap; None where there is one."""
     errors: dict[str, float | None]
     """Mean held-out error per kind, percent; None where it was not validated."""
 
@@ -79,14 +81,15 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     ci95: dict[str, Interval | None]
     """None where a longer run would not repeat the mean, or too few samples are in a tail."""
     by_overlap: dict[str, dict[str, float | None]]
-    """Means under each regime of overlap, least overlap first; empty where it was measured or nothing overlaps."""
+    """Means at each phi of the bracket, least overlap first; empty where overlap was measured or given, or nothing
+    overlaps."""
 
 
 class Order(StrEnum):
     """What may be said of two policies on one metric."""
 
     LOWER = "lower"
-    """`a` is lower than `b`, under every regime."""
+    """`a` is lower than `b`, at every phi."""
     HIGHER = "higher"
     SAME = "same"
     """No difference shows."""
@@ -94,7 +97,7 @@ class Order(StrEnum):
     DRAWS = "depends on draws"
     """One shows, but not in all that costs and acceptance might as well be."""
     NONE = "none"
-    """Nothing can be said: one replication, or a load without steady means."""
+    """Nothing can be said: one replication, a load without steady means, or streams that overlap up to the roofs."""
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +111,10 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     unstable: bool
     order: Order
     by_overlap: dict[str, float | None]
-    """The difference under each regime of overlap, where that matters."""
+    """The difference at each phi of the bracket, where that matters."""
+    break_even_phi: float | None = None
+    """Where the mean difference changes its sign, a straight line between two neighbouring phi of the bracket; None
+    where the order does not depend on overlap, or the mean difference keeps its sign."""
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +212,9 @@ def compare(
         )
         for policy, own in by_policy.items()
     }
-    regimes = _regimes(settled, profile, by_policy, points, workers, on_done)
+    lanes = _lanes(profile, by_policy)
+    levels = {} if scenario.devices.is_overlap_given else _levels(lanes, profile, by_policy, points, workers, on_done)
+    bounded = lanes if scenario.devices.overlap is Regime.ROOFS else []
     runs = [
         {"policy": policy, "seed": outcome.run["seed"], "replication": replication}
         | {"load": loads[policy].verdict.value, "unstable": loads[policy].verdict is Verdict.OVERLOADED}
@@ -214,7 +222,7 @@ def compare(
         for policy, own in by_policy.items()
         for replication, outcome in enumerate(own)
     ]
-    summaries = [_policy_summary(policy, runs, loads[policy], regimes.get(policy, {})) for policy in scenario.policy]
+    summaries = [_policy_summary(policy, runs, loads[policy], levels.get(policy, {})) for policy in scenario.policy]
     return Comparison(
         scenario=to_plain(settled),
         scenario_hash=scenario.digest,
@@ -222,7 +230,7 @@ def compare(
         length=length,
         policies=summaries,
         runs=runs,
-        paired=paired_differences(scenario.policy, runs, loads, regimes),
+        paired=paired_differences(scenario.policy, runs, loads, levels, phi_of(profile.overlap), bounded),
         notes=[*length.notes, *_transients(settled, length, summaries), *_acceptance_notes(scenario)],
     )
 
@@ -242,48 +250,51 @@ def _by_policy(scenario: Scenario, outcomes: Sequence[Outcome]) -> dict[str, lis
     return {policy: list(outcomes[place * count : (place + 1) * count]) for place, policy in enumerate(scenario.policy)}
 
 
-def _regimes(
-    scenario: Scenario,
+def _lanes(profile: Profile, by_policy: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    """Policies with several plain streams on a GPU whose overlap was not measured."""
+    return [
+        policy
+        for policy, own in by_policy.items()
+        if not profile.overlap.measured
+        and own[0].run["partition"] is None
+        and any(outcome.num_streams > 1 for outcome in own)
+    ]
+
+
+def _levels(
+    lanes: Sequence[str],
     profile: Profile,
     by_policy: Mapping[str, Sequence[Outcome]],
     points: Sequence[Point],
     workers: int | None,
     on_done: Callable[[str, int, int], None],
-) -> dict[str, dict[Regime, list[Run]]]:
-    """Runs under every regime of overlap, for the policies to which it matters: those with several plain streams on a
-    GPU, where it was neither measured nor given."""
-    if profile.overlap.measured or scenario.devices.overlap is not None:
-        return {}
-    lanes = [
-        policy
-        for policy, own in by_policy.items()
-        if own[0].run["partition"] is None and any(outcome.num_streams > 1 for outcome in own)
-    ]
-    others = [regime for regime in BRACKET if regime is not Regime.SHARED]
+) -> dict[str, dict[PhiLevel, list[Run]]]:
+    """Runs of `lanes` at every phi of the bracket."""
+    others = [level for level in BRACKET if level is not PhiLevel.MIDDLE]
     more = [
         Point(
             scenario=point.scenario,
             policy=point.policy,
             seed=point.seed,
             profile=profile,
-            regime=regime,
+            phi=phi_at(profile.overlap, level),
             percentiles=point.percentiles,
         )
-        for regime in others
+        for level in others
         for point in points
         if point.policy in lanes
     ]
     found = iter(_run_all(more, workers, on_done)) if more else iter(())
-    regimes: dict[str, dict[Regime, list[Run]]] = {policy: {} for policy in lanes}
-    for regime in others:
+    levels: dict[str, dict[PhiLevel, list[Run]]] = {policy: {} for policy in lanes}
+    for level in others:
         for policy in lanes:
-            regimes[policy][regime] = [next(found).run for _ in by_policy[policy]]
+            levels[policy][level] = [next(found).run for _ in by_policy[policy]]
     return {
         policy: {
-            regime: [outcome.run for outcome in by_policy[policy]] if regime is Regime.SHARED else own[regime]
-            for regime in BRACKET
+            level: [outcome.run for outcome in by_policy[policy]] if level is PhiLevel.MIDDLE else own[level]
+            for level in BRACKET
         }
-        for policy, own in regimes.items()
+        for policy, own in levels.items()
     }
 
 
@@ -293,6 +304,7 @@ def cost_source(profile: Profile) -> CostSource:
         source=profile.source,
         overlap=profile.overlap.source,
         is_overlap_measured=profile.overlap.measured,
+        phi=None if profile.overlap.measured else phi_of(profile.overlap),
         errors={kind: error.mean_error_pct for kind, error in profile.errors.items()},
     )
 
@@ -319,7 +331,7 @@ def _of_policy(policy: str, runs: Sequence[Run]) -> list[Run]:
 
 
 def _policy_summary(
-    policy: str, runs: Sequence[Run], load: Load, by_regime: Mapping[Regime, Sequence[Run]]
+    policy: str, runs: Sequence[Run], load: Load, by_level: Mapping[PhiLevel, Sequence[Run]]
 ) -> PolicySummary:
     """Mean over replications of every numeric metric, with its interval where a longer run would repeat it."""
     own = _of_policy(policy, runs)
@@ -340,8 +352,8 @@ def _policy_summary(
         mean=means,
         ci95=intervals,
         by_overlap={
-            regime.value: {metric: _mean(runs_there, metric) for metric in PAIRED_METRICS}
-            for regime, runs_there in by_regime.items()
+            level.value: {metric: _mean(runs_there, metric) for metric in PAIRED_METRICS}
+            for level, runs_there in by_level.items()
         },
     )
 
@@ -361,9 +373,12 @@ def paired_differences(
     policies: Sequence[str],
     runs: Sequence[Run],
     loads: Mapping[str, Load],
-    regimes: Mapping[str, Mapping[Regime, Sequence[Run]]],
+    levels: Mapping[str, Mapping[PhiLevel, Sequence[Run]]],
+    phi: Phi = ASSUMED_PHI,
+    bounded: Sequence[str] = (),
 ) -> list[Paired]:
-    """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. Only steady pairs get an interval."""
+    """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. Only steady pairs get an interval; no
+    order is stated of a policy that is `bounded`, whose figures are an upper bound of overlap."""
     rows = []
     for first, second in combinations(policies, 2):
         theirs, ours = _of_policy(first, runs), _of_policy(second, runs)
@@ -371,14 +386,16 @@ def paired_differences(
         for metric in PAIRED_METRICS:
             difference, interval = _difference(ours, theirs, metric)
             by_overlap: dict[str, float | None] = {}
-            orders = [_order(interval, is_steady)]
-            if first in regimes or second in regimes:
+            is_stated = is_steady and not {first, second} & set(bounded)
+            orders = [_order(interval, is_stated)]
+            if first in levels or second in levels:
                 orders = []
-                for regime in BRACKET:
-                    one = regimes[second][regime] if second in regimes else ours
-                    other = regimes[first][regime] if first in regimes else theirs
-                    by_overlap[regime.value], there = _difference(one, other, metric)
+                for level in BRACKET:
+                    one = levels[second][level] if second in levels else ours
+                    other = levels[first][level] if first in levels else theirs
+                    by_overlap[level.value], there = _difference(one, other, metric)
                     orders.append(_order(there, is_steady))
+            is_open = len(set(orders)) > 1
             rows.append(
                 Paired(
                     a=second,
@@ -387,11 +404,26 @@ def paired_differences(
                     difference=difference,
                     ci95=interval if is_steady else None,
                     unstable=not is_steady,
-                    order=orders[0] if len(set(orders)) == 1 else Order.OVERLAP,
+                    order=Order.OVERLAP if is_open else orders[0],
                     by_overlap=by_overlap,
+                    break_even_phi=break_even((phi.low, phi.value, phi.high), [*by_overlap.values()])
+                    if is_open
+                    else None,
                 )
             )
     return rows
+
+
+def break_even(phis: Sequence[float], differences: Sequence[float | None]) -> float | None:
+    """The lowest phi at which differences change their sign, straight lines between neighbours; None where none does.
+
+    >>> break_even((0.0, 0.07, 0.25), [3.0, 1.0, -1.0])
+    0.16
+    """
+    for (low, before), (high, after) in pairwise(zip(phis, differences, strict=True)):
+        if before is not None and after is not None and (before < 0.0) != (after < 0.0):
+            return low + (high - low) * before / (before - after)
+    return None
 
 
 def _difference(ours: Sequence[Run], theirs: Sequence[Run], metric: str) -> tuple[float | None, Interval | None]:

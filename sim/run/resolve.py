@@ -163,7 +163,7 @@ class _Resolver:
         partition = scenario.policy_options.partition
         self.is_partitioned = bool(partition and policy.lanes)
         is_plain = not self.is_partitioned and not profile.overlap.measured
-        self.regime = scenario.devices.overlap or Regime.SHARED if is_plain else None
+        self.regime = scenario.devices.overlap or Regime.LEFTOVER if is_plain else None
         self.costs = self._costs()
         further = [self._costs_of(pair) for pair in self.further_pairs]
         self.host_costs: CostModel = DrafterCosts([self.costs, *further]) if further else self.costs
@@ -196,7 +196,7 @@ class _Resolver:
             host_costs=self.host_costs,
             costs_elsewhere=self._costs_elsewhere(),
             links=self._links(),
-            contention=contention_of(profile.overlap, self.regime, is_preemptive=is_preemptive),
+            contention=contention_of(profile.overlap, self.regime, scenario.devices.phi, is_preemptive=is_preemptive),
             regime=self.regime,
             shares=shares,
             options=msgspec.structs.replace(scenario.policy_options, partition=shares, adaptive_table=table),

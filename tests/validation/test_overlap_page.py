@@ -1,0 +1,64 @@
+"""Published comparisons of streams beside what phi makes of them, on figures made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from validation.pages.overlap import Cell, cells, error_points, loss, page
+
+CORUN = """source,gpu,model,what,metric,one_stream,two_plain_streams,unit,use
+a,G,m,decode beside a chunk of 100,decode gap p99,30,29,ms,phi was chosen on it
+a,G,m,decode beside a chunk of 200,decode gap p99,50,50,ms,phi was chosen on it
+b,H,m,closed loop c=16,TPOT mean,12,11,ms,judge
+b,H,m,closed loop c=8,TPOT mean,9,8.9,ms,judge
+"""
+MODES = """table,gpu,mode,isl,osl,qps,concurrency,tpot_mean_ms,itl_p50_ms,itl_p99_ms
+t,H,off,8,4,,16,12,10,100
+t,H,stream,8,4,,16,11,10,80
+t,H,green,8,4,,16,9,10,80
+"""
+
+
+def found(tmp_path: Path) -> list[Cell]:
+    (tmp_path / "corun.csv").write_text(CORUN)
+    (tmp_path / "modes.csv").write_text(MODES)
+    return cells(tmp_path / "corun.csv", tmp_path / "modes.csv")
+
+
+def test_decode_loses_all_of_a_prefills_time_at_phi_0_and_none_at_1() -> None:
+    """A prefill of 90 beside a step of 10 has nine tenths: 0.9 * 0.93 / (0.9 + 0.007)."""
+    assert loss(90.0, 10.0, 0.0) == 1.0
+    assert loss(90.0, 10.0, 0.07) == pytest.approx(0.837 / 0.907)
+    assert loss(90.0, 10.0, 1.0) == 0.0
+
+
+def test_each_cell_stands_once_with_the_times_that_were_published(tmp_path: Path) -> None:
+    judge, short, long, bare = found(tmp_path)
+    assert (judge.change_pct, judge.alone, judge.prefill) == (pytest.approx(-100 / 12), 10.0, 90.0)
+    assert judge.predicted_pct(0.0) == 0.0
+    assert judge.predicted_pct(None) == pytest.approx(-100.0 * 2 / 12)
+    assert judge.predicted_pct(0.07) == pytest.approx(-100.0 * (1.0 - 0.837 / 0.907) * 2 / 12)
+    # 30 and 50 over 100 and 200 tokens: 10 without a chunk.
+    assert [(cell.alone, cell.prefill) for cell in (short, long)] == [(10.0, 20.0), (10.0, 40.0)]
+    assert (bare.one, bare.predicted_pct(0.07)) == (9.0, None)
+
+
+def test_only_judging_changes_of_tpot_count_towards_the_bar(tmp_path: Path) -> None:
+    own = found(tmp_path)
+    predicted = own[0].predicted_pct(0.07)
+    assert predicted is not None
+    assert error_points(own) == pytest.approx(predicted + 100 / 12)
+    assert error_points(own[1:]) is None
+    text = page(own)
+    assert "bar 3: not met" in text
+    assert (
+        text.index("judge phi") < text.index("H, t, 8->4, c=16") < text.index("chosen on:") < text.index("chunk of 100")
+    )
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("gpu,what\n")
+    with pytest.raises(ValueError, match="has no rows; want a CSV with a header"):
+        cells(tmp_path / "empty.csv", tmp_path / "empty.csv")
