@@ -178,9 +178,7 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     measured: bool = False
     phi: Phi | None = None
     """Where the rest was not measured; None = what is assumed (sim.devices.contention)."""
-    source: str = (
-        "not measured: conservative default, works that overlap share the device's time and each kernel waits 5 us"
-    )
+    source: str = "not measured: plain streams go on at an assumed phi while another's kernels hold the GPU"
 
     def __post_init__(self) -> None:
         _check(self, positive=("eta_compute", "eta_bandwidth"), not_negative=("tau_s", "demand_floor"))
