@@ -169,8 +169,8 @@ def test_on_recorded_load_it_neither_oscillates_nor_sticks(name: str, token_s: f
 
 @pytest.mark.parametrize(("concurrency", "wanted"), [(8, "pd"), (40, "pdv")])
 def test_the_shipped_calibrated_table_follows_the_better_lane_at_either_end(concurrency: int, wanted: str) -> None:
-    """On closed loops below and above its edge `adaptive` is the better fixed policy, but for the few requests that come
-    while the loop fills."""
+    """On closed loops below and above its edge `adaptive` is the better fixed policy, but for the few requests that
+    come while the loop fills."""
     given = Scenario.of(
         SCENARIOS / "adaptive-calibrated.yaml",
         num_prompts=8 * concurrency,
