@@ -58,12 +58,15 @@ class Outcome:
     record: RunRecord | None
 
 
+def at_phi(scenario: Scenario, phi: float) -> Scenario:
+    return msgspec.structs.replace(scenario, devices=msgspec.structs.replace(scenario.devices, phi=phi))
+
+
 def run_point(point: Point) -> Outcome:
     """Simulate one point in this process."""
     scenario = point.scenario
     if point.phi is not None:
-        devices = msgspec.structs.replace(scenario.devices, phi=point.phi)
-        scenario = msgspec.structs.replace(scenario, devices=devices)
+        scenario = at_phi(scenario, point.phi)
     record = simulate(resolve(scenario, point.profile, point.policy), point.seed, record_works=point.record_works)
     run = summarise(
         record,

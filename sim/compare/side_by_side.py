@@ -8,7 +8,7 @@ too, and an order of two policies is stated only if all agree. Not here: one run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from itertools import combinations, pairwise
 from math import inf
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from sim.acceptance.forms import parse_quoted
-from sim.compare.points import Outcome, Point, run_points
+from sim.compare.points import Outcome, Point, at_phi, run_points
 from sim.compare.run_length import Length, choose_run_length, load_of, transient_note
 from sim.costs.profile import Phi, Profile
 from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
@@ -202,18 +202,22 @@ def compare(
             assert outcome.record is not None
             on_run(outcome.record)
     by_policy = _by_policy(scenario, outcomes)
-    loads = {
-        policy: load_of(
-            settled,
-            profile,
-            policy,
-            is_in_doubt=any(outcome.needs_capacity for outcome in own),
-            arrivals_s=own[0].arrivals_s,
-        )
-        for policy, own in by_policy.items()
-    }
+    loads = {policy: _load(settled, profile, policy, own) for policy, own in by_policy.items()}
     lanes = _lanes(profile, by_policy)
-    levels = {} if scenario.devices.is_overlap_given else _levels(lanes, profile, by_policy, points, workers, on_done)
+    is_given = scenario.devices.is_overlap_given
+    at_levels = {} if is_given else _levels(lanes, profile, by_policy, points, workers, on_done)
+    levels = {
+        policy: {level: [outcome.run for outcome in own] for level, own in by_level.items()}
+        for policy, by_level in at_levels.items()
+    }
+    unsteady = {
+        (policy, level)
+        for policy, by_level in at_levels.items()
+        if loads[policy].is_steady
+        for level, own in by_level.items()
+        if level is not PhiLevel.MIDDLE
+        and not _load(at_phi(settled, phi_at(profile.overlap, level)), profile, policy, own).is_steady
+    }
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else []
     runs = [
         {"policy": policy, "seed": outcome.run["seed"], "replication": replication}
@@ -230,9 +234,14 @@ def compare(
         length=length,
         policies=summaries,
         runs=runs,
-        paired=paired_differences(scenario.policy, runs, loads, levels, phi_of(profile.overlap), bounded),
+        paired=paired_differences(scenario.policy, runs, loads, levels, phi_of(profile.overlap), bounded, unsteady),
         notes=[*length.notes, *_transients(settled, length, summaries), *_acceptance_notes(scenario)],
     )
+
+
+def _load(scenario: Scenario, profile: Profile, policy: str, outcomes: Sequence[Outcome]) -> Load:
+    is_in_doubt = any(outcome.needs_capacity for outcome in outcomes)
+    return load_of(scenario, profile, policy, is_in_doubt=is_in_doubt, arrivals_s=outcomes[0].arrivals_s)
 
 
 def _run_all(points: Sequence[Point], workers: int | None, on_done: Callable[[str, int, int], None]) -> list[Outcome]:
@@ -268,8 +277,8 @@ def _levels(
     points: Sequence[Point],
     workers: int | None,
     on_done: Callable[[str, int, int], None],
-) -> dict[str, dict[PhiLevel, list[Run]]]:
-    """Runs of `lanes` at every phi of the bracket."""
+) -> dict[str, dict[PhiLevel, list[Outcome]]]:
+    """What came of `lanes` at every phi of the bracket."""
     others = [level for level in BRACKET if level is not PhiLevel.MIDDLE]
     more = [
         Point(
@@ -285,15 +294,12 @@ def _levels(
         if point.policy in lanes
     ]
     found = iter(_run_all(more, workers, on_done)) if more else iter(())
-    levels: dict[str, dict[PhiLevel, list[Run]]] = {policy: {} for policy in lanes}
+    levels: dict[str, dict[PhiLevel, list[Outcome]]] = {policy: {} for policy in lanes}
     for level in others:
         for policy in lanes:
-            levels[policy][level] = [next(found).run for _ in by_policy[policy]]
+            levels[policy][level] = [next(found) for _ in by_policy[policy]]
     return {
-        policy: {
-            level: [outcome.run for outcome in by_policy[policy]] if level is PhiLevel.MIDDLE else own[level]
-            for level in BRACKET
-        }
+        policy: {level: list(by_policy[policy]) if level is PhiLevel.MIDDLE else own[level] for level in BRACKET}
         for policy, own in levels.items()
     }
 
@@ -376,9 +382,11 @@ def paired_differences(
     levels: Mapping[str, Mapping[PhiLevel, Sequence[Run]]],
     phi: Phi = ASSUMED_PHI,
     bounded: Sequence[str] = (),
+    unsteady: Collection[tuple[str, PhiLevel]] = (),
 ) -> list[Paired]:
     """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. Only steady pairs get an interval; no
-    order is stated of a policy that is `bounded`, whose figures are an upper bound of overlap."""
+    order is stated of a policy that is `bounded`, whose figures are an upper bound of overlap, or at a phi where either
+    is `unsteady`."""
     rows = []
     for first, second in combinations(policies, 2):
         theirs, ours = _of_policy(first, runs), _of_policy(second, runs)
@@ -394,7 +402,8 @@ def paired_differences(
                     one = levels[second][level] if second in levels else ours
                     other = levels[first][level] if first in levels else theirs
                     by_overlap[level.value], there = _difference(one, other, metric)
-                    orders.append(_order(there, is_steady))
+                    is_steady_there = is_steady and not {(first, level), (second, level)} & set(unsteady)
+                    orders.append(_order(there, is_steady_there))
             is_open = len(set(orders)) > 1
             rows.append(
                 Paired(

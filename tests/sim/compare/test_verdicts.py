@@ -20,6 +20,7 @@ from sim.report.tables import notes
 from sim.run.scenario import Scenario
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+OLDER = "a100-sxm/llama-2-7b+tinyllama-1.1b"
 ALONE = "h100-sxm/llama-2-7b"
 LARGE = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 
@@ -301,6 +302,22 @@ def test_an_order_that_flips_within_the_bracket_has_its_break_even() -> None:
     agreed = paired_differences(["continuous", "pd"], [*runs, *levels[PhiLevel.MIDDLE]], loads, {})
     assert {(pair.order, pair.break_even_phi) for pair in agreed} == {(Order.HIGHER, None)}
     assert "break_even_phi" in msgspec.to_builtins(found[0])
+
+
+def test_no_order_rests_on_an_end_of_the_bracket_where_a_policy_is_overloaded() -> None:
+    """At phi 0 this `pd` serves 28.2 requests a second, at 0.07 29.9."""
+    scenario = Scenario.of(
+        profile=OLDER,
+        policy=["autoregressive", "pd"],
+        input_len=256,
+        output_len=32,
+        num_prompts=400,
+        request_rate=28.95,
+        replications=3,
+    )
+    found = compare(scenario, load(OLDER), workers=1)
+    assert [row.load.verdict for row in found.policies] == [Verdict.STABLE] * 2
+    assert {pair.order for pair in found.paired} == {Order.OVERLAP}
 
 
 @pytest.mark.parametrize(
