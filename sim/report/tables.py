@@ -14,6 +14,7 @@ from sim.compare.side_by_side import MIN_FOR_P99, Comparison, Order, Paired, Pol
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
+from sim.policies.options import ONLY_TOGETHER
 
 HEADLINE = (
     ("mean_ttft_ms", "TTFT", "mean ms"),
@@ -321,7 +322,9 @@ def _partition_lines(result: Comparison) -> list[str]:
     for row in result.policies:
         shares = next(run["partition"] for run in result.runs if run["policy"] == row.policy)
         if isinstance(shares, dict):
-            lines.append(f"{row.policy}: {', '.join(f'{lane} {share:g}' for lane, share in shares.items())}")
+            parts = [f"{lane} {share:g}" for lane, share in shares.items() if lane != ONLY_TOGETHER]
+            while_ = " while several lanes have work" if shares.get(ONLY_TOGETHER) else ""
+            lines.append(f"{row.policy}: {', '.join(parts)}{while_}")
     if lines:
         alone = ", ".join(f"{name} {error:g} %" for name, error in MEASURED.errors_pct.items())
         lines.insert(0, f"shares of the multiprocessors (mean errors of their curves: {alone}):")

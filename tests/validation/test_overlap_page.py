@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from validation.pages.overlap import Cell, cells, error_points, loss, page
+from validation.pages.overlap import Cell, cells, error_points, page, partitioned
 
 CORUN = """source,gpu,model,what,metric,one_stream,two_plain_streams,unit,use
 a,G,m,decode beside a chunk of 100,decode gap p99,30,29,ms,phi was chosen on it
@@ -31,20 +31,13 @@ def found(tmp_path: Path) -> list[Cell]:
     return cells(tmp_path / "corun.csv", tmp_path / "modes.csv")
 
 
-def test_decode_loses_all_of_a_prefills_time_at_phi_0_and_none_at_1() -> None:
-    """A prefill of 90 beside a step of 10 has nine tenths: 0.9 * 0.93 / (0.9 + 0.007)."""
-    assert loss(90.0, 10.0, 0.0) == 1.0
-    assert loss(90.0, 10.0, 0.07) == pytest.approx(0.837 / 0.907)
-    assert loss(90.0, 10.0, 1.0) == 0.0
-
-
 def test_each_cell_stands_once_with_the_times_that_were_published(tmp_path: Path) -> None:
     judge, first, one, _, short, long, gap, bare = found(tmp_path)
     assert (judge.change_pct, judge.alone, judge.prefill) == (pytest.approx(-100 / 12), 10.0, 90.0)
     assert judge.predicted_pct(0.0) == 0.0
     assert judge.predicted_pct(1.0) == pytest.approx(-100.0 * 2 / 12)
     assert judge.predicted_pct(0.07) == pytest.approx(-100.0 * (1.0 - 0.837 / 0.907) * 2 / 12)
-    # 90 beside 10 takes 90 / 0.907 in place of 100.
+    # Decode loses 0.9 * 0.93 / (0.9 + 0.007) of the time of 90 beside 10; that takes 90 / 0.907 in place of 100.
     assert (first.metric, first.predicted_pct(0.0)) == ("TTFT median", pytest.approx(0.0))
     assert first.predicted_pct(0.07) == pytest.approx(100.0 * (0.9 / 0.907 - 1.0))
     assert (one.change_pct, one.predicted_pct(0.07)) == (pytest.approx(1.0), 0.0)
@@ -67,6 +60,37 @@ def test_only_judging_changes_of_tpot_count_towards_the_bar(tmp_path: Path) -> N
     assert (
         text.index("judge phi") < text.index("H, t, 8->4, c=16") < text.index("chosen on:") < text.index("chunk of 100")
     )
+
+
+def test_a_share_of_multiprocessors_beside_a_prefill_shortens_gaps_and_delays_first_tokens() -> None:
+    """Decode alone takes 10 of 100; on a fifth, 1 / (0.835 + 0.165 / 0.2) of its rate."""
+    keys = [
+        "gpu",
+        "table",
+        "model",
+        "engine",
+        "mode",
+        "isl",
+        "osl",
+        "qps",
+        "tpot_mean_ms",
+        "ttft_mean_ms",
+        "itl_p99_ms",
+        "tpot_p50_ms",
+    ]
+    rows = [
+        ["H", "a", "m", "e", "off", "8", "4", "8", "15", "60", "100", ""],
+        ["H", "a", "m", "e", "green-ctx 20%", "8", "4", "8", "14", "90", "30", ""],
+        ["H", "b", "m", "e", "off", "8", "4", "1", "", "", "", "10"],
+        ["H", "b", "m", "e", "off", "8", "4", "2", "", "", "", "11"],
+    ]
+    found = partitioned([dict(zip(keys, row, strict=True)) for row in rows])
+    tpot, ttft, gap = (cell.predicted_pct(0.0) for cell in found)
+    assert (found[0].alone, found[0].prefill) == (10.0, 90.0)
+    assert tpot is not None
+    assert ttft is not None
+    assert tpot < 0.0 < ttft
+    assert gap == pytest.approx(100.0 * (10.0 * (0.835 + 0.165 / 0.2) / 100.0 - 1.0), rel=0.01)
 
 
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -24,6 +25,7 @@ from statistics import mean
 import msgspec
 
 from sim.devices.contention import ASSUMED_PHI
+from sim.devices.partition import MEASURED, Place, rates_on_shares
 
 CHOSEN = "phi was chosen on it"
 LEFTOVER = "leftover"
@@ -45,22 +47,27 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Of decode steps beside which nothing is prefilled, in the metric's unit."""
     prefill: float | None = None
     """A chunk's pass alone, likewise; 0 = none beside decode."""
+    rates: tuple[float, float] | None = None
+    """Of prefill and decode beside each other, on shares of the multiprocessors; None = plain streams."""
 
     @property
     def change_pct(self) -> float:
         return 100.0 * (self.two / self.one - 1.0)
 
     def predicted_pct(self, phi: float) -> float | None:
+        """Of two plain streams at `phi`, or on the shares that the cell has."""
         if self.alone is None or self.prefill is None:
             return None
         decode, prefill = self.alone, self.prefill
         if not prefill:
             return 0.0
+        prefill_rate, decode_rate = self.rates or (rate(prefill, decode, phi), rate(decode, prefill, phi))
         if self.metric.startswith("TTFT"):
-            return 100.0 * (prefill / rate(prefill, decode, phi) / (prefill + decode) - 1.0)
-        lost = loss(prefill, decode, phi)
-        if "gap" in self.metric:
-            gap = decode / rate(decode, prefill, phi) if decode < prefill else decode + lost * prefill
+            return 100.0 * (prefill / prefill_rate / (prefill + decode) - 1.0)
+        lost = (1.0 - decode_rate) / prefill_rate
+        if "p99" in self.metric:
+            ends_first = decode / decode_rate < prefill / prefill_rate
+            gap = decode / decode_rate if ends_first else decode + lost * prefill
             return 100.0 * (gap / (decode + prefill) - 1.0)
         return 100.0 * (lost - 1.0) * (self.one - decode) / self.one
 
@@ -69,15 +76,6 @@ def rate(own: float, other: float, phi: float) -> float:
     """Of a pass that takes `own` alone, beside one that takes `other`."""
     share = own / (own + other)
     return share + phi * (1.0 - share)
-
-
-def loss(prefill: float, decode: float, phi: float) -> float:
-    """Share of a prefill's time that decode beside it loses.
-
-    >>> loss(9.0, 1.0, 0.0), round(loss(9.0, 1.0, 0.07), 3)
-    (1.0, 0.923)
-    """
-    return (1.0 - rate(decode, prefill, phi)) / rate(prefill, decode, phi)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -157,6 +155,40 @@ def injected(rows: Sequence[Mapping[str, str]], modes: Sequence[Mapping[str, str
     ]
 
 
+def partitioned(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
+    """A share of the multiprocessors for decode while a prefill runs, against one stream; the median TPOT at the lowest
+    rate of the same model and lengths stands for a decode alone. Prefill is taken to be all compute, decode to be all
+    bandwidth, each on its curve (sim.devices.partition)."""
+    found = []
+    for row in rows:
+        share = re.match(r"green-ctx (\d+)%", row["mode"])
+        if share is None:
+            continue
+        load = [row[key] for key in ("gpu", "isl", "osl")]
+        like = [other for other in rows if [other[key] for key in ("gpu", "isl", "osl")] == load]
+        (off,) = (other for other in like if other["mode"] == "off" and other["table"] == row["table"])
+        lone = [other for other in like if other["model"] == row["model"] and other["engine"] == row["engine"]]
+        alone = min((float(other["qps"]), float(other["tpot_p50_ms"])) for other in lone if other["tpot_p50_ms"])[1]
+        own = int(share[1]) / 100.0
+        prefill_rate, decode_rate = rates_on_shares(
+            [Place(1.0 - own, True), Place(own, True)], (1.0, 1.0), (1.0, 1.0), [(1.0, 0.0), (0.0, 1.0)], MEASURED, 1.0
+        )
+        for metric, key in (("TPOT mean", "tpot_mean_ms"), ("TTFT mean", "ttft_mean_ms"), ("ITL p99", "itl_p99_ms")):
+            found.append(
+                Cell(
+                    name=f"{row['gpu']}, {row['model']}, {row['mode']}, {float(row['qps']):g} req/s",
+                    metric=metric,
+                    one=float(off[key]),
+                    two=float(row[key]),
+                    is_judge=True,
+                    alone=alone,
+                    prefill=float(off["itl_p99_ms"]) - alone,
+                    rates=(prefill_rate, decode_rate),
+                )
+            )
+    return found
+
+
 def cells(corun: Path, modes: Path) -> list[Cell]:
     """Of both files; a cell of the first that the second has with its times is left to the second."""
     rows, runs = read(corun), read(modes)
@@ -176,7 +208,7 @@ def error_points(found: Sequence[Cell], phi: float = ASSUMED_PHI.value) -> float
     return mean(errors) if errors else None
 
 
-def page(found: Sequence[Cell]) -> str:
+def page(found: Sequence[Cell], shares: Sequence[Cell] = ()) -> str:
     lines = ["Change from one plain stream to two, percent; closed form from published times, not simulated."]
     for is_judge, title in ((True, "Cells that judge phi"), (False, "Cells that phi was chosen on")):
         lines += [
@@ -201,6 +233,13 @@ def page(found: Sequence[Cell]) -> str:
             f"Judging TPOT changes: mean error {error:.1f} points ({others}), bar {BAR_POINTS:g}: {verdict}.",
             "Gaps are in no bar: one constant does not predict them. – : no published time of decode alone.",
         ]
+    if shares:
+        lines += ["", "Shares of the multiprocessors while both lanes have work, against one stream:", ""]
+        lines += ["| cell | metric | measured | only_together |", "|---|---|--:|--:|"]
+        lines += [
+            f"| {cell.name} | {cell.metric} | {cell.change_pct:+.1f} | {cell.predicted_pct(0.0):+.1f} |"
+            for cell in shares
+        ]
     return "\n".join(lines)
 
 
@@ -208,7 +247,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, metavar="DATA", help="folder with corun.csv and pegainfer/")
     data = parser.parse_args().data
-    print(page(cells(data / "corun.csv", data / "pegainfer" / "pegainfer_overlap_speculation_rtx5090.csv")))
+    modes = data / "pegainfer" / "pegainfer_overlap_speculation_rtx5090.csv"
+    print(page(cells(data / "corun.csv", modes), partitioned(read(modes))))
 
 
 if __name__ == "__main__":
