@@ -12,11 +12,12 @@ from sim.compare.capacity import capacity, capacity_floor, peak_in_flight
 from sim.compare.points import Point, run_points
 from sim.compare.run_length import choose_run_length, load_of
 from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Order, break_even, compare, paired_differences
-from sim.costs.profile_files import load
+from sim.costs.profile_files import changed, load
 from sim.devices.contention import BRACKET, PhiLevel, Regime
 from sim.interface.request import Request
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict
 from sim.report.tables import notes
+from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -333,6 +334,15 @@ def test_no_order_rests_on_an_end_of_the_bracket_where_a_policy_is_overloaded() 
 def test_an_overlap_that_is_not_is_refused_in_one_line(devices: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         Scenario.of(profile=PAIR, policy="pd", devices=devices)
+    assert "\n" not in str(refused.value)
+
+
+def test_phi_on_a_profile_whose_overlap_was_measured_is_refused_in_one_line() -> None:
+    profile = load(PAIR)
+    measured = changed(profile, overlap=msgspec.structs.replace(profile.overlap, measured=True))
+    given = Scenario.of(profile=PAIR, policy="pd", devices={"phi": 0.2})
+    with pytest.raises(ValueError, match=r"devices\.phi=0\.2 is for .* has one: leave it out") as refused:
+        resolve(given, measured, "pd")
     assert "\n" not in str(refused.value)
 
 
