@@ -135,6 +135,7 @@ def main() -> None:
     columns = [*(level.value for level in BRACKET), PARTITION]
     bracket = (ASSUMED_PHI.low, ASSUMED_PHI.value, ASSUMED_PHI.high)
     phis = ", ".join(f"{phi:g}" for phi in bracket)
+    titles = [*(f"phi {phi:g}" for phi in bracket), PARTITION]
     lines = [
         "# Who wins, at equal caps",
         "",
@@ -147,7 +148,7 @@ def main() -> None:
         "phi* says from where on which one has the lower mean, on straight lines between the three. Regenerate with "
         "`python -m validation who_wins`.",
         "",
-        "| GPU and pair | acceptance | load | req/s | " + " | ".join(columns) + " | winner | phi* |",
+        "| GPU and pair | acceptance | load | req/s | " + " | ".join(titles) + " | winner | phi* |",
         "|---|---|---|---|" + "---|" * (len(columns) + 2),
     ]
     num_settings = num_won = 0
