@@ -122,6 +122,13 @@ class Resolved:
         """Lanes of the policy run on shares of the multiprocessors."""
         return self.shares is not None
 
+    @property
+    def partition(self) -> dict[str, float | bool] | None:
+        """The shares, and only_together where they hold so."""
+        if self.shares is None:
+            return None
+        return {**self.shares, ONLY_TOGETHER: True} if self.options.only_together else {**self.shares}
+
 
 def resolve(scenario: Scenario, profile: Profile, policy: str, *, num_slots: int | None = None) -> Resolved:
     """The scenario with `policy` on `profile`; with `num_slots` on a real host that holds so many requests.
