@@ -13,6 +13,7 @@ PROGRAMS = {
     "drafting": ("validation.pages.drafting", "docs/drafting.md: where each way of drafting pays"),
     "moe_speed": ("validation.speed.experts", "what a profile with experts costs the simulator"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
+    "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
     "partition": ("validation.accuracy.multiprocessor_shares", "solo curves of shares of multiprocessors"),
     "pearl": ("validation.accuracy.pearl", "pipelined with a draft GPU against published runs"),
     "replay_accuracy": ("validation.replays.accuracy", "docs/validation: this CPU measured, predicted, replayed"),

@@ -146,8 +146,23 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 )
 
 
+class Phi(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rate at which a work goes on while kernels of another stream hold the machine, and what it may lie between."""
+
+    value: float
+    low: float
+    high: float
+    source: str
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low <= self.value <= self.high <= 1.0:
+            raise ValueError(
+                f"phi: low={self.low!r}, value={self.value!r} and high={self.high!r} must be in order within 0..1"
+            )
+
+
 class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How works of several streams share the device. The default gains nothing: they share its time."""
+    """How works of several streams share the device."""
 
     eta_compute: float = 1.0
     eta_bandwidth: float = 1.0
@@ -161,9 +176,9 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     has_priorities: bool = True
     """Streams of higher priority are served first; False: all alike, as threads on a CPU are."""
     measured: bool = False
-    source: str = (
-        "not measured: conservative default, works that overlap share the device's time and each kernel waits 5 us"
-    )
+    phi: Phi | None = None
+    """Where the rest was not measured; None = what is assumed (sim.devices.contention)."""
+    source: str = "not measured: plain streams go on at an assumed phi while another's kernels hold the GPU"
 
     def __post_init__(self) -> None:
         _check(self, positive=("eta_compute", "eta_bandwidth"), not_negative=("tau_s", "demand_floor"))

@@ -8,6 +8,8 @@ from sim.devices.partition import check_shares
 
 AUTO = "auto"
 """A partition that suits the load."""
+ONLY_TOGETHER = "only_together"
+"""Key of a partition beside its lanes."""
 
 
 class Batching(StrEnum):
@@ -104,14 +106,25 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hysteresis: float = 0.0
     """adaptive: share of a row's edge by which the load must be beyond it to leave the row."""
 
-    partition: dict[str, float] | str | None = None
+    partition: dict[str, float | bool] | str | None = None
     """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}; auto suits
-    them to the load; lanes without one divide what is left."""
+    them to the load; lanes without one divide what is left. With only_together: true a lane has the whole GPU while no
+    other has work."""
 
     def share(self, lane: str) -> float | None:
         """Of the multiprocessors, reserved for `lane`; None where it has none of its own."""
         assert not isinstance(self.partition, str), "whoever runs a policy chooses the shares first"
-        return None if self.partition is None else self.partition.get(lane)
+        return self.shares.get(lane)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Given ones, by lane."""
+        given = self.partition if isinstance(self.partition, dict) else {}
+        return {lane: share for lane, share in given.items() if lane != ONLY_TOGETHER}
+
+    @property
+    def only_together(self) -> bool:
+        return isinstance(self.partition, dict) and self.partition.get(ONLY_TOGETHER) is True
 
     def priority(self, priority: int) -> int:
         """`priority` of a stream where priorities are asked for; else all are alike."""
@@ -147,8 +160,16 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.partition is not None and self.partition != AUTO:
             if isinstance(self.partition, str) or not self.partition:
                 raise ValueError(f"policy_options.partition={self.partition!r}: want a share by lane, {AUTO}, or null")
+            flag = self.partition.get(ONLY_TOGETHER, False)
+            if not isinstance(flag, bool):
+                raise ValueError(f"policy_options.partition.{ONLY_TOGETHER}={flag!r} must be true or false")
+            given = {lane: share for lane, share in self.shares.items() if isinstance(share, bool)}
+            if given:
+                raise ValueError(f"policy_options.partition={given!r}: want a share by lane, above 0 and at most 1")
+            if not self.shares:
+                raise ValueError(f"policy_options.partition={self.partition!r} has no shares; want one by lane")
             try:
-                check_shares(self.partition)
+                check_shares(self.shares)
             except ValueError as error:
                 raise ValueError(f"policy_options.partition: {error}") from None
 

@@ -11,8 +11,10 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison, Order, Paired, PolicySummary
+from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
+from sim.policies.options import ONLY_TOGETHER
 from sim.report.in_brief import comparison_in_brief
 
 HEADLINE = (
@@ -263,6 +265,8 @@ def _difference(row: Paired) -> str:
         return number(None)
     sign = "+" if row.difference > 0 else ""
     text = f"{sign}{number(row.difference)}"
+    if row.break_even_phi is not None:
+        return f"{text}\n{row.order.value}, phi* {row.break_even_phi:.2f}"
     if row.order in (Order.OVERLAP, Order.DRAWS):
         return f"{text}\n{row.order.value}"
     if row.ci95:
@@ -302,24 +306,26 @@ def notes(result: Comparison) -> list[str]:
 
 
 def _overlap_lines(result: Comparison) -> list[str]:
-    """Where overlap was not measured: what each policy with several streams gives from least to most of it."""
-    if result.profile.is_overlap_measured:
-        return [f"overlap of streams: {result.profile.overlap}"]
-    given = result.scenario["devices"]["overlap"]
-    if given is not None:
-        return [f"overlap of streams: not measured; {given}, as asked for"]
-    lines = []
-    for row in result.policies:
-        if row.by_overlap:
-            spans = [
-                f"{NAMES[metric]} " + ", ".join(number(means[metric]) for means in row.by_overlap.values())
-                for metric in ("mean_e2el_ms", "steady_output_throughput")
-            ]
-            lines.append(f"{row.policy}, {' / '.join(row.by_overlap)}: {'; '.join(spans)}")
-    if lines:
-        lines.insert(
-            0, "overlap of streams: not measured; the table shares the device's time. From least to most of it:"
-        )
+    """At most three lines: where overlap was not measured, what each policy with several streams gives over phi."""
+    profile, devices = result.profile, result.scenario["devices"]
+    phi = profile.phi
+    if phi is None:
+        return [f"overlap of streams: {profile.overlap}"]
+    if devices["overlap"] == Regime.ROOFS:
+        return ["overlap of streams: up to the roofs, an upper bound, as asked for; no order of lanes is stated"]
+    if devices["overlap"] is not None or devices.get("phi") is not None:
+        given = phi.value if devices.get("phi") is None else devices["phi"]
+        shown = "serial" if devices["overlap"] == Regime.SERIAL else f"phi {given:g}"
+        return [f"overlap of streams: not measured; {shown}, as asked for, other values not checked"]
+    lanes = [row for row in result.policies if row.by_overlap]
+    if not lanes:
+        return []
+    lines = [f"overlap of streams: phi {phi.value:g}, bracket {phi.low:g} to {phi.high:g} ({phi.source})"]
+    for metric in ("mean_e2el_ms", "steady_output_throughput"):
+        spans = [
+            f"{row.policy} {' / '.join(number(means[metric]) for means in row.by_overlap.values())}" for row in lanes
+        ]
+        lines.append(f"{NAMES[metric]} at phi {phi.low:g} / {phi.value:g} / {phi.high:g}: {', '.join(spans)}")
     return lines
 
 
@@ -329,7 +335,9 @@ def _partition_lines(result: Comparison) -> list[str]:
     for row in result.policies:
         shares = next(run["partition"] for run in result.runs if run["policy"] == row.policy)
         if isinstance(shares, dict):
-            lines.append(f"{row.policy}: {', '.join(f'{lane} {share:g}' for lane, share in shares.items())}")
+            parts = [f"{lane} {share:g}" for lane, share in shares.items() if lane != ONLY_TOGETHER]
+            while_ = " while several lanes have work" if shares.get(ONLY_TOGETHER) else ""
+            lines.append(f"{row.policy}: {', '.join(parts)}{while_}")
     if lines:
         alone = ", ".join(f"{name} {error:g} %" for name, error in MEASURED.errors_pct.items())
         lines.insert(0, f"shares of the multiprocessors (mean errors of their curves: {alone}):")

@@ -36,6 +36,11 @@ def check_policy(
             raise ValueError(
                 f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
             )
+    if scenario.devices.phi is not None and profile.overlap.measured:
+        raise ValueError(
+            f"devices.phi={scenario.devices.phi:g} is for profiles without a measured overlap; {profile.name!r} has "
+            "one: leave it out"
+        )
     if not isinstance(scenario.policy_options.adaptive_table, str):
         check_table(scenario.policy_options.adaptive_table)
     if policy.needs_draft and draft_tokens == 0:

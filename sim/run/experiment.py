@@ -242,7 +242,7 @@ class Experiment:
             engine=resolved.engine.name,
             is_async=resolved.limits.async_scheduling or (False if resolved.policy.is_continuous else None),
             caps=msgspec.structs.asdict(resolved.caps),
-            partition=resolved.shares,
+            partition=resolved.partition,
             works=accounts.works,
             kv_series=kv.held.series or [],
             weight_bytes=devices.count * sum(shape.weight_bytes for shape in resolved.models),

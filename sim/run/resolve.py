@@ -35,7 +35,7 @@ from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.adaptive import seed_table
 from sim.policies.disaggregated import LINK
-from sim.policies.options import PREEMPTIVE, EngineLimits, Method, PolicyOptions, rows_per_work
+from sim.policies.options import ONLY_TOGETHER, PREEMPTIVE, EngineLimits, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import Policy, find_policy
 from sim.run.checks import IgnoredKeyWarning, check_policy, ignored_keys
 from sim.run.forecast import MeanLoad, StepForecast
@@ -124,6 +124,13 @@ class Resolved:
         """Lanes of the policy run on shares of the multiprocessors."""
         return self.shares is not None
 
+    @property
+    def partition(self) -> dict[str, float | bool] | None:
+        """The shares, and only_together where they hold so."""
+        if self.shares is None:
+            return None
+        return {**self.shares, ONLY_TOGETHER: True} if self.options.only_together else {**self.shares}
+
 
 def resolve(scenario: Scenario, profile: Profile, policy: str, *, num_slots: int | None = None) -> Resolved:
     """The scenario with `policy` on `profile`; with `num_slots` on a real host that holds so many requests.
@@ -165,7 +172,7 @@ class _Resolver:
         partition = scenario.policy_options.partition
         self.is_partitioned = bool(partition and policy.lanes)
         is_plain = not self.is_partitioned and not profile.overlap.measured
-        self.regime = scenario.devices.overlap or Regime.SHARED if is_plain else None
+        self.regime = scenario.devices.overlap or Regime.LEFTOVER if is_plain else None
         self.costs = self._costs()
         further = [self._costs_of(pair) for pair in self.further_pairs]
         self.host_costs: CostModel = DrafterCosts([self.costs, *further]) if further else self.costs
@@ -176,6 +183,8 @@ class _Resolver:
         scenario, policy, profile = self.scenario, self.policy, self.profile
         pool, caps = self._pool(), self._caps()
         shares = self._shares(pool, caps) if self.is_partitioned else None
+        only_together = scenario.policy_options.only_together
+        partition = {**shares, ONLY_TOGETHER: True} if shares and only_together else shares
         table = scenario.policy_options.adaptive_table
         if isinstance(table, str):
             table = seed_table(is_heavy=profile.target.weight_bytes >= HEAVY_BYTES)
@@ -198,10 +207,10 @@ class _Resolver:
             host_costs=self.host_costs,
             costs_elsewhere=self._costs_elsewhere(),
             links=self._links(),
-            contention=contention_of(profile.overlap, self.regime, is_preemptive=is_preemptive),
+            contention=contention_of(profile.overlap, self.regime, scenario.devices.phi, is_preemptive=is_preemptive),
             regime=self.regime,
             shares=shares,
-            options=msgspec.structs.replace(scenario.policy_options, partition=shares, adaptive_table=table),
+            options=msgspec.structs.replace(scenario.policy_options, partition=partition, adaptive_table=table),
             acceptances=self.acceptances,
             num_engines=self.num_engines,
             num_gpus=self.num_gpus,
@@ -392,7 +401,8 @@ class _Resolver:
     def _shares(self, pool: Pool, caps: Caps) -> Shares:
         partition = self.scenario.policy_options.partition
         if isinstance(partition, dict):
-            return {lane: partition[lane] for lane in self.policy.lane_names if lane in partition}
+            given = self.scenario.policy_options.shares
+            return {lane: given[lane] for lane in self.policy.lane_names if lane in given}
         key = self.scenario.digest, self.policy.name
         profile, shares = _chosen_shares.get(key, (None, {}))
         if profile is not self.profile:

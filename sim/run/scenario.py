@@ -35,6 +35,7 @@ from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
 MAX_SEED = 2**63 - 1
+FORMER_REGIME = "shared"
 RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
 """Old name and new one."""
 
@@ -181,15 +182,27 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     prefill_profile: str | None = None
     """disaggregated: profile of its prefill GPUs, where they are others; the same models. null = the scenario's."""
     overlap: Regime | None = None
-    """What works of several streams do to each other where the profile has no measurement: serial, shared or roofs;
-    null = shared, and what the other two say beside it."""
+    """What works of several streams do to each other where the profile has no measurement: serial, leftover, or roofs,
+    an upper bound; null = leftover, and beside it what both ends of phi's bracket say."""
+    phi: float | None = None
+    """leftover: the rate at which a work goes on while kernels of another stream hold the GPU, 0..1; null = the
+    profile's, or 0.07, and both ends of its bracket beside it."""
 
     def __post_init__(self) -> None:
         _at_least("devices", self, count=1)
+        if self.phi is not None and not 0.0 <= self.phi <= 1.0:
+            raise ValueError(f"devices.phi={self.phi!r} must be in 0..1, or null")
+        if self.phi is not None and self.overlap not in (None, Regime.LEFTOVER):
+            raise ValueError(f"devices.phi={self.phi!r} belongs to devices.overlap=leftover, got {self.overlap.value}")
         try:
             link_of(self.link)
         except ValueError as error:
             raise ValueError(f"devices.link: {error}") from None
+
+    @property
+    def is_overlap_given(self) -> bool:
+        """The scenario says what overlap is, so that no bracket stands beside it."""
+        return self.overlap is not None or self.phi is not None
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,6 +325,12 @@ def parse_scenario(raw: Mapping[str, Any], profile: Profile | None = None) -> Sc
     _check_keys(raw, Scenario, "")
     if profile is None and isinstance(raw["profile"], str):
         raw["profile"] = spelling(raw["profile"])
+    devices = raw.get("devices")
+    if isinstance(devices, Mapping) and devices.get("overlap") == FORMER_REGIME:
+        raise ValueError(
+            f"devices.overlap={FORMER_REGIME!r} is no more: processes divide a GPU's time, streams do not; want "
+            "leftover (or serial, or roofs)"
+        )
     workload = raw.setdefault("workload", {})
     if isinstance(workload, dict):
         workload = raw["workload"] = dict(workload)
