@@ -86,6 +86,8 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     draft_reserved_bytes: int = 0
     """The same for a drafter, beside the drafter's weights and KV."""
     caps: tuple[CapRule, ...] = ()
+    mixes_prompts: bool = True
+    """Prompt chunks share a step with the rows that decode; False: they go first, in steps of their own."""
 
     def __post_init__(self) -> None:
         for field in CONSTANTS:
@@ -139,6 +141,7 @@ class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     caps: tuple[CapRule, ...]
     caps_source: str
     constants: tuple[_Measured, ...]
+    mixes_prompts: bool = True
 
     def __post_init__(self) -> None:
         if self.schema != ENGINE_SCHEMA:
@@ -185,6 +188,7 @@ def load_engine(name: str, gpu: str) -> EngineCosts:
         measured_on=entry.measured_on,
         is_pooled=entry.is_pooled,
         caps=held.caps,
+        mixes_prompts=held.mixes_prompts,
     )
 
 

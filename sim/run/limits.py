@@ -87,6 +87,8 @@ def limits_on(
         max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
         long_prefill_token_threshold=given.long_prefill_token_threshold,
         async_scheduling=is_async if given.async_scheduling is None else given.async_scheduling,
+        mixes_prompts=engine.mixes_prompts if given.enable_mixed_chunk is None else given.enable_mixed_chunk,
+        receive_interval=given.scheduler_recv_interval,
         method=method,
     )
 

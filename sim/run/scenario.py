@@ -75,12 +75,17 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     before it was preempted."""
     long_prefill_token_threshold: int = 0
     """autoregressive, continuous: longest chunk of one prompt in a step; 0 = the budget."""
+    enable_mixed_chunk: bool | None = None
+    """autoregressive, continuous: prompt chunks share a step with rows that decode; false: prompts go first, in steps
+    of their own; null = as the engine does (SGLang: false)."""
+    scheduler_recv_interval: int = 1
+    """autoregressive, continuous: steps of decoding alone from one look at what has arrived to the next (SGLang)."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks"):
             if getattr(self, name) is not None:
                 _at_least("engine", self, **{name: 1})
-        _at_least("engine", self, block_size=1, long_prefill_token_threshold=0)
+        _at_least("engine", self, block_size=1, long_prefill_token_threshold=0, scheduler_recv_interval=1)
         if isinstance(self.cuda_graph, str) and self.cuda_graph != GRAPHED_DRAFT:
             raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be true, false or {GRAPHED_DRAFT}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
