@@ -115,6 +115,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     method: Method = Method.DRAFT_MODEL
     num_speculative_tokens: int = 4
+    speculative_eagle_topk: int = 1
+    """SGLang's key: drafts at each step of a tree; 1, a chain, is all that is simulated."""
     acceptance: str = "iid:0.7"
     stale_acceptance: str | None = None
     """pipelined, whose drafts are made before the target's newest features exist: acceptance of a head that reads them,
@@ -140,6 +142,11 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _at_least("speculation", self, num_speculative_tokens=0)
+        if self.speculative_eagle_topk != 1:
+            raise ValueError(
+                f"speculation.speculative_eagle_topk={self.speculative_eagle_topk!r}: trees of drafts are not simulated; "
+                "want 1, a chain of num_speculative_tokens"
+            )
         if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
         _one_of("speculation.controller", self.controller, CONTROLLERS)

@@ -12,7 +12,6 @@ import csv
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +26,7 @@ from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 
-TABLE = "specbundle/specbundle_h200.csv"
+TABLE = "specbundle/specbundle_h200_eagle3.csv"
 SOURCE = "sgl-project/SpecForge@a6b6b0230009 (MIT), docs/spec_bundle/public/raw_data/data.json"
 GPU, ENGINE = "h200-sxm", "sglang-0.5"
 PROMPT_TOKENS, OUTPUT_TOKENS = 300, 500
@@ -131,7 +130,7 @@ def profile_of(target: str) -> Profile:
     tables, revision = installed_tables()
     shape = source_of(str(tables.parent / "model_configs" / f"{config}_config.json"), plain=False).shape
     draft = draft_model("eagle3", msgspec.structs.replace(shape, formats=None))
-    return import_deployment(tables, GPU, shape, draft, Deployment(degree), source=revision)
+    return import_deployment(tables, GPU, shape, draft, Deployment(degree, engine="sglang"), source=revision)
 
 
 @lru_cache(maxsize=256)

@@ -269,8 +269,8 @@ def test_prompts_that_are_not_mixed_wait_for_memory_while_rows_go_on() -> None:
 
 
 def test_arrivals_are_seen_once_in_so_many_steps_of_rows_alone() -> None:
-    """One that comes during the first step of rows is seen after the third; after a step with prompts, and where nothing
-    runs, every plan looks."""
+    """One that comes during the first step of rows is seen after the third; after a step with prompts, and where
+    nothing runs, every plan looks."""
     limits = EngineLimits(receive_interval=3)
     asked = [
         request(0, output=9),
