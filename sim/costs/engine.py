@@ -176,8 +176,8 @@ def engine_names() -> list[str]:
 
 
 def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
-    """The engine called `name`, or the one in the JSON file of that path, where `tensor_parallel` GPUs called `gpu` share
-    a model.
+    """The engine called `name`, or the one in the JSON file of that path, where `tensor_parallel` GPUs called `gpu`
+    share a model.
 
     Raises ValueError with the nearest name, or with what is wrong in the file.
 

@@ -144,8 +144,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         _at_least("speculation", self, num_speculative_tokens=0)
         if self.speculative_eagle_topk != 1:
             raise ValueError(
-                f"speculation.speculative_eagle_topk={self.speculative_eagle_topk!r}: trees of drafts are not simulated; "
-                "want 1, a chain of num_speculative_tokens"
+                f"speculation.speculative_eagle_topk={self.speculative_eagle_topk!r}: trees of drafts are not "
+                "simulated; want 1, a chain of num_speculative_tokens"
             )
         if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")

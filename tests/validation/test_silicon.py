@@ -134,6 +134,13 @@ def test_sglang_looks_for_arrivals_as_seldom_as_the_recipe_of_the_row_says() -> 
     assert scenario.engine.scheduler_recv_interval == 30
 
 
+def test_prompts_share_steps_with_rows_in_generated_deployments_of_sglang() -> None:
+    generated = {"backend": "sglang", "backend_version": "0.5.6.post2", "silicon_data_source": "aic-auto-gap-analysis"}
+    profile = load("h100-sxm/llama-3.1-8b")
+    mixes = [scenario_of(cell(**row), profile, 8).engine.enable_mixed_chunk for row in (generated, {})]
+    assert mixes == [True, None]
+
+
 def test_rows_that_constants_were_fitted_on_judge_nothing_and_are_counted() -> None:
     marked = {"model_path": "meta-llama/Llama-3.1-70B", "system": "h200_sxm"}
     assert is_marked(cell(**marked))

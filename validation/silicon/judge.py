@@ -62,6 +62,9 @@ RECEIVE_INTERVALS = {"b200-sxm": (10, 30), "b300-sxm": (10, 10)}
 (benchmarks/*.sh of SemiAnalysisAI/InferenceX); 1, SGLang's own, where the recipes have none, and with data-parallel
 attention, which refuses it."""
 WITHOUT_INTERVAL = ("zhipuai/GLM-5",)
+MIXED = ("0.5.6.post2",)
+"""Version of SGLang in the deployments that aiconfigurator generates, which mix prompts with rows (its sglang.rule:
+enable_mixed_chunk). First tokens of the other cells of EXACT_SOURCE say that these did not."""
 CHUNKS = {("b200-sxm", "fp8"): 32768, ("b200-sxm", None): 32768, ("h200-sxm", "fp8"): 32768}
 CHUNK = 16384
 """--chunked-prefill-size in the same: by GPU and weights, and elsewhere."""
@@ -281,6 +284,7 @@ def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
                 "max_num_seqs": cell.concurrency if cell.in_flight > cell.concurrency else max(cell.concurrency, 256),
                 "max_num_batched_tokens": budget_of(cell),
                 "async_scheduling": is_async,
+                "enable_mixed_chunk": True if cell.is_exact and cell.version in MIXED else None,
                 "scheduler_recv_interval": receive_interval(cell),
             },
             "workload": {
