@@ -144,7 +144,7 @@ def profile_of(target: str) -> Profile:
 def tokens_per_s(target: str, concurrency: int, k: int, acceptance_length: float) -> float:
     """Of a closed batch; k = 0: without drafts."""
     profile = profile_of(target)
-    drafting = {"num_speculative_tokens": k}
+    drafting: dict[str, int | str] = {"num_speculative_tokens": k}
     if k:
         drafting["acceptance"] = f"length:{acceptance_length:.4f}"
     policy = "continuous" if k else "autoregressive"
