@@ -134,7 +134,7 @@ def predicted(cell: DisaggCell, folder: Path) -> tuple[float, float]:
 
 
 def _engine_of(cell: Cell) -> EngineCosts:
-    """As aggregated rows have it; SGLang's constants were fitted on those, whose ranks prefill: here it adds nothing."""
+    """As aggregated rows have it; SGLang's constants, fitted on those whose ranks prefill as well, add nothing here."""
     if cell.engine != "sglang":
         return engine_of(cell)
     frontend_s = FRONTEND_S + FRONTEND_TOKEN_S * cell.input_len
