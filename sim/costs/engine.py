@@ -128,6 +128,10 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The same for a drafter, beside the drafter's weights and KV."""
     caps: tuple[CapRule, ...] = ()
     rules: Rules = Rules()
+    scope: str = ""
+    """Engine, GPU and tensor-parallel degrees that the constants are for; they act nowhere else."""
+    mixes_prompts: bool = True
+    """Prompt chunks share a step with the rows that decode; False: they go first, in steps of their own."""
 
     def __post_init__(self) -> None:
         for field in CONSTANTS:
@@ -156,6 +160,8 @@ class _Measured(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     gpus: tuple[str, ...]
     """None of them: all that no other entry names."""
+    tensor_parallel: tuple[int, ...] = ()
+    """GPUs that share a model; none of them: any number that no earlier entry of the same GPU names."""
     step_s: float
     row_s: float
     draft_pass_s: float
@@ -170,6 +176,10 @@ class _Measured(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reserved_bytes: int = 0
     draft_reserved_bytes: int = 0
 
+    def holds_on(self, gpu: str, tensor_parallel: int) -> bool:
+        is_shared = not self.tensor_parallel or tensor_parallel in self.tensor_parallel
+        return is_shared and (gpu in self.gpus or not self.gpus)
+
 
 class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """sim/engines/NAME.json."""
@@ -183,12 +193,15 @@ class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     rules: Rules = Rules()
     rules_source: str = ""
     constants: tuple[_Measured, ...]
+    mixes_prompts: bool = True
 
     def __post_init__(self) -> None:
         if self.schema != ENGINE_SCHEMA:
             raise ValueError(f"schema={self.schema!r} must be {ENGINE_SCHEMA}")
         if not self.constants or self.constants[-1].gpus or not all(entry.gpus for entry in self.constants[:-1]):
             raise ValueError("the last of `constants`, and no other, is for all other GPUs: gpus = []")
+        if self.constants[-1].tensor_parallel:
+            raise ValueError("the last of `constants` is for any number of GPUs: tensor_parallel = []")
         for entry in self.constants:
             for field in CONSTANTS:
                 if not 0.0 <= getattr(entry, field) <= LONGEST_S:
@@ -206,8 +219,9 @@ def engine_names() -> list[str]:
     return sorted(path.stem for path in ENGINES.glob("*.json"))
 
 
-def load_engine(name: str, gpu: str) -> EngineCosts:
-    """The engine called `name`, or the one in the JSON file of that path, on the GPU called `gpu`.
+def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
+    """The engine called `name`, or the one in the JSON file of that path, where `tensor_parallel` GPUs called `gpu`
+    share a model.
 
     Raises ValueError with the nearest name, or with what is wrong in the file.
 
@@ -218,7 +232,7 @@ def load_engine(name: str, gpu: str) -> EngineCosts:
     if not is_path and name not in engine_names():
         raise ValueError(unknown("engine", name, engine_names()))
     held = _read(Path(name) if is_path else ENGINES / f"{name}.json")
-    entry = next(entry for entry in held.constants if gpu in entry.gpus or not entry.gpus)
+    entry = next(entry for entry in held.constants if entry.holds_on(gpu, tensor_parallel))
     return EngineCosts(
         name=held.name,
         **{name: getattr(entry, name) for name in (*CONSTANTS, *MEMORY)},
@@ -230,7 +244,15 @@ def load_engine(name: str, gpu: str) -> EngineCosts:
         is_pooled=entry.is_pooled,
         caps=held.caps,
         rules=held.rules,
+        scope=_scope(held.name, entry),
+        mixes_prompts=held.mixes_prompts,
     )
+
+
+def _scope(name: str, entry: _Measured) -> str:
+    gpus = ", ".join(entry.gpus) or "any GPU not measured"
+    degrees = f", tensor parallel {', '.join(map(str, entry.tensor_parallel))}" if entry.tensor_parallel else ""
+    return f"{name} on {gpus}{degrees}"
 
 
 @lru_cache(maxsize=32)
@@ -248,7 +270,7 @@ def own_engine(profile: Profile) -> EngineCosts | None:
         return None
     name = host.engine or UNNAMED
     is_public = name in engine_names()
-    like = load_engine(name if is_public else DEFAULT_ENGINE, profile.gpu.name)
+    like = load_engine(name if is_public else DEFAULT_ENGINE, profile.gpu.name, profile.tensor_parallel)
     return msgspec.structs.replace(
         like,
         name=name,
@@ -269,7 +291,7 @@ def engine_of(name: str | None, profile: Profile) -> EngineCosts:
     own = own_engine(profile)
     if own is not None and name in (None, own.name):
         return own
-    return load_engine(name or DEFAULT_ENGINE, profile.gpu.name)
+    return load_engine(name or DEFAULT_ENGINE, profile.gpu.name, profile.tensor_parallel)
 
 
 def without_engine(profile: Profile) -> EngineCosts:

@@ -93,6 +93,7 @@ class Serving:
         max_concurrency: int | None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        receive_interval: int = 1,
         frontend_s: float = 0.0,
         first_measured: int = 0,
         kv_bytes_per_token: int = 0,
@@ -114,6 +115,9 @@ class Serving:
         """Tokens of one prefill pass at most; None = whole prompts."""
         self.inbox: deque[Request] = deque()
         """Arrived, not admitted."""
+        self.receive_interval = receive_interval
+        """Steps without prompts from one look at what has arrived to the next."""
+        self._steps_unseen = 0
         self.intake = Signal()
         """Notified on arrival, and on release while somebody waits in the inbox."""
         self.finished = Signal()
@@ -283,13 +287,23 @@ class Serving:
 
     # -- blocks taken as tokens come
 
-    def take_in(self) -> None:
-        """The engine is at a step boundary: what has arrived meanwhile is queued now."""
+    def take_in(self, *, after_rows: bool = False) -> None:
+        """The engine is at a step boundary: what has arrived meanwhile is queued now. `after_rows`: the step before it
+        carried rows alone, of which `receive_interval` pass between two looks."""
+        self._steps_unseen += 1
+        if after_rows and self._steps_unseen < self.receive_interval:
+            return
+        self._steps_unseen = 0
         for request in reversed(self.inbox):
             if request.queued_s != request.queued_s:
                 request.queued_s = self.host.now_s
             elif not self._has_priorities:
                 break
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether somebody waits whom the engine has seen."""
+        return bool(self.inbox) and self.inbox[0].queued_s == self.inbox[0].queued_s
 
     def seat_now(self, max_tokens: int) -> tuple[Request, Chunk] | None:
         """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit.

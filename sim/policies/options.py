@@ -212,6 +212,12 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Longest chunk of one prompt in a step; 0 = the budget."""
     async_scheduling: bool = False
     """Plan a step while the one before it is under way."""
+    mixes_prompts: bool = True
+    """Prompt chunks share a step with the rows that decode (vLLM). False: prompts go first, in steps of their own,
+    which hold up all rows (SGLang)."""
+    receive_interval: int = 1
+    """Steps of rows alone from one look at what has arrived to the next; after a step with prompts, and where nothing
+    runs, every plan looks (SGLang's --scheduler-recv-interval)."""
     method: Method = Method.DRAFT_MODEL
 
     @property

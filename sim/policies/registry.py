@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 LANE_OPTIONS = ("batching", "kv", "stream_priorities", "partition")
-CONTINUOUS_SETTINGS = ("enable_prefix_caching", "long_prefill_token_threshold")
+CONTINUOUS_SETTINGS = (
+    "enable_prefix_caching",
+    "long_prefill_token_threshold",
+    "enable_mixed_chunk",
+    "scheduler_recv_interval",
+)
 """Keys of the engine that continuous batching alone obeys."""
 Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]
 

@@ -197,6 +197,7 @@ class Experiment:
             max_concurrency=self.scenario.workload.max_concurrency,
             max_num_seqs=resolved.limits.max_num_seqs * resolved.num_engines,
             max_num_batched_tokens=resolved.limits.max_num_batched_tokens,
+            receive_interval=resolved.limits.receive_interval,
             frontend_s=resolved.engine.frontend_s,
             first_measured=self.scenario.workload.num_warmups,
             kv_bytes_per_token=resolved.kv_bytes_per_token,

@@ -90,6 +90,8 @@ def limits_on(
         draft_slots=engine.rules.slots_per_seat(drafter, draft_tokens) if is_drafting else 0,
         long_prefill_token_threshold=given.long_prefill_token_threshold,
         async_scheduling=is_async if given.async_scheduling is None else given.async_scheduling,
+        mixes_prompts=engine.mixes_prompts if given.enable_mixed_chunk is None else given.enable_mixed_chunk,
+        receive_interval=given.scheduler_recv_interval,
         method=method,
     )
 

@@ -78,12 +78,17 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     before it was preempted."""
     long_prefill_token_threshold: int = 0
     """autoregressive, continuous: longest chunk of one prompt in a step; 0 = the budget."""
+    enable_mixed_chunk: bool | None = None
+    """autoregressive, continuous: prompt chunks share a step with rows that decode; false: prompts go first, in steps
+    of their own; null = as the engine does (SGLang: false)."""
+    scheduler_recv_interval: int = 1
+    """autoregressive, continuous: steps of decoding alone from one look at what has arrived to the next (SGLang)."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks"):
             if getattr(self, name) is not None:
                 _at_least("engine", self, **{name: 1})
-        _at_least("engine", self, block_size=1, long_prefill_token_threshold=0)
+        _at_least("engine", self, block_size=1, long_prefill_token_threshold=0, scheduler_recv_interval=1)
         if isinstance(self.cuda_graph, str) and self.cuda_graph != GRAPHED_DRAFT:
             raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be true, false or {GRAPHED_DRAFT}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -113,6 +118,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     method: Method = Method.DRAFT_MODEL
     num_speculative_tokens: int = 4
+    speculative_eagle_topk: int = 1
+    """SGLang's key: drafts at each step of a tree; 1, a chain, is all that is simulated."""
     acceptance: str = "iid:0.7"
     stale_acceptance: str | None = None
     """pipelined, whose drafts are made before the target's newest features exist: acceptance of a head that reads them,
@@ -138,6 +145,11 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _at_least("speculation", self, num_speculative_tokens=0)
+        if self.speculative_eagle_topk != 1:
+            raise ValueError(
+                f"speculation.speculative_eagle_topk={self.speculative_eagle_topk!r}: trees of drafts are not "
+                "simulated; want 1, a chain of num_speculative_tokens"
+            )
         if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
         _one_of("speculation.controller", self.controller, CONTROLLERS)

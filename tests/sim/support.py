@@ -259,6 +259,7 @@ def serve(
         max_concurrency=max_concurrency,
         max_num_seqs=limits.max_num_seqs * num_engines,
         max_num_batched_tokens=limits.max_num_batched_tokens,
+        receive_interval=limits.receive_interval,
         first_measured=first_measured,
         draws=draws,
         plans_ahead=limits.async_scheduling,

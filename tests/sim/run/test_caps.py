@@ -55,6 +55,32 @@ def test_two_seats_move_every_policy_and_hold_two(policy: str) -> None:
     assert ends_s[1] != pytest.approx(ends_s[0], rel=0.03)
 
 
+def test_the_engine_says_whether_prompts_share_steps_with_rows_unless_the_scenario_does() -> None:
+    def mixes(**changes: Any) -> bool:
+        return resolve(scenario("continuous", EAGLE, **changes), load(EAGLE), "continuous").limits.mixes_prompts
+
+    sglang = {"engine.name": "sglang-0.5"}
+    assert mixes()
+    assert not mixes(**sglang)
+    assert mixes(**sglang, **{"engine.enable_mixed_chunk": True})
+    assert not mixes(**{"engine.enable_mixed_chunk": False})
+
+
+def test_sglangs_overlap_scheduler_is_on_without_drafts_and_where_the_scenario_says_so() -> None:
+    def is_async(policy: str, **changes: Any) -> bool:
+        given = scenario(policy, EAGLE, **{"engine.name": "sglang-0.5"}, **changes)
+        return resolve(given, load(EAGLE), policy).limits.async_scheduling
+
+    assert is_async("autoregressive")
+    assert not is_async("continuous")
+    assert is_async("continuous", **{"engine.async_scheduling": True})
+
+
+def test_a_tree_of_drafts_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="speculative_eagle_topk=4: trees of drafts are not simulated; want 1"):
+        scenario("continuous", EAGLE, **{"speculation.speculative_eagle_topk": 4})
+
+
 @pytest.mark.parametrize("policy", LANES)
 def test_a_lanes_prompt_goes_in_chunks_of_the_budget_through_both_models(policy: str) -> None:
     """300 tokens within 128: 128, 128 and 44 of the target, then the same of the draft; the rows' limit is 25."""
