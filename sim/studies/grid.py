@@ -9,7 +9,8 @@
     replications: 3
 
 Keys of `grid` are gone through in all combinations; the lists of one `zip` group side by side, in combination with all
-else. Each policy of the scenario is a point of its own. Not here: running it (sim.studies.sweep).
+else. Each policy is a point of its own, those of a list in place of one among them. Not here: running it
+(sim.studies.sweep).
 """
 
 from __future__ import annotations
@@ -191,7 +192,26 @@ def _axes(product_of: Any, zipped: Any, scenario: dict[str, Any]) -> Iterator[Ax
         listed = policies if isinstance(policies, list | tuple) else [policies]
         if policies and len(listed):
             axes.append(Axis(keys=("policy",), rows=tuple((policy,) for policy in listed)))
-    yield from sorted(axes, key=lambda axis: FASTEST in axis.keys)
+    yield from sorted(map(_one_policy_each, axes), key=lambda axis: FASTEST in axis.keys)
+
+
+def _one_policy_each(axis: Axis) -> Axis:
+    """A list of policies in place of one as a row for each."""
+    if "policy" not in axis.keys:
+        return axis
+    at = axis.keys.index("policy")
+    rows: dict[str, tuple[Any, ...]] = {}
+    for row in axis.rows:
+        for policy in row[at] if isinstance(row[at], list | tuple) else [row[at]]:
+            if not isinstance(policy, str):
+                raise ValueError(f"policy: want the name of a policy, or a list of names, got {policy!r}")
+            own = (*row[:at], policy, *row[at + 1 :])
+            if repr(own) in rows:
+                raise ValueError(f"policy: {policy!r} stands twice")
+            rows[repr(own)] = own
+    if not rows:
+        raise ValueError("policy: the list is empty, so there is nothing to run")
+    return Axis(keys=axis.keys, rows=tuple(rows.values()))
 
 
 def _spoken(lengths: Mapping[str, int]) -> str:
