@@ -28,6 +28,7 @@ import msgspec
 from sim.names import unknown
 from sim.run.scenario import Scenario, field_types, parse_scenario
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
+from sim.workload.generate import Workload
 
 KEYS = ("scenario", "grid", "zip", "replications")
 CHECKED_WHOLE = 10_000
@@ -122,6 +123,17 @@ class Grid:
                 return self.num_scenarios // len(axis.rows) * total
         counts = parse_scenario(self._at([axis.rows[0] for axis in self.axes])).replications
         return self.num_scenarios * counts
+
+    def workloads(self) -> Iterator[Workload]:
+        """One for each dataset that the grid goes through."""
+        of_data = [
+            axis.rows
+            if any(key == "workload" or key.startswith("workload.dataset") for key in axis.keys)
+            else axis.rows[:1]
+            for axis in self.axes
+        ]
+        for rows in product(*of_data):
+            yield self._resolved(rows).workload
 
     def scenarios(self) -> Iterator[Scenario]:
         """Every combination, one at a time, each with one policy. Raises ValueError naming the combination."""
