@@ -17,7 +17,7 @@ FLOORS = {
     "sim": (
         ("names", "draws"),
         ("files",),
-        ("interface",),
+        ("plugins", "interface"),
         ("acceptance", "workload"),
         ("costs",),
         ("costs.forms",),

@@ -26,6 +26,7 @@ from sim.engine.controllers import CONTROLLERS
 from sim.engine.draft_length import BatchTable, check_table
 from sim.engine.fleet import Routing
 from sim.names import unknown
+from sim.plugins import shown
 from sim.policies.options import Method, PolicyOptions
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.classes import SloClass, check_classes
@@ -167,6 +168,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         return self.acceptance.partition(":")[0]
 
 
+MAX_REPLICAS = 10_000
+"""Each is simulated whole."""
+
+
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas, how requests find them, and what joins the GPUs of one."""
 
@@ -184,6 +189,8 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _at_least("devices", self, count=1)
+        if self.count > MAX_REPLICAS:
+            raise ValueError(f"devices.count={self.count} must be at most {MAX_REPLICAS}")
         try:
             link_of(self.link)
         except ValueError as error:
@@ -270,6 +277,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         >>> Scenario.of(profile="cpu/tiny", policy="pd", **{"engine.max_num_seqs": 16}).engine.max_num_seqs
         16
         """
+        if source is not None and not isinstance(source, Mapping | str | Path):
+            raise ValueError(f"scenario {shown(source)}: want a Scenario, a mapping of keys, or the path of a file")
         raw = read_scenario(Path(source)) if isinstance(source, str | Path) else copy.deepcopy(dict(source or {}))
         for name, value in changes.items():
             is_block = isinstance(value, Mapping)

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from sim.names import unknown
+from sim.plugins import shown
 from sim.run.scenario import Scenario, field_types, parse_scenario
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.generate import Workload
@@ -68,6 +69,8 @@ class Grid:
                 return cls._of(raw, Path(source).parent)
             except ValueError as error:
                 raise ValueError(f"grid file {str(source)!r}: {error}") from None
+        if not isinstance(source, Mapping):
+            raise ValueError(f"grid {shown(source)}: want a mapping of keys, or the path of a file")
         return cls._of(source, Path())
 
     @classmethod
