@@ -21,6 +21,8 @@ FLOORS = {
         ("acceptance", "workload"),
         ("costs",),
         ("costs.forms",),
+        ("costs.profile_files",),
+        ("costs.drafters",),
         ("devices",),
         ("hosts",),
         ("engine",),

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from sim.costs.forms.physics import check_physics
 from sim.costs.profile import SCHEMA, Profile
 from sim.files.json_values import convert, parse_json
 from sim.files.read import Unreadable, read_text
@@ -55,7 +56,13 @@ def load(name: str | Path) -> Profile:
         content = read_text(path, "profile file")
     except Unreadable as error:
         raise UnknownProfile(str(error)) from None
-    return decode(content, str(path))
+    profile = decode(content, str(path))
+    if is_path:
+        try:
+            check_physics(profile)
+        except ValueError as error:
+            raise ValueError(f"profile {text!r}: {error}") from None
+    return profile
 
 
 def decode(content: str | bytes, where: str) -> Profile:

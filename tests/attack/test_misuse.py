@@ -1,5 +1,5 @@
-"""Plug-ins and callers of `import lanesim` that break one rule each: lanesim's own error, one line that names what broke
-it; nothing is cast, passed over or found out later."""
+"""Plug-ins and callers of `import lanesim` that break one rule each: lanesim's own error, one line that names what
+broke it; nothing is cast, passed over or found out later."""
 
 from __future__ import annotations
 
