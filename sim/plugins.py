@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from math import isfinite
 from numbers import Integral, Real
 from typing import Any
 
@@ -54,7 +53,7 @@ def checked_text(what: str, value: Any) -> str:
 
 def checked_count(what: str, value: Any, least: int, most: int = 2**31) -> int:
     """`value` where it is a whole number, numpy's among them, from `least` to `most`. Raises ValueError."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
         raise PluginError(f"{what}={shown(value)} must be at least {least} and at most {most}, a whole number")
     return int(value)
 
@@ -68,7 +67,7 @@ def checked_reals(what: str, values: Any, low: float, high: float) -> list[float
     """Each of `values` where it is a number above `low` and below `high`. Raises ValueError."""
     found = checked_list(what, values)
     for value in found:
-        if not isinstance(value, Real) or isinstance(value, bool) or not (isfinite(value) and low < value < high):
+        if isinstance(value, bool) or not isinstance(value, Real) or not low < float(value) < high:
             raise PluginError(f"{what}: {shown(value)} must be a number above {low:g} and below {high:g}")
     return [float(value) for value in found]
 

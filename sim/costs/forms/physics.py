@@ -32,7 +32,7 @@ def check_physics(profile: Profile) -> None:
         return
     sheet = DATASHEETS.get(gpu_name(profile.gpu.name))
     costs = build_costs(profile)
-    passes = [(rows, queries, context, ()) for rows, queries, context in DECODES]
+    passes: list[tuple[int, int, int, tuple[Chunk, ...]]] = [(*rows, ()) for rows in DECODES]
     if isinstance(profile.kernels, LinearKernels):
         passes = passes[:1]  # Few times of whole passes were published; the rest is a line through them.
     else:
