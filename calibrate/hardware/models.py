@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from calibrate.hardware.published import config_names, config_of, name_of, profile_target, quantisation_beside
-from sim.costs.model_names import model_key
 from sim.costs.shapes import HEADS, KV_BITS, MODELS, WEIGHT_BITS, Experts, Formats, Indexer, Latent, Linear, ModelShape
 from sim.files.json_values import read_json
+from sim.model_names import model_key
 from sim.names import unknown
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

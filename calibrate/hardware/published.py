@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sim.costs.model_names import ProfileKey, model_key
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import ModelShape
 from sim.files.json_values import read_json
+from sim.model_names import ProfileKey, model_key
 
 PACKAGE, FOLDER = "aiconfigurator_core", "model_configs"
 CONFIG, QUANTISATION = "_config.json", "_hf_quant_config.json"

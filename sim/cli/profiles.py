@@ -30,9 +30,9 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
     from rich.console import Console
     from rich.table import Table
 
-    from sim.costs.model_names import model_key
     from sim.costs.profile import SERVED
     from sim.costs.profile_files import load, shipped
+    from sim.model_names import model_key
     from sim.report.tables import print_table
 
     caption = (

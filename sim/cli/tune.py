@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import claim, progress, write_text
+from sim.cli.console import claim, progress, say_trace, write_text
 from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def tune_command(**flags: Any) -> None:
         raw.setdefault("speculation", {})["num_speculative_tokens"] = max(lengths)
     scenario = parse_scenario(raw)
     claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
+    say_trace(scenario.workload, is_quiet=json_path == "-")
     result = (_policies if scenario.policy == ("adaptive",) else _lengths)(scenario, options)
     if json_path is not None:
         from sim.report.results import to_json

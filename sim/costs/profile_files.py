@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 
-from sim.costs.model_names import nearest_profile, same_profile
+from sim.costs.forms.physics import check_physics
 from sim.costs.profile import SCHEMA, Profile
 from sim.files.json_values import convert, parse_json
 from sim.files.read import Unreadable, read_text
 from sim.files.write import write_text
+from sim.model_names import nearest_profile, same_profile
+from sim.names import unknown
+from sim.plugins import shown
 
 SHIPPED = Path(__file__).parent.parent / "profiles"
 
@@ -81,7 +84,13 @@ def load(name: str | Path) -> Profile:
         content = read_text(path, "profile file")
     except Unreadable as error:
         raise UnknownProfile(str(error)) from None
-    return decode(content, str(path))
+    profile = decode(content, str(path))
+    if is_path:
+        try:
+            check_physics(profile)
+        except ValueError as error:
+            raise ValueError(f"profile {text!r}: {error}") from None
+    return profile
 
 
 def decode(content: str | bytes, where: str) -> Profile:
@@ -114,10 +123,14 @@ def save_profile(profile: Profile, path: str | Path) -> Path:
     >>> lanesim.load_profile(path).name
     'cpu/tiny'
     """
+    if not isinstance(profile, Profile) or not isinstance(path, str | Path):
+        raise ValueError(f"save_profile: want a Profile and a path, got {shown(profile)} and {shown(path)}")
     path = Path(path)
     if path.suffix != ".json":
         raise ValueError(f"{str(path)!r} must end with .json: profiles are found by it")
-    write_text(path, encode(profile).decode())
+    content = encode(profile).decode()
+    decode(content, str(path))
+    write_text(path, content)
     return path
 
 
@@ -135,7 +148,16 @@ def changed(profile: Profile, **fields: Any) -> Profile:
     >>> lanesim.changed(lanesim.load_profile("cpu/tiny"), source="mine").source
     'mine'
     """
-    return msgspec.structs.replace(profile, **fields)
+    if not isinstance(profile, Profile):
+        raise ValueError(f"changed: {shown(profile)} is not a Profile")
+    for name in fields:
+        if name not in Profile.__struct_fields__:
+            raise ValueError(unknown("field of a profile", name, Profile.__struct_fields__))
+    try:
+        raw = msgspec.to_builtins({name: getattr(profile, name) for name in Profile.__struct_fields__} | fields)
+    except TypeError as error:
+        raise ValueError(f"profile {profile.name!r}: {error}") from None
+    return convert(raw, Profile, f"profile {profile.name!r}")
 
 
 def _json(value: Any) -> str:

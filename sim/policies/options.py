@@ -42,6 +42,8 @@ class BatchBy(StrEnum):
 
 SEED_TABLE = "seed-002"
 """adaptive: the table of that seed."""
+MIN_POLL_S = 1e-9
+"""Looks per second are counted: a nanosecond apart is as often as any worker looks."""
 PREEMPTIVE = "preemptive"
 """Priorities that are more than weights."""
 
@@ -146,6 +148,11 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("poll_s", "spin_s", "queue_factor", "draft_cooldown_s", "hysteresis"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be a finite number >= 0")
+        for name in ("poll_s", "spin_s"):
+            if 0.0 < getattr(self, name) < MIN_POLL_S:
+                raise ValueError(
+                    f"policy_options.{name}={getattr(self, name)!r} must be 0 or at least {MIN_POLL_S:g} seconds"
+                )
         for name in ("verify_lead", "hybrid_requests", "draft_devices"):
             if getattr(self, name) < 0:
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be at least 0")

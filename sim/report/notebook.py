@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.compare import side_by_side as experiment
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
+from sim.plugins import checked_count, checked_counts, checked_reals, shown
 from sim.report.bench import read_bench_row
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
@@ -103,8 +105,9 @@ def compare(source: Source = None, /, *, percentiles: Sequence[float] = PERCENTI
     >>> [run["policy"] for run in result.runs]
     ['continuous', 'pd']
     """
+    percents = checked_reals("percentiles", percentiles, 0.0, 100.0)
     scenario, profile = _scenario(source, changes)
-    found = experiment.compare(scenario, profile, percentiles=percentiles)
+    found = experiment.compare(scenario, profile, percentiles=percents)
     return Comparison(**msgspec.structs.asdict(found))
 
 
@@ -188,6 +191,8 @@ def load(path: str | Path, *, version: str | None = None) -> Any:
     """
     import pandas as pd
 
+    if not isinstance(path, str | Path):
+        raise ValueError(f"load: {shown(path)}: want the path of a results directory, a store or a benchmark result")
     directory = Path(path)
     if (directory / MARK).exists():
         return store_frame(directory, version=version)
@@ -213,6 +218,7 @@ def sweep(
     >>> len(frame), frame["error"].isna().all()
     (8, np.True_)
     """
+    workers = None if workers is None else checked_count("workers", workers, 1)
     plan = Plan.of(Grid.of(grid))
     if out is not None:
         store = Store.open(Path(out))
@@ -247,7 +253,14 @@ def tune(
     [1, 4]
     """
     scenario, profile = _scenario(source, changes)
-    return run_tuning(scenario, profile, concurrencies=concurrencies, lengths=lengths, draws=draws, workers=workers)
+    return run_tuning(
+        scenario,
+        profile,
+        concurrencies=None if concurrencies is None else checked_counts("concurrencies", concurrencies, 1),
+        lengths=None if lengths is None else checked_counts("lengths", lengths, 0, MAX_DRAFT_TOKENS),
+        draws=checked_count("draws", draws, 1),
+        workers=None if workers is None else checked_count("workers", workers, 1),
+    )
 
 
 def runs_frame(runs: Sequence[Run]) -> pd.DataFrame:

@@ -212,7 +212,7 @@ class Experiment:
     def _start_policy(self, host: SpawningHost, serving: Serving) -> None:
         if serving.frontend_s:
             host.spawn(serving.frontend())
-        for task in self.resolved.policy.build(serving, self.resolved.options, self.resolved.limits):
+        for task in self.resolved.policy.coroutines(serving, self.resolved.options, self.resolved.limits):
             host.spawn(task)
 
     def record(self, serving: Serving | Fleet, accounts: Accounts) -> RunRecord:

@@ -165,8 +165,7 @@ class _Resolver:
         self.lengths = self._lengths()
         check_policy(scenario, profile, policy, self.limits, self.lengths)
         self.models = self._models()
-        self.num_engines = policy.num_engines(scenario.policy_options)
-        self.num_gpus = policy.num_gpus(scenario.policy_options)
+        self.num_gpus, self.num_engines = policy.gpus(scenario.policy_options)
         seated = self.limits.max_num_seqs * self.num_engines
         self.max_seated = min(seated, scenario.policy_options.workers) if policy.has_workers else seated
         partition = scenario.policy_options.partition

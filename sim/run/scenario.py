@@ -28,6 +28,7 @@ from sim.engine.controllers import CONTROLLERS
 from sim.engine.draft_length import BatchTable, check_table
 from sim.engine.fleet import Routing
 from sim.names import unknown
+from sim.plugins import shown
 from sim.policies.options import Method, PolicyOptions
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.classes import SloClass, check_classes
@@ -182,6 +183,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         return self.acceptance.partition(":")[0]
 
 
+MAX_REPLICAS = 10_000
+"""Each is simulated whole."""
+
+
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas, how requests find them, and what joins the GPUs of one."""
 
@@ -206,6 +211,8 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"devices.phi={self.phi!r} must be in 0..1, or null")
         if self.phi is not None and self.overlap not in (None, Regime.LEFTOVER):
             raise ValueError(f"devices.phi={self.phi!r} belongs to devices.overlap=leftover, got {self.overlap.value}")
+        if self.count > MAX_REPLICAS:
+            raise ValueError(f"devices.count={self.count} must be at most {MAX_REPLICAS}")
         try:
             link_of(self.link)
         except ValueError as error:
@@ -316,6 +323,8 @@ def to_plain(scenario: Scenario) -> dict[str, Any]:
 
 def raw_scenario(source: Mapping[str, Any] | str | Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Raw data of a file or mapping with `changes` on top, as `Scenario.of` takes them."""
+    if source is not None and not isinstance(source, Mapping | str | Path):
+        raise ValueError(f"scenario {shown(source)}: want a Scenario, a mapping of keys, or the path of a file")
     raw = read_scenario(Path(source)) if isinstance(source, str | Path) else copy.deepcopy(dict(source or {}))
     for name, value in changes.items():
         is_block = isinstance(value, Mapping)

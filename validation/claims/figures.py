@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.files.write import write_figure
-from sim.report.figures import DPI, set_theme
+from sim.report.figures import DPI, set_log_scale, set_theme
 from validation.claims.ledger import Row, Verdict, read_section
 
 CLAIMED, PD, PDV = "#555555", "#d95f02", "#1b6ca8"
@@ -110,8 +110,8 @@ def _completions(rows: dict[str, Row]) -> Any:
     )
     for at, (_, value, _) in enumerate(known):
         right.text(at, value * 1.06, f"{value:.3g}", ha="center")
-    right.set_yscale("log")
     right.set_ylim(0.8, 60)
+    set_log_scale(right, "y")
     right.set_ylabel("PDV / PD at C = 128")
     right.set_title("33x is one finished request against 34")
     figure.tight_layout()

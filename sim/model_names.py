@@ -1,5 +1,8 @@
 """Names of models and profiles as people write them: Hugging Face repositories, fine-tunes of the same layers, parallel
-degrees before or after the drafter. Pure. Not here: what there is under a name (profile_files, shapes)."""
+degrees before or after the drafter. Pure.
+
+Not here: what there is under a name (sim.costs.profile_files, sim.costs.shapes).
+"""
 
 from __future__ import annotations
 
