@@ -27,6 +27,7 @@ from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
+from sim.studies.answer import Answer
 from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import (
@@ -113,6 +114,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """[replicas, draws that need so many], rising; None of the draws in which the recommended are too few."""
     confidence: float | None
     """With which the recommended replicas hold in a further draw; None without draws."""
+    attainment_by_draw: list[float] = []
+    """[draws] share of requests that meet all SLOs with the recommended replicas."""
 
 
 class Attainment(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +139,21 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest measured cells and the simulator's errors there."""
 
     @property
+    def answers(self) -> list[Answer]:
+        """[fleets] of one policy and routing each."""
+        return [
+            Answer(
+                k_table=[],
+                attainment_by_draw=fleet.attainment_by_draw,
+                replicas=fleet.replicas,
+                utilisation=fleet.utilisation,
+                usd_per_million_tokens=fleet.usd_per_million_tokens,
+                evidence=self.evidence,
+            )
+            for fleet in self.fleets
+        ]
+
+    @property
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
         found: dict[str, Any] = msgspec.to_builtins(self)
@@ -151,14 +169,16 @@ def highest_load(
     target_rate: float | None = None,
     price_per_h: float | None = None,
     draws: int | None = None,
+    routings: Sequence[Routing] = ROUTINGS,
+    near: float | None = None,
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Attainment:
     """The highest load of every policy that meets `scenario.goodput`, and with `target_rate` the replicas for it.
 
     `price_per_h` is of one replica. With `draws` of 0 costs and acceptance are taken as given; by default there are
-    DEFAULT_DRAWS, or none where the drafts have several models, of whose errors nothing is known. Raises ValueError for
-    a scenario without SLOs.
+    DEFAULT_DRAWS, or none where the drafts have several models, of whose errors nothing is known. `near` is a load to
+    look about first. Raises ValueError for a scenario without SLOs.
     """
     if not any(bound is not None for bound in scenario.goodput.bounds_ms.values()):
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
@@ -176,7 +196,9 @@ def highest_load(
     drawn = cost_draws(scenario, profile, draws, scenario.seed) if draws else []
     answers = [
         _Answer(
-            LoadSearch(scenario, policy, profile, share, is_concurrency=is_concurrency, is_counted=is_counted),
+            LoadSearch(
+                scenario, policy, profile, share, is_concurrency=is_concurrency, is_counted=is_counted, near=near
+            ),
             drawn,
             price_per_h,
             workers,
@@ -187,7 +209,7 @@ def highest_load(
     highest = [answer.highest for answer in answers]
     fleets = []
     if target_rate is not None:
-        fleets = [answer.fleet(routing, target_rate) for answer in answers for routing in ROUTINGS]
+        fleets = [answer.fleet(routing, target_rate) for answer in answers for routing in routings]
     return Attainment(
         scenario=to_plain(scenario),
         profile=cost_source(profile),
@@ -293,7 +315,12 @@ class _Answer:
             utilisation=target_rate / (replicas * per_replica),
             needed=_needed(holding, len(self.draws)),
             confidence=holding[replicas] / (len(self.draws) + 1) if holding else None,
+            attainment_by_draw=self._shares_in_draws(routing, replicas, target_rate),
         )
+
+    def _shares_in_draws(self, routing: Routing, count: int, target_rate: float) -> list[float]:
+        points = [_fleet_point(self.search, routing, count, target_rate, 0, draw) for draw in self.draws]
+        return [joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=self._workers), key=_place)]
 
     def _holding(self, routing: Routing, count: int, target_rate: float) -> dict[int, int]:
         """By number of replicas, up to those recommended: in how many draws they are enough.

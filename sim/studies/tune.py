@@ -29,6 +29,7 @@ from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
 from sim.run.resolve import resolve, resolve_all, sample_requests
 from sim.run.scenario import Scenario, to_plain
+from sim.studies.answer import Answer
 from sim.studies.choice import (
     PLAIN,
     Fits,
@@ -129,6 +130,16 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     evidence: list[str]
     """The nearest measured cells and the simulator's errors there."""
+
+    @property
+    def answer(self) -> Answer:
+        """Of one engine."""
+        return Answer(
+            k_table=self.table,
+            break_even_concurrency=self.break_even_concurrency,
+            replicas=1,
+            evidence=self.evidence,
+        )
 
     @property
     def plain(self) -> dict[str, Any]:
