@@ -3,7 +3,7 @@ user's cache folder, under a name with a hash of all that they were made from.
 
 Beside them aiconfigurator's own decode step: where it takes kernels from other tables than this importer trusts, the
 two differ, and the user should know. Not here: models by name (calibrate.hardware.named_models), which deployment is
-best (sim.studies.plan).
+best (sim.studies.plan.search).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 
 from calibrate.hardware.models import with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, profile_name
+from sim.compare.pool import default_workers, given, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import UnknownProfile, load, save_profile
 from sim.costs.shapes import ModelShape
@@ -48,18 +49,18 @@ class Failed(NamedTuple):
 def deployments(
     shape: ModelShape, max_gpus: int, engine: str, tp: int | None, ep: int | None, dp: int | None
 ) -> list[Deployment]:
-    """Ways to split a model over 1, 2, 4 .. `max_gpus` GPUs of a replica, with the degrees that are given. Dense models:
-    tensor parallel alone, since further ranks are further replicas. Experts: cut, spread, or spread over ranks whose
-    attention has requests of its own."""
+    """Ways to split a model over 1, 2, 4 .. `max_gpus` GPUs of a replica, with the degrees that are given.
+
+    Dense models: tensor parallel alone, since further ranks are further replicas. Experts: cut, spread, or spread over
+    ranks whose attention has requests of its own.
+    """
     found = []
     for degree in (2**power for power in range(max_gpus.bit_length())):
         found.append((degree, 1, 1))
         if shape.experts is not None and degree > 1:
             found += [(degree, degree, 1), (1, degree, degree)]
     wanted = [
-        each
-        for each in found
-        if all(given in (None, own) for given, own in zip((tp, ep, dp), each, strict=True))
+        each for each in found if all(given in (None, own) for given, own in zip((tp, ep, dp), each, strict=True))
     ] or [(tp or 1, ep or 1, dp or 1)]
     return [Deployment(a, None if b == 1 else b, c, engine) for a, b, c in wanted if a * c <= max_gpus]
 
@@ -79,26 +80,51 @@ def imported(
     target: ModelShape,
     draft: ModelShape | None,
     wanted: Sequence[Deployment],
-    cache: Path | None,
+    cache: Path,
 ) -> tuple[list[Imported], list[Failed]]:
-    """The profiles of `wanted`, from the cache where they are there, and why others cannot be."""
-    found, failed = [], []
-    for deployment in wanted:
-        path = None if cache is None else cache / f"{_cached_name(source, gpu, target, draft, deployment)}.json"
-        profile = None
-        if path is not None:
-            with suppress(UnknownProfile, ValueError):
-                profile = load(path)
-        try:
-            profile = profile or import_deployment(tables, gpu, target, draft, deployment, source=source)
-        except ValueError as error:
-            failed.append(Failed(deployment, str(error)))
-            continue
-        if path is not None and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_profile(profile, path)
-        found.append(Imported(path or Path(f"{profile.name}.json"), profile, deployment))
-    return found, failed
+    """The profiles of `wanted`, from the cache where they are there, and why others cannot be.
+
+    Tables are read in processes of their own: the libraries for that start threads, and a process with threads starts
+    its workers slowly.
+    """
+    found: dict[int, Imported] = {}
+    failed: dict[int, Failed] = {}
+    missing = []
+    for index, deployment in enumerate(wanted):
+        path = _path(cache, source, gpu, target, draft, deployment)
+        with suppress(UnknownProfile, ValueError):
+            found[index] = Imported(path, load(path), deployment)
+        if index not in found:
+            missing.append(index)
+    if missing:
+        question = {"tables": tables, "source": source, "gpu": gpu, "target": target, "draft": draft, "wanted": wanted}
+        with started(min(len(missing), default_workers()), question, is_apart=True) as pool:
+            for index, profile in pool.run(_import, missing):
+                if isinstance(profile, str):
+                    failed[index] = Failed(wanted[index], profile)
+                    continue
+                path = _path(cache, source, gpu, target, draft, wanted[index])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_profile(profile, path)
+                found[index] = Imported(path, profile, wanted[index])
+    return [found[index] for index in sorted(found)], [failed[index] for index in sorted(failed)]
+
+
+def _import(index: int) -> Profile | str:
+    """In a worker: the profile, or why there is none."""
+    try:
+        return import_deployment(
+            given("tables"), given("gpu"), given("target"), given("draft"), given("wanted")[index],
+            source=given("source"),
+        )  # fmt: skip
+    except ValueError as error:
+        return str(error)
+
+
+def _path(
+    cache: Path, source: str, gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment
+) -> Path:
+    return cache / f"{_cached_name(source, gpu, target, draft, deployment)}.json"
 
 
 def cache_folder() -> Path:
@@ -107,9 +133,7 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "lanesim" / "profiles"
 
 
-def _cached_name(
-    source: str, gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment
-) -> str:
+def _cached_name(source: str, gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment) -> str:
     """`gpu/target-HASH` of everything that the profile is made from."""
     made = hashlib.sha256()
     here = Path(__file__).parent.parent

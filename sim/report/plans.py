@@ -1,6 +1,6 @@
 """A plan on the terminal: the sentence first, then rows, draft length by load, what it rests on, and what to type.
 
-Not here: the plan (sim.studies.plan), other answers (answers).
+Not here: the plan (sim.studies.plan.search), other answers (answers).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.report.tables import number, print_table
-from sim.studies.plan import Plan, PlannedDeployment
+from sim.studies.plan.search import Plan, PlannedDeployment
 from sim.studies.tune import Tuning
 
 
@@ -30,22 +30,27 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
         table.add_row(*_cells(row, result, has_price=has_price))
     print_table(console, table)
     if any(row.is_first_pass for row in result.deployments):
-        say("~ from closed loops as given, not simulated in draws")
+        say("~ from closed loops with costs as given, not simulated in draws")
     if result.tuning is not None:
         say(draft_lengths(result.tuning))
-    say(f"draws: {result.draws} of costs, acceptance ({result.scenario['speculation']['acceptance']}), requests")
+        if result.rate_per_s is None:
+            say(f"as vLLM's table: {result.tuning.verdict}")
     for line in result.deployments[0].evidence[:1]:
-        say(line)
-    for note in result.notes:
-        say(f"note: {note}")
+        say(line.rpartition(" (")[0])
+    for note in result.notes[:MAX_NOTES]:
+        say(note)
     say(f"start: {result.vllm_serve}")
     say(f"check: {capacity_line}")
+
+
+MAX_NOTES = 3
+"""The others are in the JSON."""
 
 
 def draft_lengths(tuning: Tuning) -> str:
     """Draft length by requests in flight, and what it gains."""
     gains = [
-        f"{point.concurrency}: K = {best.k} ({best.speedup:.2f}x)"
+        f"{point.concurrency}: {best.k} ({best.speedup:.2f})"
         for point in tuning.points
         if (best := min((each for each in point.lengths if each.k), key=lambda each: each.expected_regret)).speedup
     ]
@@ -55,7 +60,7 @@ def draft_lengths(tuning: Tuning) -> str:
         if ends is None
         else ("never pays" if ends == 0.0 else f"pays up to {ends:.0f}")
     )
-    return f"K by requests in flight: {', '.join(gains)}; drafting {pays}; vLLM's table: {tuning.verdict}"
+    return f"requests in flight: K (throughput over none): {', '.join(gains)}; drafting {pays}"
 
 
 def _cells(row: PlannedDeployment, result: Plan, *, has_price: bool) -> list[str]:

@@ -27,7 +27,6 @@ from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
-from sim.studies.answer import Answer
 from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import (
@@ -43,6 +42,7 @@ from sim.studies.load_search import (
     num_prompts,
     with_length,
 )
+from sim.studies.plan.answer import Answer
 from sim.workload.generate import TraceArrivals, is_trace, mean_tokens, trace_length
 
 ATTAINMENT_SCHEMA = 1
@@ -171,6 +171,7 @@ def highest_load(
     draws: int | None = None,
     routings: Sequence[Routing] = ROUTINGS,
     near: float | None = None,
+    is_brief: bool = False,
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Attainment:
@@ -178,7 +179,8 @@ def highest_load(
 
     `price_per_h` is of one replica. With `draws` of 0 costs and acceptance are taken as given; by default there are
     DEFAULT_DRAWS, or none where the drafts have several models, of whose errors nothing is known. `near` is a load to
-    look about first. Raises ValueError for a scenario without SLOs.
+    look about first; `is_brief` leaves the interval of the load as wide as a few replications make it. Raises
+    ValueError for a scenario without SLOs.
     """
     if not any(bound is not None for bound in scenario.goodput.bounds_ms.values()):
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
@@ -197,7 +199,14 @@ def highest_load(
     answers = [
         _Answer(
             LoadSearch(
-                scenario, policy, profile, share, is_concurrency=is_concurrency, is_counted=is_counted, near=near
+                scenario,
+                policy,
+                profile,
+                share,
+                is_concurrency=is_concurrency,
+                is_counted=is_counted,
+                near=near,
+                is_brief=is_brief,
             ),
             drawn,
             price_per_h,
@@ -320,7 +329,9 @@ class _Answer:
 
     def _shares_in_draws(self, routing: Routing, count: int, target_rate: float) -> list[float]:
         points = [_fleet_point(self.search, routing, count, target_rate, 0, draw) for draw in self.draws]
-        return [joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=self._workers), key=_place)]
+        return [
+            joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=self._workers), key=_place)
+        ]
 
     def _holding(self, routing: Routing, count: int, target_rate: float) -> dict[int, int]:
         """By number of replicas, up to those recommended: in how many draws they are enough.

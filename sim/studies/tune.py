@@ -29,7 +29,6 @@ from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
 from sim.run.resolve import resolve, resolve_all, sample_requests
 from sim.run.scenario import Scenario, to_plain
-from sim.studies.answer import Answer
 from sim.studies.choice import (
     PLAIN,
     Fits,
@@ -45,6 +44,7 @@ from sim.studies.choice import (
 from sim.studies.deploy import Deployment, deployment
 from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
+from sim.studies.plan.answer import Answer
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 TUNING_SCHEMA = 1

@@ -1,7 +1,7 @@
-"""What every study of a deployment answers: draft lengths, replicas, price, how it holds in draws, and on what evidence.
+"""What every study of a deployment answers: draft lengths, replicas, price, how it holds in draws, on what evidence.
 
-`tune` answers for one engine, `capacity` for its replicas, `plan` for a search over deployments; what a question does not
-ask for is None or empty. Not here: how it is found.
+`tune` answers for one engine, `capacity` for its replicas, `plan` for a search over deployments; what a question does
+not ask for is None or empty. Not here: how it is found.
 """
 
 from __future__ import annotations

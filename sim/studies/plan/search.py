@@ -1,42 +1,46 @@
-"""Which deployment of a model to rent for a load and SLOs, of several candidates: so many GPUs per replica, split so, with
-or without a drafter, at which draft length, in how many replicas.
+"""Which deployment of a model to rent for a load and SLOs, of several candidates: how many GPUs per replica and how
+split, with or without a drafter, at which draft length, in how many replicas.
 
 A first pass prunes and ranks: closed loops of ever more requests in flight, costs and acceptance as given, each setting
 until its goodput falls; what does not fit in memory, or misses the SLOs alone, is refused with the reason. The best few
 are refined: draft length by load as `tune` has it, the highest rate and the replicas as `capacity` has it, both in
 draws of costs and acceptance. A candidate is a profile; of one of several ranks (`data_parallel`) a rank is simulated,
-and replicas are whole. Not here: where profiles come from (calibrate.cli.plan), draws, how it is shown (sim.report).
+and replicas are whole. Not here: where profiles come from (calibrate.importers), draws, how it is shown (sim.report).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil
+from math import ceil, log2
 from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.compare.points import Point, run_points
+from sim.compare.points import Point, run_point
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
 from sim.metrics.summary import Run, number
+from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, to_plain
-from sim.studies.answer import Answer
 from sim.studies.attainment import DEFAULT_SHARE, Highest, highest_load
 from sim.studies.choice import PLAIN
 from sim.studies.deploy import checking_lines
 from sim.studies.draws import DEFAULT_DRAWS, covers
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import joint_share
+from sim.studies.plan.answer import Answer
 from sim.studies.tune import Tuning, closed_loop, concurrencies_of, tune
 from sim.workload.generate import mean_tokens
 
 PLAN_SCHEMA = 1
 POLICY = "continuous"
 ROWS = 5
-REFINED = 3
-"""Candidates that are simulated in draws; one more is wherever the first pass has it cheaper than the best of these."""
+REFINED, MARGIN = 3, 1.3
+"""Candidates that are simulated in draws at most, of those that the first pass has within so many times the best; one
+more is wherever it has that cheaper than the best of these."""
+MIN_SEATS = 32
+"""Of an engine; more are twice the requests in flight at which its goodput is best: beyond that the SLOs are missed."""
 TUNING_DRAWS = 10
 """Draft lengths are chosen by fewer draws than replicas: what they lose differs less."""
 FALLEN = 0.7
@@ -170,8 +174,9 @@ def plan(
     """The deployments that serve the scenario's requests within `scenario.goodput`, best first: fewest GPUs for
     `rate_per_s`, or without one the most requests per second and GPU.
 
-    Draft lengths are tried up to the scenario's num_speculative_tokens; `refused` are candidates that were none already.
-    `on_ranking` hears the first pass. Raises ValueError where no candidate meets the SLOs, with what comes nearest.
+    Draft lengths are tried up to the scenario's num_speculative_tokens; `refused` are candidates that were none
+    already, `on_ranking` hears the first pass. Raises ValueError where no candidate meets the SLOs, with what comes
+    nearest.
     """
     _check(scenario, candidates, rate_per_s, draws)
     ranking, misses = first_pass(scenario, candidates, rate_per_s, share, workers, on_done)
@@ -179,9 +184,10 @@ def plan(
     if not ranking:
         raise ValueError(_nothing(scenario, refused))
     on_ranking(ranking)
-    refine = _Refinement(scenario, rate_per_s, share, price_per_gpu_h, draws, workers, on_done)
-    waiting, refined = list(ranking), []
-    while waiting and (len(refined) < REFINED or (len(refined) < ROWS and refine.may_be_best(waiting[0], refined))):
+    refine = _Refinement(scenario, rate_per_s, share, price_per_gpu_h, draws, target_model, workers, on_done)
+    waiting = list(ranking)
+    refined: list[_Refined] = []
+    while waiting and refine.is_worth_it(waiting[0], ranking[0], refined):
         found = refine(waiting.pop(0))
         if isinstance(found, Refused):
             refused.append(found)
@@ -192,8 +198,10 @@ def plan(
     refined.sort(key=lambda row: _order(row.row, rate_per_s))
     best = refined[0]
     rows = [row.row for row in refined] + [refine.about(each) for each in waiting]
-    serve, bench, notes = checking_lines(best.scenario, best.candidate.profile, target_model=target_model)
     profile = best.candidate.profile
+    serve, bench, notes = checking_lines(best.scenario, profile, target_model=target_model)
+    if rate_per_s is None and best.tuning is not None and len(best.tuning.table) > 1:
+        serve = best.tuning.deployment.vllm_serve
     return Plan(
         scenario=to_plain(best.scenario),
         gpu=profile.gpu.name,
@@ -235,7 +243,10 @@ class _Setting:
         self.scenario = msgspec.structs.replace(
             scenario, profile=candidate.name, policy=(POLICY,), speculation=speculation
         )
+        self.alone: Run = {}
+        """With one request at a time."""
         self.goodput: dict[int, float] = {}
+        """By requests in flight; empty where one alone misses the SLOs."""
         self.concurrencies: Sequence[int] = ()
 
     @property
@@ -263,14 +274,9 @@ def first_pass(
         settings += able
         if not able:
             refused.append(Refused(deployment=candidate.label, why=reason))
-    alone = _runs(settings, [1] * len(settings), "one request alone", workers, on_done)
-    contending = []
-    for setting, run in zip(settings, alone, strict=True):
-        if joint_share(run) >= share:
-            setting.goodput[1] = number(run, "request_goodput") or 0.0
-            contending.append(setting)
-    misses = _misses(settings, alone, {id(each.candidate) for each in contending}, scenario)
-    _climb(contending, workers, on_done)
+    _climb(settings, share, workers, on_done)
+    contending = [setting for setting in settings if setting.goodput]
+    misses = _misses(settings, {id(each.candidate) for each in contending}, scenario)
     by_candidate: dict[int, list[_Setting]] = {}
     for setting in contending:
         by_candidate.setdefault(id(setting.candidate), []).append(setting)
@@ -293,28 +299,35 @@ def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str
     return able, reason
 
 
-def _climb(settings: Sequence[_Setting], workers: int | None, on_done: OnDone) -> None:
-    """More requests in flight, until goodput falls."""
-    climbing, level = list(settings), 1
-    while climbing := [
-        each
-        for each in climbing
-        if level < len(each.concurrencies) and each.goodput[each.concurrencies[level - 1]] >= FALLEN * each.best
-    ]:
-        counts = [each.concurrencies[level] for each in climbing]
-        runs = _runs(climbing, counts, f"about {2**level} in flight", workers, on_done)
-        for setting, count, run in zip(climbing, counts, runs, strict=True):
-            setting.goodput[count] = number(run, "request_goodput") or 0.0
-        level += 1
+def _climb(settings: Sequence[_Setting], share: float, workers: int | None, on_done: OnDone) -> None:
+    """Run every setting."""
+    # Here, since process pools take longer to import than a small run does.
+    from sim.compare.pool import default_workers, started
+
+    stage = "first pass"
+    on_done(stage, 0, len(settings))
+    count = min(len(settings), workers or default_workers())
+    uses = {POLICY} | {setting.scenario.speculation.acceptance_name for setting in settings}
+    with started(count, {"settings": settings, "share": share}, uses=uses) as pool:
+        for num, (index, found) in enumerate(pool.run(_climbed, range(len(settings))), start=1):
+            settings[index].alone, settings[index].goodput = found
+            on_done(stage, num, len(settings))
 
 
-def _runs(
-    settings: Sequence[_Setting], counts: Sequence[int], stage: str, workers: int | None, on_done: OnDone
-) -> list[Run]:
-    points = [setting.point(count) for setting, count in zip(settings, counts, strict=True)]
-    on_done(stage, 0, len(points))
-    done = run_points(points, workers=workers, on_done=lambda num: on_done(stage, num, len(points)))
-    return [outcome.run for _, outcome in sorted(done, key=lambda each: each[0])]
+def _climbed(index: int) -> tuple[Run, dict[int, float]]:
+    """In a worker: one request alone, and if that meets the SLOs the goodput by requests in flight, until it falls."""
+    from sim.compare.pool import given
+
+    setting: _Setting = given("settings")[index]
+    alone = run_point(setting.point(1)).run
+    if joint_share(alone) < given("share"):
+        return alone, {}
+    goodput = {1: number(alone, "request_goodput") or 0.0}
+    for count in setting.concurrencies[1:]:
+        goodput[count] = number(run_point(setting.point(count)).run, "request_goodput") or 0.0
+        if goodput[count] < FALLEN * max(goodput.values()):
+            break
+    return alone, goodput
 
 
 def _ranked(settings: Sequence[_Setting], rate_per_s: float | None) -> Ranked:
@@ -338,10 +351,16 @@ def _rank(ranked: Ranked) -> tuple[float, float]:
     return float(ranked.gpus or 0), -ranked.rate_per_s / ranked.candidate.gpus
 
 
-def _misses(settings: Sequence[_Setting], alone: Sequence[Run], able: set[int], scenario: Scenario) -> list[Refused]:
+def _cost(ranked: Ranked) -> float:
+    """GPUs for the rate, without one GPUs per request per second; about."""
+    return float(ranked.gpus or ranked.candidate.gpus / ranked.rate_per_s)
+
+
+def _misses(settings: Sequence[_Setting], able: set[int], scenario: Scenario) -> list[Refused]:
     """Candidates of which no setting meets the SLOs even alone, with the setting that comes nearest."""
     nearest: dict[int, Refused] = {}
-    for setting, run in zip(settings, alone, strict=True):
+    for setting in settings:
+        run = setting.alone
         if id(setting.candidate) in able:
             continue
         reached = {
@@ -391,10 +410,12 @@ class _Refinement:
         share: float,
         price_per_gpu_h: float | None,
         draws: int,
+        target_model: str | None,
         workers: int | None,
         on_done: OnDone,
     ) -> None:
         self._scenario, self._rate_per_s, self._share = scenario, rate_per_s, share
+        self._target_model = target_model
         self._price_per_gpu_h, self._draws, self._workers, self._on_done = price_per_gpu_h, draws, workers, on_done
         self._output_tokens = mean_tokens(scenario.workload, scenario.seed)[1]
 
@@ -405,7 +426,8 @@ class _Refinement:
         tuning = self._tuned(scenario, ranked)
         k = _length_at(tuning, ranked.in_flight)
         speculation = msgspec.structs.replace(scenario.speculation, num_speculative_tokens=k)
-        scenario = msgspec.structs.replace(scenario, speculation=speculation)
+        engine = msgspec.structs.replace(scenario.engine, max_num_seqs=_seats(scenario, profile, ranked.in_flight))
+        scenario = msgspec.structs.replace(scenario, speculation=speculation, engine=engine)
         found = highest_load(
             scenario,
             profile,
@@ -414,6 +436,7 @@ class _Refinement:
             draws=self._draws,
             routings=(Routing.ROUND_ROBIN,),
             near=ranked.rate_per_s / ranks,
+            is_brief=True,
             workers=self._workers,
             on_done=lambda stage, done, total: self._on_done(f"{candidate.label}: {stage}", done, total),
         )
@@ -425,12 +448,15 @@ class _Refinement:
     def _tuned(self, scenario: Scenario, ranked: Ranked) -> Tuning | None:
         if not ranked.lengths:
             return None
+        # Of throughput: what the SLOs make of a length at one load says nothing of it at the others.
+        without_slo = msgspec.structs.replace(scenario, goodput=type(scenario.goodput)())
         return tune(
-            scenario,
+            without_slo,
             ranked.candidate.profile,
             concurrencies=ranked.concurrencies,
-            lengths=(0, *ranked.lengths),
+            lengths=ranked.lengths,
             draws=min(self._draws, TUNING_DRAWS),
+            target_model=self._target_model,
             workers=self._workers,
             on_done=lambda stage, done, total: self._on_done(
                 f"{ranked.candidate.label}: {stage} draft lengths", done, total
@@ -494,11 +520,14 @@ class _Refinement:
             is_first_pass=True,
         )
 
-    def may_be_best(self, ranked: Ranked, refined: Sequence[_Refined]) -> bool:
-        """Whether the first pass has `ranked` before the best of those that are refined."""
-        return not refined or _order(self.about(ranked), self._rate_per_s) < min(
-            _order(each.row, self._rate_per_s) for each in refined
-        )
+    def is_worth_it(self, ranked: Ranked, best: Ranked, refined: Sequence[_Refined]) -> bool:
+        """Whether the first pass has `ranked` near its `best`, or before all of those that are refined."""
+        if not refined:
+            return True
+        if len(refined) < REFINED and _cost(ranked) <= MARGIN * _cost(best):
+            return True
+        order = _order(self.about(ranked), self._rate_per_s)
+        return len(refined) < ROWS and order < min(_order(each.row, self._rate_per_s) for each in refined)
 
     def _per_gpu(self, rate: float, gpus: int) -> float:
         return rate * self._output_tokens / gpus
@@ -507,6 +536,12 @@ class _Refinement:
         if self._price_per_gpu_h is None:
             return None
         return self._price_per_gpu_h / (3600.0 * self._per_gpu(rate, gpus)) * 1e6
+
+
+def _seats(scenario: Scenario, profile: Profile, in_flight: int) -> int:
+    """A power of two, no more than the engine's own."""
+    own = limits_of(scenario, profile).max_num_seqs
+    return min(own, max(MIN_SEATS, 1 << ceil(log2(2 * in_flight))))
 
 
 def _length_at(tuning: Tuning | None, in_flight: int) -> int:
@@ -533,7 +568,9 @@ def verdict(
     k = row.num_speculative_tokens
     drafting = "without a drafter" if not k or profile.draft is None else f"with {profile.draft.name} at K = {k}"
     what = f"{profile.target.name} as {row.deployment} {drafting}"
-    price = "" if row.usd_per_million_tokens is None else f", ${row.usd_per_million_tokens:.3g} per million output tokens"
+    price = (
+        "" if row.usd_per_million_tokens is None else f", ${row.usd_per_million_tokens:.3g} per million output tokens"
+    )
     within = f"{100 * share:g} % within {_bounds(scenario)}"
     per_gpu = f"{row.output_tokens_per_s_per_gpu:.0f} output tokens/s/GPU"
     if rate_per_s is None:

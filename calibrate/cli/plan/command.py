@@ -1,12 +1,11 @@
-"""`lanesim plan`: the command line of sim.studies.plan, for a model by its name.
+"""`lanesim plan`: the command line of sim.studies.plan.search, for a model by its name.
 
-Importing this module imports click alone. Not here: the search (sim.studies.plan), imports (calibrate.importers).
+Importing this module imports click alone. Not here: the search, imports (calibrate.importers).
 """
 
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +18,9 @@ from sim.cli.options import ListOptions, parse_goodput
 
 if TYPE_CHECKING:
     from calibrate.hardware.named_models import NamedModel
-    from calibrate.importers.candidates import Failed, Imported
+    from calibrate.importers.candidates import Failed
     from sim.run.scenario import Scenario
-    from sim.studies.plan import Candidate, Plan, Ranked, Refused
+    from sim.studies.plan.search import Candidate, Plan, Ranked, Refused
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim plan Qwen/Qwen3-32B-FP8 --gpu h200-sxm --rate 40 --input-len 1500 \\\n"
@@ -40,7 +39,9 @@ METHODS = {"eagle3": "eagle3", "mtp": "mtp", "dspark": "dspark"}
 @click.command("plan", cls=ListOptions, epilog=EXAMPLE)
 @click.argument("model")
 @click.option("--gpu", default=None, help="GPU, such as h200-sxm; a profile's name has its own.")
-@click.option("--rate", type=float, default=None, help="Requests per second to serve; without: the most of one replica.")
+@click.option(
+    "--rate", type=float, default=None, help="Requests per second to serve; without: the most of one replica."
+)
 @click.option("--input-len", type=int, required=True, help="Prompt tokens.")
 @click.option("--output-len", type=int, required=True, help="Output tokens.")
 @click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:1000 tpot:40 e2el:5000.")
@@ -72,7 +73,8 @@ def plan_command(model: str, **flags: Any) -> None:
     candidates, refused, named, engine = _candidates(model, flags)
     scenario, assumed = _scenario(flags, engine, candidates)
     result = _planned(scenario, candidates, refused, named.repository, price, flags)
-    notes = list(result.notes)
+    # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
+    notes = [note for note in result.notes if note.startswith("<")]
     if assumed:
         notes.insert(0, assumed)
     if disputed := _disputed(result, scenario, candidates, named, engine):
@@ -109,13 +111,11 @@ def parse_gpu_price(text: str | None) -> float | None:
 # -- candidates
 
 
-def _candidates(
-    model: str, flags: dict[str, Any]
-) -> tuple[list[Candidate], list[Refused], NamedModel, str]:
+def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], NamedModel, str]:
     """What could be rented, what cannot, the model, and the engine."""
     from calibrate.hardware.named_models import NamedModel
     from sim.costs.profile_files import shipped
-    from sim.studies.plan import Candidate
+    from sim.studies.plan.search import Candidate
 
     if model in shipped() or (model.endswith(".json") and _is_profile(Path(model))):
         from sim.costs.profile_files import load
@@ -142,7 +142,7 @@ def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[
     from sim.costs.engine import engine_of
     from sim.costs.shapes import HEADS
     from sim.names import unknown
-    from sim.studies.plan import Candidate, Refused
+    from sim.studies.plan.search import Candidate, Refused
 
     try:
         from calibrate.importers.aiconfigurator.deployment import installed_tables
@@ -227,7 +227,7 @@ def _planned(
     price: float | None,
     flags: dict[str, Any],
 ) -> Plan:
-    from sim.studies.plan import plan
+    from sim.studies.plan.search import plan
 
     began = time.monotonic()
 
@@ -282,7 +282,9 @@ def _disputed(
     stood_in = profile.source.partition("not from the engine's own tables: ")[2]
     whose = f", with {stood_in.split(';')[0]}" if stood_in else ""
     if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:
-        return f"a decode step of one request takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core"
+        return (
+            f"a decode step of one request takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core"
+        )
     return (
         f"tables dispute: a decode step of one request takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by "
         f"aiconfigurator-core on {kernels}'s own; measure one before you rent"
@@ -297,6 +299,7 @@ def _capacity_line(result: Plan, flags: dict[str, Any]) -> str:
         "--engine", result.scenario["engine"]["name"],
         "--input-len", str(flags["input_len"]), "--output-len", str(flags["output_len"]),
         "--num-speculative-tokens", str(best.num_speculative_tokens),
+        "--max-num-seqs", str(result.scenario["engine"]["max_num_seqs"]),
     ]  # fmt: skip
     if best.num_speculative_tokens:
         words += ["--acceptance", speculation["acceptance"]]
