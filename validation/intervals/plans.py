@@ -16,7 +16,8 @@ from typing import Any
 from sim.costs.profile_files import load
 from sim.engine.fleet import Routing
 from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.plan.search import Candidate, plan
+from sim.studies.plan.first_pass import Candidate
+from sim.studies.plan.search import plan
 from validation.intervals.fleets import holding, truths_of
 
 RATE = 40.0

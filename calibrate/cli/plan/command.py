@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from calibrate.hardware.named_models import NamedModel
     from calibrate.importers.candidates import Failed
     from sim.run.scenario import Scenario
-    from sim.studies.plan.search import Candidate, Plan, Ranked, Refused
+    from sim.studies.plan.first_pass import Candidate, Ranked, Refused
+    from sim.studies.plan.search import Plan
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim plan Qwen/Qwen3-32B-FP8 --gpu h200-sxm --rate 40 --input-len 1500 \\\n"
@@ -115,7 +116,7 @@ def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], lis
     """What could be rented, what cannot, the model, and the engine."""
     from calibrate.hardware.named_models import NamedModel
     from sim.costs.profile_files import shipped
-    from sim.studies.plan.search import Candidate
+    from sim.studies.plan.first_pass import Candidate
 
     if model in shipped() or (model.endswith(".json") and _is_profile(Path(model))):
         from sim.costs.profile_files import load
@@ -142,7 +143,7 @@ def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[
     from sim.costs.engine import engine_of
     from sim.costs.shapes import HEADS
     from sim.names import unknown
-    from sim.studies.plan.search import Candidate, Refused
+    from sim.studies.plan.first_pass import Candidate, Refused
 
     try:
         from calibrate.importers.aiconfigurator.deployment import installed_tables

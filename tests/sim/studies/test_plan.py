@@ -11,7 +11,8 @@ import pytest
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.run.scenario import Scenario
-from sim.studies.plan.search import Candidate, Plan, Ranked, Refused, first_pass, plan
+from sim.studies.plan.first_pass import Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.search import Plan, plan
 
 ONE, FOUR = "h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"
 PAIR = "h200-sxm/llama-3.1-8b+eagle3"
