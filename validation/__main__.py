@@ -16,6 +16,7 @@ PROGRAMS = {
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
     "partition": ("validation.accuracy.multiprocessor_shares", "solo curves of shares of multiprocessors"),
     "pearl": ("validation.accuracy.pearl", "pipelined with a draft GPU against published runs"),
+    "plan_truths": ("validation.intervals.plans", "whether planned fleets hold in other draws of costs"),
     "replay_accuracy": ("validation.replays.accuracy", "docs/validation: this CPU measured, predicted, replayed"),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "seed_grid": ("validation.pages.seed_grid", "seed 002's benchmark in an honest window"),

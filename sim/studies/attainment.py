@@ -43,6 +43,7 @@ from sim.studies.load_search import (
     num_prompts,
     with_length,
 )
+from sim.studies.plan.answer import Answer
 from sim.workload.generate import TraceArrivals, is_trace, mean_tokens, trace_length
 
 ATTAINMENT_SCHEMA = 1
@@ -114,6 +115,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """[replicas, draws that need so many], rising; None of the draws in which the recommended are too few."""
     confidence: float | None
     """With which the recommended replicas hold in a further draw; None without draws."""
+    attainment_by_draw: list[float] = []
+    """[draws] share of requests that meet all SLOs with the recommended replicas."""
 
 
 class Attainment(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +140,21 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest measured cells and the simulator's errors there."""
 
     @property
+    def answers(self) -> list[Answer]:
+        """[fleets] of one policy and routing each."""
+        return [
+            Answer(
+                k_table=[],
+                attainment_by_draw=fleet.attainment_by_draw,
+                replicas=fleet.replicas,
+                utilisation=fleet.utilisation,
+                usd_per_million_tokens=fleet.usd_per_million_tokens,
+                evidence=self.evidence,
+            )
+            for fleet in self.fleets
+        ]
+
+    @property
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
         found: dict[str, Any] = msgspec.to_builtins(self)
@@ -152,14 +170,18 @@ def highest_load(
     target_rate: float | None = None,
     price: Price | None = None,
     draws: int | None = None,
+    routings: Sequence[Routing] = ROUTINGS,
+    near: float | None = None,
+    is_brief: bool = False,
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Attainment:
     """The highest load of every policy that meets `scenario.goodput`, and with `target_rate` the replicas for it.
 
     With `draws` of 0 costs and acceptance are taken as given; by default there are DEFAULT_DRAWS, or none where the
-    drafts have several models, of whose errors nothing is known. Raises ValueError for a scenario without SLOs, and for
-    a price that does not say whose it is.
+    drafts have several models, of whose errors nothing is known. `near` is a load to look about first; `is_brief` leaves
+    the interval of the load as wide as a few replications make it. Raises ValueError for a scenario without SLOs, and
+    for a price that does not say whose it is.
     """
     if not any(bound is not None for bound in scenario.goodput.bounds_ms.values()):
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
@@ -178,7 +200,16 @@ def highest_load(
     drawn = cost_draws(scenario, profile, draws, scenario.seed) if draws else []
     answers = [
         _Answer(
-            LoadSearch(scenario, policy, profile, share, is_concurrency=is_concurrency, is_counted=is_counted),
+            LoadSearch(
+                scenario,
+                policy,
+                profile,
+                share,
+                is_concurrency=is_concurrency,
+                is_counted=is_counted,
+                near=near,
+                is_brief=is_brief,
+            ),
             drawn,
             usd,
             workers,
@@ -189,7 +220,7 @@ def highest_load(
     highest = [answer.highest for answer in answers]
     fleets = []
     if target_rate is not None:
-        fleets = [answer.fleet(routing, target_rate) for answer in answers for routing in ROUTINGS]
+        fleets = [answer.fleet(routing, target_rate) for answer in answers for routing in routings]
     return Attainment(
         scenario=to_plain(scenario),
         profile=cost_source(profile),
@@ -295,7 +326,14 @@ class _Answer:
             utilisation=target_rate / (replicas * per_replica),
             needed=_needed(holding, len(self.draws)),
             confidence=holding[replicas] / (len(self.draws) + 1) if holding else None,
+            attainment_by_draw=self._shares_in_draws(routing, replicas, target_rate),
         )
+
+    def _shares_in_draws(self, routing: Routing, count: int, target_rate: float) -> list[float]:
+        points = [_fleet_point(self.search, routing, count, target_rate, 0, draw) for draw in self.draws]
+        return [
+            joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=self._workers), key=_place)
+        ]
 
     def _holding(self, routing: Routing, count: int, target_rate: float) -> dict[int, int]:
         """By number of replicas, up to those recommended: in how many draws they are enough.

@@ -44,6 +44,7 @@ from sim.studies.choice import (
 from sim.studies.deploy import Deployment, deployment
 from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
+from sim.studies.plan.answer import Answer
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 TUNING_SCHEMA = 1
@@ -132,6 +133,16 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     evidence: list[str]
     """The nearest measured cells and the simulator's errors there."""
+
+    @property
+    def answer(self) -> Answer:
+        """Of one engine."""
+        return Answer(
+            k_table=self.table,
+            break_even_concurrency=self.break_even_concurrency,
+            replicas=1,
+            evidence=self.evidence,
+        )
 
     @property
     def plain(self) -> dict[str, Any]:
