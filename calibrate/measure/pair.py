@@ -13,7 +13,7 @@ from calibrate.hardware.models import FAMILIES, Source, source_of, with_dtype
 from calibrate.measure.grid import Limits
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import Attention, usual_attention
+from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import Ledger, Sizes, check_fits, ledger
 from realrun.model.weights import Family, load_model, random_model
 from sim.costs.shapes import MODELS
@@ -82,10 +82,11 @@ def pair_spec(
     if rows < 1:
         raise ValueError(f"--rows {rows} must be at least 1")
     if attention is None:
-        attention = usual_attention(torch.device(device)).value
+        attention = usual_attention(torch.device(device)).attention.value
     known = [name.value for name in Attention]
     if attention not in known:
         raise ValueError(unknown("attention", attention, known))
+    context = min(slot_tokens(Attention(attention), context), longest)
     return PairSpec(device, dtype, sources[0], sources[1], rows, context, attention, seed)
 
 

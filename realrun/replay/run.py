@@ -64,8 +64,8 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
     """Serve a few requests untimed, then run the largest pass of each kind on the streams that ran such, so that the
     measured run meets nothing for the first time.
 
-    Captures need what a first run tells, and empty the allocator: so they come before the largest passes, and where
-    there are any a few requests are served once more.
+    Captures need what a first run tells, and empty the allocator, of what earlier policies left there too: so the
+    largest passes come after them, those that have run before once more, and a few requests are served again.
     """
     _serve_a_few(experiment, executor)
     kernels = executor.kernels
@@ -80,7 +80,7 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
             used = {(shape.kind, shape.model) for shape in own}
             kernels.warm(issuer, [shape for shape in shapes if (shape.kind, shape.model) in used])
     for issuer, own in seen.items():
-        kernels.warm(issuer, largest_passes(own, experiment, kernels.options))
+        kernels.warm(issuer, largest_passes(own, experiment, kernels.options), again=kernels.options.cuda_graphs)
     if kernels.options.cuda_graphs:
         _serve_a_few(experiment, executor)
 

@@ -12,7 +12,7 @@ import torch
 from realrun.host import cuda
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import Attention, usual_attention
+from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model, tied_pair
 from realrun.replay.experiment import max_at_once
@@ -45,7 +45,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device, *, temper
     is_cuda = device.type == "cuda"
     wanted = Sizes(
         slots=max(max_at_once(experiment) for experiment in experiments) + SPARE_SLOTS,
-        max_tokens=max(longest, *PROBED_TOKENS),
+        max_tokens=slot_tokens(attention_of(first.profile, device), max(longest, *PROBED_TOKENS)),
         draft_tokens=drafted,
         prompt_tokens=max(
             min(
@@ -104,7 +104,7 @@ def build_kernels(
 def attention_of(profile: Profile, device: torch.device) -> Attention:
     """What `profile` was measured with, where that is one of ours; else what is usual on this device."""
     measured = profile.kernels.attention_implementation
-    return Attention(measured) if measured in list(Attention) else usual_attention(device)
+    return Attention(measured) if measured in list(Attention) else usual_attention(device).attention
 
 
 def _dtype(shape: ModelShape) -> torch.dtype:
