@@ -65,6 +65,11 @@ class PairOptions:
         raise ValueError(f"{num_rows} exceeds the largest of batch_buckets={self.batch_buckets}; add a larger one")
 
 
+def doubling(most: int) -> tuple[int, ...]:
+    """Buckets 1, 2, 4, ... and `most`."""
+    return tuple(sorted({*(1 << power for power in range(most.bit_length()) if 1 << power < most), most}))
+
+
 def decoding_shapes(options: PairOptions, draft_lengths: Sequence[int], *, has_draft: bool) -> list[PassShape]:
     """Every draft and verify shape that the buckets allow for these draft lengths, largest first.
 

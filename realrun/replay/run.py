@@ -86,14 +86,17 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
 
 
 def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: PairOptions) -> list[PassShape]:
-    """Of each kind of pass in `seen` one that is as large as any that the run can need: every request that can be there
-    decodes with the longest draft, and prompts fill the budget as far as the buffers hold both."""
+    """Of each kind of pass in `seen`, and of both decoding rows and prompts where the stream has either, one as large
+    as any that the run can need: every request that can be there decodes with the longest draft, and prompts fill the
+    budget as far as the buffers hold both."""
     limits, longest = experiment.resolved.limits, max(request.prompt_tokens for request in experiment.requests())
     max_rows = min(max_at_once(experiment), options.slots)
-    found = []
-    for kind, model, has_rows, has_chunks in dict.fromkeys(
-        (shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen
-    ):
+    found, kinds = [], dict.fromkeys((shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen)
+    for kind, model in ((Kind.STEP, Model.TARGET), (Kind.DRAFT, Model.DRAFT)):
+        # A few requests that come at once may never meet in one pass.
+        if {part for _, of, *both in list(kinds) if of is model for part in (0, 1) if both[part]} == {0, 1}:
+            kinds[kind, model, True, True] = None
+    for kind, model, has_rows, has_chunks in kinds:
         rows = options.padded_rows(max_rows) if has_rows else 0
         # A draft catches up on two tokens at most.
         width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.resolved.lengths.max + 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from realrun.host import cuda
-from realrun.kernels.options import PairOptions
+from realrun.kernels.options import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import GIB, Sizes, ledger
@@ -95,7 +95,7 @@ def build_kernels(
         draft_tokens_max=sizes.draft_tokens,
         temperature=temperature,
         seed=seed,
-        batch_buckets=_doubling(sizes.slots - SPARE_SLOTS) if sizes.has_graphs else (),
+        batch_buckets=doubling(sizes.slots - SPARE_SLOTS) if sizes.has_graphs else (),
         cuda_graphs=sizes.has_graphs,
     )
     return PairKernels(target, drafts[0] if drafts else None, options)
@@ -111,8 +111,3 @@ def _dtype(shape: ModelShape) -> torch.dtype:
     if shape.dtype_bytes not in DTYPES:
         raise ValueError(f"{shape.name}: weights of {shape.dtype_bytes} bytes cannot be replayed; want 2, 4 or 8")
     return DTYPES[shape.dtype_bytes]
-
-
-def _doubling(most: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and `most`."""
-    return tuple(sorted({*(1 << power for power in range(most.bit_length()) if 1 << power < most), most}))
