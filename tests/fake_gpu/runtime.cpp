@@ -258,7 +258,9 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void*) {
   memset(out, 0, sizeof *out);
   out->maxThreadsPerBlock = 1024;
-  out->binaryVersion = out->ptxVersion = int(env("FAKE_CC", 90));
+  // torch has no code of its own for 8.9: such a GPU runs what was built for 8.6.
+  int capability = int(env("FAKE_CC", 90));
+  out->binaryVersion = out->ptxVersion = capability == 89 ? 86 : capability;
   out->numRegs = 64;
   out->maxDynamicSharedSizeBytes = 232448;
   return cudaSuccess;

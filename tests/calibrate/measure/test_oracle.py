@@ -97,6 +97,21 @@ def test_device_times_come_back_whatever_the_clock_and_the_launches(drift_ppm: f
         assert sample.host_s == pytest.approx(issue_s, rel=TOLERANCE, abs=6e-6), place
 
 
+def test_of_passes_back_to_back_the_last_counts_as_the_first_begins_below_its_clocks() -> None:
+    """And each begins with the slots set back: the truth is of a pass with just so many tokens in KV."""
+    measured = Measured(TimedDevice())
+    place = Place("verify", "target", 2, 5, 64, "graphed")
+    truth, launch = measured.knows(place), measured.device.launch
+
+    def cold(lasts: Lasts) -> None:
+        is_first = measured.device.held_launches == 0
+        launch(lasts._replace(device_s=2.0 * lasts.device_s) if is_first else lasts)
+
+    measured.device.launch = cold  # type: ignore[method-assign]
+    sample = measured.bench.timer(place)()
+    assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE)
+
+
 def test_a_pass_that_is_issued_slower_than_its_stream_is_held_is_timed_again() -> None:
     measured = Measured(TimedDevice())
     place = Place("verify", "target", 2, 5, 64, "graphed")

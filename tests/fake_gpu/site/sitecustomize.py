@@ -20,6 +20,8 @@ from typing import Any
 
 COUNTS = "FAKE_COUNTS"
 """Names the file that gets a JSON line per process."""
+DEBUG = "FAKE_DEBUG" in os.environ
+"""Tell which passes go to the driver for memory."""
 planned: list[int] = []
 """Bytes that ledgers came to; the last one is what was gone by."""
 
@@ -35,7 +37,10 @@ def issuer(module: ModuleType) -> None:
     issue = module.Issuer.issue
 
     def issued(self: Any, shape: Any, rows: Sequence[Sequence[int]]) -> Any:
+        before = self.runs_on.num_allocations() if DEBUG else 0
         pending = issue(self, shape, rows)
+        if DEBUG and self.runs_on.num_allocations() > before:
+            print(f"[fake gpu] {self.name} allocated for {shape}", file=sys.stderr, flush=True)
         pending.made_up = results(shape, rows)
         return pending
 
@@ -68,10 +73,24 @@ def plan(module: ModuleType) -> None:
         module.CAMPAIGNS[name] = campaign._replace(
             job=campaign.job._replace(budget_s=float(os.environ.get("FAKE_BUDGET_S", "20"))),
             loads=(module.Load(16, 16),),
-            policies=("pd", "pdv", "unified", "continuous"),
+            policies=tuple(os.environ.get("FAKE_POLICIES", "pd,pdv,unified,continuous").split(",")),
             repeats=1,
             replications=1,
         )
+
+
+def pair_kernels(module: ModuleType) -> None:
+    """What building the models left behind is nobody's, and no part of the most that passes had reserved."""
+    build = module.PairKernels.__init__
+
+    def built(self: Any, *args: Any, **more: Any) -> None:
+        import torch
+
+        build(self, *args, **more)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    module.PairKernels.__init__ = built  # type: ignore[attr-defined]
 
 
 def noting(module: ModuleType) -> None:
@@ -87,6 +106,7 @@ def noting(module: ModuleType) -> None:
 
 CHANGES: dict[str, Callable[[ModuleType], None]] = {
     "realrun.kernels.issuer": issuer,
+    "realrun.kernels.pair_kernels": pair_kernels,
     "calibrate.campaign.smoke": smoke,
     "calibrate.campaign.plan": plan,
     "realrun.replay.testbed": noting,
