@@ -38,6 +38,8 @@ from sim.report.results import read_columns, write_parquet, write_results
 from sim.run.experiment import Accounts, Experiment
 from sim.run.scenario import Scenario, to_plain
 
+SHORTER = 4
+"""Times that each prompt of a rehearsal is shorter than the one before."""
 REHEARSAL_REQUESTS = 4
 """Requests served before the measured run, at once: first passes pick algorithms, and show who runs what."""
 
@@ -88,7 +90,7 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
 def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: PairOptions) -> list[PassShape]:
     """Of each kind of pass in `seen`, and of both decoding rows and prompts where the stream has either, one as large
     as any that the run can need: every request that can be there decodes with the longest draft, and prompts fill the
-    budget as far as the buffers hold both."""
+    budget as far as the buffers hold both. And the same with shorter and shorter prompts."""
     limits, longest = experiment.resolved.limits, max(request.prompt_tokens for request in experiment.requests())
     max_rows = min(max_at_once(experiment), options.slots)
     found, kinds = [], dict.fromkeys((shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen)
@@ -100,14 +102,19 @@ def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: P
         rows = options.padded_rows(max_rows) if has_rows else 0
         # A draft catches up on two tokens at most.
         width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.resolved.lengths.max + 1
-        tokens = max(1, limits.max_num_batched_tokens - rows * width)
-        chunk = ChunkShape(
-            rows=max(1, min(max_rows, options.max_rows - rows, tokens // longest)),
-            width=min(longest, tokens),
-            is_sampled=model is Model.TARGET,
-        )
+        # Buckets double, and rows that are padding leave their tokens to prompts.
+        tokens = max(1, limits.max_num_batched_tokens - (rows + 1) // 2 * width)
+        num_chunks = max(1, min(max_rows, options.max_rows - rows, tokens // longest))
+        chunks = [ChunkShape(num_chunks, min(longest, tokens), model is Model.TARGET)]
+        rest = tokens - num_chunks * longest
+        if 0 < rest < longest and num_chunks < min(max_rows, options.max_rows - rows):
+            chunks.append(ChunkShape(1, rest, is_sampled=False))
         drafted = experiment.resolved.lengths.max if kind is Kind.DRAFT and has_rows else 0
-        found.append(PassShape(kind, model, rows, width, drafted, (chunk,) if has_chunks else ()))
+        shape = PassShape(kind, model, rows, width, drafted, tuple(chunks) if has_chunks else ())
+        found.append(shape)
+        # An allocator keeps small tensors apart from large ones.
+        lengths = [longest // SHORTER**step for step in range(1, 10) if longest // SHORTER**step] if has_chunks else []
+        found += [shape._replace(chunks=(ChunkShape(1, length, model is Model.TARGET),)) for length in lengths]
     return sorted(found, key=lambda shape: -shape.num_tokens)
 
 
