@@ -28,7 +28,9 @@ def datasheet(name: str) -> Datasheet:
 
 
 def datasheet_of_device(device_name: str) -> Datasheet | None:
-    """The datasheet of what a driver calls `device_name`, or None where there is none."""
+    """The datasheet of what a driver calls `device_name`, or None where there is none, as of a slice of a GPU (MIG)."""
+    if re.search(r"\bMIG\b", device_name):
+        return None
     by_length = sorted(
         ((part, sheet) for sheet in DATASHEETS.values() for part in sheet.device_names),
         key=lambda pair: -len(pair[0]),

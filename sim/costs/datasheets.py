@@ -49,13 +49,18 @@ DATASHEETS = {
         _sheet("a800-sxm", 80, 312.0, 2039.0, 108, "ampere", "A800-SXM4-80GB"),
         _sheet("h100-sxm", 80, 989.0, 3350.0, 132, "hopper", "H100 80GB HBM3", "H100-SXM"),
         _sheet("h100-pcie", 80, 756.0, 2000.0, 114, "hopper", "H100 PCIe"),
+        _sheet("h100-nvl", 93, 835.0, 3900.0, 132, "hopper", "H100 NVL"),
+        _sheet("h20", 95, 148.0, 4000.0, 78, "hopper", "NVIDIA H20"),
         _sheet("h800-sxm", 80, 989.0, 3350.0, 132, "hopper", "H800"),
         _sheet("h200-sxm", 141, 989.0, 4800.0, 132, "hopper", "H200"),
         _sheet("gh200", 95, 989.0, 4000.0, 132, "hopper", "GH200 480GB"),
         _sheet("l40s", 48, 362.0, 864.0, 142, "ada", "L40S"),
         _sheet("l4", 24, 121.0, 300.0, 58, "ada", "NVIDIA L4"),
         _sheet("rtx-4090", 24, 165.2, 1008.0, 128, "ada", "RTX 4090"),
+        _sheet("rtx-5090", 31, 209.5, 1792.0, 170, "blackwell", "RTX 5090"),
         _sheet("rtx-pro-6000-server", 95, 467.8, 1792.0, 188, "blackwell", "RTX PRO 6000"),
+        # Compute capability 10.0: other kernels than the 12.0 of RTX cards.
+        _sheet("b200-sxm", 179, 2250.0, 8000.0, 148, "blackwell-10.0", "NVIDIA B200"),
     )
 }
 """By the name that profiles use."""

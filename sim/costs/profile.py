@@ -93,6 +93,10 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Scheduling, input preparation and output processing before each work."""
     row_s: float
     """The same, per sequence in the work."""
+    eager_step_s: float | None = None
+    """`step_s` of works with prompt chunks where these are launched eagerly and the others replayed; None: the same."""
+    eager_result_s: float | None = None
+    """`result_s` of these works."""
     gap_s: float = 0.0
     """Device time that every pass of the target takes beyond its kernels, however far ahead it is submitted."""
     draft_pass_s: float = 0.0
@@ -130,6 +134,9 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _check(self, positive=counts, not_negative=(*times, *of_an_engine, "ngram_row_s", "max_graph_tokens"))
         if not all(0.0 < seconds < inf for seconds in self.probed_s):
             raise ValueError(f"probed_s={list(self.probed_s)} must be positive and finite")
+        for name in ("eager_step_s", "eager_result_s"):
+            if getattr(self, name) is not None:
+                _check(self, not_negative=(name,))
         for kind, factor in self.served.items():
             if kind not in SERVED_KINDS or not 0.0 < factor < inf:
                 raise ValueError(f"served={self.served} must map {', '.join(SERVED_KINDS)} to factors above 0")

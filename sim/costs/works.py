@@ -103,6 +103,8 @@ class WorkCosts(ABC, Generic[PassesT]):
             device_s += later_cost.device_s - passes.fusion_s(later.row_tokens) - passes.phase_s
             num_kernels += later_cost.num_kernels
         prepare_s = self._step_s + self._row_s * (work.rows + len(work.chunks))
+        if work.chunks and host.eager_step_s is not None:
+            prepare_s += host.eager_step_s - self._step_s
         if work.ahead_s:
             prepare_s = max(0.0, prepare_s - work.ahead_s)
         return Cost(prepare_s, device_s if self._is_synchronous else launch_s, device_s, num_kernels)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from sim.costs.cost import CostModel
+from sim.costs.cost import CostModel, prompt_result_s
 from sim.devices.contention import Contention
 from sim.devices.op import Op, Queue, rates_together
 from sim.devices.partition import Partition
@@ -46,7 +46,7 @@ class SharedDevice:
         does."""
         self.clock = clock
         self._costs = costs
-        self._result_s = costs.result_s
+        self._result_s, self._prompt_result_s = costs.result_s, prompt_result_s(costs)
         self._contention = contention
         self._partition = partition
         if is_one_queue:
@@ -363,7 +363,8 @@ class SharedDevice:
         self._num_ops -= 1
         ticket.end_s = now_s
         is_free = ticket.work.kind is Kind.HOST or (ticket.is_cancelled and ticket.start_s == now_s)
-        ticket.ready_s = now_s if is_free else now_s + self._result_s
+        result_s = self._prompt_result_s if ticket.work.chunks else self._result_s
+        ticket.ready_s = now_s if is_free else now_s + result_s
         if ticket.posts or ticket.watchers:
             ticket.arm()
         self.clock.ended(ticket)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,8 +15,11 @@ from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
 from sim.policies.options import ONLY_TOGETHER
-from sim.report.in_brief import comparison_in_brief
+from sim.studies.evidence import shortened
 
+PASSES = ("prefill", "decode", "draft", "verify")
+"""Kinds of a profile's errors that are whole passes."""
+HOW_TO = "--verbose has all that this rests on"
 HEADLINE = (
     ("mean_ttft_ms", "TTFT", "mean ms"),
     ("p99_ttft_ms", "TTFT", "p99 ms"),
@@ -372,3 +375,32 @@ def _tail_lines(result: Comparison) -> list[str]:
         f"p99 has no interval: {found} independent requests in all where {MIN_FOR_P99:,} are wanted (neighbours in "
         "time resemble each other)"
     ]
+
+
+def comparison_in_brief(result: Comparison) -> list[str]:
+    """Of a comparison."""
+    lines = [costs_line(result.profile.errors)]
+    given = result.scenario["devices"]["overlap"]
+    if given is not None:
+        lines.append(f"overlap of streams: {given}, as asked for")
+    elif any(row.by_overlap for row in result.policies):
+        lines.append("overlap of streams: assumed, not measured; an order that it can turn says so")
+    return in_brief(lines, result.evidence, result.notes)
+
+
+def in_brief(lines: Sequence[str], evidence: Sequence[str], notes: Sequence[str]) -> list[str]:
+    """`lines`, the first of the others in short, and where all of them are."""
+    found = list(lines)
+    if evidence:
+        found.append(shortened(evidence))
+    return [*found, f"{notes[0]}; {HOW_TO}" if notes else HOW_TO]
+
+
+def costs_line(errors: Mapping[str, float | None]) -> str:
+    """Held-out errors of whole passes."""
+    known = [f"{kind} {_error(errors[kind])}" for kind in PASSES if kind in errors]
+    return f"costs: held-out error {', '.join(known)}" if known else "costs: no error stated"
+
+
+def _error(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} %"

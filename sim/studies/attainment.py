@@ -179,9 +179,9 @@ def highest_load(
     """The highest load of every policy that meets `scenario.goodput`, and with `target_rate` the replicas for it.
 
     With `draws` of 0 costs and acceptance are taken as given; by default there are DEFAULT_DRAWS, or none where the
-    drafts have several models, of whose errors nothing is known. `near` is a load to look about first; `is_brief` leaves
-    the interval of the load as wide as a few replications make it. Raises ValueError for a scenario without SLOs, and
-    for a price that does not say whose it is.
+    drafts have several models, of whose errors nothing is known. `near` is a load to look about first; `is_brief`
+    leaves the interval of the load as wide as a few replications make it. Raises ValueError for a scenario without
+    SLOs, and for a price that does not say whose it is.
     """
     if not any(bound is not None for bound in scenario.goodput.bounds_ms.values()):
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")

@@ -69,7 +69,7 @@ def plan_command(model: str, **flags: Any) -> None:
     acceptance might as well be.
     """
     json_path = flags["json_path"]
-    price = None if flags["price"] is None else Price.of_text(flags["price"]).of_gpu()
+    price = None if flags["price"] is None else _gpu_price(flags["price"])
     claim(files={"--json": json_path}, inputs=[model])
     candidates, refused, named, engine = _candidates(model, flags)
     scenario, assumed = _scenario(flags, engine, candidates)
@@ -98,6 +98,16 @@ def plan_command(model: str, **flags: Any) -> None:
 # -- candidates
 
 
+def _gpu_price(text: str) -> float:
+    """Dollars per GPU and hour. Replicas differ in their GPUs here, so a price has to say that it is of one."""
+    from sim.metrics.price import GPU, Price
+
+    price = Price.of_text(text)
+    if price.of != GPU:
+        raise ValueError(f"--price {text!r}: want dollars per hour of one GPU, such as 3.5/{GPU}")
+    return price.usd_per_h
+
+
 def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], NamedModel, str]:
     """What could be rented, what cannot, the model, and the engine."""
     from calibrate.hardware.named_models import NamedModel
@@ -123,9 +133,9 @@ def _is_profile(path: Path) -> bool:
 
 def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], NamedModel, str]:
     from calibrate.cli.output import needs_analysis
-    from sim.costs.datasheets import gpu_name
     from calibrate.hardware.models import with_formats
     from calibrate.hardware.named_models import named_model
+    from sim.costs.datasheets import gpu_name
     from sim.costs.engine import engine_of
     from sim.costs.shapes import HEADS
     from sim.names import unknown

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from calibrate.cli.plan.command import parse_gpu_price, plan_command
+from calibrate.cli.plan.command import plan_command
 from calibrate.importers.candidates import deployments, in_kernel_format
 from sim.costs.profile_files import load
 from sim.costs.shapes import Formats, model
@@ -15,13 +15,9 @@ QUESTION = ("--input-len", "64", "--output-len", "8", "--goodput", "ttft:1000")
 
 
 @pytest.mark.parametrize("text", ["3.5", "3.5/h", "7/replica-h", "-1/gpu-h", "x/gpu-h"])
-def test_a_price_is_of_one_gpu(text: str) -> None:
-    with pytest.raises(ValueError, match=r"want dollars per hour of one GPU, such as 3.5/gpu-h"):
-        parse_gpu_price(text)
-
-
-def test_a_price_per_gpu_is_read() -> None:
-    assert parse_gpu_price("$3.5/gpu-h") == 3.5
+def test_a_price_says_that_it_is_of_one_gpu(text: str) -> None:
+    with pytest.raises(ValueError, match=r"want dollars per hour of .*such as 3.5/gpu-h"):
+        CliRunner().invoke(plan_command, ["Qwen/Qwen3-32B", *QUESTION, "--price", text], catch_exceptions=False)
 
 
 def test_a_model_without_a_gpu_is_refused() -> None:
