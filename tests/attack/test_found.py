@@ -376,7 +376,7 @@ TABLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
             *("capacity", "--profile", "h100-sxm/llama-3.1-8b", "--policy", "autoregressive", "--goodput", "ttft:5000"),
             *("--input-len", "8", "--output-len", "2", "--num-prompts", "100", "--workers", "1"),
         ],
-        ("autoregressive", "requests/s", "95 %", "saturated/s", "output tok/s"),
+        ("autoregressive", "req/s", "95 % of runs", "saturated", "tok/s"),
     ),
     "check": (["calibrate", "check", "h100-sxm/llama-2-7b"], ("mean %", "max %", "points", "decode")),
 }

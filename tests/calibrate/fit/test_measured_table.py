@@ -56,7 +56,7 @@ def measured(noise: float, change: Callable[[MeasuredPoint], MeasuredPoint] = la
         fields = {**place._asdict(), "device_s": seconds, "host_s": seconds, "half_width_pct": 100 * noise}
         more = {"repetitions": 9, "is_noisy": False, "is_held_out": is_held_out(place, PLACES)}
         points.append(change(msgspec.convert({**fields, **more}, MeasuredPoint)))
-    return Points({"device": "cpu"}, {"attention": "flash-cpu"}, PLACES, points, [], HOST, [], {})
+    return Points({"device": "cpu"}, {"attention": "flash-cpu"}, PLACES, points, [], set(), HOST, [], {})
 
 
 def table_of(held: Points) -> Profile:

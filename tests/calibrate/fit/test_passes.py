@@ -58,7 +58,7 @@ def measured(noise: float, seed: int = 0) -> Points:
         more = {"repetitions": 9, "is_noisy": False, "is_held_out": is_held_out(place, places)}
         points.append(msgspec.convert({**fields, **more}, MeasuredPoint))
     options = {"attention": "flash-cpu"}
-    return Points({"device": "cpu"}, options, places, points, CLOCKS, HOST, [], {})
+    return Points({"device": "cpu"}, options, places, points, CLOCKS, set(), HOST, [], {})
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ def test_no_command_of_the_pages_says_more_than_two_lines_beside_its_answer(
     command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sim.cli.console.LINE_EVERY_S", inf)
     _, name, *args = shlex.split(command)
     drops = {"--until-ci", "--draws"} if name == "compare" else {"--target-rate"}
     kept = [word for i, word in enumerate(args) if word not in drops and (i == 0 or args[i - 1] not in drops)]

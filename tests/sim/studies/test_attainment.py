@@ -28,7 +28,8 @@ PROFILE = "h100-sxm/llama-3.1-8b"
 
 def lone_server(**changes: Any) -> Scenario:
     """Poisson arrivals, one at a time, each a prompt of 256 tokens and one output token: deterministic service."""
-    made = {"policy_options.workers": 1, "num_speculative_tokens": 0, "input_len": 256, "output_len": 1, **changes}
+    lengths = {"num_speculative_tokens": 0, "input_len": 256, "output_len": 1}
+    made = {"policy_options.workers": 1, "engine.async_scheduling": False, **lengths, **changes}
     return Scenario.of(profile=PROFILE, policy="baseline", **made)
 
 
