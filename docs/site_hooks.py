@@ -18,8 +18,8 @@ import lanesim
 from sim.cli.main import lanesim as command
 
 ROOT = Path(__file__).resolve().parent.parent
-_FOLDER = re.compile(r"\[([^\]]*)\]\([\w/-]+/?\)")
-"""A link to a folder of the repository, which the site does not have."""
+_ELSEWHERE = re.compile(r"\[([^\]]*)\]\((?!docs/[\w/-]+\.)[\w./-]+\)")
+"""A link to a folder, or to a file outside docs/, which the site does not have."""
 _EXAMPLE = re.compile(r"^(>>> .*(?:\n.+)*)$", re.MULTILINE)
 """From its prompt to the next empty line."""
 COMMANDS = """# Command line
@@ -36,7 +36,7 @@ All that `import lanesim` offers; a name that is not here may move.
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds index.md, the pages of reference/ and every notebook."""
-    readme = _FOLDER.sub(r"\1", (ROOT / "README.md").read_text()).replace("](docs/", "](")
+    readme = _ELSEWHERE.sub(r"\1", (ROOT / "README.md").read_text()).replace("](docs/", "](")
     names = sorted(lanesim.__all__, key=str.lower)
     pages = {
         "index.md": readme,
