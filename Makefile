@@ -1,12 +1,17 @@
 # Every target works from a bare clone with Python 3.11+, make and a C compiler. All use .venv in the root.
 PYTHON ?= python3
 BIN := .venv/bin
+TORCH := 2.13.0
+TRANSFORMERS := 5.23.0
+# Prints the version of a torch that is there, 2.11 to 2.15; else fails.
+OWN_TORCH := import torch as t; v = t.__version__; assert (2, 11) <= tuple(map(int, v.split(".")[:2])) <= (2, 15); print(v)
 PAIR := llama-2-7b+tinyllama-1.1b
+CAMPAIGN ?= cuda
 FAST := acceptance costs devices engine files hosts interface metrics policies workload
 # As many processes as there are cores, up to four. Neighbours run in one process, so that files share what they build.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast test-real mutation mutation-drawn gpu notebooks docs dist accuracy accuracy-public check format clean claims
+.PHONY: demo test test-fast test-real mutation mutation-drawn gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -33,12 +38,30 @@ mutation-drawn: .venv/.dev       ## mutants drawn over every room with the commi
 	$(BIN)/python -m tests.mutants drawn --count $(or $(COUNT),120)
 
 gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (docs/gpu.md); goes on where it was stopped
-	.venv-gpu/bin/python -m calibrate.campaign results/campaign --device cuda
+	.venv-gpu/bin/python -m calibrate.campaign results/campaign --device $(CAMPAIGN)
+
+fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4090, under torch's CUDA build (a GB of wheels)
+	@$(MAKE) --no-print-directory .venv-fake/.ready || { echo "make fake-gpu: skipped, its wheels or g++ cannot be had"; exit 0; } \
+	&& FAKE_LIBRARIES=.venv-fake/cuda LD_LIBRARY_PATH=.venv-fake/cuda .venv-fake/bin/python -m pytest -q tests/fake_gpu \
+	&& .venv-fake/bin/python -m tests.fake_gpu results/fake-gpu .venv-fake/cuda $(GPUS)
+
+.venv-fake/.ready: pyproject.toml constraints.txt $(wildcard tests/fake_gpu/*.cpp) tests/fake_gpu/build.py
+	# The headers lie apart: beside torch it would load the real runtime that comes with them.
+	$(PYTHON) -m venv .venv-fake
+	.venv-fake/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[analysis]' pytest \
+		transformers==$(TRANSFORMERS) sympy networkx jinja2 fsspec
+	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH) fa3-fwd==0.0.3
+	.venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-fake/headers \
+		'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*'
+	.venv-fake/bin/python -m tests.fake_gpu.build .venv-fake/lib/python3*/site-packages/torch \
+		.venv-fake/headers/nvidia/cu13/include .venv-fake/cuda
+	touch $@
 
 .venv-gpu/.ready: pyproject.toml constraints.txt
-	# With the machine's own torch, where it has one that sees its GPU.
+	# With the machine's own torch where that is new enough, else the one that is tested; pip replaces neither.
 	$(PYTHON) -m venv --system-site-packages .venv-gpu
-	.venv-gpu/bin/pip install --quiet --disable-pip-version-check -e '.[analysis,gpu-fa3]'
+	.venv-gpu/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[analysis,gpu-fa3]' \
+		"torch==$$(.venv-gpu/bin/python -c '$(OWN_TORCH)' 2>/dev/null || echo $(TORCH))" transformers==$(TRANSFORMERS)
 	touch $@
 
 notebooks: .venv/.notebooks      ## executes every notebook on small settings and leaves them as they are
@@ -72,7 +95,7 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-gpu .cache results build dist *.egg-info
+	rm -rf .venv .venv-gpu .venv-fake .cache results build dist *.egg-info
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -83,7 +106,7 @@ clean:
 	touch $@
 
 .venv/.real: .venv/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.23.0 -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==$(TORCH) transformers==$(TRANSFORMERS) -c constraints.txt
 	touch $@
 
 .venv/.notebooks: .venv/bin/python pyproject.toml constraints.txt

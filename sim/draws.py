@@ -46,7 +46,10 @@ def thresholds(chances: Floats | float) -> Draws:
     >>> lanesim.thresholds(0.5) == DRAW_RANGE // 2, (lanesim.thresholds([0.0, 1.0]) == [0, DRAW_RANGE]).all()
     (np.True_, np.True_)
     """
-    return np.asarray(np.rint(np.asarray(chances) * DRAW_RANGE), dtype=np.uint32)
+    given = np.asarray(chances)
+    if not ((given >= 0.0) & (given <= 1.0)).all():
+        raise ValueError(f"chances from {given.min()!r} to {given.max()!r} must be numbers from 0 to 1")
+    return np.asarray(np.rint(given * DRAW_RANGE), dtype=np.uint32)
 
 
 def child_seed(seed: int, *key: int) -> int:

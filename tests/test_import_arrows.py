@@ -15,12 +15,14 @@ PACKAGES = ("sim", "realrun", "calibrate", "validation")
 """Low to high."""
 FLOORS = {
     "sim": (
-        ("names", "draws"),
+        ("names", "model_names", "draws"),
         ("files",),
-        ("interface",),
+        ("plugins", "interface"),
         ("acceptance", "workload"),
         ("costs",),
         ("costs.forms",),
+        ("costs.profile_files",),
+        ("costs.drafters",),
         ("devices",),
         ("hosts",),
         ("engine",),

@@ -22,7 +22,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Exit code: 0 every step is done, 1 one failed (after a red smoke step none is begun, else the others went on)."""
     parser = argparse.ArgumentParser(prog="python -m calibrate.campaign", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="directory for everything that is measured")
-    parser.add_argument("--device", choices=sorted(CAMPAIGNS), default="cuda")
+    parser.add_argument("--device", choices=sorted(CAMPAIGNS), default="cuda", help="cuda wants 80 GB [%(default)s]")
     given = parser.parse_args(args)
     given.out.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []

@@ -1,4 +1,4 @@
-"""What a campaign does, in order: a smoke step, every pair measured (alone and at once), three replays of the first.
+"""What a campaign does, in order: a smoke step, a pair measured (passes alone and at once), three replays of it.
 
 Not here: doing it (calibrate.campaign.steps), calling the steps one by one (calibrate.campaign.__main__).
 """
@@ -63,27 +63,27 @@ class Load(NamedTuple):
 
 
 class Campaign(NamedTuple):
-    """The pair of the first job is the one that is replayed."""
-
-    jobs: tuple[Job, ...]
+    job: Job
     loads: tuple[Load, ...]
     policies: tuple[str, ...]
     input_tokens: int
     output_tokens: int
     repeats: int = 4
     """Runs of each kind that say what serving adds."""
+    replications: int = 3
+    """Of each policy in a replay: equal ones differ by some percent."""
 
     @property
     def steps(self) -> list[str]:
         """Names of the steps, in order."""
-        measured = [f"{MEASURE}{job.name}" for job in self.jobs]
-        return [SMOKE, *measured, *(f"{REPLAY}{load.name}" for load in self.loads), REPORT]
+        return [SMOKE, f"{MEASURE}{self.job.name}", *(f"{REPLAY}{load.name}" for load in self.loads), REPORT]
 
     def scenario(self, load: Load, profile: str) -> dict[str, Any]:
         """The raw scenario of `load` with the profile at this path."""
         return {
             "profile": profile,
             "policy": list(self.policies),
+            "replications": self.replications,
             "workload": {
                 "num_prompts": load.num_prompts,
                 "request_rate": "inf",
@@ -95,24 +95,33 @@ class Campaign(NamedTuple):
 
 
 POLICIES = ("autoregressive", "pd", "pdv", "unified", "continuous")
+_LARGE = Campaign(
+    job=Job("llama-3.1-8b", "llama-3.2-1b", 300.0, 64, 4096),
+    loads=(Load(16, 48), Load(1, 6), Load(64, 128)),
+    policies=POLICIES,
+    input_tokens=512,
+    output_tokens=128,
+)
 CAMPAIGNS = {
-    "cuda": Campaign(
-        jobs=(
-            Job("llama-3.1-8b", "llama-3.2-1b", 300.0, 64, 4096),
-            Job("llama-2-7b", "tinyllama-1.1b", 200.0, 40, 2048),
-        ),
-        loads=(Load(16, 48), Load(1, 6), Load(64, 128)),
-        policies=POLICIES,
-        input_tokens=512,
-        output_tokens=128,
-    ),
+    "cuda": _LARGE,
+    "cuda-24gb": _LARGE._replace(job=Job("qwen2.5-1.5b", "qwen2.5-0.5b", 300.0, 32, 2048)),
     "cpu": Campaign(
-        jobs=(Job("tiny-target", "tiny-draft", 15.0),),
+        job=Job("tiny-target", "tiny-draft", 15.0),
         loads=(Load(4, 8), Load(1, 3), Load(8, 16)),
         policies=POLICIES,
         input_tokens=48,
         output_tokens=16,
         repeats=1,
+        replications=1,
     ),
 }
-"""By device; the one of a CPU rehearses the other's every step in two minutes."""
+"""By what --device names; the one of a CPU rehearses the others' every step in two minutes."""
+
+
+def device_of(campaign: str) -> str:
+    """Of a name in CAMPAIGNS.
+
+    >>> device_of("cuda-24gb")
+    'cuda'
+    """
+    return campaign.partition("-")[0]

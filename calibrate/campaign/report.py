@@ -12,6 +12,8 @@ from typing import Any
 
 from calibrate.campaign.plan import Campaign
 from calibrate.campaign.smoke import SMOKE_FILE
+from calibrate.points import file as points_file
+from calibrate.points.work import Place
 from sim.costs.profile import Profile
 from sim.costs.profile_files import SHIPPED, changed, load, ship_profile
 from sim.files.write import new_folder
@@ -23,27 +25,24 @@ Rows = Iterable[Sequence[str]]
 
 
 def report(out: Path, campaign: Campaign) -> None:
-    """Raises ValueError where something was not measured."""
-    names = [each.name for each in campaign.loads]
-    verdicts = [out / f"{name}.json" for name in names]
-    needed = [out / SMOKE_FILE, *(job.profile_path(out) for job in campaign.jobs), *verdicts]
-    for path in needed:
+    """Raises ValueError where the pair was not measured; a replay that lacks is named."""
+    job, verdicts = campaign.job, {each.name: out / f"{each.name}.json" for each in campaign.loads}
+    for path in (out / SMOKE_FILE, job.profile_path(out)):
         if not path.exists():
             raise ValueError(f"{str(path)!r} is missing: its step failed, the reason stands above")
+    results = {name: json.loads(path.read_text()) for name, path in verdicts.items() if path.exists()}
+    lacking = [name for name in verdicts if name not in results]
+    profile = load(job.profile_path(out))
     # A profile of the repository carries no points: they lie beside the report.
-    profiles = [
-        changed(profile, name=name_beside_shipped(profile.name), points=())
-        for profile in (load(job.profile_path(out)) for job in campaign.jobs)
-    ]
+    profile = changed(profile, name=name_beside_shipped(profile.name), points=())
     with new_folder(out / SEND) as scratch:
-        told = scratch / "docs" / "validation" / profiles[0].gpu.name
+        told = scratch / "docs" / "validation" / profile.gpu.name
         told.mkdir(parents=True)
-        for path in [out / SMOKE_FILE, *(job.points_path(out) for job in campaign.jobs), *verdicts]:
+        for path in (out / SMOKE_FILE, job.points_path(out), *(verdicts[name] for name in results)):
             (told / path.name).write_bytes(path.read_bytes())
-        for profile in profiles:
-            ship_profile(profile, scratch / "sim" / "profiles")
-        smoke, results = json.loads((out / SMOKE_FILE).read_text()), [json.loads(path.read_text()) for path in verdicts]
-        (told / "README.md").write_text("\n".join(_lines(profiles, smoke, dict(zip(names, results, strict=True)))))
+        ship_profile(profile, scratch / "sim" / "profiles")
+        smoke, slowed = json.loads((out / SMOKE_FILE).read_text()), points_file.read(job.points_path(out)).slowed
+        (told / "README.md").write_text("\n".join(_lines(profile, smoke, results, lacking, slowed)))
 
 
 def name_beside_shipped(name: str) -> str:
@@ -55,17 +54,22 @@ def name_beside_shipped(name: str) -> str:
     return f"{name}-measured" if (SHIPPED / f"{name}.json").exists() else name
 
 
-def _lines(profiles: Sequence[Profile], smoke: dict[str, Any], results: dict[str, Any]) -> Iterator[str]:
-    yield from (f"# {profiles[0].gpu.name}: measured and predicted", "", "## Machine", "")
+def _lines(
+    profile: Profile, smoke: dict[str, Any], results: dict[str, Any], lacking: Sequence[str], slowed: Iterable[Place]
+) -> Iterator[str]:
+    yield from (f"# {profile.gpu.name}: measured and predicted", "", "## Machine", "")
     yield from _table(["what", "is"], smoke["fingerprint"].items())
     yield from ("", "## Smoke step", "")
     yield from _table(
         ["check", "found", "seconds"], ([e["name"], e["said"], f"{e['seconds']:.1f}"] for e in smoke["checks"])
     )
     yield from ("", "## Passes", "", "Mean error of held-out points in percent (how many).", "")
-    kinds = list(dict.fromkeys(kind for profile in profiles for kind in profile.errors))
-    yield from _table(["profile", *kinds], ([p.name, *(_held_out(p, kind) for kind in kinds)] for p in profiles))
-    yield from ("", *(f"- {profile.name}: {profile.source}." for profile in profiles))
+    yield from _table(
+        ["profile", *profile.errors], [[profile.name, *(_held_out(profile, kind) for kind in profile.errors)]]
+    )
+    yield from ("", f"- {profile.source}.", f"- {profile.host.source}.")
+    named = sorted(place.name for place in slowed)
+    yield f"- Slowed by the driver in one visit or more, {len(named)} passes: {', '.join(named) or 'none'}."
     yield from (
         "",
         "## Replays",
@@ -74,6 +78,8 @@ def _lines(profiles: Sequence[Profile], smoke: dict[str, Any], results: dict[str
         "",
     )
     yield from _table(["load", "policy", *BARS], _judged(results))
+    if lacking:
+        yield from ("", f"Lacking: {', '.join(lacking)}; the same command replays them.")
     yield ""
 
 

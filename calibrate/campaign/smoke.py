@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from calibrate.campaign.plan import MEASURE, REPLAY, Campaign, Job, done_file
+from calibrate.campaign.plan import Campaign, Job
 from calibrate.measure import machine
 from calibrate.measure.bench import Bench
 from calibrate.measure.clocks import Driver
@@ -62,17 +62,17 @@ class Ground:
 
     device: str
     runs_on: Device
-    jobs: Sequence[Job]
+    job: Job
     driver: Driver
 
     @cached_property
-    def specs(self) -> list[PairSpec]:
-        return [job.spec(self.device) for job in self.jobs]
+    def spec(self) -> PairSpec:
+        return self.job.spec(self.device)
 
     @cached_property
     def bench(self) -> Bench:
-        """Of the first job's pair at its full size."""
-        return Bench(build(self.specs[0]))
+        """Of the pair at its full size."""
+        return Bench(build(self.spec))
 
 
 def imports(ground: Ground) -> str:
@@ -83,10 +83,11 @@ def imports(ground: Ground) -> str:
 def kernels(ground: Ground) -> str:
     """Attention as it will be measured beside the reference, for every model."""
     where = torch.device(ground.device)
-    name = usual_attention(where)
-    shapes = {source.shape for spec in ground.specs for source in (spec.target, spec.draft) if source is not None}
+    name, lacks = usual_attention(where)
+    shapes = {source.shape for source in (ground.spec.target, ground.spec.draft) if source is not None}
     worst = max(_difference(shape, name, where) for shape in sorted(shapes, key=lambda shape: shape.name))
-    return f"{name.value} is within {worst:.1e} of {Attention.MATH.value}"
+    said = f"{name.value} is within {worst:.1e} of {Attention.MATH.value}"
+    return f"{said}; {lacks}" if lacks else said
 
 
 def _difference(shape: ModelShape, name: Attention, where: torch.device) -> float:
@@ -147,9 +148,9 @@ def _held_s(runs_on: Device, own: Sequence[Stream]) -> float:
 
 
 def memory(ground: Ground) -> str:
-    """The largest passes of the first pair run, at the full number of rows."""
+    """The largest passes of the pair run, at the full number of rows."""
     free = ground.runs_on.free_bytes()
-    bench, allowed = ground.bench, limits(ground.specs[0])
+    bench, allowed = ground.bench, limits(ground.spec)
     places = grid(allowed, 0)
     for kind, model in dict.fromkeys((place.kind, place.model) for place in places):
         alike = [place for place in places if (place.kind, place.model) == (kind, model)]
@@ -163,7 +164,7 @@ def capture(ground: Ground) -> str | None:
     """A captured pass gives what the same pass launched kernel by kernel gives."""
     if not ground.runs_on.is_async:
         return None
-    bench, spec = ground.bench, ground.specs[0]
+    bench, spec = ground.bench, ground.spec
     place = Place("verify", "target", min(8, spec.rows), 5, 64, "eager")
     found = []
     for launch in ("eager", "graphed"):
@@ -182,7 +183,7 @@ def capture(ground: Ground) -> str | None:
 
 def overlap(ground: Ground) -> str:
     """One pair of passes alone and at once, as all pairs are measured."""
-    pair = next(pair for pair in plan(limits(ground.specs[0])) if not any(pair.offset_shares))
+    pair = next(pair for pair in plan(limits(ground.spec)) if not any(pair.offset_shares))
     found = OverlapBench(ground.bench).measure(pair, OVERLAP_SHARE_S)
     slower = [both / one for one, both in zip(found.solo_s, found.together_s, strict=True)]
     kinds = " and ".join(place.kind for place in pair.places)
@@ -212,8 +213,7 @@ CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, clock, streams, k
 def smoke(device: str, out: Path, campaign: Campaign) -> None:
     """Run every check and keep what they found in OUT/smoke.json; at once done where they were green on this machine.
 
-    On another number of cores measurements and replays are begun again; a measurement keeps what does not depend on
-    them. Raises ValueError where a check is red, or OUT is of another machine.
+    Raises ValueError where a check is red, or OUT is of another machine, or of another number of cores.
     """
     cuda.find(device)
     gpu = machine.gpu(device)
@@ -229,18 +229,10 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
                     f"{str(out)!r} is of another machine: {key} was {held.get(key)!r}, is now {fingerprint[key]!r}; "
                     "choose another directory"
                 )
-        cores = held[points_file.CORES], fingerprint[points_file.CORES]
-        if cores[0] != cores[1]:
-            print(
-                f"campaign: {cores[1]} cores instead of {cores[0]}: measuring what depends on them and replaying again"
-            )
-            for step in campaign.steps:
-                if step.startswith((MEASURE, REPLAY)):
-                    done_file(out, step).unlink(missing_ok=True)
-        elif former["is_green"]:
+        if former["is_green"]:
             return
     checks = []
-    ground = Ground(device, cuda.find(device), campaign.jobs, driver)
+    ground = Ground(device, cuda.find(device), campaign.job, driver)
     for check in CHECKS:
         checks.append(run_check(check, ground))
         print(f"campaign: smoke: {checks[-1]['name']}: {checks[-1]['said']}", flush=True)

@@ -1,4 +1,4 @@
-"""One step of a campaign in one process: python -m calibrate.campaign.steps DEVICE OUT STEP
+"""One step of a campaign in one process: python -m calibrate.campaign.steps CAMPAIGN OUT STEP
 
 Every step leaves its files in OUT, whole or not at all but for the points of a measurement, which come one by one. Not
 here: which steps there are (calibrate.campaign.plan), the checks of the first (calibrate.campaign.smoke), the report of
@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from time import perf_counter
 
-from calibrate.campaign.plan import CAMPAIGNS, MEASURE, REPLAY, REPORT, SMOKE, Campaign, Job, Load
+from calibrate.campaign.plan import CAMPAIGNS, MEASURE, REPLAY, REPORT, SMOKE, Campaign, Job, Load, device_of
 
 
 def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
@@ -28,7 +28,7 @@ def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
 
         smoke(device, out, campaign)
     elif step.startswith(MEASURE):
-        measure(device, out, next(job for job in campaign.jobs if step == f"{MEASURE}{job.name}"), campaign.repeats)
+        measure(device, out, campaign.job, campaign.repeats)
     elif step.startswith(REPLAY):
         replay(device, out, campaign, next(load for load in campaign.loads if step == f"{REPLAY}{load.name}"))
     elif step == REPORT:
@@ -58,7 +58,7 @@ def replay(device: str, out: Path, campaign: Campaign, load: Load) -> None:
 
     directory, scenario = out / load.name, out / f"{load.name}.yaml"
     # JSON is YAML, too.
-    write_text(scenario, json.dumps(campaign.scenario(load, str(campaign.jobs[0].profile_path(out)))))
+    write_text(scenario, json.dumps(campaign.scenario(load, str(campaign.job.profile_path(out)))))
     line = [str(scenario), "--device", device, "--out", str(directory), "--overwrite"]
     replay_command.main(line, standalone_mode=False)
     judge = [str(directory), "--json", str(out / f"{load.name}.json"), "--no-plots"]
@@ -77,11 +77,11 @@ def _end_with_parent() -> None:
 
 def main(args: list[str]) -> int:
     """Exit code 1 and one line if the step cannot be done."""
-    device, out, step = args
+    name, out, step = args
     _end_with_parent()
     started_s = perf_counter()
     try:
-        run(device, Path(out), step, CAMPAIGNS[device])
+        run(device_of(name), Path(out), step, CAMPAIGNS[name])
     except (ValueError, RuntimeError, ImportError) as error:
         hint = "; pip install 'lanesim[gpu,analysis]'" if isinstance(error, ImportError) else ""
         print(f"campaign: {step}: {' '.join(str(error).split())}{hint}", file=sys.stderr)

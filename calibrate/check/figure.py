@@ -15,6 +15,7 @@ import numpy as np
 from calibrate.fit.errors import Comparison
 from sim.costs.profile import Profile
 from sim.files.write import write_figure
+from sim.report.figures import set_log_scale, set_theme
 
 DPI = 130
 PANEL = (3.4, 3.0)
@@ -26,15 +27,9 @@ RATIO_SPAN = (0.5, 2.0)
 def draw_check(path: Path, profile: Profile, comparisons: Sequence[Comparison]) -> None:
     """Writes `path`. Above: achieved FLOP/s by arithmetic intensity, measured and fitted, with the compute and the
     bandwidth roof; below: fitted over measured by duration. Raises ValueError without the plotting libraries."""
-    try:
-        import matplotlib
-        import seaborn as sns
-    except ImportError:
-        raise ValueError("a figure needs the analysis extra: pip install 'lanesim[analysis]'") from None
-    matplotlib.use("Agg")
+    set_theme(font_scale=0.75)
     import matplotlib.pyplot as plt
 
-    sns.set_theme(style="whitegrid", context="notebook", font_scale=0.75)
     kinds = list(dict.fromkeys(comparison.kind for comparison in comparisons))
     size = (PANEL[0] * len(kinds), 2 * PANEL[1])
     figure, axes = plt.subplots(2, len(kinds), figsize=size, squeeze=False, sharey="row", layout="constrained")
@@ -61,8 +56,8 @@ def _draw_roofs(axis: Any, profile: Profile, of_kind: Sequence[Comparison], ever
     fitted = [comparison.flops / comparison.fitted_s for comparison in of_kind]
     axis.scatter(intensity, measured, s=18, color=MEASURED, label="measured")
     axis.scatter(intensity, fitted, s=18, color=FITTED, marker="x", linewidth=1, label="fitted")
-    axis.set_xscale("log")
-    axis.set_yscale("log")
+    set_log_scale(axis, "x")
+    set_log_scale(axis, "y")
     axis.set_ylim(top=3.0 * profile.gpu.peak_flops)
     axis.set_xlabel("FLOP per byte")
 
@@ -73,7 +68,7 @@ def _draw_ratio(axis: Any, of_kind: Sequence[Comparison]) -> None:
     axis.axhspan(0.9, 1.1, color="#dddddd", zorder=0)
     axis.axhline(1.0, color=ROOF, linewidth=1)
     axis.scatter(measured_ms, ratio, s=18, color=FITTED)
-    axis.set_xscale("log")
+    set_log_scale(axis, "x")
     axis.set_yscale("log")
     axis.set_ylim(*RATIO_SPAN)
     ticks = (0.5, 0.7, 0.9, 1.0, 1.1, 1.4, 2.0)

@@ -33,7 +33,7 @@ def engine_options(function: F) -> F:
                      "block, never used, so N - 1 are simulated. Default: what fits beside the weights."),
         click.option("--block-size", type=int, default=None, help="Tokens of a KV block [16]."),
         click.option("--async-scheduling/--no-async-scheduling", "async_scheduling", default=None,
-                     help="Schedule the next step before this one's tokens are out [as the engine does untold]."),
+                     help="Schedule the next step before this one's tokens are out [as the engine does by itself]."),
         click.option("--prefix-caching/--no-prefix-caching", "enable_prefix_caching", default=None,
                      help="Find blocks again that another request, or the preempted one itself, computed [on]."),
         click.option("--long-prefill-token-threshold", type=int, default=None, help="Longest chunk of one prompt."),

@@ -38,7 +38,7 @@ def import_group() -> None:
 )
 @click.argument("path", type=A_PATH, required=False)
 @click.option("--gpu", required=True, help="GPU, such as h200-sxm.")
-@click.option("--target", required=True, help="Target model: a known name or a config.json.")
+@click.option("--target", required=True, help="Target model: a Hugging Face name, one of a profile, or a config.json.")
 @click.option("--draft", default=None, help="Draft model, likewise.")
 @click.option("--tp", default=1, show_default=True, help="Devices that share the models (tensor parallel).")
 @click.option("--ep", default=None, type=int, help="Devices that the experts are spread over, instead of cut.")
@@ -130,7 +130,7 @@ def _in_formats(
 )
 @click.argument("path", type=A_PATH)
 @click.option("--gpu", required=True, help="GPU, such as rtx-4090.")
-@click.option("--target", required=True, help="The model of the tables: a known name or a config.json.")
+@click.option("--target", required=True, help="The model of the tables: a Hugging Face name or a config.json.")
 @click.option(
     "--draft", default=None, help="Draft model, likewise, with --draft-path; or eagle3, the target's own head."
 )

@@ -145,7 +145,9 @@ def fit_steps(profile: Profile, curve: Sequence[Step], source: str) -> StepFit:
         notes.append(f"no step shows the launch of an eager pass: it stays {1e3 * _launch_s(start):.3g} ms")
     for name, estimate in constants.items():
         if estimate.half_width > UNIDENTIFIED * estimate.value:
-            notes.append(f"{name} is not told by this curve: {estimate.value:.3g} ± {estimate.half_width:.2g}")
+            notes.append(
+                f"{name} cannot be determined from this curve: {estimate.value:.3g} ± {estimate.half_width:.2g}"
+            )
     law = _devices_s(fitted, [step.tokens for step in curve])
     ratios = _ratios(fitted, curve)
     kernels = msgspec.structs.replace(fitted.compact, body_ratios=ratios)

@@ -1,78 +1,22 @@
-"""Datasheets of GPUs: memory, dense bf16 FLOP/s, bandwidth, multiprocessors, and which are of one family.
+"""Profiles of other GPUs and models by their data sheets, and which data sheet a name or a driver means.
 
-Values are NVIDIA's published data sheets and architecture papers; FLOP/s are dense, with fp32 accumulation.
-Not here: how fast anything really runs (calibrate.measure, sim/profiles).
+Not here: the sheets (sim.costs.datasheets), how fast anything really runs (calibrate.measure, sim/profiles).
 """
 
 from __future__ import annotations
 
 import re
 from datetime import date
-from typing import NamedTuple
 
 import msgspec
 
 from calibrate.hardware.engines import all_reduce_of, engine_of
+from sim.costs.datasheets import DATASHEETS, Datasheet, gpu_name
 from sim.costs.profile import Gpu, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
 from sim.names import unknown
 
-GIB, GB = 1 << 30, 1e9
-
-
-class Datasheet(NamedTuple):
-    """One GPU; `device_names` are parts of what its driver calls it, most telling first."""
-
-    gpu: Gpu
-    multiprocessors: int
-    family: str
-    device_names: tuple[str, ...]
-
-
-def _sheet(
-    name: str,
-    memory_gib: int,
-    peak_tflops: float,
-    bandwidth_gb_per_s: float,
-    multiprocessors: int,
-    family: str,
-    *device_names: str,
-) -> Datasheet:
-    gpu = Gpu(
-        name=name,
-        memory_bytes=memory_gib * GIB,
-        peak_flops=peak_tflops * 1e12,
-        bandwidth_bytes_per_s=bandwidth_gb_per_s * 1e9,
-    )
-    return Datasheet(gpu, multiprocessors, family, device_names)
-
-
-DATASHEETS = {
-    sheet.gpu.name: sheet
-    for sheet in (
-        _sheet("a100-sxm", 80, 312.0, 2039.0, 108, "ampere", "A100-SXM4-80GB", "A100-SXM-80GB"),
-        _sheet("a100-sxm-40gb", 40, 312.0, 1555.0, 108, "ampere", "A100-SXM4-40GB", "A100-SXM-40GB"),
-        _sheet("a100-pcie", 80, 312.0, 1935.0, 108, "ampere", "A100 80GB PCIe", "A100-PCIE-80GB"),
-        _sheet("a800-sxm", 80, 312.0, 2039.0, 108, "ampere", "A800-SXM4-80GB"),
-        _sheet("h100-sxm", 80, 989.0, 3350.0, 132, "hopper", "H100 80GB HBM3", "H100-SXM"),
-        _sheet("h100-pcie", 80, 756.0, 2000.0, 114, "hopper", "H100 PCIe"),
-        _sheet("h800-sxm", 80, 989.0, 3350.0, 132, "hopper", "H800"),
-        _sheet("h200-sxm", 141, 989.0, 4800.0, 132, "hopper", "H200"),
-        _sheet("gh200", 95, 989.0, 4000.0, 132, "hopper", "GH200 480GB"),
-        _sheet("l40s", 48, 362.0, 864.0, 142, "ada", "L40S"),
-        _sheet("l4", 24, 121.0, 300.0, 58, "ada", "NVIDIA L4"),
-        _sheet("rtx-4090", 24, 165.2, 1008.0, 128, "ada", "RTX 4090"),
-        _sheet("rtx-pro-6000-server", 95, 467.8, 1792.0, 188, "blackwell", "RTX PRO 6000"),
-    )
-}
-"""By the name that profiles use."""
-ALIASES = {"rtx-pro-6000": "rtx-pro-6000-server"}
-"""Other names of the same GPU."""
-
-
-def gpu_name(name: str) -> str:
-    """The name that profiles use for what is called `name`; unknown names stay as they are."""
-    return ALIASES.get(name, name)
+GB = 1e9
 
 
 def datasheet(name: str) -> Datasheet:
@@ -84,7 +28,9 @@ def datasheet(name: str) -> Datasheet:
 
 
 def datasheet_of_device(device_name: str) -> Datasheet | None:
-    """The datasheet of what a driver calls `device_name`, or None where there is none."""
+    """The datasheet of what a driver calls `device_name`, or None where there is none, as of a slice of a GPU (MIG)."""
+    if re.search(r"\bMIG\b", device_name):
+        return None
     by_length = sorted(
         ((part, sheet) for sheet in DATASHEETS.values() for part in sheet.device_names),
         key=lambda pair: -len(pair[0]),

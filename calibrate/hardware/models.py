@@ -1,4 +1,5 @@
-"""Models by what a user names them: a name of the table, a Hugging Face config.json, a local directory of weights.
+"""Models by what a user names them: a name of the table, of a repository on Hugging Face or of a shipped profile's
+target, a Hugging Face config.json, a local directory of weights.
 
 A config.json is read by what its keys mean, for the architectures named here; a key that changes the layers in a way
 that ModelShape cannot say is refused by its name, never passed over. Keys of vision towers and of training are.
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.costs.shapes import HEADS, KV_BITS, WEIGHT_BITS, Experts, Formats, Indexer, Latent, Linear, ModelShape, model
+from calibrate.hardware.published import config_names, config_of, name_of, profile_target, quantisation_beside
+from sim.costs.shapes import HEADS, KV_BITS, MODELS, WEIGHT_BITS, Experts, Formats, Indexer, Latent, Linear, ModelShape
 from sim.files.json_values import read_json
+from sim.model_names import model_key
 from sim.names import unknown
 
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -72,8 +75,8 @@ class Source(NamedTuple):
 
 
 def source_of(name: str, *, plain: bool = True) -> Source:
-    """Raises ValueError for what is neither a known name, nor a config.json, nor a directory that holds one; and, if
-    `plain`, for a model that only tables of its own kernels can price."""
+    """Raises ValueError for what is neither a name that is known here or to `published`, nor a config.json, nor a
+    directory that holds one; and, if `plain`, for a model that only tables of its own kernels can price."""
     path = Path(name)
     if path.is_dir():
         has_weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
@@ -81,13 +84,29 @@ def source_of(name: str, *, plain: bool = True) -> Source:
     elif path.suffix == ".json":
         source = _from_config(path, None)
     else:
-        source = Source(model(name), None, None)
+        source = _by_name(name)
     if plain and not source.shape.is_plain:
         raise ValueError(
             f"{name}: {_special(source.shape)} has no cost form here, only in "
             "`lanesim calibrate import aiconfigurator`; want a dense decoder in one number format"
         )
     return source
+
+
+def _by_name(name: str) -> Source:
+    if name in MODELS:
+        return Source(MODELS[name], None, None)
+    if (path := config_of(name)) is not None:
+        source = _from_config(path, None, beside=quantisation_beside(path))
+        return source._replace(shape=msgspec.structs.replace(source.shape, name=name_of(path)))
+    if (key := model_key(name)) in MODELS:
+        return Source(MODELS[key], None, None)
+    if (target := profile_target(name)) is not None:
+        return Source(target, None, None)
+    raise ValueError(
+        f"{unknown('model', name, [*MODELS, *config_names()]).partition(' (known')[0]} (a Hugging Face name, a "
+        "config.json or a directory that holds one)"
+    )
 
 
 def _special(shape: ModelShape) -> str:
@@ -149,7 +168,8 @@ def format_names(shape: ModelShape) -> str:
     return ("" if weights == "bf16" else f"-{weights}") + ("-kv8" if formats.kv == "fp8" else "")
 
 
-def _from_config(path: Path, weights: Path | None) -> Source:
+def _from_config(path: Path, weights: Path | None, *, beside: dict[str, Any] | None = None) -> Source:
+    """`beside`: the quantisation where the config does not say it."""
     config = _read(path)
     outer = config
     text = config.get("text_config")
@@ -194,6 +214,8 @@ def _from_config(path: Path, weights: Path | None) -> Source:
             **dimensions,
         )
         quantisation = config.get("quantization_config") or outer.get("quantization_config")
+        if beside is not None and not (isinstance(quantisation, dict) and quantisation.get("quant_method")):
+            quantisation = beside
         if isinstance(quantisation, dict):
             shape = _quantised(path, shape, quantisation)
     except ValueError as error:

@@ -96,7 +96,7 @@ class Fitted:
         for name, value in self.values_s.items():
             scale, unit = (1.0, "") if name.startswith(RATIO) else (1e3, " ms")
             width = f" ± {self.half_widths_s[name] * scale:.2g}" if self.half_widths_s else ""
-            doubt = "" if self.told.get(name, True) else f" (not told from {_plain(name):g})"
+            doubt = "" if self.told.get(name, True) else f" (its interval holds {_plain(name):g})"
             told.append(f"{name} = {value * scale:.4g}{width}{unit}{doubt}")
         return ", ".join(told)
 

@@ -1,4 +1,4 @@
-"""What the GPU's driver tells after each visit to a place: clocks, power, and why it is slower than it could be.
+"""What the GPU's driver tells during each visit to a place: clocks, power, and why it is slower than it could be.
 
 Through NVML (package nvidia-ml-py, extra gpu). Where that is not installed, or does not answer, nothing is read and
 `said` says so once: times are worth less without, but they are times. Not here: times (calibrate.measure.bench), the
@@ -7,6 +7,8 @@ rest of the fingerprint (calibrate.measure.machine).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from threading import Event, Thread
 from typing import Any
 
 from calibrate.points.file import Clocks
@@ -20,6 +22,52 @@ THROTTLES = {
     0x80: "power brake",
 }
 """Bits of nvmlClocksEventReasons (nvml.h) that mean slower than asked for; idle and clocks set by the user do not."""
+
+
+LOOK_EVERY_S = 0.02
+"""A driver's answer takes about a millisecond, in which a thread of its own lets the others run."""
+
+
+class Watch:
+    """Looks at the driver from a thread of its own."""
+
+    def __init__(self, read: Callable[[], Clocks | None]) -> None:
+        self._read, self._over = read, Event()
+        self._seen: list[Clocks] = []
+        self._thread = Thread(target=self._look, name="driver")
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._over.wait(LOOK_EVERY_S)
+            clocks = self._read()
+            if clocks is None:
+                return
+            self._seen.append(clocks)
+
+    def slowest(self) -> Clocks | None:
+        """Lowest clocks, highest power and every reason of the looks; None if nothing was told."""
+        if not self._seen:
+            return None
+        return Clocks(
+            sm_mhz=_extreme(min, [each.sm_mhz for each in self._seen]),
+            memory_mhz=_extreme(min, [each.memory_mhz for each in self._seen]),
+            power_w=_extreme(max, [each.power_w for each in self._seen]),
+            throttled=tuple(name for name in THROTTLES.values() if any(name in each.throttled for each in self._seen)),
+        )
+
+
+def _extreme(pick: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return pick(known) if known else None
 
 
 class Driver:
@@ -44,6 +92,10 @@ class Driver:
         else:
             self._nvml = pynvml
             self.said = f"clocks are read with every visit, driver {self.version}"
+
+    def watch(self) -> Watch:
+        """To be entered while something is measured."""
+        return Watch(self.read)
 
     def read(self) -> Clocks | None:
         """What it tells right now; None where it tells nothing at all."""

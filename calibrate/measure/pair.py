@@ -11,9 +11,9 @@ import torch
 
 from calibrate.hardware.models import FAMILIES, Source, source_of, with_dtype
 from calibrate.measure.grid import Limits
-from realrun.kernels.options import PairOptions
+from realrun.kernels.options import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import Attention, usual_attention
+from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import Ledger, Sizes, check_fits, ledger
 from realrun.model.weights import Family, load_model, random_model
 from sim.costs.shapes import MODELS
@@ -82,10 +82,11 @@ def pair_spec(
     if rows < 1:
         raise ValueError(f"--rows {rows} must be at least 1")
     if attention is None:
-        attention = usual_attention(torch.device(device)).value
+        attention = usual_attention(torch.device(device)).attention.value
     known = [name.value for name in Attention]
     if attention not in known:
         raise ValueError(unknown("attention", attention, known))
+    context = min(slot_tokens(Attention(attention), context), longest)
     return PairSpec(device, dtype, sources[0], sources[1], rows, context, attention, seed)
 
 
@@ -112,15 +113,23 @@ def build(spec: PairSpec, streams: int = ISSUERS) -> PairKernels:
     what = f"{names} in {spec.dtype} with KV of {spec.rows} slots of {spec.slot_tokens} tokens"
     # All of it at once; each part alone is checked again where it is made.
     check_fits(needs(spec, streams).total, what, torch.device(spec.device))
+    options = options_of(spec)
     models = [_model(source, spec) for source in sources]
-    options = PairOptions(
+    return PairKernels(models[0], models[1] if len(models) > 1 else None, options)
+
+
+def options_of(spec: PairSpec) -> PairOptions:
+    """What the pair runs with: where there are graphs, rows padded and captured as a replay's are."""
+    has_graphs = limits(spec).has_graphs
+    return PairOptions(
         slots=spec.rows,
         max_tokens=spec.slot_tokens,
         attention=Attention(spec.attention),
         draft_tokens_max=min(DRAFT_TOKENS, spec.slot_tokens // 4),
         seed=spec.seed,
+        batch_buckets=doubling(spec.rows) if has_graphs else (),
+        cuda_graphs=has_graphs,
     )
-    return PairKernels(models[0], models[1] if len(models) > 1 else None, options)
 
 
 def needs(spec: PairSpec, streams: int = ISSUERS) -> Ledger:

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from calibrate.fit.measured_profile import profile_of, today
 from calibrate.measure import grid, host_times
@@ -57,7 +58,6 @@ class Session:
             former = points_file.read(path)
             points_file.check_same(path, former, self._fingerprint, spec.as_options())
             points_file.check_host(path, former)
-            points_file.follow_cores(path, former, self._fingerprint)
         self._kernels = build(spec)
         self.bench = Bench(self._kernels)
 
@@ -110,13 +110,14 @@ class Session:
         for done, place in enumerate(left):
             self.on_step("points", num_visits - len(left) + done, num_visits)
             share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
-            timing = repeat(
-                self.bench.timer(place),
-                share_s=share_s,
-                clock=perf_counter,
-                least=_least(held.num_visits),
-                most=MAX_REPETITIONS // held.num_visits,
-            )
+            with self.driver.watch() as watch:
+                timing = repeat(
+                    self.bench.timer(place),
+                    share_s=share_s,
+                    clock=perf_counter,
+                    least=_least(held.num_visits),
+                    most=MAX_REPETITIONS // held.num_visits,
+                )
             point = MeasuredPoint(
                 kind=place.kind,  # type: ignore[arg-type]
                 model=place.model,  # type: ignore[arg-type]
@@ -133,8 +134,8 @@ class Session:
                 l2=l2_state(place, self._shape(place), cache),
             )
             points_file.append_point(self.path, point)
-            if clocks := self.driver.read():
-                points_file.append(self.path, "clocks", msgspec.to_builtins(clocks))
+            if clocks := watch.slowest():
+                points_file.append(self.path, "clocks", msgspec.to_builtins(structs.replace(clocks, place=place)))
 
     def _host(self) -> None:
         held = points_file.read(self.path)

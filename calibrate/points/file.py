@@ -1,8 +1,7 @@
 """The points file: what one machine measured, appended line by line, so that a kill loses one visit at most.
 
 JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point` (one per
-visit to a place), `clocks` (what the driver told right after it), `host` and `together` lines. A `cores`
-line says that the measurement went on with another number of cores: what depends on them counts from there on only.
+visit to a place), `clocks` (what the driver told of the visit before it), `host` and `together` lines.
 Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
 
@@ -34,20 +33,18 @@ HOST_KEYS = (
 )
 MAY_CHANGE = ("clock", "date", "driver")
 """Fingerprint keys beginning so do not tell two machines apart."""
-CORES = "cpu_cores"
-"""Fingerprint key that may change as well, but not for nothing (ADR 007)."""
-OLD_KINDS = ("sustained", "overlap", "three_way")
-"""Lines of earlier versions that say nothing any more: what passes at once took is measured again."""
 
 
 class Clocks(msgspec.Struct, frozen=True, kw_only=True):
-    """What the GPU's driver told right after a visit; None where it does not tell."""
+    """What the GPU's driver told while a place was visited, at its slowest; None where it does not tell."""
 
     sm_mhz: float | None = None
     memory_mhz: float | None = None
     power_w: float | None = None
     throttled: tuple[str, ...] = ()
     """Why the clocks were below what they could be, under NVML's names."""
+    place: Place | None = None
+    """That was visited; None in files of earlier versions."""
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +68,8 @@ class Points(NamedTuple):
     points: list[MeasuredPoint]
     """One per place, of all visits to it."""
     clocks: list[Clocks]
+    slowed: set[Place]
+    """Places of which a visit was slower than the GPU can be, by the driver's word."""
     host: dict[str, Any]
     together: list[Ran]
     visits: dict[Place, list[MeasuredPoint]]
@@ -143,7 +142,7 @@ def read(path: Path) -> Points:
         visits = msgspec.convert(header.get("visits", 1), int)
         if not 1 <= visits <= MAX_VISITS:
             raise ValueError(f"visits={visits} must be 1 to {MAX_VISITS}")
-        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], [], {}, [], {}, visits)
+        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], [], set(), {}, [], {}, visits)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"points file {str(path)!r} line 1: no valid header ({error!r})") from error
     planned = frozenset(places)
@@ -167,13 +166,10 @@ def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, valu
         point = _point(where, value, planned)
         found.visits.setdefault(place_of(point), []).append(point)
     elif kind == "clocks":
-        found.clocks.append(_convert(where, value, Clocks))
-    elif kind == "cores":
-        found.fingerprint[CORES] = str(_convert(where, value, int))
-        found.host.clear()
-        if found.options.get("device") == "cpu":
-            # Passes of several streams share the cores there; a GPU's are timed by its own events.
-            found.together.clear()
+        clocks: Clocks = _convert(where, value, Clocks)
+        found.clocks.append(clocks)
+        if clocks.throttled and clocks.place is not None:
+            found.slowed.add(clocks.place)
     elif kind == "host":
         found.host.update(_convert(where, value, dict[str, Any]))
     elif kind == "together":
@@ -186,7 +182,7 @@ def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, valu
             if not 0.0 < seconds <= LONGEST_S:
                 raise ValueError(f"{where}: {seconds!r} s must be positive and at most {LONGEST_S:.0f} s")
         found.together.append(ran)
-    elif kind not in OLD_KINDS:
+    else:
         raise ValueError(f"{where}: unknown kind of line {kind!r}")
 
 
@@ -212,7 +208,7 @@ def check_host(path: Path, found: Points) -> None:
 
 
 def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: dict[str, Any]) -> None:
-    """Raise ValueError unless `found` was measured on this machine, whatever its cores, with these options."""
+    """Raise ValueError unless `found` was measured on this machine, with as many cores, and with these options."""
     for what, theirs, ours in (
         ("another machine", fixed(found.fingerprint), fixed(fingerprint)),
         ("other options", found.options, options),
@@ -223,26 +219,8 @@ def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: 
                     f"points file {str(path)!r} is of {what}: {key} was {theirs.get(key)!r}, is now "
                     f"{ours.get(key)!r}; choose another --out or remove it"
                 )
-    cores, threads = fingerprint.get(CORES, "1"), fingerprint.get("threads", "1")
-    if int(cores) < int(threads):
-        raise ValueError(
-            f"points file {str(path)!r} is of passes of {threads} threads, and this process may use {cores} cores; "
-            "give it as many, or choose another --out"
-        )
-
-
-def follow_cores(path: Path, found: Points, fingerprint: dict[str, str]) -> bool:
-    """Note that the measurement goes on with another number of cores; whether it does.
-
-    Kept is what does not depend on them: passes timed alone, and on a GPU its own times of passes at once. Issuing by
-    several threads is measured again, and on a CPU everything at once.
-    """
-    if found.fingerprint.get(CORES) == fingerprint.get(CORES):
-        return False
-    append(path, "cores", int(fingerprint[CORES]))
-    return True
 
 
 def fixed(fingerprint: dict[str, str]) -> dict[str, str]:
     """What tells two machines apart."""
-    return {key: value for key, value in fingerprint.items() if not key.startswith((*MAY_CHANGE, CORES))}
+    return {key: value for key, value in fingerprint.items() if not key.startswith(MAY_CHANGE)}

@@ -199,7 +199,7 @@ def _fits(
         return [steps]
     timed = [cell for cell in cells if FIRST_TOKEN in cell.measured]
     if not timed:
-        raise Undetermined(FRONTEND, "is not told: no level has a time to the first token")
+        raise Undetermined(FRONTEND, "cannot be determined: no level has a time to the first token")
     for turn in range(MAX_TURNS):
         frontend = _frontend(steps.profile, timed, setup, known, frontend_noise)
         profiles = steps.profile, frontend.profile
@@ -265,8 +265,8 @@ def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mappi
     if value_s > LONGEST_FRONTEND_S:
         raise Undetermined(
             FRONTEND,
-            f"is not told: first tokens came {value_s:.1f} s later than the engine explains, which is no frontend but "
-            "requests that waited for a seat; measure with as many in flight as the server has seats for",
+            f"cannot be determined: first tokens came {value_s:.1f} s later than the engine explains, which is no "
+            "frontend but requests that waited for a seat; measure with as many in flight as the server has seats for",
         )
     return found
 

@@ -9,13 +9,13 @@ Not here: a profile's other constants (calibrate.fit), replaying a scenario (rea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import log
 from pathlib import Path
 from statistics import fmean, median
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import msgspec
+from msgspec import structs
 
 from calibrate.fit.measured_table import TooFewPoints
 from calibrate.fit.overlap import TURNS_S
@@ -25,6 +25,7 @@ from calibrate.points import file as points_file
 from calibrate.service.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
 from calibrate.service.pauses import idle_ramp
 from realrun.host.quiet import frozen_heap
+from realrun.kernels.options import decoding_shapes
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.replay.measured import MeasuredWork, mean
 from realrun.replay.pair_executor import PairExecutor
@@ -45,23 +46,32 @@ PAUSES_S = (0.01, 0.04, 0.16)
 """Of the device before every other request, to see what the first works after one lose."""
 
 
+class Waits(NamedTuple):
+    """Seconds that serving adds to a work."""
+
+    prepare_s: float
+    """From the moment when nothing but the threads kept it from being issued to its issue."""
+    result_s: float
+    """From its end to the act of the coroutine that awaited it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCosts:
     """Seconds that serving adds."""
 
-    prepare_s: float
-    """From the moment when nothing but the threads kept a work from being issued to its issue."""
-    result_s: float
-    """From the end of a work to the act of the coroutine that awaited it."""
-    served: dict[str, float]
-    """By kind, how many times as long a pass lasts as the profile says."""
+    works: Waits
+    """All works; where passes are captured, those that are: decoding ones."""
+    prompts: Waits | None
+    """Works with prompt chunks, launched kernel by kernel, where the others are captured."""
     look_s: float
     """Of the work under way, per look of an idle worker."""
-    tau_s: float | None
-    """Per kernel while another work runs; None where the device has its own streams, or one lane is all there is."""
-    idle_ramp: IdleRamp | None
     probed_s: tuple[float, ...]
     """As realrun.replay.probe gives it, between the runs."""
+    served: dict[str, float] = field(default_factory=dict)
+    """By kind, how many times as long a pass lasts as the profile says."""
+    tau_s: float | None = None
+    """Per kernel while another work runs; None where the device has its own streams, or one lane is all there is."""
+    idle_ramp: IdleRamp | None = None
 
 
 def measure_pair(
@@ -102,49 +112,104 @@ def measure_pair(
 def with_serving_costs(profile: Profile, kernels: PairKernels, *, repeats: int = REPEATS) -> Profile:
     """`profile` with what serving adds measured on `kernels`, the pair that it was measured on.
 
-    On a CPU, where issuing a pass is executing it, also the delay of concurrent passes, which have no priorities there,
-    and what the first works after a pause lose. Raises ValueError where slots are too short for the requests served.
+    Raises ValueError where slots are too short for the requests served.
     """
-    is_cpu = kernels.device.type == "cpu"
     executor = PairExecutor(kernels, seed=SEED)
-    drafted = DRAFT_TOKENS if kernels.draft_model is not None else 0
-    alone = Setting(draft_tokens=drafted)
-    lanes = [number for number in LANES if number <= kernels.options.slots] if is_cpu else [1]
-    several = [Setting(number, drafted) for number in lanes[1:]]
-    many = max(number for number in MANY if number <= kernels.options.slots)
+    return (on_cpu if kernels.device.type == "cpu" else on_gpu)(profile, executor, repeats)
+
+
+def on_gpu(profile: Profile, executor: PairExecutor, repeats: int) -> Profile:
+    """Decoding passes are captured first, as a replay's are; prompts are launched kernel by kernel on both."""
+    kernels = executor.kernels
+    alone, many = _alone(kernels)
     busy = [alone, alone._replace(coroutines=many), alone._replace(rows=many)]
-    if is_cpu:
-        busy += [alone._replace(is_split=True), alone._replace(is_split=True, rows=many)]
+    polled = alone._replace(num_pollers=POLLERS)
+    for setting in busy:
+        serve(executor, setting)
+    if kernels.options.cuda_graphs:
+        longest = kernels.options.padded_rows(many)
+        shapes = decoding_shapes(kernels.options, [alone.draft_tokens], has_draft=alone.draft_tokens > 0)
+        for issuer in executor.issuers:
+            kernels.warm(issuer, [shape for shape in shapes if shape.rows <= longest])
+        for setting in busy:
+            serve(executor, setting)
+    rounds = _rounds(executor, [*busy, polled], repeats)
+    of_busy = [[each.runs[setting] for each in rounds] for setting in busy]
+    # Real passes with prompt chunks are never captured (realrun.kernels.rows).
+    start = structs.replace(profile, host=structs.replace(profile.host, captures_chunks=False))
+    found = ServingCosts(
+        works=waits(of_busy, lambda work: not work.record.chunk_tokens),
+        prompts=waits(of_busy, lambda work: work.record.chunk_tokens > 0),
+        look_s=look_s([(each.runs[alone], each.runs[polled]) for each in rounds]),
+        probed_s=_probed_s(rounds),
+    )
+    return _completed(start, found, _how(rounds))
+
+
+def on_cpu(profile: Profile, executor: PairExecutor, repeats: int) -> Profile:
+    """Issuing a pass is executing it there: also the delay of concurrent passes, which have no priorities, and what the
+    first works after a pause lose."""
+    kernels = executor.kernels
+    alone, many = _alone(kernels)
+    several = [alone._replace(lanes=number) for number in LANES[1:] if number <= kernels.options.slots]
+    split = alone._replace(is_split=True)
+    busy = [alone, alone._replace(coroutines=many), alone._replace(rows=many), split, split._replace(rows=many)]
     plain = [Setting(), Setting(coroutines=many), Setting(rows=many)]
     polled = alone._replace(num_pollers=POLLERS)
     service_s = serve(executor, alone).span_s / REQUESTS_PER_LANE
-    pairs_s = [2.0 * service_s + pause_s for pause_s in PAUSES_S] if is_cpu else []
-    paused = [alone._replace(period_s=period_s, burst=2) for period_s in pairs_s]
-    settings = dict.fromkeys([*busy, *several, *plain, polled, *paused])
-    # Round after round, so that a drift of the machine hits all alike.
-    rounds, probed_s = [], []
-    with frozen_heap():
-        for _ in range(repeats):
-            rounds.append({setting: serve(executor, setting) for setting in settings})
-            probed_s.append(probe(kernels, executor.issuers[0]))
-    start = _synchronous(profile) if is_cpu else _eager_chunks(profile)
-    by_setting = {setting: [each[setting] for each in rounds] for setting in settings}
-    of_busy = [by_setting[setting] for setting in dict.fromkeys(busy)]
-    of_all = [by_setting[setting] for setting in dict.fromkeys((*busy, *plain))]
+    paused = [alone._replace(period_s=2.0 * service_s + pause_s, burst=2) for pause_s in PAUSES_S]
+    rounds = _rounds(executor, [*busy, *several, *plain, polled, *paused], repeats)
+    start = structs.replace(
+        profile,
+        host=structs.replace(profile.host, is_synchronous=True),
+        overlap=structs.replace(profile.overlap, has_priorities=False, takes_turns=True),
+    )
+    by_setting = {setting: [each.runs[setting] for each in rounds] for setting in rounds[0].runs}
     found = ServingCosts(
-        prepare_s=_typical_s(of_busy, lambda work: work.record.issue_start_s - work.eligible_s),
-        result_s=_typical_s(of_busy, lambda work: work.reacted_s - work.record.end_s),
-        served=served(start, of_all) if is_cpu else {},
-        look_s=look_s([(each[alone], each[polled]) for each in rounds]),
-        tau_s=None,
-        idle_ramp=idle_ramp([[each[setting] for setting in (alone, *paused)] for each in rounds]) if paused else None,
-        probed_s=tuple(map(fmean, zip(*probed_s, strict=True))),
+        works=waits([by_setting[setting] for setting in dict.fromkeys(busy)]),
+        prompts=None,
+        look_s=look_s([(each.runs[alone], each.runs[polled]) for each in rounds]),
+        probed_s=_probed_s(rounds),
+        served=served(start, [by_setting[setting] for setting in dict.fromkeys((*busy, *plain))]),
+        idle_ramp=idle_ramp([[each.runs[setting] for setting in (alone, *paused)] for each in rounds]),
     )
     if several:
-        pairs = [_typical([(each[alone], each[setting]) for each in rounds]) for setting in several]
+        pairs = [_typical([(each.runs[alone], each.runs[setting]) for each in rounds]) for setting in several]
         found = replace(found, tau_s=best_tau(_completed(start, found), pairs))
-    spread = max(run.length_s / median(each.length_s for each in runs) for runs in by_setting.values() for run in runs)
-    return _completed(start, found, f"medians of {repeats} runs each, the slowest took {spread:.2f} times as long")
+    return _completed(start, found, _how(rounds))
+
+
+def _alone(kernels: PairKernels) -> tuple[Setting, int]:
+    """One lane, and how many requests at once there are slots for."""
+    drafted = DRAFT_TOKENS if kernels.draft_model is not None else 0
+    return Setting(draft_tokens=drafted), max(number for number in MANY if number <= kernels.options.slots)
+
+
+class _Round(NamedTuple):
+    runs: dict[Setting, Served]
+    probed_s: tuple[float, ...]
+
+
+def _rounds(executor: PairExecutor, settings: Sequence[Setting], repeats: int) -> list[_Round]:
+    """Every setting once, then all again, so that a drift of the machine hits all alike."""
+    with frozen_heap():
+        return [
+            _Round(
+                {setting: serve(executor, setting) for setting in dict.fromkeys(settings)},
+                probe(executor.kernels, executor.issuers[0]),
+            )
+            for _ in range(repeats)
+        ]
+
+
+def _probed_s(rounds: Sequence[_Round]) -> tuple[float, ...]:
+    return tuple(map(fmean, zip(*(each.probed_s for each in rounds), strict=True)))
+
+
+def _how(rounds: Sequence[_Round]) -> str:
+    times = [[each.runs[setting].length_s for each in rounds] for setting in rounds[0].runs]
+    slowest = max(max(of_setting) / median(of_setting) for of_setting in times)
+    return f"medians of {len(rounds)} runs each, the slowest took {slowest:.2f} times as long"
 
 
 def _typical(pairs: Sequence[tuple[Served, Served]]) -> tuple[Served, Served]:
@@ -152,46 +217,53 @@ def _typical(pairs: Sequence[tuple[Served, Served]]) -> tuple[Served, Served]:
     return sorted(pairs, key=lambda pair: pair[1].span_s / pair[0].span_s)[len(pairs) // 2]
 
 
-def _synchronous(profile: Profile) -> Profile:
-    return msgspec.structs.replace(
-        profile,
-        host=msgspec.structs.replace(profile.host, is_synchronous=True),
-        overlap=msgspec.structs.replace(profile.overlap, has_priorities=False, takes_turns=True),
-    )
-
-
-def _eager_chunks(profile: Profile) -> Profile:
-    """Real passes with prompt chunks are never captured (realrun.kernels.rows)."""
-    return msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, captures_chunks=False))
-
-
 def _completed(profile: Profile, found: ServingCosts, how: str = "") -> Profile:
-    host = msgspec.structs.replace(
+    prompts, overlap = found.prompts, profile.overlap
+    said = f"works of the threaded host, {_told(found.works)}"
+    if prompts is not None:
+        said = f"captured {said}; eager_step_s and eager_result_s: its works on prompts, eager, {_told(prompts)}"
+    host = structs.replace(
         profile.host,
-        step_s=round_constant(profile.host.step_s + found.prepare_s),
-        result_s=round_constant(found.result_s),
+        step_s=round_constant(profile.host.step_s + found.works.prepare_s),
+        result_s=round_constant(found.works.result_s),
+        eager_step_s=None if prompts is None else round_constant(profile.host.step_s + prompts.prepare_s),
+        eager_result_s=None if prompts is None else round_constant(prompts.result_s),
         idle_ramp=found.idle_ramp,
         served=found.served,
         look_s=round_constant(found.look_s),
         probed_s=tuple(map(round_constant, found.probed_s)),
-        source=f"{profile.host.source}; step_s, result_s, served and look_s: works of the threaded host, "
-        f"{found.prepare_s * 1e6:.0f} us per work beside its pass and {found.result_s * 1e6:.0f} us from its end to "
-        f"the next act; {how}",
+        source=f"{profile.host.source}; step_s, result_s, served and look_s: {said}; {how}",
     )
-    overlap = profile.overlap
     if found.tau_s is not None:
-        overlap = msgspec.structs.replace(
+        overlap = structs.replace(
             overlap,
             tau_s=round_constant(found.tau_s),
             measured=True,
             source=f"{overlap.source}; tau_s: {LANES[1]} and more lanes of the threaded host at once",
         )
-    return msgspec.structs.replace(profile, host=host, overlap=overlap)
+    return structs.replace(profile, host=host, overlap=overlap)
 
 
-def _typical_s(by_setting: Sequence[Sequence[Served]], of: Callable[[MeasuredWork], float]) -> float:
-    """Mean over the works of a run, nan left out; of the runs of one setting the median; of the settings the mean."""
-    return fmean(median(mean([of(work) for work in run.works]) for run in runs) for runs in by_setting)
+def _told(found: Waits) -> str:
+    return (
+        f"{found.prepare_s * 1e6:.0f} us per work beside its pass and {found.result_s * 1e6:.0f} us from its end to "
+        "the next act"
+    )
+
+
+def waits(by_setting: Sequence[Sequence[Served]], counts: Callable[[MeasuredWork], bool] = lambda _: True) -> Waits:
+    """Means over the works that count of a run, nan left out; of the runs of one setting the median; of the settings
+    the mean."""
+
+    def typical_s(of: Callable[[MeasuredWork], float]) -> float:
+        return fmean(
+            median(mean([of(work) for work in run.works if counts(work)]) for run in runs) for runs in by_setting
+        )
+
+    return Waits(
+        typical_s(lambda work: work.record.issue_start_s - work.eligible_s),
+        typical_s(lambda work: work.reacted_s - work.record.end_s),
+    )
 
 
 def served(profile: Profile, by_setting: Sequence[Sequence[Served]]) -> dict[str, float]:
@@ -237,8 +309,8 @@ def best_tau(profile: Profile, runs: Sequence[tuple[Served, Served]]) -> float:
     alone = {setting: simulate(profile, setting) for setting in {one.setting for one, _ in runs}}
 
     def loss(tau_s: float) -> float:
-        overlap = msgspec.structs.replace(profile.overlap, tau_s=tau_s, measured=True)
-        candidate = msgspec.structs.replace(profile, overlap=overlap)
+        overlap = structs.replace(profile.overlap, tau_s=tau_s, measured=True)
+        candidate = structs.replace(profile, overlap=overlap)
         return sum(_misfit(pair, (alone[pair[0].setting], simulate(candidate, pair[1].setting))) for pair in runs)
 
     # Each is a simulation of every run: every few first, then those around the best.

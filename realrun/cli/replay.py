@@ -122,9 +122,10 @@ def _run(
         import pyarrow  # noqa: F401
         import torch
         import transformers  # noqa: F401
-    except ImportError as error:
+    except (ImportError, OSError) as error:
+        # A torch that is installed and does not load names the library that it lacks.
         raise ValueError(
-            f"replay runs real models and writes parquet, and {error.name!r} is not installed: "
+            f"replay runs real models and writes parquet: {' '.join(str(error).split())}; "
             "pip install 'lanesim[gpu,analysis]'"
         ) from None
     from realrun.host import cuda

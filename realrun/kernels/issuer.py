@@ -115,14 +115,15 @@ class Issuer:
         """Passes issued here from now on start after `pending` has ended on the device."""
         self.stream.wait(pending.end)
 
-    def warm(self, shape: PassShape, scratch: int, *, capture: bool) -> None:
+    def warm(self, shape: PassShape, scratch: int, *, capture: bool, again: bool = False) -> None:
         """Run `shape` with absent rows only, then capture it as a graph if asked; no request's state changes.
 
-        What has run and is captured already is left alone.
+        What has run and is captured already is left alone, or with `again` runs once more.
         """
         absent = [(scratch, 0, NOT_FORCED, 0)] * shape.num_rows
         is_to_be_captured = capture and shape not in self._graphs
-        for _ in range(WARM_UP_RUNS if shape not in self.warmed or is_to_be_captured else 0):
+        is_new = shape not in self.warmed or is_to_be_captured
+        for _ in range(WARM_UP_RUNS if is_new else int(again)):
             self.issue(shape, absent).values()
         if is_to_be_captured:
             self.runs_on.synchronize()

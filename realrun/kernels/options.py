@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from realrun.kernels.passes import PassShape
 from realrun.model.attention import Attention
-from realrun.model.kv import LAYOUT
 from sim.interface.work import Kind, Model
 
 CAPTURABLE = (Attention.FLASH, Attention.FLASH_3)
@@ -56,13 +55,6 @@ class PairOptions:
         """Rows of the largest pass: decoding ones padded to the largest bucket, and prompts of all other slots."""
         return self.slots + max(self.batch_buckets, default=0)
 
-    @property
-    def implementation(self) -> str:
-        """These options' part of a cost table's key."""
-        launch = "graph" if self.cuda_graphs else "eager"
-        sampling = "sampled" if self.temperature > 0 else "greedy"
-        return f"attention={self.attention.value};kv={LAYOUT};packing=rectangles;launch={launch};sampling={sampling}"
-
     def padded_rows(self, num_rows: int) -> int:
         """Rows of the smallest bucket that holds them. Raises ValueError where none does."""
         if not self.batch_buckets or not num_rows:
@@ -71,6 +63,11 @@ class PairOptions:
             if bucket >= num_rows:
                 return bucket
         raise ValueError(f"{num_rows} exceeds the largest of batch_buckets={self.batch_buckets}; add a larger one")
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """Buckets 1, 2, 4, ... and `most`."""
+    return tuple(sorted({*(1 << power for power in range(most.bit_length()) if 1 << power < most), most}))
 
 
 def decoding_shapes(options: PairOptions, draft_lengths: Sequence[int], *, has_draft: bool) -> list[PassShape]:

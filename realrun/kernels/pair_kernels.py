@@ -8,12 +8,13 @@ Not here: what the device computes (realrun.kernels.passes), streams and graphs 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from realrun.host import cuda
-from realrun.host.device import Device
+from realrun.host.device import Device, Stream
 from realrun.kernels import rows
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.options import PairOptions
@@ -21,7 +22,9 @@ from realrun.kernels.passes import Passes, PassShape
 from realrun.kernels.rows import PromptChunk, RowResult, Slot
 from realrun.kernels.sequences import Sequences
 from realrun.model import sampling
+from realrun.model.attention import described
 from realrun.model.decoder import Decoder
+from realrun.model.kv import LAYOUT
 from sim.interface.work import Kind, Model
 
 
@@ -89,7 +92,16 @@ class PairKernels:
     @property
     def implementation(self) -> str:
         """Everything but shapes that the time of a pass depends on; part of a cost table's key."""
-        return f"{self.options.implementation};dtype={str(self.target.dtype).removeprefix('torch.')}"
+        options = self.options
+        parts = {
+            "attention": described(options.attention, self.device),
+            "kv": LAYOUT,
+            "packing": "rectangles",
+            "launch": "graph" if options.cuda_graphs else "eager",
+            "sampling": "sampled" if options.temperature > 0 else "greedy",
+            "dtype": str(self.target.dtype).removeprefix("torch."),
+        }
+        return ";".join(f"{key}={value}" for key, value in parts.items())
 
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
         """The stream called `name` with its own buffers, made when it is first asked for. Higher priority goes first.
@@ -116,21 +128,31 @@ class PairKernels:
             raise ValueError(
                 f"prompt of {len(prompt)} tokens must have 1..{self.options.max_tokens - 1}; raise max_tokens"
             )
-        index = self._free.pop()
+        index, (stream, prompts) = self._free.pop(), self._door
+        staging = prompts[index][: len(prompt)]
+        staging.copy_(torch.tensor(prompt, dtype=torch.int64))
 
         def admit() -> None:
-            self.sequences.admit(index, prompt, sampling.request_key(self.options.seed, request))
+            self.sequences.admit(index, staging, sampling.request_key(self.options.seed, request))
             for decoder in (self.target, self.draft_model):
                 if decoder is not None:
-                    decoder.kv.lengths[index] = 0
+                    decoder.kv.lengths[index].zero_()
 
-        # Before the passes of every stream, as it is over when they are issued.
-        self.runs_on.run_now(admit)
-        return Slot(index, len(prompt), known_tokens=len(prompt), draft_lag=len(prompt))
+        stream.run(admit)
+        return Slot(index, len(prompt), known_tokens=len(prompt), draft_lag=len(prompt), admission=stream.record())
+
+    @cached_property
+    def _door(self) -> tuple[Stream, list[torch.Tensor]]:
+        """A stream on which prompts reach the device while others run, and where each slot's waits for it."""
+        prompts = [self.runs_on.pinned(self.options.max_tokens) for _ in range(self.options.slots)]
+        return self.runs_on.stream(), prompts
 
     def release(self, slot: Slot) -> None:
         """Take the slot back; nothing of it may be in flight."""
         assert slot.index not in self._free, f"slot {slot.index} released twice"
+        if slot.admission is not None:
+            # Its prompt is out of the staging buffer, also where no pass ever read it.
+            slot.admission.synchronize()
         self._free.append(slot.index)
 
     def prefill(self, chunks: Sequence[PromptChunk], issuer: Issuer, *, model: Model = Model.TARGET) -> Submitted:
@@ -173,11 +195,13 @@ class PairKernels:
         chunks = [PromptChunk(slot, count) for slot, count in zip(slots, num_tokens, strict=True)]
         return self._submit(issuer, rows.plan_again(chunks, self.options), (), ())
 
-    def warm(self, issuer: Issuer, shapes: Sequence[PassShape]) -> None:
-        """Run every shape on the issuer's stream, and capture draft and verify ones where graphs are on."""
+    def warm(self, issuer: Issuer, shapes: Sequence[PassShape], *, again: bool = False) -> None:
+        """Run every shape on the issuer's stream, and capture draft and verify ones where graphs are on; `again`: also
+        what has run before."""
         for shape in shapes:
             is_graphed = shape.kind in (Kind.DRAFT, Kind.VERIFY) and not shape.chunks
-            issuer.warm(shape, self.sequences.scratch, capture=self.options.cuda_graphs and is_graphed)
+            is_captured = self.options.cuda_graphs and is_graphed
+            issuer.warm(shape, self.sequences.scratch, capture=is_captured, again=again and not is_captured)
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
@@ -189,6 +213,10 @@ class PairKernels:
         present = [row[0] for row in plan.inputs if row[0] != self.sequences.scratch]
         assert present, "a pass without rows"
         assert len(set(present)) == len(present), f"rows of one pass must be distinct slots, got {present}"
+        for slot in (*slots, *(chunk.slot for chunk in chunks)):
+            if slot.admission is not None and issuer not in slot.streams:
+                issuer.stream.wait(slot.admission)
+                slot.streams.add(issuer)
         return Submitted(issuer.issue(plan.shape, plan.inputs), plan, slots, chunks)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from realrun.host.device import Event
 from realrun.kernels.options import PairOptions
 from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
 from sim.interface.work import Kind, Model
@@ -40,6 +41,10 @@ class Slot:
     needs no pass for that, its lengths follow at the next verify or draft."""
     output: list[int] = field(default_factory=list)
     """Emitted tokens, as far as results have come back."""
+    admission: Event | None = None
+    """After which the device has the prompt."""
+    streams: set[object] = field(default_factory=set)
+    """Issuers whose streams come after `admission`."""
 
     @property
     def known_tokens_bound(self) -> int:

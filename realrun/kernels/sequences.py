@@ -7,8 +7,6 @@ Not here: KV (realrun.model.kv), the host's account (realrun.kernels.rows), pass
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from realrun.model import sampling
@@ -41,12 +39,11 @@ class Sequences:
         """Distribution each drafted token came from [slots + 1, draft_tokens_max, vocab]."""
         self._last = max_tokens
 
-    def admit(self, slot: int, prompt: Sequence[int], key: int) -> None:
-        """Put a prompt into a slot. Not for slots with passes in flight."""
-        device = self.tokens.device
-        self.tokens[slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64).to(device)
-        self.lengths[slot] = len(prompt)
-        self.keys[slot] = key
+    def admit(self, slot: int, prompt: torch.Tensor, key: int) -> None:
+        """Put a prompt [tokens], pinned, into a slot. Not for slots with passes in flight."""
+        self.tokens[slot, : len(prompt)].copy_(prompt, non_blocking=True)
+        self.lengths[slot].fill_(len(prompt))
+        self.keys[slot].fill_(key)
 
     def read(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Tokens at positions [rows, width] of slots [rows]."""

@@ -26,6 +26,8 @@ GPU_TILES = 128
 """Blocks that fill a GPU: an A100 has 108 multiprocessors, an H100 132."""
 MAX_SPLITS = 16
 """Beyond which putting a row's parts together costs more than reading them side by side saves."""
+PAGE_TOKENS = 256
+"""Tokens of a page of FlashAttention-2, which splits the keys of rows of several queries only where KV has pages."""
 
 
 class Attention(StrEnum):
@@ -36,7 +38,7 @@ class Attention(StrEnum):
     FLASH_CPU = "flash-cpu"
     """torch's fused CPU kernel, over KV copied together up to the longest row."""
     FLASH = "flash"
-    """torch's variable-length FlashAttention; CUDA, float16 or bfloat16."""
+    """torch's variable-length FlashAttention (2); CUDA, float16 or bfloat16."""
     FLASH_3 = "flash-3"
     """FlashAttention-3 of the package fa3-fwd; Hopper, bfloat16."""
 
@@ -85,14 +87,41 @@ def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKe
     return GatheringAttention(name, heads, kv)
 
 
-def usual_attention(device: torch.device) -> Attention:
-    """What passes on this device run with unless a person or a profile asks for another.
+class Usual(NamedTuple):
+    """What passes on a device run with unless a person or a profile asks for another."""
 
-    Raises ValueError if this machine has no such device.
+    attention: Attention
+    lacks: str | None = None
+    """Why it is not the one that is written for this device."""
+
+
+def usual_attention(device: torch.device) -> Usual:
+    """FlashAttention-3 where the GPU and the installation have it, else torch's own.
+
+    The package fa3-fwd has no wheel for aarch64, and does not load beside a torch of CUDA 12. Raises ValueError if this
+    machine has no such device.
     """
     if not cuda.find(device).is_async:
-        return Attention.FLASH_CPU
-    return Attention.FLASH_3 if cuda.properties().capability == HOPPER else Attention.FLASH
+        return Usual(Attention.FLASH_CPU)
+    if cuda.properties().capability != HOPPER:
+        return Usual(Attention.FLASH)
+    try:
+        flash_3()
+    except ValueError as error:
+        return Usual(Attention.FLASH, f"passes run with torch's own attention: {error}")
+    return Usual(Attention.FLASH_3)
+
+
+def described(attention: Attention, device: torch.device) -> str:
+    """The name of `attention` in a cost table's key: marked where it stands in for the one written for `device`."""
+    if attention is Attention.FLASH and device.type == "cuda" and cuda.properties().capability == HOPPER:
+        return f"{attention.value} in place of {Attention.FLASH_3.value}"
+    return attention.value
+
+
+def slot_tokens(attention: Attention, tokens: int) -> int:
+    """Tokens of a slot that holds `tokens`: whole pages where `attention` reads pages."""
+    return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS if attention is Attention.FLASH else tokens
 
 
 def num_splits(tiles: int) -> int:
@@ -139,28 +168,43 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class FlashAttention:
-    """torch's FlashAttention over all slots as one long sequence: a row begins where its slot does."""
+    """torch's FlashAttention over the pages of all slots; without whole pages, or in torch 2.11, which takes none, over
+    all slots as one long sequence, where a row begins where its slot does."""
 
     def __init__(self, heads: int, kv: SlottedKv) -> None:
         self.group, self.kv = heads // kv.kv_heads, kv
         self._attend = torch.ops.aten._flash_attention_forward.default
+        known = {argument.name for argument in self._attend._schema.arguments}
         # torch 2.11 splits by a rule of its own, from the shapes alone.
-        self._takes_splits = any(argument.name == "num_splits" for argument in self._attend._schema.arguments)
+        self._takes_splits = "num_splits" in known
+        self.has_pages = "block_table" in known and kv.max_tokens % PAGE_TOKENS == 0
+        self._pages = torch.arange(kv.max_tokens // PAGE_TOKENS, dtype=torch.int32, device=kv.keys.device)
+        """Of the first slot."""
 
     def plan(self, rectangles: Sequence[Rectangle]) -> tuple[_Reach, torch.Tensor]:
+        """With the pages of each row [rows, pages of a slot], or where its keys begin [rows + 1]."""
         reach = _reach(rectangles, self.group, self.kv)
+        if self.has_pages:
+            return reach, (reach.slots * len(self._pages)).unsqueeze(1) + self._pages
         # One more than rows: the kernel wants ends as well, and does not read them where `used` is given.
         return reach, torch.nn.functional.pad(reach.slots * self.kv.max_tokens, (0, 1))
 
     def run(self, plan: tuple[_Reach, torch.Tensor], queries: torch.Tensor, layer: int) -> torch.Tensor:
-        reach, places = plan
+        reach, table = plan
         keys, values = self.kv.layer(layer)
+        more: dict[str, Any] = {"num_splits": reach.splits} if self._takes_splits else {}
+        if self.has_pages:
+            keys, values = (stored.view(-1, PAGE_TOKENS, *stored.shape[2:]) for stored in (keys, values))
+            more["block_table"] = table
+        else:
+            keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         out: torch.Tensor = self._attend(
             queries,
-            keys.flatten(0, 1),
-            values.flatten(0, 1),
+            keys,
+            values,
             reach.offsets,
-            places,
+            # With pages nothing of it is read but its length.
+            reach.offsets if self.has_pages else table,
             reach.max_queries,
             self.kv.max_tokens,
             0.0,
@@ -168,47 +212,66 @@ class FlashAttention:
             False,
             scale=self.kv.head_dim**-0.5,
             seqused_k=reach.used,
-            **({"num_splits": reach.splits} if self._takes_splits else {}),
+            **more,
         )[0]
         return out
 
 
 class Flash3Attention:
-    """FlashAttention-3: rows name their slots."""
+    """FlashAttention-3: rows name their slots. Which block does what is decided once for all layers of a pass."""
 
     def __init__(self, heads: int, kv: SlottedKv) -> None:
-        self.group, self.kv = heads // kv.kv_heads, kv
-        self._attend = flash_3()
+        self.heads, self.group, self.kv = heads, heads // kv.kv_heads, kv
+        operations = flash_3()
+        self._attend, self._schedule = operations.fwd.default, operations.get_scheduler_metadata.default
 
-    def plan(self, rectangles: Sequence[Rectangle]) -> _Reach:
-        return _reach(rectangles, self.group, self.kv)
+    def plan(self, rectangles: Sequence[Rectangle]) -> tuple[_Reach, torch.Tensor]:
+        """With the schedule that every layer of the pass shares."""
+        reach, kv = _reach(rectangles, self.group, self.kv), self.kv
+        schedule = self._schedule(
+            len(reach.slots),
+            reach.max_queries,
+            kv.max_tokens,
+            self.heads,
+            kv.kv_heads,
+            kv.head_dim,
+            kv.head_dim,
+            kv.keys.dtype,
+            reach.used,
+            cu_seqlens_q=reach.offsets,
+            is_causal=True,
+            num_splits=reach.splits,
+        )
+        return reach, schedule
 
-    def run(self, plan: _Reach, queries: torch.Tensor, layer: int) -> torch.Tensor:
+    def run(self, plan: tuple[_Reach, torch.Tensor], queries: torch.Tensor, layer: int) -> torch.Tensor:
+        reach, schedule = plan
         keys, values = self.kv.layer(layer)
         out: torch.Tensor = self._attend(
             queries,
             keys,
             values,
-            cu_seqlens_q=plan.offsets,
-            seqused_k=plan.used,
-            max_seqlen_q=plan.max_queries,
-            kv_batch_idx=plan.slots,
+            cu_seqlens_q=reach.offsets,
+            seqused_k=reach.used,
+            max_seqlen_q=reach.max_queries,
+            kv_batch_idx=reach.slots,
             softmax_scale=self.kv.head_dim**-0.5,
             is_causal=True,
-            num_splits=plan.splits,
+            scheduler_metadata=schedule,
+            num_splits=reach.splits,
         )[0]
         return out
 
 
 def flash_3() -> Any:
-    """The operation that fa3-fwd registers. Raises ValueError where it is not installed or does not load."""
+    """The operations that fa3-fwd registers. Raises ValueError where it is not installed or does not load."""
     try:
         import fa3_fwd_interface  # noqa: F401
     except (ImportError, OSError) as error:
         raise ValueError(
             f"attention='flash-3' needs the package fa3-fwd ({error}): pip install 'lanesim[gpu-fa3]', or use 'flash'"
         ) from None
-    return torch.ops.fa3_fwd.fwd.default
+    return torch.ops.fa3_fwd
 
 
 class GatheringAttention:

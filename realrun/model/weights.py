@@ -148,6 +148,9 @@ def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device:
         raise
     except (SafetensorError, UnpicklingError, *DAMAGED) as error:
         reason = " ".join(str(error).split())[:MAX_REASON]
+        if isinstance(error, UnpicklingError) or "weights_only" in str(error):
+            # The library advises to load it all the same, which would run what is in it.
+            reason = "a pickle that is damaged, or holds more than tensors and may run code; want safetensors"
         raise ValueError(f"{str(path)!r}: the weights cannot be loaded: {reason}") from error
     defects = [str(key) for name in ("missing_keys", "mismatched_keys") for key in loaded[name]]
     if defects:
@@ -168,6 +171,8 @@ def library_config(shape: ModelShape, family: Family | None = None) -> Any:
             f"{shape.name} has experts, latent attention, a window, an ungated MLP or number formats of its own: no "
             "real passes are written for those; simulate it only"
         )
+    if shape.head_dim % 2:
+        raise ValueError(f"{shape.name}: head_dim={shape.head_dim} must be even: rotary embeddings turn pairs of it")
     from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
     made = {Family.LLAMA: LlamaConfig, Family.QWEN2: Qwen2Config, Family.QWEN3: Qwen3Config}

@@ -25,9 +25,9 @@ def check_replayable(experiment: Experiment) -> None:
             f"window.arrivals_end_s={scenario.window.arrivals_end_s!r}: no request arrives by then "
             f"(seed {experiment.seed})"
         )
-    if scenario.engine.async_scheduling and resolved.policy.is_continuous:
+    if scenario.engine.async_scheduling:
         raise ValueError(
-            "engine.async_scheduling=true can be simulated only: a replay plans each step with all results"
+            "engine.async_scheduling=true can be simulated only: a replay plans each work with all results"
         )
     if resolved.limits.method is not Method.DRAFT_MODEL and resolved.lengths.given:
         raise ValueError(

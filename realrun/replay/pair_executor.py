@@ -1,7 +1,8 @@
 """Real passes for the threaded host: each work of a policy becomes passes of a model pair
 (realrun.kernels.pair_kernels).
 
-Requests get a slot with their first work; it is taken back once they are finished and nothing of them is in flight.
+Requests get a slot with their first work, as soon as one is free; it is taken back once they are finished and nothing
+of them is in flight.
 The time of a pass is that of events right before and after it on its stream (realrun.host.device).
 Not here: threads and order (realrun.host.gpuhost), which models (realrun.replay.testbed).
 """
@@ -68,8 +69,11 @@ class PairExecutor:
 
     def submitted(self, job: Job) -> None:
         with self._lock:
-            for index in {request.index for request in job.work.requests}:
-                self._num_in_flight[index] = self._num_in_flight.get(index, 0) + 1
+            for request in dict.fromkeys(job.work.requests):
+                self._num_in_flight[request.index] = self._num_in_flight.get(request.index, 0) + 1
+                # Here, as an engine's scheduler would: what an issuer does is counted as the pass's launch.
+                if job.work.kind not in (Kind.HOST, Kind.COPY):
+                    self._admit(request)
 
     def ended(self, job: Job) -> None:
         with self._lock:
@@ -141,16 +145,20 @@ class PairExecutor:
             return [self._slot_of(request) for request in requests]
 
     def _slot_of(self, request: Request) -> Slot:
+        give_up_s = time.monotonic() + SLOT_PATIENCE_S
+        while (slot := self._admit(request)) is None:
+            if not self._lock.wait(give_up_s - time.monotonic()):
+                raise ValueError(f"all {self.kernels.options.slots} slots are taken; lower max_concurrency")
+        return slot
+
+    def _admit(self, request: Request) -> Slot | None:
+        """The request's slot; None while all are taken."""
         held = self._slots.get(request.index)
         if held is not None:
             return held[1]
-        give_up_s = time.monotonic() + SLOT_PATIENCE_S
-        while True:
-            self._take_back()
-            if len(self._slots) < self.kernels.options.slots:
-                break
-            if not self._lock.wait(give_up_s - time.monotonic()):
-                raise ValueError(f"all {self.kernels.options.slots} slots are taken; lower max_concurrency")
+        self._take_back()
+        if len(self._slots) == self.kernels.options.slots:
+            return None
         slot = self.kernels.admit(self.prompt(request), request.index)
         self._slots[request.index] = request, slot
         return slot

@@ -38,6 +38,8 @@ from sim.report.results import read_columns, write_parquet, write_results
 from sim.run.experiment import Accounts, Experiment
 from sim.run.scenario import Scenario, to_plain
 
+SHORTER = 4
+"""Times that each prompt of a rehearsal is shorter than the one before."""
 REHEARSAL_REQUESTS = 4
 """Requests served before the measured run, at once: first passes pick algorithms, and show who runs what."""
 
@@ -64,8 +66,8 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
     """Serve a few requests untimed, then run the largest pass of each kind on the streams that ran such, so that the
     measured run meets nothing for the first time.
 
-    Captures need what a first run tells, and empty the allocator: so they come before the largest passes, and where
-    there are any a few requests are served once more.
+    Captures need what a first run tells, and empty the allocator, of what earlier policies left there too: so the
+    largest passes come after them, those that have run before once more, and a few requests are served again.
     """
     _serve_a_few(experiment, executor)
     kernels = executor.kernels
@@ -80,31 +82,39 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
             used = {(shape.kind, shape.model) for shape in own}
             kernels.warm(issuer, [shape for shape in shapes if (shape.kind, shape.model) in used])
     for issuer, own in seen.items():
-        kernels.warm(issuer, largest_passes(own, experiment, kernels.options))
+        kernels.warm(issuer, largest_passes(own, experiment, kernels.options), again=kernels.options.cuda_graphs)
     if kernels.options.cuda_graphs:
         _serve_a_few(experiment, executor)
 
 
 def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: PairOptions) -> list[PassShape]:
-    """Of each kind of pass in `seen` one that is as large as any that the run can need: every request that can be there
-    decodes with the longest draft, and prompts fill the budget as far as the buffers hold both."""
+    """Of each kind of pass in `seen`, and of both decoding rows and prompts where the stream has either, one as large
+    as any that the run can need: every request that can be there decodes with the longest draft, and prompts fill the
+    budget as far as the buffers hold both. And the same with shorter and shorter prompts."""
     limits, longest = experiment.resolved.limits, max(request.prompt_tokens for request in experiment.requests())
     max_rows = min(max_at_once(experiment), options.slots)
-    found = []
-    for kind, model, has_rows, has_chunks in dict.fromkeys(
-        (shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen
-    ):
+    found, kinds = [], dict.fromkeys((shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen)
+    for kind, model in ((Kind.STEP, Model.TARGET), (Kind.DRAFT, Model.DRAFT)):
+        # A few requests that come at once may never meet in one pass.
+        if {part for _, of, *both in list(kinds) if of is model for part in (0, 1) if both[part]} == {0, 1}:
+            kinds[kind, model, True, True] = None
+    for kind, model, has_rows, has_chunks in kinds:
         rows = options.padded_rows(max_rows) if has_rows else 0
         # A draft catches up on two tokens at most.
         width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.resolved.lengths.max + 1
-        tokens = max(1, limits.max_num_batched_tokens - rows * width)
-        chunk = ChunkShape(
-            rows=max(1, min(max_rows, options.max_rows - rows, tokens // longest)),
-            width=min(longest, tokens),
-            is_sampled=model is Model.TARGET,
-        )
+        # Buckets double, and rows that are padding leave their tokens to prompts.
+        tokens = max(1, limits.max_num_batched_tokens - (rows + 1) // 2 * width)
+        num_chunks = max(1, min(max_rows, options.max_rows - rows, tokens // longest))
+        chunks = [ChunkShape(num_chunks, min(longest, tokens), model is Model.TARGET)]
+        rest = tokens - num_chunks * longest
+        if 0 < rest < longest and num_chunks < min(max_rows, options.max_rows - rows):
+            chunks.append(ChunkShape(1, rest, is_sampled=False))
         drafted = experiment.resolved.lengths.max if kind is Kind.DRAFT and has_rows else 0
-        found.append(PassShape(kind, model, rows, width, drafted, (chunk,) if has_chunks else ()))
+        shape = PassShape(kind, model, rows, width, drafted, tuple(chunks) if has_chunks else ())
+        found.append(shape)
+        # An allocator keeps small tensors apart from large ones.
+        lengths = [longest // SHORTER**step for step in range(1, 10) if longest // SHORTER**step] if has_chunks else []
+        found += [shape._replace(chunks=(ChunkShape(1, length, model is Model.TARGET),)) for length in lengths]
     return sorted(found, key=lambda shape: -shape.num_tokens)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from realrun.host import cuda
-from realrun.kernels.options import PairOptions
+from realrun.kernels.options import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.attention import Attention, usual_attention
+from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model, tied_pair
 from realrun.replay.experiment import max_at_once
@@ -45,7 +45,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device, *, temper
     is_cuda = device.type == "cuda"
     wanted = Sizes(
         slots=max(max_at_once(experiment) for experiment in experiments) + SPARE_SLOTS,
-        max_tokens=max(longest, *PROBED_TOKENS),
+        max_tokens=slot_tokens(attention_of(first.profile, device), max(longest, *PROBED_TOKENS)),
         draft_tokens=drafted,
         prompt_tokens=max(
             min(
@@ -95,7 +95,7 @@ def build_kernels(
         draft_tokens_max=sizes.draft_tokens,
         temperature=temperature,
         seed=seed,
-        batch_buckets=_doubling(sizes.slots - SPARE_SLOTS) if sizes.has_graphs else (),
+        batch_buckets=doubling(sizes.slots - SPARE_SLOTS) if sizes.has_graphs else (),
         cuda_graphs=sizes.has_graphs,
     )
     return PairKernels(target, drafts[0] if drafts else None, options)
@@ -104,15 +104,10 @@ def build_kernels(
 def attention_of(profile: Profile, device: torch.device) -> Attention:
     """What `profile` was measured with, where that is one of ours; else what is usual on this device."""
     measured = profile.kernels.attention_implementation
-    return Attention(measured) if measured in list(Attention) else usual_attention(device)
+    return Attention(measured) if measured in list(Attention) else usual_attention(device).attention
 
 
 def _dtype(shape: ModelShape) -> torch.dtype:
     if shape.dtype_bytes not in DTYPES:
         raise ValueError(f"{shape.name}: weights of {shape.dtype_bytes} bytes cannot be replayed; want 2, 4 or 8")
     return DTYPES[shape.dtype_bytes]
-
-
-def _doubling(most: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and `most`."""
-    return tuple(sorted({*(1 << power for power in range(most.bit_length()) if 1 << power < most), most}))

@@ -26,7 +26,7 @@ _BISECTIONS = 200
 
 def check_draft(num_speculative_tokens: int) -> None:
     """Raise ValueError unless it is a draft length that can be simulated."""
-    if not 1 <= num_speculative_tokens <= MAX_DRAFT_TOKENS:
+    if not 1 <= num_speculative_tokens <= MAX_DRAFT_TOKENS or num_speculative_tokens % 1:
         raise ValueError(f"num_speculative_tokens={num_speculative_tokens!r} must be in 1..{MAX_DRAFT_TOKENS}")
 
 

@@ -31,6 +31,7 @@ from sim.acceptance.quoted import (
 from sim.acceptance.spread import QuotedSpread
 from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.names import unknown
+from sim.plugins import PluginError, checked_name, checked_text, shown
 
 __all__ = [
     "FORMS",
@@ -66,7 +67,8 @@ _registered: dict[str, tuple[Build, str]] = {}
 def register_acceptance(name: str, build: Build, form: str) -> None:
     """Make `NAME:numbers` known as an acceptance in this process; `form` says how it is written, such as `mine:.9,.6`.
 
-    Raises ValueError for the name of a built-in one.
+    What its model answers is checked as it is asked (sim.acceptance.checked). Raises ValueError for the name of a
+    built-in one.
 
     >>> import lanesim
     >>> from sim.acceptance.models import IidAcceptance
@@ -74,8 +76,14 @@ def register_acceptance(name: str, build: Build, form: str) -> None:
     >>> lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=2, acceptance="coin:.5").metrics["completed"]
     2
     """
+    checked_name("acceptance", name)
     if name in FORMS:
         raise ValueError(f"acceptance {name!r} is built in: register under another name")
+    if name != name.lower():
+        raise PluginError(f"acceptance {name!r}: want a name in lower case, as {name.lower()!r} is found")
+    if not callable(build):
+        raise PluginError(f"acceptance {name!r}: build={shown(build)} must be a function of numbers and draft length")
+    checked_text(f"acceptance {name!r}: form", form)
     _registered[name] = build, form
 
 
@@ -106,9 +114,13 @@ def parse_quoted(text: str) -> Quoted:
     >>> round(quoted.model(3).expected_length(3), 2), quoted.measured_k
     (2.6, 3)
     """
+    if not isinstance(text, str):
+        raise PluginError(f"acceptance {shown(text)}: want a text such as iid:0.7")
     name, colon, rest = text.partition(":")
     name, rest = name.strip().lower(), rest.strip()
     forms = FORMS | {own: form for own, (_, form) in _registered.items()}
+    if not colon and (guess := _bare_number(name)) is not None:
+        raise ValueError(f"acceptance {text!r}: a number of what? write {guess}")
     if name not in forms:
         raise ValueError(unknown("acceptance model", name, forms))
     if not colon or not rest:
@@ -122,11 +134,22 @@ def parse_quoted(text: str) -> Quoted:
         return _length(text, rest)
     values = _numbers(text, forms[name], rest)
     if name in _registered:
-        return QuotedForm(_registered[name][0], tuple(values))
+        return QuotedForm(name, _registered[name][0], tuple(values))
     try:
         return _built_in(text, name, values)
     except ValueError as error:
         raise ValueError(f"{error}; write {_nearest(name, values)}") from None
+
+
+def _bare_number(text: str) -> str | None:
+    """How a number without a name is meant; None for what is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    if 0.0 <= value <= 1.0:
+        return f"iid:{text} for the rate at which each drafted token is accepted"
+    return f"length:{text} for an acceptance length (tokens per verify, bonus included)"
 
 
 def _with_spread(text: str, name: str, rest: str, spread: str) -> Quoted:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sim.acceptance.checked import built_model
 from sim.acceptance.conversions import (
     AcceptanceSummary,
     check_draft,
@@ -25,6 +26,7 @@ from sim.acceptance.conversions import (
 )
 from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance, IidAcceptance, PerPositionAcceptance
 from sim.acceptance.tape import TapeAcceptance
+from sim.plugins import checked_count, shown
 
 DRIFT_FALLING, DRIFT_RISING = 0.11, 0.03
 """Scales of the drift: how much the logarithm of the conditional rate changes from one place of a draft to the next.
@@ -127,13 +129,14 @@ class QuotedTape:
 class QuotedForm:
     """A form that somebody registered: its own function makes the model of each draft length."""
 
+    name: str
     build: Callable[[Sequence[float], int], Acceptance]
     values: tuple[float, ...]
     measured_k: None = field(default=None, init=False)
 
     def model(self, k: int) -> Acceptance:
         check_draft(k)
-        return self.build(self.values, k)
+        return built_model(self.name, self.build, self.values, k)
 
     def draw(self, rng: Chances) -> QuotedForm:
         return self
@@ -305,8 +308,9 @@ def lengths_by_k(quoted: Quoted, ks: Iterable[int], draws: int, rng: np.random.G
     k=3: 2.60; draws 2.60, from 2.60 to 2.60
     k=5: 3.05; draws 2.96, from 2.77 to 3.14
     """
-    if draws < 1:
-        raise ValueError(f"draws={draws!r} must be at least 1")
+    checked_count("draws", draws, 1)
+    if not hasattr(quoted, "draw"):
+        raise ValueError(f"lengths_by_k: {shown(quoted)} is nothing quoted; want what parse_quoted gives")
     drawn = [quoted.draw(rng) for _ in range(draws)]
     carried = []
     for k in ks:

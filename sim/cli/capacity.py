@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from sim.cli.console import claim, progress, say_trace, write_text
-from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
+from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim capacity --profile h100-sxm/llama-3.1-8b --policy autoregressive \\\n"
-    "    --goodput ttft:500 tpot:40 --input-len 512 --output-len 64 --target-rate 100 --price 2.5/h"
+    "    --goodput ttft:500 tpot:40 --input-len 512 --output-len 64 --target-rate 100 --price 2.5/gpu-h"
 )
 
 
@@ -20,13 +20,14 @@ EXAMPLE = (
 @click.option("--attainment", "share", type=float, default=0.95, show_default=True, help="Share that meets all SLOs.")
 @click.option("--concurrency", "is_concurrency", is_flag=True, help="Highest number in flight in place of the rate.")
 @click.option("--target-rate", type=float, default=None, help="Requests per second to find the replicas for.")
-@click.option("--price", default=None, metavar="USD/h", help="Of one replica, such as 2.5/h.")
+@click.option("--price", default=None, metavar="USD/gpu-h", help="3.5/gpu-h, or 7/replica-h.")
 @click.option(
     "--draws",
     type=click.IntRange(min=0),
     default=None,
     help="Of costs, acceptance within errors; 0: as given. [default: 20]",
 )
+@VERBOSE
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
 def capacity_command(**flags: Any) -> None:
@@ -37,17 +38,19 @@ def capacity_command(**flags: Any) -> None:
     draws that a further one holds as well with 90 % confidence.
     """
     from sim.costs.profile_files import load
+    from sim.metrics.price import Price
     from sim.run.scenario import parse_scenario
     from sim.studies.attainment import highest_load
 
     options = {name: flags.pop(name) for name in ("share", "is_concurrency", "target_rate", "draws", "workers")}
-    price_per_h = parse_price(flags.pop("price"))
-    json_path, path = flags.pop("json_path"), flags["scenario"]
+    text = flags.pop("price")
+    price = None if text is None else Price.of_text(text)
+    json_path, is_verbose, path = flags.pop("json_path"), flags.pop("verbose"), flags["scenario"]
     scenario = parse_scenario(gather(flags))
     claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
     say_trace(scenario.workload, is_quiet=json_path == "-")
     with progress() as on_step:
-        result = highest_load(scenario, load(scenario.profile), price_per_h=price_per_h, on_done=on_step, **options)
+        result = highest_load(scenario, load(scenario.profile), price=price, on_done=on_step, **options)
     if json_path is not None:
         from sim.report.results import to_json
 
@@ -57,17 +60,4 @@ def capacity_command(**flags: Any) -> None:
 
         from sim.report.answers import print_attainment
 
-        print_attainment(Console(), result)
-
-
-def parse_price(text: str | None) -> float | None:
-    """Dollars per hour, as `2.5/h` or `2.5`."""
-    if text is None:
-        return None
-    try:
-        price = float(text.strip().removeprefix("$").removesuffix("/h"))
-    except ValueError:
-        price = -1.0
-    if not 0.0 <= price < float("inf"):
-        raise ValueError(f"--price {text!r}: want dollars per hour of one replica, such as 2.5/h")
-    return price
+        print_attainment(Console(), result, is_verbose=is_verbose)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.console import claim, progress, say_trace, write_text
-from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
+from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
 from sim.names import unknown
 
 if TYPE_CHECKING:
@@ -52,10 +52,11 @@ EXAMPLE = (
     show_default=True,
     help="CPU budget of `num_prompts: auto`.",
 )
-@click.option("--draws", type=int, default=0, help="Worlds within the errors of costs and acceptance; 0 = none.")
+@click.option("--draws", type=int, default=0, help="Draws within the errors of costs and acceptance; 0 = none.")
 @click.option(
     "--until-ci", type=float, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
 )
+@VERBOSE
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 @click.option("--emit-vllm", is_flag=True, help="Run nothing: print the vLLM command lines that would check it.")
 @click.option("--target-model", default=None, help="With --emit-vllm: what to load. [default: as the profile is named]")
@@ -131,9 +132,9 @@ def compare_command(**flags: Any) -> None:
 
         from sim.report.tables import comparison_tables
 
-        comparison_tables(Console(), result, asked)
         if out is not None:
             print(f"results in {out}")
+        comparison_tables(Console(), result, asked, is_verbose=flags["verbose"])
 
 
 def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | None, flags: dict[str, Any]) -> None:
@@ -178,7 +179,8 @@ def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | Non
         points.append({"keys": {key: _spelt(value) for key, value in keys.items()}} | result.plain)
         if json_path != "-":
             print(", ".join(f"{key}={value}" for key, value in keys.items()))
-            comparison_tables(Console(), result, percentiles if flags["metric_percentiles"] else [])
+            shown = percentiles if flags["metric_percentiles"] else []
+            comparison_tables(Console(), result, shown, is_verbose=flags["verbose"])
     if json_path is not None:
         grid = {key: [_spelt(value) for value in values] for key, values in lists.items()}
         write_text(json_path, json.dumps({"grid": grid, "points": points}, indent=1, allow_nan=False) + "\n")

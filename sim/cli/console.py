@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,11 +20,28 @@ OnStep = Callable[[str, int, int], None]
 """(what is being done, how many of it are done, how many there are)."""
 
 
+LINE_EVERY_S = 10.0
+
+
+class ProgressLines:
+    """A line on stderr every LINE_EVERY_S at most, for pipes and logs; none of what is done before the first."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._started_s = self._said_s = clock()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now_s = self._clock()
+        if now_s - self._said_s >= LINE_EVERY_S:
+            self._said_s = now_s
+            print(f"lanesim: {stage}: {done} of {total}, {now_s - self._started_s:.0f} s", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress() -> Iterator[OnStep]:
-    """A bar with rate and time left where stderr is a terminal, nothing elsewhere."""
+    """A bar with rate and time left where stderr is a terminal, elsewhere a line now and then."""
     if not sys.stderr.isatty():
-        yield lambda stage, done, total: None
+        yield ProgressLines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn

@@ -88,6 +88,8 @@ def run(args: Sequence[str]) -> int:
 
     if nulls := [arg for arg in args if "\0" in arg]:
         return _fail(f"{nulls[0]!r}: no path or value holds a null character", 2)
+    if foreign := [arg for arg in args if not _is_text(arg)]:
+        return _fail(f"{foreign[0]!r}: not UTF-8 text, which results and tables could not name; rename it", 2)
     try:
         with notes(_tell):
             lanesim.main(args=list(args), prog_name="lanesim", standalone_mode=False)
@@ -115,7 +117,22 @@ def run(args: Sequence[str]) -> int:
         if os.environ.get("LANESIM_DEBUG"):
             raise
         return _fail(str(error), 1)
+    except Exception as error:
+        # What pyarrow raises where the system gives it no thread or memory is no exception of the language's.
+        arrow = sys.modules.get("pyarrow")
+        if arrow is None or not isinstance(error, arrow.ArrowException):
+            raise
+        return _fail(f"tables: {error}", 1)
     return 0
+
+
+def _is_text(arg: str) -> bool:
+    """False for what was no UTF-8 on the command line."""
+    try:
+        arg.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _fail(message: str, code: int) -> int:

@@ -43,6 +43,10 @@ FLAGS: dict[str, tuple[type, str]] = {
     ),
     "input_len": (int, "Prompt tokens (implies fixed lengths)."),
     "output_len": (int, "Output tokens (implies fixed lengths)."),
+    "random_range_ratio": (
+        float,
+        "Fixed lengths are drawn within this share of them, (1 - ratio) to (1 + ratio) times; below 1.",
+    ),
     "num_speculative_tokens": (int, "Draft length; 0 = no speculation."),
     "acceptance": (
         str,
@@ -60,6 +64,13 @@ FLAGS: dict[str, tuple[type, str]] = {
     "seed": (int, "Replication r draws from child r of it."),
     "replications": (int, "Runs per policy; intervals need 2 or more."),
 }
+
+
+VERBOSE = click.option("--verbose", is_flag=True, help="Print all that the answer rests on; the JSON always has it.")
+
+
+SHARED = ("policy", *FLAGS, "speculative_config", "goodput", "overrides")
+"""Flags of every command that takes a scenario, by their parameters."""
 
 
 class Listed(click.ParamType[Any]):
@@ -175,7 +186,19 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
 
 
 class ListOptions(click.Command):
-    """A command whose --goodput takes several values at once, as `vllm bench serve` has it."""
+    """A command on a scenario: its own flags come first in the help, and --goodput takes several values at once, as
+    `vllm bench serve` has it."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own: list[tuple[str, str]] = []
+        shared: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and isinstance(param, click.Option):
+                (shared if param.name in SHARED else own).append(record)
+        for title, records in (("Options", own), ("Scenario", shared)):
+            with formatter.section(title):
+                formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spread: list[str] = []

@@ -10,7 +10,7 @@ from sim.cli.console import claim
 from sim.cli.lazy import SOURCE
 
 
-@click.command("plot", epilog="Example: lanesim plot results/store --price 2.5/h")
+@click.command("plot", epilog="Example: lanesim plot results/store --price 2.5/gpu-h")
 @click.argument("places", metavar="STORE | DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--out",
@@ -20,7 +20,7 @@ from sim.cli.lazy import SOURCE
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Draw this picture; repeat for several.")
 @click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only points with this value of a key.")
-@click.option("--price", default=None, metavar="DOLLARS/h", help="Of one GPU, for $ per million tokens: 2.5/h.")
+@click.option("--price", default=None, metavar="USD/gpu-h", help="Of one GPU, for $ per million tokens: 2.5/gpu-h.")
 @click.option("--table", type=click.Path(path_type=Path), default=None, help="What `lanesim tune --json` wrote.")
 def plot_command(
     places: tuple[Path, ...],
@@ -58,14 +58,15 @@ def plot_command(
 @click.argument("store", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="HTML file to write.")
 @click.option("--question", default=None, help="What the sweep was to answer. [default: from its grid]")
-@click.option("--price", default=None, metavar="DOLLARS/h", help="Of one GPU, for $ per million tokens: 2.5/h.")
+@click.option("--price", default=None, metavar="USD/gpu-h", help="Of one GPU, for $ per million tokens: 2.5/gpu-h.")
 def report_command(store: Path, out: Path, question: str | None, price: str | None) -> None:
     """Write one page that needs no network: question, answer, pictures, tables, assumptions, errors, how to rerun."""
     from sim.files.write import write_text
+    from sim.metrics.price import Price
     from sim.report.page import page
     from sim.studies.store import files_of
 
-    price_per_hour = None if price is None else dollars(price)
+    price_per_hour = None if price is None else Price.of_text(price).of_gpu()
     claim(files={"--out": out}, inputs=files_of(store))
     click.get_current_context().meta[SOURCE] = str(store)
     write_text(out, page(store, question=question, price_per_hour=price_per_hour))
@@ -75,6 +76,7 @@ def report_command(store: Path, out: Path, question: str | None, price: str | No
 def _plot_store(
     store: Path, out: Path | None, only: tuple[str, ...], where: tuple[str, ...], price: str | None, table: Path | None
 ) -> None:
+    from sim.metrics.price import Price
     from sim.names import unknown
     from sim.report.figures import set_theme
     from sim.report.grid_figures import pictures, read_table
@@ -83,7 +85,8 @@ def _plot_store(
     from sim.run.scenario_file import parse_override
 
     drawable = pictures(
-        price_per_hour=None if price is None else dollars(price), table=None if table is None else read_table(table)
+        price_per_hour=None if price is None else Price.of_text(price).of_gpu(),
+        table=None if table is None else read_table(table),
     )
     for name in only:
         if name not in drawable:
@@ -100,15 +103,3 @@ def _plot_store(
         print(file)
     for name, why in missing.items():
         print(f"not drawn: {name} {why}")
-
-
-def dollars(text: str) -> float:
-    """`2.5/h` as dollars per hour."""
-    value, slash, per = text.partition("/")
-    try:
-        price = float(value)
-    except ValueError:
-        price = -1.0
-    if not 0.0 < price < float("inf") or (slash and per != "h"):
-        raise ValueError(f"--price {text!r}: want dollars per hour of one GPU, such as 2.5/h")
-    return price

@@ -13,7 +13,13 @@ LONGEST_LIST = 12
 
 @click.group("profiles", invoke_without_command=True, epilog="Example: lanesim profiles show h100-sxm/llama-2-7b")
 @click.option("--gpu", default="", help="Only GPUs a part of whose name begins so: h200, 6000.")
-@click.option("--model", default="", help="Only targets and drafts whose name holds this.")
+@click.option(
+    "--model",
+    "--target",
+    "model",
+    default="",
+    help="Only targets and drafts whose name holds this; a Hugging Face name.",
+)
 @click.option("--dtype", default=None, help="Only weights so: bf16, fp8, nvfp4, mxfp4 (however it runs) ...")
 @click.pass_context
 def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None) -> None:
@@ -26,6 +32,7 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
 
     from sim.costs.profile import SERVED
     from sim.costs.profile_files import load, shipped
+    from sim.model_names import model_key
     from sim.report.tables import print_table
 
     caption = (
@@ -43,7 +50,7 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
         if formats is not None:
             kind = formats.mlp if profile.target.experts is None else formats.experts
         is_gpu, is_kind = f"-{gpu}" in f"-{profile.gpu.name}", dtype is None or f"{kind}-".startswith(f"{dtype}-")
-        if not is_gpu or not is_kind or model not in name.partition("/")[2]:
+        if not is_gpu or not is_kind or model_key(model) not in name.partition("/")[2]:
             continue
         cells = []
         for kind in ("body", "decode", "prefill", "draft", "verify"):

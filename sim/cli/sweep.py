@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
-from sim.cli.console import claim, progress
+from sim.cli.console import claim, progress, say_trace
 from sim.cli.lazy import SOURCE
 
 EXAMPLE = (
@@ -63,6 +64,9 @@ def sweep_command(
         added_to={"--out": None if dry_run else out},
         inputs=[grid, *plan.inputs, *files_of(out)],
     )
+    for workload in read.workloads():
+        with suppress(ValueError):  # What cannot be read is the error of its rows.
+            say_trace(workload, is_quiet=json_path == "-")
     if dry_run:
         known = Store(out).keys() if (out / MARK).exists() else Keys([])
         found = estimate(plan, known, workers=workers)
@@ -89,6 +93,11 @@ def sweep_command(
         print(
             f"{done.num_runs:,} runs: {done.num_known:,} known, {done.num_runs - done.num_known:,} new{failed}; {out}"
         )
+        if done.num_failed < done.num_runs:
+            from sim.report.answers import sweep_sentence
+            from sim.report.store_points import read_points
+
+            print(sweep_sentence(read_points(out)))
 
 
 def _spoken(time_s: float) -> str:

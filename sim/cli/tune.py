@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import claim, progress, write_text
-from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
+from sim.cli.console import claim, progress, say_trace, write_text
+from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
 
 if TYPE_CHECKING:
     from sim.run.scenario import Scenario
@@ -22,7 +22,11 @@ EXAMPLE = (
 
 @click.command("tune", cls=ListOptions, epilog=EXAMPLE)
 @scenario_options
-@click.option("--lengths", default=None, help="Draft lengths to try. [default: 0,1,.. to num_speculative_tokens]")
+@click.option(
+    "--lengths",
+    default=None,
+    help="Draft lengths to try. [default: 0,1,.. to num_speculative_tokens, and on while the last is best]",
+)
 @click.option("--concurrencies", default=None, help="Requests in flight to try. [default: 1,2,4,.. to max_num_seqs]")
 @click.option(
     "--draws",
@@ -33,7 +37,7 @@ EXAMPLE = (
 @click.option(
     "--controllers",
     default=None,
-    help="Those to run as well, by their tax: by_batch, sglang_adaptive, goodput with commas. [default: none]",
+    help="Controllers to run as well, with what they cost: by_batch, sglang_adaptive, goodput. [default: none]",
 )
 @click.option(
     "--policies", default=None, help="adaptive: lane policies to choose from. [default: pd,unified,pdv,baseline]"
@@ -41,6 +45,7 @@ EXAMPLE = (
 @click.option("--target-model", default=None, help="What `vllm serve` loads. [default: as the profile is named]")
 @click.option("--draft-model", default=None, help="The draft that it loads. [default: likewise]")
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@VERBOSE
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
 def tune_command(**flags: Any) -> None:
     """Best draft length by load, as a vLLM table and SGLang's bands, with what it gains and how sure that is.
@@ -51,7 +56,7 @@ def tune_command(**flags: Any) -> None:
     """
     from sim.run.scenario import parse_scenario
 
-    json_path, path = flags.pop("json_path"), flags["scenario"]
+    json_path, is_verbose, path = flags.pop("json_path"), flags.pop("verbose"), flags["scenario"]
     options = {name: flags.pop(name) for name in OWN_OPTIONS}
     raw = gather(flags)
     raw.setdefault("policy", ["continuous"])
@@ -61,6 +66,7 @@ def tune_command(**flags: Any) -> None:
         raw.setdefault("speculation", {})["num_speculative_tokens"] = max(lengths)
     scenario = parse_scenario(raw)
     claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
+    say_trace(scenario.workload, is_quiet=json_path == "-")
     result = (_policies if scenario.policy == ("adaptive",) else _lengths)(scenario, options)
     if json_path is not None:
         from sim.report.results import to_json
@@ -74,7 +80,7 @@ def tune_command(**flags: Any) -> None:
 
         console = Console()
         if isinstance(result, Tuning):
-            print_tuning(console, result)
+            print_tuning(console, result, is_verbose=is_verbose)
         else:
             print_policies(console, result)
 

@@ -136,7 +136,7 @@ def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scena
         scenario,
         workload=workload,
         # Shares that suit the load stay as they are, whatever would suit a saturated run.
-        policy_options=msgspec.structs.replace(scenario.policy_options, partition=resolved.shares),
+        policy_options=msgspec.structs.replace(scenario.policy_options, partition=resolved.partition),
         window=Window(),
         policy=(policy,),
         replications=1,

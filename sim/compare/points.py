@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from sim.costs.profile import Profile
-from sim.devices.contention import Regime
 from sim.files.tables import writing_parquet
 from sim.metrics.load import needs_capacity
 from sim.metrics.records import RunRecord, request_parts
@@ -34,8 +33,8 @@ class Point:
     policy: str
     seed: int
     profile: Profile
-    regime: Regime | None = None
-    """Stands in for the scenario's `devices.overlap`."""
+    phi: float | None = None
+    """Stands in for the scenario's `devices.phi`."""
     percentiles: tuple[float, ...] = PERCENTILES
     is_detailed: bool = False
     record_works: bool = False
@@ -59,12 +58,15 @@ class Outcome:
     record: RunRecord | None
 
 
+def at_phi(scenario: Scenario, phi: float) -> Scenario:
+    return msgspec.structs.replace(scenario, devices=msgspec.structs.replace(scenario.devices, phi=phi))
+
+
 def run_point(point: Point) -> Outcome:
     """Simulate one point in this process."""
     scenario = point.scenario
-    if point.regime is not None:
-        devices = msgspec.structs.replace(scenario.devices, overlap=point.regime)
-        scenario = msgspec.structs.replace(scenario, devices=devices)
+    if point.phi is not None:
+        scenario = at_phi(scenario, point.phi)
     record = simulate(resolve(scenario, point.profile, point.policy), point.seed, record_works=point.record_works)
     run = summarise(
         record,

@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeVar
 
 from sim.acceptance import forms
 from sim.costs.extrapolation import Extrapolation, collecting, pass_on
+from sim.plugins import checked_count
 from sim.policies import registry
 
 Task = TypeVar("Task")
@@ -73,6 +74,7 @@ def started(
     `is_apart`. An `executor` stands in for the processes; it has been told itself what is given. On an exception or
     interrupt, tasks that have not begun are dropped, and those under way ended with their processes.
     """
+    checked_count("workers", workers, 1)
     shared = dict(given or {})
     is_forking = sys.platform == "linux" and _num_threads() == 1
     homeless = None if is_forking else next((name for name, _ in _unimportable() if name in uses), None)

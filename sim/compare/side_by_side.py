@@ -1,16 +1,16 @@
 """Policies side by side on the same draws: runs, means with intervals, paired differences, and what they rest on.
 
 Replication r of a seed draws from child r of it, for every policy, so that differences are taken draw by draw. Where
-overlap of streams was not measured, policies with several streams on a GPU are simulated under all three regimes, and
-an order of two policies is stated only if all three agree. Not here: one run (sim.run.simulate), its length
+overlap of streams was not measured, policies with several streams on a GPU are simulated at both ends of phi's bracket,
+too, and an order of two policies is stated only if all agree. Not here: one run (sim.run.simulate), its length
 (sim.compare.run_length), files (sim.report.results), tables (sim.report.tables).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ from typing import Any
 import msgspec
 
 from sim.acceptance.forms import parse_quoted
-from sim.compare.points import Outcome, Point, run_points
-from sim.compare.run_length import Length, choose_run_length, load_of, transient_note
-from sim.costs.profile import Profile
-from sim.devices.contention import BRACKET, Regime
+from sim.compare.points import Outcome, Point, at_phi, run_points
+from sim.compare.run_length import Length, choose_run_length, load_of, lockstep_note, transient_note
+from sim.compare.verdict import Pair, Served, verdict
+from sim.costs.profile import Phi, Profile
+from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
 from sim.draws import child_seed
 from sim.metrics.load import Load, Verdict
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import PERCENTILES, Run, number
+from sim.policies.registry import find_policy
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
 from sim.workload.generate import num_requests
@@ -63,6 +65,8 @@ class CostSource(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     overlap: str
     is_overlap_measured: bool
+    phi: Phi | None = None
+    """What stands in for a measurement of overlap; None where there is one."""
     errors: dict[str, float | None]
     """Mean held-out error per kind, percent; None where it was not validated."""
 
@@ -79,14 +83,15 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     ci95: dict[str, Interval | None]
     """None where a longer run would not repeat the mean, or too few samples are in a tail."""
     by_overlap: dict[str, dict[str, float | None]]
-    """Means under each regime of overlap, least overlap first; empty where it was measured or nothing overlaps."""
+    """Means at each phi of the bracket, least overlap first; empty where overlap was measured or given, or nothing
+    overlaps."""
 
 
 class Order(StrEnum):
     """What may be said of two policies on one metric."""
 
     LOWER = "lower"
-    """`a` is lower than `b`, under every regime."""
+    """`a` is lower than `b`, at every phi."""
     HIGHER = "higher"
     SAME = "same"
     """No difference shows."""
@@ -94,7 +99,7 @@ class Order(StrEnum):
     DRAWS = "depends on draws"
     """One shows, but not in all that costs and acceptance might as well be."""
     NONE = "none"
-    """Nothing can be said: one replication, or a load without steady means."""
+    """Nothing can be said: one replication, a load without steady means, or streams that overlap up to the roofs."""
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +113,10 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     unstable: bool
     order: Order
     by_overlap: dict[str, float | None]
-    """The difference under each regime of overlap, where that matters."""
+    """The difference at each phi of the bracket, where that matters."""
+    break_even_phi: float | None = None
+    """Where the mean difference changes its sign, a straight line between two neighbouring phi of the bracket; None
+    where the order does not depend on overlap, or the mean difference keeps its sign."""
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +146,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: list[Paired]
     notes: list[str]
     """What a reader must know before believing a number."""
+    verdict: str = ""
+    """The sentence that it comes to."""
     drawn: list[Drawn] = []
     """Differences in draws, where they were asked for."""
     evidence: list[str] = []
@@ -196,17 +206,23 @@ def compare(
             assert outcome.record is not None
             on_run(outcome.record)
     by_policy = _by_policy(scenario, outcomes)
-    loads = {
-        policy: load_of(
-            settled,
-            profile,
-            policy,
-            is_in_doubt=any(outcome.needs_capacity for outcome in own),
-            arrivals_s=own[0].arrivals_s,
-        )
-        for policy, own in by_policy.items()
+    loads = {policy: _load(settled, profile, policy, own) for policy, own in by_policy.items()}
+    lanes = _lanes(profile, by_policy)
+    is_given = scenario.devices.is_overlap_given
+    at_levels = {} if is_given else _levels(lanes, profile, by_policy, points, workers, on_done)
+    levels = {
+        policy: {level: [outcome.run for outcome in own] for level, own in by_level.items()}
+        for policy, by_level in at_levels.items()
     }
-    regimes = _regimes(settled, profile, by_policy, points, workers, on_done)
+    unsteady = {
+        (policy, level)
+        for policy, by_level in at_levels.items()
+        if loads[policy].is_steady
+        for level, own in by_level.items()
+        if level is not PhiLevel.MIDDLE
+        and not _load(at_phi(settled, phi_at(profile.overlap, level)), profile, policy, own).is_steady
+    }
+    bounded = lanes if scenario.devices.overlap is Regime.ROOFS else []
     runs = [
         {"policy": policy, "seed": outcome.run["seed"], "replication": replication}
         | {"load": loads[policy].verdict.value, "unstable": loads[policy].verdict is Verdict.OVERLOADED}
@@ -214,7 +230,8 @@ def compare(
         for policy, own in by_policy.items()
         for replication, outcome in enumerate(own)
     ]
-    summaries = [_policy_summary(policy, runs, loads[policy], regimes.get(policy, {})) for policy in scenario.policy]
+    summaries = [_policy_summary(policy, runs, loads[policy], levels.get(policy, {})) for policy in scenario.policy]
+    paired = paired_differences(scenario.policy, runs, loads, levels, phi_of(profile.overlap), bounded, unsteady)
     return Comparison(
         scenario=to_plain(settled),
         scenario_hash=scenario.digest,
@@ -222,9 +239,42 @@ def compare(
         length=length,
         policies=summaries,
         runs=runs,
-        paired=paired_differences(scenario.policy, runs, loads, regimes),
+        paired=paired,
+        verdict=verdict_of(summaries, paired, scenario.speculation.num_speculative_tokens),
         notes=[*length.notes, *_transients(settled, length, summaries), *_acceptance_notes(scenario)],
     )
+
+
+def verdict_of(summaries: Sequence[PolicySummary], paired: Sequence[Paired], num_speculative_tokens: int) -> str:
+    """The sentence on mean E2EL (sim.compare.verdict)."""
+    metric = "mean_e2el_ms"
+    served = [
+        Served(
+            policy=row.policy,
+            e2el_ms=row.mean[metric],
+            load=row.load,
+            drafts=find_policy(row.policy).is_speculative and num_speculative_tokens > 0,
+            by_overlap_ms=[value for means in row.by_overlap.values() if (value := means[metric]) is not None],
+        )
+        for row in summaries
+    ]
+    pairs = [
+        Pair(
+            a=row.a,
+            b=row.b,
+            order=row.order.value,
+            by_overlap_ms=[value for value in row.by_overlap.values() if value is not None],
+            break_even_phi=row.break_even_phi,
+        )
+        for row in paired
+        if row.metric == metric
+    ]
+    return verdict(served, pairs)
+
+
+def _load(scenario: Scenario, profile: Profile, policy: str, outcomes: Sequence[Outcome]) -> Load:
+    is_in_doubt = any(outcome.needs_capacity for outcome in outcomes)
+    return load_of(scenario, profile, policy, is_in_doubt=is_in_doubt, arrivals_s=outcomes[0].arrivals_s)
 
 
 def _run_all(points: Sequence[Point], workers: int | None, on_done: Callable[[str, int, int], None]) -> list[Outcome]:
@@ -242,48 +292,48 @@ def _by_policy(scenario: Scenario, outcomes: Sequence[Outcome]) -> dict[str, lis
     return {policy: list(outcomes[place * count : (place + 1) * count]) for place, policy in enumerate(scenario.policy)}
 
 
-def _regimes(
-    scenario: Scenario,
+def _lanes(profile: Profile, by_policy: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    """Policies with several plain streams on a GPU whose overlap was not measured."""
+    return [
+        policy
+        for policy, own in by_policy.items()
+        if not profile.overlap.measured
+        and own[0].run["partition"] is None
+        and any(outcome.num_streams > 1 for outcome in own)
+    ]
+
+
+def _levels(
+    lanes: Sequence[str],
     profile: Profile,
     by_policy: Mapping[str, Sequence[Outcome]],
     points: Sequence[Point],
     workers: int | None,
     on_done: Callable[[str, int, int], None],
-) -> dict[str, dict[Regime, list[Run]]]:
-    """Runs under every regime of overlap, for the policies to which it matters: those with several plain streams on a
-    GPU, where it was neither measured nor given."""
-    if profile.overlap.measured or scenario.devices.overlap is not None:
-        return {}
-    lanes = [
-        policy
-        for policy, own in by_policy.items()
-        if own[0].run["partition"] is None and any(outcome.num_streams > 1 for outcome in own)
-    ]
-    others = [regime for regime in BRACKET if regime is not Regime.SHARED]
+) -> dict[str, dict[PhiLevel, list[Outcome]]]:
+    """What came of `lanes` at every phi of the bracket."""
+    others = [level for level in BRACKET if level is not PhiLevel.MIDDLE]
     more = [
         Point(
             scenario=point.scenario,
             policy=point.policy,
             seed=point.seed,
             profile=profile,
-            regime=regime,
+            phi=phi_at(profile.overlap, level),
             percentiles=point.percentiles,
         )
-        for regime in others
+        for level in others
         for point in points
         if point.policy in lanes
     ]
     found = iter(_run_all(more, workers, on_done)) if more else iter(())
-    regimes: dict[str, dict[Regime, list[Run]]] = {policy: {} for policy in lanes}
-    for regime in others:
+    levels: dict[str, dict[PhiLevel, list[Outcome]]] = {policy: {} for policy in lanes}
+    for level in others:
         for policy in lanes:
-            regimes[policy][regime] = [next(found).run for _ in by_policy[policy]]
+            levels[policy][level] = [next(found) for _ in by_policy[policy]]
     return {
-        policy: {
-            regime: [outcome.run for outcome in by_policy[policy]] if regime is Regime.SHARED else own[regime]
-            for regime in BRACKET
-        }
-        for policy, own in regimes.items()
+        policy: {level: list(by_policy[policy]) if level is PhiLevel.MIDDLE else own[level] for level in BRACKET}
+        for policy, own in levels.items()
     }
 
 
@@ -293,16 +343,17 @@ def cost_source(profile: Profile) -> CostSource:
         source=profile.source,
         overlap=profile.overlap.source,
         is_overlap_measured=profile.overlap.measured,
+        phi=None if profile.overlap.measured else phi_of(profile.overlap),
         errors={kind: error.mean_error_pct for kind, error in profile.errors.items()},
     )
 
 
 def _transients(scenario: Scenario, length: Length, summaries: Sequence[PolicySummary]) -> list[str]:
-    """The note on a length that is too short, by the slowest policy that is stable."""
+    """The notes on a length that is too short, by the slowest policy that is stable, and on a loop in step."""
     slowest = [row.mean["mean_e2el_ms"] for row in summaries if row.load.is_steady]
     known = [value / 1e3 for value in slowest if value is not None]
-    note = transient_note(scenario, length, max(known, default=None))
-    return [] if note is None else [note]
+    notes = transient_note(scenario, length, max(known, default=None)), lockstep_note(scenario)
+    return [note for note in notes if note is not None]
 
 
 def _acceptance_notes(scenario: Scenario) -> tuple[str, ...]:
@@ -319,7 +370,7 @@ def _of_policy(policy: str, runs: Sequence[Run]) -> list[Run]:
 
 
 def _policy_summary(
-    policy: str, runs: Sequence[Run], load: Load, by_regime: Mapping[Regime, Sequence[Run]]
+    policy: str, runs: Sequence[Run], load: Load, by_level: Mapping[PhiLevel, Sequence[Run]]
 ) -> PolicySummary:
     """Mean over replications of every numeric metric, with its interval where a longer run would repeat it."""
     own = _of_policy(policy, runs)
@@ -340,8 +391,8 @@ def _policy_summary(
         mean=means,
         ci95=intervals,
         by_overlap={
-            regime.value: {metric: _mean(runs_there, metric) for metric in PAIRED_METRICS}
-            for regime, runs_there in by_regime.items()
+            level.value: {metric: _mean(runs_there, metric) for metric in PAIRED_METRICS}
+            for level, runs_there in by_level.items()
         },
     )
 
@@ -361,9 +412,14 @@ def paired_differences(
     policies: Sequence[str],
     runs: Sequence[Run],
     loads: Mapping[str, Load],
-    regimes: Mapping[str, Mapping[Regime, Sequence[Run]]],
+    levels: Mapping[str, Mapping[PhiLevel, Sequence[Run]]],
+    phi: Phi = ASSUMED_PHI,
+    bounded: Sequence[str] = (),
+    unsteady: Collection[tuple[str, PhiLevel]] = (),
 ) -> list[Paired]:
-    """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. Only steady pairs get an interval."""
+    """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. Only steady pairs get an interval; no
+    order is stated of a policy that is `bounded`, whose figures are an upper bound of overlap, or at a phi where either
+    is `unsteady`."""
     rows = []
     for first, second in combinations(policies, 2):
         theirs, ours = _of_policy(first, runs), _of_policy(second, runs)
@@ -371,14 +427,17 @@ def paired_differences(
         for metric in PAIRED_METRICS:
             difference, interval = _difference(ours, theirs, metric)
             by_overlap: dict[str, float | None] = {}
-            orders = [_order(interval, is_steady)]
-            if first in regimes or second in regimes:
+            is_stated = is_steady and not {first, second} & set(bounded)
+            orders = [_order(interval, is_stated)]
+            if first in levels or second in levels:
                 orders = []
-                for regime in BRACKET:
-                    one = regimes[second][regime] if second in regimes else ours
-                    other = regimes[first][regime] if first in regimes else theirs
-                    by_overlap[regime.value], there = _difference(one, other, metric)
-                    orders.append(_order(there, is_steady))
+                for level in BRACKET:
+                    one = levels[second][level] if second in levels else ours
+                    other = levels[first][level] if first in levels else theirs
+                    by_overlap[level.value], there = _difference(one, other, metric)
+                    is_steady_there = is_steady and not {(first, level), (second, level)} & set(unsteady)
+                    orders.append(_order(there, is_steady_there))
+            is_open = len(set(orders)) > 1
             rows.append(
                 Paired(
                     a=second,
@@ -387,11 +446,26 @@ def paired_differences(
                     difference=difference,
                     ci95=interval if is_steady else None,
                     unstable=not is_steady,
-                    order=orders[0] if len(set(orders)) == 1 else Order.OVERLAP,
+                    order=Order.OVERLAP if is_open else orders[0],
                     by_overlap=by_overlap,
+                    break_even_phi=break_even((phi.low, phi.value, phi.high), [*by_overlap.values()])
+                    if is_open
+                    else None,
                 )
             )
     return rows
+
+
+def break_even(phis: Sequence[float], differences: Sequence[float | None]) -> float | None:
+    """The lowest phi at which differences change their sign, straight lines between neighbours; None where none does.
+
+    >>> break_even((0.0, 0.07, 0.25), [3.0, 1.0, -1.0])
+    0.16
+    """
+    for (low, before), (high, after) in pairwise(zip(phis, differences, strict=True)):
+        if before is not None and after is not None and (before < 0.0) != (after < 0.0):
+            return low + (high - low) * before / (before - after)
+    return None
 
 
 def _difference(ours: Sequence[Run], theirs: Sequence[Run], metric: str) -> tuple[float | None, Interval | None]:

@@ -52,6 +52,13 @@ class CostModel(Protocol):
         ...
 
 
+def prompt_result_s(costs: CostModel) -> float:
+    """`result_s` of works with prompt chunks, which a profile may tell from the others'."""
+    host = getattr(costs, "host", None)
+    own_s: float | None = getattr(host, "eager_result_s", None)
+    return costs.result_s if own_s is None else own_s
+
+
 class ConstantCosts(msgspec.Struct, frozen=True, kw_only=True):
     """A cost model: `device_s` per kind (0 where absent), and the same host times for every work."""
 
@@ -67,7 +74,8 @@ class ConstantCosts(msgspec.Struct, frozen=True, kw_only=True):
     def cost(self, work: Work) -> Cost:
         if work.kind is Kind.HOST:
             return Cost(work.host_s, 0.0, 0.0, 0)
-        return Cost(self.prepare_s, self.launch_s, self.device_s.get(work.kind, 0.0), self.num_kernels)
+        prepare_s = max(0.0, self.prepare_s - work.ahead_s)
+        return Cost(prepare_s, self.launch_s, self.device_s.get(work.kind, 0.0), self.num_kernels)
 
     def demands(self, work: Work) -> Demands:
         return self.demand

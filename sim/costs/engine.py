@@ -34,6 +34,10 @@ NO_SPECULATION = "none"
 NO_ENGINE = "no engine"
 """Name of what a real host adds that no engine and no measurement knows."""
 ENGINE_SCHEMA = 1
+PARALLEL_EAGLE = "parallel_eagle"
+"""In `Rules`: an EAGLE head that fills all slots in one pass."""
+SMALL_GRAPHS, COARSE_GRAPHS = (1, 2, 4), 256
+"""vLLM's captured sizes: these, multiples of 8, and of 16 from there on."""
 GIB = 2.0**30
 
 
@@ -57,6 +61,43 @@ class CapRule(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def holds_on(self, gpu: Gpu) -> bool:
         return gpu.memory_bytes >= self.min_memory_gib * GIB and not gpu.name.startswith(self.not_on)
+
+
+class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one version of an engine does beside its steps, each as its source has it (`rules_source` of its file); an
+    engine without one of them does nothing of the kind. Drafters go by `Method`, and by PARALLEL_EAGLE."""
+
+    draft_slots: dict[str, tuple[int, int]] = {}
+    """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""
+    drops_cached_block: tuple[str, ...] = ()
+    """Drafters whose requests compute the last block again that was found of their prefix, for its features."""
+    max_graph_tokens: int | None = None
+    """Captured sizes end here, at two steps' tokens of all seats, and at the token budget; multiples of a row's."""
+    ends_at_max_model_len: bool = False
+    """An answer ends where prompt and answer are as long as the context."""
+
+    def slots_per_seat(self, drafter: str, draft_tokens: int) -> int:
+        """Of a drafter of `draft_tokens` a round.
+
+        >>> Rules(draft_slots={"dspark": (-1, 1)}).slots_per_seat("dspark", 7)
+        6
+        """
+        fixed, per_token = self.draft_slots.get(drafter, (0, 0))
+        return fixed + per_token * draft_tokens
+
+    def graph_sizes(self, max_num_seqs: int, draft_tokens: int, max_num_batched_tokens: int) -> list[int] | None:
+        """Token counts that are captured as CUDA graphs, rising; None where there is no rule.
+
+        >>> Rules(max_graph_tokens=512).graph_sizes(8, 2, 2048)
+        [3, 6, 9, 18, 24, 33, 42, 48]
+        """
+        if self.max_graph_tokens is None:
+            return None
+        row = draft_tokens + 1
+        end = min(2 * max_num_seqs * row, self.max_graph_tokens, max_num_batched_tokens)
+        sizes = [*SMALL_GRAPHS, *range(8, min(end + 1, COARSE_GRAPHS), 8), *range(COARSE_GRAPHS, end + 1, 16)]
+        rounded = {-(-size // row) * row for size in sizes}
+        return sorted(size for size in rounded if size <= end)
 
 
 class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,6 +127,11 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     draft_reserved_bytes: int = 0
     """The same for a drafter, beside the drafter's weights and KV."""
     caps: tuple[CapRule, ...] = ()
+    rules: Rules = Rules()
+    scope: str = ""
+    """Engine, GPU and tensor-parallel degrees that the constants are for; they act nowhere else."""
+    mixes_prompts: bool = True
+    """Prompt chunks share a step with the rows that decode; False: they go first, in steps of their own."""
 
     def __post_init__(self) -> None:
         for field in CONSTANTS:
@@ -114,6 +160,8 @@ class _Measured(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     gpus: tuple[str, ...]
     """None of them: all that no other entry names."""
+    tensor_parallel: tuple[int, ...] = ()
+    """GPUs that share a model; none of them: any number that no earlier entry of the same GPU names."""
     step_s: float
     row_s: float
     draft_pass_s: float
@@ -128,6 +176,10 @@ class _Measured(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reserved_bytes: int = 0
     draft_reserved_bytes: int = 0
 
+    def holds_on(self, gpu: str, tensor_parallel: int) -> bool:
+        is_shared = not self.tensor_parallel or tensor_parallel in self.tensor_parallel
+        return is_shared and (gpu in self.gpus or not self.gpus)
+
 
 class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """sim/engines/NAME.json."""
@@ -138,13 +190,18 @@ class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     async_source: str
     caps: tuple[CapRule, ...]
     caps_source: str
+    rules: Rules = Rules()
+    rules_source: str = ""
     constants: tuple[_Measured, ...]
+    mixes_prompts: bool = True
 
     def __post_init__(self) -> None:
         if self.schema != ENGINE_SCHEMA:
             raise ValueError(f"schema={self.schema!r} must be {ENGINE_SCHEMA}")
         if not self.constants or self.constants[-1].gpus or not all(entry.gpus for entry in self.constants[:-1]):
             raise ValueError("the last of `constants`, and no other, is for all other GPUs: gpus = []")
+        if self.constants[-1].tensor_parallel:
+            raise ValueError("the last of `constants` is for any number of GPUs: tensor_parallel = []")
         for entry in self.constants:
             for field in CONSTANTS:
                 if not 0.0 <= getattr(entry, field) <= LONGEST_S:
@@ -162,8 +219,9 @@ def engine_names() -> list[str]:
     return sorted(path.stem for path in ENGINES.glob("*.json"))
 
 
-def load_engine(name: str, gpu: str) -> EngineCosts:
-    """The engine called `name`, or the one in the JSON file of that path, on the GPU called `gpu`.
+def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
+    """The engine called `name`, or the one in the JSON file of that path, where `tensor_parallel` GPUs called `gpu`
+    share a model.
 
     Raises ValueError with the nearest name, or with what is wrong in the file.
 
@@ -174,7 +232,7 @@ def load_engine(name: str, gpu: str) -> EngineCosts:
     if not is_path and name not in engine_names():
         raise ValueError(unknown("engine", name, engine_names()))
     held = _read(Path(name) if is_path else ENGINES / f"{name}.json")
-    entry = next(entry for entry in held.constants if gpu in entry.gpus or not entry.gpus)
+    entry = next(entry for entry in held.constants if entry.holds_on(gpu, tensor_parallel))
     return EngineCosts(
         name=held.name,
         **{name: getattr(entry, name) for name in (*CONSTANTS, *MEMORY)},
@@ -185,7 +243,16 @@ def load_engine(name: str, gpu: str) -> EngineCosts:
         measured_on=entry.measured_on,
         is_pooled=entry.is_pooled,
         caps=held.caps,
+        rules=held.rules,
+        scope=_scope(held.name, entry),
+        mixes_prompts=held.mixes_prompts,
     )
+
+
+def _scope(name: str, entry: _Measured) -> str:
+    gpus = ", ".join(entry.gpus) or "any GPU not measured"
+    degrees = f", tensor parallel {', '.join(map(str, entry.tensor_parallel))}" if entry.tensor_parallel else ""
+    return f"{name} on {gpus}{degrees}"
 
 
 @lru_cache(maxsize=32)
@@ -203,13 +270,14 @@ def own_engine(profile: Profile) -> EngineCosts | None:
         return None
     name = host.engine or UNNAMED
     is_public = name in engine_names()
-    like = load_engine(name if is_public else DEFAULT_ENGINE, profile.gpu.name)
+    like = load_engine(name if is_public else DEFAULT_ENGINE, profile.gpu.name, profile.tensor_parallel)
     return msgspec.structs.replace(
         like,
         name=name,
         **{constant: getattr(host, constant) for constant in CONSTANTS},
         is_async=is_public and like.is_async,
         async_methods=like.async_methods if is_public else (),
+        rules=like.rules if is_public else Rules(),
         source=host.source,
         error_pct=None,
         measured_on=profile.gpu.name,
@@ -223,7 +291,7 @@ def engine_of(name: str | None, profile: Profile) -> EngineCosts:
     own = own_engine(profile)
     if own is not None and name in (None, own.name):
         return own
-    return load_engine(name or DEFAULT_ENGINE, profile.gpu.name)
+    return load_engine(name or DEFAULT_ENGINE, profile.gpu.name, profile.tensor_parallel)
 
 
 def without_engine(profile: Profile) -> EngineCosts:

@@ -59,7 +59,7 @@ class HistoryCosts:
         self._is_synchronous = host.is_synchronous
         self.demands: Callable[[Work], Demands] = costs.demands
         self.host_inflation: Callable[[int], float] = costs.host_inflation
-        self.result_s = costs.result_s
+        self.result_s, self.host = costs.result_s, host
         self.knows_ends = False
         """`ended` is called when a work ends: beside others it takes longer than its cost says."""
         self._busy_until_s: dict[str, float] = {}

@@ -15,12 +15,14 @@ from math import isfinite
 import msgspec
 
 from sim.costs.kernels import Measured, Served, VerifyAttention
+from sim.plugins import shown
 
 Grid = tuple[tuple[float | None, ...], ...]
+Time = float | int | None
 
 
 class Points(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the groups of measured points."""
+    """Base of the groups of measured points; made in Python, they are checked as files are."""
 
 
 class Curve(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,6 +164,8 @@ class TableKernels(Served, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def _check_axis(name: str, axis: Sequence[int], first: int | None = None) -> None:
+    if not isinstance(axis, tuple) or not all(type(count) is int for count in axis):
+        raise ValueError(f"{name}={shown(axis)}: want a tuple of whole numbers")
     if not is_rising(axis) or axis[0] < 0 or (axis[0] == 0 and first != 0):
         raise ValueError(f"{name}={list(axis)} must rise and hold counts")
     if first is not None and axis[0] != first:
@@ -170,14 +174,16 @@ def _check_axis(name: str, axis: Sequence[int], first: int | None = None) -> Non
 
 def _check_grid(name: str, axes: Sequence[str], size: tuple[int, int], grid: Grid) -> None:
     """`grid` has `size`, holds times that never fall along `axes`, and no curve of nulls alone."""
+    if not all(isinstance(curve, tuple) and all(isinstance(each, Time) for each in curve) for curve in grid):
+        raise ValueError(f"{name}={shown(grid)}: want tuples of numbers")
     if len(grid) != size[0] or any(len(curve) != size[1] for curve in grid):
         raise ValueError(f"{name} must be [{']['.join(axes)}], {' x '.join(map(str, size[-len(axes) :]))} numbers")
     for curve in grid:
         known = [value for value in curve if value is not None]
         if not known:
             raise ValueError(f"{name} has only nulls at one value of {axes[0]}; leave that value out")
-        if any(not isfinite(value) or value <= 0.0 for value in known):
-            raise ValueError(f"{name} must be finite and positive, got {min(known)!r}")
+        if wrong := [value for value in known if not isfinite(value) or value <= 0.0]:
+            raise ValueError(f"{name} must be finite and positive, got {wrong[0]!r}")
     where = falls(grid)
     if where is not None:
         value = grid[where[0]][where[1]]

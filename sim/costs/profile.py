@@ -93,6 +93,10 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Scheduling, input preparation and output processing before each work."""
     row_s: float
     """The same, per sequence in the work."""
+    eager_step_s: float | None = None
+    """`step_s` of works with prompt chunks where these are launched eagerly and the others replayed; None: the same."""
+    eager_result_s: float | None = None
+    """`result_s` of these works."""
     gap_s: float = 0.0
     """Device time that every pass of the target takes beyond its kernels, however far ahead it is submitted."""
     draft_pass_s: float = 0.0
@@ -130,6 +134,9 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _check(self, positive=counts, not_negative=(*times, *of_an_engine, "ngram_row_s", "max_graph_tokens"))
         if not all(0.0 < seconds < inf for seconds in self.probed_s):
             raise ValueError(f"probed_s={list(self.probed_s)} must be positive and finite")
+        for name in ("eager_step_s", "eager_result_s"):
+            if getattr(self, name) is not None:
+                _check(self, not_negative=(name,))
         for kind, factor in self.served.items():
             if kind not in SERVED_KINDS or not 0.0 < factor < inf:
                 raise ValueError(f"served={self.served} must map {', '.join(SERVED_KINDS)} to factors above 0")
@@ -146,8 +153,23 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 )
 
 
+class Phi(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rate at which a work goes on while kernels of another stream hold the machine, and what it may lie between."""
+
+    value: float
+    low: float
+    high: float
+    source: str
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low <= self.value <= self.high <= 1.0:
+            raise ValueError(
+                f"phi: low={self.low!r}, value={self.value!r} and high={self.high!r} must be in order within 0..1"
+            )
+
+
 class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How works of several streams share the device. The default gains nothing: they share its time."""
+    """How works of several streams share the device."""
 
     eta_compute: float = 1.0
     eta_bandwidth: float = 1.0
@@ -161,9 +183,9 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     has_priorities: bool = True
     """Streams of higher priority are served first; False: all alike, as threads on a CPU are."""
     measured: bool = False
-    source: str = (
-        "not measured: conservative default, works that overlap share the device's time and each kernel waits 5 us"
-    )
+    phi: Phi | None = None
+    """Where the rest was not measured; None = what is assumed (sim.devices.contention)."""
+    source: str = "not measured: plain streams go on at an assumed phi while another's kernels hold the GPU"
 
     def __post_init__(self) -> None:
         _check(self, positive=("eta_compute", "eta_bandwidth"), not_negative=("tau_s", "demand_floor"))
@@ -259,6 +281,9 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str
     fingerprint: dict[str, str] | None
     date: str
+    default_lengths: tuple[int, int] | None = None
+    """Prompt and output tokens of requests where a scenario names neither lengths nor a data set; None: the general
+    default."""
     points: tuple[MeasuredPoint, ...] = ()
     """What was measured on this machine, held-out points included; none where tables were imported."""
 

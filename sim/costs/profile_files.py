@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from sim.costs.forms.physics import check_physics
 from sim.costs.profile import SCHEMA, Profile
 from sim.files.json_values import convert, parse_json
 from sim.files.read import Unreadable, read_text
 from sim.files.write import write_text
+from sim.model_names import nearest_profile, same_profile
+from sim.names import unknown
+from sim.plugins import shown
 
 SHIPPED = Path(__file__).parent.parent / "profiles"
 
@@ -30,8 +34,37 @@ def shipped() -> list[str]:
     return sorted(f"{path.parent.name}/{path.stem}" for path in SHIPPED.glob("*/*.json"))
 
 
+@lru_cache(maxsize=256)
+def spelling(name: str) -> str:
+    """The shipped profile that `name` means, as it is called; `name` itself where none does, or it is a path.
+
+    >>> spelling("h200/meta-llama/Llama-3.1-8B-Instruct"), spelling("mine.json")
+    ('h200-sxm/llama-3.1-8b', 'mine.json')
+    """
+    names = shipped()
+    if name.endswith(".json") or name in names:
+        return name
+    return same_profile(name, names) or name
+
+
+def default_lengths(name: str) -> tuple[int, int] | None:
+    """Prompt and output tokens that the profile of that name, or at that path, is used with unless others are given;
+    None where it has none, or cannot be read."""
+    path = Path(name) if name.endswith(".json") else SHIPPED / f"{spelling(name)}.json"
+    try:
+        state = path.stat()
+        return _lengths_in(path, state.st_mtime_ns, state.st_size)
+    except (OSError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=256)
+def _lengths_in(path: Path, changed_ns: int, size: int) -> tuple[int, int] | None:
+    return load(path).default_lengths
+
+
 def load(name: str | Path) -> Profile:
-    """The shipped profile `name`, or the one in the JSON file at that path.
+    """The shipped profile `name`, in any spelling of it (`model_names`), or the one in the JSON file at that path.
 
     Raises UnknownProfile, or ValueError where the file is not a valid profile; both say so in one line.
 
@@ -39,13 +72,11 @@ def load(name: str | Path) -> Profile:
     >>> lanesim.load_profile("h100-sxm/llama-3.1-8b").target.layers
     32
     """
-    text = str(name)
-    is_path = isinstance(name, Path) or text.endswith(".json")
+    is_path = isinstance(name, Path) or name.endswith(".json")
+    text = str(name) if is_path else spelling(str(name))
     path = Path(name) if is_path else SHIPPED / f"{text}.json"
     if not is_path and text not in shipped():
-        names = shipped()
-        nearest = get_close_matches(text, names, n=1, cutoff=0.4)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = nearest_profile(text, shipped())
         raise UnknownProfile(
             f"unknown profile {text!r}{hint} (a name from `lanesim profiles`, or a path to a .json file)"
         )
@@ -53,7 +84,13 @@ def load(name: str | Path) -> Profile:
         content = read_text(path, "profile file")
     except Unreadable as error:
         raise UnknownProfile(str(error)) from None
-    return decode(content, str(path))
+    profile = decode(content, str(path))
+    if is_path:
+        try:
+            check_physics(profile)
+        except ValueError as error:
+            raise ValueError(f"profile {text!r}: {error}") from None
+    return profile
 
 
 def decode(content: str | bytes, where: str) -> Profile:
@@ -86,10 +123,14 @@ def save_profile(profile: Profile, path: str | Path) -> Path:
     >>> lanesim.load_profile(path).name
     'cpu/tiny'
     """
+    if not isinstance(profile, Profile) or not isinstance(path, str | Path):
+        raise ValueError(f"save_profile: want a Profile and a path, got {shown(profile)} and {shown(path)}")
     path = Path(path)
     if path.suffix != ".json":
         raise ValueError(f"{str(path)!r} must end with .json: profiles are found by it")
-    write_text(path, encode(profile).decode())
+    content = encode(profile).decode()
+    decode(content, str(path))
+    write_text(path, content)
     return path
 
 
@@ -107,7 +148,16 @@ def changed(profile: Profile, **fields: Any) -> Profile:
     >>> lanesim.changed(lanesim.load_profile("cpu/tiny"), source="mine").source
     'mine'
     """
-    return msgspec.structs.replace(profile, **fields)
+    if not isinstance(profile, Profile):
+        raise ValueError(f"changed: {shown(profile)} is not a Profile")
+    for name in fields:
+        if name not in Profile.__struct_fields__:
+            raise ValueError(unknown("field of a profile", name, Profile.__struct_fields__))
+    try:
+        raw = msgspec.to_builtins({name: getattr(profile, name) for name in Profile.__struct_fields__} | fields)
+    except TypeError as error:
+        raise ValueError(f"profile {profile.name!r}: {error}") from None
+    return convert(raw, Profile, f"profile {profile.name!r}")
 
 
 def _json(value: Any) -> str:

@@ -36,7 +36,8 @@ class WorkCosts(ABC, Generic[PassesT]):
     warns once per size; `strict` makes it refuse.
 
     `graphed_queries` is the one count of queries per row that full graphs of the target were captured for (vLLM: the
-    longest draft and the newest token); None: every count.
+    longest draft and the newest token); None: every count. `graph_sizes` are the token counts that the engine captures,
+    rising, of which a host has no more than it may; None: the host's own.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         cuda_graph: bool | str = True,
         strict: bool = False,
         graphed_queries: int | None = None,
+        graph_sizes: Sequence[int] | None = None,
     ) -> None:
         self.profile = profile
         self.cuda_graph = cuda_graph
@@ -57,7 +59,8 @@ class WorkCosts(ABC, Generic[PassesT]):
         self._is_synchronous = profile.host.is_synchronous
         inflation = profile.host.inflation_graphed if cuda_graph is True else profile.host.inflation_eager
         self._inflation = (1.0,) if self._is_synchronous else inflation
-        sizes = graph_sizes(profile.host)
+        sizes = sizes_on(profile.host, graph_sizes)
+        self._max_graph_tokens = max(sizes, default=0)
         self._target = self._make_passes(Model.TARGET, sizes if cuda_graph is True else ())
         self._target.extra_s = profile.host.gap_s
         self._draft = self._make_passes(Model.DRAFT, sizes if cuda_graph else ()) if profile.draft is not None else None
@@ -100,6 +103,8 @@ class WorkCosts(ABC, Generic[PassesT]):
             device_s += later_cost.device_s - passes.fusion_s(later.row_tokens) - passes.phase_s
             num_kernels += later_cost.num_kernels
         prepare_s = self._step_s + self._row_s * (work.rows + len(work.chunks))
+        if work.chunks and host.eager_step_s is not None:
+            prepare_s += host.eager_step_s - self._step_s
         if work.ahead_s:
             prepare_s = max(0.0, prepare_s - work.ahead_s)
         return Cost(prepare_s, device_s if self._is_synchronous else launch_s, device_s, num_kernels)
@@ -143,7 +148,7 @@ class WorkCosts(ABC, Generic[PassesT]):
     def _launch_s(self, passes: PassesT, rows: int, tokens: int, *, has_chunks: bool = False) -> float:
         host = self.host
         is_graphed = self.cuda_graph is True or (self.cuda_graph == GRAPHED_DRAFT and passes is self._draft)
-        if not is_graphed or tokens > host.max_graph_tokens or (has_chunks and not host.captures_chunks):
+        if not is_graphed or tokens > self._max_graph_tokens or (has_chunks and not host.captures_chunks):
             return passes.num_kernels * host.eager_kernel_s
         if has_chunks:
             return host.graph_launch_s + PIECE_KERNELS * passes.layers * host.eager_kernel_s
@@ -177,6 +182,13 @@ def graph_sizes(host: HostCosts) -> list[int]:
     step = host.graph_size_step
     regular = range(step, host.max_graph_tokens + 1, step)
     return [size for size in host.graph_small_sizes if size < step] + list(regular)
+
+
+def sizes_on(host: HostCosts, of_engine: Sequence[int] | None) -> list[int]:
+    """Token counts that are captured on `host` by an engine that captures these; None: by one that has no rule."""
+    if of_engine is None:
+        return graph_sizes(host)
+    return [size for size in of_engine if size <= host.max_graph_tokens]
 
 
 def _later_context(work: Work) -> float:

@@ -1,13 +1,13 @@
 """Rates of works that run on one device at the same time (design, section 4).
 
-Plain streams: what is published of one stream against two is prefill beside decode on other GPUs than an H100 or H200,
-and nothing of draft beside verify (docs/adr/015), so there are three regimes, least to most overlap, and a result that
-depends on which one holds says so:
+Plain streams of a profile without an overlap measurement:
 - SERIAL: the kernels of all streams are in one FIFO. Works advance kernel by kernel, in proportion to the length of
   their kernels, so long grids (a prefill) starve short ones (a decode).
-- SHARED: works share the device's time. Rates sum to 1, nobody starves, nothing is gained.
-- ROOFS: max-min filling under the compute and the bandwidth roof, the most that overlap could give; with measured
-  roofs and delays per kernel it is also the form of a profile whose overlap was measured.
+- LEFTOVER: a work with the share s under SERIAL goes on at rate phi while another's kernels hold the machine:
+  r = s + phi (1 - s). Published comparisons of one plain stream with two imply phi of 0 to 0.21 (docs/adr/003); it is
+  assumed everywhere else, so results are bracketed (ASSUMED_PHI).
+- ROOFS: max-min filling under the compute and the bandwidth roof, an upper bound, only where a scenario asks for it;
+  with measured roofs and delays per kernel it is also the form of a profile whose overlap was measured.
 Priority is a weight with a floor, and only streams that ask for one have it. Preemptive priorities are what two
 reports write of and no code of theirs does: the highest takes what it can use, the lower ones the rest. Not here: the
 event loop that applies rates (`shared`).
@@ -21,7 +21,7 @@ from math import inf
 
 import msgspec
 
-from sim.costs.profile import Overlap
+from sim.costs.profile import Overlap, Phi
 
 PRIORITY_STEP = 4.0
 """A stream weighs this many times one of the next lower priority. Assumed: no public measurement tells."""
@@ -33,18 +33,35 @@ class Regime(StrEnum):
     """What the works of plain streams do to each other."""
 
     SERIAL = "serial"
-    SHARED = "shared"
+    LEFTOVER = "leftover"
     ROOFS = "roofs"
 
 
-BRACKET = (Regime.SERIAL, Regime.SHARED, Regime.ROOFS)
-"""What overlap may be where it was not measured."""
+class PhiLevel(StrEnum):
+    """The values of phi that a result is shown at: both ends of its bracket and what lies between."""
+
+    LOW = "phi_low"
+    MIDDLE = "phi_middle"
+    HIGH = "phi_high"
+
+
+BRACKET = tuple(PhiLevel)
+"""Least overlap first."""
+ASSUMED_PHI = Phi(
+    value=0.07,
+    low=0.0,
+    high=0.25,
+    source="assumed; one plain stream against two on an RTX 5090, an A100 and an RTX 3090 implies 0 to 0.21",
+)
+"""Where a profile says nothing of its own."""
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):
     """How works of several streams share a device: roofs as shares of what a lone work achieves, delay per kernel."""
 
     regime: Regime = Regime.ROOFS
+    phi: float = 0.0
+    """LEFTOVER: the rate at which a work goes on while another's kernels hold the machine."""
     eta_compute: float = 1.0
     eta_bandwidth: float = 1.0
     tau_s: float = 0.0
@@ -56,11 +73,29 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
     """The highest priority takes what it can use and lower ones the rest, in place of weights."""
 
 
-def contention_of(overlap: Overlap, regime: Regime | None = None, *, is_preemptive: bool = False) -> Contention:
-    """What a profile says of works that share its device; where it was not measured, what `regime` says, or SHARED."""
+def phi_of(overlap: Overlap) -> Phi:
+    """The profile's own phi with its bracket, or what is assumed."""
+    return overlap.phi or ASSUMED_PHI
+
+
+def phi_at(overlap: Overlap, level: PhiLevel) -> float:
+    phi = phi_of(overlap)
+    return {PhiLevel.LOW: phi.low, PhiLevel.MIDDLE: phi.value, PhiLevel.HIGH: phi.high}[level]
+
+
+def contention_of(
+    overlap: Overlap, regime: Regime | None = None, phi: float | None = None, *, is_preemptive: bool = False
+) -> Contention:
+    """What a profile says of works that share its device; where it was not measured, what `regime` says, or LEFTOVER,
+    at `phi` or the profile's own."""
     if not overlap.measured:
+        regime = regime or Regime.LEFTOVER
+        rate = phi_of(overlap).value if phi is None else phi
         return Contention(
-            regime=regime or Regime.SHARED, has_priorities=overlap.has_priorities, is_preemptive=is_preemptive
+            regime=regime,
+            phi=rate if regime is Regime.LEFTOVER else 0.0,
+            has_priorities=overlap.has_priorities,
+            is_preemptive=is_preemptive,
         )
     return Contention(
         eta_compute=overlap.eta_compute,
@@ -111,6 +146,16 @@ def share_time(caps: Sequence[float], weights: Sequence[float], left: float = 1.
         left = max(0.0, left)
         open_works = [i for i in open_works if i not in capped]
     return rates
+
+
+def add_leftover(shares: Sequence[float], caps: Sequence[float], phi: float) -> list[float]:
+    """Rates [works] from shares of the device's time: each goes on at `phi` in the time of the others, up to its cap.
+
+    At phi = 0 the shares, bit for bit.
+    """
+    return (
+        [min(cap, share + phi * (1.0 - share)) for share, cap in zip(shares, caps, strict=True)] if phi else [*shares]
+    )
 
 
 def fill_rates(

@@ -15,6 +15,7 @@ from sim.costs.cost import CostModel
 from sim.devices.contention import (
     Contention,
     Regime,
+    add_leftover,
     fill_rates,
     kernel_waits_s,
     priority_weights,
@@ -167,10 +168,9 @@ def rates_together(
         demands = [op.demands_of(costs) for op in running]
         return rates_on_shares(places, launch_caps, weights, demands, partition.curve, contention.eta_bandwidth)
     kernels_per_s = [op.kernels_per_s for op in running]
-    if contention.regime is Regime.SERIAL:
-        weights = [weight / rate if rate else 0.0 for weight, rate in zip(weights, kernels_per_s, strict=True)]
     if contention.regime is not Regime.ROOFS:
-        return share_time(launch_caps, weights)
+        weights = [weight / rate if rate else 0.0 for weight, rate in zip(weights, kernels_per_s, strict=True)]
+        return add_leftover(share_time(launch_caps, weights), launch_caps, contention.phi)
     demands = [op.demands_of(costs) for op in running]
     caps = []
     for launch_cap, rate, wait_s in zip(
@@ -201,7 +201,7 @@ def _preemptive_rates(
             left = max(0.0, left - sum(found))
         for i, rate in zip(places, found, strict=True):
             rates[i] = rate
-    return rates
+    return rates if contention.regime is Regime.ROOFS else add_leftover(rates, launch_caps, contention.phi)
 
 
 class Queue:

@@ -7,7 +7,8 @@ its own:
 - bandwidth saturates: most of its time is memory's, whatever the share;
 - latency, the part of a small work that is neither, keeps its pace.
 Beside others, all compute counts for the clock, the compute part of a work is slowed by what others read, through the
-queue of the L2 cache, and bandwidth is shared max-min under the roof. A share that is idle helps nobody.
+queue of the L2 cache, and bandwidth is shared max-min under the roof. A share that is idle helps nobody, unless shares
+hold only while several streams have works.
 Not here: streams that share the whole device (contention), the event loop that applies rates (shared).
 """
 
@@ -113,9 +114,11 @@ class Partition(NamedTuple):
     places: dict[str, Place]
     """By stream."""
     curve: ShareCurve
+    only_together: bool = False
+    """A work that is alone has the whole device; shares hold while works of several streams run."""
 
 
-def partition_of(streams: Sequence[Stream], curve: ShareCurve) -> Partition | None:
+def partition_of(streams: Sequence[Stream], curve: ShareCurve, *, only_together: bool = False) -> Partition | None:
     """The places of a device's streams; None where none has a share. Raises ValueError for shares that do not fit."""
     reserved = {stream.name: stream.sm_share for stream in streams if stream.sm_share is not None}
     if not reserved:
@@ -128,7 +131,7 @@ def partition_of(streams: Sequence[Stream], curve: ShareCurve) -> Partition | No
             f"stream {without[0]!r} has no sm_share, and the others leave nothing: {_listed(reserved)}; give it one"
         )
     places = {name: Place(share, True) for name, share in reserved.items()}
-    return Partition({**places, **{name: Place(left, False) for name in without}}, curve)
+    return Partition({**places, **{name: Place(left, False) for name in without}}, curve, only_together)
 
 
 def check_shares(shares: dict[str, float]) -> None:

@@ -6,7 +6,7 @@ Rules (design, section 4; docs/adr/003):
 - A work starts when it is prepared, the work before it on its stream has ended, and those it comes `after` have.
 - While its launch goes on a work cannot outrun it: its rate is at most device time left / launch time left, and it
   ends no earlier than its launch.
-- A lone work runs at rate 1, several at `rates_together`; on a share of the device a lone one does, too.
+- A lone work runs at rate 1, several at `rates_together`; on a share of its own a lone one does, too.
 While one stream alone has works their times follow from their order (`solo`); events begin with a second stream's.
 A rate that a change leaves as it was keeps its finish time bit for bit, so that sums by hand come out exact.
 The clock is only asked for instants at which something else depends on what happens then.
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from sim.costs.cost import CostModel
+from sim.costs.cost import CostModel, prompt_result_s
 from sim.devices.contention import Contention
 from sim.devices.op import Op, Queue, rates_together
 from sim.devices.partition import Partition
@@ -46,7 +46,7 @@ class SharedDevice:
         does."""
         self.clock = clock
         self._costs = costs
-        self._result_s = costs.result_s
+        self._result_s, self._prompt_result_s = costs.result_s, prompt_result_s(costs)
         self._contention = contention
         self._partition = partition
         if is_one_queue:
@@ -58,7 +58,9 @@ class SharedDevice:
         self._solo = SoloDevice(clock, costs, self)
         self._sole_queue: Queue | None = None
         """The one whose works, if any, `_solo` has."""
-        self._has_solo = partition is None and costs.host_inflation(1) == 1.0
+        self._shares_alone = partition is not None and not partition.only_together
+        """A work that is alone has a share of the device."""
+        self._has_solo = not self._shares_alone and costs.host_inflation(1) == 1.0
         self._num_ops = 0
         """Works in flight that are not with `_solo`; while there are any, it has none."""
         self._issuing: list[Op] = []
@@ -310,7 +312,7 @@ class SharedDevice:
             return
         if self._busy_since_s < 0.0:
             self._busy_since_s = now_s
-        if len(running) == 1 and self._partition is None:
+        if len(running) == 1 and not self._shares_alone:
             op = running[0]
             cap = op.launch_cap(now_s)
             op.set_rate(cap, cap, now_s)
@@ -361,7 +363,8 @@ class SharedDevice:
         self._num_ops -= 1
         ticket.end_s = now_s
         is_free = ticket.work.kind is Kind.HOST or (ticket.is_cancelled and ticket.start_s == now_s)
-        ticket.ready_s = now_s if is_free else now_s + self._result_s
+        result_s = self._prompt_result_s if ticket.work.chunks else self._result_s
+        ticket.ready_s = now_s if is_free else now_s + result_s
         if ticket.posts or ticket.watchers:
             ticket.arm()
         self.clock.ended(ticket)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from sim.costs.cost import Cost, CostModel
+from sim.costs.cost import Cost, CostModel, prompt_result_s
 from sim.devices.ticket import Clock, Device, SimTicket, checkpoint_at
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
@@ -28,7 +28,7 @@ class SoloDevice:
         self._owner: Device = owner or self
         self._costs = costs
         self._cost = costs.cost
-        self._result_s = costs.result_s
+        self._result_s, self._prompt_result_s = costs.result_s, prompt_result_s(costs)
         self.busy_s = 0.0
         self._issuer_free_s = 0.0
         self._device_free_s = 0.0
@@ -98,7 +98,7 @@ class SoloDevice:
         self._device_free_s = end_s
         ticket.start_s = start_s
         ticket.end_s = end_s
-        ticket.ready_s = end_s + self._result_s
+        ticket.ready_s = end_s + (self._prompt_result_s if ticket.work.chunks else self._result_s)
 
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
         wait: HostWait[None] = HostWait()

@@ -51,13 +51,24 @@ class PagedPool(KvPool):
         "_num_common",
         "_num_users",
         "_tables",
+        "drops_cached_block",
         "is_caching",
         "num_free",
     )
 
-    def __init__(self, num_blocks: int, block_size: int, draft_slots: int, *, is_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        draft_slots: int,
+        *,
+        is_caching: bool = True,
+        drops_cached_block: bool = False,
+    ) -> None:
         super().__init__(num_blocks, block_size, draft_slots)
         self.is_caching = is_caching
+        self.drops_cached_block = drops_cached_block
+        """The last block found of a prefix is computed again: a drafter wants its features."""
         self.num_free = num_blocks
         self._num_common: dict[int, int] = {}
         """Request index -> leading blocks of its content that another request has as well."""
@@ -111,6 +122,8 @@ class PagedPool(KvPool):
         """
         goal = request.prompt_tokens + request.emitted_tokens
         found = self._found(request, (goal - 1) // self.block_size)
+        if self.drops_cached_block:
+            del found[-1:]
         num_users = self._num_users
         free = [block for block in found if block not in num_users]
         num_in_use = len(found) - len(free)

@@ -15,7 +15,7 @@ from sim.engine.draft_length import Controller
 from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
-from sim.interface.host import Host
+from sim.interface.host import Host, Stream
 from sim.interface.request import Request
 from sim.interface.wait import Signal
 from sim.interface.work import Chunk
@@ -93,11 +93,13 @@ class Serving:
         max_concurrency: int | None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        receive_interval: int = 1,
         frontend_s: float = 0.0,
         first_measured: int = 0,
         kv_bytes_per_token: int = 0,
         draws: RoundDraws | None = None,
         names_requests: bool = True,
+        plans_ahead: bool = False,
         gaps: GapSamples | None = None,
         queue: Gauge | None = None,
         on_finished: Callable[[], None] | None = None,
@@ -113,6 +115,9 @@ class Serving:
         """Tokens of one prefill pass at most; None = whole prompts."""
         self.inbox: deque[Request] = deque()
         """Arrived, not admitted."""
+        self.receive_interval = receive_interval
+        """Steps without prompts from one look at what has arrived to the next."""
+        self._steps_unseen = 0
         self.intake = Signal()
         """Notified on arrival, and on release while somebody waits in the inbox."""
         self.finished = Signal()
@@ -128,6 +133,10 @@ class Serving:
         a policy may note its rounds when it pleases; None elsewhere."""
         self.names_requests = names_requests
         """Works carry their requests, whatever that costs in large batches: somebody notes them, or looks."""
+        self.plans_ahead = plans_ahead
+        """Works of lanes are prepared while those before them run (`ahead_s`)."""
+        self._submitted_s: dict[str, float] = {}
+        """When the newest work was submitted, by name of its stream."""
         self._on_finished = [] if on_finished is None else [on_finished]
         """Called in this order when a request has its last token."""
         self._has_priorities = False
@@ -200,6 +209,7 @@ class Serving:
             return
         inbox, place = self.inbox, len(self.inbox)
         self._has_priorities |= request.priority != 0
+        request.known_s = self.host.now_s
         while place and inbox[place - 1].priority < request.priority:
             place -= 1
         inbox.insert(place, request)
@@ -249,18 +259,51 @@ class Serving:
         5
         """
         while (request := self.admit_now(choose)) is None:
-            await self.host.wait(self.intake, poll_s=poll_s)
+            await self.came(poll_s=poll_s)
         return request
+
+    async def came(self, *, poll_s: float | None = None) -> None:
+        """Until somebody comes, or leaves. Nobody prepared anything for the first of those who wait."""
+        await self.host.wait(self.intake, poll_s=poll_s)
+        if self.inbox:
+            self.inbox[0].known_s = self.host.now_s
+
+    # -- what the host of a lane prepares while its last work runs
+
+    def ahead_s(self, requests: Sequence[Request], stream: Stream) -> float:
+        """Seconds for which the next work of `requests` on `stream` could be prepared (docs/adr/008): since all of them
+        were known to come, but not before the last work there was submitted. 0 where nothing is planned ahead."""
+        if not self.plans_ahead:
+            return 0.0
+        known_s = max([request.known_s for request in requests])
+        return self.host.now_s - max(known_s, self._submitted_s.get(stream.name, 0.0))
+
+    def planned(self, requests: Sequence[Request], stream: Stream) -> None:
+        """A work of `requests` was submitted to `stream`: what follows it can be prepared from now on."""
+        if self.plans_ahead:
+            self._submitted_s[stream.name] = now_s = self.host.now_s
+            for request in requests:
+                request.known_s = now_s
 
     # -- blocks taken as tokens come
 
-    def take_in(self) -> None:
-        """The engine is at a step boundary: what has arrived meanwhile is queued now."""
+    def take_in(self, *, after_rows: bool = False) -> None:
+        """The engine is at a step boundary: what has arrived meanwhile is queued now. `after_rows`: the step before it
+        carried rows alone, of which `receive_interval` pass between two looks."""
+        self._steps_unseen += 1
+        if after_rows and self._steps_unseen < self.receive_interval:
+            return
+        self._steps_unseen = 0
         for request in reversed(self.inbox):
             if request.queued_s != request.queued_s:
                 request.queued_s = self.host.now_s
             elif not self._has_priorities:
                 break
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether somebody waits whom the engine has seen."""
+        return bool(self.inbox) and self.inbox[0].queued_s == self.inbox[0].queued_s
 
     def seat_now(self, max_tokens: int) -> tuple[Request, Chunk] | None:
         """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit.
@@ -320,6 +363,7 @@ class Serving:
         if not request.is_preempted:
             self._hold(request, new_tokens)
         if request.prefilled_tokens == request.prefill_goal:
+            request.known_s = self.host.now_s
             self.emit(request, 1)
 
     def trim_draft(self, request: Request, draft_tokens: int) -> None:

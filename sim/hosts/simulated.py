@@ -71,7 +71,8 @@ class Usage:
 
 class SimHost(TaskHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
-    are devices by name; `curve` says what a work makes of a share of the multiprocessors; `draws_by_drafter` [draft
+    are devices by name; `curve` says what a work makes of a share of the multiprocessors, which it has
+    `only_together` with others or always; `draws_by_drafter` [draft
     models], where there are several, say which of whose drafts are accepted."""
 
     def __init__(
@@ -81,6 +82,7 @@ class SimHost(TaskHost):
         *,
         contention: Contention | None = None,
         curve: ShareCurve = MEASURED,
+        only_together: bool = False,
         links: Mapping[str, Link] | None = None,
         costs_elsewhere: Mapping[int, CostModel] | None = None,
         on_work: Callable[[SimTicket], None] | None = None,
@@ -93,6 +95,7 @@ class SimHost(TaskHost):
         self._draws_by_drafter = draws_by_drafter
         self._contention = contention or Contention()
         self._curve = curve
+        self._only_together = only_together
         self._links = dict(links or {})
         self._costs_elsewhere = dict(costs_elsewhere or {})
         self._on_work = on_work
@@ -173,7 +176,7 @@ class SimHost(TaskHost):
         for stream in self._streams.values():
             by_device.setdefault(stream.device, []).append(stream)
         for name, streams in by_device.items():
-            partition = partition_of(streams, self._curve)
+            partition = partition_of(streams, self._curve, only_together=self._only_together)
             if isinstance(name, str):
                 self._devices[name] = SharedDevice(self, self._links[name], streams, Contention(), is_one_queue=True)
                 continue

@@ -98,7 +98,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_bytes: int = 0
     """COPY only: bytes moved."""
     ahead_s: float = 0.0
-    """Seconds since the host could begin to prepare this work: so much of its preparation is over already."""
+    """Seconds since the host could begin to prepare this work: so much of its preparation is over already. A simulated
+    host takes it off; on a real one works take what they take."""
     host_s: float = 0.0
     """HOST only: seconds of the policy's own CPU time."""
 

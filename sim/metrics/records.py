@@ -131,13 +131,15 @@ class RunRecord:
     engine: str = ""
     """What was added to the GPU's time (sim.costs.engine)."""
     is_async: bool | None = None
-    """Steps were planned while the ones before them ran; None where the policy has no steps."""
+    """Steps, prompts or rounds were planned while the ones before them ran; None: lanes that plan each work when it is
+    due."""
     cache_block_tokens: int | None = None
     """Of a block of its prefix cache; None where what one request computed helps no other."""
     caps: dict[str, int | None] = field(default_factory=dict)
     """The limits that it was served under (sim.run.experiment.Caps)."""
-    partition: dict[str, float] | None = None
-    """Shares of the GPU's multiprocessors by lane; None where streams shared them all."""
+    partition: dict[str, float | bool] | None = None
+    """Shares of the GPU's multiprocessors by lane, and whether they hold only_together; None where streams shared them
+    all."""
     works: list[WorkRecord] = field(default_factory=list)
     """Empty unless recording was asked for, and so is the next."""
     kv_series: list[tuple[float, int]] = field(default_factory=list)

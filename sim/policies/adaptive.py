@@ -43,6 +43,7 @@ class Part(Serving):
             max_concurrency=None,
             max_num_batched_tokens=whole.max_num_batched_tokens,
             first_measured=whole.first_measured,
+            plans_ahead=whole.plans_ahead,
             gaps=whole.gaps,
             queue=GaugePart(whole.queue),
         )

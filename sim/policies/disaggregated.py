@@ -87,6 +87,7 @@ async def _arrivals_of(serving: Serving, pools: _Pools, index: int) -> None:
     while True:
         for request in await pools.sent[index].take(serving.host, at_most=1):
             await pools.tickets.pop(request.index)
+            request.known_s = serving.host.now_s
             await pools.lanes[index].put(serving.host, request)
 
 
@@ -115,6 +116,7 @@ async def _round_apart(
 ) -> list[Request]:
     """Drafts on the GPUs of the requests' draft KV, side by side, then one verify on `stream`."""
     host, started_s = serving.host, serving.host.now_s
+    ahead_s = serving.ahead_s(batch, stream)
     lengths = {row.index: each for row, each in zip(batch, serving.controller.lengths_for(batch), strict=True)}
     drafts = [
         rounds.submit_draft(
@@ -127,7 +129,7 @@ async def _round_apart(
         )
         for gpu, requests in pools.drafts.by_gpu(batch)
     ]
-    verify = rounds.submit_verify(serving, batch, options, stream, after=drafts)
+    verify = rounds.submit_verify(serving, batch, options, stream, drafts, ahead_s)
     going_on = await rounds.finish_round(serving, batch, options, verify, stream)
     _leave(serving, pools, [request for request in batch if request.is_finished])
     serving.controller.saw_draft(host.now_s - started_s, 0)

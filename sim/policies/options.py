@@ -8,6 +8,8 @@ from sim.devices.partition import check_shares
 
 AUTO = "auto"
 """A partition that suits the load."""
+ONLY_TOGETHER = "only_together"
+"""Key of a partition beside its lanes."""
 
 
 class Batching(StrEnum):
@@ -40,6 +42,8 @@ class BatchBy(StrEnum):
 
 SEED_TABLE = "seed-002"
 """adaptive: the table of that seed."""
+MIN_POLL_S = 1e-9
+"""Looks per second are counted: a nanosecond apart is as often as any worker looks."""
 PREEMPTIVE = "preemptive"
 """Priorities that are more than weights."""
 
@@ -104,14 +108,25 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hysteresis: float = 0.0
     """adaptive: share of a row's edge by which the load must be beyond it to leave the row."""
 
-    partition: dict[str, float] | str | None = None
+    partition: dict[str, float | bool] | str | None = None
     """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}; auto suits
-    them to the load; lanes without one divide what is left."""
+    them to the load; lanes without one divide what is left. With only_together: true a lane has the whole GPU while no
+    other has work."""
 
     def share(self, lane: str) -> float | None:
         """Of the multiprocessors, reserved for `lane`; None where it has none of its own."""
         assert not isinstance(self.partition, str), "whoever runs a policy chooses the shares first"
-        return None if self.partition is None else self.partition.get(lane)
+        return self.shares.get(lane)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Given ones, by lane."""
+        given = self.partition if isinstance(self.partition, dict) else {}
+        return {lane: share for lane, share in given.items() if lane != ONLY_TOGETHER}
+
+    @property
+    def only_together(self) -> bool:
+        return isinstance(self.partition, dict) and self.partition.get(ONLY_TOGETHER) is True
 
     def priority(self, priority: int) -> int:
         """`priority` of a stream where priorities are asked for; else all are alike."""
@@ -133,6 +148,11 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("poll_s", "spin_s", "queue_factor", "draft_cooldown_s", "hysteresis"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be a finite number >= 0")
+        for name in ("poll_s", "spin_s"):
+            if 0.0 < getattr(self, name) < MIN_POLL_S:
+                raise ValueError(
+                    f"policy_options.{name}={getattr(self, name)!r} must be 0 or at least {MIN_POLL_S:g} seconds"
+                )
         for name in ("verify_lead", "hybrid_requests", "draft_devices"):
             if getattr(self, name) < 0:
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be at least 0")
@@ -147,8 +167,16 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.partition is not None and self.partition != AUTO:
             if isinstance(self.partition, str) or not self.partition:
                 raise ValueError(f"policy_options.partition={self.partition!r}: want a share by lane, {AUTO}, or null")
+            flag = self.partition.get(ONLY_TOGETHER, False)
+            if not isinstance(flag, bool):
+                raise ValueError(f"policy_options.partition.{ONLY_TOGETHER}={flag!r} must be true or false")
+            given = {lane: share for lane, share in self.shares.items() if isinstance(share, bool)}
+            if given:
+                raise ValueError(f"policy_options.partition={given!r}: want a share by lane, above 0 and at most 1")
+            if not self.shares:
+                raise ValueError(f"policy_options.partition={self.partition!r} has no shares; want one by lane")
             try:
-                check_shares(self.partition)
+                check_shares(self.shares)
             except ValueError as error:
                 raise ValueError(f"policy_options.partition: {error}") from None
 
@@ -185,11 +213,24 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Requests admitted and unfinished."""
     max_num_batched_tokens: int = 2048
     """Tokens of one target pass: prompt chunks, and drafted tokens plus one per row."""
+    draft_slots: int = 0
+    """continuous: tokens of each pass that the engine keeps free for the drafts of every seat."""
     long_prefill_token_threshold: int = 0
     """Longest chunk of one prompt in a step; 0 = the budget."""
     async_scheduling: bool = False
     """Plan a step while the one before it is under way."""
+    mixes_prompts: bool = True
+    """Prompt chunks share a step with the rows that decode (vLLM). False: prompts go first, in steps of their own,
+    which hold up all rows (SGLang)."""
+    receive_interval: int = 1
+    """Steps of rows alone from one look at what has arrived to the next; after a step with prompts, and where nothing
+    runs, every plan looks (SGLang's --scheduler-recv-interval)."""
     method: Method = Method.DRAFT_MODEL
+
+    @property
+    def max_num_scheduled_tokens(self) -> int:
+        """Tokens of one step that `continuous` plans, under vLLM's name."""
+        return self.max_num_batched_tokens - self.draft_slots * self.max_num_seqs
 
     def lane_batch(self, batch: int | None, draft_tokens: int) -> int:
         """Requests that a lane told `batch` takes at once (None: max_num_seqs), as many as a pass that verifies

@@ -20,6 +20,7 @@ from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Kind, Model, Work
+from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.policies.pd import prefill_lane
 from sim.policies.rounds import DraftPrompts
@@ -54,14 +55,16 @@ async def _steps(
     """Tokens that each row has to verify, by arrival index."""
     while True:
         if not rows:
-            await decode.filled(host, poll_s=options.poll_s)
+            await rounds.filled(serving, decode, options)
         rows += decode.take_now(host, at_most=at_most - len(rows))
         started_s = host.now_s
         lengths = [max(1, length) for length in controller.lengths_for(rows)]
         drafting = [row for row in rows if prompts.is_done(row)]
         after = prompts.take(drafting)
-        draft = _submit_ahead(serving, drafting, windows, max(lengths), draft_stream, after) if drafting else None
-        verify = _submit_check(serving, rows, windows, {row.index for row in drafting}, verify_stream)
+        ahead_s = serving.ahead_s(rows, verify_stream)
+        window = max(lengths)
+        draft = _submit_ahead(serving, drafting, windows, window, draft_stream, after, ahead_s) if drafting else None
+        verify = _submit_check(serving, rows, windows, {row.index for row in drafting}, verify_stream, ahead_s)
         accepted = (await verify).accepted
         is_hit = [count > windows.get(row.index, 0) for row, count in zip(rows, accepted, strict=True)]
         if draft is not None and any(is_hit):
@@ -86,6 +89,7 @@ def _submit_ahead(
     window: int,
     stream: Stream,
     after: Sequence[Ticket],
+    ahead_s: float,
 ) -> Ticket:
     """The next window of every row, from its newest drafted token on."""
     work = Work(
@@ -98,11 +102,16 @@ def _submit_ahead(
         head_rows=len(rows),
         draft_tokens=window,
     )
-    return serving.host.run(work, stream, after=after)
+    return rounds.submit(serving, work, stream, after, ahead_s)
 
 
 def _submit_check(
-    serving: Serving, rows: Sequence[Request], windows: dict[int, int], drafting: set[int], stream: Stream
+    serving: Serving,
+    rows: Sequence[Request],
+    windows: dict[int, int],
+    drafting: set[int],
+    stream: Stream,
+    ahead_s: float,
 ) -> Ticket:
     """The rows' windows and a token each through the target. What comes back may be one more than a window holds, for
     rows that are `drafting`: the token after it was guessed, too, by the first of the next window."""
@@ -119,4 +128,4 @@ def _submit_check(
         head_rows=row_tokens,
         drafted=[tokens + (row.index in drafting) for row, tokens in zip(rows, pending, strict=True)],
     )
-    return serving.host.run(work, stream)
+    return rounds.submit(serving, work, stream, (), ahead_s)

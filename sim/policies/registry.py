@@ -6,11 +6,20 @@ A third party adds one through the entry-point group `lanesim.policies`, naming 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from sim.engine.serving import Serving
 from sim.names import unknown
+from sim.plugins import (
+    PluginError,
+    checked_count,
+    checked_list,
+    checked_name,
+    checked_text,
+    naming_plugin,
+    shown,
+)
 from sim.policies import adaptive, baseline, disaggregated, pd, pdv, pipelined, unified
 from sim.policies.continuous import loop as continuous
 from sim.policies.options import EngineLimits, PolicyOptions
@@ -19,13 +28,27 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 LANE_OPTIONS = ("batching", "kv", "stream_priorities", "partition")
-CONTINUOUS_SETTINGS = ("async_scheduling", "enable_prefix_caching", "long_prefill_token_threshold")
+CONTINUOUS_SETTINGS = (
+    "enable_prefix_caching",
+    "long_prefill_token_threshold",
+    "enable_mixed_chunk",
+    "scheduler_recv_interval",
+)
 """Keys of the engine that continuous batching alone obeys."""
 Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]
 
 
+MAX_GPUS = 10_000
+"""Of one replica."""
+
+
 def _one(_: PolicyOptions) -> int:
     return 1
+
+
+async def _named(what: str, task: Coroutine[Any, None, None]) -> None:
+    with naming_plugin(what):
+        await task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +95,49 @@ class Policy:
     stand together."""
     takes: tuple[str, ...] | None = None
     """Keys of `policy_options` that mean something to it; None: it does not say."""
+
+    def __post_init__(self) -> None:
+        checked_name("policy", self.name)
+        what = f"policy {self.name!r}"
+        for key in ("summary", "source"):
+            checked_text(f"{what}: {key}", getattr(self, key))
+        for key in ("build", "num_gpus", "num_engines"):
+            if not callable(getattr(self, key)):
+                raise PluginError(f"{what}: {key}={shown(getattr(self, key))} must be a function")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise PluginError(f"{what}: {field.name}={shown(value)} must be true or false")
+        for lanes in checked_list(f"{what}: lanes", self.lanes):
+            for lane in checked_list(f"{what}: lanes", lanes):
+                checked_name(f"{what}: lane", lane)
+        if len(set(self.lane_names)) < len(self.lane_names):
+            raise PluginError(f"{what}: lanes={shown(self.lanes)} name one twice")
+        for key in () if self.takes is None else checked_list(f"{what}: takes", self.takes):
+            if key not in PolicyOptions.__struct_fields__:
+                raise PluginError(unknown(f"key in takes of {what}", str(key), PolicyOptions.__struct_fields__))
+
+    def gpus(self, options: PolicyOptions) -> tuple[int, int]:
+        """GPUs of one replica, and how many of them seat requests. Raises ValueError."""
+        what = f"policy {self.name!r}"
+        with naming_plugin(what):
+            num_gpus, num_engines = self.num_gpus(options), self.num_engines(options)
+        count = checked_count(f"{what}: GPUs of a replica", num_gpus, 1, MAX_GPUS)
+        return count, checked_count(f"{what}: GPUs that seat requests", num_engines, 1, count)
+
+    def coroutines(
+        self, serving: Serving, options: PolicyOptions, limits: EngineLimits
+    ) -> list[Coroutine[Any, None, None]]:
+        """What `build` makes; an exception in it, or in a coroutine of a plug-in, names the policy."""
+        if POLICIES.get(self.name) is self:
+            return self.build(serving, options, limits)
+        what = f"policy {self.name!r}"
+        with naming_plugin(what):
+            tasks = checked_list(f"{what}: what build gives", self.build(serving, options, limits))
+        for task in tasks:
+            if not isinstance(task, Coroutine):
+                raise PluginError(f"{what}: build gave {shown(task)}; want coroutines")
+        return [_named(what, task) for task in tasks]
 
     @property
     def lane_names(self) -> list[str]:
@@ -225,6 +291,8 @@ def register(policy: Policy) -> Policy:
     >>> lanesim.simulate(profile="cpu/tiny", policy="my-pd", num_prompts=5, request_rate=10).metrics["completed"]
     5
     """
+    if not isinstance(policy, Policy):
+        raise PluginError(f"register: {shown(policy)} is not a lanesim.Policy")
     if policy.name in POLICIES:
         raise ValueError(f"policy {policy.name!r} is built in: register under another name")
     _registered[policy.name] = policy
@@ -254,7 +322,8 @@ def find_policy(name: str) -> Policy:
     installed = _installed()
     if name not in installed:
         raise ValueError(unknown("policy", name, policy_names()))
-    policy = installed[name].load()
+    with naming_plugin(f"policy {name!r} of {installed[name].value}"):
+        policy = installed[name].load()
     if not isinstance(policy, Policy):
         raise ValueError(f"policy {name!r}: {installed[name].value} is not a lanesim.Policy")
     return policy

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import msgspec
+
 from sim.engine.serving import Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
-from sim.interface.work import Model
+from sim.interface.work import Model, Work
 from sim.policies import works
 from sim.policies.choices import batch_for
 from sim.policies.options import KvMode, PolicyOptions
@@ -35,6 +37,18 @@ class DraftPrompts:
         """Tickets that a draft for `requests` comes after; later ones come after none."""
         tickets = [self._tickets.pop(request.index, None) for request in requests]
         return [ticket for ticket in tickets if ticket is not None]
+
+
+def submit(
+    serving: Serving, work: Work, stream: Stream, after: Sequence[Ticket] = (), ahead_s: float | None = None
+) -> Ticket:
+    """Submit `work`, which was planned `ahead_s` before now; None: as long before as it could be."""
+    if ahead_s is None:
+        ahead_s = serving.ahead_s(work.requests, stream)
+    serving.planned(work.requests, stream)
+    if ahead_s:
+        work = msgspec.structs.replace(work, ahead_s=ahead_s)
+    return serving.host.run(work, stream, after=after)
 
 
 def submit_prefill(serving: Serving, request: Request, stream: Stream, apart: DraftPrompts | None = None) -> Ticket:
@@ -111,7 +125,7 @@ def submit_prompt(
     last one's ticket."""
     drafter = serving.controller.drafter_of_prompt(request, serving.num_active) if model is Model.DRAFT else 0
     chunks = works.prefill(request, model, max_tokens or serving.max_num_batched_tokens, drafter=drafter)
-    return [serving.host.run(work, stream) for work in chunks][-1]
+    return [submit(serving, work, stream) for work in chunks][-1]
 
 
 def submit_draft(
@@ -125,27 +139,33 @@ def submit_draft(
     """Draft as long as the longest of `lengths` [requests] for every row; opens their rounds. A draft of 0 tokens only
     brings the draft model's KV up to date. The model that was chosen with the lengths computes first what it has
     missed; drafts come `after` these works on the device."""
-    host, drafter, draft_tokens = serving.host, serving.controller.drafter, max(lengths)
+    drafter, draft_tokens = serving.controller.drafter, max(lengths)
     for request, known_tokens in serving.controller.take_over(requests):
         if options.kv is not KvMode.NONE:
             for work in works.catch_up(request, known_tokens, drafter, serving.max_num_batched_tokens):
-                host.run(work, stream)
+                submit(serving, work, stream)
     if options.kv is KvMode.NONE:
         drafts = works.draft_without_kv(requests, draft_tokens, drafter=drafter)
     else:
         drafts = [works.draft(requests, draft_tokens, drafter=drafter)]
-    ticket = [host.run(work, stream, after=after) for work in drafts][-1]
+    ticket = [submit(serving, work, stream, after) for work in drafts][-1]
     for request, length in zip(requests, lengths, strict=True):
         serving.open_round(request, length)
     return ticket
 
 
 def submit_verify(
-    serving: Serving, requests: Sequence[Request], options: PolicyOptions, stream: Stream, after: Sequence[Ticket] = ()
+    serving: Serving,
+    requests: Sequence[Request],
+    options: PolicyOptions,
+    stream: Stream,
+    after: Sequence[Ticket] = (),
+    ahead_s: float | None = None,
 ) -> Ticket:
+    """Verify the drafts of `requests`, planned `ahead_s` before now; None: since they set off."""
     verify = works.verify_without_kv if options.kv is KvMode.NONE else works.verify
     work = verify(requests, serving.controller.drafters_of(requests))
-    return serving.host.run(work, stream, after=after)
+    return submit(serving, work, stream, after, ahead_s)
 
 
 def submit_round(
@@ -156,14 +176,16 @@ def submit_round(
     verify_stream: Stream,
     after: Sequence[Ticket] = (),
 ) -> Ticket:
-    """Draft, `after` these works, then verify, nothing awaited between; without speculation a plain decode."""
+    """Draft, `after` these works, then verify, nothing awaited between; without speculation a plain decode. Both are
+    planned as one, while the round before runs."""
     lengths = serving.controller.lengths_for(requests)
     if serving.controller.draft_tokens_max == 0:
         for request in requests:
             serving.open_round(request, 0)
         return submit_verify(serving, requests, options, verify_stream)
+    ahead_s = serving.ahead_s(requests, draft_stream)
     draft = submit_draft(serving, requests, options, draft_stream, lengths, after)
-    return submit_verify(serving, requests, options, verify_stream, after=(draft,))
+    return submit_verify(serving, requests, options, verify_stream, after=(draft,), ahead_s=ahead_s)
 
 
 async def finish_round(
@@ -172,8 +194,17 @@ async def finish_round(
     """Await `verify`, re-forward if the engine does, commit; returns the requests that go on."""
     accepted = (await verify).accepted
     if options.kv is KvMode.REFORWARD:
-        await serving.host.run(works.reforward(requests, accepted), verify_stream)
+        await submit(serving, works.reforward(requests, accepted), verify_stream)
     return serving.commit_rounds(requests, accepted)
+
+
+async def filled(serving: Serving, lane: RequestQueue, options: PolicyOptions) -> None:
+    """Until somebody is in `lane`. Nothing is prepared for who comes from a prompt to an idle lane until it looks."""
+    if not lane.items:
+        await lane.filled(serving.host, poll_s=options.poll_s)
+        for request in lane.items:
+            if request.emitted_tokens == 1 and not request.drafted:
+                request.known_s = serving.host.now_s
 
 
 async def take_batch(
@@ -181,7 +212,7 @@ async def take_batch(
 ) -> list[Request]:
     """The oldest of `lane`, one of `num_lanes` that rounds go through, once there is one: as many as `batch_by` has it
     then, 1 to `at_most`."""
-    await lane.filled(serving.host, poll_s=options.poll_s)
+    await filled(serving, lane, options)
     kv = serving.kv
     size = batch_for(
         options.batch_by,
@@ -202,7 +233,7 @@ async def prefill_by_chunks(
     draft_stream = stream if apart is None else apart.stream_of(request)
     max_tokens = min(chunk_tokens, serving.max_num_batched_tokens or chunk_tokens)
     for work in works.prefill(request, Model.TARGET, max_tokens):
-        ticket = serving.host.run(work, stream)
+        ticket = submit(serving, work, stream)
         await ticket
     await _with_draft_prompt(serving, request, ticket, draft_stream, apart, max_tokens)
 

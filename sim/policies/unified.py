@@ -50,7 +50,7 @@ async def _sequential_worker(serving: Serving, options: PolicyOptions, limits: E
             if not request.is_finished:
                 await decode.put(host, request)
         elif not len(decode):
-            await host.wait(serving.intake, poll_s=options.spin_s)
+            await serving.came(poll_s=options.spin_s)
             continue
         for batch in group(decode.take_now(host, at_most=decode_batch), rows):
             await decode.put_all(host, await rounds.run_round(serving, batch, options, streams.draft, streams.verify))
@@ -81,7 +81,7 @@ async def _pipelined_worker(serving: Serving, options: PolicyOptions, limits: En
             round_ = batch, verify, host.now_s
         in_flight = [item[1] for item in (round_, prompt, drafting) if item is not None]
         if not in_flight:
-            await host.wait(serving.intake, poll_s=options.spin_s)
+            await serving.came(poll_s=options.spin_s)
             continue
         await host.first(*in_flight)
         if round_ is not None and round_[1].is_done:

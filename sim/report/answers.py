@@ -1,56 +1,41 @@
-"""Answers of studies on the terminal and as JSON. Not here: the answers (sim.studies), comparisons (tables)."""
+"""Answers of studies on the terminal: tables, what they rest on, and a sentence each. Not here: the answers themselves
+(sim.studies), comparisons (tables), pages (page)."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sim.compare.side_by_side import Interval
-from sim.report.tables import number, print_table
+from sim.compare.side_by_side import CostSource, Interval
+from sim.report.store_figures import named
+from sim.report.store_points import Points
+from sim.report.tables import costs_line, in_brief, measured_width, number, print_table
 from sim.studies.attainment import Attainment, Fleet, Highest
 from sim.studies.load_search import Limit
 from sim.studies.load_table import PolicyTuning
-from sim.studies.tune import Tuning
+from sim.studies.tune import IDLE, Gain, Tuning
 
 
-def print_tuning(console: Console, result: Tuning) -> None:
-    """The lengths by concurrency, the verdict, what to type, and what it rests on."""
-    table = Table(box=SIMPLE_HEAD, title=f"{result.objective} against no speculation, by draft length K")
-    table.add_column("in flight", justify="right")
-    shown = [length.k for length in result.points[0].lengths]
-    for k in shown:
-        table.add_column(str(k), justify="right")
-    table.add_column("answer", justify="right")
-    table.add_column("5 to 95 %", justify="right")
-    table.add_column("regret", justify="right")
-    for point in result.points:
-        interval = "–" if point.interval is None else f"{point.interval[0]:.2f} to {point.interval[1]:.2f}"
-        table.add_row(
-            str(point.concurrency),
-            *(_times(length.speedup, is_chosen=length.k == point.k and _drafts(result)) for length in point.lengths),
-            str(point.k) if _drafts(result) else "none",
-            interval,
-            f"{100.0 * point.expected_regret:.1f} %",
-        )
-    print_table(console, table)
+def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) -> None:
+    """The lengths by concurrency, what to type, what it rests on in at most four lines, and last the sentence."""
+    lengths = result.points[0].lengths
+    shown = [length.k for length in lengths]
+    table = _tuning_table(result, shown)
+    while len(shown) > 2 and measured_width(console, table) > console.width:
+        least = min(shown[1:], key=lambda k: (_weight(result, k), k))
+        shown.remove(least)
+        table = _tuning_table(result, shown)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    say(f"verdict: {result.verdict}")
-    gain = result.gain
-    low, high = gain.interval
-    say(
-        f"{gain.of} over {gain.over}: {100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
-        + ("" if gain.is_sure else ", which may be nothing")
-    )
+    say(f"{result.objective} against no speculation, by draft length K")
+    print_table(console, table)
     for gain in result.dynamic:
-        low, high = gain.interval
-        worth = "worth it" if gain.is_sure else "not worth it for sure"
-        say(f"{gain.of} over {gain.over}: {100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f}), {worth}")
-    say(f"break-even: {_break_even(result)}")
-    say(f"expected regret against the best length of draws that did not choose: {100 * result.expected_regret:.1f} %")
+        say(f"{gain.of} over {gain.over}: {_gain(gain)}, {'' if gain.is_sure else 'not surely '}worth it")
     deployment = result.deployment
     say(deployment.vllm_serve)
     if deployment.sglang_flags:
@@ -58,13 +43,65 @@ def print_tuning(console: Console, result: Tuning) -> None:
     if deployment.sglang_adaptive_config is not None:
         text = json.dumps(deployment.sglang_adaptive_config)
         say(f"speculative_adaptive.json: {text}")
-    for note in deployment.notes:
-        say(f"note: {note}")
-    say(f"intervals: 5 to 95 % of {result.draws} {result.covers}")
-    for note in result.notes:
-        say(f"note: {note}")
-    for line in result.evidence:
-        say(line)
+    notes = [*deployment.notes, *(note for note in result.notes if not note.startswith(IDLE))]
+    if is_verbose:
+        gain = result.gain
+        if len(result.table) == 1 and gain.mean > 0.0:
+            say(f"a table by batch size over {gain.over}: {_gain(gain)}")
+        say(f"loses {100 * result.expected_regret:.1f} % on average against the best length of a draw that had no part")
+        say(f"intervals: 5 to 95 % of {result.draws} {result.covers}")
+        _say_all(console, result.profile, notes, result.evidence)
+    else:
+        lines = [costs_line(result.profile.errors), f"intervals: 5 to 95 % of {result.draws} draws"]
+        for line in in_brief(lines, result.evidence, notes):
+            console.print(line, highlight=False, markup=False, style="dim")
+    console.print(tuning_sentence(result), highlight=False, markup=False, style="bold")
+
+
+def _gain(gain: Gain) -> str:
+    low, high = gain.interval
+    return f"{100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
+
+
+def _say_all(console: Console, profile: CostSource, notes: Sequence[str], evidence: Sequence[str]) -> None:
+    for line in (f"costs: {profile.source}", *(f"note: {note}" for note in notes), *evidence):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _tuning_table(result: Tuning, shown: Sequence[int]) -> Table:
+    """A row per concurrency, a column per draft length of `shown`."""
+    lacking = len(result.points[0].lengths) - len(shown)
+    captions = [note for note in result.notes if note.startswith(IDLE) and 0 in shown]
+    captions += [f"{lacking} of the lengths that were tried are in the JSON alone"] if lacking else []
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=0,
+        caption="\n".join(captions),
+        caption_justify="left",
+    )
+    table.add_column("in flight", justify="right")
+    for k in shown:
+        table.add_column(str(k), justify="right")
+    table.add_column("answer", justify="right")
+    table.add_column("5 to 95 %", justify="right")
+    table.add_column("regret", justify="right")
+    for point in result.points:
+        interval = "–" if point.interval is None else f"{point.interval[0]:.2f} to {point.interval[1]:.2f}"
+        by_k = {length.k: length for length in point.lengths}
+        table.add_row(
+            str(point.concurrency),
+            *(_times(by_k[k].speedup, is_chosen=k == point.k and _drafts(result)) for k in shown),
+            str(point.k) if _drafts(result) else "none",
+            interval,
+            f"{100.0 * point.expected_regret:.1f} %",
+        )
+    return table
+
+
+def _weight(result: Tuning, k: int) -> float:
+    """How much a reader misses of a length that is left out: the answer's own above all."""
+    chances = [length.chance_best for point in result.points for length in point.lengths if length.k == k]
+    return max(chances) + (1.0 if any(point.k == k for point in result.points) else 0.0)
 
 
 def print_policies(console: Console, result: PolicyTuning) -> None:
@@ -83,12 +120,12 @@ def print_policies(console: Console, result: PolicyTuning) -> None:
             is_chosen = candidate.policy == point.policy
             cells.append(number(candidate.value) if is_chosen else f"{100 * low:+.1f} to {100 * high:+.1f} %")
         table.add_row(str(point.concurrency), *cells, point.policy)
-    console.print(table)
-    console.print(f"verdict: {result.verdict}", highlight=False)
+    print_table(console, table)
     rows = ", ".join(f"[{start}, {policy}]" for start, policy in result.adaptive_table)
     options = f"policy_options: {{adaptive_table: [{rows}], hysteresis: {result.hysteresis:g}}}"
     console.print(options, soft_wrap=True, highlight=False, markup=False)
-    console.print(f"intervals: 95 % over {result.draws} {result.covers}", soft_wrap=True, highlight=False)
+    console.print(f"intervals: 95 % over {result.draws} {result.covers}", soft_wrap=True, highlight=False, style="dim")
+    console.print(result.verdict, highlight=False, markup=False, style="bold")
 
 
 def _drafts(result: Tuning) -> bool:
@@ -101,47 +138,59 @@ def _times(speedup: float | None, *, is_chosen: bool) -> str:
     return f"[bold]{speedup:.2f}[/bold]" if is_chosen else f"{speedup:.2f}"
 
 
-def _break_even(result: Tuning) -> str:
-    most = result.points[-1].concurrency
-    low, high = (_requests(value, most) for value in result.break_even_interval)
-    middle = result.break_even_concurrency
-    if middle == 0.0:
-        return "drafting never pays"
-    return f"{_requests(middle, most)} requests in flight ({low} to {high})"
-
-
-def _requests(value: float | None, most: int) -> str:
-    return f"more than {most}" if value is None else f"{value:.0f}"
-
-
-def print_attainment(console: Console, result: Attainment) -> None:
-    """One row per policy, then the replicas for the target rate."""
-    unit = "in flight" if result.of == "concurrency" else "requests/s"
+def print_attainment(console: Console, result: Attainment, *, is_verbose: bool = False) -> None:
+    """One row per policy, one per fleet for the target rate, what they rest on, and last the sentence."""
+    unit = "in flight" if result.of == "concurrency" else "req/s"
     has_draws = any(found.draws_interval is not None for found in result.highest)
     has_price = any(found.usd_per_million_tokens is not None for found in result.highest)
     table = Table(
-        box=SIMPLE_HEAD, title=f"highest {result.of} at which {100 * result.share:g} % of requests meet all SLOs"
+        box=SIMPLE_HEAD,
+        padding=0,
     )
     table.add_column("policy", no_wrap=True)
-    columns = [unit, "95 % of runs", *(["90 % of draws"] if has_draws else []), "saturated/s", "output tok/s"]
+    columns = [unit, "95 % of runs", *(["90 % of draws"] if has_draws else []), "saturated", "tok/s"]
     for name in (*columns, *(["$/M tokens"] if has_price else [])):
         table.add_column(name, justify="right")
     for found in result.highest:
         cells = [_load(found), _range(found.ci95), *([_range(found.draws_interval)] if has_draws else [])]
         cells += [number(found.saturated_per_s), number(found.output_tokens_per_s)]
         table.add_row(found.policy, *cells, *([number(found.usd_per_million_tokens)] if has_price else []))
-    print_table(console, table)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    for found in result.highest:
-        say(_limit(found, result.share))
+    say(f"highest {result.of} at which {100 * result.share:g} % of requests meet all SLOs")
+    print_table(console, table)
+    if result.fleets:
+        say(f"replicas for {result.target_rate:g} requests/s")
+        print_table(console, _fleet_table(result))
+    if is_verbose:
+        for found in result.highest:
+            say(_limit(found, result.share))
+        for fleet in result.fleets:
+            say(_replicas(fleet, result))
+        if result.draws:
+            say(f"over {result.draws} {result.covers}")
+        _say_all(console, result.profile, result.notes, result.evidence)
+    else:
+        lines = [costs_line(result.profile.errors)]
+        if result.draws:
+            lines.append(f"draws: {result.draws} of costs and acceptance within their errors")
+        for line in in_brief(lines, result.evidence, result.notes):
+            console.print(line, highlight=False, markup=False, style="dim")
+    console.print(attainment_sentence(result), highlight=False, markup=False, style="bold")
+
+
+def _fleet_table(result: Attainment) -> Table:
+    """A row per policy and routing."""
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    table.add_column("policy", no_wrap=True)
+    table.add_column("routing", no_wrap=True)
+    for name in ("replicas", "utilised", "confidence", "$/M tokens"):
+        table.add_column(name, justify="right")
     for fleet in result.fleets:
-        say(_replicas(fleet, result))
-    if result.draws:
-        say(f"over {result.draws} {result.covers}")
-    for note in result.notes:
-        say(f"note: {note}")
-    for line in result.evidence:
-        say(line)
+        shares = (fleet.utilisation, fleet.confidence)
+        percents = ["–" if share is None else f"{100 * share:.0f} %" for share in shares]
+        count = "none" if fleet.replicas is None else str(fleet.replicas)
+        table.add_row(fleet.policy, fleet.routing, count, *percents, number(fleet.usd_per_million_tokens))
+    return table
 
 
 def _range(interval: Interval | None) -> str:
@@ -198,3 +247,128 @@ def _needed(fleet: Fleet, draws: int) -> str:
     (first, number_of), *_ = fleet.needed
     parts[0] = f"{'more' if first is None else first} replicas in {number_of} of {draws} draws"
     return ", ".join(parts)
+
+
+# -- sentences
+
+
+def tuning_sentence(result: Tuning) -> str:
+    """Which length to draft, what it gains and up to which load."""
+    loads = _span([str(point.concurrency) for point in result.points])
+    middle = result.break_even_concurrency
+    if result.deployment.speculative_config is None:
+        if middle == 0.0:
+            return f"no speculation: no draft length pays at {loads} requests in flight"
+        from_load, to_load = (_at_load(value, result) for value in result.break_even_interval)
+        return (
+            f"no speculation: over {loads} requests in flight every draft length loses more than it gains; drafting "
+            f"pays up to {_at_load(middle, result)} in flight ({from_load} to {to_load} in 90 % of draws)"
+        )
+    if len(result.table) == 1:
+        text = f"draft {result.table[0][2]} tokens, whatever the load"
+    else:
+        text = "draft by batch size, " + ", ".join(f"{k} tokens at {start} to {end}" for start, end, k in result.table)
+    known = [(p.speedup, p.interval) for p in result.points if p.speedup is not None and p.interval is not None]
+    if known:
+        low, high = min(interval[0] for _, interval in known), max(interval[1] for _, interval in known)
+        gains = _span([f"{speedup:.2f}" for speedup, _ in sorted(known)])
+        text += (
+            f": {gains} times the {result.objective} of no speculation at {loads} requests in flight "
+            f"({low:.2f} to {high:.2f} in 90 % of draws)"
+        )
+    if result.gain.is_sure and len(result.table) > 1:
+        text += f", {100.0 * result.gain.mean:.1f} % more than {result.gain.over} at every load"
+    if middle is None:
+        return f"{text}; drafting pays at every load tried"
+    from_load, to_load = (_at_load(value, result) for value in result.break_even_interval)
+    return f"{text}; above {middle:.0f} in flight ({from_load} to {to_load}) no draft length gains any more"
+
+
+def _at_load(value: float | None, result: Tuning) -> str:
+    return f"more than {result.points[-1].concurrency}" if value is None else f"{value:.0f}"
+
+
+def _span(values: Sequence[str]) -> str:
+    return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
+
+
+def attainment_sentence(result: Attainment) -> str:
+    """The policy that holds most load within the SLOs, and the fewest replicas for the target rate."""
+    unit = "requests in flight" if result.of == "concurrency" else "requests/s"
+    ranked = sorted(result.highest, key=_held, reverse=True)
+    parts = [_holds(ranked[0], result, unit)]
+    parts += [f"{found.policy} {_load(found)}" for found in ranked[1:]]
+    enough = [fleet for fleet in result.fleets if fleet.replicas is not None]
+    if enough:
+        parts.append(_fewest(min(enough, key=_num_replicas), result))
+    elif result.target_rate is not None:
+        parts.append(f"no number of replicas holds {result.target_rate:g} requests/s within them")
+    return "; ".join(parts)
+
+
+def _holds(found: Highest, result: Attainment, unit: str) -> str:
+    share = f"{100 * result.share:g} % of requests within the SLOs"
+    if found.limit is Limit.NEVER:
+        return f"{found.policy} holds no load with {share}: a request that is alone misses them"
+    if found.limit is Limit.UNBOUNDED or found.load is None:
+        return f"{found.policy} holds every load with {share}: none of them bounds the waiting"
+    ranges = []
+    if found.ci95 is not None:
+        ranges.append(f"{_interval(found.ci95)} over runs")
+    if found.draws_interval is not None:
+        ranges.append(f"{_interval(found.draws_interval)} in 90 % of draws")
+    text = f"{found.policy} holds {number(found.load)} {unit} with {share}"
+    if ranges:
+        text += f" ({', '.join(ranges)})"
+    if found.limit is Limit.THROUGHPUT:
+        return f"{text}: all that it can serve"
+    missed = {name: value for name, value in found.attainment.items() if name != "all" and value is not None}
+    first = min(missed, key=lambda name: missed[name]).removesuffix("_ms").upper() if missed else "an SLO"
+    text += f"; {first} is missed first"
+    if found.usd_per_million_tokens is not None:
+        text += f"; ${number(found.usd_per_million_tokens)} per million output tokens there"
+    return text
+
+
+def _fewest(fleet: Fleet, result: Attainment) -> str:
+    count = fleet.replicas
+    text = (
+        f"{result.target_rate:g} requests/s take {count} replica{'s' * (count != 1)} of {fleet.policy} ({fleet.routing}"
+    )
+    if fleet.confidence is not None:
+        text += f", enough with {100 * fleet.confidence:.0f} % confidence"
+    text += ")"
+    if fleet.usd_per_million_tokens is not None:
+        text += f", ${number(fleet.usd_per_million_tokens)} per million output tokens"
+    return text
+
+
+def _held(found: Highest) -> float:
+    if found.limit is Limit.UNBOUNDED:
+        return float("inf")
+    return found.load or 0.0
+
+
+def _num_replicas(fleet: Fleet) -> int:
+    assert fleet.replicas is not None
+    return fleet.replicas
+
+
+def _interval(interval: Interval) -> str:
+    return f"{number(interval[0])} to {number(interval[1])}"
+
+
+def sweep_sentence(points: Points) -> str:
+    """Which setting has the lowest mean E2EL, under how many of the conditions, and how often that is clear."""
+    settings = [key for key in points.keys if key not in points.conditions]
+    ranks = points.ranked("mean_e2el_ms")
+    bests = Counter(named(rank.best, settings) for rank in ranks if rank.best is not None)
+    num_clear = sum(rank.change is not None and rank.change["is_clear"] for rank in ranks)
+    if not bests:
+        return "no setting keeps up with any load"
+    if not settings:
+        return f"one setting under {len(ranks)} loads: `lanesim report` compares nothing"
+    many = len(ranks) > 1
+    shown = "; ".join(f"{name}{f' at {count} of {len(ranks)} loads' * many}" for name, count in bests.most_common())
+    clear = f"clear at {num_clear or 'none'}" if many else "clear" if num_clear else "not clear"
+    return f"lowest mean E2EL: {shown} ({clear}); `lanesim report` has all"

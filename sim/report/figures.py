@@ -53,7 +53,7 @@ def _phases_s(result: Comparison) -> dict[str, dict[str, float]]:
     return found
 
 
-def set_theme() -> None:
+def set_theme(font_scale: float = 0.8) -> None:
     """The look of all figures; no display needed. Raises ValueError without the plotting libraries."""
     try:
         import matplotlib
@@ -61,7 +61,8 @@ def set_theme() -> None:
     except ImportError:
         raise ValueError("figures need the analysis extra: pip install 'lanesim[analysis]'") from None
     matplotlib.use("Agg")
-    sns.set_theme(style="whitegrid", context="notebook", font_scale=0.8)
+    # Names hold dollar signs, and nothing here is a formula.
+    sns.set_theme(style="whitegrid", context="notebook", font_scale=font_scale, rc={"text.parse_math": False})
 
 
 def _title(result: Comparison) -> str:
@@ -85,7 +86,6 @@ def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]])
     """TTFT, TPOT and E2EL (seconds, by metric) of each side, one step line each."""
     import matplotlib.pyplot as plt
     import seaborn as sns
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     colours = sns.color_palette("deep", len(sides))
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), sharey=True)
@@ -95,11 +95,7 @@ def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]])
             if len(values_ms):
                 shares = np.arange(1, len(values_ms) + 1) / len(values_ms)
                 axis.step(values_ms, shares, where="post", label=side, color=colour, linewidth=1.6)
-        axis.set_xscale("log")
-        low, high = axis.get_xlim()
-        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100.0 * low else (1.0,), numticks=12))
-        axis.xaxis.set_major_formatter(FuncFormatter(_short))
-        axis.xaxis.set_minor_formatter(NullFormatter())
+        set_log_scale(axis, "x")
         axis.set_xlabel(f"{label} (ms)")
     axes[0].set_ylabel("share of requests")
     axes[0].set_ylim(0, 1.01)
@@ -111,9 +107,19 @@ def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]])
     plt.close(figure)
 
 
-def _short(value: float, _: Any) -> str:
-    """A tick label: 500, 2k."""
-    return f"{value / 1000:g}k" if value >= 1000.0 else f"{value:g}"
+def set_log_scale(axis: Any, which: str) -> None:
+    """A logarithmic axis, `x` or `y`, with plain numbers such as 500 and 2k at its ticks."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set(**{f"{which}scale": "log"})
+    side = axis.xaxis if which == "x" else axis.yaxis
+    low, high = side.get_view_interval()
+    is_short = high < 300.0 * max(low, 1e-9)
+    side.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_short else (1.0,), numticks=12))
+    side.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value / 1000:g}k" if 1e3 <= value < 1e6 else f"{value:g}")
+    )
+    side.set_minor_formatter(NullFormatter())
 
 
 def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
@@ -124,7 +130,6 @@ def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
     import matplotlib.pyplot as plt
     import seaborn as sns
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter
 
     set_theme()
     points: dict[tuple[str, str], list[PolicySummary]] = {}
@@ -145,8 +150,7 @@ def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
             axis.plot(xs, ys, color=colour, linewidth=1.4)
             faces = ["white" if row.unstable else colour for row in known]
             axis.scatter(xs, ys, marker=markers[profile], facecolors=faces, edgecolors=[colour], s=28, zorder=3)
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter(FuncFormatter(_short))
+        set_log_scale(axis, "y")
         axis.set_xlabel("output tokens/s")
         axis.set_ylabel(f"mean {label} (ms)")
     handles = [Line2D([], [], color=colours[policy], label=policy) for policy in policies]

@@ -65,8 +65,8 @@ def pictures(*, price_per_hour: float | None = None, table: Table | None = None)
 def draw_improvement(points: Points, metric: str = METRIC) -> Any:
     """Change of mean latency from the first policy to each other one, over load and acceptance (or draft length).
 
-    Cells carry the change in percent; in brackets where its interval holds zero, with a question mark where regimes of
-    overlap disagree, empty where a policy is overloaded.
+    Cells carry the change in percent; in brackets where its interval holds zero, with a question mark where the ends
+    of phi's bracket disagree, empty where a policy is overloaded.
     """
     policies = points.values("policy")
     if len(policies) < 2:

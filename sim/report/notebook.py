@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.compare import side_by_side as experiment
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
+from sim.plugins import checked_count, checked_counts, checked_reals, shown
 from sim.report.bench import read_bench_row
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
 from sim.run.resolve import resolve, resolve_all
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate as run_once
 from sim.studies.draws import DEFAULT_DRAWS
 from sim.studies.grid import Grid
@@ -103,8 +105,9 @@ def compare(source: Source = None, /, *, percentiles: Sequence[float] = PERCENTI
     >>> [run["policy"] for run in result.runs]
     ['continuous', 'pd']
     """
+    percents = checked_reals("percentiles", percentiles, 0.0, 100.0)
     scenario, profile = _scenario(source, changes)
-    found = experiment.compare(scenario, profile, percentiles=percentiles)
+    found = experiment.compare(scenario, profile, percentiles=percents)
     return Comparison(**msgspec.structs.asdict(found))
 
 
@@ -145,12 +148,13 @@ def simulate(source: Source = None, /, **changes: Any) -> Simulation:
 def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profile]:
     """The scenario and its profile, which `changes` may hold ready made."""
     profile = changes.get("profile")
-    if isinstance(profile, Profile):
-        changes = changes | {"profile": profile.name}
     if isinstance(source, Scenario):
         source = to_plain(source)
+    if isinstance(profile, Profile):
+        changes = changes | {"profile": profile.name}
+        return parse_scenario(raw_scenario(source, changes), profile), profile
     scenario = Scenario.of(source, **changes)
-    return scenario, profile if isinstance(profile, Profile) else load_profile(scenario.profile)
+    return scenario, load_profile(scenario.profile)
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +191,8 @@ def load(path: str | Path, *, version: str | None = None) -> Any:
     """
     import pandas as pd
 
+    if not isinstance(path, str | Path):
+        raise ValueError(f"load: {shown(path)}: want the path of a results directory, a store or a benchmark result")
     directory = Path(path)
     if (directory / MARK).exists():
         return store_frame(directory, version=version)
@@ -212,6 +218,7 @@ def sweep(
     >>> len(frame), frame["error"].isna().all()
     (8, np.True_)
     """
+    workers = None if workers is None else checked_count("workers", workers, 1)
     plan = Plan.of(Grid.of(grid))
     if out is not None:
         store = Store.open(Path(out))
@@ -246,7 +253,14 @@ def tune(
     [1, 4]
     """
     scenario, profile = _scenario(source, changes)
-    return run_tuning(scenario, profile, concurrencies=concurrencies, lengths=lengths, draws=draws, workers=workers)
+    return run_tuning(
+        scenario,
+        profile,
+        concurrencies=None if concurrencies is None else checked_counts("concurrencies", concurrencies, 1),
+        lengths=None if lengths is None else checked_counts("lengths", lengths, 0, MAX_DRAFT_TOKENS),
+        draws=checked_count("draws", draws, 1),
+        workers=None if workers is None else checked_count("workers", workers, 1),
+    )
 
 
 def runs_frame(runs: Sequence[Run]) -> pd.DataFrame:

@@ -194,7 +194,9 @@ def _assumptions(points: Points) -> str:
             f"mean error on held-out points: {', '.join(errors)}" if errors else "not validated on held-out points"
         )
         overlap = (
-            "measured" if profile.overlap.measured else "not measured: orders are stated only where three regimes agree"
+            "measured"
+            if profile.overlap.measured
+            else "assumed: orders are stated only where both ends of its bracket agree"
         )
         lines.append(f"{name}: {profile.source}; {held_out}; overlap of streams {overlap}.")
     engines = ", ".join(dict.fromkeys(map(str, points.rows["engine"])))

@@ -24,7 +24,7 @@ from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
 from sim.metrics.records import RunRecord, WorkRecord, request_parts
 from sim.report.perfetto import trace_json
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import FORMER_REGIME, Scenario, to_plain
 
 SUMMARY = "summary.json"
 TRACE = "trace.json"
@@ -246,6 +246,9 @@ def read_summary_file(path: Path) -> Comparison:
     if result.get("schema") != RESULT_SCHEMA:
         raise ValueError(f"{where}: schema={result.get('schema')!r} must be {RESULT_SCHEMA}")
     found = convert(result, Comparison, where, text)
+    names_former = found.scenario.get("devices", {}).get("overlap") == FORMER_REGIME
+    if names_former or any(FORMER_REGIME in row.by_overlap for row in found.policies):
+        raise ValueError(f"{where} has the regime `shared`, which this version replaced with leftover; run it again")
     if not found.policies or not found.runs:
         raise ValueError(f"{where}: no policy or no run in it")
     for row in found.policies:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.report.figures import set_theme
+from sim.report.figures import set_log_scale, set_theme
 from sim.report.store_points import ACCEPTANCE, LOADS, RATE, K, Points, spoken
 
 DPI = 130
@@ -113,17 +113,6 @@ def _legend(figure: Any, axes: Any) -> None:
         figure.legend(found.values(), found.keys(), loc="upper left", bbox_to_anchor=(0.995, 0.95), frameon=False)
 
 
-def _numbers(axis: Any, which: str) -> None:
-    """Plain tick labels on a logarithmic axis."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    side = axis.xaxis if which == "x" else axis.yaxis
-    low, high = axis.get_xlim() if which == "x" else axis.get_ylim()
-    side.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300.0 * max(low, 1e-9) else (1.0,), numticks=12))
-    side.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"))
-    side.set_minor_formatter(NullFormatter())
-
-
 def _draw_lines(
     axis: Any, points: Points, lines: Lines, x: str, y: str, *, scale: float = 1.0, by: Sequence[str] = ("policy",)
 ) -> None:
@@ -177,8 +166,7 @@ def draw_throughput_latency(points: Points) -> Any:
         for axis, (metric, label) in zip(row, (("mean_ttft_ms", "TTFT"), ("mean_tpot_ms", "TPOT")), strict=True):
             x = "output_throughput_tokens_per_s"
             _draw_lines(axis, own, lines, x, metric, by=by)
-            axis.set_yscale("log")
-            _numbers(axis, "y")
+            set_log_scale(axis, "y")
             axis.set_xlabel("output (tokens/s)")
             axis.set_ylabel(f"mean {label} (ms)")
             axis.set_title(title, loc="left", fontsize=9)
@@ -212,8 +200,7 @@ def draw_hockey_stick(points: Points) -> Any:
     for row, (title, own) in zip(axes, panels, strict=True):
         for axis, (metric, label) in zip(row, (("p99_ttft_ms", "TTFT"), ("p99_e2el_ms", "E2EL")), strict=True):
             _draw_lines(axis, own, lines, load, metric, by=by)
-            axis.set_yscale("log")
-            _numbers(axis, "y")
+            set_log_scale(axis, "y")
             if load == RATE:
                 for name, line in _by_line(own.means(["capacity_per_s"]), by):
                     capacity = line["capacity_per_s"].dropna()

@@ -11,9 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.devices.contention import BRACKET, Regime
+from sim.devices.contention import BRACKET, PhiLevel
 from sim.metrics.stats import interval_95
 from sim.report.store_frame import store_frame
+from sim.run.scenario import FORMER_REGIME
+from sim.studies.rows import if_overlap
 from sim.studies.store import Store
 
 if TYPE_CHECKING:
@@ -38,7 +40,19 @@ def read_points(path: Path) -> Points:
     points = Points(frame=store_frame(path), path=path)
     if len(points.frame) == 0 or points.rows.empty:
         raise ValueError(f"store {str(path)!r} has no point that ran; see the column `error` of lanesim.load")
+    refuse_former(points)
     return points
+
+
+def refuse_former(points: Points) -> None:
+    """Raises ValueError for rows of the regime that leftover replaced."""
+    rows = points.rows
+    names_former = "devices.overlap" in rows and (rows["devices.overlap"] == FORMER_REGIME).any()
+    if names_former or any(name.endswith("_if_roofs") for name in rows.columns):
+        raise ValueError(
+            f"store {str(points.path)!r} has rows of the regime `shared`, which this version replaced with leftover; "
+            "want a store that this version swept"
+        )
 
 
 Draw = dict[str, Any]
@@ -204,14 +218,14 @@ class Points:
         """How `metric` differs between values of `key`, draw by draw, all else equal: a row per other keys and value.
 
         `change_pct` against the first value, with `low` and `high`; `is_clear` where the interval leaves out zero,
-        `is_open` where regimes of overlap disagree about that, `is_overloaded` where no steady means exist.
+        `is_open` where the ends of phi's bracket disagree about that, `is_overloaded` where no steady means exist.
         """
         import pandas as pd
 
         first, *others = self.values(key)
         rest = [name for name in self.keys if name != key]
-        regimes = [f"{metric}_if_{regime.value}" for regime in BRACKET]
-        names = {*rest, key, metric, "seed", "is_steady", *(name for name in regimes if name in self.rows)}
+        levels = [if_overlap(metric, level) for level in BRACKET]
+        names = {*rest, key, metric, "seed", "is_steady", *(name for name in levels if name in self.rows)}
         columns = {name: self.rows[name].tolist() for name in names}
         rows = []
         for places in self._places(*rest):
@@ -229,17 +243,17 @@ class Points:
 
 
 def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> dict[str, Any]:
-    """Of `metric`, percent of the first's mean, with what each regime of overlap says of its sign."""
+    """Of `metric`, percent of the first's mean, with what each value of phi says of its sign."""
     orders = set()
     found: dict[str, Any] = {}
-    for regime in BRACKET:
-        ours, others = ([_under(draw, metric, regime) for draw in draws] for draws in (base, theirs))
+    for level in BRACKET:
+        ours, others = ([_under(draw, metric, level) for draw in draws] for draws in (base, theirs))
         mean = sum(ours) / len(ours)
         changes = [100.0 * (other - our) / mean for our, other in zip(ours, others, strict=True)]
         interval = interval_95(changes)
         order = 0 if interval is None or interval[0] <= 0.0 <= interval[1] else (1 if interval[0] > 0.0 else -1)
         orders.add(order)
-        if regime is Regime.SHARED:
+        if level is PhiLevel.MIDDLE:
             average = sum(changes) / len(changes)
             low, high = interval or (average, average)
             found = {"change_pct": average, "low": low, "high": high, "is_clear": order != 0}
@@ -247,11 +261,11 @@ def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> dict[s
     return found | {"is_open": len(orders) > 1, "is_overloaded": not is_steady}
 
 
-def _under(draw: Draw, metric: str, regime: Regime) -> float:
-    """A metric under a regime of overlap; as reported where it makes no difference."""
+def _under(draw: Draw, metric: str, level: PhiLevel) -> float:
+    """A metric at a value of phi; as reported where it makes no difference."""
     own = float(draw[metric])
-    other = draw.get(f"{metric}_if_{regime.value}")
-    return own if regime is Regime.SHARED or other is None or other != other else float(other)
+    other = draw.get(if_overlap(metric, level))
+    return own if level is PhiLevel.MIDDLE or other is None or other != other else float(other)
 
 
 def _is_key(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,9 +11,15 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison, Order, Paired, PolicySummary
+from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
+from sim.policies.options import ONLY_TOGETHER
+from sim.studies.evidence import shortened
 
+PASSES = ("prefill", "decode", "draft", "verify")
+"""Kinds of a profile's errors that are whole passes."""
+HOW_TO = "--verbose has all that this rests on"
 HEADLINE = (
     ("mean_ttft_ms", "TTFT", "mean ms"),
     ("p99_ttft_ms", "TTFT", "p99 ms"),
@@ -25,7 +31,7 @@ HEADLINE = (
     ("device_utilization", "GPU", "busy %"),
 )
 COLUMN_WIDTH = 11
-"""Of a number with its interval below; where they do not fit side by side, policies stand side by side instead."""
+"""Of a number with its interval below, where policies stand side by side because metrics do not fit so."""
 FOLDED, WIDEST = 16, 10_000
 """Characters that are enough for a column of prose, and that no table has."""
 SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
@@ -68,7 +74,7 @@ def print_table(console: Console, table: Table) -> None:
     folding = [column for column in table.columns if column.overflow == "fold"]
     for column in folding:
         column.max_width = FOLDED
-    least = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+    least = measured_width(console, table)
     for column in folding:
         column.max_width = None
     if least > console.width:
@@ -76,24 +82,33 @@ def print_table(console: Console, table: Table) -> None:
     console.print(table, crop=False)
 
 
-def comparison_tables(console: Console, result: Comparison, percentiles: Sequence[float] = ()) -> None:
-    """The comparison of `sim.compare.side_by_side.compare`: a row per policy, then paired differences to the first.
+def measured_width(console: Console, table: Table) -> int:
+    """Characters that the table takes whole."""
+    return Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+
+
+def comparison_tables(
+    console: Console, result: Comparison, percentiles: Sequence[float] = (), *, is_verbose: bool = False
+) -> None:
+    """The comparison of `sim.compare.side_by_side.compare`: a row per policy, paired differences to the first, what it
+    rests on in at most four lines (all of it where `is_verbose`), and last the sentence.
 
     `percentiles` that were asked for get columns of their own.
     """
-    for line in _head(result):
-        console.print(line)
+    for line in _head(result, is_verbose=is_verbose):
+        console.print(line, highlight=False)
     columns = _columns(result, percentiles)
-    for table in _policies(result, columns, console.width):
+    for table in _policies(result, columns, console):
         print_table(console, table)
     if len(result.policies) > 1:
         print_table(console, _paired(result.paired, result.policies[0].policy))
-    for line in notes(result):
+    for line in notes(result) if is_verbose else comparison_in_brief(result):
         console.print(line, style="dim", highlight=False, markup=False)
+    console.print(result.verdict, style="bold", highlight=False, markup=False)
 
 
-def _head(result: Comparison) -> list[str]:
-    """What was simulated, and under which caps."""
+def _head(result: Comparison, *, is_verbose: bool) -> list[str]:
+    """What was simulated, and the caps in which policies differ; those of all, and how steps are planned, on demand."""
     scenario = result.scenario
     workload, speculation = scenario["workload"], scenario["speculation"]
     is_recorded = workload["trace_arrivals"] == "recorded"
@@ -108,7 +123,8 @@ def _head(result: Comparison) -> list[str]:
         f"{escape(speculation['acceptance'])}, "
         f"{scenario['replications']} replications from seed {scenario['seed']}"
     ]
-    return [*lines, *_caps_lines(result), _scheduling_line(result)]
+    shared, differing = _caps_lines(result)
+    return [*lines, *shared, *differing, _scheduling_line(result)] if is_verbose else lines + differing
 
 
 def _scheduling_line(result: Comparison) -> str:
@@ -123,8 +139,8 @@ def _scheduling_line(result: Comparison) -> str:
     return "host: " + "; ".join(f"{regime} ({', '.join(names)})" for regime, names in by_regime.items())
 
 
-def _caps_lines(result: Comparison) -> list[str]:
-    """The caps that all policies share, and those in which they differ."""
+def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
+    """The caps that all policies share, and those in which they differ; a line of each, if there are any."""
     caps: dict[str, dict[str, object]] = {}
     for run in result.runs:
         own = run.get("caps")
@@ -138,8 +154,8 @@ def _caps_lines(result: Comparison) -> list[str]:
             shared.append(f"{name} {next(iter(known.values()))}")
         elif known:
             differing.append(f"{name} " + ", ".join(f"{value} ({policy})" for policy, value in known.items()))
-    lines = [f"caps: {', '.join(shared)}"] if shared else []
-    return lines + ([f"[bold]caps that differ[/]: {'; '.join(differing)}"] if differing else [])
+    same = [f"caps: {', '.join(shared)}"] if shared else []
+    return same, [f"[bold]caps that differ[/]: {'; '.join(differing)}"] if differing else []
 
 
 def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str, str, str]]:
@@ -159,20 +175,21 @@ def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str
     return columns
 
 
-def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], width: int) -> list[Table]:
+def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], console: Console) -> list[Table]:
     """One table with a row per policy where that fits, else tables with a column per policy, so that nothing is cut."""
     rows = [(_name(row), [_cell(result, row, key) for key, _, _ in columns], row.unstable) for row in result.policies]
     caption = None
     if result.scenario["replications"] > 1:
         caption = "mean, ± half of its 95 % interval over replications"
-    if width >= 16 + COLUMN_WIDTH * len(columns):
-        table = _table(caption)
-        table.add_column("policy", no_wrap=True)
-        for _, title, unit in columns:
-            table.add_column(f"{title}\n{unit}", justify="right")
-        for name, cells, is_dim in rows:
-            table.add_row(name, *cells, style="dim" if is_dim else None)
-        return [table]
+    by_policy = _table(caption)
+    by_policy.add_column("policy", no_wrap=True)
+    for _, title, unit in columns:
+        by_policy.add_column(f"{title}\n{unit}", justify="right", no_wrap=True)
+    for name, cells, is_dim in rows:
+        by_policy.add_row(name, *cells, style="dim" if is_dim else None)
+    width = console.width
+    if measured_width(console, by_policy) <= width:
+        return [by_policy]
     at_once = max(1, (width - 18) // (COLUMN_WIDTH + 4))
     tables = []
     for start in range(0, len(rows), at_once):
@@ -188,7 +205,7 @@ def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], width
 
 
 def _table(caption: str | None) -> Table:
-    return Table(caption=caption, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    return Table(caption=caption, box=SIMPLE_HEAD, padding=0, show_edge=False)
 
 
 def _name(row: PolicySummary) -> str:
@@ -231,11 +248,12 @@ def _paired(rows: Sequence[Paired], first: str) -> Table:
         title=f"difference to {first} on the same draws [95 % interval]",
         title_justify="left",
         box=SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
+        padding=0,
+        show_edge=False,
     )
     table.add_column("policy", no_wrap=True)
     for metric in PAIRED_SHOWN:
-        table.add_column(NAMES[metric], justify="right")
+        table.add_column(NAMES[metric], justify="right", overflow="fold")
     by_policy: dict[str, dict[str, Paired]] = {}
     for row in rows:
         if row.b == first:
@@ -250,6 +268,8 @@ def _difference(row: Paired) -> str:
         return number(None)
     sign = "+" if row.difference > 0 else ""
     text = f"{sign}{number(row.difference)}"
+    if row.break_even_phi is not None:
+        return f"{text}\n{row.order.value}, phi* {row.break_even_phi:.2f}"
     if row.order in (Order.OVERLAP, Order.DRAWS):
         return f"{text}\n{row.order.value}"
     if row.ci95:
@@ -259,7 +279,7 @@ def _difference(row: Paired) -> str:
 
 
 def notes(result: Comparison) -> list[str]:
-    """What a reader must know before believing the table."""
+    """All that the table rests on."""
     errors = result.profile.errors
     known = ", ".join(f"{kind} {value:.1f} %" for kind, value in errors.items() if value is not None)
     lines = [f"costs: mean error on held-out points: {known or 'none stated'}"]
@@ -289,24 +309,26 @@ def notes(result: Comparison) -> list[str]:
 
 
 def _overlap_lines(result: Comparison) -> list[str]:
-    """Where overlap was not measured: what each policy with several streams gives from least to most of it."""
-    if result.profile.is_overlap_measured:
-        return [f"overlap of streams: {result.profile.overlap}"]
-    given = result.scenario["devices"]["overlap"]
-    if given is not None:
-        return [f"overlap of streams: not measured; {given}, as asked for"]
-    lines = []
-    for row in result.policies:
-        if row.by_overlap:
-            spans = [
-                f"{NAMES[metric]} " + ", ".join(number(means[metric]) for means in row.by_overlap.values())
-                for metric in ("mean_e2el_ms", "steady_output_throughput")
-            ]
-            lines.append(f"{row.policy}, {' / '.join(row.by_overlap)}: {'; '.join(spans)}")
-    if lines:
-        lines.insert(
-            0, "overlap of streams: not measured; the table shares the device's time. From least to most of it:"
-        )
+    """At most three lines: where overlap was not measured, what each policy with several streams gives over phi."""
+    profile, devices = result.profile, result.scenario["devices"]
+    phi = profile.phi
+    if phi is None:
+        return [f"overlap of streams: {profile.overlap}"]
+    if devices["overlap"] == Regime.ROOFS:
+        return ["overlap of streams: up to the roofs, an upper bound, as asked for; no order of lanes is stated"]
+    if devices["overlap"] is not None or devices.get("phi") is not None:
+        given = phi.value if devices.get("phi") is None else devices["phi"]
+        shown = "serial" if devices["overlap"] == Regime.SERIAL else f"phi {given:g}"
+        return [f"overlap of streams: not measured; {shown}, as asked for, other values not checked"]
+    lanes = [row for row in result.policies if row.by_overlap]
+    if not lanes:
+        return []
+    lines = [f"overlap of streams: phi {phi.value:g}, bracket {phi.low:g} to {phi.high:g} ({phi.source})"]
+    for metric in ("mean_e2el_ms", "steady_output_throughput"):
+        spans = [
+            f"{row.policy} {' / '.join(number(means[metric]) for means in row.by_overlap.values())}" for row in lanes
+        ]
+        lines.append(f"{NAMES[metric]} at phi {phi.low:g} / {phi.value:g} / {phi.high:g}: {', '.join(spans)}")
     return lines
 
 
@@ -316,7 +338,9 @@ def _partition_lines(result: Comparison) -> list[str]:
     for row in result.policies:
         shares = next(run["partition"] for run in result.runs if run["policy"] == row.policy)
         if isinstance(shares, dict):
-            lines.append(f"{row.policy}: {', '.join(f'{lane} {share:g}' for lane, share in shares.items())}")
+            parts = [f"{lane} {share:g}" for lane, share in shares.items() if lane != ONLY_TOGETHER]
+            while_ = " while several lanes have work" if shares.get(ONLY_TOGETHER) else ""
+            lines.append(f"{row.policy}: {', '.join(parts)}{while_}")
     if lines:
         alone = ", ".join(f"{name} {error:g} %" for name, error in MEASURED.errors_pct.items())
         lines.insert(0, f"shares of the multiprocessors (mean errors of their curves: {alone}):")
@@ -351,3 +375,32 @@ def _tail_lines(result: Comparison) -> list[str]:
         f"p99 has no interval: {found} independent requests in all where {MIN_FOR_P99:,} are wanted (neighbours in "
         "time resemble each other)"
     ]
+
+
+def comparison_in_brief(result: Comparison) -> list[str]:
+    """Of a comparison."""
+    lines = [costs_line(result.profile.errors)]
+    given = result.scenario["devices"]["overlap"]
+    if given is not None:
+        lines.append(f"overlap of streams: {given}, as asked for")
+    elif any(row.by_overlap for row in result.policies):
+        lines.append("overlap of streams: assumed, not measured; an order that it can turn says so")
+    return in_brief(lines, result.evidence, result.notes)
+
+
+def in_brief(lines: Sequence[str], evidence: Sequence[str], notes: Sequence[str]) -> list[str]:
+    """`lines`, the first of the others in short, and where all of them are."""
+    found = list(lines)
+    if evidence:
+        found.append(shortened(evidence))
+    return [*found, f"{notes[0]}; {HOW_TO}" if notes else HOW_TO]
+
+
+def costs_line(errors: Mapping[str, float | None]) -> str:
+    """Held-out errors of whole passes."""
+    known = [f"{kind} {_error(errors[kind])}" for kind in PASSES if kind in errors]
+    return f"costs: held-out error {', '.join(known)}" if known else "costs: no error stated"
+
+
+def _error(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} %"

@@ -36,6 +36,11 @@ def check_policy(
             raise ValueError(
                 f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
             )
+    if scenario.devices.phi is not None and profile.overlap.measured:
+        raise ValueError(
+            f"devices.phi={scenario.devices.phi:g} is for profiles without a measured overlap; {profile.name!r} has "
+            "one: leave it out"
+        )
     if not isinstance(scenario.policy_options.adaptive_table, str):
         check_table(scenario.policy_options.adaptive_table)
     if policy.needs_draft and draft_tokens == 0:
@@ -78,6 +83,12 @@ def check_policy(
         raise ValueError(
             f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
             f"kv={options.kv} cannot apply to it"
+        )
+    if policy.is_continuous and limits.max_num_scheduled_tokens < 1:
+        raise ValueError(
+            f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens} has no room beside the "
+            f"{limits.draft_slots} slots that drafts of {limits.method} keep for each of {limits.max_num_seqs} seats; "
+            f"want at least {limits.draft_slots * limits.max_num_seqs + 1}, or fewer engine.max_num_seqs"
         )
     if is_lane and draft_tokens and scenario.speculation.controller == VERIFYING:
         raise ValueError(

@@ -40,6 +40,10 @@ class BeyondContextWarning(UserWarning):
     """Requests are longer than the target's context."""
 
 
+class CutAnswerWarning(UserWarning):
+    """The engine ends answers before they are as long as the workload has them."""
+
+
 class WindowWarning(UserWarning):
     """The requests do not fill the window of arrivals."""
 
@@ -79,6 +83,7 @@ class Experiment:
         """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
         workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
         requests = build_requests(workload, self.seed, self.scenario.engine.block_size)
+        self._end_answers(requests)
         assign_classes(requests, self.scenario.slo_classes, self.seed)
         if cut_s is None:
             return requests
@@ -90,6 +95,31 @@ class Experiment:
                 stacklevel=2,
             )
         return [request for request in requests if request.arrival_s <= cut_s]
+
+    def _end_answers(self, requests: Sequence[Request]) -> None:
+        """Answers are no longer than the engine lets them be. A prompt that leaves no room for one is refused where the
+        scenario says how much there is; a model's own context is warned of (`_check_they_fit`)."""
+        longest = self.resolved.max_model_len
+        if longest is None:
+            return
+        num_cut = 0
+        for request in requests:
+            room = longest - request.prompt_tokens
+            if room < 1 and self.scenario.engine.max_model_len is not None:
+                raise ValueError(
+                    f"request {request.id}: a prompt of {request.prompt_tokens} tokens has no room for an answer in "
+                    f"engine.max_model_len={longest}"
+                )
+            if 0 < room < request.output_tokens:
+                request.output_tokens = room
+                num_cut += 1
+        if num_cut:
+            warnings.warn(
+                f"{num_cut} of {len(requests)} answers end where prompt and answer are {longest} tokens, as in "
+                f"{self.resolved.engine.name}",
+                CutAnswerWarning,
+                stacklevel=3,
+            )
 
     def draws(self, requests: Sequence[Request] = ()) -> AcceptanceDraws:
         """Whose drafts are accepted: the tape of this seed, prepared for `requests` where they are known."""
@@ -167,11 +197,13 @@ class Experiment:
             max_concurrency=self.scenario.workload.max_concurrency,
             max_num_seqs=resolved.limits.max_num_seqs * resolved.num_engines,
             max_num_batched_tokens=resolved.limits.max_num_batched_tokens,
+            receive_interval=resolved.limits.receive_interval,
             frontend_s=resolved.engine.frontend_s,
             first_measured=self.scenario.workload.num_warmups,
             kv_bytes_per_token=resolved.kv_bytes_per_token,
             draws=draws if self.scenario.window.stop_s is None else None,
             names_requests=is_recorded,
+            plans_ahead=resolved.limits.async_scheduling,
             gaps=account and account.gaps,
             queue=account and GaugePart(account.queue),
             on_finished=account and account.on_finished,
@@ -180,7 +212,7 @@ class Experiment:
     def _start_policy(self, host: SpawningHost, serving: Serving) -> None:
         if serving.frontend_s:
             host.spawn(serving.frontend())
-        for task in self.resolved.policy.build(serving, self.resolved.options, self.resolved.limits):
+        for task in self.resolved.policy.coroutines(serving, self.resolved.options, self.resolved.limits):
             host.spawn(task)
 
     def record(self, serving: Serving | Fleet, accounts: Accounts) -> RunRecord:
@@ -209,9 +241,9 @@ class Experiment:
             cache_block_tokens=kv.block_size if isinstance(kv, PagedPool) and kv.is_caching else None,
             is_open_loop=self.scenario.workload.max_concurrency is None,
             engine=resolved.engine.name,
-            is_async=resolved.limits.async_scheduling if resolved.policy.is_continuous else None,
+            is_async=resolved.limits.async_scheduling or (False if resolved.policy.is_continuous else None),
             caps=msgspec.structs.asdict(resolved.caps),
-            partition=resolved.shares,
+            partition=resolved.partition,
             works=accounts.works,
             kv_series=kv.held.series or [],
             weight_bytes=devices.count * sum(shape.weight_bytes for shape in resolved.models),

@@ -48,6 +48,7 @@ class MeanLoad(NamedTuple):
     rate_per_s: float
     """Infinite where all come at once."""
     max_concurrency: int | None
+    plans_ahead: bool = False
 
 
 class LaneWork(NamedTuple):
@@ -212,7 +213,8 @@ class Forecast:
         return Work(kind=Kind.PREFILL, model=model, chunks=chunks, head_rows=int(model is Model.TARGET))
 
     def _lane_work(self, works: Sequence[Work]) -> LaneWork:
-        """Works one after the other: later ones are prepared meanwhile; demands are means over their time."""
+        """Works one after the other: later ones are prepared meanwhile, and the first was while the last ones ran where
+        the engine plans ahead; demands are means over their time."""
         costs = [self._costs.cost(work) for work in works]
         demands = [self._costs.demands(work) for work in works]
         device_s = sum(cost.device_s for cost in costs)
@@ -222,7 +224,8 @@ class Forecast:
             else 0.0
             for roof in (0, 1)
         )
-        return LaneWork(costs[0].prepare_s + self._costs.result_s, device_s, (compute, bandwidth))
+        prepare_s = 0.0 if self._load.plans_ahead else costs[0].prepare_s
+        return LaneWork(prepare_s + self._costs.result_s, device_s, (compute, bandwidth))
 
 
 def _rates(shares: Sequence[float], works: Sequence[LaneWork]) -> list[float]:

@@ -39,7 +39,7 @@ def check_partition(options: PolicyOptions, policies: Sequence[Policy]) -> None:
         if isinstance(partition, str):
             _check_auto(policy)
         else:
-            _check_shares(partition, policy)
+            _check_shares(options.shares, policy)
 
 
 def _check_auto(policy: Policy) -> None:

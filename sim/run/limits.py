@@ -9,7 +9,7 @@ import msgspec
 
 from sim.acceptance.forms import AcceptanceSummary, parse_quoted
 from sim.acceptance.models import Acceptance, IidAcceptance
-from sim.costs.engine import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
+from sim.costs.engine import NO_SPECULATION, PARALLEL_EAGLE, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.profile import Profile
 from sim.policies.options import EngineLimits, Method
 from sim.policies.registry import Policy
@@ -82,24 +82,44 @@ def limits_on(
     is_drafting = is_speculative and scenario.speculation.num_speculative_tokens > 0
     is_async = not is_real and engine.plans_ahead(method.value if is_drafting else NO_SPECULATION)
     caps = engine.cap_rule(profile.gpu)
+    draft_tokens = scenario.speculation.num_speculative_tokens
+    drafter = drafter_of(method, profile)
     return EngineLimits(
         max_num_seqs=given.max_num_seqs or caps.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
+        draft_slots=engine.rules.slots_per_seat(drafter, draft_tokens) if is_drafting else 0,
         long_prefill_token_threshold=given.long_prefill_token_threshold,
         async_scheduling=is_async if given.async_scheduling is None else given.async_scheduling,
+        mixes_prompts=engine.mixes_prompts if given.enable_mixed_chunk is None else given.enable_mixed_chunk,
+        receive_interval=given.scheduler_recv_interval,
         method=method,
     )
 
 
+def max_model_len(engine: EngineCosts, scenario: Scenario, profile: Profile) -> int | None:
+    """Tokens at which `engine` ends an answer, prompt included; None for one that has no such rule. Raises ValueError
+    where the scenario gives that one a length."""
+    given = scenario.engine.max_model_len
+    if engine.rules.ends_at_max_model_len:
+        return given or profile.target.max_context
+    if given is not None:
+        raise ValueError(f"engine.max_model_len={given} is vLLM's; engine {engine.name!r} ends no answer by it")
+    return None
+
+
 def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int:
-    """Slots beyond prompt and output that drafts can take: of the round in flight, and in `continuous` of the next one,
-    which asynchronous scheduling plans a round ahead, as in a policy that drafts ahead."""
+    """Slots beyond prompt and output that drafts can take: of the round in flight, in `continuous` and in a policy that
+    drafts ahead of the next one, and of the one that asynchronous scheduling plans behind these."""
     if draft_tokens_max == 0:
         return 0
-    rounds = 2 if policy.drafts_ahead else 1
-    if policy.is_continuous:
-        rounds = 3 if is_async else 2
-    return rounds * draft_tokens_max + 1
+    rounds = 2 if policy.drafts_ahead or policy.is_continuous else 1
+    return (rounds + is_async) * draft_tokens_max + 1
+
+
+def drafter_of(method: Method, profile: Profile) -> str:
+    """`method` as an engine's rules name it: a head that drafts in parallel is no parallel draft model."""
+    is_head = method is Method.PARALLEL and own_method(profile) is Method.EAGLE3
+    return PARALLEL_EAGLE if is_head else method.value
 
 
 def own_method(profile: Profile) -> Method | None:

@@ -35,12 +35,12 @@ from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.adaptive import seed_table
 from sim.policies.disaggregated import LINK
-from sim.policies.options import PREEMPTIVE, EngineLimits, Method, PolicyOptions, rows_per_work
+from sim.policies.options import ONLY_TOGETHER, PREEMPTIVE, EngineLimits, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import Policy, find_policy
 from sim.run.checks import IgnoredKeyWarning, check_policy, ignored_keys
 from sim.run.forecast import MeanLoad, StepForecast
 from sim.run.lane_shares import Shares, best_shares
-from sim.run.limits import DraftLengths, build_acceptance, draft_slots, engine_for, limits_on
+from sim.run.limits import DraftLengths, build_acceptance, draft_slots, drafter_of, engine_for, limits_on, max_model_len
 from sim.run.scenario import Scenario
 from sim.workload.generate import Workload, build_requests, is_trace, trace_length
 
@@ -114,6 +114,8 @@ class Resolved:
     """GPUs of a replica that seat requests."""
     num_gpus: int
     """Of one replica."""
+    max_model_len: int | None
+    """Tokens of prompt and answer at which the engine ends an answer; None: it does not."""
     max_seated: int
     """Requests that one replica admits at once, memory apart."""
 
@@ -121,6 +123,13 @@ class Resolved:
     def is_partitioned(self) -> bool:
         """Lanes of the policy run on shares of the multiprocessors."""
         return self.shares is not None
+
+    @property
+    def partition(self) -> dict[str, float | bool] | None:
+        """The shares, and only_together where they hold so."""
+        if self.shares is None:
+            return None
+        return {**self.shares, ONLY_TOGETHER: True} if self.options.only_together else {**self.shares}
 
 
 def resolve(scenario: Scenario, profile: Profile, policy: str, *, num_slots: int | None = None) -> Resolved:
@@ -156,14 +165,13 @@ class _Resolver:
         self.lengths = self._lengths()
         check_policy(scenario, profile, policy, self.limits, self.lengths)
         self.models = self._models()
-        self.num_engines = policy.num_engines(scenario.policy_options)
-        self.num_gpus = policy.num_gpus(scenario.policy_options)
+        self.num_gpus, self.num_engines = policy.gpus(scenario.policy_options)
         seated = self.limits.max_num_seqs * self.num_engines
         self.max_seated = min(seated, scenario.policy_options.workers) if policy.has_workers else seated
         partition = scenario.policy_options.partition
         self.is_partitioned = bool(partition and policy.lanes)
         is_plain = not self.is_partitioned and not profile.overlap.measured
-        self.regime = scenario.devices.overlap or Regime.SHARED if is_plain else None
+        self.regime = scenario.devices.overlap or Regime.LEFTOVER if is_plain else None
         self.costs = self._costs()
         further = [self._costs_of(pair) for pair in self.further_pairs]
         self.host_costs: CostModel = DrafterCosts([self.costs, *further]) if further else self.costs
@@ -174,6 +182,8 @@ class _Resolver:
         scenario, policy, profile = self.scenario, self.policy, self.profile
         pool, caps = self._pool(), self._caps()
         shares = self._shares(pool, caps) if self.is_partitioned else None
+        only_together = scenario.policy_options.only_together
+        partition = {**shares, ONLY_TOGETHER: True} if shares and only_together else shares
         table = scenario.policy_options.adaptive_table
         if isinstance(table, str):
             table = seed_table(is_heavy=profile.target.weight_bytes >= HEAVY_BYTES)
@@ -196,13 +206,14 @@ class _Resolver:
             host_costs=self.host_costs,
             costs_elsewhere=self._costs_elsewhere(),
             links=self._links(),
-            contention=contention_of(profile.overlap, self.regime, is_preemptive=is_preemptive),
+            contention=contention_of(profile.overlap, self.regime, scenario.devices.phi, is_preemptive=is_preemptive),
             regime=self.regime,
             shares=shares,
-            options=msgspec.structs.replace(scenario.policy_options, partition=shares, adaptive_table=table),
+            options=msgspec.structs.replace(scenario.policy_options, partition=partition, adaptive_table=table),
             acceptances=self.acceptances,
             num_engines=self.num_engines,
             num_gpus=self.num_gpus,
+            max_model_len=max_model_len(self.engine, scenario, profile),
             max_seated=self.max_seated,
         )
 
@@ -305,12 +316,16 @@ class _Resolver:
             )
         slots = draft_slots(policy, self.lengths.max, is_async=self.limits.async_scheduling)
         num_engines, num_slots, is_caching = self.num_engines, self.num_slots, engine.enable_prefix_caching
+        drafter = drafter_of(self.limits.method, self.profile)
+        drops_block = self.draft_tokens > 0 and drafter in self.engine.rules.drops_cached_block
 
         def new() -> KvPool:
             if num_slots is not None:
                 return SlottedPool(num_blocks, engine.block_size, slots, num_slots)
             if policy.is_continuous:
-                return PagedPool(num_blocks, engine.block_size, slots, is_caching=is_caching)
+                return PagedPool(
+                    num_blocks, engine.block_size, slots, is_caching=is_caching, drops_cached_block=drops_block
+                )
             if num_engines > 1:
                 return SpreadPool(num_blocks, engine.block_size, slots, num_gpus=num_engines)
             return KvPool(num_blocks, engine.block_size, slots)
@@ -342,9 +357,18 @@ class _Resolver:
         drafted = self.lengths.max if self.policy.is_continuous else 0
         return self._costs_of(profile, graphed_queries=drafted + 1 if drafted else None)
 
-    def _costs_of(self, profile: Profile, graphed_queries: int | None = None) -> ShippedCosts:
-        cuda_graph = self.scenario.engine.cuda_graph
-        return build_costs(profile, self.engine, cuda_graph=cuda_graph, graphed_queries=graphed_queries)
+    def _costs_of(
+        self, profile: Profile, graphed_queries: int | None = None, engine: EngineCosts | None = None
+    ) -> ShippedCosts:
+        engine, limits = engine or self.engine, self.limits
+        sizes = engine.rules.graph_sizes(limits.max_num_seqs, self.draft_tokens, limits.max_num_batched_tokens)
+        return build_costs(
+            profile,
+            engine,
+            cuda_graph=self.scenario.engine.cuda_graph,
+            graphed_queries=graphed_queries,
+            graph_sizes=sizes,
+        )
 
     def _costs_elsewhere(self) -> dict[int, ShippedCosts]:
         """Raises ValueError for other models on those GPUs."""
@@ -359,7 +383,7 @@ class _Resolver:
                 f"{other.draft.name if other.draft else 'no draft'}; want the models of {profile.name!r}"
             )
         engine = engine_of(scenario.engine.name, other)
-        costs = build_costs(other, engine, cuda_graph=scenario.engine.cuda_graph)
+        costs = self._costs_of(other, engine=engine)
         firsts = [replica * self.num_gpus for replica in range(scenario.devices.count)]
         return {first + index: costs for first in firsts for index in range(scenario.policy_options.prefill_devices)}
 
@@ -376,7 +400,8 @@ class _Resolver:
     def _shares(self, pool: Pool, caps: Caps) -> Shares:
         partition = self.scenario.policy_options.partition
         if isinstance(partition, dict):
-            return {lane: partition[lane] for lane in self.policy.lane_names if lane in partition}
+            given = self.scenario.policy_options.shares
+            return {lane: given[lane] for lane in self.policy.lane_names if lane in given}
         key = self.scenario.digest, self.policy.name
         profile, shares = _chosen_shares.get(key, (None, {}))
         if profile is not self.profile:
@@ -409,6 +434,7 @@ class _Resolver:
             max_rows={Kind.DRAFT: max_drafted, Kind.VERIFY: caps.verify_batch or max_drafted},
             rate_per_s=rate,
             max_concurrency=workload.max_concurrency,
+            plans_ahead=self.limits.async_scheduling,
         )
 
 

@@ -18,6 +18,8 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from sim.costs.profile import Profile
+from sim.costs.profile_files import default_lengths, spelling
 from sim.costs.works import GRAPHED_DRAFT
 from sim.devices.contention import Regime
 from sim.devices.link import link_of
@@ -26,6 +28,7 @@ from sim.engine.controllers import CONTROLLERS
 from sim.engine.draft_length import BatchTable, check_table
 from sim.engine.fleet import Routing
 from sim.names import unknown
+from sim.plugins import shown
 from sim.policies.options import Method, PolicyOptions
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.classes import SloClass, check_classes
@@ -33,10 +36,9 @@ from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
 MAX_SEED = 2**63 - 1
+FORMER_REGIME = "shared"
 RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
 """Old name and new one."""
-TINY, TINY_INPUT_LEN, TINY_OUTPUT_LEN = "cpu/tiny", 64, 32
-"""The profile small enough to replay anywhere, and its own default lengths."""
 
 
 def _at_least(block: str, struct: msgspec.Struct, **least: int) -> None:
@@ -61,6 +63,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Requests admitted and unfinished, in every policy; null = what the engine sets itself on that GPU."""
     max_num_batched_tokens: int | None = None
     """Tokens of one target pass, in every policy; null likewise."""
+    max_model_len: int | None = None
+    """vLLM: tokens of prompt and answer together, where an answer ends; null = the target's context."""
     block_size: int = 16
     num_gpu_blocks: int | None = None
     """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
@@ -68,19 +72,24 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graph: bool | str = True
     """Passes are captured; draft: those of the draft model only, the others are launched eagerly."""
     async_scheduling: bool | None = None
-    """autoregressive, continuous: plan a step while the one before it is under way; null = as the engine does by
-    itself, under autoregressive without a drafter, under continuous with the scenario's."""
+    """Plan a step, or in a lane a prompt or a round, while the one before it is under way; null = as the engine does by
+    itself with the scenario's drafter, under autoregressive without."""
     enable_prefix_caching: bool = True
     """autoregressive, continuous: a request finds what is still intact of its prefix, computed by others or by itself
     before it was preempted."""
     long_prefill_token_threshold: int = 0
     """autoregressive, continuous: longest chunk of one prompt in a step; 0 = the budget."""
+    enable_mixed_chunk: bool | None = None
+    """autoregressive, continuous: prompt chunks share a step with rows that decode; false: prompts go first, in steps
+    of their own; null = as the engine does (SGLang: false)."""
+    scheduler_recv_interval: int = 1
+    """autoregressive, continuous: steps of decoding alone from one look at what has arrived to the next (SGLang)."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks"):
             if getattr(self, name) is not None:
                 _at_least("engine", self, **{name: 1})
-        _at_least("engine", self, block_size=1, long_prefill_token_threshold=0)
+        _at_least("engine", self, block_size=1, long_prefill_token_threshold=0, scheduler_recv_interval=1)
         if isinstance(self.cuda_graph, str) and self.cuda_graph != GRAPHED_DRAFT:
             raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be true, false or {GRAPHED_DRAFT}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -110,6 +119,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     method: Method = Method.DRAFT_MODEL
     num_speculative_tokens: int = 4
+    speculative_eagle_topk: int = 1
+    """SGLang's key: drafts at each step of a tree; 1, a chain, is all that is simulated."""
     acceptance: str = "iid:0.7"
     stale_acceptance: str | None = None
     """pipelined, whose drafts are made before the target's newest features exist: acceptance of a head that reads them,
@@ -135,6 +146,11 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _at_least("speculation", self, num_speculative_tokens=0)
+        if self.speculative_eagle_topk != 1:
+            raise ValueError(
+                f"speculation.speculative_eagle_topk={self.speculative_eagle_topk!r}: trees of drafts are not "
+                "simulated; want 1, a chain of num_speculative_tokens"
+            )
         if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
         _one_of("speculation.controller", self.controller, CONTROLLERS)
@@ -167,6 +183,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         return self.acceptance.partition(":")[0]
 
 
+MAX_REPLICAS = 10_000
+"""Each is simulated whole."""
+
+
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas, how requests find them, and what joins the GPUs of one."""
 
@@ -179,15 +199,29 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     prefill_profile: str | None = None
     """disaggregated: profile of its prefill GPUs, where they are others; the same models. null = the scenario's."""
     overlap: Regime | None = None
-    """What works of several streams do to each other where the profile has no measurement: serial, shared or roofs;
-    null = shared, and what the other two say beside it."""
+    """What works of several streams do to each other where the profile has no measurement: serial, leftover, or roofs,
+    an upper bound; null = leftover, and beside it what both ends of phi's bracket say."""
+    phi: float | None = None
+    """leftover: the rate at which a work goes on while kernels of another stream hold the GPU, 0..1; null = the
+    profile's, or 0.07, and both ends of its bracket beside it."""
 
     def __post_init__(self) -> None:
         _at_least("devices", self, count=1)
+        if self.phi is not None and not 0.0 <= self.phi <= 1.0:
+            raise ValueError(f"devices.phi={self.phi!r} must be in 0..1, or null")
+        if self.phi is not None and self.overlap not in (None, Regime.LEFTOVER):
+            raise ValueError(f"devices.phi={self.phi!r} belongs to devices.overlap=leftover, got {self.overlap.value}")
+        if self.count > MAX_REPLICAS:
+            raise ValueError(f"devices.count={self.count} must be at most {MAX_REPLICAS}")
         try:
             link_of(self.link)
         except ValueError as error:
             raise ValueError(f"devices.link: {error}") from None
+
+    @property
+    def is_overlap_given(self) -> bool:
+        """The scenario says what overlap is, so that no bracket stands beside it."""
+        return self.overlap is not None or self.phi is not None
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,11 +304,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         >>> Scenario.of(profile="cpu/tiny", policy="pd", **{"engine.max_num_seqs": 16}).engine.max_num_seqs
         16
         """
-        raw = read_scenario(Path(source)) if isinstance(source, str | Path) else copy.deepcopy(dict(source or {}))
-        for name, value in changes.items():
-            is_block = isinstance(value, Mapping)
-            set_dotted(raw, name if is_block else FLAT_NAMES.get(name, name), value)
-        return parse_scenario(raw)
+        return parse_scenario(raw_scenario(source, changes))
 
     @property
     def digest(self) -> str:
@@ -291,8 +321,20 @@ def to_plain(scenario: Scenario) -> dict[str, Any]:
     return plain
 
 
-def parse_scenario(raw: Mapping[str, Any]) -> Scenario:
-    """A checked scenario from raw data. Raises ValueError, one line naming the key."""
+def raw_scenario(source: Mapping[str, Any] | str | Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Raw data of a file or mapping with `changes` on top, as `Scenario.of` takes them."""
+    if source is not None and not isinstance(source, Mapping | str | Path):
+        raise ValueError(f"scenario {shown(source)}: want a Scenario, a mapping of keys, or the path of a file")
+    raw = read_scenario(Path(source)) if isinstance(source, str | Path) else copy.deepcopy(dict(source or {}))
+    for name, value in changes.items():
+        is_block = isinstance(value, Mapping)
+        set_dotted(raw, name if is_block else FLAT_NAMES.get(name, name), value)
+    return raw
+
+
+def parse_scenario(raw: Mapping[str, Any], profile: Profile | None = None) -> Scenario:
+    """A checked scenario from raw data; default lengths are those of its profile, which is looked up unless it is
+    given. Raises ValueError, one line naming the key."""
     raw = dict(raw)
     if isinstance(raw.get("policy"), str):
         raw["policy"] = [raw["policy"]]
@@ -302,15 +344,24 @@ def parse_scenario(raw: Mapping[str, Any]) -> Scenario:
         if not raw.get(key):
             raise ValueError(f"{key}: none given (--{key} NAME, or `{key}:` in the scenario file)")
     _check_keys(raw, Scenario, "")
+    if profile is None and isinstance(raw["profile"], str):
+        raw["profile"] = spelling(raw["profile"])
+    devices = raw.get("devices")
+    if isinstance(devices, Mapping) and devices.get("overlap") == FORMER_REGIME:
+        raise ValueError(
+            f"devices.overlap={FORMER_REGIME!r} is no more: processes divide a GPU's time, streams do not; want "
+            "leftover (or serial, or roofs)"
+        )
     workload = raw.setdefault("workload", {})
     if isinstance(workload, dict):
         workload = raw["workload"] = dict(workload)
         rate = workload.get("request_rate")
         if isinstance(rate, str) and rate.lower().lstrip("+") in ("inf", "infinity"):
             workload["request_rate"] = inf
-        if raw["profile"] == TINY and workload.get("dataset_name", "fixed") == "fixed":
-            workload.setdefault("input_len", TINY_INPUT_LEN)
-            workload.setdefault("output_len", TINY_OUTPUT_LEN)
+        if workload.get("dataset_name", "fixed") == "fixed" and {"input_len", "output_len"} - set(workload):
+            lengths = profile.default_lengths if profile is not None else default_lengths(str(raw["profile"]))
+            for name, tokens in zip(("input_len", "output_len"), lengths or (), strict=False):
+                workload.setdefault(name, tokens)
         if workload.get("input_len") is not None or workload.get("output_len") is not None:
             workload.setdefault("dataset_name", "fixed")
         if workload.get("dataset_name") == RENAMED_DATASET[0]:

@@ -21,6 +21,7 @@ FLAT_NAMES = {
     "dataset_path": "workload.dataset_path",
     "input_len": "workload.input_len",
     "output_len": "workload.output_len",
+    "random_range_ratio": "workload.random_range_ratio",
     "num_speculative_tokens": "speculation.num_speculative_tokens",
     "acceptance": "speculation.acceptance",
     "controller": "speculation.controller",

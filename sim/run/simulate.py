@@ -49,6 +49,7 @@ def _host(experiment: Experiment, draws: AcceptanceDraws, on_work: OnWork | None
         draws,
         draws_by_drafter=experiment.draws_by_drafter(),
         contention=resolved.contention,
+        only_together=resolved.options.only_together,
         links=resolved.links,
         costs_elsewhere=resolved.costs_elsewhere,
         on_work=on_work,

@@ -7,9 +7,9 @@ Not here: reading scenario files (scenario_file), what the keys mean (scenario).
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from sim.files.json_values import parse_json
 from sim.names import unknown
 from sim.policies.options import Method
 
@@ -61,10 +61,7 @@ def speculation_of(text: str) -> dict[str, Any]:
     >>> speculation_of('{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3}')
     {'method': 'eagle3', 'num_speculative_tokens': 3}
     """
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"--speculative-config is no JSON: {error}") from None
+    config = parse_json(text, "--speculative-config")
     if not isinstance(config, dict):
         raise ValueError(f"--speculative-config must be a JSON object, got {type(config).__name__}")
     known = ("method", PARALLEL_KEY, *TAKEN, *WITHOUT_EFFECT)

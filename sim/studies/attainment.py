@@ -23,9 +23,10 @@ from sim.compare.side_by_side import CostSource, Interval, cost_source
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
+from sim.metrics.price import Price
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
-from sim.run.resolve import resolve_all
+from sim.run.resolve import Resolved, resolve_all
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
@@ -42,6 +43,7 @@ from sim.studies.load_search import (
     num_prompts,
     with_length,
 )
+from sim.studies.plan.answer import Answer
 from sim.workload.generate import TraceArrivals, is_trace, mean_tokens, trace_length
 
 ATTAINMENT_SCHEMA = 1
@@ -113,6 +115,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """[replicas, draws that need so many], rising; None of the draws in which the recommended are too few."""
     confidence: float | None
     """With which the recommended replicas hold in a further draw; None without draws."""
+    attainment_by_draw: list[float] = []
+    """[draws] share of requests that meet all SLOs with the recommended replicas."""
 
 
 class Attainment(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +140,21 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest measured cells and the simulator's errors there."""
 
     @property
+    def answers(self) -> list[Answer]:
+        """[fleets] of one policy and routing each."""
+        return [
+            Answer(
+                k_table=[],
+                attainment_by_draw=fleet.attainment_by_draw,
+                replicas=fleet.replicas,
+                utilisation=fleet.utilisation,
+                usd_per_million_tokens=fleet.usd_per_million_tokens,
+                evidence=self.evidence,
+            )
+            for fleet in self.fleets
+        ]
+
+    @property
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
         found: dict[str, Any] = msgspec.to_builtins(self)
@@ -149,16 +168,20 @@ def highest_load(
     share: float = DEFAULT_SHARE,
     is_concurrency: bool = False,
     target_rate: float | None = None,
-    price_per_h: float | None = None,
+    price: Price | None = None,
     draws: int | None = None,
+    routings: Sequence[Routing] = ROUTINGS,
+    near: float | None = None,
+    is_brief: bool = False,
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Attainment:
     """The highest load of every policy that meets `scenario.goodput`, and with `target_rate` the replicas for it.
 
-    `price_per_h` is of one replica. With `draws` of 0 costs and acceptance are taken as given; by default there are
-    DEFAULT_DRAWS, or none where the drafts have several models, of whose errors nothing is known. Raises ValueError for
-    a scenario without SLOs.
+    With `draws` of 0 costs and acceptance are taken as given; by default there are DEFAULT_DRAWS, or none where the
+    drafts have several models, of whose errors nothing is known. `near` is a load to look about first; `is_brief`
+    leaves the interval of the load as wide as a few replications make it. Raises ValueError for a scenario without
+    SLOs, and for a price that does not say whose it is.
     """
     if not any(bound is not None for bound in scenario.goodput.bounds_ms.values()):
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
@@ -172,22 +195,32 @@ def highest_load(
         raise ValueError(f"draws={draws!r} must be at least 0")
     is_counted = isinstance(scenario.workload.num_prompts, int) or is_trace(scenario.workload)
     scenario = with_length(scenario, REQUESTS)
-    resolve_all(scenario, profile)
+    resolved = resolve_all(scenario, profile)
+    usd_per_h = [None if price is None else _usd_per_h(price, profile, one) for one in resolved]
     drawn = cost_draws(scenario, profile, draws, scenario.seed) if draws else []
     answers = [
         _Answer(
-            LoadSearch(scenario, policy, profile, share, is_concurrency=is_concurrency, is_counted=is_counted),
+            LoadSearch(
+                scenario,
+                policy,
+                profile,
+                share,
+                is_concurrency=is_concurrency,
+                is_counted=is_counted,
+                near=near,
+                is_brief=is_brief,
+            ),
             drawn,
-            price_per_h,
+            usd,
             workers,
             on_done,
         )
-        for policy in scenario.policy
+        for policy, usd in zip(scenario.policy, usd_per_h, strict=True)
     ]
     highest = [answer.highest for answer in answers]
     fleets = []
     if target_rate is not None:
-        fleets = [answer.fleet(routing, target_rate) for answer in answers for routing in ROUTINGS]
+        fleets = [answer.fleet(routing, target_rate) for answer in answers for routing in routings]
     return Attainment(
         scenario=to_plain(scenario),
         profile=cost_source(profile),
@@ -213,12 +246,12 @@ class _Answer:
         self,
         search: LoadSearch,
         draws: Sequence[Draw],
-        price_per_h: float | None,
+        usd_per_h: float | None,
         workers: int | None,
         on_done: OnDone,
     ) -> None:
         self.search, self.draws = search, draws
-        self._price_per_h, self._workers, self._on_done = price_per_h, workers, on_done
+        self._usd_per_h, self._workers, self._on_done = usd_per_h, workers, on_done
         own = search.own_loads(workers, on_done)
         self._load = _mean_load(search, own)
         self.draw_loads = search.loads_under(draws, own, self._load, workers, on_done) if draws else []
@@ -253,7 +286,7 @@ class _Answer:
             attainment=_mean_shares(runs),
             in_flight=_in_flight(runs),
             output_tokens_per_s=per_s,
-            usd_per_million_tokens=_usd(self._price_per_h, 1, per_s),
+            usd_per_million_tokens=_usd(self._usd_per_h, 1, per_s),
         )
 
     def fleet(self, routing: Routing, target_rate: float) -> Fleet:
@@ -289,11 +322,18 @@ class _Answer:
             replicas=replicas,
             enough=at(count),
             one_fewer=None if count == 1 else at(count - 1),
-            usd_per_million_tokens=_usd(self._price_per_h, replicas, _output_tokens_per_s(search, target_rate)),
+            usd_per_million_tokens=_usd(self._usd_per_h, replicas, _output_tokens_per_s(search, target_rate)),
             utilisation=target_rate / (replicas * per_replica),
             needed=_needed(holding, len(self.draws)),
             confidence=holding[replicas] / (len(self.draws) + 1) if holding else None,
+            attainment_by_draw=self._shares_in_draws(routing, replicas, target_rate),
         )
+
+    def _shares_in_draws(self, routing: Routing, count: int, target_rate: float) -> list[float]:
+        points = [_fleet_point(self.search, routing, count, target_rate, 0, draw) for draw in self.draws]
+        return [
+            joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=self._workers), key=_place)
+        ]
 
     def _holding(self, routing: Routing, count: int, target_rate: float) -> dict[int, int]:
         """By number of replicas, up to those recommended: in how many draws they are enough.
@@ -425,10 +465,16 @@ def _mean_shares(runs: Sequence[Run]) -> dict[str, float | None]:
     return means
 
 
-def _usd(price_per_h: float | None, count: int, output_tokens_per_s: float | None) -> float | None:
-    if price_per_h is None or output_tokens_per_s is None or output_tokens_per_s <= 0.0:
+def _usd_per_h(price: Price, profile: Profile, resolved: Resolved) -> float:
+    """Of a replica; of a profile of one rank of several, that rank's part."""
+    own = resolved.num_gpus * profile.tensor_parallel
+    return price.of_replica(own * profile.data_parallel) / profile.data_parallel
+
+
+def _usd(usd_per_h: float | None, count: int, output_tokens_per_s: float | None) -> float | None:
+    if usd_per_h is None or output_tokens_per_s is None or output_tokens_per_s <= 0.0:
         return None
-    return price_per_h * count / (output_tokens_per_s * 3600.0) * 1e6
+    return usd_per_h * count / (output_tokens_per_s * 3600.0) * 1e6
 
 
 def _notes(scenario: Scenario, answers: Sequence[_Answer], draws: int) -> list[str]:

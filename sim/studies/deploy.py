@@ -157,6 +157,10 @@ def checking_lines(
         config, more = _checking_config(scenario, profile, method, draft)
         notes += [draft.note if draft is not None else None, *more]
     prompt_tokens, output_tokens = (round(mean) for mean in mean_tokens(workload, scenario.seed))
+    if workload.random_range_ratio is not None:
+        prompt_tokens, output_tokens = (
+            fixed or mean for fixed, mean in zip(workload.fixed_len, (prompt_tokens, output_tokens), strict=True)
+        )
     if workload.dataset_name != "fixed" and (workload.input_len is None or workload.output_len is None):
         notes.append(
             f"{workload.dataset_name}: every request has its mean lengths, {prompt_tokens} and {output_tokens} tokens; "
@@ -173,6 +177,13 @@ def checking_lines(
         "--num-prompts", str(ranks * num_requests(workload)), "--request-rate", f"{ranks * workload.request_rate:g}",
         "--seed", str(scenario.seed), "--ignore-eos", "--save-result", "--save-detailed",
     ]  # fmt: skip
+    if workload.random_range_ratio:
+        bench += ["--random-range-ratio", f"{workload.random_range_ratio:g}"]
+    if workload.length_range is not None:
+        notes.append(
+            f"workload.length_range={list(workload.length_range)}: vllm bench draws around a mean; every request has "
+            "its mean lengths"
+        )
     if workload.burstiness != 1.0:
         bench += ["--burstiness", f"{workload.burstiness:g}"]
     if workload.max_concurrency is not None:
@@ -249,7 +260,9 @@ def _vllm_serve(
         words += ["--kv-cache-dtype", kv]
     if engine.num_gpu_blocks is not None:
         words += ["--block-size", str(engine.block_size), "--num-gpu-blocks-override", str(engine.num_gpu_blocks)]
-    if _kv_tokens(scenario, profile, with_draft=speculative_config is not None) < profile.target.max_context:
+    if engine.max_model_len is not None:
+        words += ["--max-model-len", str(engine.max_model_len)]
+    elif _kv_tokens(scenario, profile, with_draft=speculative_config is not None) < profile.target.max_context:
         words += ["--max-model-len", "auto"]
     if not engine.cuda_graph:
         words.append("--enforce-eager")

@@ -25,6 +25,8 @@ CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
 FACTOR = 2.0
 NONE = "none"
 """The method where nothing is drafted."""
+MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest measured,"
+"""How lines of evidence begin, and what comes in place of near cells."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +97,7 @@ def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
     >>> import lanesim
     >>> profile = lanesim.load_profile("gh200/apertus-8b+eagle3")
     >>> evidence(profile, [Asked(method="none", ks=(0,), in_flight=(200.0, 200.0))])[0][:75]
-    'measured nearest: gh200, vllm-0.23, apertus-8b, none, K = 0, 128 to 256 in '
+    'measured nearest: gh200, vllm-0.23, apertus-8b, no speculation, 128 to 256 '
     """
     gpu, model = profile.gpu.name, profile.target.name
     lines: list[str] = []
@@ -104,7 +106,7 @@ def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
     for question in asked:
         near = [cell for cell in cells() if not _differs(cell, gpu, model, question) and _is_near(cell, question)]
         if near:
-            lines.append(f"measured nearest: {_named(near)}")
+            lines.append(f"{MEASURED}: {_named(near)}")
             continue
         nearest, names = _nearest(gpu, model, question)
         unmeasured.setdefault(nearest, []).append(question)
@@ -112,8 +114,8 @@ def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
     for nearest, questions in unmeasured.items():
         another = " and ".join(dict.fromkeys(differing[nearest])) or "load"
         lines.append(
-            f"no evidence within {FACTOR:g} x: nothing measured on {gpu} with {model}, {_loads(questions)} in flight; "
-            f"nearest, with another {another}: {nearest}"
+            f"{UNMEASURED}: nothing on {gpu} with {model} within a factor of {FACTOR:g} of these loads "
+            f"({_loads(questions)}); {NEAREST} with another {another}: {nearest}"
         )
     return list(dict.fromkeys(lines))
 
@@ -126,14 +128,35 @@ def _nearest(gpu: str, model: str, asked: Asked) -> tuple[str, list[str]]:
     return _named(alike), differs
 
 
+def shortened(lines: Sequence[str]) -> str:
+    """The first of `evidence` in short, without engine, loads and source: what was not measured before what was.
+
+    >>> shortened(["measured nearest: gh200, vllm-0.23, apertus-8b, eagle3, K = 3, 8 in flight: TPOT +2.1 % (1 cell)"])
+    'measured nearest: apertus-8b on gh200, eagle3: TPOT +2.1 %'
+    """
+    line = next((line for line in lines if line.startswith(UNMEASURED)), lines[0])
+    head, _, cells = line.rpartition(" (")[0].partition(
+        ": " if line.startswith(MEASURED) else f"{NEAREST} with another "
+    )
+    is_near = line.startswith(MEASURED)
+    where, _, errors = (cells if is_near else cells.partition(": ")[2]).partition(" in flight: ")
+    gpu, _, model, method, *_ = where.split(", ")
+    errors = errors.replace(" (mean size)", "")
+    return (
+        f"{head}: {model} on {gpu}, {method}: {errors}"
+        if is_near
+        else f"{UNMEASURED} here; nearest: {model} on {gpu}: {errors}"
+    )
+
+
 def _loads(questions: Sequence[Asked]) -> str:
-    """`none, 2; draft_model, 1, 5`: methods, each with the loads that are asked about."""
+    """`no speculation, 2 in flight; draft_model, 1 and 5 in flight`: methods, each with the loads asked about."""
     loads: dict[str, set[tuple[int, int]]] = {}
     for question in questions:
         low, high = question.in_flight
         loads.setdefault(question.method, set()).add((round(low), round(high)))
     return "; ".join(
-        f"{method}, {', '.join(f'{low}' if low == high else f'{low} to {high}' for low, high in sorted(spans))}"
+        f"{_method(method)}, {', '.join(_span(span) for span in sorted(spans))} in flight"
         for method, spans in loads.items()
     )
 
@@ -177,8 +200,9 @@ def _named(found: Iterable[Cell]) -> str:
     first = group[0]
     ks, loads = sorted({cell.k for cell in group}), sorted({cell.in_flight for cell in group})
     errors = [cell.error_pct for cell in group]
+    drafts = _method(first.method) if first.method == NONE else f"{first.method}, K = {_span(ks)}"
     text = (
-        f"{first.gpu}, {first.engine}, {first.model}, {first.method}, K = {_span(ks)}, {_span(loads)} in flight: "
+        f"{first.gpu}, {first.engine}, {first.model}, {drafts}, {_span(loads)} in flight: "
         f"{first.metric} {_percents(errors)}"
     )
     speedups = [cell.speedup_error_pct for cell in group if cell.speedup_error_pct is not None]
@@ -187,8 +211,12 @@ def _named(found: Iterable[Cell]) -> str:
     return f"{text} ({len(group)} cell{'s' * (len(group) > 1)}; {first.source})"
 
 
+def _method(name: str) -> str:
+    return "no speculation" if name == NONE else name
+
+
 def _span(values: Sequence[int]) -> str:
-    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+    return str(values[0]) if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
 def _percents(errors: Sequence[float]) -> str:

@@ -9,7 +9,8 @@
     replications: 3
 
 Keys of `grid` are gone through in all combinations; the lists of one `zip` group side by side, in combination with all
-else. Each policy of the scenario is a point of its own. Not here: running it (sim.studies.sweep).
+else. Each policy is a point of its own, those of a list in place of one among them. Not here: running it
+(sim.studies.sweep).
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from typing import Any
 import msgspec
 
 from sim.names import unknown
+from sim.plugins import shown
 from sim.run.scenario import Scenario, field_types, parse_scenario
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
+from sim.workload.generate import Workload
 
 KEYS = ("scenario", "grid", "zip", "replications")
 CHECKED_WHOLE = 10_000
@@ -66,6 +69,8 @@ class Grid:
                 return cls._of(raw, Path(source).parent)
             except ValueError as error:
                 raise ValueError(f"grid file {str(source)!r}: {error}") from None
+        if not isinstance(source, Mapping):
+            raise ValueError(f"grid {shown(source)}: want a mapping of keys, or the path of a file")
         return cls._of(source, Path())
 
     @classmethod
@@ -121,6 +126,17 @@ class Grid:
                 return self.num_scenarios // len(axis.rows) * total
         counts = parse_scenario(self._at([axis.rows[0] for axis in self.axes])).replications
         return self.num_scenarios * counts
+
+    def workloads(self) -> Iterator[Workload]:
+        """One for each dataset that the grid goes through."""
+        of_data = [
+            axis.rows
+            if any(key == "workload" or key.startswith("workload.dataset") for key in axis.keys)
+            else axis.rows[:1]
+            for axis in self.axes
+        ]
+        for rows in product(*of_data):
+            yield self._resolved(rows).workload
 
     def scenarios(self) -> Iterator[Scenario]:
         """Every combination, one at a time, each with one policy. Raises ValueError naming the combination."""
@@ -191,7 +207,26 @@ def _axes(product_of: Any, zipped: Any, scenario: dict[str, Any]) -> Iterator[Ax
         listed = policies if isinstance(policies, list | tuple) else [policies]
         if policies and len(listed):
             axes.append(Axis(keys=("policy",), rows=tuple((policy,) for policy in listed)))
-    yield from sorted(axes, key=lambda axis: FASTEST in axis.keys)
+    yield from sorted(map(_one_policy_each, axes), key=lambda axis: FASTEST in axis.keys)
+
+
+def _one_policy_each(axis: Axis) -> Axis:
+    """A list of policies in place of one as a row for each."""
+    if "policy" not in axis.keys:
+        return axis
+    at = axis.keys.index("policy")
+    rows: dict[str, tuple[Any, ...]] = {}
+    for row in axis.rows:
+        for policy in row[at] if isinstance(row[at], list | tuple) else [row[at]]:
+            if not isinstance(policy, str):
+                raise ValueError(f"policy: want the name of a policy, or a list of names, got {policy!r}")
+            own = (*row[:at], policy, *row[at + 1 :])
+            if repr(own) in rows:
+                raise ValueError(f"policy: {policy!r} stands twice")
+            rows[repr(own)] = own
+    if not rows:
+        raise ValueError("policy: the list is empty, so there is nothing to run")
+    return Axis(keys=axis.keys, rows=tuple(rows.values()))
 
 
 def _spoken(lengths: Mapping[str, int]) -> str:

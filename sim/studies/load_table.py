@@ -2,7 +2,7 @@
 `adaptive` goes by.
 
 A row begins where another policy is surely better than the one before it: in the mean over the draws by MIN_GAIN or
-more and beyond its interval, under every regime of overlap where that was neither measured nor given. Where nothing
+more and beyond its interval, at every phi of the bracket where overlap was neither measured nor given. Where nothing
 is, the policy stays; so the first candidate is what a table says that has nothing to say. Between two neighbouring rows
 more concurrencies are simulated until they are close (CLOSE), and the hysteresis keeps a row until the load is one at
 which the other was simulated to be better. Not here: switching (sim.policies.adaptive), draft lengths (tune).
@@ -19,7 +19,7 @@ import msgspec
 from sim.compare.points import Point
 from sim.compare.side_by_side import CostSource, Interval, cost_source
 from sim.costs.profile import Profile
-from sim.devices.contention import BRACKET, Regime
+from sim.devices.contention import BRACKET, PhiLevel, phi_at
 from sim.metrics.stats import interval_95
 from sim.names import unknown
 from sim.policies.adaptive import PARTS
@@ -42,8 +42,8 @@ CANDIDATES = ("pd", "unified", "pdv", "baseline")
 DEFAULT_DRAWS = 4
 CLOSE = 1.3
 """Ratio of two neighbouring concurrencies between which no other one is tried."""
-Figures = Mapping[str, Mapping[Regime, Sequence[float]]]
-"""policy -> regime -> what is maximised, [draws]."""
+Figures = Mapping[str, Mapping[PhiLevel, Sequence[float]]]
+"""policy -> phi -> what is maximised, [draws]."""
 
 
 class PolicyAt(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,11 +51,11 @@ class PolicyAt(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     value: float
-    """Of the objective, mean over draws where streams share the GPU, or under the one regime given."""
+    """Of the objective, mean over draws at the middle phi, or as the scenario gives overlap."""
     gain: float
     """Relative, likewise."""
     by_overlap: dict[str, Interval]
-    """95 % interval of the mean gain under each regime of overlap."""
+    """95 % interval of the mean gain at each phi of the bracket."""
 
 
 class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,9 +147,9 @@ def gain(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interva
     return mean, interval_95(gains) or (mean, mean)
 
 
-def is_surely_better(ours: Mapping[Regime, Sequence[float]], theirs: Mapping[Regime, Sequence[float]]) -> bool:
-    """By MIN_GAIN or more in the mean, and at all in the whole interval, under every regime."""
-    found = [gain(ours[regime], theirs[regime]) for regime in ours]
+def is_surely_better(ours: Mapping[PhiLevel, Sequence[float]], theirs: Mapping[PhiLevel, Sequence[float]]) -> bool:
+    """By MIN_GAIN or more in the mean, and at all in the whole interval, at every phi."""
+    found = [gain(ours[level], theirs[level]) for level in ours]
     return all(mean >= MIN_GAIN and low > 0.0 for mean, (low, _) in found)
 
 
@@ -164,9 +164,9 @@ def choices(figures: Sequence[Figures], candidates: Sequence[str]) -> list[str]:
     return chosen
 
 
-def shown(by_regime: Mapping[Regime, Sequence[float]]) -> Sequence[float]:
-    """Where streams share the GPU; of one regime alone that."""
-    return by_regime[Regime.SHARED] if Regime.SHARED in by_regime else next(iter(by_regime.values()))
+def shown(by_level: Mapping[PhiLevel, Sequence[float]]) -> Sequence[float]:
+    """At the middle phi, or as the scenario gives overlap."""
+    return by_level[PhiLevel.MIDDLE]
 
 
 def between(concurrencies: Sequence[int], chosen: Sequence[str]) -> list[int]:
@@ -232,47 +232,41 @@ def _simulated(
     workers: int | None,
     on_done: Callable[[str, int, int], None],
 ) -> dict[int, Figures]:
-    """Every candidate at every one of `concurrencies`, in every draw and regime."""
-    regimes = _regimes(scenario, draws[0].profile)
+    """Every candidate at every one of `concurrencies`, in every draw and at every phi."""
+    overlap = draws[0].profile.overlap
+    is_given = overlap.measured or scenario.devices.is_overlap_given
+    levels = (PhiLevel.MIDDLE,) if is_given else BRACKET
     points = [
         Point(
             scenario=draw.scenario(closed_loop(scenario, concurrency)),
             policy=policy,
             seed=draw.seed,
             profile=draw.profile,
-            regime=regime,
+            phi=None if is_given else phi_at(overlap, level),
         )
         for concurrency in concurrencies
         for policy in candidates
-        for regime in regimes
+        for level in levels
         for draw in draws
     ]
     stage = f"simulating {concurrencies[0]} to {concurrencies[-1]} in flight"
     remaining = iter(objective_values(scenario, points, stage, workers, on_done).tolist())
     return {
-        concurrency: {policy: {regime: [next(remaining) for _ in draws] for regime in regimes} for policy in candidates}
+        concurrency: {policy: {level: [next(remaining) for _ in draws] for level in levels} for policy in candidates}
         for concurrency in concurrencies
     }
 
 
-def _regimes(scenario: Scenario, profile: Profile) -> Sequence[Regime]:
-    """Those that a gain must show under: all, unless overlap was measured or the scenario says what it is."""
-    given = scenario.devices.overlap
-    if given is not None:
-        return (given,)
-    return (Regime.SHARED,) if profile.overlap.measured else BRACKET
-
-
 def _point(concurrency: int, chosen: str, figures: Figures) -> LoadPoint:
     candidates = []
-    for policy, by_regime in figures.items():
-        values = shown(by_regime)
+    for policy, by_level in figures.items():
+        values = shown(by_level)
         candidates.append(
             PolicyAt(
                 policy=policy,
                 value=sum(values) / len(values),
                 gain=gain(values, shown(figures[chosen]))[0],
-                by_overlap={regime.value: gain(own, figures[chosen][regime])[1] for regime, own in by_regime.items()},
+                by_overlap={level.value: gain(own, figures[chosen][level])[1] for level, own in by_level.items()},
             )
         )
     return LoadPoint(concurrency=concurrency, policy=chosen, candidates=candidates)

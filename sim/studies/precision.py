@@ -19,7 +19,7 @@ import numpy as np
 
 from sim.compare.points import Point, run_points
 from sim.compare.run_length import choose_run_length
-from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, Order
+from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, Order, verdict_of
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.stats import t_975
@@ -158,7 +158,8 @@ def over_draws(
         for row in result.paired
     ]
     note = f"an order is stated only if it holds from 5 to 95 % of {draws} {covers(scenario, profile)}"
-    return msgspec.structs.replace(result, paired=paired, drawn=drawn, notes=[*result.notes, note])
+    sentence = verdict_of(result.policies, paired, scenario.speculation.num_speculative_tokens)
+    return msgspec.structs.replace(result, paired=paired, verdict=sentence, drawn=drawn, notes=[*result.notes, note])
 
 
 def _drawn(a: str, b: str, metric: str, ours: list[Run], theirs: list[Run]) -> Drawn | None:

@@ -27,7 +27,7 @@ from sim.compare.run_length import Length, choose_run_length, load_of, transient
 from sim.compare.side_by_side import PAIRED_METRICS
 from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
-from sim.devices.contention import BRACKET, Regime
+from sim.devices.contention import BRACKET, PhiLevel, phi_at
 from sim.draws import child_seed
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
@@ -196,12 +196,12 @@ def _rows(job: Job) -> Iterator[Row]:
         point = Point(scenario=settled, policy=policy, seed=child_seed(scenario.seed, replication), profile=profile)
         outcome = run_point(point)
         load = load_of(settled, profile, policy, is_in_doubt=outcome.needs_capacity, arrivals_s=outcome.arrivals_s)
-        others: dict[Regime, Run] = {}
-        is_open = not profile.overlap.measured and scenario.devices.overlap is None
+        others: dict[PhiLevel, Run] = {}
+        is_open = not profile.overlap.measured and not scenario.devices.is_overlap_given
         if is_open and outcome.num_streams > 1 and outcome.run["partition"] is None:
-            for regime in BRACKET:
-                if regime is not Regime.SHARED:
-                    others[regime] = run_point(dataclasses.replace(point, regime=regime)).run
+            for level in BRACKET:
+                if level is not PhiLevel.MIDDLE:
+                    others[level] = run_point(dataclasses.replace(point, phi=phi_at(profile.overlap, level))).run
         yield _labels(job, replication) | {
             "load": load.verdict.value,
             "unstable": load.verdict is Verdict.OVERLOADED,
@@ -211,16 +211,16 @@ def _rows(job: Job) -> Iterator[Row]:
             "num_warmups": length.num_warmups,
             **dict(_metrics(outcome.run)),
             **{
-                if_overlap(metric, regime): number(run, metric)
-                for regime, run in others.items()
+                if_overlap(metric, level): number(run, metric)
+                for level, run in others.items()
                 for metric in PAIRED_METRICS
             },
         }
 
 
-def if_overlap(metric: str, regime: Regime) -> str:
-    """Column of what `metric` would be under another regime of overlap, where overlap was not measured."""
-    return f"{metric}_if_{regime.value}"
+def if_overlap(metric: str, level: PhiLevel) -> str:
+    """Column of what `metric` would be at an end of phi's bracket, where overlap was not measured."""
+    return f"{metric}_if_{level.value}"
 
 
 def _is_transient(scenario: Scenario, length: Length, run: Run) -> bool:

@@ -32,6 +32,8 @@ KEPT_EVERY_S, KEPT_ROWS = 2.0, 500
 """Rows are written when they are this old, or so many."""
 MAX_TOGETHER, LONG_RUN = 20_000, 2_000
 """Requests that one worker is given at once, a few seconds' work; a run of unsettled length counts as the second."""
+FIRST_TOGETHER = 100
+"""Requests of the first batch, each next one twice as large: the first rows are there to be kept within two seconds."""
 SAMPLE_S, SAMPLE_JOBS = 4.0, 12
 """What an estimate may take: points spread over the grid, until the time is up."""
 DIED = "its worker process died: killed, or out of memory"
@@ -87,7 +89,9 @@ class Plan:
         """What is missing, a scenario at a time."""
         for scenario in self.grid.scenarios():
             own = self.hashes[scenario.profile]
-            missing = tuple(r for r in range(scenario.replications) if row_key(scenario, r, own) not in known)
+            missing = tuple(
+                r for r in range(scenario.replications) if not len(known) or row_key(scenario, r, own) not in known
+            )
             if missing:
                 yield Job(scenario=scenario, profile_hash=own, replications=missing)
 
@@ -184,16 +188,17 @@ def rows_of(plan: Plan, jobs: Iterable[Job], pool: Pool) -> Iterator[list[Row]]:
 
 def together(jobs: Iterable[Job]) -> Iterator[tuple[Job, ...]]:
     """Jobs that follow each other and differ in the rate alone, for one worker: they share the measured capacity, which
-    costs more than a short run. Long ones are fewer together, so that rows are kept soon after they are made."""
+    costs more than a short run. Long ones are fewer together, and so are the first ones, so that rows are kept soon
+    after they are made."""
     batch: list[Job] = []
-    held, requests = None, 0
+    held, requests, room = None, 0, FIRST_TOGETHER
     for job in jobs:
         workload = msgspec.structs.replace(job.scenario.workload, request_rate=1.0)
         same = msgspec.structs.replace(job.scenario, workload=workload)
         count = workload.num_prompts if isinstance(workload.num_prompts, int) else LONG_RUN
-        if batch and (same != held or requests + count * len(job.replications) > MAX_TOGETHER):
+        if batch and (same != held or requests + count * len(job.replications) > room):
             yield tuple(batch)
-            batch, requests = [], 0
+            batch, requests, room = [], 0, min(2 * room, MAX_TOGETHER)
         batch.append(job)
         held, requests = same, requests + count * len(job.replications)
     if batch:

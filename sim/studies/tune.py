@@ -1,5 +1,5 @@
 """Which draft length at which load: a closed loop at every concurrency and draft length, in every draw that the
-evidence allows, and of that a table by batch size, or one length where a table gains nothing that is sure.
+evidence allows, and of that a table by batch size, or one length where a table is not surely better.
 
 Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. A
 length is chosen for the least expected regret, that is what it loses on average against the best one of each draw; what
@@ -44,6 +44,7 @@ from sim.studies.choice import (
 from sim.studies.deploy import Deployment, deployment
 from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
+from sim.studies.plan.answer import Answer
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 TUNING_SCHEMA = 1
@@ -60,6 +61,9 @@ MEMORY_SHARE = 0.8
 """Of mean requests, so that hardly any has to give way to others."""
 DYNAMIC = ("by_batch", "sglang_adaptive", "goodput")
 DYNAMIC_DRAWS = 4
+IDLE = "K = 0"
+FURTHER, LONGEST = 2, 16
+"""Lengths that are tried beyond the longest one while that is the answer, and where this ends."""
 
 
 class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +135,16 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest measured cells and the simulator's errors there."""
 
     @property
+    def answer(self) -> Answer:
+        """Of one engine."""
+        return Answer(
+            k_table=self.table,
+            break_even_concurrency=self.break_even_concurrency,
+            replicas=1,
+            evidence=self.evidence,
+        )
+
+    @property
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
         found: dict[str, Any] = msgspec.to_builtins(self)
@@ -152,7 +166,8 @@ def tune(
 ) -> Tuning:
     """The best draft length by batch size for the scenario's requests, engine and drafter.
 
-    `lengths` are tried, by default 0 up to num_speculative_tokens; `concurrencies`, by default 1, 2, 4 and so on up to
+    `lengths` are tried, by default 0 up to num_speculative_tokens and beyond while the longest one is the answer;
+    `concurrencies`, by default 1, 2, 4 and so on up to
     the most requests that the engine seats. `controllers` are run as well, in the first draws: `by_batch` with the
     best table, `sglang_adaptive` with its bands, `goodput`, which knows the profile's costs and no acceptance. Raises
     ValueError for a scenario that cannot be tuned.
@@ -168,6 +183,9 @@ def tune(
             raise ValueError(unknown("controller", name, DYNAMIC))
     drawn = cost_draws(scenario, profile, draws, scenario.seed)
     grid = simulate_grid(scenario, drawn, tried, candidates, workers, on_done)
+    while lengths is None and _is_at_edge(scenario, profile, grid) and grid.lengths[-1] < LONGEST:
+        grid = _with_longer(scenario, drawn, grid, workers, on_done)
+        scenario = _drafting(scenario, grid.lengths[-1])
     found = answer(scenario, profile, grid, target_model=target_model, draft_model=draft_model)
     if not controllers:
         return found
@@ -194,17 +212,55 @@ def simulate_grid(
     workers: int | None,
     on_done: Callable[[str, int, int], None],
 ) -> LengthGrid:
-    """Run every setting at every concurrency in every draw."""
+    """Run every setting at every concurrency in every draw; without a drafter, too."""
     settings = (PLAIN, *lengths)
+    values = _settings_values(scenario, draws, concurrencies, settings, workers, on_done)
+    return LengthGrid(tuple(concurrencies), settings, values)
+
+
+def _with_longer(
+    scenario: Scenario,
+    draws: Sequence[Draw],
+    grid: LengthGrid,
+    workers: int | None,
+    on_done: Callable[[str, int, int], None],
+) -> LengthGrid:
+    """`grid` with the next FURTHER lengths."""
+    further = tuple(range(grid.lengths[-1] + 1, min(grid.lengths[-1] + FURTHER, LONGEST) + 1))
+    values = _settings_values(scenario, draws, grid.concurrencies, further, workers, on_done)
+    return LengthGrid(grid.concurrencies, (*grid.settings, *further), np.concatenate([grid.values, values], axis=1))
+
+
+def _is_at_edge(scenario: Scenario, profile: Profile, grid: LengthGrid) -> bool:
+    """Whether the longest length that was tried is the answer, or a row of it."""
+    max_batch = max(limits_of(scenario, profile).max_num_seqs, grid.concurrencies[-1])
+    choice = _choice(grid, fits_of(scenario, profile), max_batch, may_be_table=grid.values.shape[2] >= MIN_FOR_VERDICT)
+    return grid.lengths[-1] in choice.lengths
+
+
+def _drafting(scenario: Scenario, most: int) -> Scenario:
+    speculation = msgspec.structs.replace(scenario.speculation, num_speculative_tokens=most)
+    return msgspec.structs.replace(scenario, speculation=speculation)
+
+
+def _settings_values(
+    scenario: Scenario,
+    draws: Sequence[Draw],
+    concurrencies: Sequence[int],
+    settings: Sequence[int],
+    workers: int | None,
+    on_done: Callable[[str, int, int], None],
+) -> Floats:
+    """[concurrencies, settings, draws]"""
     points = [
-        _point(scenario, concurrency, setting, max(lengths), draw)
+        _point(scenario, concurrency, setting, max(settings), draw)
         for concurrency in concurrencies
         for setting in settings
         for draw in draws
     ]
-    values = objective_values(scenario, points, "simulating", workers, on_done)
-    shape = len(concurrencies), len(settings), len(draws)
-    return LengthGrid(tuple(concurrencies), settings, values.reshape(shape))
+    stage = f"simulating K up to {max(settings)}"
+    values = objective_values(scenario, points, stage, workers, on_done)
+    return values.reshape(len(concurrencies), len(settings), len(draws))
 
 
 def answer(
@@ -250,7 +306,7 @@ def answer(
             target_model=target_model,
             draft_model=draft_model,
         ),
-        notes=_notes(grid, table, fits),
+        notes=_notes(scenario, profile, grid, choice, fits),
         evidence=evidence(
             profile,
             [
@@ -310,7 +366,7 @@ def _tried(grid: LengthGrid) -> tuple[float, float]:
 
 def fits_of(scenario: Scenario, profile: Profile) -> Fits:
     """By the captured graphs and the token budget of the scenario's engine on that GPU."""
-    budget = limits_of(scenario, profile).max_num_batched_tokens
+    budget = limits_of(scenario, profile).max_num_scheduled_tokens
     return Fits(max_graph_tokens=_max_graph_tokens(scenario, profile), max_tokens=budget)
 
 
@@ -369,12 +425,13 @@ def _gain(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
     return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
 
 
-def _notes(grid: LengthGrid, table: Table, fits: Fits) -> list[str]:
+def _notes(scenario: Scenario, profile: Profile, grid: LengthGrid, choice: _Choice, fits: Fits) -> list[str]:
     notes = []
-    if any(k == 0 for _, _, k in table) and len(table) > 1:
-        notes.append(
-            "where the table says 0 the drafter stays loaded and its KV is kept up to date; that is in the figures"
-        )
+    table, longest = choice.table, grid.lengths[-1]
+    if longest in choice.lengths:
+        notes.append(f"the answer is the longest draft that was tried, K = {longest}: longer ones may be better still")
+    if 0 in grid.lengths:
+        notes.append(idle_note(scenario, profile))
     beyond = [k for k in grid.lengths if k > 0 and not fits(k, grid.concurrencies[-1])]
     if beyond and fits.max_graph_tokens is not None:
         notes.append(
@@ -388,6 +445,16 @@ def _notes(grid: LengthGrid, table: Table, fits: Fits) -> list[str]:
     if grid.values.shape[2] < MIN_FOR_VERDICT:
         notes.append(f"fewer than {MIN_FOR_VERDICT} draws: one length is named whatever a table would gain")
     return notes
+
+
+def idle_note(scenario: Scenario, profile: Profile) -> str:
+    """Why a draft length of 0 is not as fast as an engine without a drafter."""
+    drafting = limits_of(scenario, profile)
+    plain = limits_of(_drafting(scenario, 0), profile)
+    what = "its memory, and its KV of every token"
+    if plain.async_scheduling and not drafting.async_scheduling:
+        what += ", and a step that is planned only after the one before it"
+    return f"{IDLE} keeps the drafter loaded and drafts nothing: what it costs is {what}"
 
 
 def _setting_name(setting: int) -> str:

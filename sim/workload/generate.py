@@ -7,7 +7,7 @@ are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded tr
 
 from enum import StrEnum
 from functools import lru_cache
-from math import inf, isfinite
+from math import ceil, floor, inf, isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -68,6 +68,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of every request, whatever the dataset says."""
     output_len: int | None = None
     """Output tokens of every request, whatever the dataset says."""
+    random_range_ratio: float | None = None
+    """Fixed lengths are drawn uniformly from (1 - ratio) to (1 + ratio) times theirs, as in `vllm bench serve` of every
+    version here (vLLM 0.8 and SGLang drew from ratio to 1: length_range); null: all alike."""
+    length_range: tuple[float, float] | None = None
+    """The same from one share of theirs to another: [0.8, 1.0] for studies whose client draws so, such as
+    InferenceX's."""
     num_warmups: int = 0
     """How many of num_prompts are left out of the metrics."""
     trace_arrivals: TraceArrivals = TraceArrivals.RESCALED
@@ -86,6 +92,50 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     def sharing(self) -> Sharing:
         """What generated prompts have in common."""
         return Sharing(self.prefix_len, self.num_turns, self.turn_gap_s, self.num_forks)
+
+    @property
+    def fixed_len(self) -> tuple[int | None, int | None]:
+        """(prompt, output) tokens that requests have, or are drawn around; None where the dataset draws them."""
+        is_fixed = self.dataset_name == "fixed"
+        return (
+            self.input_len or (FIXED_INPUT_LEN if is_fixed else None),
+            self.output_len or (FIXED_OUTPUT_LEN if is_fixed else None),
+        )
+
+    def bounds(self, length: int) -> tuple[int, int]:
+        """Shortest and longest of what is drawn around a fixed `length`.
+
+        >>> Workload(input_len=1000, random_range_ratio=0.2).bounds(1000)
+        (800, 1200)
+        """
+        low, high = float(length), float(length)
+        if self.random_range_ratio is not None:
+            low, high = length * (1.0 - self.random_range_ratio), length * (1.0 + self.random_range_ratio)
+        elif self.length_range is not None:
+            low, high = (length * share for share in self.length_range)
+            high = floor(high)
+        return max(1, floor(low)), max(1, ceil(high))
+
+    def _check_ranges(self) -> None:
+        ratio, shares = self.random_range_ratio, self.length_range
+        if ratio is None and shares is None:
+            return
+        if ratio is not None and shares is not None:
+            raise ValueError("workload: give random_range_ratio or length_range, not both")
+        if ratio is not None and not 0.0 <= ratio < 1.0:
+            raise ValueError(
+                f"workload.random_range_ratio={ratio!r} must be at least 0 and below 1: lengths are drawn from "
+                "(1 - ratio) to (1 + ratio) times theirs; from ratio to 1 times is workload.length_range: [ratio, 1.0]"
+            )
+        if shares is not None and not 0.0 < shares[0] <= shares[1] < inf:
+            raise ValueError(
+                f"workload.length_range={list(shares)} must be two shares of the length, above 0, the shorter first"
+            )
+        if self.fixed_len == (None, None):
+            raise ValueError(
+                f"workload.{'length_range' if ratio is None else 'random_range_ratio'}: dataset_name="
+                f"{self.dataset_name!r} draws lengths of its own; give input_len and output_len"
+            )
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "max_concurrency", "input_len", "output_len"):
@@ -116,6 +166,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.dataset_name not in DATASET_NAMES:
             raise ValueError(unknown("workload.dataset_name", self.dataset_name, DATASET_NAMES))
+        self._check_ranges()
         is_trace = self.dataset_name in TRACE_NAMES
         for name in ("input_len", "output_len"):
             if is_trace and getattr(self, name) is not None:
@@ -160,12 +211,8 @@ def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKE
         ]
     else:
         arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
-        prompts, outputs = _lengths(workload.dataset_name, count, seed)
+        prompts, outputs = _lengths(workload, count, seed)
         ids = [str(index) for index in range(count)]
-    if workload.input_len is not None:
-        prompts = np.full(count, workload.input_len)
-    if workload.output_len is not None:
-        outputs = np.full(count, workload.output_len)
     columns = zip(range(count), ids, arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
     if not contents:
         return [Request(*row) for row in columns]
@@ -176,11 +223,7 @@ def _sessions(workload: Workload, count: int, seed: int) -> Sessions:
     """As many sessions as requests are wanted, in order of their beginning."""
     sharing = workload.sharing
     turns, forks = sharing.num_turns, sharing.num_forks
-    asked, answered = _lengths(workload.dataset_name, count * turns, seed, forks)
-    if workload.input_len is not None:
-        asked = np.full(count * turns, workload.input_len)
-    if workload.output_len is not None:
-        answered = np.full(count * turns * forks, workload.output_len)
+    asked, answered = _lengths(workload, count * turns, seed, forks)
     rate = workload.request_rate / sharing.requests_per_session
     prefixes = _stream(seed, _PREFIXES).random(count) * workload.num_prefixes
     return Sessions(
@@ -203,12 +246,8 @@ def mean_tokens(workload: Workload, seed: int) -> tuple[float, float]:
             sum(request.output_tokens for request in sample) / MEAN_SAMPLE,
         )
     else:
-        prompts, outputs = _lengths(workload.dataset_name, MEAN_SAMPLE, seed)
-    given_prompt, given_output = workload.input_len, workload.output_len
-    return (
-        workload.prefix_len + (float(prompts.mean()) if given_prompt is None else float(given_prompt)),
-        float(outputs.mean()) if given_output is None else float(given_output),
-    )
+        prompts, outputs = _lengths(workload, MEAN_SAMPLE, seed)
+    return workload.prefix_len + float(prompts.mean()), float(outputs.mean())
 
 
 def is_trace(workload: Workload) -> bool:
@@ -271,14 +310,25 @@ def _trace_arrivals(trace: Trace, workload: Workload, seed: int) -> Floats:
     return arrival_times(len(trace.prompt_tokens), rate, workload.burstiness, seed)
 
 
-def _lengths(dataset_name: str, count: int, seed: int, num_forks: int = 1) -> tuple[Integers, Integers]:
+def _lengths(workload: Workload, count: int, seed: int, num_forks: int = 1) -> tuple[Integers, Integers]:
     """[count] prompts and [count * num_forks] answers, those of one prompt together."""
-    if dataset_name == "fixed":
-        return np.full(count, FIXED_INPUT_LEN), np.full(count * num_forks, FIXED_OUTPUT_LEN)
-    prompts, outputs = LENGTH_TABLES[dataset_name].sample(
-        np.repeat(_stream(seed, _PROMPTS).random(count), num_forks), _stream(seed, _OUTPUTS).random(count * num_forks)
-    )
+    prompt_draws = _stream(seed, _PROMPTS).random(count)
+    output_draws = _stream(seed, _OUTPUTS).random(count * num_forks)
+    fixed_prompt, fixed_output = workload.fixed_len
+    if fixed_prompt is not None and fixed_output is not None:
+        return _around(workload, fixed_prompt, prompt_draws), _around(workload, fixed_output, output_draws)
+    prompts, outputs = LENGTH_TABLES[workload.dataset_name].sample(np.repeat(prompt_draws, num_forks), output_draws)
+    if fixed_output is not None:
+        outputs = _around(workload, fixed_output, output_draws)
+    if fixed_prompt is not None:
+        return _around(workload, fixed_prompt, prompt_draws), outputs
     return prompts[::num_forks], outputs
+
+
+def _around(workload: Workload, length: int, uniforms: Floats) -> Integers:
+    """Whole lengths between the bounds, each as likely."""
+    low, high = workload.bounds(length)
+    return low + (uniforms * (high - low + 1)).astype(np.int64)
 
 
 def _stream(seed: int, purpose: int) -> np.random.Generator:

@@ -24,6 +24,8 @@ UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "datetime": 1.0}
 """Seconds per unit of a clock; datetime is ISO 8601 text."""
 MIN_UNIX = {"ms": 1e11, "us": 1e14, "ns": 1e17}
 """Unix times since 1973 in these units are at least this; below the first one they are seconds, until the year 5138."""
+MAX_SPAN_S = 1e9
+"""From the first arrival to the last: thirty years."""
 MAX_TOKENS = 10**9
 """Of one prompt or answer: a thousand times the longest context there is."""
 _EPOCH = datetime(1970, 1, 1)
@@ -125,7 +127,7 @@ def _collect(
     path: str, rows: Iterable[tuple[int, tuple[Cell, ...]]], read_row: RowReader, most: int | None
 ) -> list[TraceRow]:
     collected: list[TraceRow] = []
-    newest_s = None
+    first_s = newest_s = None
     for line, cells in rows:
         if len(collected) == most:
             break
@@ -137,6 +139,12 @@ def _collect(
                     "sort the file by arrival"
                 )
             newest_s = row.arrival_s
+            first_s = newest_s if first_s is None else first_s
+            if newest_s - first_s > MAX_SPAN_S:
+                raise ValueError(
+                    f"{TRACE} {path!r} line {line}: arrival is {newest_s - first_s:.3g} s after the first one; at most "
+                    f"{MAX_SPAN_S:g} are simulated"
+                )
         collected.append(row)
     if not collected:
         raise ValueError(f"{TRACE} {path!r}: no requests in it")

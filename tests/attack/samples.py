@@ -63,6 +63,37 @@ grid:
   workload.request_rate: [1, 2, 4]
   seed: [0, 1]
 """
+GRID_OF_LISTS = f"""scenario:
+  profile: {PAIR}
+  workload: {{dataset_name: fixed, num_prompts: 2, input_len: 8, output_len: 2}}
+grid:
+  policy: [[pd], [pdv, unified]]
+  speculation.num_speculative_tokens: [1, 2]
+zip:
+  - {{engine.max_num_seqs: [4, 8], policy_options.decode_batch: [2, null]}}
+  - {{workload.request_rate: [1, 2], speculation.acceptance: ["iid:0.7", "per-position:.8,.6"]}}
+replications: 1
+"""
+SPECULATIVE_CONFIG = json.dumps(
+    {
+        "method": "draft_model",
+        "model": "some/draft",
+        "num_speculative_tokens": 3,
+        "parallel_drafting": False,
+        "synthetic_acceptance_rates": [0.7, 0.5, 0.3],
+        "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 64, 1]],
+    }
+)
+"""vLLM's, which stands on the command line."""
+EVENTS = "".join(
+    json.dumps(event) + "\n"
+    for event in (
+        *({"id": "x", "choices": [{"index": 0, "text": "a ", "logprobs": None}], "usage": None} for _ in range(3)),
+        {"choices": [{"delta": {"role": "assistant", "content": "b"}, "finish_reason": None}], "error": None},
+        {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}},
+    )
+)
+"""What a server streams, without the `data: ` before each."""
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:0{i}.9799600,{100 + i},{10 + i}\n" for i in range(6)
 )
@@ -313,6 +344,12 @@ def samples(folder: Path) -> dict[str, Sample]:
         ),
         "grid": Sample(
             "g.yaml", GRID.encode(), (("sweep", "{}", "--out", "{folder}/store", "--workers", "1"),), every=4
+        ),
+        "grid of lists": Sample(
+            "gl.yaml",
+            GRID_OF_LISTS.encode(),
+            (("sweep", "{}", "--out", "{folder}/store", "--workers", "1"),),
+            every=10,
         ),
         "profile": Sample("p.json", profile, (("profiles", "show", "{}"),)),
         "engine": Sample(

@@ -146,6 +146,24 @@ FILES: dict[str, tuple[str, str, list[str], str]] = {
         ["sweep", "{}", "--out", "{folder}/store"],
         "unknown profile 'h10b'",
     ),
+    "policies in lists of which one is empty": (
+        "grid.yaml",
+        f"scenario: {{profile: {PAIR}}}\ngrid: {{policy: [[]]}}\n",
+        ["sweep", "{}", "--out", "{folder}/store"],
+        "policy: the list is empty",
+    ),
+    "policies in lists of lists": (
+        "grid.yaml",
+        f"scenario: {{profile: {PAIR}}}\ngrid: {{policy: [[[pd]], [pdv]]}}\n",
+        ["sweep", "{}", "--out", "{folder}/store"],
+        "policy: want the name of a policy, or a list of names, got ['pd']",
+    ),
+    "an arrival at the end of all numbers": (
+        "t.csv",
+        "arrival_s,prompt_tokens,output_tokens\n-1.7e308,10,3\n1.7e308,12,3\n",
+        [*TRACE, "csv", "--dataset-path", "{}"],
+        "line 3: arrival is inf s after the first one",
+    ),
     "visits below 0": (
         "p.points.jsonl",
         POINTS.replace('"visits": 2', '"visits": -5'),
@@ -174,6 +192,14 @@ LAUNCHES: dict[str, tuple[list[str], str]] = {
     "a seed of 64 bits": ([*COMPARE, "--seed", str(2**63), "--out", "{}/r"], f"seed={2**63} must be"),
     "a seed below 0": ([*COMPARE, "--seed", "-1"], "seed=-1 must be at least 0"),
     "an SLO of no metric": ([*COMPARE, "--goodput", "ttft:5", "itl:3"], "unknown goodput metric 'itl'"),
+    "a look every 1e-320 s": ([*COMPARE, "--set", "policy_options.poll_s=1e-320"], "policy_options.poll_s=1e-320 must"),
+    "a config without end": ([*COMPARE, "--speculative-config", '{"a":' * 20_000], "nested deeper than 64"),
+    "a config with a key twice": (
+        [*COMPARE, "--speculative-config", '{"num_speculative_tokens": 2, "num_speculative_tokens": 3}'],
+        "key 'num_speculative_tokens' stands twice",
+    ),
+    "an output's path that is no UTF-8": ([*COMPARE, "--out", "{}/a\udcff"], r"a\udcff': not UTF-8 text"),
+    "a scenario's path that is no UTF-8": (["compare", "a\udcff.yaml"], r"'a\udcff.yaml': not UTF-8 text"),
     "a null in a scenario's path": (["compare", "a\0b.yaml"], r"'a\x00b.yaml': no path or value holds a null"),
     "a null in a profile's path": (["profiles", "show", "a\0b.json"], r"'a\x00b.json': no path or value holds a null"),
     "a null in an output's path": ([*COMPARE, "--out", "a\0b"], r"'a\x00b': no path or value holds a null"),
@@ -196,6 +222,16 @@ def test_markup_in_a_profile_is_printed_as_it_is(path: str, tmp_path: Path, caps
     alone = ["--policy", "autoregressive", "--num-speculative-tokens", "0", "--num-prompts", "2"]
     assert run(["compare", "--profile", str(file), *alone, "--input-len", "8", "--output-len", "2"]) == 0
     assert run(["calibrate", "check", str(file)]) == 0
+
+
+def test_a_formula_in_a_name_is_drawn_as_it_is(tmp_path: Path) -> None:
+    """Once a traceback of the plotting library's formula parser."""
+    file = tmp_path / "p.json"
+    file.write_text(profile_with("name", r"$\frac{a$"))
+    alone = ["--policy", "autoregressive", "--num-speculative-tokens", "0", "--num-prompts", "2", "--workers", "1"]
+    assert run(["compare", "--profile", str(file), *alone, "--out", str(tmp_path / "r"), "--plots"]) == 0
+    assert run(["calibrate", "check", str(file)]) == 0
+    assert run(["plot", str(tmp_path / "r"), "--out", str(tmp_path / "x.png")]) == 0
 
 
 def test_markup_in_a_kind_of_error_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,13 +15,27 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from calibrate.production.network import Client, Failed
+from calibrate.production.probe import Endpoint, stream
 from sim.cli.main import run
+from tests.attack.hostile_server import DONE, Sent, head, hostile
 from tests.attack.mutations import damaged
-from tests.attack.samples import Sample, filled, samples
+from tests.attack.samples import EVENTS, PAIR, SPECULATIVE_CONFIG, TINY_RUN, Sample, filled, samples
 from tests.properties import examples
 
 FORMATS = (
-    *("scenario", "grid", "profile", "engine", "config", "points", "trace azure", "trace mooncake", "trace csv"),
+    *(
+        "scenario",
+        "grid",
+        "grid of lists",
+        "profile",
+        "engine",
+        "config",
+        "points",
+        "trace azure",
+        "trace mooncake",
+        "trace csv",
+    ),
     *("trace jsonl", "sharegpt", "tape", "requests", "prompts", "cells", "request list", "curve", "tuned table"),
     *("bench", "log vllm", "log sglang", "metrics", "measured levels", "summary", "requests.parquet", "work.parquet"),
     *("replay summary", "replay scenario", "replay requests", "replay works", "replay profile"),
@@ -115,3 +129,56 @@ def test_two_thousand_damaged_files_are_one_line_each(kind: str, made: dict[str,
     sample = made[kind]
     for seed in range(2000):
         attack(sample, damaged(sample.content, sample.name, random.Random(seed)), seed)
+
+
+def attack_config(text: str) -> None:
+    with contextlib.suppress(TooLong):
+        command = ["compare", "--profile", PAIR, *TINY_RUN, "--workers", "1", "--speculative-config", text]
+        code, lines = told(command, COMMAND_CPU_S)
+        assert_one_line(code, lines, "")
+
+
+def damaged_config(rng: random.Random) -> str:
+    return damaged(SPECULATIVE_CONFIG.encode(), "c.json", rng).decode("utf-8", "surrogateescape")
+
+
+def damaged_events(rng: random.Random) -> bytes:
+    lines = damaged(EVENTS.encode(), "e.jsonl", rng).splitlines()
+    content = b"".join(b"data: " + line + b"\n\n" for line in lines) + DONE
+    return damaged(content, "e.txt", rng) if rng.random() < 0.3 else content
+
+
+def attack_probe(seeds: Iterator[int]) -> None:
+    """Streams of damaged events: an answer that is timed, or Failed in one line."""
+    sent = [b""]
+
+    def way(tokens: int) -> Sent:
+        yield head("200 OK", kind="text/event-stream") + sent[0]
+
+    endpoint = Endpoint(model="m", is_chat=False)
+    with hostile(endpoint.path, way) as server, Client(server.url, timeout_s=5.0) as client:
+        for seed in seeds:
+            sent[0] = damaged_events(random.Random(seed))
+            said = ""
+            try:
+                timed = stream(client, endpoint, "river", 8)
+                assert 0 < timed.output_tokens <= 10**9, seed
+                assert timed.sent_s <= timed.first_s <= timed.last_s, seed
+            except Failed as failed:
+                said = str(failed)
+            assert said.isprintable(), seed
+            assert not said or server.url in said, seed
+
+
+def test_a_damaged_config_or_event_is_one_line() -> None:
+    attack_config(SPECULATIVE_CONFIG)
+    for seed in range(8):
+        attack_config(damaged_config(random.Random(seed)))
+    attack_probe(iter(range(40)))
+
+
+@pytest.mark.nightly
+def test_two_thousand_damaged_configs_and_events_are_one_line_each() -> None:
+    attack_probe(iter(range(2000)))
+    for seed in range(2000):
+        attack_config(damaged_config(random.Random(seed)))

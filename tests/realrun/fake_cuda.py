@@ -24,9 +24,8 @@ from sim.costs.shapes import model as shape_of
 
 MEMORY_BYTES = 80 << 30
 ALLOCATES_ONLY = ("empty", "new_empty", "empty_like", "empty_strided")
-LAUNCHES = {"_flash_attention_forward": 2, "fwd": 3, "pad": 2}
-"""Kernels of one call where it is not one: FlashAttention and the sum of its splits; a plan before both in
-FlashAttention-3."""
+LAUNCHES = {"_flash_attention_forward": 2, "fwd": 2, "pad": 2}
+"""Kernels of one call where it is not one: FlashAttention and the sum of its splits."""
 WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "lift_fresh", "unique", "equal", "is_nonzero")
 
 

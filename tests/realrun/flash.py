@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from tests.realrun.schemas import FA3_FWD
+from realrun.model.attention import PAGE_TOKENS
+from tests.realrun.schemas import FA3
 
 
 def attended(
@@ -47,15 +48,27 @@ def plain_flash(
     return_debug_mask: bool,
     *,
     seqused_k: torch.Tensor,
+    block_table: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """aten::_flash_attention_forward, ragged; keys in any order of slots, their numbers as `seqused_k` says."""
+    """aten::_flash_attention_forward, ragged; keys in any order of slots, their numbers as `seqused_k` says, or of
+    whole pages, which `block_table` [rows, pages] names."""
     assert is_causal
     assert {cum_seq_q.dtype, cum_seq_k.dtype, seqused_k.dtype} == {torch.int32}
     assert len(cum_seq_q) == len(cum_seq_k) == len(seqused_k) + 1
     assert int(cum_seq_q.diff().max()) <= max_q
     assert int(seqused_k.max()) <= max_k
-    out = attended(query, key, value, cum_seq_q, cum_seq_k.tolist(), seqused_k)
+    if block_table is None:
+        first_keys = cum_seq_k.tolist()
+    else:
+        assert block_table.dtype is torch.int32
+        pages, size = block_table.shape[1], key.shape[1]
+        assert size % PAGE_TOKENS == 0, "FlashAttention-2 takes pages of multiples of 256 tokens"
+        assert block_table.is_contiguous()
+        assert pages * size == max_k
+        key, value = (stored[block_table.flatten()].flatten(0, 1) for stored in (key, value))
+        first_keys = [row * pages * size for row in range(len(block_table))]
+    out = attended(query, key, value, cum_seq_q, first_keys, seqused_k)
     none = query.new_empty(0)
     return out, none, none, none, none
 
@@ -64,6 +77,7 @@ def plain_flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: An
     """fa3_fwd::fwd with rows that name their slots, ragged queries and used keys."""
     offsets, used, slots = given["cu_seqlens_q"], given["seqused_k"], given["kv_batch_idx"]
     assert given["is_causal"]
+    assert given["scheduler_metadata"] is not None, "without it every layer decides again which block does what"
     assert {offsets.dtype, used.dtype, slots.dtype} == {torch.int32}
     assert len(offsets) == len(used) + 1 == len(slots) + 1
     assert int(used.max()) <= k.shape[1]
@@ -86,15 +100,25 @@ def fake_flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any
     )
 
 
+def schedule(batch_size: int, *_: Any, **given: Any) -> torch.Tensor:
+    """fa3_fwd::get_scheduler_metadata: shapes alone."""
+    assert len(given["seqused_k"]) == batch_size == len(given["cu_seqlens_q"]) - 1
+    assert given["is_causal"]
+    assert given["num_splits"] >= 1
+    return given["seqused_k"].new_empty(2 * batch_size)
+
+
 @contextmanager
 def flash_operations() -> Iterator[None]:
     """Both operations exist, on the CPU and for fake tensors of a GPU."""
     flash, flash_3 = torch.library.Library("aten", "IMPL"), torch.library.Library("fa3_fwd", "DEF")
     try:
         flash.impl("_flash_attention_forward", plain_flash, "CPU")
-        flash_3.define(FA3_FWD)
-        flash_3.impl("fwd", _named(plain_flash_3), "CPU")
-        flash_3.impl("fwd", _named(fake_flash_3), "Meta")
+        for schema in FA3.values():
+            flash_3.define(schema)
+        for key, fwd in (("CPU", plain_flash_3), ("Meta", fake_flash_3)):
+            flash_3.impl("fwd", _named("fwd", fwd), key)
+            flash_3.impl("get_scheduler_metadata", _named("get_scheduler_metadata", schedule), key)
         sys.modules["fa3_fwd_interface"] = ModuleType("fa3_fwd_interface")
         yield
     finally:
@@ -103,11 +127,11 @@ def flash_operations() -> Iterator[None]:
             library._destroy()
 
 
-def _named(function: Any) -> Any:
+def _named(name: str, function: Any) -> Any:
     """torch hands on positional arguments where a call had keywords that a default precedes: give all their names."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        names = [argument.name for argument in torch.ops.fa3_fwd.fwd.default._schema.arguments]
+        names = [argument.name for argument in getattr(torch.ops.fa3_fwd, name).default._schema.arguments]
         return function(**dict(zip(names, args, strict=False)), **kwargs)
 
     return call

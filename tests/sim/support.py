@@ -259,17 +259,28 @@ def serve(
         max_concurrency=max_concurrency,
         max_num_seqs=limits.max_num_seqs * num_engines,
         max_num_batched_tokens=limits.max_num_batched_tokens,
+        receive_interval=limits.receive_interval,
         first_measured=first_measured,
         draws=draws,
+        plans_ahead=limits.async_scheduling,
     )
 
 
 def run_on_script(
-    policy: str, requests: Sequence[Request], draws: Any, options: PolicyOptions, draft_tokens: int = 4
+    policy: str,
+    requests: Sequence[Request],
+    draws: Any,
+    options: PolicyOptions,
+    draft_tokens: int = 4,
+    limits: EngineLimits | None = None,
+    works: list[Work] | None = None,
 ) -> tuple[ScriptHost, Serving]:
-    """The same policy on ScriptHost, answers from the same draws."""
+    """The same policy on ScriptHost, answers from the same draws; `works` takes note of all that are submitted."""
+    limits = limits or EngineLimits()
 
     def answer(work: Work) -> Result:
+        if works is not None:
+            works.append(work)
         rows = work.requests if work.kind is Kind.VERIFY else work.requests[: work.rows]
         if work.kind not in (Kind.VERIFY, Kind.STEP):
             return Result(())
@@ -277,8 +288,8 @@ def run_on_script(
         return Result([draws.run_length(r.index, r.emitted_tokens, most) if most else 0 for r, most in asked])
 
     host = ScriptHost(lambda work: SECONDS[work.kind], answer)
-    serving = serve(host, policy, requests, draft_tokens, options=options)
-    for task in [*find_policy(policy).build(serving, options, EngineLimits()), serving.arrivals()]:
+    serving = serve(host, policy, requests, draft_tokens, options=options, limits=limits)
+    for task in [*find_policy(policy).build(serving, options, limits), serving.arrivals()]:
         host.spawn(task)
     host.run_until()
     return host, serving

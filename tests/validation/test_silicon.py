@@ -22,6 +22,7 @@ from validation.silicon.judge import (
     is_marked,
     is_outside,
     kindest,
+    receive_interval,
     scenario_of,
     slowest_of,
 )
@@ -116,6 +117,28 @@ def test_a_step_holds_what_the_recipe_of_the_row_says() -> None:
     assert budget_of(cell()) == BUDGET
     assert budget_of(cell(**generated)) == 1500 + 1024 + 64
     assert budget_of(cell(**{**generated, "backend": "vllm"})) == 2048
+    assert budget_of(cell(backend="sglang")) == 32768
+    assert budget_of(cell(backend="sglang", gemm_quant_mode="nvfp4")) == 16384
+
+
+def test_sglang_looks_for_arrivals_as_seldom_as_the_recipe_of_the_row_says() -> None:
+    sglang = {"backend": "sglang", "model_path": "deepseek-ai/DeepSeek-R1"}
+    assert receive_interval(cell(**sglang)) == 30
+    assert receive_interval(cell(**sglang, batch_size="15")) == 10
+    assert receive_interval(cell(**sglang, system="b300_sxm")) == 10
+    data_parallel = {"attention_dp_size": "2", "moe_tp_size": "1", "moe_ep_size": "4"}
+    others = ({"system": "h200_sxm"}, {"model_path": "zhipuai/GLM-5"}, data_parallel)
+    assert [receive_interval(cell(**{**sglang, **other})) for other in others] == [1, 1, 1]
+    assert receive_interval(cell()) == 1
+    scenario = scenario_of(cell(**sglang), load("h100-sxm/llama-3.1-8b"), 8)
+    assert scenario.engine.scheduler_recv_interval == 30
+
+
+def test_prompts_share_steps_with_rows_in_generated_deployments_of_sglang() -> None:
+    generated = {"backend": "sglang", "backend_version": "0.5.6.post2", "silicon_data_source": "aic-auto-gap-analysis"}
+    profile = load("h100-sxm/llama-3.1-8b")
+    mixes = [scenario_of(cell(**row), profile, 8).engine.enable_mixed_chunk for row in (generated, {})]
+    assert mixes == [True, None]
 
 
 def test_rows_that_constants_were_fitted_on_judge_nothing_and_are_counted() -> None:

@@ -28,6 +28,7 @@ from validation.accuracy.drafting import pearl_section, rounds_section
 from validation.accuracy.gh200 import gh200_section
 from validation.accuracy.matrix import cells_text, draw_speedups, matrix_text, row_of_run
 from validation.accuracy.sections import Row, Section, fitted_text, section_text, summary_text
+from validation.accuracy.specbundle import specbundle_section
 from validation.accuracy.synchronous import mid_2025_section, qwen_section
 from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
 from validation.accuracy.timed_runs import sections as run_sections
@@ -39,6 +40,7 @@ PARTS: dict[str, Callable[[Path, Path, Path | None], list[Section]]] = {
     "qwen": lambda data, scratch, peer: [qwen_section(data, scratch)],
     "mid-2025": lambda data, scratch, peer: [mid_2025_section(data)],
     "gh200": lambda data, scratch, peer: [gh200_section(data, scratch)],
+    "specbundle": lambda data, scratch, peer: [specbundle_section(data)],
     "acceptance": lambda data, scratch, peer: [acceptance_section(data, scratch)],
     "rounds": lambda data, scratch, peer: [rounds_section(data)],
     "pearl": lambda data, scratch, peer: [pearl_section(data)],

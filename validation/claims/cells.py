@@ -1,4 +1,4 @@
-"""One cell of a claimed table: a scenario, a policy and a regime of overlap, over several draws of arrivals and draws.
+"""One cell of a claimed table: a scenario, a policy and an assumed overlap, over several draws.
 
 What most sections are made of. Not here: which cells a section has (one module each), verdicts
 (validation.claims.ledger).
@@ -16,7 +16,7 @@ from typing import Any
 from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.devices.contention import BRACKET, Regime
+from sim.devices.contention import BRACKET, PhiLevel, Regime, phi_at
 from sim.draws import child_seed
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number, summarise
@@ -27,7 +27,7 @@ from validation.claims.ledger import Interval
 
 SEED = 2002
 OVERLAPPING = frozenset({"pd", "pdv", "unified", "pipelined", "adaptive"})
-"""Policies with several streams, to which the regime of overlap matters."""
+"""Policies with several streams, to which overlap matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,15 @@ def known(name: str) -> Profile:
     return load(name)
 
 
-def bracket(policy: str, draws: int, *, profile: str | Profile, **changes: Any) -> dict[Regime, Cell]:
-    """The cell under every regime of overlap, least overlap first; the same one for a policy with a single stream."""
+def bracket(policy: str, draws: int, *, profile: str | Profile, **changes: Any) -> dict[PhiLevel, Cell]:
+    """The cell at every phi of the bracket, least overlap first; the same one for a policy with a single stream."""
     if policy not in OVERLAPPING:
         alone = cell(policy, draws, profile=profile, **changes)
         return dict.fromkeys(BRACKET, alone)
-    return {regime: cell(policy, draws, profile=profile, regime=regime, **changes) for regime in BRACKET}
+    overlap = (profile if isinstance(profile, Profile) else known(profile)).overlap
+    return {
+        level: cell(policy, draws, profile=profile, devices__phi=phi_at(overlap, level), **changes) for level in BRACKET
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +107,9 @@ def ratio(ours: Cell, theirs: Cell, metric: str) -> Ratio:
     return Ratio(mean(ratios), low, high)
 
 
-def ratios(ours: Mapping[Regime, Cell], theirs: Mapping[Regime, Cell], metric: str) -> dict[Regime, Ratio]:
-    """The ratio under every regime."""
-    return {regime: ratio(ours[regime], theirs[regime], metric) for regime in BRACKET}
+def ratios(ours: Mapping[PhiLevel, Cell], theirs: Mapping[PhiLevel, Cell], metric: str) -> dict[PhiLevel, Ratio]:
+    """The ratio at every phi."""
+    return {level: ratio(ours[level], theirs[level], metric) for level in BRACKET}
 
 
 def span(found: Sequence[Ratio]) -> Interval:

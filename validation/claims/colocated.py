@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.devices.contention import BRACKET, Regime
+from sim.devices.contention import BRACKET, PhiLevel
 from validation.claims.cells import Cell, bracket, ratios, span
 from validation.claims.ledger import Row, Section
 
@@ -21,7 +21,7 @@ DECODE_BATCH, VERIFY_BATCH = 6, 12
 NUM_PROMPTS = 60
 MAX_DRAWS = 5
 METRIC = "output_throughput"
-ByRegime = dict[Regime, Cell]
+ByLevel = dict[PhiLevel, Cell]
 
 
 def judge(section: Section, draws: int) -> list[Row]:
@@ -44,7 +44,7 @@ def judge(section: Section, draws: int) -> list[Row]:
     return rows
 
 
-def _cell(section: Section, engine: str, concurrency: int, draws: int) -> ByRegime:
+def _cell(section: Section, engine: str, concurrency: int, draws: int) -> ByLevel:
     options: dict[str, Any] = {"policy_options__workers": int(section.constant("workers"))}
     if engine != "baseline":
         options["policy_options__decode_batch"] = DECODE_BATCH
@@ -65,19 +65,19 @@ def _cell(section: Section, engine: str, concurrency: int, draws: int) -> ByRegi
     )
 
 
-Cells = dict[tuple[str, int], ByRegime]
+Cells = dict[tuple[str, int], ByLevel]
 
 
 def _gain(section: Section, cells: Cells, concurrency: int) -> Row:
-    """PDV over PD in throughput, percent, under every regime."""
+    """PDV over PD in throughput, percent, at every phi."""
     found = ratios(cells["pdv", concurrency], cells["pd", concurrency], METRIC)
     low, high = span(list(found.values()))
     return section.row(
         f"B.gain.{concurrency}",
-        100.0 * (found[Regime.SHARED].value - 1.0),
+        100.0 * (found[PhiLevel.MIDDLE].value - 1.0),
         (100.0 * (low - 1.0), 100.0 * (high - 1.0)),
         is_met=None,
-        **{regime.value: 100.0 * (found[regime].value - 1.0) for regime in BRACKET},
+        **{level.value: 100.0 * (found[level].value - 1.0) for level in BRACKET},
     )
 
 
@@ -85,10 +85,10 @@ def _over_baseline(section: Section, cells: Cells, concurrency: int) -> Row:
     found = ratios(cells["pd", concurrency], cells["baseline", concurrency], METRIC)
     return section.row(
         f"B.over_baseline.{concurrency}",
-        found[Regime.SHARED].value,
+        found[PhiLevel.MIDDLE].value,
         span(list(found.values())),
-        baseline=cells["baseline", concurrency][Regime.SHARED].mean(METRIC),
-        pd=cells["pd", concurrency][Regime.SHARED].mean(METRIC),
+        baseline=cells["baseline", concurrency][PhiLevel.MIDDLE].mean(METRIC),
+        pd=cells["pd", concurrency][PhiLevel.MIDDLE].mean(METRIC),
     )
 
 
@@ -98,14 +98,14 @@ def _tail(section: Section, cells: Cells, concurrency: int) -> Row:
     low, high = span(list(found.values()))
     return section.row(
         f"B.p95_gain.{concurrency}",
-        100.0 * (1.0 - found[Regime.SHARED].value),
+        100.0 * (1.0 - found[PhiLevel.MIDDLE].value),
         (100.0 * (1.0 - high), 100.0 * (1.0 - low)),
     )
 
 
 def _utilization(section: Section, cells: Cells, engine: str) -> Row:
     shares = {
-        concurrency: 100.0 * cells[engine, concurrency][Regime.SHARED].mean("device_utilization")
+        concurrency: 100.0 * cells[engine, concurrency][PhiLevel.MIDDLE].mean("device_utilization")
         for concurrency in CONCURRENCIES
     }
     return section.row(

@@ -1,7 +1,7 @@
 """Section G: seed 002's deployment table, on calibrated GPUs with runs that drain.
 
 For every concurrency the seed recommends PD or PDV (its unified worker). Here both serve the same closed loop on two
-GPUs and two pairs, under every regime of overlap, beside continuous batching with and without speculation. Not here:
+GPUs and two pairs, at every phi of the bracket, beside continuous batching with and without speculation. Not here:
 the table's rules (validation/claims/ledger/G.yaml).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sim.devices.contention import Regime
+from sim.devices.contention import PhiLevel
 from sim.policies.choices import LoadTable
 from sim.studies.load_table import table_of
 from validation.claims.cells import Cell, Ratio, bracket, cell, ratios, span
@@ -42,10 +42,10 @@ def seed_choice(concurrency: int, pair: str) -> str:
     return PDV if pair == "34b" else PD
 
 
-def choice(by_regime: Mapping[Regime, Ratio]) -> str:
-    """PDV where it is better by more than WORTHWHILE, beyond its interval, under every regime; PD where it is so under
+def choice(by_level: Mapping[PhiLevel, Ratio]) -> str:
+    """PDV where it is better by more than WORTHWHILE, beyond its interval, at every phi; PD where it is so under
     none; else what overlap is decides."""
-    better = [found.low > 1.0 + WORTHWHILE for found in by_regime.values()]
+    better = [found.low > 1.0 + WORTHWHILE for found in by_level.values()]
     if all(better):
         return PDV
     return EITHER if any(better) else PD
@@ -85,10 +85,10 @@ def _switching(section: Section, gpu: str, rows: list[Row], replications: int) -
     low, high = span(list(found.values()))
     return section.row(
         f"G.adaptive.{gpu}",
-        found[Regime.SHARED].value,
+        found[PhiLevel.MIDDLE].value,
         (low, high),
         is_met=all(each.high < 1.0 - WORTHWHILE for each in found.values()),
-        **{f"ratio_{regime.value}": each.value for regime, each in found.items()},
+        **{f"ratio_{level.value}": each.value for level, each in found.items()},
         low=low,
         high=high,
         table=_spoken(table),
@@ -119,31 +119,31 @@ def _row(section: Section, gpu: str, pair: str, concurrency: int, replications: 
     pd = bracket("pd", replications, profile=profile, **load)
     pdv = bracket("unified", replications, profile=profile, **load)
     others = {policy: cell(policy, replications, profile=profile, **load) for policy in OTHERS}
-    by_regime = ratios(pdv, pd, METRIC)
-    recommended = choice(by_regime)
+    by_level = ratios(pdv, pd, METRIC)
+    recommended = choice(by_level)
     best, best_tokens_per_s = _best(pd, pdv, others)
     claimed = seed_choice(concurrency, pair)
-    low, high = span(list(by_regime.values()))
+    low, high = span(list(by_level.values()))
     return section.row(
         f"G.{gpu}.{pair}.{concurrency}",
         recommended,
         (low, high),
         is_met=recommended == claimed,
         claimed=claimed,
-        **{f"ratio_{regime.value}": found.value for regime, found in by_regime.items()},
+        **{f"ratio_{level.value}": found.value for level, found in by_level.items()},
         low=low,
         high=high,
-        pd=pd[Regime.SHARED].mean(METRIC),
-        pdv=pdv[Regime.SHARED].mean(METRIC),
+        pd=pd[PhiLevel.MIDDLE].mean(METRIC),
+        pdv=pdv[PhiLevel.MIDDLE].mean(METRIC),
         **{policy: found.mean(METRIC) for policy, found in others.items()},
         best=best,
         best_tokens_per_s=best_tokens_per_s,
     )
 
 
-def _best(pd: Mapping[Regime, Cell], pdv: Mapping[Regime, Cell], others: Mapping[str, Cell]) -> tuple[str, float]:
-    """The policy with the highest throughput where streams share the GPU."""
+def _best(pd: Mapping[PhiLevel, Cell], pdv: Mapping[PhiLevel, Cell], others: Mapping[str, Cell]) -> tuple[str, float]:
+    """The policy with the highest throughput at the middle phi."""
     found = {policy: own.mean(METRIC) for policy, own in others.items()}
-    found |= {PD: pd[Regime.SHARED].mean(METRIC), PDV: pdv[Regime.SHARED].mean(METRIC)}
+    found |= {PD: pd[PhiLevel.MIDDLE].mean(METRIC), PDV: pdv[PhiLevel.MIDDLE].mean(METRIC)}
     name = max(found, key=lambda policy: found[policy])
     return name, found[name]

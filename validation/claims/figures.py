@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sim.files.write import write_figure
-from sim.report.figures import DPI, set_theme
+from sim.report.figures import DPI, set_log_scale, set_theme
 from validation.claims.ledger import Row, Verdict, read_section
 
 CLAIMED, PD, PDV = "#555555", "#d95f02", "#1b6ca8"
-REGIMES = {"serial": "v", "shared": "o", "roofs": "^"}
+LEVELS = {"phi_low": "v", "phi_middle": "o", "phi_high": "^"}
+SPOKEN = {"phi_low": "phi 0", "phi_middle": "phi 0.07", "phi_high": "phi 0.25"}
 """Regimes of overlap and their marks."""
 VERDICTS = {
     Verdict.REPRODUCED: "#2e8b57",
@@ -109,8 +110,8 @@ def _completions(rows: dict[str, Row]) -> Any:
     )
     for at, (_, value, _) in enumerate(known):
         right.text(at, value * 1.06, f"{value:.3g}", ha="center")
-    right.set_yscale("log")
     right.set_ylim(0.8, 60)
+    set_log_scale(right, "y")
     right.set_ylabel("PDV / PD at C = 128")
     right.set_title("33x is one finished request against 34")
     figure.tight_layout()
@@ -118,7 +119,7 @@ def _completions(rows: dict[str, Row]) -> Any:
 
 
 def _gains(rows: dict[str, Row]) -> Any:
-    """Section B: PDV against PD by concurrency, claimed, and under every regime of overlap."""
+    """Section B: PDV against PD by concurrency, claimed, and at every phi."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6.5, 3.4))
@@ -127,11 +128,11 @@ def _gains(rows: dict[str, Row]) -> Any:
         assert row.interval is not None
         axis.plot([at, at], row.interval, color=PDV, linewidth=2, alpha=0.5)
         axis.plot(at, row.claimed, "s", color=CLAIMED)
-        for regime, mark in REGIMES.items():
-            axis.plot(at, row.details[regime], mark, color=PDV, markersize=5)
+        for level, mark in LEVELS.items():
+            axis.plot(at, row.details[level], mark, color=PDV, markersize=5)
     axis.plot([], [], "s", color=CLAIMED, label="claimed")
-    for regime, mark in REGIMES.items():
-        axis.plot([], [], mark, color=PDV, label=f"simulated, {regime}")
+    for level, mark in LEVELS.items():
+        axis.plot([], [], mark, color=PDV, label=f"simulated, {SPOKEN[level]}")
     axis.axhline(0.0, color="grey", linewidth=1)
     axis.set_xticks(range(len(found)), [str(concurrency) for concurrency in found])
     axis.set_xlabel("requests at once")
@@ -215,7 +216,7 @@ def _what_if(rows: dict[str, Row]) -> Any:
 
 
 def _deployment(rows: dict[str, Row]) -> Any:
-    """Section G: PDV over PD by concurrency under every regime; shaded where the seed says PDV."""
+    """Section G: PDV over PD by concurrency at every phi; shaded where the seed says PDV."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(10, 5.6), sharex=True, sharey=True)
@@ -226,8 +227,8 @@ def _deployment(rows: dict[str, Row]) -> Any:
             if row.claimed == "PDV":
                 axis.axvspan(at - 0.5, at + 0.5, color="#fdebd0", zorder=0)
             axis.plot([at, at], row.interval, color=PDV, linewidth=2, alpha=0.5)
-            for regime, mark in REGIMES.items():
-                axis.plot(at, row.details[f"ratio_{regime}"], mark, color=PDV, markersize=5)
+            for level, mark in LEVELS.items():
+                axis.plot(at, row.details[f"ratio_{level}"], mark, color=PDV, markersize=5)
         axis.axhline(1.0, color="grey", linewidth=1)
         axis.set_xticks(range(len(found)), [str(label) for label in found])
         axis.set_title(f"{gpu.upper()}, {pair.upper()} verifier")
@@ -235,8 +236,8 @@ def _deployment(rows: dict[str, Row]) -> Any:
         axis.set_ylabel("PDV / PD, tokens/s")
     for axis in axes[1]:
         axis.set_xlabel("requests at once")
-    for regime, mark in REGIMES.items():
-        axes[0, 0].plot([], [], mark, color=PDV, label=regime)
+    for level, mark in LEVELS.items():
+        axes[0, 0].plot([], [], mark, color=PDV, label=SPOKEN[level])
     axes[0, 0].fill_between([], [], color="#fdebd0", label="the seed says PDV")
     axes[0, 0].legend(fontsize="small", loc="lower right", ncols=2)
     figure.tight_layout()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.devices.contention import Regime
-from validation.claims.cells import Cell, cell, ratio
+from sim.devices.contention import PhiLevel
+from validation.claims.cells import Cell, bracket, cell, ratio, ratios
 from validation.claims.ledger import Row, Section
 
 PROFILE = "a100-sxm/llama-3.1-8b+llama-3.2-1b"
@@ -87,17 +87,14 @@ def _priority(section: Section, draws: int) -> Row:
         "acceptance": f"iid:{section.constant('acceptance')}",
     }
     count = max(2, min(3, draws))
-    by_regime = {
-        regime: ratio(cell("pdv", count, regime=regime, **load), cell("pd", count, regime=regime, **load), "p99_itl_ms")
-        for regime in Regime
-    }
-    values = {regime.value: 100.0 * (found.value - 1.0) for regime, found in by_regime.items()}
+    by_level = ratios(bracket("pdv", count, **load), bracket("pd", count, **load), "p99_itl_ms")
+    values = {level.value: 100.0 * (found.value - 1.0) for level, found in by_level.items()}
     return section.row(
         "E.priority",
-        values["shared"],
+        values[PhiLevel.MIDDLE],
         (
-            100.0 * (min(found.low for found in by_regime.values()) - 1.0),
-            100.0 * (max(found.high for found in by_regime.values()) - 1.0),
+            100.0 * (min(found.low for found in by_level.values()) - 1.0),
+            100.0 * (max(found.high for found in by_level.values()) - 1.0),
         ),
         is_met=all(value < 0.0 for value in values.values()),
         **values,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.devices.contention import Regime
+from sim.devices.contention import PhiLevel
 from sim.draws import Floats
 from validation.claims.cells import bracket, cell, ratio, ratios, span
 from validation.claims.ledger import Row, Section
@@ -107,7 +107,6 @@ def _priority(section: Section, claim_id: str, draws: int) -> Row:
     """Gaps between tokens under preemptive priorities, over those of plain streams."""
     load: dict[str, Any] = {
         "profile": PROFILE,
-        "regime": Regime.SHARED,
         "dataset_name": "sharegpt-long",
         "num_prompts": 100,
         "request_rate": 0.6,
@@ -132,7 +131,7 @@ def _priority(section: Section, claim_id: str, draws: int) -> Row:
 
 
 def _pipelined(section: Section, concurrency: int, draws: int) -> Row:
-    """The 95th percentile of E2EL with draft and verify of a request overlapped, against PD, in every regime; and with
+    """The 95th percentile of E2EL with draft and verify of a request overlapped, against PD, at every phi; and with
     a GPU for the draft model."""
     load: dict[str, Any] = {
         "profile": PROFILE,
@@ -145,17 +144,17 @@ def _pipelined(section: Section, concurrency: int, draws: int) -> Row:
         "acceptance": f"iid:{section.constant('acceptance')}",
     }
     pd, ours = bracket("pd", draws, **load), bracket("pipelined", draws, **load)
-    apart = cell("pipelined", draws, regime=Regime.SHARED, policy_options__draft_devices=1, **load)
+    apart = cell("pipelined", draws, policy_options__draft_devices=1, **load)
     longer = ratios(ours, pd, PIPELINED_METRIC)
-    gains = {regime: 100.0 * (1.0 - found.value) for regime, found in longer.items()}
+    gains = {level: 100.0 * (1.0 - found.value) for level, found in longer.items()}
     least, most = span(list(longer.values()))
     low, high = section.claim(f"D.pipelined.{concurrency}").bounds()
     return section.row(
         f"D.pipelined.{concurrency}",
-        gains[Regime.SHARED],
+        gains[PhiLevel.MIDDLE],
         (100.0 * (1.0 - most), 100.0 * (1.0 - least)),
         is_met=all(low <= gain <= high for gain in gains.values()),
-        **{f"gain_{regime.value}": gain for regime, gain in gains.items()},
-        apart=100.0 * (1.0 - ratio(apart, pd[Regime.SHARED], PIPELINED_METRIC).value),
-        per_gpu=ratio(apart, pd[Regime.SHARED], "output_throughput_per_gpu").value,
+        **{f"gain_{level.value}": gain for level, gain in gains.items()},
+        apart=100.0 * (1.0 - ratio(apart, pd[PhiLevel.MIDDLE], PIPELINED_METRIC).value),
+        per_gpu=ratio(apart, pd[PhiLevel.MIDDLE], "output_throughput_per_gpu").value,
     )

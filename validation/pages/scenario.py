@@ -86,3 +86,7 @@ def page() -> str:
 
 def main() -> None:
     PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()

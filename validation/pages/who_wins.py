@@ -1,11 +1,12 @@
-"""Which policy has the lowest mean E2EL at equal caps, over load, acceptance and GPU, in each regime of overlap.
+"""Which policy has the lowest mean E2EL at equal caps, over load, acceptance and GPU, at each phi of the bracket.
 
     .venv/bin/python -m validation who_wins [--out docs/who-wins.md] [--num-prompts 1000] [--replications 4]
 
-Loads are shares of the measured capacity of `continuous` with each acceptance. Lanes are shown under every regime of
-overlap on plain streams, and with a partition of the multiprocessors that suits the load (`partition: auto`). A winner
+Loads are shares of the measured capacity of `continuous` with each acceptance. Lanes are shown on plain streams at
+every phi of the bracket, and with a partition of the multiprocessors that suits the load (`partition: auto`). A winner
 is stated where its paired difference to each other policy has an interval below 0; otherwise the policies that do not
-differ stand together.
+differ stand together. A setting has a winner where these are the same at every phi; elsewhere phi* says where the mean
+difference of the first at either end changes its sign, straight lines between the three.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from pathlib import Path
 import msgspec
 
 from sim.compare.capacity import capacity
-from sim.compare.side_by_side import Comparison, compare
+from sim.compare.side_by_side import Comparison, break_even, compare
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.devices.contention import BRACKET, Regime
+from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, phi_at
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import number
 from sim.run.scenario import Scenario
@@ -79,20 +80,20 @@ def setting(pair: str, acceptance: str, share: float, num_prompts: int, replicat
 
 
 def row(scenario: Scenario, profile: Profile, workers: int) -> dict[str, Samples]:
-    """By regime of overlap, and with a partition: the samples of every steady policy."""
+    """By phi, and with a partition: the samples of every steady policy."""
 
-    def of(policies: Sequence[str], regime: Regime, partition: str | None = None) -> dict[str, list[float]]:
-        devices = msgspec.structs.replace(scenario.devices, overlap=regime)
+    def of(policies: Sequence[str], level: PhiLevel, partition: str | None = None) -> dict[str, list[float]]:
+        devices = msgspec.structs.replace(scenario.devices, phi=phi_at(profile.overlap, level))
         options = msgspec.structs.replace(scenario.policy_options, partition=partition)
         changed = msgspec.structs.replace(scenario, policy=tuple(policies), devices=devices, policy_options=options)
         return samples(compare(changed, profile, workers=workers))
 
-    alone = of([policy for policy in POLICIES if policy not in LANES], Regime.SHARED)
-    found: dict[str, Samples] = {regime.value: {**alone, **of(LANES, regime)} for regime in BRACKET}
-    return {**found, PARTITION: {**alone, **of(LANES, Regime.SHARED, "auto")}}
+    alone = of([policy for policy in POLICIES if policy not in LANES], PhiLevel.MIDDLE)
+    found: dict[str, Samples] = {level.value: {**alone, **of(LANES, level)} for level in BRACKET}
+    return {**found, PARTITION: {**alone, **of(LANES, PhiLevel.MIDDLE, "auto")}}
 
 
-def told(measured: Samples) -> str:
+def cell(measured: Samples) -> str:
     """The winners with their mean, and by how much they lead."""
     names = winners(measured)
     if not names:
@@ -103,6 +104,26 @@ def told(measured: Samples) -> str:
     return f"{' = '.join(names)} {mean_s[names[0]]:.2f} s{lead}"
 
 
+def winner(by_level: Sequence[Samples]) -> list[str]:
+    """The policies that none is below at each phi, where they are the same at all; else none."""
+    first, *others = (winners(measured) for measured in by_level)
+    return first if all(set(names) == set(first) for names in others) else []
+
+
+def phi_star(phis: Sequence[float], by_level: Sequence[Samples]) -> str:
+    """Where the policy with the lowest mean at the lowest phi and that at the highest change places."""
+    ends = [winners(by_level[0])[:1], winners(by_level[-1])[:1]]
+    if not all(ends) or ends[0] == ends[1]:
+        return "–"
+    (low,), (high,) = ends
+    differences = [
+        sum(measured[high]) - sum(measured[low]) if high in measured and low in measured else None
+        for measured in by_level
+    ]
+    found = break_even(phis, differences)
+    return f"{high} from {found:.2f}" if found is not None else "not checked"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/who-wins.md"))
@@ -111,7 +132,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    regimes = [*(regime.value for regime in BRACKET), PARTITION]
+    columns = [*(level.value for level in BRACKET), PARTITION]
+    bracket = (ASSUMED_PHI.low, ASSUMED_PHI.value, ASSUMED_PHI.high)
+    phis = ", ".join(f"{phi:g}" for phi in bracket)
+    titles = [*(f"phi {phi:g}" for phi in bracket), PARTITION]
     lines = [
         "# Who wins, at equal caps",
         "",
@@ -119,23 +143,28 @@ def main() -> None:
         f"{given.num_prompts} requests, {given.replications} replications on the same draws, engine and caps as "
         "`lanesim compare` has them. Load is the share of the capacity of `continuous` there. `=` joins policies whose "
         "paired 95 % interval holds 0; behind the semicolon stands the next policy, and by how much it is slower. "
-        "Lanes run on plain streams under three regimes of overlap (from least to most), and with the "
-        "multiprocessors partitioned. Regenerate with `python -m validation who_wins`.",
+        f"Lanes run on plain streams at phi {phis} (assumed, docs/adr/003), and with the multiprocessors partitioned "
+        "(`auto`), which is in no verdict. A winner is named where the same policies are first at every phi; elsewhere "
+        "phi* says from where on which one has the lower mean, on straight lines between the three. Regenerate with "
+        "`python -m validation who_wins`.",
         "",
-        "| GPU and pair | acceptance | load | req/s | " + " | ".join(regimes) + " | depends on overlap |",
-        "|---|---|---|---|" + "---|" * (len(regimes) + 1),
+        "| GPU and pair | acceptance | load | req/s | " + " | ".join(titles) + " | winner | phi* |",
+        "|---|---|---|---|" + "---|" * (len(columns) + 2),
     ]
+    num_settings = num_won = 0
     for pair in PAIRS:
         for acceptance in ACCEPTANCES:
             for share in SHARES:
                 scenario, profile = setting(pair, acceptance, share, given.num_prompts, given.replications)
-                by_regime = row(scenario, profile, given.workers)
-                firsts = {tuple(winners(by_regime[regime.value])[:1]) for regime in BRACKET}
-                cells = [told(by_regime[name]) for name in regimes]
-                rate = scenario.workload.request_rate
+                by_level = row(scenario, profile, given.workers)
+                measured = [by_level[level.value] for level in BRACKET]
+                cells = [cell(by_level[name]) for name in columns]
+                names = winner(measured)
+                num_settings, num_won = num_settings + 1, num_won + bool(names)
                 lines.append(
-                    f"| {pair} | {acceptance} | {share:.0%} | {rate:g} | {' | '.join(cells)} "
-                    f"| {'yes' if len(firsts) > 1 else 'no'} |"
+                    f"| {pair} | {acceptance} | {share:.0%} | {scenario.workload.request_rate:g} | {' | '.join(cells)} "
+                    f"| {' = '.join(names) or 'depends on overlap'} | {phi_star(bracket, measured)} |"
                 )
                 print(lines[-1], flush=True)
+    lines += ["", f"{num_won} of {num_settings} settings have a winner over the whole bracket."]
     given.out.write_text("\n".join(lines) + "\n")

@@ -20,8 +20,10 @@ from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import msgspec
+
 from calibrate.importers.aiconfigurator.deployment import Deployment
-from sim.costs.engine import with_engine
+from sim.costs.engine import EngineCosts, load_engine, with_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import save_profile
 from sim.metrics.summary import summarise
@@ -121,7 +123,7 @@ def predicted(cell: DisaggCell, folder: Path) -> tuple[float, float]:
     ranks = cell.decode_ranks // parts
     in_flight = decode.concurrency * ranks
     count = max(8, (FEW_WAVES if in_flight > MANY else WAVES) * in_flight)
-    engine = engine_of(decode)
+    engine = _engine_of(decode)
     served, prefilling = (with_engine(profile, engine) for profile in profiles)
     path = save_profile(prefilling, folder / "prefill.json")
     scenario = scenario_of(decode, served, path, cell.prefill_ranks // parts, ranks, in_flight, count)
@@ -129,6 +131,14 @@ def predicted(cell: DisaggCell, folder: Path) -> tuple[float, float]:
     run = summarise(record)
     frontend_ms = 1e3 * (FRONTEND_S + FRONTEND_TOKEN_S * decode.input_len)
     return float(run["mean_tpot_ms"]), float(run["mean_ttft_ms"]) + frontend_ms  # type: ignore[arg-type]
+
+
+def _engine_of(cell: Cell) -> EngineCosts:
+    """As aggregated rows have it; SGLang's constants, fitted on those whose ranks prefill as well, add nothing here."""
+    if cell.engine != "sglang":
+        return engine_of(cell)
+    frontend_s = FRONTEND_S + FRONTEND_TOKEN_S * cell.input_len
+    return msgspec.structs.replace(load_engine("ideal", cell.gpu), frontend_s=frontend_s)
 
 
 def scenario_of(

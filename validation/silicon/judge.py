@@ -54,7 +54,20 @@ WITH_MTP = ("DeepSeek-R1", "DeepSeek-V3")
 STARVED_SHARE = 5.0
 """A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
 BUDGET = 8192
-"""Tokens of a step in InferenceX's recipes."""
+"""Tokens of a step in InferenceX's recipes of vLLM and TensorRT-LLM."""
+SGLANG = "sglang-0.5"
+MANY_CLIENTS = 16
+RECEIVE_INTERVALS = {"b200-sxm": (10, 30), "b300-sxm": (10, 10)}
+"""--scheduler-recv-interval in InferenceX's recipes of SGLang, below MANY_CLIENTS clients and from there on, by GPU
+(benchmarks/*.sh of SemiAnalysisAI/InferenceX); 1, SGLang's own, where the recipes have none, and with data-parallel
+attention, which refuses it."""
+WITHOUT_INTERVAL = ("zhipuai/GLM-5",)
+MIXED = ("0.5.6.post2",)
+"""Version of SGLang in the deployments that aiconfigurator generates, which mix prompts with rows (its sglang.rule:
+enable_mixed_chunk). First tokens of the other cells of EXACT_SOURCE say that these did not."""
+CHUNKS = {("b200-sxm", "fp8"): 32768, ("b200-sxm", None): 32768, ("h200-sxm", "fp8"): 32768}
+CHUNK = 16384
+"""--chunked-prefill-size in the same: by GPU and weights, and elsewhere."""
 EXACT_BUDGET = 1500
 """In deployments that aiconfigurator generates (cells of EXACT_SOURCE): this, ISL and the concurrency. Those of vLLM
 leave it to vLLM's scheduler, whose own default is VLLM_BUDGET; chosen on the TTFT of marked cells."""
@@ -196,12 +209,14 @@ def _whole(text: str) -> int:
 
 def is_marked(cell: Cell) -> bool:
     """Whether constants were fitted on the cell: those of calibrate.importers.aiconfigurator.lookups (REDUCE_RATIO,
-    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S), that NCCL reduces alone, those of vLLM 0.12 in sim/engines, and those
-    here."""
+    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S), that NCCL reduces alone, those of vLLM 0.12 and SGLang's front end in
+    sim/engines, and those here."""
     if "Qwen3-32B" in cell.model and cell.version.startswith("0.12") and cell.weights == "bf16":
         return (cell.input_len, cell.output_len, cell.concurrency) in VLLM_0_12
     if cell.deployment.has_nccl_alone and cell.deployment.tensor_parallel > 1:
         return cell.concurrency in (8, 64) and cell.output_len == 256
+    if cell.engine == "sglang" and not cell.is_exact and cell.concurrency in (4, 64) and cell.output_len == 1024:
+        return cell.deployment.data_parallel == 1
     if cell.engine != "vllm" or cell.concurrency not in (4, 64):
         return "Qwen3-235B" in cell.model and cell.input_len == 4000 and cell.output_len == 100
     dense = "Llama-3.1-70B" in cell.model and (cell.gpu == "h200-sxm" or cell.weights == "nvfp4")
@@ -228,21 +243,35 @@ def profile_of(
 
 
 def engine_of(cell: Cell) -> EngineCosts:
-    """The synchronous vLLM 0.12 as sim/engines has it; everything else plans ahead and hides what it does."""
+    """SGLang and the synchronous vLLM 0.12 as sim/engines has them; everything else plans ahead and hides what it
+    does."""
     engine = load_engine("ideal", cell.gpu)
     if cell.engine == "vllm" and cell.version.startswith("0.12"):
         if "Qwen3-235B" in cell.model:
             engine = msgspec.structs.replace(engine, name="vllm-0.12", gap_s=EAGER_GAP_S)
         else:
             engine = load_engine("vllm-0.12", cell.gpu)
+    if cell.engine == "sglang":
+        engine = load_engine(SGLANG, cell.gpu, cell.deployment.tensor_parallel)
+    if engine.frontend_s:
+        return engine
     return msgspec.structs.replace(engine, frontend_s=FRONTEND_S + FRONTEND_TOKEN_S * cell.input_len)
 
 
 def budget_of(cell: Cell) -> int:
     """Tokens of one step."""
     if not cell.is_exact:
-        return BUDGET
+        return CHUNKS.get((cell.gpu, cell.weights), CHUNK) if cell.engine == "sglang" else BUDGET
     return VLLM_BUDGET if cell.engine == "vllm" else EXACT_BUDGET + cell.input_len + cell.concurrency
+
+
+def receive_interval(cell: Cell) -> int:
+    """Steps between two looks at what has arrived, as the recipe of the cell has it."""
+    is_plain = cell.engine == "sglang" and cell.deployment.data_parallel == 1 and cell.model not in WITHOUT_INTERVAL
+    if not is_plain or cell.is_exact or cell.gpu not in RECEIVE_INTERVALS:
+        return 1
+    few, many = RECEIVE_INTERVALS[cell.gpu]
+    return many if cell.concurrency >= MANY_CLIENTS else few
 
 
 def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
@@ -255,6 +284,8 @@ def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
                 "max_num_seqs": cell.concurrency if cell.in_flight > cell.concurrency else max(cell.concurrency, 256),
                 "max_num_batched_tokens": budget_of(cell),
                 "async_scheduling": is_async,
+                "enable_mixed_chunk": True if cell.is_exact and cell.version in MIXED else None,
+                "scheduler_recv_interval": receive_interval(cell),
             },
             "workload": {
                 "num_prompts": num_prompts,

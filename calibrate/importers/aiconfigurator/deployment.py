@@ -27,7 +27,7 @@ from calibrate.fit.errors import Array, kind_error
 from calibrate.fit.held_out import VERIFY_TOKENS
 from calibrate.fit.table_form import counts, every_second, smooth
 from calibrate.fit.tables import AttentionTable, outside_l2
-from calibrate.hardware.datasheets import check_fits, gpu_name
+from calibrate.hardware.datasheets import check_fits
 from calibrate.hardware.engines import host_costs
 from calibrate.hardware.models import format_names
 from calibrate.importers.aiconfigurator.files import KernelFiles
@@ -56,6 +56,7 @@ from calibrate.importers.aiconfigurator.profile import (
     Device,
 )
 from calibrate.importers.aiconfigurator.sparse import Modules, decode_points, prompt_grid
+from sim.costs.datasheets import gpu_name
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
 from sim.costs.kernels import VerifyAttention
 from sim.costs.passes import layer_rest_s, sampler_s

@@ -17,9 +17,10 @@ import msgspec
 
 from calibrate.fit.held_out import Fitted, Tables, fit, held_out_errors
 from calibrate.fit.table_form import Rest, measured_points, model_table, table_errors
-from calibrate.hardware.datasheets import check_divides, check_fits, gpu_name
+from calibrate.hardware.datasheets import check_divides, check_fits
 from calibrate.hardware.engines import host_costs
 from calibrate.importers.aiconfigurator.files import KernelFiles
+from sim.costs.datasheets import gpu_name
 from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
 from sim.costs.points import ModelTable, TableKernels
 from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile

@@ -48,6 +48,8 @@ SERVED_SOURCE = (
     " ITL and mean TTFT of the gsm8k cells without speculation of manojarulmurugan/SpecDecoding-Study-vLLM-SGLang (vLLM"
     " 0.24, A100-SXM4-80GB; no licence, figures quoted)"
 )
+TINY_LENGTHS = 64, 32
+"""Prompt and output tokens that a CPU replays in seconds."""
 TINY_DATE = "2026-11-21"
 TINY_NOTE = "illustrative: round numbers for a laptop CPU, not measured; `lanesim calibrate measure` times this machine"
 
@@ -117,6 +119,7 @@ def tiny_cpu() -> Profile:
         source=TINY_NOTE,
         fingerprint=None,
         date=TINY_DATE,
+        default_lengths=TINY_LENGTHS,
     )
 
 

@@ -24,8 +24,8 @@ from calibrate.fit.kernels import (
     fit_prefill_attention,
     prefill_rows_s,
 )
-from calibrate.hardware.datasheets import Datasheet
 from calibrate.importers.llmservingsim.files import ELEMENTWISE, GEMMS, Attention, LayerFiles
+from sim.costs.datasheets import Datasheet
 from sim.costs.kernels import (
     AllReduce,
     CompactKernels,

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from calibrate.hardware.datasheets import Datasheet
 from calibrate.importers.llmservingsim.errors import layer_errors
 from calibrate.importers.llmservingsim.files import ELEMENTWISE, GEMMS, ONCE, LayerFiles, read_layer_files
 from calibrate.importers.llmservingsim.table import LayerPoints, RawCurve, gather_s, layer_points, reduced_s
+from sim.costs.datasheets import Datasheet
 from sim.costs.kernels import AllReduce
 from sim.costs.profile import KindError, Profile
 from sim.costs.shapes import EAGLE3, ModelShape

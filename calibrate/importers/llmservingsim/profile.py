@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from calibrate.fit.verify import ATTENTION, QUERY_TILES
-from calibrate.hardware.datasheets import Datasheet, check_divides, check_fits, datasheet
+from calibrate.hardware.datasheets import check_divides, check_fits, datasheet
 from calibrate.hardware.engines import Engine, all_reduce_of, engine_of, host_costs, vllm_of
 from calibrate.importers.llmservingsim.compact import UNFITTED_RULE, fit_compact
 from calibrate.importers.llmservingsim.draft import Draft, read_draft
@@ -26,6 +26,7 @@ from calibrate.importers.llmservingsim.errors import layer_errors, skew_errors
 from calibrate.importers.llmservingsim.files import LICENCE, REPOSITORY, LayerFiles, read_layer_files
 from calibrate.importers.llmservingsim.table import LayerPoints, layer_points, table_of
 from calibrate.importers.llmservingsim.verify_rule import fit_rule, with_rule
+from sim.costs.datasheets import Datasheet
 from sim.costs.kernels import AllReduce, CompactKernels
 from sim.costs.points import TableKernels
 from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sim.costs.engine import EngineCosts, with_engine
 from sim.costs.forms.compact import CompactCosts
 from sim.costs.forms.linear import LinearCosts
@@ -21,15 +23,17 @@ def build_costs(
     cuda_graph: bool | str = True,
     strict: bool = False,
     graphed_queries: int | None = None,
+    graph_sizes: Sequence[int] | None = None,
 ) -> ShippedCosts:
     """The cost model of the form that `profile` has, with what `engine` adds.
 
     None adds nothing to what is in the profile: the engine that it was measured with, if any. `graphed_queries`: the
-    one count of queries per row that has full CUDA graphs; None: every one.
+    one count of queries per row that has full CUDA graphs; None: every one. `graph_sizes`: token counts that the engine
+    captures, as far as the profile's host does; None: the profile's.
     """
     if engine is not None:
         profile = with_engine(profile, engine)
+    form: type[ShippedCosts] = TableCosts if isinstance(profile.kernels, TableKernels) else CompactCosts
     if isinstance(profile.kernels, LinearKernels):
-        return LinearCosts(profile, cuda_graph=cuda_graph, strict=strict, graphed_queries=graphed_queries)
-    form = TableCosts if isinstance(profile.kernels, TableKernels) else CompactCosts
-    return form(profile, cuda_graph=cuda_graph, strict=strict, graphed_queries=graphed_queries)
+        form = LinearCosts
+    return form(profile, cuda_graph=cuda_graph, strict=strict, graphed_queries=graphed_queries, graph_sizes=graph_sizes)

@@ -9,7 +9,8 @@ Two loops decide the same. `by_rows` looks at every row in every step. `by_total
 request's draws are known when it joins, so the step in which it leaves and the tokens it adds to the context in every
 step until then are written down at once (totals). Requires that nothing can change a row's fate meanwhile: a fixed
 draft length, a budget that always has room for every row, whole prompts before the next ones (no threshold), and no
-look at a row's state from outside (no cut window).
+look at a row's state from outside (no cut window). Where prompts are not mixed with rows, a step of prompts alone is
+none of the rows', which go on in the next one.
 
 With asynchronous scheduling a step's prompts are chosen while the one before it is under way: rows that may go on count
 against the budget, rows that must end (one token left) do not, and all hold their seats and memory. Memory is reserved
@@ -64,8 +65,10 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
         return False
     if limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
         return False
+    if not limits.mixes_prompts:
+        return not serving.paged.is_sharing
     max_rows = min(limits.max_num_seqs, len(serving.requests), serving.max_concurrency or limits.max_num_seqs)
-    return (serving.controller.draft_tokens_max + 1) * max_rows <= limits.max_num_batched_tokens
+    return (serving.controller.draft_tokens_max + 1) * max_rows <= limits.max_num_scheduled_tokens
 
 
 def _submit(
@@ -124,12 +127,14 @@ async def by_rows(
     host = serving.host
     planned: Step | None = None
     planned_at_s = 0.0
+    after_rows = False
     while True:
         if flight is None:
             if may_stop is not None and may_stop(pause := Pause(running, planned, planned_at_s)):
                 return pause
             if planned is None or planned.is_empty:
-                planned, planned_at_s = plan_step(serving, running, limits, None), host.now_s
+                planned = plan_step(serving, running, limits, None, after_rows=after_rows and bool(running))
+                planned_at_s = host.now_s
                 if planned.is_empty:
                     await host.wait(serving.intake)
                     continue
@@ -137,8 +142,10 @@ async def by_rows(
             if step.is_empty:
                 continue
             flight = start_step(serving, step, stream, limits.method, host.now_s - planned_at_s)
+        after_rows = not flight.step.prompts
         if limits.async_scheduling:
-            planned, planned_at_s = plan_step(serving, running, limits, flight.lengths), host.now_s
+            planned = plan_step(serving, running, limits, flight.lengths, after_rows=after_rows)
+            planned_at_s = host.now_s
         await flight.last
         step, lengths = flight.step, flight.lengths
         if any(lengths.values()) and (step.rows or step.completed):
@@ -176,18 +183,21 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
     plan: PromptPlan | None = None
     partial: Partial | None = None
     last_step_s = 0.0
+    joined: list[tuple[float, int]] = []
+    """Rows that have come since the last step of rows: when, and how many of them are measured."""
+    after_rows = False
     while True:
         num_rows = rows.num_rows
         if plan is None or not (num_rows or plan.chunks):
             if serving.inbox and not has_room(serving, limits, num_rows, partial):
                 running = _with_tables(serving, rows, partial, last_step_s)
                 rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running)
-                partial = None
+                partial, joined = None, _joined_since(rows, serving.first_measured, last_step_s)
                 continue
             if blocks is not None:
                 blocks.take(rows.step, [])
-            budget = limits.max_num_batched_tokens - num_rows * tokens_per_row
-            plan = plan_prompts(serving, partial, limits, num_rows, budget)
+            budget = _prompt_budget(limits, num_rows * tokens_per_row)
+            plan = plan_prompts(serving, partial, limits, num_rows, budget, after_rows=after_rows and num_rows > 0)
             partial = plan.partial
             if not (num_rows or plan.chunks):
                 await host.wait(serving.intake)
@@ -195,35 +205,43 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
         step, plan = plan, None
         chunks, completed = step.chunks, step.completed
         started_s = host.now_s
+        is_apart = bool(chunks) and not limits.mixes_prompts
+        num_going = 0 if is_apart else num_rows
         load = Load(
-            num_rows,
-            num_rows * tokens_per_row,
-            rows.context_tokens,
+            num_going,
+            num_going * tokens_per_row,
+            0 if is_apart else rows.context_tokens,
             chunks,
             step.prompts,
             completed,
-            rows.requests if serving.names_requests else None,
+            (() if is_apart else rows.requests) if serving.names_requests else None,
         )
+        after_rows = not chunks
         target, last = _submit(serving, load, stream, limits.method, draft_tokens, started_s - step.at_s)
         if is_async:
             if serving.inbox and not has_room(serving, limits, num_rows + len(completed), partial):
-                running, under_way, accepted = _under_way(serving, rows, step, last_step_s)
+                running, under_way, accepted = _under_way(serving, rows, step, last_step_s, is_apart=is_apart)
                 lengths = {request.index: draft_tokens for request in running}
                 flight = Flight(under_way, target, last, lengths, started_s, accepted)
                 rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running, flight)
-                partial = None
+                partial, joined = None, _joined_since(rows, serving.first_measured, last_step_s)
                 continue
             if blocks is not None:
                 blocks.take(rows.step + 1, completed)
             num_going_on = num_rows - rows.num_ending() + sum([request.output_tokens > 1 for request in completed])
-            budget = limits.max_num_batched_tokens - num_going_on * tokens_per_row
-            plan = plan_prompts(serving, partial, limits, num_rows + len(completed), budget)
+            budget = _prompt_budget(limits, num_going_on * tokens_per_row)
+            num_seated = num_rows + len(completed)
+            plan = plan_prompts(serving, partial, limits, num_seated, budget, after_rows=after_rows)
             partial = plan.partial
         await last
         now_s = host.now_s
-        if num_rows:
-            if rows.num_measured:
-                gaps.add(now_s - last_step_s, rows.num_measured)
+        if num_going:
+            num_older = rows.num_measured - sum([count for _, count in joined])
+            if num_older:
+                gaps.add(now_s - last_step_s, num_older)
+            for since_s, count in joined:
+                gaps.add(now_s - since_s, count)
+            joined = []
             leaving = rows.advance()
             if leaving is not None:
                 for request in leaving:
@@ -232,6 +250,9 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
                     request.kv_tokens = 0
                     serving.release(request)
         if chunks:
+            if is_apart:
+                rows.step -= 1
+            num_before = rows.num_measured
             for request, chunk in zip(step.prompts, chunks, strict=True):
                 request.prefilled_tokens += chunk.new_tokens
             for request in completed:
@@ -241,6 +262,8 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
                     serving.release(request)
                 else:
                     rows.join(request)
+            if is_apart and rows.num_measured > num_before:
+                joined.append((now_s, rows.num_measured - num_before))
         held = rows.context_tokens + rows.num_rows * tokens_per_row
         if step.partial is not None:
             held += step.partial.request.prefilled_tokens
@@ -250,7 +273,19 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
                 held += sum([chunk.history_tokens for chunk in plan.chunks[0 if step.partial is None else 1 :]])
         kv.held.set(held, now_s)
         rows.step += 1
-        last_step_s = now_s
+        if not is_apart:
+            last_step_s = now_s
+
+
+def _prompt_budget(limits: EngineLimits, row_tokens: int) -> int:
+    """Tokens that prompts have in a step beside so many of rows, where these take any of it."""
+    return limits.max_num_scheduled_tokens - (row_tokens if limits.mixes_prompts else 0)
+
+
+def _joined_since(rows: Rows, first_measured: int, last_step_s: float) -> list[tuple[float, int]]:
+    """By time after `last_step_s`, measured rows whose first token came then."""
+    times = [request.last_token_s for request in rows.requests if request.index >= first_measured]
+    return [(time_s, 1) for time_s in times if time_s > last_step_s]
 
 
 def _length(serving: Serving) -> int:
@@ -318,15 +353,16 @@ def _with_tables(serving: Serving, rows: Rows, partial: Partial | None, last_ste
 
 
 def _under_way(
-    serving: Serving, rows: Rows, plan: PromptPlan, last_step_s: float
+    serving: Serving, rows: Rows, plan: PromptPlan, last_step_s: float, *, is_apart: bool
 ) -> tuple[list[Request], Step, list[int]]:
-    """Reservations become tables while `plan`, which was made ahead if there are rows, is under way; returns the
-    running requests, oldest first, the step, and what its rows are going to accept."""
+    """Reservations become tables while `plan`, which was made ahead if there are rows, is under way, without them where
+    it `is_apart`; returns the running requests, oldest first, the step, and what its rows are going to accept."""
     lookahead = serving.controller.draft_tokens_max
     tokens_per_row = _length(serving) + 1
     step = Step([], [], plan.prompts, plan.chunks)
     accepted = []
-    for member in rows.write_out(last_step_s):
+    seated = _with_tables(serving, rows, None, last_step_s) if is_apart else []
+    for member in [] if is_apart else rows.write_out(last_step_s):
         request = member.request
         planned_at = request.context_tokens
         rows.assign_planned(member, rows.step - member.first_step + 1)
@@ -342,4 +378,4 @@ def _under_way(
         request.in_flight = chunk.new_tokens
         ahead = lookahead if chunk.history_tokens else 0
         serving.paged.unreserve(request, chunk.history_tokens + chunk.new_tokens + ahead)
-    return [*step.rows, *plan.prompts], step, accepted
+    return [*seated, *step.rows, *plan.prompts], step, accepted

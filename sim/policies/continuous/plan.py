@@ -3,7 +3,8 @@
 As in vLLM v1 there are no phases: a step brings each request's computed tokens closer to all that it has (prompt,
 output, drafts). RUNNING goes before WAITING, draft tokens consume budget, blocks are taken as tokens come, with
 look-ahead slots for the next draft; where they run out the last running request is preempted, and nothing is admitted
-in that step. Drafts of unfinished prompts are never made.
+in that step. Drafts of unfinished prompts are never made. Where an engine does not mix prompts with rows (SGLang), a
+step carries prompts as long as there are any, and else all rows, whatever the budget.
 
 The draft pass is padded to two tokens per row (the newest, and the one that is missing after full acceptance) because
 the host submits it before it knows what was accepted; an EAGLE head takes all verified tokens of the row. Not here: the
@@ -12,6 +13,7 @@ order of steps (loop), what rows as totals gain (totals), blocks (sim.engine.pag
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from math import inf
@@ -49,15 +51,35 @@ class Step(NamedTuple):
 
 
 def plan_step(
-    serving: Serving, running: list[Request], limits: EngineLimits, drafting: Mapping[int, int] | None
+    serving: Serving,
+    running: list[Request],
+    limits: EngineLimits,
+    drafting: Mapping[int, int] | None,
+    *,
+    after_rows: bool = False,
 ) -> Step:
     """Fill one step's budget: `running` requests first, oldest first, then waiting ones, which join `running`.
 
     `drafting` has the draft lengths of the step under way by arrival index, whose results are not known yet; None where
-    there is none.
+    there is none. `after_rows`: the step before this one carries rows alone.
     """
-    serving.take_in()
-    budget = limits.max_num_batched_tokens
+    serving.take_in(after_rows=after_rows)
+    if limits.mixes_prompts:
+        return _fill(serving, running, limits, drafting)
+    prompts = _fill(serving, running, limits, drafting, has_rows=False)
+    return prompts if prompts.prompts else _fill(serving, running, limits, drafting, has_prompts=False)
+
+
+def _fill(
+    serving: Serving,
+    running: list[Request],
+    limits: EngineLimits,
+    drafting: Mapping[int, int] | None,
+    *,
+    has_rows: bool = True,
+    has_prompts: bool = True,
+) -> Step:
+    budget = limits.max_num_scheduled_tokens if has_prompts else sys.maxsize
     longest = limits.long_prefill_token_threshold or budget
     lookahead = serving.controller.draft_tokens_max if limits.method is not Method.NGRAM else 0
     grow = serving.paged.grow
@@ -73,7 +95,7 @@ def plan_step(
         missing = request.prefill_goal - prefilled - in_flight
         if prefilled < request.prefill_goal and missing > 0:
             tokens, held = min(missing, longest, budget), prefilled + in_flight
-        elif in_flight and request.emitted_tokens + 1 >= request.output_tokens:
+        elif not has_rows or (in_flight and request.emitted_tokens + 1 >= request.output_tokens):
             continue
         else:
             missing, held = 0, request.context_tokens + in_flight
@@ -94,7 +116,8 @@ def plan_step(
         else:
             step.rows.append(request)
             step.row_tokens.append(tokens)
-    while budget > 0 and not has_preempted and len(running) < limits.max_num_seqs:
+    has_seats = has_prompts and not has_preempted
+    while has_seats and budget > 0 and len(running) < limits.max_num_seqs and serving.has_queued:
         seated = serving.seat_now(min(budget, longest))
         if seated is None:
             break
@@ -168,7 +191,7 @@ def has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: P
     else reservations no longer tell who fits. No more than a step's tokens of prompts are admitted at once, but of
     shared ones, which others may have computed."""
     free_blocks, tokens = serving.kv.free_blocks, 0
-    max_tokens = inf if serving.paged.is_sharing else limits.max_num_batched_tokens
+    max_tokens = inf if serving.paged.is_sharing else limits.max_num_scheduled_tokens
     num_seats = limits.max_num_seqs - num_seated - (partial is not None)
     for request in islice(serving.inbox, max(0, num_seats)):
         free_blocks -= serving.kv.blocks_for(request)
@@ -181,12 +204,19 @@ def has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: P
 
 
 def plan_prompts(
-    serving: Serving, partial: Partial | None, limits: EngineLimits, num_seated: int, budget: int
+    serving: Serving,
+    partial: Partial | None,
+    limits: EngineLimits,
+    num_seated: int,
+    budget: int,
+    *,
+    after_rows: bool = False,
 ) -> PromptPlan:
-    """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats."""
+    """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats.
+    `after_rows`: the step before this one carries rows alone."""
+    serving.take_in(after_rows=after_rows)
     if partial is None and not serving.inbox:
         return PromptPlan([], (), [], None, serving.host.now_s)
-    serving.take_in()
     pool, lookahead = serving.paged, serving.controller.draft_tokens_max
     prompts: list[Request] = []
     chunks: list[Chunk] = []
@@ -198,7 +228,7 @@ def plan_prompts(
             if pool.is_sharing:
                 pool.grow(request, history_tokens + chunk.new_tokens, lookahead)
         else:
-            if not serving.inbox or num_seated + len(prompts) >= limits.max_num_seqs:
+            if not serving.has_queued or num_seated + len(prompts) >= limits.max_num_seqs:
                 break
             request, chunk = _admit(serving, budget)
         planned_tokens = chunk.history_tokens + chunk.new_tokens

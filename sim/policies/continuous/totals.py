@@ -263,7 +263,7 @@ class Rows:
                     request.needs_catch_up = int(accepted[num_rounds - 1]) == drafted
                 gained += total
             request.emitted_tokens = begun.emitted_tokens + gained
-            request.last_token_s = last_step_s
+            request.last_token_s = max(last_step_s, request.last_token_s)
             request.drafted = drafted
             request.kv_tokens = request.context_tokens + drafted + 1
         return list(self._members.values())

@@ -27,8 +27,6 @@ from calibrate.campaign.report import name_beside_shipped, report
 from calibrate.campaign.smoke import CHECKS
 from calibrate.campaign.steps import run
 from calibrate.cli.files import check_file
-from calibrate.measure.session import Session
-from calibrate.points import file as points_file
 from calibrate.service.lanes import Setting, simulate
 from realrun.replay.probe import PROBED_TOKENS
 from sim.costs.profile_files import decode, encode, load
@@ -36,12 +34,13 @@ from sim.costs.shapes import model
 
 ROOT = Path(__file__).parents[3]
 SMALL = Campaign(
-    jobs=(Job("tiny-target", "tiny-draft", 6.0, 4, 256),),
+    job=Job("tiny-target", "tiny-draft", 6.0, 4, 256),
     loads=(Load(2, 3),),
     policies=("autoregressive", "pd"),
     input_tokens=24,
     output_tokens=8,
     repeats=1,
+    replications=1,
 )
 DEADLINE_S = 300.0
 
@@ -50,7 +49,6 @@ def test_a_campaign_is_a_smoke_step_measurements_three_replays_and_what_to_send(
     assert CAMPAIGNS["cuda"].steps == [
         "smoke",
         "measure llama-3.1-8b+llama-3.2-1b",
-        "measure llama-2-7b+tinyllama-1.1b",
         "replay c16",
         "replay c1",
         "replay c64",
@@ -58,10 +56,11 @@ def test_a_campaign_is_a_smoke_step_measurements_three_replays_and_what_to_send(
     ]
     kinds = {device: [step.partition(" ")[0] for step in plan.steps] for device, plan in CAMPAIGNS.items()}
     assert dict.fromkeys(kinds["cpu"]) == dict.fromkeys(kinds["cuda"])
+    assert all(plan.scenario(plan.loads[0], "p")["replications"] >= 3 for plan in CAMPAIGNS.values() if plan.job.rows)
 
 
 def test_the_pairs_share_their_vocabularies() -> None:
-    for job in (job for plan in CAMPAIGNS.values() for job in plan.jobs):
+    for job in (plan.job for plan in CAMPAIGNS.values()):
         assert model(job.target).vocab == model(job.draft).vocab
 
 
@@ -123,14 +122,14 @@ def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> 
 
 
 def test_a_profile_is_not_sent_under_the_name_of_one_that_is_shipped() -> None:
-    for job in CAMPAIGNS["cuda"].jobs:
-        assert name_beside_shipped(f"h100-sxm/{job.name}") == f"h100-sxm/{job.name}-measured"
-        assert name_beside_shipped(f"h100-pcie/{job.name}") == f"h100-pcie/{job.name}"
+    job = CAMPAIGNS["cuda"].job
+    assert name_beside_shipped(f"h100-sxm/{job.name}") == f"h100-sxm/{job.name}-measured"
+    assert name_beside_shipped(f"h100-pcie/{job.name}") == f"h100-pcie/{job.name}"
 
 
 @pytest.mark.slow
 def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on(finished: Path) -> None:
-    completed = load(SMALL.jobs[0].profile_path(finished))
+    completed = load(SMALL.job.profile_path(finished))
     assert decode(encode(completed), "completed") == completed
     assert completed.host.is_synchronous
     assert not completed.overlap.has_priorities
@@ -167,27 +166,13 @@ def test_a_machine_that_passed_is_not_checked_again_and_another_is_refused(finis
 
 
 @pytest.mark.slow
-def test_on_another_core_count_points_stay_and_what_depends_on_cores_is_done_again(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_tells_what_there_is_and_which_replay_lacks(finished: Path, tmp_path: Path) -> None:
     for path in (path for path in finished.iterdir() if path.is_file()):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    for step in SMALL.steps:
-        done_file(tmp_path, step).parent.mkdir(exist_ok=True)
-        done_file(tmp_path, step).touch()
-    points = tmp_path / "tiny-target+tiny-draft.points.jsonl"
-    before = points_file.read(points)
-    monkeypatch.setattr("calibrate.measure.machine.usable_cores", lambda: int(before.fingerprint["cpu_cores"]) + 1)
-    run("cpu", tmp_path, SMOKE, SMALL)
-    left = [step for step in SMALL.steps if not done_file(tmp_path, step).exists()]
-    assert left == ["measure tiny-target+tiny-draft", "replay c2"]
-    job = SMALL.jobs[0]
-    Session(job.spec("cpu"), points, job.budget_s, lambda stage, done, total: None).run()
-    after = points_file.read(points)
-    assert after.points == before.points
-    assert after.host["inflation_eager"]
-    assert len(after.together) == len(before.together)
-    assert after.together != before.together
+    report(tmp_path, SMALL._replace(loads=(Load(1, 3), *SMALL.loads)))
+    text = next((tmp_path / "send" / "docs").rglob("README.md")).read_text()
+    assert "| c2 | pd |" in text
+    assert "Lacking: c1;" in text
 
 
 class Archive:

@@ -91,7 +91,7 @@ def found(check: Callable[[Ground], str | None], device: Any, monkeypatch: pytes
 
 
 def ground(device: Device, name: str = "cpu") -> Ground:
-    return Ground(name, device, CAMPAIGNS["cpu"].jobs, Driver(None))
+    return Ground(name, device, CAMPAIGNS["cpu"].job, Driver(None))
 
 
 def test_streams_that_share_a_queue_are_red(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_a_constant_that_the_curve_does_not_tell_is_named() -> None:
     steps = curve_of(planted(), (1, 2, 4, 8, 12, 16, 20, 24))
     curve = [Step(n, s * (1.01 if place % 2 else 0.99)) for place, (n, s) in enumerate(steps)]
     fit = fit_steps(load(START), curve, "planted")
-    assert any(note.startswith("compute_share is not told by this curve") for note in fit.notes)
+    assert any(note.startswith("compute_share cannot be determined from this curve") for note in fit.notes)
 
 
 def test_the_served_profile_says_so_and_has_the_error_of_points_left_out() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from calibrate.hardware.datasheets import DATASHEETS, check_divides, datasheet, gpu_name
+from calibrate.hardware.datasheets import check_divides, datasheet
 from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, all_reduce_of, engine_of, host_costs, vllm_of
+from sim.costs.datasheets import DATASHEETS, gpu_name
 from sim.costs.engine import DEFAULT_ENGINE, load_engine
 from sim.costs.shapes import MODELS
 

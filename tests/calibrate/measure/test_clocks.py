@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,3 +78,24 @@ def test_a_driver_that_does_not_answer_is_no_error(monkeypatch: pytest.MonkeyPat
 
 def test_a_cpu_has_no_clocks_to_read() -> None:
     assert Driver(None).read() is None
+
+
+def test_a_watch_keeps_the_slowest_of_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a thread of its own: what is timed meanwhile waits for no driver."""
+    found = driver(monkeypatch, clocks={(1,): 1980, (2,): 2619}, power=312_500, reasons=0)
+    seen = iter([Clocks(sm_mhz=1980.0, power_w=400.0), Clocks(sm_mhz=1200.0, power_w=700.0, throttled=("power cap",))])
+    threads = []
+
+    def read() -> Clocks | None:
+        threads.append(threading.current_thread())
+        return next(seen, None)
+
+    monkeypatch.setattr(found, "read", read)
+    with found.watch() as watch:
+        while len(threads) < 3:
+            time.sleep(0.001)
+    assert watch.slowest() == Clocks(sm_mhz=1200.0, power_w=700.0, throttled=("power cap",))
+    assert threading.current_thread() not in threads
+    with Driver(None).watch() as nothing:
+        pass
+    assert nothing.slowest() is None

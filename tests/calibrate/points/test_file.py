@@ -43,7 +43,6 @@ def path(tmp_path: Path) -> Path:
 def test_what_was_appended_is_read_back(path: Path) -> None:
     points_file.append(path, "host", {"step_s": 1e-5})
     points_file.append(path, "together", PAIR)
-    points_file.append(path, "three_way", {"of": "an earlier version"})
     points_file.append(path, "clocks", {"sm_mhz": None})
     points_file.append(path, "clocks", {"sm_mhz": 1410.0, "throttled": ["power cap"]})
     found = points_file.read(path)
@@ -119,7 +118,6 @@ def test_a_point_that_cannot_be_is_named_by_its_line(path: Path, changes: dict[s
     ("kind", "content", "message"),
     [
         ("clocks", {"sm_mhz": "fast"}, "Expected `float | null`"),
-        ("cores", "two", "Expected `int`"),
         ("host", [1], "Expected `object`"),
         ("together", "x", "Expected `object`"),
         ("together", {**PAIR, "solo_s": None}, "Expected `array`"),
@@ -195,37 +193,23 @@ def test_two_machines_never_merge(path: Path) -> None:
         points_file.check_same(path, found, MACHINE, {**OPTIONS, "rows": 8})
 
 
-@pytest.mark.parametrize(("device", "left"), [("cpu", 0), ("cuda", 1)])
-def test_on_another_core_count_only_what_depends_on_cores_is_measured_again(
-    tmp_path: Path, device: str, left: int
+@pytest.mark.parametrize("kind", ["cores", "sustained", "overlap"])
+def test_another_number_of_cores_is_another_machine_and_lines_of_what_is_gone_are_unknown(
+    path: Path, kind: str
 ) -> None:
-    """A GPU times passes at once by its own events; on a CPU they share the cores."""
-    path, machine = tmp_path / "p.points.jsonl", {**MACHINE, "cpu_cores": "4", "threads": "2"}
-    points_file.create(path, machine, {**OPTIONS, "device": device}, PLACES)
-    points_file.append_point(path, point())
-    points_file.append(path, "host", {"step_s": 1e-5})
-    points_file.append(path, "together", PAIR)
-    found, fewer = points_file.read(path), {**machine, "cpu_cores": "2"}
-    points_file.check_same(path, found, fewer, found.options)
-    assert points_file.follow_cores(path, found, fewer)
-    moved = points_file.read(path)
-    assert (moved.points, moved.host, len(moved.together)) == (found.points, {}, left)
-    assert moved.fingerprint == fewer
-    assert not points_file.follow_cores(path, moved, fewer)
-    points_file.append(path, "host", {"step_s": 2e-5})
-    assert points_file.read(path).host == {"step_s": 2e-5}
+    found = points_file.read(path)
+    with pytest.raises(ValueError, match="of another machine: cpu_cores was None, is now '2'"):
+        points_file.check_same(path, found, {**MACHINE, "cpu_cores": "2"}, OPTIONS)
+    points_file.append(path, kind, 2)
+    with pytest.raises(ValueError, match="unknown kind of line"):
+        points_file.read(path)
 
 
-def test_passes_of_more_threads_than_there_are_cores_now_do_not_go_on(path: Path) -> None:
-    machine = {**MACHINE, "cpu_cores": "1", "threads": "2"}
-    points_file.create(path, {**machine, "cpu_cores": "2"}, OPTIONS, PLACES)
-    with pytest.raises(ValueError, match="of passes of 2 threads, and this process may use 1 cores"):
-        points_file.check_same(path, points_file.read(path), machine, OPTIONS)
-
-
-def test_lines_that_earlier_versions_wrote_are_skipped(path: Path) -> None:
-    points_file.append(path, "sustained", [list(PLACES[0]), 1.5e-3])
-    assert points_file.read(path).points == [point()]
+def test_a_place_that_the_driver_slowed_down_is_marked(path: Path) -> None:
+    points_file.append(path, "clocks", {"sm_mhz": 1980.0, "place": list(PLACES[0])})
+    assert points_file.read(path).slowed == set()
+    points_file.append(path, "clocks", {"throttled": ["power cap"], "place": list(PLACES[0])})
+    assert points_file.read(path).slowed == {PLACES[0]}
 
 
 def test_two_measurements_do_not_write_into_one_file(path: Path) -> None:

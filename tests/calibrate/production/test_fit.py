@@ -125,7 +125,10 @@ def test_a_wait_too_long_for_a_frontend_is_left_out_and_said_or_refused_where_it
 @pytest.mark.parametrize(
     ("constants", "message"),
     [
-        (["step_s", "frontend_s"], "--constants: x: frontend_s is not told: no level has a time to the first token"),
+        (
+            ["step_s", "frontend_s"],
+            "--constants: x: frontend_s cannot be determined: no level has a time to the first token",
+        ),
         (["frontend_s"], "--constants frontend_s: name a constant of a step as well"),
         (["step_s", "step_s"], "--constants step_s,step_s: each constant once"),
     ],

@@ -13,21 +13,28 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from calibrate.measure.pair import options_of, pair_spec
+from calibrate.service import serving
 from calibrate.service.lanes import Served, Setting, simulate
 from calibrate.service.pauses import idle_ramp
 from calibrate.service.serving import best_tau, look_s, served
 from realrun.host.quiet import frozen_heap
+from realrun.kernels.issuer import Issuer
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.passes import PassShape
 from realrun.kernels.rows import PromptChunk
 from realrun.model.weights import random_model
 from realrun.replay.measured import MeasuredWork
+from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.probe import probe
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import IdleRamp, Profile
 from sim.costs.profile_files import load
-from sim.interface.work import Kind, Model, Work
+from sim.hosts.simulated import SimHost
+from sim.interface.work import Chunk, Kind, Model, Work
 from sim.metrics.records import WorkRecord
+from tests.realrun.replay.test_rehearsal import CountingCpu
 from tests.realrun.support import Attention
 
 BUSY = Served(
@@ -79,6 +86,71 @@ def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> No
     polled = lasting([VERIFY, DRAFT], [0.003, 0.001], setting=one)
     assert look_s([(plain, polled)]) == pytest.approx(1e-3 / 3.0)
     assert look_s([(polled, dataclasses.replace(plain, setting=one))]) == 0.0
+
+
+def test_serving_on_a_gpu_is_measured_with_the_graphs_that_a_replay_launches() -> None:
+    spec = pair_spec("cuda", "llama-3.1-8b", "llama-3.2-1b", "bfloat16", 64, 4096, "flash-3", 0)
+    options = options_of(spec)
+    assert options.cuda_graphs
+    assert options.batch_buckets == (1, 2, 4, 8, 16, 32, 64)
+
+
+def test_captured_works_and_those_on_prompts_are_told_apart_and_stand_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every decoding pass of the judged rounds is a graph, every prompt's is not."""
+    profile, launched = load("cpu/tiny"), []
+    models = [random_model(shape, dtype=torch.float32) for shape in (profile.target, profile.draft) if shape]
+    options = PairOptions(slots=4, max_tokens=160, attention=Attention.FLASH_CPU, draft_tokens_max=4)
+    # Past the check of attention, which on a CPU reads lengths back: nothing is really captured here.
+    object.__setattr__(options, "cuda_graphs", True)
+    object.__setattr__(options, "batch_buckets", (1, 4))
+    kernels, issue = PairKernels(*models, options, runs_on=CountingCpu()), Issuer.issue
+
+    def watched(self: Issuer, shape: PassShape, rows: Any) -> Any:
+        launched.append((bool(shape.chunks), (pending := issue(self, shape, rows)).is_graph))
+        return pending
+
+    with monkeypatch.context() as patch:
+        rounds = serving._rounds
+
+        def begun(*given: Any) -> Any:
+            patch.setattr(Issuer, "issue", watched)
+            return rounds(*given)
+
+        patch.setattr(serving, "_rounds", begun)
+        found = serving.on_gpu(profile, PairExecutor(kernels, seed=1), 1).host
+    assert set(launched) == {(True, False), (False, True)}
+    assert found.eager_step_s is not None
+    assert found.eager_result_s is not None
+    assert not found.captures_chunks
+    assert "eager_step_s and eager_result_s" in found.source
+
+
+def test_prompts_are_priced_by_what_eager_works_add_and_decoding_ones_by_what_graphs_do() -> None:
+    profile = load("h100-sxm/llama-2-7b+tinyllama-1.1b")
+    prompt = Work(kind=Kind.PREFILL, chunks=(Chunk(100, 0),), head_rows=1)
+    host = msgspec.structs.replace(profile.host, step_s=1e-3, eager_step_s=3e-3, result_s=2e-3, eager_result_s=5e-3)
+    plain, told = (
+        build_costs(msgspec.structs.replace(profile, host=each))
+        for each in (msgspec.structs.replace(host, eager_step_s=None, eager_result_s=None), host)
+    )
+    assert told.cost(prompt).prepare_s - plain.cost(prompt).prepare_s == pytest.approx(2e-3)
+    assert told.cost(VERIFY) == plain.cost(VERIFY)
+    for costs, result_s in ((plain, 2e-3), (told, 5e-3)):
+        sim = SimHost(costs, None)
+        tickets = {}
+
+        async def submit(sim: Any = sim, tickets: Any = tickets) -> None:
+            stream = sim.stream("gpu")
+            for work in (prompt, VERIFY):
+                tickets[work.kind] = sim.run(work, stream)
+                await tickets[work.kind]
+
+        sim.spawn(submit())
+        sim.run_until()
+        waits_s = {kind: ticket.ready_s - ticket.end_s for kind, ticket in tickets.items()}
+        assert waits_s == pytest.approx({Kind.PREFILL: result_s, Kind.VERIFY: 2e-3})
 
 
 def test_a_pass_in_service_is_compared_with_the_profile_by_kind_and_run() -> None:

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -274,3 +277,24 @@ def test_a_damaged_replay_is_one_line(replayed: Path, name: str) -> None:
     assert attack(sample, sample.content) == 0
     for seed in range(6):
         attack(sample, damaged(sample.content, name, random.Random(seed)))
+
+
+def test_a_torch_that_does_not_load_is_told_by_what_it_lacks(tmp_path: Path) -> None:
+    """Installed, for another CUDA than this machine's."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
+    command = [
+        sys.executable,
+        "-m",
+        "sim.cli.entry",
+        "replay",
+        *SMALL,
+        "--policy",
+        "pd",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "libcudart.so.12: cannot open shared object file" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -18,7 +18,7 @@ from sim.interface.request import Request
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
-from tests.sim.hosts.test_contract import UNCONTENDED, VARIANTS, outcome, requests
+from tests.sim.hosts.test_contract import PLANNED, UNCONTENDED, VARIANTS, ahead, outcome, requests
 from tests.sim.support import SECONDS, Log, PeriodicDraws, SimRun, log_order, serve
 
 
@@ -32,12 +32,20 @@ def log_of(tickets: Sequence[GpuTicket]) -> Log:
 
 
 def run_on_threads(
-    policy: str, served: Sequence[Request], options: PolicyOptions, *, is_async: bool, stop_s: float = inf, **more: Any
+    policy: str,
+    served: Sequence[Request],
+    options: PolicyOptions,
+    *,
+    is_async: bool,
+    stop_s: float = inf,
+    limits: EngineLimits | None = None,
+    **more: Any,
 ) -> tuple[list[GpuTicket], Serving, GpuHost]:
+    limits = limits or EngineLimits()
     executor = ConstantExecutor(SECONDS, is_async=is_async)
     with GpuHost(executor, PeriodicDraws(), clock=VirtualClock()) as host:
-        serving = serve(host, policy, served, options=options, **more)
-        for task in [*find_policy(policy).build(serving, options, EngineLimits()), serving.arrivals()]:
+        serving = serve(host, policy, served, options=options, limits=limits, **more)
+        for task in [*find_policy(policy).build(serving, options, limits), serving.arrivals()]:
             host.spawn(task)
         host.run_until(None if stop_s == inf else stop_s)
     return host.works, serving, host
@@ -59,11 +67,17 @@ def test_every_variant_of_a_policy_leaves_the_same_log_on_gpuhost(policy: str, c
     check_threads(policy, PolicyOptions(poll_s=0.75, spin_s=0.25, **changes))
 
 
-def check_threads(policy: str, options: PolicyOptions) -> None:
-    """The same log and the same tokens on threads, whether works are awaited or not."""
-    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_plans_ahead_by_the_same_seconds_on_gpuhost(policy: str) -> None:
+    check_threads(policy, PolicyOptions(poll_s=0.75, spin_s=0.25, workers=3), PLANNED)
+
+
+def check_threads(policy: str, options: PolicyOptions, limits: EngineLimits | None = None) -> None:
+    """The same log, the same seconds ahead and the same tokens on threads, whether works are awaited or not."""
+    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options, limits=limits)
     for is_async in (False, True):
-        tickets, serving, _ = run_on_threads(policy, requests(), options, is_async=is_async)
+        tickets, serving, _ = run_on_threads(policy, requests(), options, is_async=is_async, limits=limits)
         assert serving.num_finished == 9
         assert outcome(simulated.serving.requests) == outcome(serving.requests)
         assert log_order(simulated.log) == log_order(log_of(tickets))
+        assert ahead(t.work for t in tickets) == ahead(t.work for t in simulated.tickets)

@@ -3,24 +3,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from realrun.host.device import Cpu
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import (
     GPU_TILES,
     MAX_SPLITS,
+    PAGE_TOKENS,
     Attention,
     Flash3Attention,
     FlashAttention,
     Rectangle,
+    described,
     make_attention,
     num_splits,
+    slot_tokens,
+    usual_attention,
 )
 from realrun.model.decoder import Decoder
 from realrun.model.weights import tied_pair
@@ -83,6 +89,54 @@ def test_speculation_gives_the_references_text(kernel: Any) -> None:
         speculate(kernels, slots, 16, (3, 0, 5, 1), issuer)
         texts.append([slot.output for slot in slots])
     assert texts[0] == texts[1]
+
+
+def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split() -> None:
+    """FlashAttention-2 splits the keys of such rows only with a table of pages; so the text is the reference's still,
+    and slots that hold no whole pages are one long sequence."""
+    model, calls = tiny_model(), []
+    for max_tokens, has_pages in ((2 * PAGE_TOKENS, True), (300, False)):
+        hidden = []
+        for is_flash in (False, True):
+            decoder = Decoder(model, slots=3, max_tokens=max_tokens, attention=Attention.MATH)
+            if is_flash:
+                attend = with_kernel(decoder, FlashAttention).attention._attend
+                decoder.attention._attend = lambda *args, attend=attend, **more: (
+                    calls.append(more) or attend(*args, **more)
+                )
+            # Behind the first page, and a row in another order of slots.
+            decoder.forward(torch.arange(540) * 7 % 61, (rows([2, 0], [0, 0], [270, 270], 270),))
+            verify = (rows([0, 2], [270, 265], [5, 5], 5),)
+            hidden.append(decoder.forward(torch.arange(10) * 3 % 61, verify))
+        torch.testing.assert_close(hidden[1], hidden[0], rtol=0, atol=1e-9)
+        assert all(("block_table" in call) is has_pages and call["num_splits"] > 1 for call in calls[-1:])
+    assert slot_tokens(Attention.FLASH, 655) == 3 * PAGE_TOKENS
+    assert slot_tokens(Attention.FLASH_3, 655) == 655
+
+
+class Gpu(NamedTuple):
+    capability: str
+
+
+@pytest.mark.parametrize(("capability", "is_hopper"), [("8.0", False), ("9.0", True)])
+def test_without_flash_3_a_hopper_runs_torchs_own_and_every_table_and_person_is_told(
+    capability: str, is_hopper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where fa3-fwd has no wheel (aarch64), or links another CUDA than torch does."""
+
+    class Found(Cpu):
+        is_async = True
+
+    where = torch.device("cuda")
+    monkeypatch.setattr("realrun.host.cuda.find", lambda device: Found())
+    monkeypatch.setattr("realrun.host.cuda.properties", lambda: Gpu(capability))
+    assert usual_attention(where) == (Attention.FLASH_3 if is_hopper else Attention.FLASH, None)
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", None)
+    attention, lacks = usual_attention(where)
+    assert attention is Attention.FLASH
+    assert (lacks is not None and "fa3-fwd" in lacks) is is_hopper
+    assert described(Attention.FLASH, where) == ("flash in place of flash-3" if is_hopper else "flash")
+    assert described(Attention.FLASH_3, where) == "flash-3"
 
 
 def test_every_call_says_how_many_splits_there_are() -> None:

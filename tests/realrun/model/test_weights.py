@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -160,6 +161,14 @@ def test_a_pickle_that_is_no_weights_is_refused_and_not_executed(tmp_path: Path)
     model.config.save_pretrained(tmp_path)
     for content in (b"", b"garbage", b"PK\x03\x04" + 40 * b"\0", pickle.dumps(Runs())):
         (tmp_path / "pytorch_model.bin").write_bytes(content)
-        with pytest.raises(ValueError, match="the weights cannot be loaded"):
+        with pytest.raises(ValueError, match="the weights cannot be loaded") as refused:
             load_model(tmp_path)
+        assert "weights_only" not in str(refused.value)
+    assert "want safetensors" in str(refused.value)
     assert not (tmp_path / "executed").exists()
+
+
+def test_heads_of_odd_size_are_refused() -> None:
+    shape = msgspec.structs.replace(tiny_shape(), head_dim=15)
+    with pytest.raises(ValueError, match="head_dim=15 must be even"):
+        library_config(shape)

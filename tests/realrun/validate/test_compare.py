@@ -251,6 +251,12 @@ def test_a_scenario_without_kv_cannot_be_replayed() -> None:
         check_replayable(experiment("pd", load(PAIR), policy_options={"kv": "none"}))
 
 
+@pytest.mark.parametrize("policy", ["pd", "continuous"])
+def test_a_replay_hides_nothing_and_refuses_to_plan_ahead(policy: str) -> None:
+    with pytest.raises(ValueError, match="async_scheduling=true can be simulated only"):
+        check_replayable(experiment(policy, load(PAIR), engine={"async_scheduling": True}))
+
+
 def test_lanes_on_shares_cannot_be_replayed() -> None:
     with pytest.raises(ValueError, match=r"policy_options\.partition can be simulated only"):
         check_replayable(experiment("pd", load(PAIR), policy_options={"partition": {"prefill": 0.4, "decode": 0.6}}))

@@ -12,7 +12,7 @@ import pytest
 
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, load
-from sim.devices.contention import BRACKET
+from sim.devices.contention import Regime
 from sim.metrics.summary import summarise
 from sim.policies.registry import POLICIES
 from sim.run.resolve import resolve
@@ -53,21 +53,21 @@ def rising(values: list[float]) -> bool:
     return all(low <= SLACK * high for low, high in pairwise(values))
 
 
-@pytest.mark.parametrize("overlap", BRACKET)
+@pytest.mark.parametrize("overlap", Regime)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_latency_never_falls_with_host_time_per_step(policy: str, overlap: str) -> None:
     values = [mean_e2el_ms(own_host(step_s=step_s), policy, 3.0, overlap) for step_s in (0.0, 3e-4, 1.2e-3, 3e-3)]
     assert rising(values), values
 
 
-@pytest.mark.parametrize("overlap", BRACKET)
+@pytest.mark.parametrize("overlap", Regime)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_latency_never_falls_with_the_rate(policy: str, overlap: str) -> None:
     values = [mean_e2el_ms(own_host(step_s=3e-4), policy, rate, overlap) for rate in (0.5, 1.5, 3.0, 5.0)]
     assert rising(values), values
 
 
-@pytest.mark.parametrize("overlap", BRACKET)
+@pytest.mark.parametrize("overlap", Regime)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_latency_never_falls_with_a_slower_memory(policy: str, overlap: str) -> None:
     values = []
@@ -84,5 +84,5 @@ def test_latency_never_falls_with_the_delay_per_kernel_where_overlap_was_measure
     for tau_s in (0.0, 2e-6, 1e-5, 3e-5):
         profile = own_host(step_s=3e-4)
         overlap = msgspec.structs.replace(profile.overlap, measured=True, tau_s=tau_s, demand_floor=0.5)
-        values.append(mean_e2el_ms(changed(profile, overlap=overlap), policy, 2.0, "shared"))
+        values.append(mean_e2el_ms(changed(profile, overlap=overlap), policy, 2.0, "leftover"))
     assert rising(values), values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
@@ -27,6 +28,7 @@ from sim.costs.profile_files import decode, encode, load, shipped
 from sim.interface.work import Kind, Model, Work
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+ANY = json.loads((ENGINES / "vllm-0.12.json").read_text())["constants"][-1]
 DECODE = Work(kind=Kind.STEP, rows=8, row_tokens=8, context_tokens=800, head_rows=8)
 DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=8, row_tokens=8, context_tokens=800, head_rows=8, draft_tokens=4)
 
@@ -59,6 +61,9 @@ def test_an_engine_has_constants_a_source_and_limits_on_every_gpu(name: str) -> 
         ("vllm-0.19", "rtx-4090", "gap_s", 0.0),
         ("vllm-0.24", "a100-sxm", "gap_s", 0.0),
         ("trtllm-1.0", "h100-sxm", "step_s", 0.8812e-3),
+        ("sglang-0.5", "h200-sxm", "step_s", 0.774e-3),
+        ("sglang-0.5", "h200-sxm", "draft_pass_s", 0.111e-3),
+        ("sglang-0.5", "h200-sxm", "gap_s", 0.635e-3),
     ],
 )
 def test_what_was_measured_is_kept_as_it_was(name: str, gpu: str, constant: str, value_s: float) -> None:
@@ -88,6 +93,7 @@ def test_an_asynchronous_engine_spends_its_steps_all_the_same() -> None:
         ("vllm-0.19", {"none", "eagle3", "mtp"}),
         ("vllm-0.12", set()),
         ("vllm-0.9", set()),
+        ("sglang-0.5", {"none"}),
         ("ideal", {"none", "eagle3", "mtp", "draft_model", "ngram"}),
     ],
 )
@@ -185,6 +191,27 @@ def test_an_unknown_engine_is_one_line_with_the_nearest_name() -> None:
         load_engine("vllm-0.42", "h100-sxm")
 
 
+def test_constants_act_only_where_they_were_measured() -> None:
+    def frontend_s(gpu: str, tensor_parallel: int) -> float:
+        return load_engine("sglang-0.5", gpu, tensor_parallel).frontend_s
+
+    assert frontend_s("h200-sxm", 8) == frontend_s("b200-sxm", 4) == 0.2
+    assert frontend_s("h200-sxm", 1) == frontend_s("b200-sxm", 1) == frontend_s("h100-sxm", 8) == 0.0
+    assert load_engine("sglang-0.5", "h200-sxm", 8).scope == "sglang-0.5 on h200-sxm, tensor parallel 8"
+    assert load_engine("sglang-0.5", "a100-sxm").scope == "sglang-0.5 on any GPU not measured"
+
+
+def test_a_profile_gets_the_constants_of_as_many_gpus_as_share_its_model() -> None:
+    profile = load("h100-sxm/qwen3-32b-tp2")
+    held = json.loads((ENGINES / "sglang-0.5.json").read_text())
+    entry = held["constants"][-1] | {"gpus": ["h100-sxm"], "step_s": 0.007, "tensor_parallel": [2]}
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "mine.json"
+        path.write_text(json.dumps(held | {"constants": [entry, *held["constants"]]}))
+        assert engine_of(str(path), profile).step_s == 0.007
+        assert engine_of(str(path), load(PAIR)).step_s != 0.007
+
+
 def test_an_engine_of_ones_own_is_a_file(tmp_path: Path) -> None:
     held = json.loads((ENGINES / "vllm-0.12.json").read_text())
     path = tmp_path / "mine.json"
@@ -199,6 +226,7 @@ def test_an_engine_of_ones_own_is_a_file(tmp_path: Path) -> None:
         ({"schema": 2}, "schema=2 must be 1"),
         ({"caps": []}, "must hold on every GPU"),
         ({"constants": []}, "for all other GPUs"),
+        ({"constants": [ANY | {"tensor_parallel": [8]}]}, "for any number of GPUs"),
         ({"constant": []}, "unknown field `constant`"),
     ],
 )

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost import ConstantCosts, Cost
-from sim.devices.contention import Contention, Regime
+from sim.costs.profile import Overlap
+from sim.devices.contention import Contention, Regime, contention_of
 from sim.devices.shared import SharedDevice
 from sim.devices.solo import SoloDevice
 from sim.devices.ticket import SimTicket
@@ -101,7 +102,9 @@ def run(
     program=PROGRAMS,
     result_s=seconds,
     devices=st.sampled_from([[0, 0, 0], [0, 0, 1]]),
-    contention=st.builds(Contention, regime=st.sampled_from(Regime), has_priorities=st.booleans()),
+    contention=st.builds(
+        Contention, regime=st.sampled_from(Regime), phi=st.sampled_from([0.0, 0.07, 1.0]), has_priorities=st.booleans()
+    ),
 )
 def test_closed_form_and_events_tell_the_same(
     program: list[Entry], result_s: float, devices: list[int], contention: Contention
@@ -157,3 +160,46 @@ def test_the_second_stream_takes_over_what_is_in_flight() -> None:
     assert [(start_s, end_s) for _, _, start_s, end_s, _ in times] == [(0.0, 7.0), (2.0, 6.0)]
     assert (woken_s, busy_s) == ([7.0, 6.0], 7.0)
     assert sum(released) == 1
+
+
+@given(program=PROGRAMS, result_s=seconds, has_priorities=st.booleans(), is_preemptive=st.booleans())
+def test_nothing_left_over_is_serial_to_the_last_bit(
+    program: list[Entry], result_s: float, has_priorities: bool, is_preemptive: bool
+) -> None:
+    serial, leftover = (
+        contention_of(Overlap(has_priorities=has_priorities), regime, 0.0, is_preemptive=is_preemptive)
+        for regime in (Regime.SERIAL, Regime.LEFTOVER)
+    )
+    devices = [0, 0, 0]
+    assert repr(run(program, result_s, devices, serial)) == repr(run(program, result_s, devices, leftover))
+
+
+LENGTHS = st.tuples(seconds, st.floats(0.1, 9.0), st.integers(1, 50))
+
+
+@given(works=st.lists(LENGTHS, min_size=2, max_size=4), phis=st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)))
+def test_no_work_ends_later_the_more_is_left_over(
+    works: list[tuple[float, float, int]], phis: tuple[float, float]
+) -> None:
+    """One work per stream, submitted at times of their own."""
+
+    class Kernels(ConstantCosts):
+        def cost(self, work: Work) -> Cost:
+            _, device_s, num_kernels = works[work.num_bytes]
+            return Cost(0.0, 0.0, device_s, num_kernels)
+
+    def ends_s(phi: float) -> list[float]:
+        host = SimHost(Kernels(device_s={}), PeriodicDraws(), contention=Contention(regime=Regime.LEFTOVER, phi=phi))
+        streams = [host.stream(f"s{place}") for place in range(len(works))]
+        tickets: dict[int, SimTicket] = {}
+
+        def submit(place: int) -> None:
+            tickets[place] = host.run(Work(kind=Kind.VERIFY, num_bytes=place), streams[place])
+
+        for place, (start_s, _, _) in enumerate(works):
+            host.at(start_s, lambda _, place=place: submit(place))
+        host.run_until()
+        return [tickets[place].end_s for place in range(len(works))]
+
+    for early, late in zip(ends_s(max(phis)), ends_s(min(phis)), strict=True):
+        assert early <= late + 1e-9

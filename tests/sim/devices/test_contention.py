@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from sim.costs.profile import Overlap
+from sim.costs.profile import Overlap, Phi
 from sim.devices.contention import (
+    ASSUMED_PHI,
     BRACKET,
     Contention,
+    PhiLevel,
     Regime,
+    add_leftover,
     contention_of,
     fill_rates,
     kernel_waits_s,
+    phi_at,
     priority_weights,
     share_time,
 )
@@ -32,18 +36,53 @@ def test_overlap_that_was_measured_is_taken_as_measured() -> None:
 def test_overlap_that_was_not_measured_is_what_one_assumes_and_nothing_more(regime: Regime) -> None:
     overlap = Overlap(eta_compute=0.8, eta_bandwidth=0.9, tau_s=3e-6, has_priorities=False)
     assert contention_of(overlap, regime) == Contention(
-        regime=regime, eta_compute=1.0, eta_bandwidth=1.0, tau_s=0.0, takes_turns=False, has_priorities=False
+        regime=regime,
+        phi=0.07 if regime is Regime.LEFTOVER else 0.0,
+        eta_compute=1.0,
+        eta_bandwidth=1.0,
+        tau_s=0.0,
+        takes_turns=False,
+        has_priorities=False,
     )
 
 
-def test_overlap_that_was_not_measured_shares_time_unless_one_assumes_otherwise() -> None:
+def test_overlap_that_was_not_measured_is_leftover_unless_one_assumes_otherwise() -> None:
     assert contention_of(Overlap()) == Contention(
-        regime=Regime.SHARED, eta_compute=1.0, eta_bandwidth=1.0, tau_s=0.0, takes_turns=False, has_priorities=True
+        regime=Regime.LEFTOVER,
+        phi=0.07,
+        eta_compute=1.0,
+        eta_bandwidth=1.0,
+        tau_s=0.0,
+        takes_turns=False,
+        has_priorities=True,
     )
 
 
-def test_the_bracket_holds_every_regime_from_least_to_most_overlap() -> None:
-    assert BRACKET == (Regime.SERIAL, Regime.SHARED, Regime.ROOFS)
+def test_a_phi_that_is_given_goes_before_the_profiles_and_that_before_the_assumed_one() -> None:
+    own = Overlap(phi=Phi(value=0.3, low=0.2, high=0.5, source="measured"))
+    assert contention_of(own).phi == 0.3
+    assert contention_of(own, phi=0.0).phi == 0.0
+    assert [phi_at(own, level) for level in BRACKET] == [0.2, 0.3, 0.5]
+    assert [phi_at(Overlap(), level) for level in BRACKET] == [0.0, 0.07, 0.25]
+    assert "assumed" in ASSUMED_PHI.source
+
+
+@pytest.mark.parametrize(
+    "changes", [{"low": 0.2}, {"high": 0.05}, {"low": -0.1}, {"high": 1.5}, {"value": float("nan")}]
+)
+def test_a_phi_out_of_order_is_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"must be in order within 0\.\.1"):
+        Phi(**{"value": 0.1, "low": 0.0, "high": 0.2, **changes}, source="x")
+
+
+def test_the_bracket_goes_from_least_to_most_overlap() -> None:
+    assert BRACKET == (PhiLevel.LOW, PhiLevel.MIDDLE, PhiLevel.HIGH)
+
+
+def test_a_work_goes_on_at_phi_in_the_time_of_the_others_up_to_its_cap() -> None:
+    assert add_leftover([0.8, 0.2], [1.0, 1.0], 0.25) == pytest.approx([0.85, 0.4])
+    assert add_leftover([0.8, 0.2], [0.8, 0.3], 0.25) == [0.8, 0.3]
+    assert add_leftover([0.8, 0.2], [1.0, 1.0], 1.0) == [1.0, 1.0]
 
 
 def test_a_kernel_beside_others_waits_once_however_many_they_are() -> None:

@@ -68,10 +68,10 @@ def test_priorities_mean_nothing_where_all_are_alike() -> None:
 @pytest.mark.parametrize(
     ("regime", "ends_s"),
     [
-        # Half each: the draft ends at 4 s, the verify has 3 s left then.
-        (Regime.SHARED, [7.0, 4.0]),
         # Kernels of 1 s and of 0.1 s take turns: the verify has 10 parts of 11 until it ends at 5.5 s.
         (Regime.SERIAL, [5.5, 7.0]),
+        # Both go on at 0.1 in the time of the other: 10.1 and 2 parts of 11; the draft has 2 - 2 * 5.5 / 10.1 s left.
+        (Regime.LEFTOVER, [55.0 / 10.1, 55.0 / 10.1 + 2.0 - 10.0 / 10.1]),
         # Demands of a half leave room for both.
         (Regime.ROOFS, [5.0, 2.0]),
     ],
@@ -82,7 +82,7 @@ def test_what_streams_do_to_each_other_depends_on_the_regime(regime: Regime, end
             return super().cost(work)._replace(num_kernels=5 if work.kind is Kind.VERIFY else 20)
 
     costs = Kernels(device_s=SECONDS, demand=Demands(0.5, 0.5))
-    machine = host(costs, contention=Contention(regime=regime))
+    machine = host(costs, contention=Contention(regime=regime, phi=0.1 if regime is Regime.LEFTOVER else 0.0))
     a, b = machine.stream("a"), machine.stream("b")
     tickets = [machine.run(VERIFY, a), machine.run(DRAFT, b)]
     machine.run_until()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from sim.costs.cost import ConstantCosts, Demands
-from sim.policies.options import BatchBy, Batching, KvMode, PolicyOptions
+from sim.interface.work import Work
+from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES
 from tests.sim.support import SECONDS, PeriodicDraws, SimRun, log_order, request, run_on_script
 
 UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))
 """Works that ask nothing of the device never slow each other, as on ScriptHost."""
+PLANNED = EngineLimits(async_scheduling=True)
 
 
 def requests() -> list:
@@ -66,6 +69,24 @@ def test_every_variant_of_a_policy_leaves_the_same_log_on_both(
     assert scripted.num_finished == 9
     assert outcome(simulated.serving.requests) == outcome(scripted.requests)
     assert log_order(simulated.log) == log_order(script.log)
+
+
+def ahead(works: Iterable[Work]) -> list:
+    """What was prepared ahead of each work, in an order that no host decides."""
+    return sorted((work.kind.value, [r.index for r in work.requests], work.row_tokens, work.ahead_s) for work in works)
+
+
+@pytest.mark.parametrize("poll_s", [0.0, 0.75])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_plans_ahead_by_the_same_seconds_on_both(policy: str, poll_s: float) -> None:
+    options = PolicyOptions(poll_s=poll_s, spin_s=poll_s / 3, workers=3)
+    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options, limits=PLANNED)
+    works: list[Work] = []
+    script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options, limits=PLANNED, works=works)
+    assert outcome(simulated.serving.requests) == outcome(scripted.requests)
+    assert log_order(simulated.log) == log_order(script.log)
+    assert ahead(works) == ahead(ticket.work for ticket in simulated.tickets)
+    assert any(work.ahead_s for work in works)
 
 
 def test_the_contract_sees_a_policy_that_behaves_differently() -> None:

@@ -230,3 +230,53 @@ def test_gaps_of_warm_up_requests_do_not_count(policy: str) -> None:
     asked = [request(0, output=30), request(1, output=6)]
     run = SimRun(policy, asked, draws=NeverAccept(), draft_tokens=2, num_warmups=1)
     assert sum(run.serving.gaps.counts) == 5
+
+
+APART = EngineLimits(max_num_batched_tokens=8, mixes_prompts=False)
+
+
+def test_prompts_that_are_not_mixed_hold_up_every_row_until_all_of_their_chunks_are_through() -> None:
+    asked = [request(0, prompt=4, output=4), request(1, arrival_s=1.0, prompt=12, output=2)]
+    assert steps(autoregressive(asked, APART)) == [
+        (0.0, 0, 0, ((4, 0),)),
+        (5.0, 0, 0, ((8, 0),)),
+        (10.0, 0, 0, ((4, 8),)),
+        (15.0, 2, 2, ()),
+        (20.0, 1, 1, ()),
+        (25.0, 1, 1, ()),
+    ]
+
+
+def test_rows_without_prompts_beside_them_are_not_held_to_the_budget() -> None:
+    limits = EngineLimits(max_num_batched_tokens=4, mixes_prompts=False)
+    asked = [request(index, prompt=2, output=6) for index in range(2)]
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
+    assert steps(run) == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 10, ())]
+
+
+def test_prompts_that_are_not_mixed_wait_for_memory_while_rows_go_on() -> None:
+    asked = [request(0, prompt=17, output=5), request(1, arrival_s=1.0, prompt=32, output=1)]
+    limits = EngineLimits(max_num_batched_tokens=64, mixes_prompts=False)
+    run = autoregressive(asked, limits, kv_blocks=3)
+    assert steps(run) == [
+        (0.0, 0, 0, ((17, 0),)),
+        (5.0, 1, 1, ()),
+        (10.0, 1, 1, ()),
+        (15.0, 1, 1, ()),
+        (20.0, 1, 1, ()),
+        (25.0, 0, 0, ((32, 0),)),
+    ]
+
+
+def test_arrivals_are_seen_once_in_so_many_steps_of_rows_alone() -> None:
+    """One that comes during the first step of rows is seen after the third; after a step with prompts, and where
+    nothing runs, every plan looks."""
+    limits = EngineLimits(receive_interval=3)
+    asked = [
+        request(0, output=9),
+        *(request(i, arrival_s=at_s, output=1) for i, at_s in enumerate((6.0, 21.0, 99.0), 1)),
+    ]
+    run = autoregressive(asked, limits)
+    chunked = [start_s for start_s, _, _, chunks in steps(run) if chunks]
+    assert chunked == [0.0, 20.0, 25.0, 99.0]
+    assert [r.queued_s for r in run.serving.requests] == [0.0, 20.0, 25.0, 99.0]

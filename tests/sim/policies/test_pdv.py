@@ -227,7 +227,7 @@ def test_a_prompt_in_chunks_is_awaited_piece_by_piece() -> None:
 def test_preemptive_lanes_stop_what_is_below_them() -> None:
     """Decode 1-3 s stops the prompt of request 1, which needs another half second after it; verify 3-8 s stops it as
     well, so its second half ends at 8.5 s."""
-    contention = Contention(regime=Regime.SHARED, is_preemptive=True)
+    contention = Contention(regime=Regime.SERIAL, is_preemptive=True)
     run = run_pdv(2, pass_s=0.5, contention=contention, stream_priorities="preemptive", hybrid_requests=0)
     ends = {(work[3], work[4]): work[1] for work in run.works}
     assert ends["draft", (0,)] == 3.0

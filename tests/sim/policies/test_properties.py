@@ -132,6 +132,8 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     kv_blocks=st.integers(12, 40),
     max_concurrency=st.none() | st.integers(1, 4),
     is_async=st.booleans(),
+    mixes_prompts=st.booleans(),
+    receive_interval=st.sampled_from([1, 1, 2, 5]),
 )
 def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     rows: list,
@@ -141,11 +143,15 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     kv_blocks: int,
     max_concurrency: int | None,
     is_async: bool,
+    mixes_prompts: bool,
+    receive_interval: int,
 ) -> None:
     limits = EngineLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs * (draft_tokens + 1) + spare_tokens,
         async_scheduling=is_async,
+        mixes_prompts=mixes_prompts,
+        receive_interval=receive_interval,
     )
     plain, lazy = (
         SimRun(
@@ -177,6 +183,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     block_size=st.sampled_from([1, 4, 16]),
     spare_tokens=st.integers(0, 40),
     is_async=st.booleans(),
+    mixes_prompts=st.booleans(),
     has_priorities=st.booleans(),
 )
 def test_lazy_accounting_hands_over_while_memory_is_short(
@@ -187,6 +194,7 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
     block_size: int,
     spare_tokens: int,
     is_async: bool,
+    mixes_prompts: bool,
     has_priorities: bool,
 ) -> None:
     """And goes on where it is short no longer, perhaps several times, with rows that gave way in between."""
@@ -194,7 +202,10 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
     most = max(prompt + output + slots for _, prompt, output in rows)
     kv_blocks = -(-most // block_size) + spare_blocks * 16 // block_size
     limits = EngineLimits(
-        max_num_seqs=5, max_num_batched_tokens=5 * (draft_tokens + 1) + spare_tokens, async_scheduling=is_async
+        max_num_seqs=5,
+        max_num_batched_tokens=5 * (draft_tokens + 1) + spare_tokens,
+        async_scheduling=is_async,
+        mixes_prompts=mixes_prompts,
     )
     plain, lazy = (
         SimRun(

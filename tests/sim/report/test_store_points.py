@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from sim.metrics.stats import interval_95
-from sim.report.store_points import ACCEPTANCE, RATE, Points
+from sim.report.store_points import ACCEPTANCE, RATE, Points, refuse_former
 
 METRIC = "mean_e2el_ms"
 
@@ -53,11 +53,11 @@ def test_differences_are_taken_draw_by_draw() -> None:
     assert not change["is_open"]
 
 
-@pytest.mark.parametrize(("serial", "is_open"), [((121.0, 122.0), False), ((101.0, 80.0), True)])
-def test_a_difference_is_open_where_a_regime_of_overlap_denies_it(serial: tuple[float, float], is_open: bool) -> None:
+@pytest.mark.parametrize(("at_low", "is_open"), [((121.0, 122.0), False), ((101.0, 80.0), True)])
+def test_a_difference_is_open_where_an_end_of_the_bracket_denies_it(at_low: tuple[float, float], is_open: bool) -> None:
     rows = [row("a", 1.0, seed, 100.0) for seed in (1, 2)]
-    column = f"{METRIC}_if_serial"
-    rows += [row("b", 1.0, seed, 120.0 + seed, **{column: value}) for seed, value in zip((1, 2), serial, strict=True)]
+    column = f"{METRIC}_if_phi_low"
+    rows += [row("b", 1.0, seed, 120.0 + seed, **{column: value}) for seed, value in zip((1, 2), at_low, strict=True)]
     (change,) = points(*rows).paired("policy", METRIC).to_dict("records")
     assert (change["is_clear"], change["is_open"]) == (True, is_open)
 
@@ -99,3 +99,13 @@ def test_points_are_chosen_by_a_key_and_a_value_that_is_not_there_is_named() -> 
         both.where({RATE: 3})
     with pytest.raises(ValueError, match=r"color: not a key that this store varies \(workload.request_rate\)"):
         both.where({"color": "red"})
+
+
+@pytest.mark.parametrize(
+    "former", [{"devices.overlap": "shared"}, {f"{METRIC}_if_serial": 4.0, f"{METRIC}_if_roofs": 5.0}]
+)
+def test_a_store_with_the_regime_that_was_replaced_is_refused(former: dict[str, Any]) -> None:
+    kept = points(row("a", 1.0, 1, 5.0, **{"devices.overlap": "leftover", f"{METRIC}_if_phi_low": 4.0}))
+    refuse_former(kept)
+    with pytest.raises(ValueError, match=r"rows of the regime `shared`, which this version replaced with leftover"):
+        refuse_former(points(row("a", 1.0, 1, 5.0, **former)))

@@ -55,6 +55,32 @@ def test_two_seats_move_every_policy_and_hold_two(policy: str) -> None:
     assert ends_s[1] != pytest.approx(ends_s[0], rel=0.03)
 
 
+def test_the_engine_says_whether_prompts_share_steps_with_rows_unless_the_scenario_does() -> None:
+    def mixes(**changes: Any) -> bool:
+        return resolve(scenario("continuous", EAGLE, **changes), load(EAGLE), "continuous").limits.mixes_prompts
+
+    sglang = {"engine.name": "sglang-0.5"}
+    assert mixes()
+    assert not mixes(**sglang)
+    assert mixes(**sglang, **{"engine.enable_mixed_chunk": True})
+    assert not mixes(**{"engine.enable_mixed_chunk": False})
+
+
+def test_sglangs_overlap_scheduler_is_on_without_drafts_and_where_the_scenario_says_so() -> None:
+    def is_async(policy: str, **changes: Any) -> bool:
+        given = scenario(policy, EAGLE, **{"engine.name": "sglang-0.5"}, **changes)
+        return resolve(given, load(EAGLE), policy).limits.async_scheduling
+
+    assert is_async("autoregressive")
+    assert not is_async("continuous")
+    assert is_async("continuous", **{"engine.async_scheduling": True})
+
+
+def test_a_tree_of_drafts_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="speculative_eagle_topk=4: trees of drafts are not simulated; want 1"):
+        scenario("continuous", EAGLE, **{"speculation.speculative_eagle_topk": 4})
+
+
 @pytest.mark.parametrize("policy", LANES)
 def test_a_lanes_prompt_goes_in_chunks_of_the_budget_through_both_models(policy: str) -> None:
     """300 tokens within 128: 128, 128 and 44 of the target, then the same of the draft; the rows' limit is 25."""
@@ -144,16 +170,17 @@ def test_a_lane_without_room_for_one_round_is_refused() -> None:
         ValueError, match=r"max_num_batched_tokens=4 has no room to verify 4 drafted tokens .* at least 5"
     ):
         resolve_all(scenario("pd", max_num_batched_tokens=4), load(PAIR))
-    resolve_all(scenario("continuous", max_num_batched_tokens=4), load(PAIR))
+    resolve_all(scenario("continuous", max_num_batched_tokens=4, max_num_seqs=2), load(PAIR))
 
 
 def test_a_key_that_a_policy_ignores_is_a_note() -> None:
     given = scenario(
-        ["continuous", "pd"], **{"policy_options.verify_batch": 12, "engine.async_scheduling": True, "max_num_seqs": 8}
+        ["continuous", "pd"],
+        **{"policy_options.verify_batch": 12, "engine.enable_prefix_caching": False, "max_num_seqs": 8},
     )
     assert ignored_keys(given) == [
         "policy_options.verify_batch=12 means nothing to continuous, pd",
-        "engine.async_scheduling=True means nothing to pd",
+        "engine.enable_prefix_caching=False means nothing to pd",
     ]
     with pytest.warns(IgnoredKeyWarning, match="verify_batch=12 means nothing to continuous, pd"):
         resolve_all(given, load(PAIR))
@@ -224,8 +251,28 @@ def test_each_arm_of_a_speedup_is_scheduled_as_its_engine_does_by_itself(
     assert [run["async_scheduling"] for run in compare(given, load(profile)).runs] == are_async
 
 
-def test_lanes_have_no_steps_to_plan_ahead() -> None:
-    assert served("pd", num_prompts=2).is_async is None
+@pytest.mark.parametrize(
+    ("profile", "changes", "is_async"),
+    [(PAIR, {}, None), (PAIR, {"engine.async_scheduling": True}, True), (PAIR, {"num_speculative_tokens": 0}, True)],
+)
+def test_lanes_are_planned_ahead_where_their_engine_plans_steps_ahead(
+    profile: str, changes: dict[str, Any], is_async: bool | None
+) -> None:
+    assert served("pd", num_prompts=2, **changes).is_async is is_async
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_decode_lane_and_continuous_batching_pay_the_same_host(is_async: bool) -> None:
+    """One request at a time without drafts on an H100: within 0.1 % of each other with a step paid and a step hidden;
+    the first round after its prompt is the lane's alone to prepare."""
+    changes = {"num_speculative_tokens": 0, "num_prompts": 1, "output_len": 200}
+    changes |= {"policy_options.poll_s": 0.0, "engine.async_scheduling": is_async}
+    spans = []
+    for policy in ("autoregressive", "pd"):
+        request = served(policy, **changes).requests[0]
+        spans.append(request.last_token_s - request.first_token_s)
+    first_s = (1.6985e-3 + 42.5e-6) * is_async
+    assert spans[1] - first_s == pytest.approx(spans[0], rel=1e-3)
 
 
 def alone_tpot_s(engine: str, **changes: Any) -> float:

@@ -16,7 +16,7 @@ from sim.costs.profile_files import load
 from sim.devices.partition import MEASURED
 from sim.interface.work import Kind
 from sim.policies.registry import POLICIES, Policy, register
-from sim.report.tables import comparison_tables
+from sim.report.tables import comparison_tables, notes
 from sim.run.checks import IgnoredKeyWarning
 from sim.run.forecast import Forecast, MeanLoad
 from sim.run.lane_shares import best_shares
@@ -40,6 +40,29 @@ def chosen(policy: str, seed: int = 0, **changes: Any) -> dict[str, float]:
     return shares
 
 
+def test_shares_that_hold_only_together_leave_a_lone_request_the_whole_gpu() -> None:
+    """One request at a time never has two lanes at work, and is served as on plain streams."""
+
+    def e2el_ms(partition: object) -> float:
+        found = scenario("pd", partition, num_prompts=3, request_rate="inf", max_concurrency=1)
+        return sum(r.last_token_s - r.arrival_s for r in simulate(resolve(found, load(PAIR), "pd"), 0).requests)
+
+    assert e2el_ms(HALVES | {"only_together": True}) == pytest.approx(e2el_ms(None), rel=1e-9)
+    assert e2el_ms(HALVES) > 1.1 * e2el_ms(None)
+
+
+def test_shares_that_hold_only_together_are_never_worse_than_always() -> None:
+    found = compare(scenario("pd", HALVES, num_prompts=60, request_rate=12), load(PAIR), workers=1)
+    together = HALVES | {"only_together": True}
+    other = compare(scenario("pd", together, num_prompts=60, request_rate=12), load(PAIR), workers=1)
+    ours, theirs = other.policies[0].mean["mean_e2el_ms"], found.policies[0].mean["mean_e2el_ms"]
+    assert ours is not None
+    assert theirs is not None
+    assert ours < theirs
+    assert other.runs[0]["partition"] == together
+    assert "pd: prefill 0.5, decode 0.5 while several lanes have work" in notes(other)
+
+
 @pytest.mark.parametrize(
     ("policy", "partition", "message"),
     [
@@ -51,6 +74,10 @@ def chosen(policy: str, seed: int = 0, **changes: Any) -> dict[str, float]:
         ("pd", {}, "partition={}: want a share by lane, auto, or null"),
         ("pd", "best", "partition='best': want a share by lane, auto, or null"),
         ("pd", 0.4, "partition: expected"),
+        ("pd", {"only_together": True}, "partition={'only_together': True} has no shares; want one by lane"),
+        ("pd", HALVES | {"only_together": 1.0}, "partition.only_together=1.0 must be true or false"),
+        ("pd", {"prefill": True}, "partition={'prefill': True}: want a share by lane, above 0 and at most 1"),
+        (["continuous"], HALVES | {"only_together": True}, "no lanes to give shares in continuous"),
         ("pdv", HALVES, "leaves nothing for verify of 'pdv'"),
         (["continuous", "baseline"], "auto", "no lanes to give shares in continuous, baseline; .* pd, pdv, unified"),
     ],
@@ -86,7 +113,7 @@ def test_shares_stand_in_every_run_and_beside_the_table_and_need_no_bracket() ->
     assert plain.policies[1].by_overlap
     assert found.runs[0] == plain.runs[0]
     out = StringIO()
-    comparison_tables(Console(file=out, width=200), found)
+    comparison_tables(Console(file=out, width=200), found, is_verbose=True)
     assert "pd: prefill 0.5, decode 0.5" in out.getvalue()
     assert "overlap of streams" not in out.getvalue()
 

@@ -37,7 +37,7 @@ def test_what_vllm_is_given_is_understood(text: str, block: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON"),
+        ("{", "not valid JSON"),
         ("[1]", "must be a JSON object, got list"),
         ('{"method": "eagle4", "num_speculative_tokens": 1}', "did you mean 'eagle'"),
         ('{"num_speculative_token": 1}', "did you mean 'num_speculative_tokens'"),

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from sim.cli.capacity import parse_price
 from sim.cli.main import run
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
+from sim.metrics.price import Price
 from sim.metrics.summary import summarise
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
@@ -123,7 +123,7 @@ def test_the_recommended_replicas_meet_the_slo_and_one_fewer_does_not() -> None:
     bound_ms = 3.0 * service_s() * 1e3
     scenario = lone_server(num_prompts=300, **{"goodput.ttft_ms": bound_ms})
     rate = 1.2 / service_s()
-    found = highest_load(scenario, load(PROFILE), target_rate=rate, price_per_h=2.0, draws=0, workers=1)
+    found = highest_load(scenario, load(PROFILE), target_rate=rate, price=Price(2.0, None), draws=0, workers=1)
     by_routing = {fleet.routing: fleet for fleet in found.fleets}
     assert list(by_routing) == ["round-robin", "least-outstanding"]
     for routing, fleet in by_routing.items():
@@ -257,13 +257,18 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     assert run(flags) == 0
     out = capsys.readouterr().out
     assert "highest request rate at which 95 % of requests meet all SLOs" in out
-    assert "over 20 draws of costs" in out
-    assert run([*flags, "--target-rate", "50", "--draws", "9"]) == 0
+    assert "$/M tokens" in out
+    assert run([*flags, "--target-rate", "50", "--draws", "9", "--verbose"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert re.search(r"1 replicas, \d+ % utilised, .* enough with 90 % confidence: 1 replicas in 9 of 9 draws", out)
+    assert re.search(
+        r" baseline holds [\d.]+ requests/s with 95 % of requests within the SLOs; TTFT is missed first; .*; 50 "
+        r"requests/s take 1 replica of baseline \(round-robin, enough with 90 % confidence\), \$[\d.]+ per million "
+        r"output tokens$",
+        out,
+    )
     assert run([*flags, "--target-rate", "50", "--draws", "0"]) == 0
     assert "draws" not in capsys.readouterr().out
-    assert "$/M tokens" in out
 
 
 @pytest.mark.parametrize(
@@ -282,5 +287,14 @@ def test_bad_questions_are_one_line(flags: list[str], words: str, capsys: pytest
     assert err.count("\n") == 1
 
 
-def test_a_price_is_per_hour_whatever_it_is_written_with() -> None:
-    assert [parse_price(text) for text in ("2.5/h", "2.5", "$2.5/h", None)] == [2.5, 2.5, 2.5, None]
+@pytest.mark.parametrize(("text", "usd"), [("3.5/gpu-h", 14.0), ("7/replica-h", 7.0), ("$7/replica-h", 7.0)])
+def test_a_price_says_whether_it_is_of_a_gpu_or_of_a_replica(text: str, usd: float) -> None:
+    assert Price.of_text(text).of_replica(4) == usd
+
+
+def test_a_bare_price_is_refused_where_a_replica_has_several_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Price.of_text("2.5/h").of_replica(1) == 2.5
+    flags = ["--policy", "autoregressive", "--goodput", "ttft:500", "--price", "3.5/h"]
+    assert run(["capacity", "--profile", "a100-sxm/llama-3.1-70b-tp4", *flags]) == 2
+    wanted = "a replica has 4 GPUs here; write 3.5/gpu-h or 3.5/replica-h\n"
+    assert capsys.readouterr().err.endswith(wanted)

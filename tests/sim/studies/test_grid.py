@@ -46,6 +46,15 @@ def test_lists_of_one_group_are_gone_through_side_by_side() -> None:
     ]
 
 
+def test_a_list_of_policies_in_place_of_one_is_a_point_for_each() -> None:
+    """Once a TypeError: lists cannot be told apart by their hash."""
+    assert grid(grid={"policy": [["pd"], ["pdv", "unified"]]}).values_of("policy") == ["pd", "pdv", "unified"]
+    found = grid(zip=[{"policy": [["pd", "pdv"], "unified"], "engine.max_num_seqs": [8, 16]}])
+    assert [(*s.policy, s.engine.max_num_seqs) for s in found.scenarios()] == [("pd", 8), ("pdv", 8), ("unified", 16)]
+    with pytest.raises(ValueError, match="policy: 'pd' stands twice"):
+        grid(grid={"policy": [["pd"], ["pd", "pdv"]]})
+
+
 def test_replications_are_counted_and_may_be_gone_through() -> None:
     assert grid(replications=3).num_runs == 6
     assert grid(grid={"replications": [1, 3]}).num_runs == 8

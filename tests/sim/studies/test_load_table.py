@@ -8,22 +8,20 @@ import pytest
 
 from sim.cli.main import run
 from sim.costs.profile_files import load
-from sim.devices.contention import Regime
+from sim.devices.contention import BRACKET, PhiLevel
 from sim.policies.adaptive import check_table
 from sim.policies.choices import row_for
 from sim.run.scenario import Scenario
 from sim.studies.load_table import Figures, between, choices, is_surely_better, table_of, tune_policies
 
-ALL = (Regime.SERIAL, Regime.SHARED, Regime.ROOFS)
-
 
 def at(**values: float | tuple[float, float, float]) -> Figures:
-    """Figures of policies at one concurrency: one for all regimes, or serial, shared, roofs; four draws, 1 % apart."""
+    """Figures of policies at one concurrency: one for all phi, or from least to most overlap; four draws, 1 % apart."""
     spread = (0.99, 1.0, 1.0, 1.01)
-    by_regime = {name: value if isinstance(value, tuple) else (value,) * 3 for name, value in values.items()}
+    by_level = {name: value if isinstance(value, tuple) else (value,) * 3 for name, value in values.items()}
     return {
-        name: {regime: [value * each for each in spread] for regime, value in zip(ALL, own, strict=True)}
-        for name, own in by_regime.items()
+        name: {level: [value * each for each in spread] for level, value in zip(BRACKET, own, strict=True)}
+        for name, own in by_level.items()
     }
 
 
@@ -37,7 +35,7 @@ def test_a_policy_stays_until_another_is_surely_better_and_then_that_one_stays()
     assert choices(figures, ("pd", "unified")) == ["pd", "unified", "unified", "pd"]
 
 
-def test_better_in_two_regimes_of_three_is_not_surely_better() -> None:
+def test_better_at_two_phi_of_three_is_not_surely_better() -> None:
     found = at(pd=100.0, unified=(100.0, 110.0, 130.0), pdv=(102.0, 104.0, 106.0))
     assert not is_surely_better(found["unified"], found["pd"])
     assert is_surely_better(found["pdv"], found["pd"])
@@ -45,9 +43,9 @@ def test_better_in_two_regimes_of_three_is_not_surely_better() -> None:
 
 
 def test_a_gain_within_its_own_scatter_is_none() -> None:
-    theirs = {Regime.SHARED: [100.0, 100.0, 100.0, 100.0]}
-    assert not is_surely_better({Regime.SHARED: [130.0, 90.0, 110.0, 90.0]}, theirs)
-    assert is_surely_better({Regime.SHARED: [106.0, 104.0, 106.0, 104.0]}, theirs)
+    theirs = {PhiLevel.MIDDLE: [100.0, 100.0, 100.0, 100.0]}
+    assert not is_surely_better({PhiLevel.MIDDLE: [130.0, 90.0, 110.0, 90.0]}, theirs)
+    assert is_surely_better({PhiLevel.MIDDLE: [106.0, 104.0, 106.0, 104.0]}, theirs)
 
 
 def test_concurrencies_are_added_where_neighbours_differ_until_they_are_close() -> None:

@@ -66,10 +66,18 @@ def test_a_row_has_the_metrics_of_the_same_comparison() -> None:
 
 
 def test_points_that_share_a_capacity_go_to_one_worker_unless_they_are_long() -> None:
-    for num_prompts, sizes in ((100, [3, 3]), (9000, [1, 1, 1, 1, 1, 1]), ("auto", [3, 3])):
+    many = {"workload.request_rate": RATES, "engine.max_num_seqs": list(range(8, 24))}
+    for num_prompts, sizes in ((100, [3] * 4), (9000, [1] * 12), ("auto", [3] * 4)):
         scenario = SCENARIO | {"workload": {"num_prompts": num_prompts}}
-        plan = Plan.of(Grid.of(GRID | {"scenario": scenario}))
-        assert [len(jobs) for jobs in together(plan.jobs(Keys([])))] == sizes
+        plan = Plan.of(Grid.of(GRID | {"scenario": scenario, "grid": many}))
+        assert [len(jobs) for jobs in together(plan.jobs(Keys([])))][-len(sizes) :] == sizes
+
+
+def test_the_first_batches_are_short_so_that_their_rows_are_kept_soon() -> None:
+    """A sweep that was killed in its first seconds once had no row."""
+    scenario = SCENARIO | {"policy": "pd", "workload": {"num_prompts": 50}}
+    plan = Plan.of(Grid.of(GRID | {"scenario": scenario, "grid": {"workload.request_rate": list(range(1, 21))}}))
+    assert [len(jobs) for jobs in together(plan.jobs(Keys([])))] == [1, 2, 4, 8, 5]
 
 
 def test_a_rerun_adds_nothing_and_grids_merge(tmp_path: Path) -> None:

@@ -252,7 +252,27 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     assert run(TUNE) == 0
     out = capsys.readouterr().out
     assert "vllm serve meta-llama/Llama-3.1-8B" in out
-    assert "verdict: one length" in out
+    assert " draft 3 tokens, whatever the load: " in " ".join(out.split()[-50:])
+    assert " ".join(out.split()).endswith("in flight (7 to more than 16) no draft length gains any more")
+    assert "which may be nothing" not in out
+
+
+def test_tune_goes_on_while_its_longest_draft_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """At acceptance 0.95 more than one drafted token pays; lengths that were given are obeyed, which is said."""
+    flags = [flag for flag in TUNE if flag not in ("--lengths", "1,3")]
+    flags[flags.index("length:2.6@3")] = "iid:0.95"
+    flags += ["--num-speculative-tokens", "1", "--concurrencies", "1", "--draws", "1", "--json", "-"]
+    assert run(flags) == 0
+    found = json.loads(capsys.readouterr().out)
+    tried = [length["k"] for length in found["points"][0]["lengths"]]
+    assert tried[0] == 0
+    assert found["points"][0]["k"] in tried[:-1] or tried[-1] == 16
+    assert found["scenario"]["speculation"]["num_speculative_tokens"] == tried[-1] > 1
+    assert run([*flags, "--lengths", "0,1"]) == 0
+    given = json.loads(capsys.readouterr().out)
+    assert [length["k"] for length in given["points"][0]["lengths"]] == [0, 1]
+    assert any("the answer is the longest draft that was tried, K = 1" in note for note in given["notes"])
+    assert any(note.startswith("K = 0 keeps the drafter loaded") for note in given["notes"])
 
 
 def test_controllers_are_told_by_what_they_gain_over_one_length(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,10 +46,8 @@ def test_one_request_of_the_three_way_runs_takes_what_was_measured_once_fitted()
     ("lows", "expected"),
     [((1.03, 1.04, 1.05), "PDV"), ((1.01, 1.04, 1.05), "depends on overlap"), ((0.9, 1.0, 1.019), "PD")],
 )
-def test_pdv_is_recommended_only_where_every_regime_of_overlap_says_so(
-    lows: tuple[float, float, float], expected: str
-) -> None:
-    found = {regime: Ratio(low + 0.1, low, low + 0.2) for regime, low in zip(BRACKET, lows, strict=True)}
+def test_pdv_is_recommended_only_where_every_phi_says_so(lows: tuple[float, float, float], expected: str) -> None:
+    found = {level: Ratio(low + 0.1, low, low + 0.2) for level, low in zip(BRACKET, lows, strict=True)}
     assert deployment.choice(found) == expected
 
 
@@ -79,7 +77,8 @@ def test_every_figure_is_drawn_from_rows_alone(tmp_path: Path) -> None:
         *dispec.judge(sections["F"], 2),
         *(
             sections["G"].row(
-                claim.id, "PD", (0.97, 1.01), is_met=True, ratio_serial=0.98, ratio_shared=0.99, ratio_roofs=1.0,
+                claim.id, "PD", (0.97, 1.01), is_met=True,
+                ratio_phi_low=0.98, ratio_phi_middle=0.99, ratio_phi_high=1.0,
                 low=0.97, high=1.01, pd=100.0, pdv=99.0, best="continuous", best_tokens_per_s=120.0,
             )
             for claim in table_claims()

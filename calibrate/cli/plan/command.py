@@ -1,0 +1,307 @@
+"""`lanesim plan`: the command line of sim.studies.plan.search, for a model by its name.
+
+Importing this module imports click alone. Not here: the search, imports (calibrate.importers).
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.cli.console import claim, progress, write_text
+from sim.cli.options import ListOptions, parse_goodput
+
+if TYPE_CHECKING:
+    from calibrate.hardware.named_models import NamedModel
+    from calibrate.importers.candidates import Failed
+    from sim.run.scenario import Scenario
+    from sim.studies.plan.first_pass import Candidate, Ranked, Refused
+    from sim.studies.plan.search import Plan
+
+EXAMPLE = (
+    "\b\nExample:\n  lanesim plan Qwen/Qwen3-32B-FP8 --gpu h200-sxm --rate 40 --input-len 1500 \\\n"
+    "    --output-len 300 --goodput ttft:1000 tpot:40 --draft eagle3 --price 3.5/gpu-h"
+)
+ASSUMED = {
+    "eagle3": ("length:2.83@3", 5, "EAGLE-3 of MiniMax-M3, coding; docs/drafting.md"),
+    "mtp": ("length:2.99@3", 3, "MTP of GLM-5.2, coding; docs/drafting.md"),
+    "dspark": ("length:2.87@3", 5, "DSpark of Kimi-K3, coding; docs/drafting.md"),
+    "": ("length:2.73@3", 5, "a draft of 1B of the same family; docs/drafting.md"),
+}
+"""By drafter: an acceptance where none is given, the longest draft to try, whose acceptance it is."""
+METHODS = {"eagle3": "eagle3", "mtp": "mtp", "dspark": "dspark"}
+
+
+@click.command("plan", cls=ListOptions, epilog=EXAMPLE)
+@click.argument("model")
+@click.option("--gpu", default=None, help="GPU, such as h200-sxm; a profile's name has its own.")
+@click.option(
+    "--rate", type=float, default=None, help="Requests per second to serve; without: the most of one replica."
+)
+@click.option("--input-len", type=int, required=True, help="Prompt tokens.")
+@click.option("--output-len", type=int, required=True, help="Output tokens.")
+@click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:1000 tpot:40 e2el:5000.")
+@click.option("--attainment", type=float, default=0.95, show_default=True, help="Share that meets all SLOs.")
+@click.option("--draft", default=None, help="Drafter: eagle3, mtp, dspark, or a model. [default: none]")
+@click.option("--acceptance", default=None, help="Of its drafts, such as length:2.6@3. [default: assumed by drafter]")
+@click.option("--num-speculative-tokens", "longest", type=click.IntRange(min=1), default=None, help="Longest to try.")
+@click.option("--engine", default="vllm-0.24", show_default=True, help="Whose kernels and overheads.")
+@click.option("--price", default=None, metavar="USD/gpu-h", help="Of one GPU, such as 3.5/gpu-h.")
+@click.option("--gpus", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of a replica at most.")
+@click.option("--tp", type=click.IntRange(min=1), default=None, help="Tensor parallel. [default: searched]")
+@click.option("--ep", type=click.IntRange(min=1), default=None, help="Expert parallel. [default: searched]")
+@click.option("--dp", type=click.IntRange(min=1), default=None, help="Data parallel attention. [default: searched]")
+@click.option("--weights", default=None, help="bf16, fp8, fp8-block, nvfp4, mxfp4, int4. [default: the checkpoint's]")
+@click.option("--kv-dtype", default=None, help="bf16 or fp8. [default: the checkpoint's]")
+@click.option("--draws", type=click.IntRange(min=1), default=20, show_default=True, help="Of costs and acceptance.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
+def plan_command(model: str, **flags: Any) -> None:
+    """Which deployment of MODEL to rent: a Hugging Face name, a config.json, or a profile's name.
+
+    Splits over GPUs are searched, with and without the drafter; the best few are simulated in draws of what costs and
+    acceptance might as well be.
+    """
+    json_path = flags["json_path"]
+    price = None if flags["price"] is None else _gpu_price(flags["price"])
+    claim(files={"--json": json_path}, inputs=[model])
+    candidates, refused, named, engine = _candidates(model, flags)
+    scenario, assumed = _scenario(flags, engine, candidates)
+    result = _planned(scenario, candidates, refused, named.repository, price, flags)
+    # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
+    notes = [note for note in result.notes if note.startswith("<")]
+    if assumed:
+        notes.insert(0, assumed)
+    if disputed := _disputed(result, scenario, candidates, named, engine):
+        notes.insert(0, disputed)
+    from msgspec.structs import replace
+
+    result = replace(result, notes=notes)
+    if json_path is not None:
+        from sim.report.results import to_json
+
+        write_text(json_path, to_json(result.plain))
+    if json_path != "-":
+        from rich.console import Console
+
+        from sim.report.plans import print_plan
+
+        print_plan(Console(), result, capacity_line=_capacity_line(result, flags))
+
+
+# -- candidates
+
+
+def _gpu_price(text: str) -> float:
+    """Dollars per GPU and hour. Replicas differ in their GPUs here, so a price has to say that it is of one."""
+    from sim.metrics.price import GPU, Price
+
+    price = Price.of_text(text)
+    if price.of != GPU:
+        raise ValueError(f"--price {text!r}: want dollars per hour of one GPU, such as 3.5/{GPU}")
+    return price.usd_per_h
+
+
+def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], NamedModel, str]:
+    """What could be rented, what cannot, the model, and the engine."""
+    from calibrate.hardware.named_models import NamedModel
+    from sim.costs.profile_files import shipped
+    from sim.studies.plan.first_pass import Candidate
+
+    if model in shipped() or (model.endswith(".json") and _is_profile(Path(model))):
+        from sim.costs.profile_files import load
+
+        profile = load(model)
+        return [Candidate(model, profile)], [], NamedModel(profile.target, None), flags["engine"]
+    if flags["gpu"] is None:
+        raise ValueError(f"--gpu is missing: {model!r} is a model, want such as --gpu h200-sxm")
+    return _imported(model, flags)
+
+
+def _is_profile(path: Path) -> bool:
+    from sim.files.json_values import read_json
+
+    found = read_json(path, "profile or model config")
+    return isinstance(found, dict) and "kernels" in found
+
+
+def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], NamedModel, str]:
+    from calibrate.cli.output import needs_analysis
+    from calibrate.hardware.models import with_formats
+    from calibrate.hardware.named_models import named_model
+    from sim.costs.datasheets import gpu_name
+    from sim.costs.engine import engine_of
+    from sim.costs.shapes import HEADS
+    from sim.names import unknown
+    from sim.studies.plan.first_pass import Candidate, Refused
+
+    try:
+        from calibrate.importers.aiconfigurator.deployment import installed_tables
+        from calibrate.importers.aiconfigurator.profile import DEVICES
+        from calibrate.importers.candidates import cache_folder, deployments, imported, in_kernel_format
+    except ImportError as error:
+        raise needs_analysis(error) from None
+    gpu = gpu_name(flags["gpu"])
+    if gpu not in DEVICES:
+        raise ValueError(unknown("GPU", gpu, DEVICES))
+    tables, source = installed_tables()
+    configs = tables.parent / "model_configs"
+    named = named_model(model, configs)
+    target = with_formats(named.shape, flags["weights"], flags["kv_dtype"])
+    target = in_kernel_format(target, gpu)
+    name, draft = flags["draft"], None
+    if name is not None:
+        draft = HEADS[name](named.shape) if name in HEADS else named_model(name, configs).shape
+        draft = with_formats(draft, None, flags["kv_dtype"])
+    kernels = flags["engine"].partition("-")[0]
+    if kernels not in ("vllm", "sglang", "trtllm"):
+        kernels = "vllm"
+    wanted = deployments(target, flags["gpus"], kernels, flags["tp"], flags["ep"], flags["dp"])
+    if not wanted:
+        raise ValueError(f"--tp, --dp: want no more than --gpus {flags['gpus']} GPUs in a replica")
+    found, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder())
+    if not found:
+        raise ValueError(f"plan: {target.name} on {gpu}: {_why_none(failed)}")
+    candidates = [Candidate(str(each.path), each.profile) for each in found]
+    engine_of(flags["engine"], candidates[0].profile)
+    return candidates, [Refused(deployment=_label(each), why=each.why) for each in failed], named, flags["engine"]
+
+
+def _label(failed: Failed) -> str:
+    tp, ep, dp = failed.deployment[:3]
+    return " ".join(f"{name}{n}" for name, n in (("TP", tp), ("EP", ep or 1), ("DP", dp)) if n > 1) or "TP1"
+
+
+def _why_none(failed: Sequence[Failed]) -> str:
+    """Of the deployment with the most GPUs, which is the likeliest to fit."""
+    largest = max(failed, key=lambda each: each.deployment.devices)
+    return f"{_label(largest)}: {largest.why}"
+
+
+# -- the question
+
+
+def _scenario(flags: dict[str, Any], engine: str, candidates: Sequence[Candidate]) -> tuple[Scenario, str | None]:
+    """And a word on what was assumed."""
+    from sim.run.scenario import parse_scenario
+
+    draft, assumed = candidates[0].profile.draft, None
+    speculation: dict[str, Any] = {"num_speculative_tokens": 0}
+    if draft is not None:
+        acceptance, longest, whose = ASSUMED.get(draft.name, ASSUMED[""])
+        if flags["acceptance"] is None:
+            assumed = f"acceptance {acceptance} is assumed ({whose}): give your own with --acceptance"
+        speculation = {
+            "num_speculative_tokens": flags["longest"] or longest,
+            "acceptance": flags["acceptance"] or acceptance,
+            "method": METHODS.get(draft.name, "draft_model"),
+        }
+    goodput = {f"{name}_ms": bound for name, bound in parse_goodput(flags["goodput"]).items()}
+    workload = {"dataset_name": "fixed", "input_len": flags["input_len"], "output_len": flags["output_len"]}
+    raw = {
+        "profile": candidates[0].name,
+        "policy": ["continuous"],
+        "engine": {"name": engine},
+        "workload": workload,
+        "speculation": speculation,
+        "goodput": goodput,
+        "seed": flags["seed"],
+    }
+    return parse_scenario(raw), assumed
+
+
+def _planned(
+    scenario: Scenario,
+    candidates: Sequence[Candidate],
+    refused: Sequence[Refused],
+    repository: str | None,
+    price: float | None,
+    flags: dict[str, Any],
+) -> Plan:
+    from sim.studies.plan.search import plan
+
+    began = time.monotonic()
+
+    def rank(ranking: Sequence[Ranked]) -> None:
+        rows = [
+            f"{each.candidate.label} {'no drafter' if each.k < 1 else f'K = {each.k}'} ~{each.rate_per_s:.3g}/s"
+            + ("" if each.gpus is None else f", ~{each.gpus} GPUs")
+            for each in ranking[:5]
+        ]
+        click.echo(f"first ranking after {time.monotonic() - began:.0f} s: {'; '.join(rows)}", err=True)
+
+    with progress() as on_step:
+        return plan(
+            scenario,
+            candidates,
+            rate_per_s=flags["rate"],
+            share=flags["attainment"],
+            price_per_gpu_h=price,
+            draws=flags["draws"],
+            refused=refused,
+            target_model=repository,
+            workers=flags["workers"],
+            on_done=on_step,
+            on_ranking=rank,
+        )
+
+
+# -- saying
+
+
+def _disputed(
+    result: Plan, scenario: Scenario, candidates: Sequence[Candidate], named: NamedModel, engine: str
+) -> str | None:
+    """Where aiconfigurator's own decode step of the best row contradicts this importer's."""
+    if named.repository is None:
+        return None
+    from calibrate.importers.aiconfigurator.deployment import Deployment
+    from calibrate.importers.candidates import DISPUTED, own_decode_ms
+    from sim.run.forecast import StepForecast
+    from sim.run.resolve import resolve
+
+    best = result.deployments[0]
+    profile = next(each.profile for each in candidates if each.name == best.profile)
+    kernels = engine.partition("-")[0]
+    deployment = Deployment(best.tp, best.ep if best.ep > 1 else None, best.dp, kernels)
+    context = (scenario.workload.input_len or 0) + (scenario.workload.output_len or 0) // 2
+    theirs_ms = own_decode_ms(named.repository, profile.gpu.name, deployment, 1, context)
+    if theirs_ms is None:
+        return None
+    resolved = resolve(scenario, profile, "continuous")
+    ours_ms = 1e3 * StepForecast(resolved.costs, resolved.limits, context, has_draft=False).round_s(1, 0)
+    stood_in = profile.source.partition("not from the engine's own tables: ")[2]
+    whose = f", with {stood_in.split(';')[0]}" if stood_in else ""
+    if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:
+        return (
+            f"a decode step of one request takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core"
+        )
+    return (
+        f"tables dispute: a decode step of one request takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by "
+        f"aiconfigurator-core on {kernels}'s own; measure one before you rent"
+    )
+
+
+def _capacity_line(result: Plan, flags: dict[str, Any]) -> str:
+    """The command that checks the best row alone, with both routings."""
+    best, speculation = result.deployments[0], result.scenario["speculation"]
+    words = [
+        "lanesim", "capacity", "--profile", best.profile, "--policy", "continuous",
+        "--engine", result.scenario["engine"]["name"],
+        "--input-len", str(flags["input_len"]), "--output-len", str(flags["output_len"]),
+        "--num-speculative-tokens", str(best.num_speculative_tokens),
+        "--max-num-seqs", str(result.scenario["engine"]["max_num_seqs"]),
+    ]  # fmt: skip
+    if best.num_speculative_tokens:
+        words += ["--acceptance", speculation["acceptance"]]
+    words += ["--goodput", *flags["goodput"]]
+    if result.rate_per_s is not None:
+        words += ["--target-rate", f"{result.rate_per_s:g}"]
+    home = str(Path.home())
+    return shlex.join(words).replace(f"{home}/", "~/")

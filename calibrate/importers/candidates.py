@@ -1,0 +1,173 @@
+"""Profiles of every way to split a model over the GPUs of a replica, imported from the installed tables and kept in the
+user's cache folder, under a name with a hash of all that they were made from.
+
+Beside them aiconfigurator's own decode step: where it takes kernels from other tables than this importer trusts, the
+two differ, and the user should know. Not here: models by name (calibrate.hardware.named_models), which deployment is
+best (sim.studies.plan.search).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from calibrate.hardware.models import with_formats
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, profile_name
+from sim.compare.pool import default_workers, given, started
+from sim.costs.profile import Profile
+from sim.costs.profile_files import UnknownProfile, load, save_profile
+from sim.costs.shapes import ModelShape
+
+MADE_FROM = ("importers/aiconfigurator", "fit", "hardware")
+"""Folders of calibrate whose code a profile depends on."""
+MXFP4_KERNELS = {"hopper": "mxfp4-marlin", "blackwell": "mxfp4-fp8"}
+HOPPER, BLACKWELL = ("h100", "h200", "gh200"), ("b200", "b300", "gb200", "gb300")
+DISPUTED = 1.3
+"""Ratio of two decode steps from which on they contradict each other; the importer's mean error on served cells of
+dense models is 6 % (docs/silicon.md)."""
+
+
+class Imported(NamedTuple):
+    path: Path
+    profile: Profile
+    deployment: Deployment
+
+
+class Failed(NamedTuple):
+    deployment: Deployment
+    why: str
+
+
+def deployments(
+    shape: ModelShape, max_gpus: int, engine: str, tp: int | None, ep: int | None, dp: int | None
+) -> list[Deployment]:
+    """Ways to split a model over 1, 2, 4 .. `max_gpus` GPUs of a replica, with the degrees that are given.
+
+    Dense models: tensor parallel alone, since further ranks are further replicas. Experts: cut, spread, or spread over
+    ranks whose attention has requests of its own.
+    """
+    found = []
+    for degree in (2**power for power in range(max_gpus.bit_length())):
+        found.append((degree, 1, 1))
+        if shape.experts is not None and degree > 1:
+            found += [(degree, degree, 1), (1, degree, degree)]
+    wanted = [
+        each for each in found if all(given in (None, own) for given, own in zip((tp, ep, dp), each, strict=True))
+    ] or [(tp or 1, ep or 1, dp or 1)]
+    return [Deployment(a, None if b == 1 else b, c, engine) for a, b, c in wanted if a * c <= max_gpus]
+
+
+def in_kernel_format(shape: ModelShape, gpu: str) -> ModelShape:
+    """`shape` with mxfp4 experts in the kernels that engines run them with on that GPU."""
+    if shape.formats is None or shape.formats.experts != "mxfp4":
+        return shape
+    family = "hopper" if gpu.startswith(HOPPER) else "blackwell" if gpu.startswith(BLACKWELL) else None
+    return shape if family is None else with_formats(shape, MXFP4_KERNELS[family], None)
+
+
+def imported(
+    tables: Path,
+    source: str,
+    gpu: str,
+    target: ModelShape,
+    draft: ModelShape | None,
+    wanted: Sequence[Deployment],
+    cache: Path,
+) -> tuple[list[Imported], list[Failed]]:
+    """The profiles of `wanted`, from the cache where they are there, and why others cannot be.
+
+    Tables are read in processes of their own: the libraries for that start threads, and a process with threads starts
+    its workers slowly.
+    """
+    found: dict[int, Imported] = {}
+    failed: dict[int, Failed] = {}
+    missing = []
+    for index, deployment in enumerate(wanted):
+        path = _path(cache, source, gpu, target, draft, deployment)
+        with suppress(UnknownProfile, ValueError):
+            found[index] = Imported(path, load(path), deployment)
+        if index not in found:
+            missing.append(index)
+    if missing:
+        question = {"tables": tables, "source": source, "gpu": gpu, "target": target, "draft": draft, "wanted": wanted}
+        with started(min(len(missing), default_workers()), question, is_apart=True) as pool:
+            for index, profile in pool.run(_import, missing):
+                if isinstance(profile, str):
+                    failed[index] = Failed(wanted[index], profile)
+                    continue
+                path = _path(cache, source, gpu, target, draft, wanted[index])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_profile(profile, path)
+                found[index] = Imported(path, profile, wanted[index])
+    return [found[index] for index in sorted(found)], [failed[index] for index in sorted(failed)]
+
+
+def _import(index: int) -> Profile | str:
+    """In a worker: the profile, or why there is none."""
+    try:
+        return import_deployment(
+            given("tables"), given("gpu"), given("target"), given("draft"), given("wanted")[index],
+            source=given("source"),
+        )  # fmt: skip
+    except ValueError as error:
+        return str(error)
+
+
+def _path(
+    cache: Path, source: str, gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment
+) -> Path:
+    return cache / f"{_cached_name(source, gpu, target, draft, deployment)}.json"
+
+
+def cache_folder() -> Path:
+    """Of the user, for profiles."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lanesim" / "profiles"
+
+
+def _cached_name(source: str, gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment) -> str:
+    """`gpu/target-HASH` of everything that the profile is made from."""
+    made = hashlib.sha256()
+    here = Path(__file__).parent.parent
+    for folder in MADE_FROM:
+        for path in sorted((here / folder).glob("*.py")):
+            made.update(path.read_bytes())
+    parts = (source, gpu, msgspec.to_builtins(target), msgspec.to_builtins(draft), list(deployment), made.hexdigest())
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{profile_name(gpu, target, draft, deployment)}-{key}"
+
+
+def own_decode_ms(repository: str, gpu: str, deployment: Deployment, rows: int, context_tokens: int) -> float | None:
+    """Milliseconds of a decode step by aiconfigurator-core itself, on the tables that it takes for that engine; None
+    where it has no answer."""
+    try:
+        from aiconfigurator_core.sdk.engine import EngineHandle
+    except ImportError:
+        return None
+    cut, spread = deployment.split()
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        handle = EngineHandle.compile(
+            repository,
+            gpu.replace("-", "_"),
+            deployment.engine,
+            tp_size=deployment.tensor_parallel,
+            attention_dp_size=deployment.data_parallel,
+            moe_tp_size=cut,
+            moe_ep_size=spread,
+        )
+        return float(handle.decode_step_latency(rows, context_tokens, 2))
+    except Exception:
+        # Whatever a foreign library makes of a model that it does not know: there is no second opinion then.
+        return None
+    finally:
+        logging.disable(before)

@@ -1,0 +1,72 @@
+"""Names of models and profiles as people write them: Hugging Face repositories, fine-tunes of the same layers, parallel
+degrees before or after the drafter. Pure.
+
+Not here: what there is under a name (sim.costs.profile_files, sim.costs.shapes).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import NamedTuple
+
+SAME_LAYERS = re.compile(r"-(instruct|chat|hf|base|it|thinking|bf16|v[01]\.\d|\d{4})(?=-|$)")
+"""Endings of repositories that change the weights and not the layers."""
+DEGREE = re.compile(r"-(tp|ep|dp)(\d+)(?=[-+]|$)")
+CLOSE = 0.4
+
+
+def model_key(name: str) -> str:
+    """What names of one model share: without organisation, case and what changes no layer.
+
+    >>> model_key("meta-llama/Llama-3.1-8B-Instruct"), model_key("meta-llama/Meta-Llama-3.1-8B")
+    ('llama-3.1-8b', 'llama-3.1-8b')
+    """
+    return SAME_LAYERS.sub("", name.rpartition("/")[2].lower().removeprefix("meta-"))
+
+
+class ProfileKey(NamedTuple):
+    """What spellings of one profile share."""
+
+    gpu: str
+    target: str
+    draft: str
+    degrees: tuple[tuple[str, str], ...]
+    """Above 1, as ("tp", "2")."""
+
+    @classmethod
+    def of(cls, name: str) -> ProfileKey:
+        """Of `gpu/target[+draft]`, with -tpN, -epN and -dpN anywhere after the GPU."""
+        gpu, _, models = name.lower().partition("/")
+        degrees = sorted((kind, count) for kind, count in DEGREE.findall(models) if count != "1")
+        target, _, draft = DEGREE.sub("", models).partition("+")
+        return cls(gpu.replace("_", "-"), model_key(target), model_key(draft), tuple(degrees))
+
+    def is_on(self, gpu: str) -> bool:
+        """Whether that GPU is meant, `h200` for `h200-sxm` too."""
+        return gpu == self.gpu or gpu.startswith(f"{self.gpu}-")
+
+
+def same_profile(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that is another spelling of `name`; None where there is none, or several.
+
+    >>> same_profile("h200/Qwen/Qwen3-32B-FP8-tp2+eagle3", ["h200-sxm/qwen3-32b-fp8+eagle3-tp2", "h200-sxm/qwen3-32b"])
+    'h200-sxm/qwen3-32b-fp8+eagle3-tp2'
+    """
+    key = ProfileKey.of(name)
+    keys = {each: ProfileKey.of(each) for each in known}
+    found = [each for each, other in keys.items() if key[1:] == other[1:] and key.is_on(other.gpu)]
+    return found[0] if len(found) == 1 else None
+
+
+def nearest_profile(name: str, known: Iterable[str]) -> str:
+    """` did you mean ...?`, of the same family of GPUs, or which GPUs there are."""
+    names = list(known)
+    gpu = ProfileKey.of(name).gpu
+    family = [each for each in names if each.partition("-")[0].partition("/")[0] == gpu.partition("-")[0]]
+    if "/" in name and not family:
+        gpus = ", ".join(dict.fromkeys(each.partition("/")[0] for each in names))
+        return f"; no shipped profile is of a GPU {gpu!r}, they are of {gpus}"
+    nearest = get_close_matches(name.lower(), family or names, n=1, cutoff=CLOSE)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""

@@ -1,0 +1,79 @@
+"""What comes in through Python, from plug-ins and callers of `import lanesim`, checked as what comes in from files is.
+
+Not here: files (sim.files), what a policy or an acceptance model must give (sim.policies.registry, sim.acceptance).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any
+
+from sim.files.read import CONTROL
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}\Z")
+"""Goes into lists with commas, tables, and names of files."""
+
+
+class PluginError(ValueError):
+    """A plug-in raised an exception, or gave something else than it must."""
+
+
+@contextmanager
+def naming_plugin(what: str) -> Iterator[None]:
+    """An exception of the block as PluginError that begins with `what`, such as `policy 'mine'`."""
+    try:
+        yield
+    except PluginError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def shown(value: Any) -> str:
+    """`value` for a message, on one line and not long."""
+    return f"{' '.join(repr(value).split()):.60}"
+
+
+def checked_name(what: str, value: Any) -> str:
+    """`value` where it can be the name of something registered. Raises PluginError."""
+    if not isinstance(value, str) or not NAME.match(value):
+        raise PluginError(f"{what} {shown(value)}: want a name of letters, digits and _ . + -, at most 100")
+    return value
+
+
+def checked_text(what: str, value: Any) -> str:
+    """`value` where it is a text without control characters. Raises PluginError."""
+    if not isinstance(value, str) or CONTROL.search(value):
+        raise PluginError(f"{what}={shown(value)}: want a text without control characters")
+    return value
+
+
+def checked_count(what: str, value: Any, least: int, most: int = 2**31) -> int:
+    """`value` where it is a whole number, numpy's among them, from `least` to `most`. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
+        raise PluginError(f"{what}={shown(value)} must be at least {least} and at most {most}, a whole number")
+    return int(value)
+
+
+def checked_counts(what: str, values: Any, least: int, most: int = 2**31) -> list[int]:
+    """The same of each of `values`, a list or an array."""
+    return [checked_count(what, value, least, most) for value in checked_list(what, values)]
+
+
+def checked_reals(what: str, values: Any, low: float, high: float) -> list[float]:
+    """Each of `values` where it is a number above `low` and below `high`. Raises ValueError."""
+    found = checked_list(what, values)
+    for value in found:
+        if isinstance(value, bool) or not isinstance(value, Real) or not low < float(value) < high:
+            raise PluginError(f"{what}: {shown(value)} must be a number above {low:g} and below {high:g}")
+    return [float(value) for value in found]
+
+
+def checked_list(what: str, values: Any) -> list[Any]:
+    """`values` as a list, where they are several. Raises ValueError."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise PluginError(f"{what}={shown(values)}: want a list")
+    return list(values)

@@ -1,0 +1,81 @@
+"""A plan on the terminal: the sentence first, then rows, draft length by load, what it rests on, and what to type.
+
+Not here: the plan (sim.studies.plan.search), other answers (answers).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from sim.report.tables import number, print_table
+from sim.studies.plan.search import Plan, PlannedDeployment
+from sim.studies.tune import Tuning
+
+
+def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
+    """At most 25 lines of 80 columns and the command lines, which are not wrapped."""
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say(result.verdict)
+    has_price = result.price_per_gpu_h is not None
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    table.add_column("replica", no_wrap=True)
+    rate_title = "req/s of one"
+    for title in ("K", rate_title, "replicas", "GPUs", "draws met", "tok/s/GPU", *(["$/M"] if has_price else [])):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in result.deployments:
+        table.add_row(*_cells(row, result, has_price=has_price))
+    print_table(console, table)
+    if any(row.is_first_pass for row in result.deployments):
+        say("~ from closed loops with costs as given, not simulated in draws")
+    if result.tuning is not None:
+        say(draft_lengths(result.tuning))
+        if result.rate_per_s is None:
+            say(f"as vLLM's table: {result.tuning.verdict}")
+    for line in result.deployments[0].evidence[:1]:
+        say(line.rpartition(" (")[0])
+    for note in result.notes[:MAX_NOTES]:
+        say(note)
+    say(f"start: {result.vllm_serve}")
+    say(f"check: {capacity_line}")
+
+
+MAX_NOTES = 3
+"""The others are in the JSON."""
+
+
+def draft_lengths(tuning: Tuning) -> str:
+    """Draft length by requests in flight, and what it gains."""
+    gains = [
+        f"{point.concurrency}: {best.k} ({best.speedup:.2f})"
+        for point in tuning.points
+        if (best := min((each for each in point.lengths if each.k), key=lambda each: each.expected_regret)).speedup
+    ]
+    ends = tuning.break_even_concurrency
+    pays = (
+        f"pays at all {tuning.points[-1].concurrency} tried"
+        if ends is None
+        else ("never pays" if ends == 0.0 else f"pays up to {ends:.0f}")
+    )
+    return f"requests in flight: K (throughput over none): {', '.join(gains)}; drafting {pays}"
+
+
+def _cells(row: PlannedDeployment, result: Plan, *, has_price: bool) -> list[str]:
+    about = "~" if row.is_first_pass else ""
+    rate = f"{about}{number(row.rate_per_replica)}"
+    if row.rate_interval is not None:
+        rate += f" ({number(row.rate_interval[0])}–{number(row.rate_interval[1])})"
+    met = "–" if row.worlds_met is None else f"{row.worlds_met}/{result.draws}"
+    cells = [
+        row.deployment,
+        str(row.num_speculative_tokens or "none"),
+        rate,
+        f"{about}{row.replicas}",
+        f"{about}{row.gpus}",
+        met,
+        f"{about}{row.output_tokens_per_s_per_gpu:.0f}",
+    ]
+    return [*cells, f"{about}{row.usd_per_million_tokens:.2f}"] if has_price and row.usd_per_million_tokens else cells

@@ -1,0 +1,222 @@
+"""Plug-ins and callers of `import lanesim` that break one rule each: lanesim's own error, one line that names what
+broke it; nothing is cast, passed over or found out later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lanesim
+from sim.acceptance import forms
+from sim.cli.main import run
+from sim.policies import pd, registry
+from sim.report.results import to_json
+
+BASE: dict[str, Any] = {"profile": "cpu/tiny", "num_prompts": 6, "request_rate": 20, "output_len": 8}
+TUNED: dict[str, Any] = BASE | {"policy": "continuous", "draws": 2, "workers": 1}
+GRID: dict[str, Any] = {"scenario": {"profile": "cpu/tiny", "policy": "pd", "workload": {"num_prompts": 3}}}
+
+
+@pytest.fixture(autouse=True)
+def unregistered() -> Iterator[None]:
+    policies, acceptances = dict(registry._registered), dict(forms._registered)
+    yield
+    registry._registered.clear()
+    registry._registered.update(policies)
+    forms._registered.clear()
+    forms._registered.update(acceptances)
+
+
+class Counted:
+    """Can stand where an index is wanted, and is no number."""
+
+    def __index__(self) -> int:
+        return 2
+
+
+class Mine(lanesim.Acceptance):
+    def __init__(self, lengths: Any = None, rates: Any = None) -> None:
+        self.lengths, self.rates = lengths, rates
+
+    def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
+        if self.rates is not None:
+            return self.rates(num_speculative_tokens)  # type: ignore[no-any-return]
+        return tuple(0.5**j for j in range(1, num_speculative_tokens + 1))
+
+    def run_lengths(self, window: Any, depth: int) -> Any:
+        found = lanesim.run_lengths(window.draws(0) < lanesim.thresholds(0.5), depth)
+        return found if self.lengths is None else self.lengths(found)
+
+
+def broken(*_: Any) -> Any:
+    raise KeyError("inside")
+
+
+def accepting(build: Any = None, policy: str = "pd", **answers: Any) -> None:
+    lanesim.register_acceptance("mine", build or (lambda values, k: Mine(**answers)), "mine:.5")
+    lanesim.simulate(policy=policy, acceptance="mine:.5", **BASE)
+
+
+def scheduling(**fields: Any) -> None:
+    given = {"name": "mine", "summary": "s", "source": "x", "build": pd.coroutines} | fields
+    lanesim.register(lanesim.Policy(**given))
+    lanesim.simulate(policy=given["name"], **BASE)
+
+
+def breaking(serving: Any, options: Any, limits: Any) -> list[Any]:
+    async def worker() -> None:
+        await serving.admit()
+        broken()
+
+    return [worker()]
+
+
+def awaiting(serving: Any, options: Any, limits: Any) -> list[Any]:
+    async def worker() -> None:
+        await None  # type: ignore[misc]
+
+    return [worker()]
+
+
+def comparing(**changes: Any) -> None:
+    lanesim.compare(**{"policy": "pd", **BASE, **changes})
+
+
+def tiny() -> lanesim.Profile:
+    return lanesim.load_profile("cpu/tiny")
+
+
+MISUSES: dict[str, tuple[Callable[[], object], str]] = {
+    "lengths with a half": (lambda: accepting(lengths=lambda x: x + 0.5), "'mine': run_lengths gave float64"),
+    "lengths that are NaN": (lambda: accepting(lengths=lambda x: x * np.nan), "'mine': run_lengths gave float64"),
+    "lengths in every step": (
+        lambda: accepting(policy="continuous", lengths=lambda x: x + 0.5),
+        "'mine': run_lengths gave float64",
+    ),
+    "lengths too few": (lambda: accepting(lengths=lambda x: x[:-2]), "'mine': run_lengths gave an array of shape"),
+    "lengths in rows": (lambda: accepting(lengths=lambda x: x.reshape(2, -1)), "'mine': run_lengths gave an array of"),
+    "lengths beyond the draft": (lambda: accepting(lengths=lambda x: x + 200), "gave lengths from 200"),
+    "lengths below 0": (lambda: accepting(lengths=lambda x: x.astype(int) - 3), "gave lengths from -3"),
+    "lengths in a list": (lambda: accepting(lengths=lambda x: x.tolist()), "'mine': run_lengths gave list"),
+    "no lengths": (lambda: accepting(lengths=lambda x: None), "'mine': run_lengths gave NoneType"),
+    "lengths that break": (lambda: accepting(lengths=broken), "'mine': run_lengths: KeyError: 'inside'"),
+    "rates that are NaN": (lambda: accepting(rates=lambda k: (np.nan,) * k), "'mine': unconditional_rates gave"),
+    "rates above 1": (lambda: accepting(rates=lambda k: (1.5,) * k), "'mine': unconditional_rates gave"),
+    "rates too few": (lambda: accepting(rates=lambda k: ()), "want 4 numbers from 0 to 1"),
+    "rates that rise": (lambda: accepting(rates=lambda k: tuple(i / k for i in range(k))), "they cannot rise"),
+    "no rates": (lambda: accepting(rates=lambda k: None), "unconditional_rates gave None"),
+    "rates that break": (lambda: accepting(rates=broken), "unconditional_rates: KeyError: 'inside'"),
+    "no model": (lambda: accepting(lambda values, k: None), "acceptance 'mine' gave None"),
+    "a class as a model": (lambda: accepting(lambda values, k: Mine), "want a lanesim.Acceptance"),
+    "a build that breaks": (lambda: accepting(broken), "acceptance 'mine': KeyError: 'inside'"),
+    "a build of one argument": (lambda: accepting(lambda values: Mine()), "acceptance 'mine': TypeError"),
+    "a build that is a number": (lambda: lanesim.register_acceptance("mine", 5, "f"), "build=5 must be a function"),  # type: ignore[arg-type]
+    "an acceptance without a name": (lambda: lanesim.register_acceptance("", broken, "f"), "acceptance ''"),
+    "an acceptance called 5": (lambda: lanesim.register_acceptance(5, broken, "f"), "acceptance 5"),  # type: ignore[arg-type]
+    "a colon in a name": (lambda: lanesim.register_acceptance("a:b", broken, "f"), "acceptance 'a:b'"),
+    "an escape in a name": (lambda: lanesim.register_acceptance("a\x1b[2J", broken, "f"), r"acceptance 'a\x1b[2J'"),
+    "a name that is never found": (lambda: lanesim.register_acceptance("Mine", broken, "f"), "in lower case"),
+    "no form": (lambda: lanesim.register_acceptance("mine", broken, None), "form=None"),  # type: ignore[arg-type]
+    "no GPUs": (lambda: scheduling(num_gpus=lambda o: 0), "policy 'mine': GPUs of a replica=0"),
+    "GPUs below 0": (lambda: scheduling(num_gpus=lambda o: -1), "policy 'mine': GPUs of a replica=-1"),
+    "half a GPU": (lambda: scheduling(num_gpus=lambda o: 1.5), "policy 'mine': GPUs of a replica=1.5"),
+    "GPUs in a text": (lambda: scheduling(num_gpus=lambda o: "1"), "GPUs of a replica='1'"),
+    "a billion GPUs": (lambda: scheduling(num_gpus=lambda o: 10**9), "GPUs of a replica=1000000000"),
+    "GPUs that are an index": (lambda: scheduling(num_gpus=lambda o: Counted()), "GPUs of a replica=<"),
+    "GPUs that are a number": (lambda: scheduling(num_gpus=1), "num_gpus=1 must be a function"),
+    "GPUs that break": (lambda: scheduling(num_gpus=broken), "policy 'mine': KeyError: 'inside'"),
+    "nowhere to seat": (lambda: scheduling(num_engines=lambda o: 0), "GPUs that seat requests=0"),
+    "more seats than GPUs": (lambda: scheduling(num_engines=lambda o: 4), "GPUs that seat requests=4"),
+    "an unknown key": (lambda: scheduling(takes=("decode_bacth",)), "did you mean 'decode_batch'"),
+    "keys in a text": (lambda: scheduling(takes="decode_batch"), "takes='decode_batch': want a list"),
+    "keys that are 5": (lambda: scheduling(takes=5), "takes=5: want a list"),
+    "lanes in a flat list": (lambda: scheduling(lanes=("prefill", "decode")), "lanes='prefill': want a list"),
+    "a lane twice": (lambda: scheduling(lanes=(("a",), ("a",))), "name one twice"),
+    "an escape in a lane": (lambda: scheduling(lanes=(("a\x1b",),)), r"lane 'a\x1b'"),
+    "an escape in a policy": (lambda: scheduling(name="a\x1b[2J"), r"policy 'a\x1b[2J'"),
+    "a policy that is a path": (lambda: scheduling(name="../x"), "policy '../x'"),
+    "a policy in two lines": (lambda: scheduling(name="a\nb"), r"policy 'a\nb'"),
+    "half a character": (lambda: scheduling(name="a\udcff"), r"policy 'a\udcff'"),
+    "an escape in a summary": (lambda: scheduling(summary="a\x1b[2J"), r"summary='a\x1b[2J'"),
+    "a flag in words": (lambda: scheduling(has_workers="yes"), "has_workers='yes' must be true or false"),
+    "no build": (lambda: scheduling(build=None), "build=None must be a function"),
+    "a build of nothing": (lambda: scheduling(build=lambda *_: None), "what build gives=None"),
+    "a build of no coroutines": (lambda: scheduling(build=lambda *_: [broken]), "want coroutines"),
+    "a policy that breaks": (lambda: scheduling(build=broken), "policy 'mine': KeyError: 'inside'"),
+    "a coroutine that breaks": (lambda: scheduling(build=breaking), "policy 'mine': KeyError: 'inside'"),
+    "a coroutine that awaits nothing": (lambda: scheduling(build=awaiting), "policy 'mine': TypeError"),
+    "a policy by its name": (lambda: lanesim.register("pd"), "'pd' is not a lanesim.Policy"),  # type: ignore[arg-type]
+    "a percentile above 100": (lambda: comparing(percentiles=(50, 101)), "percentiles: 101"),
+    "a percentile below 0": (lambda: comparing(percentiles=(-1,)), "percentiles: -1"),
+    "a percentile that is NaN": (lambda: comparing(percentiles=(np.nan,)), "percentiles: nan"),
+    "percentiles in a text": (lambda: comparing(percentiles="99"), "percentiles='99': want a list"),
+    "a percentile that is an index": (lambda: comparing(percentiles=(Counted(),)), "percentiles: <"),
+    "a seed that is an index": (lambda: comparing(seed=Counted()), "seed: expected `int`"),
+    "concurrencies that are no numbers": (
+        lambda: lanesim.tune(concurrencies=np.array([1.5]), **TUNED),
+        "concurrencies=np.float64(1.5)",
+    ),
+    "a concurrency that is an index": (lambda: lanesim.tune(concurrencies=[Counted()], **TUNED), "concurrencies=<"),  # type: ignore[list-item]
+    "lengths in two dimensions": (lambda: lanesim.tune(lengths=np.zeros((2, 2)), **TUNED), "lengths=array("),  # type: ignore[arg-type]
+    "a number of lengths": (lambda: lanesim.tune(lengths=4, **TUNED), "lengths=4: want a list"),  # type: ignore[arg-type]
+    "half a draw": (lambda: lanesim.tune(**TUNED | {"draws": 1.5}), "draws=1.5"),
+    "no workers": (lambda: lanesim.tune(**TUNED | {"workers": 0}), "workers=0"),
+    "a sweep by no workers": (lambda: lanesim.sweep(GRID | {"grid": {"seed": [0]}}, workers=0), "workers=0"),
+    "a sweep of nothing": (lambda: lanesim.sweep(None), "grid None: want a mapping"),  # type: ignore[arg-type]
+    "a profile by its name": (lambda: lanesim.save_profile("cpu/tiny", "x.json"), "want a Profile"),  # type: ignore[arg-type]
+    "a profile that is a mapping": (lambda: lanesim.save_profile({"a": 1}, "x.json"), "want a Profile"),  # type: ignore[arg-type]
+    "a profile to nowhere": (lambda: lanesim.save_profile(tiny(), None), "want a Profile and a path"),  # type: ignore[arg-type]
+    "a profile with an escape": (
+        lambda: lanesim.save_profile(lanesim.changed(tiny(), name="a\x1b[2J"), "x.json"),
+        "'name' holds the control character",
+    ),
+    "a change of no profile": (lambda: lanesim.changed({}, source="x"), "{} is not a Profile"),  # type: ignore[arg-type]
+    "an unknown field": (lambda: lanesim.changed(tiny(), sauce="x"), "did you mean 'source'"),
+    "a field of another type": (lambda: lanesim.changed(tiny(), source=5), "source: expected `str`"),
+    "a result that is a number": (lambda: lanesim.load(5), "load: 5"),  # type: ignore[arg-type]
+    "a scenario that is a number": (lambda: lanesim.compare(5), "scenario 5: want"),  # type: ignore[arg-type]
+    "a quote that is a number": (lambda: lanesim.parse_quoted(0.7), "acceptance 0.7"),  # type: ignore[arg-type]
+    "half a drafted token": (lambda: lanesim.parse_quoted("iid:.7").model(1.5), "num_speculative_tokens=1.5"),  # type: ignore[arg-type]
+    "a chance above 1": (lambda: lanesim.thresholds(2.0), "must be numbers from 0 to 1"),
+    "draws that are no booleans": (lambda: lanesim.run_lengths(np.array([0.5]), 2), "want an array of booleans"),  # type: ignore[arg-type]
+    "a curve of words": (lambda: lanesim.Curve(tokens=("a",), seconds=(1.0,)), "tokens=('a',)"),  # type: ignore[arg-type]
+    "a policy with a billion GPUs to prefill": (
+        lambda: comparing(policy="disaggregated", **{"policy_options.prefill_devices": 10**9}),
+        "policy 'disaggregated': GPUs of a replica=",
+    ),
+    "a billion replicas": (lambda: comparing(**{"devices.count": 10**9}), "devices.count=1000000000"),
+}
+
+
+@pytest.mark.parametrize("case", MISUSES)
+def test_a_misuse_is_one_line_that_names_what_broke_a_rule(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    misuse, says = MISUSES[case]
+    with pytest.raises(ValueError) as refused:
+        misuse()
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plug_in_that_breaks_ends_a_command_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    lanesim.register(lanesim.Policy(name="mine", summary="s", source="x", build=breaking))
+    assert run(["compare", "--profile", "cpu/tiny", "--policy", "mine", "--num-prompts", "4", "--workers", "1"]) == 2
+    assert capsys.readouterr().err == "lanesim: policy 'mine': KeyError: 'inside'\n"
+
+
+def test_arrays_of_whole_numbers_are_as_good_as_lists() -> None:
+    found = lanesim.tune(concurrencies=np.array([1, 2]), lengths=np.array([0, 1]), **TUNED)  # type: ignore[arg-type]
+    assert [point.concurrency for point in found.points] == [1, 2]
+    assert json.loads(to_json(found.plain))["points"][0]["concurrency"] == 1
+
+
+def test_whole_numbers_of_any_type_are_run_lengths() -> None:
+    accepting(lengths=lambda x: x.astype(np.int64))

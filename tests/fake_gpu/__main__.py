@@ -1,0 +1,125 @@
+"""The campaign on a fake GPU: python -m tests.fake_gpu OUT LIBRARIES [GPU ...]
+
+LIBRARIES are what tests.fake_gpu.build made. Runs with the torch of this Python, which is to be a CUDA build. Each
+campaign is killed once while it measures and called again. Exit code 1 where a capture was violated, more memory was
+reserved than planned, a measured run went to the driver for memory, or a step failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+GIB = 1 << 30
+ROOT = Path(__file__).parents[2]
+KILLED_AT_LINES = 8
+"""Of the points file."""
+PATIENCE_S = 900.0
+
+
+class Gpu(NamedTuple):
+    name: str
+    capability: int
+    multiprocessors: int
+    mib: int
+    campaign: str = "cuda"
+
+
+GPUS = {
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", 80, 108, 81153),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", 90, 132, 81079),
+    "rtx-4090": Gpu("NVIDIA GeForce RTX 4090", 89, 128, 24083, "cuda-24gb"),
+}
+
+
+def environment(gpu: Gpu, libraries: Path, counts: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(libraries),
+        "PYTHONPATH": f"{Path(__file__).parent / 'site'}:{ROOT}",
+        "FAKE_NAME": gpu.name,
+        "FAKE_CC": str(gpu.capability),
+        "FAKE_SMS": str(gpu.multiprocessors),
+        "FAKE_MIB": str(gpu.mib),
+        "FAKE_COUNTS": str(counts),
+    }
+
+
+def rehearse(gpu: Gpu, libraries: Path, out: Path) -> Iterator[str]:
+    """What is wrong."""
+    counts = out.with_suffix(".counts.jsonl")
+    counts.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "calibrate.campaign", str(out), "--device", gpu.campaign]
+    env = environment(gpu, libraries, counts)
+    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
+        kept = _killed(process, out)
+    if not kept:
+        yield "the campaign ended before it could be killed"
+    code = subprocess.run(command, cwd=ROOT, env=env, timeout=PATIENCE_S, check=False).returncode
+    if code:
+        yield f"the campaign ended with {code}"
+    points = next(out.glob("*.points.jsonl"), None)
+    if points is None or not points.read_bytes().startswith(kept):
+        yield "points that were there before the kill are not kept"
+    for line in map(json.loads, counts.read_text().splitlines() if counts.exists() else ()):
+        yield from _judged(line)
+    for summary in out.glob("*/summary.json"):
+        for run in json.loads(summary.read_text())["replay"]["runs"]:
+            print(f"{summary.parent.name} {run['policy']}: {run['num_device_allocations']} driver allocations")
+            if run["num_device_allocations"]:
+                yield f"{summary.parent.name}: {run['policy']} went to the driver while it was measured"
+
+
+def _killed(process: subprocess.Popen[bytes], out: Path) -> bytes:
+    """What the points file held when the campaign was killed; its step ends with it."""
+    ends_s = time.monotonic() + PATIENCE_S
+    while process.poll() is None and time.monotonic() < ends_s:
+        for path in out.glob("*.points.jsonl"):
+            content = path.read_bytes()
+            if content.count(b"\n") >= KILLED_AT_LINES:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return content[: content.rfind(b"\n") + 1]
+        time.sleep(0.05)
+    return b""
+
+
+def _judged(line: dict[str, Any]) -> Iterator[str]:
+    step, planned = " ".join(line["process"][2:]) or "?", line["planned"][0] if line["planned"] else 0
+    print(
+        f"{step}: {line['graphs']} graphs of {line['nodes']} nodes, {line['launches']} launches, reserved "
+        f"{line['reserved'] / GIB:.1f} of {planned / GIB:.1f} GiB planned, {line['violations']} violations, "
+        f"{line['full_queues']} full launch queues"
+    )
+    if line["violations"]:
+        yield f"{step}: {line['violations']} capture violations"
+    if line["reserved"] > planned:
+        yield f"{step}: {line['reserved'] / GIB:.2f} GiB reserved, {planned / GIB:.2f} planned"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fake_gpu", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("libraries", type=Path)
+    parser.add_argument("gpus", nargs="*", choices=[*GPUS, []], default=[])
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    wrong = []
+    for name in given.gpus or GPUS:
+        print(f"== {name}", flush=True)
+        wrong += [f"{name}: {each}" for each in rehearse(GPUS[name], given.libraries.resolve(), given.out / name)]
+    for each in wrong:
+        print(f"fake gpu: {each}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What a command shows first and last: a screen that fits, an answer at its end, progress in logs, its own flags."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sim.cli.capacity import capacity_command
+from sim.cli.console import ProgressLines
+from sim.cli.main import run
+from sim.run.scenario import Scenario
+
+DEMO = Path(__file__).parents[3] / "sim" / "scenarios" / "demo.yaml"
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+WIDTH, HEIGHT, BRIEF = 80, 45, 4
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+
+
+def test_the_demo_fits_a_screen_and_ends_with_its_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["compare", str(DEMO), "--profile", PAIR, "--num-prompts", "40", "--replications", "2", "--workers", "1"]
+    assert run([*flags, "--json", str(tmp_path / "r.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= HEIGHT
+    assert max(len(line.rstrip()) for line in lines) <= WIDTH
+    verdict = json.loads((tmp_path / "r.json").read_text())["verdict"]
+    assert " ".join(" ".join(lines).split()).endswith(verdict)
+
+
+def test_all_that_an_answer_rests_on_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["compare", "--policy", "pd", "--profile", PAIR, "--num-prompts", "5", "--workers", "1"]
+    assert run(flags) == 0
+    brief = capsys.readouterr().out
+    assert run([*flags, "--verbose"]) == 0
+    verbose = capsys.readouterr().out
+    for words in ("caps: max_num_seqs", "prefill_attention", "acceptance length"):
+        assert words not in brief
+        assert words in verbose
+    assert brief.count("\n") < verbose.count("\n")
+
+
+def test_a_log_gets_a_line_every_ten_seconds_and_a_short_run_none(capsys: pytest.CaptureFixture[str]) -> None:
+    now_s = iter([0.0, 9.0, 10.5, 19.0, 21.0])
+    on_step = ProgressLines(lambda: next(now_s))
+    for done in range(4):
+        on_step("simulating", done, 8)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "lanesim: simulating: 1 of 8, 10 s\nlanesim: simulating: 3 of 8, 21 s\n"
+
+
+def test_the_flags_of_a_command_come_before_those_of_every_scenario() -> None:
+    text = CliRunner().invoke(capacity_command, ["--help"]).output
+    assert 0 < text.index("--target-rate") < text.index("--json") < text.index("--request-rate")
+
+
+@pytest.mark.parametrize(("given", "proposed"), [("0.7", "iid:0.7"), ("2.6", "length:2.6")])
+def test_a_bare_acceptance_proposes_its_form(given: str, proposed: str) -> None:
+    from sim.acceptance.forms import parse_quoted
+
+    with pytest.raises(ValueError, match=f"write {proposed} "):
+        parse_quoted(given)
+
+
+def test_default_lengths_belong_to_the_profile_and_not_to_its_name(tmp_path: Path) -> None:
+    import lanesim
+
+    mine = lanesim.changed(lanesim.load_profile("cpu/tiny"), name="cpu/mine")
+    for profile in ("cpu/tiny", str(lanesim.save_profile(mine, tmp_path / "mine.json"))):
+        workload = Scenario.of(profile=profile, policy="pd").workload
+        assert (workload.input_len, workload.output_len) == (64, 32)
+        assert Scenario.of(profile=profile, policy="pd", dataset_name="azure-conv").workload.input_len is None
+    run_of_mine = lanesim.simulate(profile=mine, policy="pd", num_prompts=3, request_rate=10)
+    assert run_of_mine.requests_frame()["output_tokens"].tolist() == [32] * 3

@@ -1,0 +1,162 @@
+"""What one version of an engine does beside its steps: slots for drafts, the last cached block, captured sizes, the end
+of an answer. Each rule is in the engine's file; an engine without it is as before."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.costs.engine import Rules, load_engine
+from sim.costs.profile_files import load
+from sim.interface.work import Model
+from sim.metrics.records import RunRecord
+from sim.policies.options import Method
+from sim.run.limits import limits_of
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+EAGLE = "h100-sxm/llama-3.1-8b+eagle3"
+DSPARK = "gh200/apertus-8b+dspark"
+WITHOUT_RULES = ("sglang-0.5", "trtllm-1.0", "ideal")
+VLLM_BEFORE_SLOTS, VLLM = "vllm-0.12", "vllm-0.24"
+
+
+def scenario(profile: str, engine: str, policy: str = "continuous", **changes: Any) -> Scenario:
+    asked: dict[str, Any] = {"input_len": 600, "output_len": 8, "num_prompts": 6, "request_rate": 50} | changes
+    return Scenario.of(profile=profile, policy=policy, engine=engine, **asked)
+
+
+def served(made: Scenario) -> RunRecord:
+    return simulate(resolve(made, load(made.profile), made.policy[0]), 0, record_works=True)
+
+
+@pytest.mark.parametrize(
+    ("profile", "method", "slots"),
+    [
+        (EAGLE, Method.EAGLE3, 0),
+        (EAGLE, Method.PARALLEL, 6),
+        (PAIR, Method.DRAFT_MODEL, 1),
+        (PAIR, Method.PARALLEL, 7),
+        (PAIR, Method.NGRAM, 0),
+        (DSPARK, Method.DSPARK, 6),
+    ],
+)
+def test_drafts_of_seven_tokens_keep_slots_of_every_seat_by_how_they_are_drafted(
+    profile: str, method: Method, slots: int
+) -> None:
+    """8,192 tokens and 1,024 seats: under DSpark 8,192 - 6 x 1,024 = 2,048 are planned."""
+    asked: dict[str, Any] = {"num_speculative_tokens": 7, "max_num_seqs": 1024, "max_num_batched_tokens": 8192}
+    for engine, kept in ((VLLM, slots), (VLLM_BEFORE_SLOTS, 0), *((name, 0) for name in WITHOUT_RULES)):
+        limits = limits_of(scenario(profile, engine, **asked, **{"speculation.method": method.value}), load(profile))
+        assert limits.draft_slots == kept
+        assert limits.max_num_scheduled_tokens == 8192 - 1024 * kept
+        assert limits.max_num_batched_tokens == 8192
+
+
+@pytest.mark.parametrize("threshold", [0, 4096])
+def test_no_step_is_larger_than_what_the_slots_leave(threshold: int) -> None:
+    """600-token prompts all at once: 2,048 tokens a step with slots, and without drafts all 8,192; rows as totals, and
+    one by one where there is a threshold."""
+    asked: dict[str, Any] = {
+        "max_num_seqs": 1024,
+        "max_num_batched_tokens": 8192,
+        "num_prompts": 40,
+        "request_rate": "inf",
+    }
+    largest = {}
+    for k in (0, 7):
+        limits = asked | {"num_speculative_tokens": k, "engine.long_prefill_token_threshold": threshold}
+        record = served(scenario(DSPARK, VLLM, **limits))
+        steps = [work for work in record.works if work.kind == "step"]
+        largest[k] = max(work.row_tokens + work.chunk_tokens for work in steps)
+    assert largest == {0: 8192, 7: 2048}
+
+
+def test_slots_that_leave_nothing_are_refused() -> None:
+    made = scenario(PAIR, VLLM, max_num_seqs=64, max_num_batched_tokens=64)
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens=64 has no room beside the 1 slots .* at least 65"):
+        resolve(made, load(PAIR), "continuous")
+    resolve(made, load(PAIR), "autoregressive")
+    for engine in (VLLM_BEFORE_SLOTS, *WITHOUT_RULES):
+        resolve(scenario(PAIR, engine, max_num_seqs=64, max_num_batched_tokens=64), load(PAIR), "continuous")
+
+
+@pytest.mark.parametrize(
+    ("profile", "engine", "k", "cached"),
+    [
+        (EAGLE, VLLM, 3, 496),
+        (EAGLE, "vllm-0.9", 3, 496),
+        (EAGLE, VLLM, 0, 512),
+        (DSPARK, VLLM, 3, 496),
+        (PAIR, VLLM, 3, 512),
+        *((EAGLE, name, 3, 512) for name in WITHOUT_RULES),
+    ],
+)
+def test_a_drafter_that_reads_features_has_the_last_cached_block_computed_again(
+    profile: str, engine: str, k: int, cached: int
+) -> None:
+    """A system prompt of 512 tokens is 32 blocks."""
+    asked: dict[str, Any] = {
+        "workload.prefix_len": 512,
+        "input_len": 100,
+        "num_speculative_tokens": k,
+        "request_rate": 2,
+    }
+    record = served(scenario(profile, engine, **asked))
+    assert [request.cached_tokens for request in record.requests] == [0, *[cached] * 5]
+
+
+@given(st.integers(1, 2048), st.integers(0, 15), st.integers(1, 16384))
+def test_captured_sizes_are_multiples_of_a_row_up_to_two_steps_of_all_seats(seats: int, k: int, budget: int) -> None:
+    sizes = load_engine(VLLM, "h100-sxm").rules.graph_sizes(seats, k, budget)
+    assert sizes is not None
+    end = min(2 * seats * (k + 1), 512, budget)
+    assert sizes == sorted(set(sizes))
+    assert all(size % (k + 1) == 0 and size <= end for size in sizes)
+    if end >= 16 * (k + 1):
+        assert sizes[-1] > end - 16 - k
+    assert Rules().graph_sizes(seats, k, budget) is None
+
+
+def test_few_seats_leave_fewer_captured_sizes() -> None:
+    """8 seats, no drafts: 16 tokens at most are captured. Elsewhere the profile's sizes hold."""
+    profile = load("h100-sxm/llama-3.1-8b")
+
+    def sizes(engine: str, **changes: Any) -> tuple[int, int]:
+        made = scenario(profile.name, engine, "autoregressive", **changes)
+        passes = resolve(made, profile, "autoregressive").costs.passes(Model.TARGET)
+        return passes.padded_tokens(9), passes.padded_tokens(17)
+
+    assert sizes(VLLM, max_num_seqs=8) == (16, 17)
+    assert sizes(VLLM) == (16, 24)
+    for engine in WITHOUT_RULES:
+        assert sizes(engine, max_num_seqs=8) == (16, 24)
+
+
+def test_an_answer_ends_where_the_context_does() -> None:
+    asked: dict[str, Any] = {"input_len": 600, "output_len": 100, "engine.max_model_len": 640}
+    with pytest.warns(UserWarning, match=r"6 of 6 answers end where prompt and answer are 640 tokens"):
+        record = served(scenario(EAGLE, VLLM, **asked))
+    assert {request.emitted_tokens for request in record.requests} == {40}
+    with pytest.raises(
+        ValueError, match=r"a prompt of 600 tokens has no room for an answer in engine.max_model_len=600"
+    ):
+        served(scenario(EAGLE, VLLM, **asked | {"engine.max_model_len": 600}))
+    with pytest.raises(ValueError, match=r"max_model_len=640 is vLLM's; engine 'sglang-0.5'"):
+        served(scenario(EAGLE, "sglang-0.5", **asked))
+
+
+def test_the_models_own_context_ends_answers_of_vllm_alone() -> None:
+    """Llama-2's 4,096 tokens."""
+    asked: dict[str, Any] = {"input_len": 4090, "output_len": 100, "num_prompts": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for engine, tokens in ((VLLM, 6), *((name, 100) for name in WITHOUT_RULES)):
+            record = served(scenario(PAIR, engine, "autoregressive", **asked))
+            assert [request.emitted_tokens for request in record.requests] == [tokens]

@@ -1,0 +1,111 @@
+"""The search over candidate deployments: what is refused and why, which is best, and what is said of it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import msgspec
+import pytest
+
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.run.scenario import Scenario
+from sim.studies.plan.first_pass import Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.search import Plan, plan
+
+ONE, FOUR = "h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"
+PAIR = "h200-sxm/llama-3.1-8b+eagle3"
+
+
+def scenario(profile: str = ONE, ttft_ms: float = 1000.0, tpot_ms: float = 60.0, k: int = 0, **more: Any) -> Scenario:
+    return Scenario.of(
+        profile=profile, policy="continuous", input_len=256, output_len=32, num_prompts=60, num_speculative_tokens=k,
+        acceptance="length:2.6@3", **{"goodput.ttft_ms": ttft_ms, "goodput.tpot_ms": tpot_ms}, **more,
+    )  # fmt: skip
+
+
+def candidates(*names: str) -> list[Candidate]:
+    return [Candidate(name, load(name)) for name in names]
+
+
+def planned(given: Scenario, *names: str, **options: Any) -> Plan:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return plan(given, candidates(*names), draws=3, workers=1, **options)
+
+
+def ranked(given: Scenario, *names: str, rate: float | None = None) -> tuple[list[Ranked], list[Refused]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return first_pass(given, candidates(*names), rate, 0.95, 1, lambda *_: None)
+
+
+def test_a_candidate_that_misses_the_slo_alone_is_refused_with_what_it_reaches() -> None:
+    found, refused = ranked(scenario(tpot_ms=15.0), ONE, FOUR)
+    assert [each.candidate.name for each in found] == [FOUR]
+    assert refused[0].deployment == "TP1"
+    assert "one request alone has" in refused[0].why
+    assert refused[0].miss is not None
+    assert refused[0].miss > 1.0
+
+
+def test_a_candidate_without_room_for_kv_is_refused_with_that_reason() -> None:
+    small = msgspec.structs.replace(load(ONE), gpu=msgspec.structs.replace(load(ONE).gpu, memory_bytes=70_000_000_000))
+    _, refused = first_pass(scenario(), [Candidate(ONE, small)], None, 0.95, 1, lambda *_: None)
+    assert "no room for KV" in refused[0].why
+    assert refused[0].miss is None
+
+
+def test_nothing_that_meets_the_slos_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"no deployment meets TTFT 1000 ms and TPOT 1 ms; nearest is TP2: .* tpot"):
+        planned(scenario(tpot_ms=1.0), ONE, FOUR)
+
+
+def test_a_plan_without_an_slo_is_refused() -> None:
+    given = Scenario.of(profile=ONE, policy="continuous", num_speculative_tokens=0)
+    with pytest.raises(ValueError, match="no SLO given"):
+        plan(given, candidates(ONE))
+
+
+def test_the_fewest_gpus_for_the_rate_come_first_and_the_sentence_says_so() -> None:
+    found = planned(scenario(), ONE, FOUR, rate_per_s=20.0, price_per_gpu_h=2.0)
+    rows = [row for row in found.deployments if not row.is_first_pass]
+    assert [row.gpus for row in rows] == sorted(row.gpus for row in rows)
+    best = found.deployments[0]
+    assert found.verdict.startswith(f"rent {best.gpus} x h100-sxm: {best.replicas} replica")
+    assert best.worlds_met == sum(share >= 0.95 for share in best.attainment_by_draw)
+    assert best.usd_per_million_tokens == pytest.approx(2.0 * best.gpus / (20.0 * 32 * 3600.0) * 1e6)
+
+
+def test_without_a_rate_the_most_requests_per_gpu_come_first_in_one_replica() -> None:
+    best = planned(scenario(), ONE, FOUR).deployments[0]
+    assert (best.replicas, best.worlds_met) == (1, None)
+    assert best.output_tokens_per_s_per_gpu == pytest.approx(best.rate_per_replica * 32 / best.gpus)
+
+
+def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None:
+    found = planned(scenario(PAIR, k=2), PAIR)
+    best = found.deployments[0]
+    assert best.num_speculative_tokens in (1, 2)
+    assert found.tuning is not None
+    assert best.k_table == found.tuning.table
+    assert "with eagle3 at K = " in found.verdict
+    assert '"method": "eagle3"' in found.vllm_serve
+
+
+def test_ranks_of_a_replica_count_together() -> None:
+    def ranks(profile: Profile) -> Profile:
+        return msgspec.structs.replace(profile, data_parallel=2)
+
+    one, (two,) = candidates(PAIR)[0], [Candidate(PAIR, ranks(load(PAIR)))]
+    found, _ = first_pass(scenario(PAIR), [one, two], 50.0, 0.95, 1, lambda *_: None)
+    by_gpus = {each.candidate.gpus: each for each in found}
+    assert by_gpus[2].rate_per_s == pytest.approx(2.0 * by_gpus[1].rate_per_s)
+
+
+def test_json_has_the_keys_that_scripts_rely_on() -> None:
+    row = planned(scenario(), ONE, rate_per_s=5.0).plain["deployments"][0]
+    assert {
+        "gpus", "tp", "ep", "dp", "replicas", "k_table", "worlds_met", "usd_per_million_tokens", "nearest_evidence"
+    } <= set(row)  # fmt: skip

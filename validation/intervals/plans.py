@@ -1,0 +1,68 @@
+"""Whether what `plan` recommends holds where costs and acceptance are others within their errors.
+
+    python -m validation plan_truths [--seed 0] [--truths 20] [--draws 20]
+
+Truths are single draws from seeds of their own, as in capacity_truths; the rate is RATE requests per second, at which
+the fleet has several replicas. The recommended fleet should hold the SLOs in 18 of 20 truths and have at most one
+replica more than the smallest that holds in the median, that is in half of them. Candidates are shipped profiles.
+Not here: the measured cells near them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from sim.costs.profile_files import load
+from sim.engine.fleet import Routing
+from sim.run.scenario import Scenario, parse_scenario
+from sim.studies.plan.first_pass import Candidate
+from sim.studies.plan.search import plan
+from validation.intervals.fleets import holding, truths_of
+
+RATE = 40.0
+QUESTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "H100, qwen3-32b, 1 or 2 GPUs a replica": (
+        ("h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"),
+        {"num_speculative_tokens": 0, "goodput.ttft_ms": 1000.0, "goodput.tpot_ms": 60.0},
+    ),
+    "H200, llama-3.1-8b, bf16 or fp8, eagle3": (
+        ("h200-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b-fp8+eagle3"),
+        {
+            "num_speculative_tokens": 3, "acceptance": "length:2.6@3", "goodput.ttft_ms": 500.0,
+            "goodput.tpot_ms": 15.0,
+        },
+    ),
+}  # fmt: skip
+LENGTHS: dict[str, Any] = {"input_len": 512, "output_len": 128}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--truths", type=int, default=20)
+    parser.add_argument("--draws", type=int, default=20)
+    chosen = parser.parse_args()
+    print("question: recommended; truths in which so many replicas hold; replicas above the median")
+    for name, (profiles, changes) in QUESTIONS.items():
+        scenario = Scenario.of(
+            profile=profiles[0], policy="continuous", seed=chosen.seed, **LENGTHS, **changes,
+        )  # fmt: skip
+        candidates = [Candidate(each, load(each)) for each in profiles]
+        found = plan(scenario, candidates, rate_per_s=RATE, draws=chosen.draws)
+        best = found.deployments[0]
+        assert best.replicas is not None
+        simulated, profile = parse_scenario(found.scenario), load(best.profile)
+        truths = truths_of(simulated, profile, chosen.truths)
+        held: dict[int, int] = {}
+        replicas = best.replicas
+        while replicas and (replicas == best.replicas or held[replicas + 1] * 2 >= chosen.truths):
+            held[replicas] = sum(holding(simulated, truths, Routing.ROUND_ROBIN, replicas, RATE))
+            replicas -= 1
+        smallest = min((number for number, hold in held.items() if hold * 2 >= chosen.truths), default=best.replicas)
+        by_replicas = ", ".join(f"{number} in {hold} of {chosen.truths}" for number, hold in held.items())
+        print(
+            f"{name}: {best.replicas} of {best.profile} ({best.worlds_met} of {chosen.draws} draws); {by_replicas}; "
+            f"{best.replicas - smallest} above",
+            flush=True,
+        )
