@@ -58,6 +58,18 @@ class MainGroup(LazyGroup):
             raise
 
 
+def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    """Of the distribution, and whether its hot modules are compiled (setup.py)."""
+    if is_asked:
+        from importlib.metadata import version
+
+        from sim.hosts import clock
+
+        build = "pure Python" if clock.__file__.endswith(".py") else "compiled"
+        click.echo(f"lanesim, version {version('lanesim')} ({build})")
+        context.exit()
+
+
 @click.group(
     cls=MainGroup,
     commands=COMMANDS,
@@ -65,7 +77,7 @@ class MainGroup(LazyGroup):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExample:\n  lanesim compare --policy pd --policy pdv --profile h100-sxm/llama-2-7b+tinyllama-1.1b",
 )
-@click.version_option(package_name="lanesim")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version, help="And the build.")
 def lanesim() -> None:
     """Simulate speculative-decoding serving: which scheduler, which draft length, at which load."""
 

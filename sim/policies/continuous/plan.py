@@ -116,8 +116,8 @@ def _fill(
         else:
             step.rows.append(request)
             step.row_tokens.append(tokens)
-    has_seats = has_prompts and not has_preempted
-    while has_seats and budget > 0 and len(running) < limits.max_num_seqs and serving.has_queued:
+    num_seats = limits.max_num_seqs if has_prompts and not has_preempted else 0
+    while budget > 0 and len(running) < num_seats and serving.has_queued:
         seated = serving.seat_now(min(budget, longest))
         if seated is None:
             break
