@@ -77,7 +77,9 @@ def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> 
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExample:\n  lanesim compare --policy pd --policy pdv --profile h100-sxm/llama-2-7b+tinyllama-1.1b",
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version, help="And the build.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version, help="And the build."
+)
 def lanesim() -> None:
     """Simulate speculative-decoding serving: which scheduler, which draft length, at which load."""
 
