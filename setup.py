@@ -30,6 +30,7 @@ HOT = [
     "sim/interface/request.py",
     "sim/interface/request_queue.py",
     "sim/interface/wait.py",
+    "sim/policies/adaptive.py",
     "sim/policies/continuous/loop.py",
     "sim/policies/continuous/plan.py",
     "sim/policies/continuous/totals.py",
