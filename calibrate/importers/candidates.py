@@ -2,7 +2,7 @@
 user's cache folder, under a name with a hash of all that they were made from.
 
 Beside them aiconfigurator's own decode step: where it takes kernels from other tables than this importer trusts, the
-two differ, and the user should know. Not here: models by name (calibrate.hardware.named_models), which deployment is
+two differ, and the user should know. Not here: models by name (calibrate.hardware.models), which deployment is
 best (sim.studies.plan.search).
 """
 

@@ -17,7 +17,7 @@ from sim.cli.console import claim, progress, write_text
 from sim.cli.options import ListOptions, parse_goodput
 
 if TYPE_CHECKING:
-    from calibrate.hardware.named_models import NamedModel
+    from calibrate.hardware.models import Source
     from calibrate.importers.candidates import Failed
     from sim.run.scenario import Scenario
     from sim.studies.plan.first_pass import Candidate, Ranked, Refused
@@ -108,9 +108,9 @@ def _gpu_price(text: str) -> float:
     return price.usd_per_h
 
 
-def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], NamedModel, str]:
+def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], Source, str]:
     """What could be rented, what cannot, the model, and the engine."""
-    from calibrate.hardware.named_models import NamedModel
+    from calibrate.hardware.models import Source
     from sim.costs.profile_files import shipped
     from sim.studies.plan.first_pass import Candidate
 
@@ -118,7 +118,7 @@ def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], lis
         from sim.costs.profile_files import load
 
         profile = load(model)
-        return [Candidate(model, profile)], [], NamedModel(profile.target, None), flags["engine"]
+        return [Candidate(model, profile)], [], Source(profile.target), flags["engine"]
     if flags["gpu"] is None:
         raise ValueError(f"--gpu is missing: {model!r} is a model, want such as --gpu h200-sxm")
     return _imported(model, flags)
@@ -131,10 +131,9 @@ def _is_profile(path: Path) -> bool:
     return isinstance(found, dict) and "kernels" in found
 
 
-def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], NamedModel, str]:
+def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], Source, str]:
     from calibrate.cli.output import needs_analysis
-    from calibrate.hardware.models import with_formats
-    from calibrate.hardware.named_models import named_model
+    from calibrate.hardware.models import source_of, with_formats
     from sim.costs.datasheets import gpu_name
     from sim.costs.engine import engine_of
     from sim.costs.shapes import HEADS
@@ -151,13 +150,12 @@ def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[
     if gpu not in DEVICES:
         raise ValueError(unknown("GPU", gpu, DEVICES))
     tables, source = installed_tables()
-    configs = tables.parent / "model_configs"
-    named = named_model(model, configs)
+    named = source_of(model, plain=False)
     target = with_formats(named.shape, flags["weights"], flags["kv_dtype"])
     target = in_kernel_format(target, gpu)
     name, draft = flags["draft"], None
     if name is not None:
-        draft = HEADS[name](named.shape) if name in HEADS else named_model(name, configs).shape
+        draft = HEADS[name](named.shape) if name in HEADS else source_of(name, plain=False).shape
         draft = with_formats(draft, None, flags["kv_dtype"])
     kernels = flags["engine"].partition("-")[0]
     if kernels not in ("vllm", "sglang", "trtllm"):
@@ -256,7 +254,7 @@ def _planned(
 
 
 def _disputed(
-    result: Plan, scenario: Scenario, candidates: Sequence[Candidate], named: NamedModel, engine: str
+    result: Plan, scenario: Scenario, candidates: Sequence[Candidate], named: Source, engine: str
 ) -> str | None:
     """Where aiconfigurator's own decode step of the best row contradicts this importer's."""
     if named.repository is None:
