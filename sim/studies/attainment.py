@@ -314,7 +314,8 @@ class _Answer:
                 raise ValueError(f"target rate {target_rate:g}: more than {MAX_REPLICAS} replicas; want a lower one")
         while count > 1 and at(count - 1).meets:
             count -= 1
-        holding = self._holding(routing, count, target_rate)
+        in_draws = _SharesInDraws(search, self.draws, routing, target_rate)
+        holding = self._holding(in_draws, count)
         replicas = max(holding, default=count)
         return Fleet(
             policy=search.policy,
@@ -326,16 +327,10 @@ class _Answer:
             utilisation=target_rate / (replicas * per_replica),
             needed=_needed(holding, len(self.draws)),
             confidence=holding[replicas] / (len(self.draws) + 1) if holding else None,
-            attainment_by_draw=self._shares_in_draws(routing, replicas, target_rate),
+            attainment_by_draw=in_draws.all(replicas, self._workers),
         )
 
-    def _shares_in_draws(self, routing: Routing, count: int, target_rate: float) -> list[float]:
-        points = [_fleet_point(self.search, routing, count, target_rate, 0, draw) for draw in self.draws]
-        return [
-            joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=self._workers), key=_place)
-        ]
-
-    def _holding(self, routing: Routing, count: int, target_rate: float) -> dict[int, int]:
+    def _holding(self, in_draws: _SharesInDraws, count: int) -> dict[int, int]:
         """By number of replicas, up to those recommended: in how many draws they are enough.
 
         Draws are put in the order of their highest loads, so that halving finds the last of those that hold; each is
@@ -347,11 +342,10 @@ class _Answer:
 
         def holding(count: int, low: int, high: int, first: int) -> int:
             """Between `low`, which hold, and `high`, beyond which none does; `first` is tried first."""
-            self._on_done(f"{self.search.policy}, {routing.value}: {count} replicas in draws", 0, 1)
+            self._on_done(f"{self.search.policy}, {in_draws.routing.value}: {count} replicas in draws", 0, 1)
             middle = first
             while low < high:
-                point = _fleet_point(self.search, routing, count, target_rate, 0, self.draws[order[middle - 1]])
-                if joint_share(run_point(point).run) >= self.search.share:
+                if in_draws.one(count, order[middle - 1]) >= self.search.share:
                     low = middle
                 else:
                     high = middle - 1
@@ -369,6 +363,29 @@ class _Answer:
             count += 1
             found[count] = holding(count, found[count - 1], most, most)
         return dict(sorted(found.items()))
+
+
+class _SharesInDraws:
+    """The share of requests that meet the SLOs, by replicas and draw, each simulated once."""
+
+    def __init__(self, search: LoadSearch, draws: Sequence[Draw], routing: Routing, target_rate: float) -> None:
+        self._search, self._draws, self.routing, self._target_rate = search, draws, routing, target_rate
+        self._known: dict[tuple[int, int], float] = {}
+
+    def one(self, count: int, draw: int) -> float:
+        if (count, draw) not in self._known:
+            self._known[count, draw] = joint_share(run_point(self._point(count, draw)).run)
+        return self._known[count, draw]
+
+    def all(self, count: int, workers: int | None) -> list[float]:
+        """[draws]"""
+        missing = [draw for draw in range(len(self._draws)) if (count, draw) not in self._known]
+        for place, outcome in run_points([self._point(count, draw) for draw in missing], workers=workers):
+            self._known[count, missing[place]] = joint_share(outcome.run)
+        return [self._known[count, draw] for draw in range(len(self._draws))]
+
+    def _point(self, count: int, draw: int) -> Point:
+        return _fleet_point(self._search, self.routing, count, self._target_rate, 0, self._draws[draw])
 
 
 def _mean_load(search: LoadSearch, own: OwnLoads) -> float | None:
