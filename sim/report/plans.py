@@ -17,8 +17,8 @@ from sim.studies.tune import Tuning
 
 
 def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
-    """At most 25 lines of 80 columns and the command lines, which are not wrapped."""
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    """Fewer than 25 lines of 80 columns."""
+    say = partial(console.print, highlight=False, markup=False)
     say(result.verdict)
     has_price = result.price_per_gpu_h is not None
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False)
@@ -39,12 +39,28 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
         say(line.rpartition(" (")[0])
     for note in result.notes[:MAX_NOTES]:
         say(note)
-    say(f"start: {result.vllm_serve}")
-    say(f"check: {capacity_line}")
+    for line in (f"start: {result.vllm_serve}", f"check: {capacity_line}"):
+        say(continued(line, console.width), soft_wrap=True)
 
 
 MAX_NOTES = 3
 """The others are in the JSON."""
+
+
+def continued(command: str, width: int) -> str:
+    """A command over several lines of a shell, broken before its flags; one that is longer is not broken.
+
+    >>> print(continued("vllm serve MODEL --seed 0 --port 8000", 28))
+    vllm serve MODEL --seed 0 \\
+        --port 8000
+    """
+    lines = command.split(" --")[:1]
+    for flag in command.split(" --")[1:]:
+        if len(lines[-1]) + len(flag) + len(" -- \\") <= width:
+            lines[-1] += f" --{flag}"
+        else:
+            lines.append(f"    --{flag}")
+    return " \\\n".join(lines)
 
 
 def draft_lengths(tuning: Tuning) -> str:

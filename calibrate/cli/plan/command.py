@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import claim, progress, write_text
+from sim.cli.console import OnStep, claim, progress, write_text
 from sim.cli.options import ListOptions, parse_goodput
 
 if TYPE_CHECKING:
@@ -71,9 +71,11 @@ def plan_command(model: str, **flags: Any) -> None:
     json_path = flags["json_path"]
     price = None if flags["price"] is None else _gpu_price(flags["price"])
     claim(files={"--json": json_path}, inputs=[model])
-    candidates, refused, named, engine = _candidates(model, flags)
-    scenario, assumed = _scenario(flags, engine, candidates)
-    result = _planned(scenario, candidates, refused, named.repository, price, flags)
+    began_s = time.monotonic()
+    with progress() as on_step:
+        candidates, refused, named, engine = _candidates(model, flags, on_step)
+        scenario, assumed = _scenario(flags, engine, candidates)
+        result = _planned(scenario, candidates, refused, named.repository, price, flags, on_step, began_s)
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     notes = [note for note in result.notes if note.startswith("<")]
     if assumed:
@@ -108,7 +110,9 @@ def _gpu_price(text: str) -> float:
     return price.usd_per_h
 
 
-def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], Source, str]:
+def _candidates(
+    model: str, flags: dict[str, Any], on_step: OnStep
+) -> tuple[list[Candidate], list[Refused], Source, str]:
     """What could be rented, what cannot, the model, and the engine."""
     from calibrate.hardware.models import Source
     from sim.costs.profile_files import shipped
@@ -121,7 +125,7 @@ def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], lis
         return [Candidate(model, profile)], [], Source(profile.target), flags["engine"]
     if flags["gpu"] is None:
         raise ValueError(f"--gpu is missing: {model!r} is a model, want such as --gpu h200-sxm")
-    return _imported(model, flags)
+    return _imported(model, flags, on_step)
 
 
 def _is_profile(path: Path) -> bool:
@@ -131,7 +135,7 @@ def _is_profile(path: Path) -> bool:
     return isinstance(found, dict) and "kernels" in found
 
 
-def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], Source, str]:
+def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source, str]:
     from calibrate.cli.output import needs_analysis
     from calibrate.hardware.models import source_of, with_formats
     from sim.costs.datasheets import gpu_name
@@ -163,7 +167,7 @@ def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[
     wanted = deployments(target, flags["gpus"], kernels, flags["tp"], flags["ep"], flags["dp"])
     if not wanted:
         raise ValueError(f"--tp, --dp: want no more than --gpus {flags['gpus']} GPUs in a replica")
-    found, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder())
+    found, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder(), on_step)
     if not found:
         raise ValueError(f"plan: {target.name} on {gpu}: {_why_none(failed)}")
     candidates = [Candidate(str(each.path), each.profile) for each in found]
@@ -221,10 +225,10 @@ def _planned(
     repository: str | None,
     price: float | None,
     flags: dict[str, Any],
+    on_step: OnStep,
+    began_s: float,
 ) -> Plan:
     from sim.studies.plan.search import plan
-
-    began = time.monotonic()
 
     def rank(ranking: Sequence[Ranked]) -> None:
         rows = [
@@ -232,22 +236,21 @@ def _planned(
             + ("" if each.gpus is None else f", ~{each.gpus} GPUs")
             for each in ranking[:5]
         ]
-        click.echo(f"first ranking after {time.monotonic() - began:.0f} s: {'; '.join(rows)}", err=True)
+        click.echo(f"first ranking after {time.monotonic() - began_s:.0f} s: {'; '.join(rows)}", err=True)
 
-    with progress() as on_step:
-        return plan(
-            scenario,
-            candidates,
-            rate_per_s=flags["rate"],
-            share=flags["attainment"],
-            price_per_gpu_h=price,
-            draws=flags["draws"],
-            refused=refused,
-            target_model=repository,
-            workers=flags["workers"],
-            on_done=on_step,
-            on_ranking=rank,
-        )
+    return plan(
+        scenario,
+        candidates,
+        rate_per_s=flags["rate"],
+        share=flags["attainment"],
+        price_per_gpu_h=price,
+        draws=flags["draws"],
+        refused=refused,
+        target_model=repository,
+        workers=flags["workers"],
+        on_done=on_step,
+        on_ranking=rank,
+    )
 
 
 # -- saying
