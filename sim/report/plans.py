@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.report.tables import number, print_table
+from sim.studies.evidence import shortened
 from sim.studies.plan.search import Plan, PlannedDeployment
 from sim.studies.tune import Tuning
 
@@ -21,7 +22,7 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
     say = partial(console.print, highlight=False, markup=False)
     say(result.verdict)
     has_price = result.price_per_gpu_h is not None
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
     table.add_column("replica", no_wrap=True)
     rate_title = "req/s of one"
     for title in ("K", rate_title, "replicas", "GPUs", "draws met", "tok/s/GPU", *(["$/M"] if has_price else [])):
@@ -31,19 +32,17 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
     print_table(console, table)
     if any(row.is_first_pass for row in result.deployments):
         say("~ from closed loops with costs as given, not simulated in draws")
-    if result.tuning is not None:
+    if result.tuning is not None and result.rate_per_s is None:
         say(draft_lengths(result.tuning))
-        if result.rate_per_s is None:
-            say(f"as vLLM's table: {result.tuning.verdict}")
-    for line in result.deployments[0].evidence[:1]:
-        say(line.rpartition(" (")[0])
+    if result.deployments[0].evidence:
+        say(shortened(result.deployments[0].evidence))
     for note in result.notes[:MAX_NOTES]:
         say(note)
     for line in (f"start: {result.vllm_serve}", f"check: {capacity_line}"):
         say(continued(line, console.width), soft_wrap=True)
 
 
-MAX_NOTES = 3
+MAX_NOTES = 2
 """The others are in the JSON."""
 
 

@@ -28,12 +28,12 @@ EXAMPLE = (
     "    --output-len 300 --goodput ttft:1000 tpot:40 --draft eagle3 --price 3.5/gpu-h"
 )
 ASSUMED = {
-    "eagle3": ("length:2.83@3", 5, "EAGLE-3 of MiniMax-M3, coding; docs/drafting.md"),
-    "mtp": ("length:2.99@3", 3, "MTP of GLM-5.2, coding; docs/drafting.md"),
-    "dspark": ("length:2.87@3", 5, "DSpark of Kimi-K3, coding; docs/drafting.md"),
-    "": ("length:2.73@3", 5, "a draft of 1B of the same family; docs/drafting.md"),
+    "eagle3": ("length:2.83@3", 5, "EAGLE-3 of MiniMax-M3, coding"),
+    "mtp": ("length:2.99@3", 3, "MTP of GLM-5.2, coding"),
+    "dspark": ("length:2.87@3", 5, "DSpark of Kimi-K3, coding"),
+    "": ("length:2.73@3", 5, "a draft of 1B of the same family"),
 }
-"""By drafter: an acceptance where none is given, the longest draft to try, whose acceptance it is."""
+"""By drafter: an acceptance where none is given, the longest draft to try, whose it is (docs/drafting.md)."""
 METHODS = {"eagle3": "eagle3", "mtp": "mtp", "dspark": "dspark"}
 
 
@@ -278,7 +278,7 @@ def _disputed(
     resolved = resolve(scenario, profile, "continuous")
     ours_ms = 1e3 * StepForecast(resolved.costs, resolved.limits, context, has_draft=False).round_s(1, 0)
     stood_in = profile.source.partition("not from the engine's own tables: ")[2]
-    whose = f", with {stood_in.split(';')[0]}" if stood_in else ""
+    whose = f" ({stood_in.split(';')[0]})" if stood_in else ""
     if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:
         return (
             f"a decode step of one request takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core"
@@ -291,10 +291,12 @@ def _disputed(
 
 def _capacity_line(result: Plan, flags: dict[str, Any]) -> str:
     """The command that checks the best row alone, with both routings."""
-    best, speculation = result.deployments[0], result.scenario["speculation"]
+    from sim.costs.engine import DEFAULT_ENGINE
+
+    best, speculation, engine = result.deployments[0], result.scenario["speculation"], result.scenario["engine"]["name"]
     words = [
         "lanesim", "capacity", "--profile", best.profile, "--policy", "continuous",
-        "--engine", result.scenario["engine"]["name"],
+        *([] if engine == DEFAULT_ENGINE else ["--engine", engine]),
         "--input-len", str(flags["input_len"]), "--output-len", str(flags["output_len"]),
         "--num-speculative-tokens", str(best.num_speculative_tokens),
         "--max-num-seqs", str(result.scenario["engine"]["max_num_seqs"]),
