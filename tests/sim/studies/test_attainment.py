@@ -188,6 +188,19 @@ def test_draws_say_how_many_replicas_they_need_and_how_sure_the_recommended_are(
     assert fleet.utilisation == pytest.approx(1.2 / service_s() / ((fleet.replicas or 0) * one.load))
 
 
+def test_a_fleet_sized_by_its_draws_alone_is_that_of_the_whole_search() -> None:
+    scenario = lone_server(num_prompts=200, **{"goodput.ttft_ms": 3e3 * service_s()})
+    whole, brief = (
+        highest_load(
+            scenario, load(PROFILE), target_rate=1.2 / service_s(), draws=5, workers=1, near=near, is_brief=is_brief
+        ).fleets[0]
+        for near, is_brief in ((None, False), (0.5 / service_s(), True))
+    )
+    assert brief.replicas == whole.replicas
+    assert brief.attainment_by_draw == whole.attainment_by_draw
+    assert brief.enough is None
+
+
 def test_without_uncertainty_every_draw_has_the_load_as_given() -> None:
     """As costs and acceptance are exact; each search ends within 3 %."""
     exact = KindError(mean_error_pct=0.0, max_error_pct=0.0, points=9, held_out="example")
