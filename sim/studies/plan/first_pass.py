@@ -64,7 +64,7 @@ class Ranked(NamedTuple):
     gpus: int | None
     """For the rate, about; None without one."""
     lengths: tuple[int, ...]
-    """That come near the best at some load; none where drafting never does."""
+    """That come near the best at some load, and 1; none where drafting never does."""
     concurrencies: tuple[int, ...]
     """That were of use."""
 
@@ -190,7 +190,9 @@ def _ranked(settings: Sequence[_Setting], rate_per_s: float | None) -> Ranked:
     }
     gpus = None if rate_per_s is None else ceil(rate_per_s / rate) * candidate.gpus
     in_flight = max(best.goodput, key=lambda count: best.goodput[count])
-    return Ranked(candidate, best.k, rate, in_flight, gpus, tuple(sorted(near - {PLAIN})), useful)
+    # One draft fits the captured graphs for longest: without it no length would, of many requests.
+    lengths = sorted((near - {PLAIN}) | {1}) if near - {PLAIN} else []
+    return Ranked(candidate, best.k, rate, in_flight, gpus, tuple(lengths), useful)
 
 
 def _rank(ranked: Ranked) -> tuple[float, float]:

@@ -103,6 +103,13 @@ def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None
     assert " ".join(" ".join(lines).split()).startswith(found.verdict)
 
 
+def test_one_draft_is_always_among_the_lengths_since_it_fits_captured_graphs_the_longest() -> None:
+    given = scenario(PAIR, k=3, max_concurrency=16)
+    sure = msgspec.structs.replace(given.speculation, acceptance="length:3.8@3")
+    (found,), _ = ranked(msgspec.structs.replace(given, speculation=sure), PAIR)
+    assert (found.k, found.lengths) == (3, (1, 3))
+
+
 def test_ranks_of_a_replica_count_together() -> None:
     def ranks(profile: Profile) -> Profile:
         return msgspec.structs.replace(profile, data_parallel=2)
