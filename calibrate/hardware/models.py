@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from calibrate.hardware.published import config_names, config_of, name_of, profile_target, quantisation_beside
+from calibrate.hardware.published import (
+    config_names,
+    config_of,
+    name_of,
+    profile_target,
+    quantisation_beside,
+    repository_of,
+    without_format,
+)
 from sim.costs.shapes import HEADS, KV_BITS, MODELS, WEIGHT_BITS, Experts, Formats, Indexer, Latent, Linear, ModelShape
 from sim.files.json_values import read_json
 from sim.model_names import model_key
@@ -67,11 +75,15 @@ FULL_INTERVAL = 4
 
 
 class Source(NamedTuple):
-    """A model to build: its shape, its family (None: told from the name), and where real weights are, if anywhere."""
+    """A model to build."""
 
     shape: ModelShape
-    family: str | None
-    weights: Path | None
+    family: str | None = None
+    """None: it follows from the name."""
+    weights: Path | None = None
+    """Where real weights are; None: nowhere."""
+    repository: str | None = None
+    """On Hugging Face, which `vllm serve` loads; None where a file was named, or a format of no repository."""
 
 
 def source_of(name: str, *, plain: bool = True) -> Source:
@@ -94,19 +106,34 @@ def source_of(name: str, *, plain: bool = True) -> Source:
 
 
 def _by_name(name: str) -> Source:
+    """A config of that very format, else the same layers in the format that the name ends in."""
+    plain, weights = without_format(name)
+    source = None if weights == "bf16" else _known(name)
+    if source is None and weights is not None and (source := _known(plain) or _of_profile(plain)) is not None:
+        source = Source(with_formats(source.shape, weights, None), source.family)
+    if source is None and (source := _of_profile(name)) is None:
+        raise ValueError(
+            f"{unknown('model', name, [*MODELS, *config_names()]).partition(' (known')[0]} (a Hugging Face name, a "
+            "config.json or a directory that holds one)"
+        )
+    return source._replace(repository=name) if "/" in name else source
+
+
+def _known(name: str) -> Source | None:
+    """A model of the table or of a published config."""
+    path = config_of(name)
+    repository = None if path is None else repository_of(path)
     if name in MODELS:
-        return Source(MODELS[name], None, None)
-    if (path := config_of(name)) is not None:
+        return Source(MODELS[name], repository=repository)
+    if path is not None:
         source = _from_config(path, None, beside=quantisation_beside(path))
-        return source._replace(shape=msgspec.structs.replace(source.shape, name=name_of(path)))
-    if (key := model_key(name)) in MODELS:
-        return Source(MODELS[key], None, None)
-    if (target := profile_target(name)) is not None:
-        return Source(target, None, None)
-    raise ValueError(
-        f"{unknown('model', name, [*MODELS, *config_names()]).partition(' (known')[0]} (a Hugging Face name, a "
-        "config.json or a directory that holds one)"
-    )
+        return source._replace(shape=msgspec.structs.replace(source.shape, name=name_of(path)), repository=repository)
+    return Source(MODELS[key]) if (key := model_key(name)) in MODELS else None
+
+
+def _of_profile(name: str) -> Source | None:
+    target = profile_target(name)
+    return None if target is None else Source(target)
 
 
 def _special(shape: ModelShape) -> str:

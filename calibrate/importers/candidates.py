@@ -2,7 +2,7 @@
 user's cache folder, under a name with a hash of all that they were made from.
 
 Beside them aiconfigurator's own decode step: where it takes kernels from other tables than this importer trusts, the
-two differ, and the user should know. Not here: models by name (calibrate.hardware.named_models), which deployment is
+two differ, and the user should know. Not here: models by name (calibrate.hardware.models), which deployment is
 best (sim.studies.plan.search).
 """
 
@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,9 @@ HOPPER, BLACKWELL = ("h100", "h200", "gh200"), ("b200", "b300", "gb200", "gb300"
 DISPUTED = 1.3
 """Ratio of two decode steps from which on they contradict each other; the importer's mean error on served cells of
 dense models is 6 % (docs/silicon.md)."""
+
+
+OnDone = Callable[[str, int, int], None]
 
 
 class Imported(NamedTuple):
@@ -81,6 +84,7 @@ def imported(
     draft: ModelShape | None,
     wanted: Sequence[Deployment],
     cache: Path,
+    on_done: OnDone = lambda stage, done, total: None,
 ) -> tuple[list[Imported], list[Failed]]:
     """The profiles of `wanted`, from the cache where they are there, and why others cannot be.
 
@@ -97,9 +101,11 @@ def imported(
         if index not in found:
             missing.append(index)
     if missing:
+        on_done("importing tables", 0, len(missing))
         question = {"tables": tables, "source": source, "gpu": gpu, "target": target, "draft": draft, "wanted": wanted}
         with started(min(len(missing), default_workers()), question, is_apart=True) as pool:
-            for index, profile in pool.run(_import, missing):
+            for num, (index, profile) in enumerate(pool.run(_import, missing), start=1):
+                on_done("importing tables", num, len(missing))
                 if isinstance(profile, str):
                     failed[index] = Failed(wanted[index], profile)
                     continue

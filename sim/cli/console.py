@@ -21,6 +21,8 @@ OnStep = Callable[[str, int, int], None]
 
 
 LINE_EVERY_S = 10.0
+DRAWN_EVERY_S = 0.1
+"""A bar."""
 
 
 class ProgressLines:
@@ -55,18 +57,24 @@ def progress() -> Iterator[OnStep]:
             return Text(f"{task.speed:.3g}/s" if task.speed else "")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeLeft())
-    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+    # Without a thread that redraws: beside one, workers would not be forked.
+    bars = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
     tasks: dict[str, Any] = {}
+    drawn_s = 0.0
 
     def on_step(stage: str, done: int, total: int) -> None:
+        nonlocal drawn_s
         if not tasks:
-            # Its thread begins when there is something to show: workers that are copies of this process come first.
             bars.start()
         if stage not in tasks:
             for task in tasks.values():
                 bars.update(task, visible=False)
             tasks[stage] = bars.add_task(stage, total=total)
+            drawn_s = 0.0
         bars.update(tasks[stage], completed=done, total=total)
+        if monotonic() - drawn_s >= DRAWN_EVERY_S:
+            drawn_s = monotonic()
+            bars.refresh()
 
     try:
         yield on_step

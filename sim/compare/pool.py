@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -33,6 +34,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 AHEAD = 3
 """Tasks per worker that are handed over before they are needed, so that no worker waits."""
+ENDING_S = 0.5
+"""For the threads of a pool to be gone, which takes far less."""
 
 _given: dict[str, Any] = {}
 """What the tasks of this process share, by name."""
@@ -86,7 +89,7 @@ def started(
     if executor is not None or (workers <= 1 and not is_apart):
         yield Pool(executor=executor, shared=shared, workers=workers)
         return
-    others = multiprocessing.active_children()
+    others, threads = multiprocessing.active_children(), _num_threads()
     pool = _processes(workers, shared, is_forking=is_forking)
     try:
         with suppress(BrokenProcessPool), _without_main():
@@ -100,6 +103,7 @@ def started(
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        _await_threads(threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +235,14 @@ def _num_threads() -> int:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return threading.active_count() + 1
+
+
+def _await_threads(num: int) -> None:
+    """Until there are `num` threads again, or ENDING_S: one that has been joined is still listed for a moment, and the
+    next workers would not be forked beside it."""
+    until_s = time.monotonic() + ENDING_S
+    while _num_threads() > num and time.monotonic() < until_s:
+        time.sleep(1e-4)
 
 
 @contextmanager

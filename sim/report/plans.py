@@ -12,16 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.report.tables import number, print_table
+from sim.studies.evidence import shortened
 from sim.studies.plan.search import Plan, PlannedDeployment
 from sim.studies.tune import Tuning
 
 
 def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
-    """At most 25 lines of 80 columns and the command lines, which are not wrapped."""
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    """Fewer than 25 lines of 80 columns."""
+    say = partial(console.print, highlight=False, markup=False)
     say(result.verdict)
     has_price = result.price_per_gpu_h is not None
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
     table.add_column("replica", no_wrap=True)
     rate_title = "req/s of one"
     for title in ("K", rate_title, "replicas", "GPUs", "draws met", "tok/s/GPU", *(["$/M"] if has_price else [])):
@@ -31,20 +32,34 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
     print_table(console, table)
     if any(row.is_first_pass for row in result.deployments):
         say("~ from closed loops with costs as given, not simulated in draws")
-    if result.tuning is not None:
+    if result.tuning is not None and result.rate_per_s is None:
         say(draft_lengths(result.tuning))
-        if result.rate_per_s is None:
-            say(f"as vLLM's table: {result.tuning.verdict}")
-    for line in result.deployments[0].evidence[:1]:
-        say(line.rpartition(" (")[0])
+    if result.deployments[0].evidence:
+        say(shortened(result.deployments[0].evidence))
     for note in result.notes[:MAX_NOTES]:
         say(note)
-    say(f"start: {result.vllm_serve}")
-    say(f"check: {capacity_line}")
+    for line in (f"start: {result.vllm_serve}", f"check: {capacity_line}"):
+        say(continued(line, console.width), soft_wrap=True)
 
 
-MAX_NOTES = 3
+MAX_NOTES = 2
 """The others are in the JSON."""
+
+
+def continued(command: str, width: int) -> str:
+    """A command over several lines of a shell, broken before its flags; one that is longer is not broken.
+
+    >>> print(continued("vllm serve MODEL --seed 0 --port 8000", 28))
+    vllm serve MODEL --seed 0 \\
+        --port 8000
+    """
+    lines = command.split(" --")[:1]
+    for flag in command.split(" --")[1:]:
+        if len(lines[-1]) + len(flag) + len(" -- \\") <= width:
+            lines[-1] += f" --{flag}"
+        else:
+            lines.append(f"    --{flag}")
+    return " \\\n".join(lines)
 
 
 def draft_lengths(tuning: Tuning) -> str:

@@ -180,8 +180,8 @@ def highest_load(
 
     With `draws` of 0 costs and acceptance are taken as given; by default there are DEFAULT_DRAWS, or none where the
     drafts have several models, of whose errors nothing is known. `near` is a load to look about first; `is_brief`
-    leaves the interval of the load as wide as a few replications make it. Raises ValueError for a scenario without
-    SLOs, and for a price that does not say whose it is.
+    leaves the interval of the load as wide as a few replications make it, and sizes fleets by the draws alone. Raises
+    ValueError for a scenario without SLOs, and for a price that does not say whose it is.
     """
     if not any(bound is not None for bound in scenario.goodput.bounds_ms.values()):
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
@@ -220,7 +220,8 @@ def highest_load(
     highest = [answer.highest for answer in answers]
     fleets = []
     if target_rate is not None:
-        fleets = [answer.fleet(routing, target_rate) for answer in answers for routing in routings]
+        size = _Answer.fleet_in_draws if is_brief and drawn else _Answer.fleet
+        fleets = [size(answer, routing, target_rate) for answer in answers for routing in routings]
     return Attainment(
         scenario=to_plain(scenario),
         profile=cost_source(profile),
@@ -293,12 +294,8 @@ class _Answer:
         """The fewest replicas that are simulated to be enough while one fewer is not, as given; and so many that they
         are enough in nearly all draws."""
         if self.highest.limit is Limit.NEVER:
-            return Fleet(
-                policy=self.search.policy, routing=routing.value, replicas=None, enough=None, one_fewer=None,
-                usd_per_million_tokens=None, utilisation=None, needed=[], confidence=None,
-            )  # fmt: skip
-        search = self.search
-        per_replica = search.saturated_per_s if search.is_concurrency else self._load or search.saturated_per_s
+            return self._no_fleet(routing)
+        search, per_replica = self.search, self._per_replica
         known: dict[int, FleetAttainment] = {}
 
         def at(count: int) -> FleetAttainment:
@@ -309,12 +306,11 @@ class _Answer:
 
         count = max(1, ceil(target_rate / per_replica))
         while not at(count).meets:
-            count += 1
-            if count > MAX_REPLICAS:
-                raise ValueError(f"target rate {target_rate:g}: more than {MAX_REPLICAS} replicas; want a lower one")
+            count = _one_more(count, target_rate)
         while count > 1 and at(count - 1).meets:
             count -= 1
-        holding = self._holding(routing, count, target_rate)
+        in_draws = _SharesInDraws(search, self.draws, routing, target_rate)
+        holding = self._holding(in_draws, count)
         replicas = max(holding, default=count)
         return Fleet(
             policy=search.policy,
@@ -326,32 +322,81 @@ class _Answer:
             utilisation=target_rate / (replicas * per_replica),
             needed=_needed(holding, len(self.draws)),
             confidence=holding[replicas] / (len(self.draws) + 1) if holding else None,
-            attainment_by_draw=self._shares_in_draws(routing, replicas, target_rate),
+            attainment_by_draw=in_draws.all(replicas, self._workers),
         )
 
-    def _shares_in_draws(self, routing: Routing, count: int, target_rate: float) -> list[float]:
-        points = [_fleet_point(self.search, routing, count, target_rate, 0, draw) for draw in self.draws]
-        return [
-            joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=self._workers), key=_place)
-        ]
+    def fleet_in_draws(self, routing: Routing, target_rate: float) -> Fleet:
+        """The fewest replicas that are enough in so many draws that a further one holds with CONFIDENCE; what is enough
+        as given, and how many draws need fewer, is left open.
 
-    def _holding(self, routing: Routing, count: int, target_rate: float) -> dict[int, int]:
+        The draw that is the last to hold where draws are put in the order of their highest loads is tried first.
+        """
+        search, in_draws = self.search, _SharesInDraws(self.search, self.draws, routing, target_rate)
+        order, wanted = self._order
+        if not wanted:
+            return self._no_fleet(routing)
+        last = order[wanted - 1]
+        count = max(1, ceil(target_rate / self.draw_loads[last]))
+
+        def is_enough(count: int) -> bool:
+            self._on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
+            return in_draws.one(count, last) >= search.share
+
+        while not is_enough(count):
+            count = _one_more(count, target_rate)
+        while count > 1 and is_enough(count - 1):
+            count -= 1
+        while sum(share >= search.share for share in in_draws.all(count, self._workers)) < wanted:
+            count = _one_more(count, target_rate)
+        shares = in_draws.all(count, self._workers)
+        return Fleet(
+            policy=search.policy,
+            routing=routing.value,
+            replicas=count,
+            enough=None,
+            one_fewer=None,
+            usd_per_million_tokens=_usd(self._usd_per_h, count, _output_tokens_per_s(search, target_rate)),
+            utilisation=target_rate / (count * self._per_replica),
+            needed=[],
+            confidence=sum(share >= search.share for share in shares) / (len(shares) + 1),
+            attainment_by_draw=shares,
+        )
+
+    @property
+    def _per_replica(self) -> float:
+        """Requests per second of one, as given."""
+        search = self.search
+        return search.saturated_per_s if search.is_concurrency else self._load or search.saturated_per_s
+
+    def _no_fleet(self, routing: Routing) -> Fleet:
+        """The SLOs are never met."""
+        return Fleet(
+            policy=self.search.policy, routing=routing.value, replicas=None, enough=None, one_fewer=None,
+            usd_per_million_tokens=None, utilisation=None, needed=[], confidence=None,
+        )  # fmt: skip
+
+    @property
+    def _order(self) -> tuple[list[int], int]:
+        """Draws, the one with the highest load first, and how many of them a recommendation has to hold in."""
+        order = sorted(range(len(self.draws)), key=lambda index: self.draw_loads[index], reverse=True)
+        most = sum(load > 0.0 for load in self.draw_loads)
+        return order, min(most, ceil(CONFIDENCE * (len(order) + 1)))
+
+    def _holding(self, in_draws: _SharesInDraws, count: int) -> dict[int, int]:
         """By number of replicas, up to those recommended: in how many draws they are enough.
 
         Draws are put in the order of their highest loads, so that halving finds the last of those that hold; each is
         simulated once at every number it is tried at, on the same requests.
         """
-        order = sorted(range(len(self.draws)), key=lambda index: self.draw_loads[index], reverse=True)
+        order, wanted = self._order
         most = sum(load > 0.0 for load in self.draw_loads)
-        wanted = min(most, ceil(CONFIDENCE * (len(order) + 1)))
 
         def holding(count: int, low: int, high: int, first: int) -> int:
             """Between `low`, which hold, and `high`, beyond which none does; `first` is tried first."""
-            self._on_done(f"{self.search.policy}, {routing.value}: {count} replicas in draws", 0, 1)
+            self._on_done(f"{self.search.policy}, {in_draws.routing.value}: {count} replicas in draws", 0, 1)
             middle = first
             while low < high:
-                point = _fleet_point(self.search, routing, count, target_rate, 0, self.draws[order[middle - 1]])
-                if joint_share(run_point(point).run) >= self.search.share:
+                if in_draws.one(count, order[middle - 1]) >= self.search.share:
                     low = middle
                 else:
                     high = middle - 1
@@ -369,6 +414,35 @@ class _Answer:
             count += 1
             found[count] = holding(count, found[count - 1], most, most)
         return dict(sorted(found.items()))
+
+
+def _one_more(count: int, target_rate: float) -> int:
+    if count >= MAX_REPLICAS:
+        raise ValueError(f"target rate {target_rate:g}: more than {MAX_REPLICAS} replicas; want a lower one")
+    return count + 1
+
+
+class _SharesInDraws:
+    """The share of requests that meet the SLOs, by replicas and draw, each simulated once."""
+
+    def __init__(self, search: LoadSearch, draws: Sequence[Draw], routing: Routing, target_rate: float) -> None:
+        self._search, self._draws, self.routing, self._target_rate = search, draws, routing, target_rate
+        self._known: dict[tuple[int, int], float] = {}
+
+    def one(self, count: int, draw: int) -> float:
+        if (count, draw) not in self._known:
+            self._known[count, draw] = joint_share(run_point(self._point(count, draw)).run)
+        return self._known[count, draw]
+
+    def all(self, count: int, workers: int | None) -> list[float]:
+        """[draws]"""
+        missing = [draw for draw in range(len(self._draws)) if (count, draw) not in self._known]
+        for place, outcome in run_points([self._point(count, draw) for draw in missing], workers=workers):
+            self._known[count, missing[place]] = joint_share(outcome.run)
+        return [self._known[count, draw] for draw in range(len(self._draws))]
+
+    def _point(self, count: int, draw: int) -> Point:
+        return _fleet_point(self._search, self.routing, count, self._target_rate, 0, self._draws[draw])
 
 
 def _mean_load(search: LoadSearch, own: OwnLoads) -> float | None:

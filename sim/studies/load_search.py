@@ -82,12 +82,14 @@ class LoadSearch:
         near: float | None = None,
         is_brief: bool = False,
     ) -> None:
-        """`near` is where the first search begins; None: everywhere. A brief search is the pilots alone."""
+        """`near` is where the first search begins; None: everywhere. A brief search is the pilots
+        alone, and as close as one in a draw."""
         devices = msgspec.structs.replace(scenario.devices, count=1)
         self.scenario = msgspec.structs.replace(scenario, policy=(policy,), replications=1, devices=devices)
         self.policy, self.profile, self.share = policy, profile, share
         self.is_concurrency, self.is_counted = is_concurrency, is_counted
-        self.closeness, self._near, self._is_brief = closeness, near, is_brief
+        self.closeness = max(closeness, BISECTED_IN_DRAW) if is_brief else closeness
+        self._near, self._is_brief = near, is_brief
         self.saturated_per_s, self.saturated_ci95 = capacity(self.scenario, policy, profile)
         if not is_counted:
             self.scenario = with_length(self.scenario, self._long_enough())
@@ -190,9 +192,11 @@ class LoadSearch:
     def own_loads(self, workers: int | None, on_done: OnDone) -> OwnLoads:
         """Of pilots, and of as many fresh replications as a narrow interval takes."""
         near = None if self._near is None else min(self._near, 0.9 * self.most)
-        first = self._replications(PILOT_KEY, 1, near, workers, on_done).loads[0]
-        # The first of the pilots looks everywhere unless it has a hint, the others where it found something.
-        found = self._replications(PILOT_KEY, PILOTS, first if 0.0 < first < self.most else None, workers, on_done)
+        if near is None:
+            # The first of the pilots looks everywhere, the others where it found something.
+            first = self._replications(PILOT_KEY, 1, None, workers, on_done).loads[0]
+            near = first if 0.0 < first < self.most else None
+        found = self._replications(PILOT_KEY, PILOTS, near, workers, on_done)
         if not self._is_brief and max(found.loads) > 0.0 and min(found.loads) < self.most:
             mean = sum(found.loads) / len(found.loads)
             count = replications(found.loads)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import claim, progress, write_text
+from sim.cli.console import OnStep, claim, progress, write_text
 from sim.cli.options import ListOptions, parse_goodput
 
 if TYPE_CHECKING:
-    from calibrate.hardware.named_models import NamedModel
+    from calibrate.hardware.models import Source
     from calibrate.importers.candidates import Failed
     from sim.run.scenario import Scenario
     from sim.studies.plan.first_pass import Candidate, Ranked, Refused
@@ -28,12 +28,12 @@ EXAMPLE = (
     "    --output-len 300 --goodput ttft:1000 tpot:40 --draft eagle3 --price 3.5/gpu-h"
 )
 ASSUMED = {
-    "eagle3": ("length:2.83@3", 5, "EAGLE-3 of MiniMax-M3, coding; docs/drafting.md"),
-    "mtp": ("length:2.99@3", 3, "MTP of GLM-5.2, coding; docs/drafting.md"),
-    "dspark": ("length:2.87@3", 5, "DSpark of Kimi-K3, coding; docs/drafting.md"),
-    "": ("length:2.73@3", 5, "a draft of 1B of the same family; docs/drafting.md"),
+    "eagle3": ("length:2.83@3", 5, "EAGLE-3 of MiniMax-M3, coding"),
+    "mtp": ("length:2.99@3", 3, "MTP of GLM-5.2, coding"),
+    "dspark": ("length:2.87@3", 5, "DSpark of Kimi-K3, coding"),
+    "": ("length:2.73@3", 5, "a draft of 1B of the same family"),
 }
-"""By drafter: an acceptance where none is given, the longest draft to try, whose acceptance it is."""
+"""By drafter: an acceptance where none is given, the longest draft to try, whose it is (docs/drafting.md)."""
 METHODS = {"eagle3": "eagle3", "mtp": "mtp", "dspark": "dspark"}
 
 
@@ -71,9 +71,11 @@ def plan_command(model: str, **flags: Any) -> None:
     json_path = flags["json_path"]
     price = None if flags["price"] is None else _gpu_price(flags["price"])
     claim(files={"--json": json_path}, inputs=[model])
-    candidates, refused, named, engine = _candidates(model, flags)
-    scenario, assumed = _scenario(flags, engine, candidates)
-    result = _planned(scenario, candidates, refused, named.repository, price, flags)
+    began_s = time.monotonic()
+    with progress() as on_step:
+        candidates, refused, named, engine = _candidates(model, flags, on_step)
+        scenario, assumed = _scenario(flags, engine, candidates)
+        result = _planned(scenario, candidates, refused, named.repository, price, flags, on_step, began_s)
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     notes = [note for note in result.notes if note.startswith("<")]
     if assumed:
@@ -108,9 +110,11 @@ def _gpu_price(text: str) -> float:
     return price.usd_per_h
 
 
-def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], NamedModel, str]:
+def _candidates(
+    model: str, flags: dict[str, Any], on_step: OnStep
+) -> tuple[list[Candidate], list[Refused], Source, str]:
     """What could be rented, what cannot, the model, and the engine."""
-    from calibrate.hardware.named_models import NamedModel
+    from calibrate.hardware.models import Source
     from sim.costs.profile_files import shipped
     from sim.studies.plan.first_pass import Candidate
 
@@ -118,10 +122,10 @@ def _candidates(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], lis
         from sim.costs.profile_files import load
 
         profile = load(model)
-        return [Candidate(model, profile)], [], NamedModel(profile.target, None), flags["engine"]
+        return [Candidate(model, profile)], [], Source(profile.target), flags["engine"]
     if flags["gpu"] is None:
         raise ValueError(f"--gpu is missing: {model!r} is a model, want such as --gpu h200-sxm")
-    return _imported(model, flags)
+    return _imported(model, flags, on_step)
 
 
 def _is_profile(path: Path) -> bool:
@@ -131,10 +135,9 @@ def _is_profile(path: Path) -> bool:
     return isinstance(found, dict) and "kernels" in found
 
 
-def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[Refused], NamedModel, str]:
+def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source, str]:
     from calibrate.cli.output import needs_analysis
-    from calibrate.hardware.models import with_formats
-    from calibrate.hardware.named_models import named_model
+    from calibrate.hardware.models import source_of, with_formats
     from sim.costs.datasheets import gpu_name
     from sim.costs.engine import engine_of
     from sim.costs.shapes import HEADS
@@ -151,13 +154,12 @@ def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[
     if gpu not in DEVICES:
         raise ValueError(unknown("GPU", gpu, DEVICES))
     tables, source = installed_tables()
-    configs = tables.parent / "model_configs"
-    named = named_model(model, configs)
+    named = source_of(model, plain=False)
     target = with_formats(named.shape, flags["weights"], flags["kv_dtype"])
     target = in_kernel_format(target, gpu)
     name, draft = flags["draft"], None
     if name is not None:
-        draft = HEADS[name](named.shape) if name in HEADS else named_model(name, configs).shape
+        draft = HEADS[name](named.shape) if name in HEADS else source_of(name, plain=False).shape
         draft = with_formats(draft, None, flags["kv_dtype"])
     kernels = flags["engine"].partition("-")[0]
     if kernels not in ("vllm", "sglang", "trtllm"):
@@ -165,7 +167,7 @@ def _imported(model: str, flags: dict[str, Any]) -> tuple[list[Candidate], list[
     wanted = deployments(target, flags["gpus"], kernels, flags["tp"], flags["ep"], flags["dp"])
     if not wanted:
         raise ValueError(f"--tp, --dp: want no more than --gpus {flags['gpus']} GPUs in a replica")
-    found, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder())
+    found, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder(), on_step)
     if not found:
         raise ValueError(f"plan: {target.name} on {gpu}: {_why_none(failed)}")
     candidates = [Candidate(str(each.path), each.profile) for each in found]
@@ -223,10 +225,10 @@ def _planned(
     repository: str | None,
     price: float | None,
     flags: dict[str, Any],
+    on_step: OnStep,
+    began_s: float,
 ) -> Plan:
     from sim.studies.plan.search import plan
-
-    began = time.monotonic()
 
     def rank(ranking: Sequence[Ranked]) -> None:
         rows = [
@@ -234,29 +236,28 @@ def _planned(
             + ("" if each.gpus is None else f", ~{each.gpus} GPUs")
             for each in ranking[:5]
         ]
-        click.echo(f"first ranking after {time.monotonic() - began:.0f} s: {'; '.join(rows)}", err=True)
+        click.echo(f"first ranking after {time.monotonic() - began_s:.0f} s: {'; '.join(rows)}", err=True)
 
-    with progress() as on_step:
-        return plan(
-            scenario,
-            candidates,
-            rate_per_s=flags["rate"],
-            share=flags["attainment"],
-            price_per_gpu_h=price,
-            draws=flags["draws"],
-            refused=refused,
-            target_model=repository,
-            workers=flags["workers"],
-            on_done=on_step,
-            on_ranking=rank,
-        )
+    return plan(
+        scenario,
+        candidates,
+        rate_per_s=flags["rate"],
+        share=flags["attainment"],
+        price_per_gpu_h=price,
+        draws=flags["draws"],
+        refused=refused,
+        target_model=repository,
+        workers=flags["workers"],
+        on_done=on_step,
+        on_ranking=rank,
+    )
 
 
 # -- saying
 
 
 def _disputed(
-    result: Plan, scenario: Scenario, candidates: Sequence[Candidate], named: NamedModel, engine: str
+    result: Plan, scenario: Scenario, candidates: Sequence[Candidate], named: Source, engine: str
 ) -> str | None:
     """Where aiconfigurator's own decode step of the best row contradicts this importer's."""
     if named.repository is None:
@@ -277,7 +278,7 @@ def _disputed(
     resolved = resolve(scenario, profile, "continuous")
     ours_ms = 1e3 * StepForecast(resolved.costs, resolved.limits, context, has_draft=False).round_s(1, 0)
     stood_in = profile.source.partition("not from the engine's own tables: ")[2]
-    whose = f", with {stood_in.split(';')[0]}" if stood_in else ""
+    whose = f" ({stood_in.split(';')[0]})" if stood_in else ""
     if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:
         return (
             f"a decode step of one request takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core"
@@ -290,10 +291,12 @@ def _disputed(
 
 def _capacity_line(result: Plan, flags: dict[str, Any]) -> str:
     """The command that checks the best row alone, with both routings."""
-    best, speculation = result.deployments[0], result.scenario["speculation"]
+    from sim.costs.engine import DEFAULT_ENGINE
+
+    best, speculation, engine = result.deployments[0], result.scenario["speculation"], result.scenario["engine"]["name"]
     words = [
         "lanesim", "capacity", "--profile", best.profile, "--policy", "continuous",
-        "--engine", result.scenario["engine"]["name"],
+        *([] if engine == DEFAULT_ENGINE else ["--engine", engine]),
         "--input-len", str(flags["input_len"]), "--output-len", str(flags["output_len"]),
         "--num-speculative-tokens", str(best.num_speculative_tokens),
         "--max-num-seqs", str(result.scenario["engine"]["max_num_seqs"]),

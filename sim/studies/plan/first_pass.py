@@ -64,7 +64,7 @@ class Ranked(NamedTuple):
     gpus: int | None
     """For the rate, about; None without one."""
     lengths: tuple[int, ...]
-    """That come near the best at some load; none where drafting never does."""
+    """That come near the best at some load, and 1; none where drafting never does."""
     concurrencies: tuple[int, ...]
     """That were of use."""
 
@@ -148,6 +148,8 @@ def _climb(settings: Sequence[_Setting], share: float, workers: int | None, on_d
     # Here, since process pools take longer to import than a small run does.
     from sim.compare.pool import default_workers, started
 
+    if not settings:
+        return
     stage = "first pass"
     on_done(stage, 0, len(settings))
     count = min(len(settings), workers or default_workers())
@@ -188,7 +190,9 @@ def _ranked(settings: Sequence[_Setting], rate_per_s: float | None) -> Ranked:
     }
     gpus = None if rate_per_s is None else ceil(rate_per_s / rate) * candidate.gpus
     in_flight = max(best.goodput, key=lambda count: best.goodput[count])
-    return Ranked(candidate, best.k, rate, in_flight, gpus, tuple(sorted(near - {PLAIN})), useful)
+    # One draft fits the captured graphs for longest: without it no length would, of many requests.
+    lengths = sorted((near - {PLAIN}) | {1}) if near - {PLAIN} else []
+    return Ranked(candidate, best.k, rate, in_flight, gpus, tuple(lengths), useful)
 
 
 def _rank(ranked: Ranked) -> tuple[float, float]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from sim.cli.capacity import capacity_command
-from sim.cli.console import ProgressLines
+from sim.cli.console import ProgressLines, progress
 from sim.cli.main import run
 from sim.run.scenario import Scenario
 
@@ -53,6 +54,19 @@ def test_a_log_gets_a_line_every_ten_seconds_and_a_short_run_none(capsys: pytest
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == "lanesim: simulating: 1 of 8, 10 s\nlanesim: simulating: 3 of 8, 21 s\n"
+
+
+def test_a_bar_on_a_terminal_draws_without_a_thread(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside one, workers could not be forked."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    before = threading.active_count()
+    with progress() as on_step:
+        on_step("simulating", 1, 8)
+        assert threading.active_count() == before
+    assert "simulating" in capsys.readouterr().err
 
 
 def test_the_flags_of_a_command_come_before_those_of_every_scenario() -> None:

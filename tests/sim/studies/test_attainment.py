@@ -27,9 +27,10 @@ PROFILE = "h100-sxm/llama-3.1-8b"
 
 
 def lone_server(**changes: Any) -> Scenario:
-    """Poisson arrivals, one at a time, each a prompt of 256 tokens and one output token: deterministic service."""
-    lengths = {"num_speculative_tokens": 0, "input_len": 256, "output_len": 1}
-    made = {"policy_options.workers": 1, "engine.async_scheduling": False, **lengths, **changes}
+    """Poisson arrivals, one at a time, each a prompt of 256 tokens and one output token: deterministic service, of
+    which an engine whose host works on the last answer would hide a part behind the next."""
+    made = {"engine": "ideal", "input_len": 256, "output_len": 1, "num_speculative_tokens": 0, **changes}
+    made["policy_options.workers"] = 1
     return Scenario.of(profile=PROFILE, policy="baseline", **made)
 
 
@@ -187,13 +188,26 @@ def test_draws_say_how_many_replicas_they_need_and_how_sure_the_recommended_are(
     assert fleet.utilisation == pytest.approx(1.2 / service_s() / ((fleet.replicas or 0) * one.load))
 
 
+def test_a_fleet_sized_by_its_draws_alone_is_that_of_the_whole_search() -> None:
+    scenario = lone_server(num_prompts=200, **{"goodput.ttft_ms": 3e3 * service_s()})
+    whole, brief = (
+        highest_load(
+            scenario, load(PROFILE), target_rate=1.2 / service_s(), draws=5, workers=1, near=near, is_brief=is_brief
+        ).fleets[0]
+        for near, is_brief in ((None, False), (0.5 / service_s(), True))
+    )
+    assert brief.replicas == whole.replicas
+    assert brief.attainment_by_draw == whole.attainment_by_draw
+    assert brief.enough is None
+
+
 def test_without_uncertainty_every_draw_has_the_load_as_given() -> None:
     """As costs and acceptance are exact; each search ends within 3 %."""
     exact = KindError(mean_error_pct=0.0, max_error_pct=0.0, points=9, held_out="example")
     profile = msgspec.structs.replace(load(PROFILE), errors=dict.fromkeys((*SERVED_KINDS, *BODY_KINDS), exact))
     profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, engine="none"))
     found = highest_load(
-        lone_server(num_prompts=300, engine="none", **{"goodput.ttft_ms": 3e3 * service_s()}),
+        lone_server(num_prompts=300, **{"goodput.ttft_ms": 3e3 * service_s()}),
         profile,
         draws=3,
         workers=1,
@@ -244,14 +258,14 @@ def test_the_same_question_has_the_same_answer() -> None:
 
 
 CAPACITY = [
-    "capacity", "--profile", PROFILE, "--policy", "baseline", "--num-speculative-tokens", "0", "--input-len", "256",
-    "--output-len", "1", "--num-prompts", "40", "--set", "policy_options.workers=1", "--workers", "1",
-    "--set", "engine.async_scheduling=false",
+    "capacity", "--profile", PROFILE, "--policy", "baseline", "--engine", "ideal", "--num-speculative-tokens", "0",
+    "--input-len", "256", "--output-len", "1", "--num-prompts", "40",
+    "--set", "policy_options.workers=1", "--workers", "1",
 ]  # fmt: skip
 
 
 def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*CAPACITY, "--goodput", "ttft:60", "e2el:100", "--price", "2.5/h"]
+    flags = [*CAPACITY, "--goodput", "ttft:30", "e2el:100", "--price", "2.5/h"]
     assert run([*flags, "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["share"] == 0.95

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from io import StringIO
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.report.plans import print_plan
 from sim.run.scenario import Scenario
 from sim.studies.plan.first_pass import Candidate, Ranked, Refused, first_pass
 from sim.studies.plan.search import Plan, plan
@@ -92,6 +95,19 @@ def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None
     assert best.k_table == found.tuning.table
     assert "with eagle3 at K = " in found.verdict
     assert '"method": "eagle3"' in found.vllm_serve
+    shown = StringIO()
+    print_plan(Console(file=shown, width=80), found, capacity_line="lanesim capacity --profile p --goodput ttft:1000")
+    lines = shown.getvalue().splitlines()
+    assert len(lines) < 25
+    assert max(len(line.rstrip()) for line in lines if "speculative-config" not in line) <= 80
+    assert " ".join(" ".join(lines).split()).startswith(found.verdict)
+
+
+def test_one_draft_is_always_among_the_lengths_since_it_fits_captured_graphs_the_longest() -> None:
+    given = scenario(PAIR, k=3, max_concurrency=16)
+    sure = msgspec.structs.replace(given.speculation, acceptance="length:3.8@3")
+    (found,), _ = ranked(msgspec.structs.replace(given, speculation=sure), PAIR)
+    assert (found.k, found.lengths) == (3, (1, 3))
 
 
 def test_ranks_of_a_replica_count_together() -> None:
