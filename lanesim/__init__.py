@@ -10,7 +10,7 @@ acceptance model or a cost table of one's own: docs/extending.md.
 [['continuous', 30], ['pd', 30]]
 """
 
-from sim.acceptance.forms import parse_quoted, register_acceptance
+from sim.acceptance.forms import AcceptanceForm, parse_quoted, register_acceptance
 from sim.acceptance.models import Acceptance, run_lengths
 from sim.acceptance.quoted import CarriedLength, Quoted, lengths_by_k
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
@@ -32,6 +32,7 @@ from sim.run.scenario import Scenario
 
 __all__ = [
     "Acceptance",
+    "AcceptanceForm",
     "CarriedLength",
     "Chunk",
     "Comparison",
