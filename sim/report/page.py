@@ -18,9 +18,9 @@ from typing import Any
 
 from sim.costs.profile_files import load as load_profile
 from sim.files.yaml_values import yaml_text
-from sim.report.figures import set_theme
 from sim.report.grid_figures import pictures
-from sim.report.store_figures import NotDrawn, named, save
+from sim.report.panels import save, set_theme
+from sim.report.store_figures import NotDrawn, named
 from sim.report.store_points import Points, Rank, read_points, spoken
 from sim.studies.store import Begun, Store
 

@@ -8,23 +8,23 @@ Imports matplotlib and seaborn; only called where pictures were asked for. Not h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from sim.report.figures import set_log_scale, set_theme
+from sim.report.panels import canvas, headline, label_points, legend, panel, save, set_log_scale, set_theme, set_ticks
 from sim.report.store_points import ACCEPTANCE, LOADS, RATE, K, Points, spoken
 
-DPI = 130
-MARKS = "os^DvPX*"
+MARKS = "os^Dv<>p"
+"""With an inside, which is white where a point is overloaded."""
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 2)), (0, (8, 3)), (0, (3, 1)))
 MAX_LINES = 8
 MAX_PANELS = 6
-MIN_OF_MEAN = 0.1
-"""Bands are drawn down to this share of the mean."""
+MAX_BANDS = 3
+"""Of more lines, intervals are whiskers: bands would hide each other."""
+MARGIN = 1.25
+"""Of the means to the edges of a panel; whiskers may leave it."""
 
 
 class NotDrawn(ValueError):
@@ -46,18 +46,19 @@ class Lines:
             "marker": MARKS[place % len(MARKS)],
             "linestyle": DASHES[place % len(DASHES)],
             "linewidth": 1.5,
-            "markersize": 4.5,
+            "markersize": 6.0,
         }
 
 
 def named(row: Mapping[str, Any], keys: Sequence[str]) -> str:
     """The values of some keys in a few words: `pd, k=4, iid:0.7`."""
-    return ", ".join(_short(key, row[key]) for key in keys) or str(row.get("policy", ""))
+    known = [_short(key, row[key]) for key in keys if row[key] == row[key]]
+    return ", ".join(known) or str(row.get("policy", ""))
 
 
 def _short(key: str, value: Any) -> str:
     if key == K:
-        return f"k={value}"
+        return f"k={value:g}"
     if key in ("policy", "profile", ACCEPTANCE):
         return str(value)
     return f"{spoken(key)} {value:g}" if isinstance(value, float | int) else f"{spoken(key)} {value}"
@@ -70,7 +71,7 @@ def panels_of(points: Points, lines_by: Sequence[str], across: Sequence[str]) ->
     """
     rest = [key for key in points.keys if key not in lines_by and key not in across]
     while rest and _num_combinations(points, rest) > MAX_PANELS:
-        key = max(rest, key=lambda key: len(points.values(key)))
+        key = max([key for key in rest if key != "policy"] or rest, key=lambda key: len(points.values(key)))
         values = points.values(key)
         points = points.where({key: values[len(values) // 2]})
         rest = [other for other in rest if other != key]
@@ -97,26 +98,67 @@ def _load_of(points: Points) -> str:
     return points.load
 
 
-def _figure(num_columns: int, num_rows: int = 1, *, width: float = 5.2, height: float = 3.6) -> Any:
-    import matplotlib.pyplot as plt
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A metric that a picture shows in each of its rows."""
 
-    return plt.subplots(num_rows, num_columns, figsize=(width * num_columns + 1.8, height * num_rows), squeeze=False)
-
-
-def _legend(figure: Any, axes: Any) -> None:
-    """One for all panels, of what any of them shows."""
-    found: dict[str, Any] = {}
-    for axis in axes.flat:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    if len(found) > 1:
-        figure.legend(found.values(), found.keys(), loc="upper left", bbox_to_anchor=(0.995, 0.95), frameon=False)
+    metric: str
+    label: str
+    """With its unit."""
+    scale: float = 1.0
+    is_log: bool = False
+    max_shown: float = float("inf")
 
 
-def _draw_lines(
-    axis: Any, points: Points, lines: Lines, x: str, y: str, *, scale: float = 1.0, by: Sequence[str] = ("policy",)
-) -> None:
-    """Means of `y` over `x` with bands of their intervals; hollow where overloaded."""
+def line_figure(
+    points: Points, title: str, columns: Sequence[Column], *, x: str, by: Sequence[str], across: Sequence[str]
+) -> tuple[Any, list[tuple[Any, Column, Points]], Lines]:
+    """Means over `x`, a row per panel and a column per metric: the figure, its panels, its lines."""
+    from matplotlib.lines import Line2D
+
+    points = drawn_once(points, by)
+    lines = _lines(points, by)
+    rows = list(panels_of(points, by, across))
+    figure, axes = canvas(len(rows), len(columns))
+    panels = [
+        (axis, column, own)
+        for row, (_, own) in zip(axes, rows, strict=True)
+        for axis, column in zip(row, columns, strict=True)
+    ]
+    for number, (axis, column, own) in enumerate(panels):
+        _draw_lines(axis, own, lines, x, column, by)
+        panel(axis, rows[number // len(columns)][0], spoken(x) if x in own.rows else x, column.label)
+        if x in points.keys:
+            set_ticks(axis, points.values(x))
+    is_hollow = bool(points.rows["unstable"].any())
+    hollow = Line2D([], [], color="grey", marker="o", linestyle="none", markerfacecolor="white", label="overloaded")
+    legend(figure, axes, [hollow] if is_hollow else [])
+    headline(figure, f"{title}\n{_of_one(points)}".strip())
+    return figure, panels, lines
+
+
+def _of_one(points: Points) -> str:
+    """Profile and policy, where all rows are of the same."""
+    fixed = [key for key in ("profile", "policy") if key in points.rows and points.rows[key].nunique() == 1]
+    return ", ".join(str(points.rows[key].iloc[0]) for key in fixed)
+
+
+def drawn_once(points: Points, by: Sequence[str]) -> Points:
+    """Policies that draft nothing at one draft length, which is then none: they are the same at each."""
+    if K not in by or "policy" not in by:
+        return points
+    rows = points.rows
+    lengths = rows.groupby("policy")["acceptance_length_tokens"].transform("max")
+    is_plain = lengths.isna()
+    rows = rows[~is_plain | (rows[K] == rows[K].min())]
+    return Points(frame=rows.assign(**{K: rows[K].where(~is_plain)}), path=points.path, series=points.series)
+
+
+def _draw_lines(axis: Any, points: Points, lines: Lines, x: str, column: Column, by: Sequence[str]) -> None:
+    """Means over `x` with their intervals; hollow where overloaded."""
+    from matplotlib.transforms import ScaledTranslation
+
+    y = column.metric
     table = points.means([metric for metric in (x, y) if metric not in points.keys])
     if table[y].isna().all():
         axis.text(0.5, 0.5, "nothing to show", ha="center", va="center", transform=axis.transAxes, color="grey")
@@ -124,15 +166,27 @@ def _draw_lines(
     for name, own in _by_line(table, by):
         own = own.sort_values(points.load or x)
         style = lines.style(name)
-        xs, ys = own[x].to_numpy(dtype=float), own[y].to_numpy(dtype=float) * scale
-        axis.plot(xs, ys, label=name, markerfacecolor="none", **style)
-        steady = ~own["is_overloaded"].to_numpy()
-        axis.plot(
-            xs[steady], ys[steady], linestyle="none", marker=style["marker"], color=style["color"], markersize=4.5
-        )
-        low, high = (own[f"{y}.{side}"].to_numpy(dtype=float) * scale for side in ("low", "high"))
-        # An interval that reaches below zero would stretch a logarithmic axis without end.
-        axis.fill_between(xs, np.maximum(low, ys * MIN_OF_MEAN), high, color=style["color"], alpha=0.18, linewidth=0)
+        colour = style["color"]
+        xs, ys = own[x].to_numpy(dtype=float), own[y].to_numpy(dtype=float) * column.scale
+        low, high = (own[f"{y}.{side}"].to_numpy(dtype=float) * column.scale for side in ("low", "high"))
+        axis.plot(xs, ys, label=name, **style)
+        over = own["is_overloaded"].to_numpy()
+        axis.plot(xs[over], ys[over], linestyle="none", marker=style["marker"], markersize=style["markersize"],
+                  color=colour, markerfacecolor="white", markeredgewidth=1.3, zorder=3)  # fmt: skip
+        if len(lines.names) <= MAX_BANDS:
+            axis.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
+        else:
+            # Side by side, since loads are the same for all.
+            aside = ScaledTranslation(
+                (lines.names.index(name) - len(lines.names) / 2) / 80, 0, axis.figure.dpi_scale_trans
+            )
+            axis.vlines(xs, low, high, color=colour, linewidth=0.8, transform=axis.transData + aside)
+    means = table[y].dropna() * column.scale
+    top = min(float(means.max()) * MARGIN, column.max_shown)
+    if top > 0.0:
+        axis.set_ylim(float(means.min()) / MARGIN if column.is_log else 0.0, top)
+    if column.is_log:
+        set_log_scale(axis, "y")
 
 
 def _by_line(table: Any, by: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -141,12 +195,16 @@ def _by_line(table: Any, by: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _lines_by(points: Points, across: Sequence[str]) -> list[str]:
-    """The policy, and further keys as long as the lines stay few."""
-    keys = ["policy"]
-    for key in points.keys:
+    """The series that were chosen; else the policy, and further keys as long as the lines stay few."""
+    keys = [key for key in points.series if key not in across] or ["policy"]
+    for key in () if points.series else points.keys:
         more = [*keys, key]
         if key not in (*across, "policy") and _num_combinations(points, more) <= MAX_LINES:
             keys = more
+    if _num_combinations(points, keys) > MAX_LINES:
+        raise NotDrawn(
+            f"would have {_num_combinations(points, keys)} lines; want at most {MAX_LINES}: choose by --where"
+        )
     return keys
 
 
@@ -155,102 +213,52 @@ def _lines(points: Points, by: Sequence[str]) -> Lines:
     return Lines(names=tuple(dict.fromkeys(named(row, by) for _, row in table.iterrows())))
 
 
+TOKENS_PER_S = "output_throughput_tokens_per_s"
+BUSY = Column(metric="device_utilization", label="GPU busy (% of time)", scale=100.0, max_shown=103.0)
+
+
 def draw_throughput_latency(points: Points) -> Any:
     """Output tokens/s against mean TTFT and mean TPOT, a line through the loads, the load at each point."""
     load = _load_of(points)
-    by = _lines_by(points, [load])
-    lines = _lines(points, by)
-    panels = list(panels_of(points, by, [load]))
-    figure, axes = _figure(2, len(panels))
-    for row, (title, own) in zip(axes, panels, strict=True):
-        for axis, (metric, label) in zip(row, (("mean_ttft_ms", "TTFT"), ("mean_tpot_ms", "TPOT")), strict=True):
-            x = "output_throughput_tokens_per_s"
-            _draw_lines(axis, own, lines, x, metric, by=by)
-            set_log_scale(axis, "y")
-            axis.set_xlabel("output (tokens/s)")
-            axis.set_ylabel(f"mean {label} (ms)")
-            axis.set_title(title, loc="left", fontsize=9)
-            _annotate_once(axis, own.means([x, metric]), load, x, metric)
-    _legend(figure, axes)
-    figure.suptitle(
-        f"What a throughput costs in latency; numbers: {spoken(load)}; hollow: overloaded", x=0.01, ha="left"
-    )
+    figure, panels, _ = line_figure(
+        points, f"Mean TTFT and TPOT against throughput; numbers: {spoken(load)}",
+        [Column(metric=f"mean_{name.lower()}_ms", label=f"mean {name} (ms)", is_log=True) for name in ("TTFT", "TPOT")],
+        x=TOKENS_PER_S, by=_lines_by(points, [load]), across=[load],
+    )  # fmt: skip
+    for axis, column, own in panels:
+        axis.set_xlabel("output (tokens/s)")
+        axis.set_xlim(left=0.0)
+        table = own.means([TOKENS_PER_S, column.metric]).sort_values(column.metric, ascending=False)
+        label_points(axis, [(row[TOKENS_PER_S], row[column.metric], f"{row[load]:g}") for _, row in table.iterrows()])
     return figure
-
-
-def _annotate_once(axis: Any, table: Any, load: str, x: str, y: str) -> None:
-    """The load at each point, once where several lie together."""
-    placed: list[tuple[str, float, float]] = []
-    for _, point in table.sort_values(y, ascending=False).iterrows():
-        text = f"{point[load]:g}"
-        across, up = axis.transData.transform((point[x], point[y]))
-        near = [other for other in placed if other[0] == text and abs(other[1] - across) < 12.0]
-        if not any(abs(up - other[2]) < 40.0 for other in near):
-            axis.annotate(text, (point[x], point[y]), textcoords="offset points", xytext=(-2, 5), fontsize=7)
-            placed.append((text, across, up))
 
 
 def draw_hockey_stick(points: Points) -> Any:
     """P99 of TTFT and E2EL over the rate, with the measured capacity of each line."""
     load = _load_of(points)
     by = _lines_by(points, [load])
-    lines = _lines(points, by)
-    panels = list(panels_of(points, by, [load]))
-    figure, axes = _figure(2, len(panels))
-    for row, (title, own) in zip(axes, panels, strict=True):
-        for axis, (metric, label) in zip(row, (("p99_ttft_ms", "TTFT"), ("p99_e2el_ms", "E2EL")), strict=True):
-            _draw_lines(axis, own, lines, load, metric, by=by)
-            set_log_scale(axis, "y")
-            if load == RATE:
-                for name, line in _by_line(own.means(["capacity_per_s"]), by):
-                    capacity = line["capacity_per_s"].dropna()
-                    if len(capacity):
-                        style = lines.style(name)
-                        axis.axvline(
-                            capacity.iloc[-1], color=style["color"], linestyle=style["linestyle"], linewidth=0.8
-                        )
-            axis.set_xlabel(spoken(load))
-            axis.set_ylabel(f"P99 {label} (ms)")
-            axis.set_title(title, loc="left", fontsize=9)
-    _legend(figure, axes)
-    upright = "; upright: measured capacity" if load == RATE else ""
-    figure.suptitle(f"Where the tail leaves the ground{upright}; hollow: overloaded", x=0.01, ha="left")
+    note = "; upright: capacity" if load == RATE else ""
+    figure, panels, lines = line_figure(
+        points, f"P99 of TTFT and E2EL by {spoken(load)}{note}",
+        [Column(metric=f"p99_{name.lower()}_ms", label=f"P99 {name} (ms)", is_log=True) for name in ("TTFT", "E2EL")],
+        x=load, by=by, across=[load],
+    )  # fmt: skip
+    for axis, _, own in panels if load == RATE else ():
+        for name, line in _by_line(own.means(["capacity_per_s"]), by):
+            for capacity in line["capacity_per_s"].dropna().tail(1):
+                style = lines.style(name)
+                axis.axvline(capacity, color=style["color"], linestyle=style["linestyle"], linewidth=0.8, zorder=1)
     return figure
-
-
-def _draw_rows(
-    axes: Any,
-    panels: Sequence[tuple[str, Points]],
-    lines: Lines,
-    load: str,
-    shown: Sequence[tuple[str, str, float]],
-    by: Sequence[str],
-) -> None:
-    """A row per panel over the load, a column per (metric, label with its unit, scale), from 0 up."""
-    for row, (title, own) in zip(axes, panels, strict=True):
-        for axis, (metric, label, scale) in zip(row, shown, strict=True):
-            _draw_lines(axis, own, lines, load, metric, scale=scale, by=by)
-            axis.set_ylim(bottom=0.0)
-            axis.set_xlabel(spoken(load))
-            axis.set_ylabel(label)
-            axis.set_title(title, loc="left", fontsize=9)
 
 
 def draw_utilisation(points: Points) -> Any:
     """Share of time the GPU is busy, and share of its time spent on tokens that verify rejected."""
     load = _load_of(points)
-    by = _lines_by(points, [load])
-    lines = _lines(points, by)
-    panels = list(panels_of(points, by, [load]))
-    figure, axes = _figure(2, len(panels))
-    shown = (
-        ("device_utilization", "GPU busy (% of time)", 100.0),
-        ("rejected_token_share", "rejected tokens (% of GPU time)", 100.0),
-    )
-    _draw_rows(axes, panels, lines, load, shown, by)
-    _legend(figure, axes)
-    figure.suptitle("What the GPU is busy with; hollow: overloaded", x=0.01, ha="left")
-    return figure
+    rejected = Column(metric="rejected_token_share", label="rejected tokens (% of GPU time)", scale=100.0)
+    return line_figure(
+        points, f"GPU busy, and on rejected tokens, by {spoken(load)}", [BUSY, rejected],
+        x=load, by=_lines_by(points, [load]), across=[load],
+    )[0]  # fmt: skip
 
 
 def draw_gpu_comparison(points: Points) -> Any:
@@ -258,47 +266,31 @@ def draw_gpu_comparison(points: Points) -> Any:
     load = _load_of(points)
     if "profile" not in points.keys:
         raise NotDrawn("needs a grid over profile")
-    lines = _lines(points, ["profile"])
-    panels = list(panels_of(points, ["profile"], [load]))
-    figure, axes = _figure(2, len(panels))
-    shown = (("device_utilization", "GPU busy (% of time)", 100.0),
-             ("output_throughput_tokens_per_s", "output (tokens/s)", 1.0))  # fmt: skip
-    _draw_rows(axes, panels, lines, load, shown, ["profile"])
-    _legend(figure, axes)
-    figure.suptitle("GPUs side by side; hollow: overloaded", x=0.01, ha="left")
-    return figure
+    output = Column(metric=TOKENS_PER_S, label="output (tokens/s)")
+    return line_figure(
+        points, f"GPUs: time busy and output by {spoken(load)}", [BUSY, output],
+        x=load, by=["profile"], across=[load],
+    )[0]  # fmt: skip
 
 
 def draw_acceptance(points: Points) -> Any:
     """Tokens per verify round, and the share of drafted tokens that are accepted, over the draft length."""
-    points = Points(frame=points.rows[points.rows["acceptance_length_tokens"].notna()])
+    points = replace(points, frame=points.rows[points.rows["acceptance_length_tokens"].notna()])
     if points.rows.empty or not {K, ACCEPTANCE} & set(points.keys):
         raise NotDrawn(f"needs a grid over {K} or {ACCEPTANCE}, and speculation")
     load = points.load
     if load is not None:
         # Acceptance belongs to the request, so the load changes nothing but which rounds are cut short at the end.
         points = points.where({load: points.values(load)[0]})
-    across = [K, *([load] if load else [])]
-    keys = [key for key in points.keys if key not in across]
-    by = ["policy", *[key for key in keys if key == ACCEPTANCE]]
-    lines = _lines(points, by)
-    if len(lines.names) > MAX_LINES:
+    by = [key for key in ("policy", ACCEPTANCE) if key == "policy" or key in points.keys]
+    if _num_combinations(points, by) > MAX_LINES:
         points = points.where({"policy": points.values("policy")[0]})
-        lines = _lines(points, by)
-    panels = list(panels_of(points, by, across))
-    figure, axes = _figure(2, len(panels))
-    shown = (("acceptance_length_tokens", "acceptance length (tokens per round)"),
-             ("acceptance_rate_pct", "drafted tokens accepted (%)"))  # fmt: skip
-    for row, (title, each) in zip(axes, panels, strict=True):
-        for axis, (metric, label) in zip(row, shown, strict=True):
-            _draw_lines(axis, Points(frame=each.rows), lines, K, metric, by=by)
-            axis.set_xticks(each.values(K))
-            axis.set_xlabel(spoken(K))
-            axis.set_ylabel(label)
-            axis.set_title(title, loc="left", fontsize=9)
-    _legend(figure, axes)
-    figure.suptitle("What drafting longer brings", x=0.01, ha="left")
-    return figure
+    return line_figure(
+        points, "Acceptance length and rate by draft length",
+        [Column(metric="acceptance_length_tokens", label="acceptance length (tokens per round)"),
+         Column(metric="acceptance_rate_pct", label="drafted tokens accepted (%)")],
+        x=K, by=by, across=[K, *([load] if load else [])],
+    )[0]  # fmt: skip
 
 
 Draw = Callable[[Points], Any]
@@ -326,10 +318,3 @@ def write_pictures(folder: Path, points: Points, pictures: Mapping[str, Draw]) -
                 files.append(path)
         plt.close(figure)
     return files, missing
-
-
-def save(figure: Any, file: Any, kind: str | None = None) -> None:
-    """To a path or an open file of that kind, the same bytes every time."""
-    kind = kind or Path(file).suffix[1:]
-    figure.tight_layout(rect=(0, 0, 1, 0.97))
-    figure.savefig(file, dpi=DPI, bbox_inches="tight", format=kind, metadata={"Date": None} if kind == "svg" else None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.devices.contention import BRACKET, PhiLevel
 from sim.metrics.stats import interval_95
+from sim.names import unknown
 from sim.report.store_frame import store_frame
 from sim.run.scenario import FORMER_REGIME
 from sim.studies.rows import if_overlap
@@ -83,6 +84,8 @@ class Points:
     """As `lanesim.load` gives it; rows that failed are left out of everything but `failed`."""
     path: Path | None = None
     """Of the store."""
+    series: tuple[str, ...] = ()
+    """Keys that tell the lines of pictures apart; none: the picture chooses."""
 
     @cached_property
     def failed(self) -> pd.DataFrame:
@@ -123,17 +126,26 @@ class Points:
         return Store(self.path).scenario(key)
 
     def where(self, fixed: Mapping[str, Any]) -> Points:
-        """Only the rows with these values. Raises ValueError naming a value that is not there."""
+        """Only the rows with these values, or with one of a list of them. Raises ValueError naming one not there."""
         frame = self.frame
-        for key, value in fixed.items():
-            if key not in frame:
-                raise ValueError(f"{key}: not a key that this store varies ({', '.join(self.keys) or 'none does'})")
-            matching = frame[frame[key].isna() if value is None or value != value else frame[key] == value]
-            if matching.empty:
-                values = ", ".join(map(str, dict.fromkeys(frame[key].tolist())))
-                raise ValueError(f"{key}={value}: the store has {values}")
-            frame = matching
-        return Points(frame=frame, path=self.path)
+        for given, wanted in fixed.items():
+            key = self.key(given)
+            values = wanted if isinstance(wanted, list) else [wanted]
+            for value in values:
+                if not _has(frame[key], value).any():
+                    held = ", ".join(map(str, dict.fromkeys(frame[key].tolist())))
+                    raise ValueError(f"{key}={value}: the store has {held}")
+            frame = frame[sum(_has(frame[key], value) for value in values) > 0]
+        return replace(self, frame=frame)
+
+    def key(self, name: str) -> str:
+        """The key that `name` is, or is the last part of. Raises ValueError."""
+        if name in self.frame:
+            return name
+        found = [key for key in self.keys if key.rpartition(".")[2] == name]
+        if len(found) != 1:
+            raise ValueError(unknown("key of this store", name, self.keys))
+        return found[0]
 
     def means(self, metrics: Sequence[str]) -> pd.DataFrame:
         """One row per point: its keys, for each metric `M`, `M.low` and `M.high` of the 95 % interval of the mean,
@@ -266,6 +278,10 @@ def _under(draw: Draw, metric: str, level: PhiLevel) -> float:
     own = float(draw[metric])
     other = draw.get(if_overlap(metric, level))
     return own if level is PhiLevel.MIDDLE or other is None or other != other else float(other)
+
+
+def _has(column: Any, value: Any) -> Any:
+    return column.isna() if value is None or value != value else column == value
 
 
 def _is_key(name: str) -> bool:

@@ -11,7 +11,7 @@ import lanesim
 from sim.cli.main import run
 from sim.plugins import PluginError
 
-MODULE = '''
+MODULE = """
 import lanesim
 from sim.acceptance.models import IidAcceptance
 
@@ -24,7 +24,7 @@ def build(values, draft_tokens):
 
 COIN = lanesim.AcceptanceForm(name="coin", build=build, form="coin:.5")
 OTHER = "no form"
-'''
+"""
 ENTRIES = """[lanesim.acceptances]
 coin = coin_package:COIN
 other = coin_package:OTHER

@@ -14,8 +14,8 @@ import pytest
 
 import lanesim
 from sim.cli.main import run
-from sim.report.figures import set_theme
 from sim.report.grid_figures import pictures
+from sim.report.panels import set_theme
 from sim.report.store_figures import NotDrawn
 from sim.report.store_points import Points, read_points
 
