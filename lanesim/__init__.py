@@ -27,7 +27,7 @@ from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import Policy, policy_names, register
-from sim.report.notebook import Comparison, Results, Simulation, compare, load, simulate, sweep, tune
+from sim.report.notebook import Comparison, Results, Simulation, compare, load, paired, simulate, sweep, tune
 from sim.run.scenario import Scenario
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "lengths_by_k",
     "load",
     "load_profile",
+    "paired",
     "parse_quoted",
     "policy_names",
     "profile_names",

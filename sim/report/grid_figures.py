@@ -215,6 +215,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
         best = _front(users, gpus)
         axis.plot(users[best], gpus[best], color="black", linewidth=1.0, zorder=1, label="best of all")
         panel(axis, title, "output (tokens/s per user)", "output (tokens/s per GPU)")
+        axis.margins(0.1)
         axis.set_ylim(bottom=0.0)
         texts = [
             ", ".join(f"k={row[key]:g}" if key == K else f"{row[key]:g}" for key in across if row[key] == row[key])

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from sim.devices.contention import BRACKET, PhiLevel
 from sim.metrics.stats import interval_95
-from sim.names import unknown
 from sim.report.store_frame import store_frame
 from sim.run.scenario import FORMER_REGIME
 from sim.studies.rows import if_overlap
@@ -144,7 +143,7 @@ class Points:
             return name
         found = [key for key in self.keys if key.rpartition(".")[2] == name]
         if len(found) != 1:
-            raise ValueError(unknown("key of this store", name, self.keys))
+            raise ValueError(f"{name}: not a key that this store varies ({', '.join(self.keys) or 'none does'})")
         return found[0]
 
     def means(self, metrics: Sequence[str]) -> pd.DataFrame:
@@ -226,15 +225,18 @@ class Points:
         own = self.rows[self.rows["scenario_hash"] == scenario_hash]
         return {draw["seed"]: draw for draw in own.to_dict("records")}
 
-    def paired(self, key: str, metric: str) -> pd.DataFrame:
+    def paired(self, key: str, metric: str, base: Any = None) -> pd.DataFrame:
         """How `metric` differs between values of `key`, draw by draw, all else equal: a row per other keys and value.
 
-        `change_pct` against the first value, with `low` and `high`; `is_clear` where the interval leaves out zero,
-        `is_open` where the ends of phi's bracket disagree about that, `is_overloaded` where no steady means exist.
+        `change_pct` against `base`, by default the first value, over so many `replications`, with `low` and `high`;
+        `is_clear` where the interval leaves out zero, `is_open` where the ends of phi's bracket disagree about that,
+        `is_overloaded` where no steady means exist.
         """
         import pandas as pd
 
-        first, *others = self.values(key)
+        values = self.values(key)
+        first = values[0] if base is None else base
+        others = [value for value in values if value != first]
         rest = [name for name in self.keys if name != key]
         levels = [if_overlap(metric, level) for level in BRACKET]
         names = {*rest, key, metric, "seed", "is_steady", *(name for name in levels if name in self.rows)}
@@ -250,7 +252,7 @@ class Points:
                 both = [seed for seed in draws.get(first, {}) if seed in draws.get(value, {})]
                 if both:
                     ours, theirs = ([draws[which][seed] for seed in both] for which in (first, value))
-                    rows.append(fixed | {key: value} | _change(ours, theirs, metric))
+                    rows.append(fixed | {key: value, "replications": len(both)} | _change(ours, theirs, metric))
         return pd.DataFrame(rows)
 
 
