@@ -127,8 +127,8 @@ def _answer(rank: Rank, settings: Sequence[str]) -> list[str]:
     keep_up = f"{rank.num_steady} of {rank.num_settings}"
     if rank.best is None:
         return ["none keeps up", "–", "–", "–", "", keep_up]
-    low, high = rank.interval or (rank.mean, rank.mean)
-    best = [named(rank.best, settings), _plain(rank.mean) + (f" ± {_plain(high - rank.mean, 2)}" if high > low else "")]
+    half = 0.0 if rank.interval is None else rank.interval[1] - rank.mean
+    best = [named(rank.best, settings), with_half(rank.mean, half)]
     if rank.second is None or rank.change is None:
         return [*best, "–", "–", "", keep_up]
     change = rank.change
@@ -189,21 +189,21 @@ def _points_table(points: Points) -> str:
 def _cell(row: Any, metric: str) -> str:
     scale = _scale(metric)
     value, high = float(row[metric]) * scale, float(row[f"{metric}.high"]) * scale
-    if value != value:
-        return "–"
-    return _plain(value) + (f" ± {_plain(high - value, 2)}" if high > value else "")
+    return "–" if value != value else with_half(value, high - value)
 
 
 def _scale(metric: str) -> float:
     return 100.0 if metric in SHARES else 1.0
 
 
-def _plain(value: float, digits: int = 3) -> str:
-    """So many digits that count, without an exponent; 778 ± 180 where it is a mean and half of its interval."""
-    if value == 0.0 or not isfinite(value):
-        return f"{value:g}"
-    decimals = digits - 1 - floor(log10(abs(value)))
-    return f"{round(value, decimals) if digits < 3 else value:,.{max(0, decimals)}f}"
+def with_half(value: float, half: float) -> str:
+    """A mean and half of its interval for people, such as 778 ± 180; three digits that count where there is none."""
+    size = half if half > 0.0 else abs(value)
+    if size == 0.0:
+        return "0"
+    decimals = (1 if half > 0.0 else 2) - floor(log10(size))
+    text = f"{value:,.{max(0, decimals)}f}"
+    return f"{text} ± {round(half, decimals):,.{max(0, decimals)}f}" if half > 0.0 else text
 
 
 def _assumptions(points: Points) -> str:

@@ -74,7 +74,10 @@ const explore = (table) => {
     const scale = (place, from, to) => {
       const found = shown.map((row) => number(row.cells[place])), low = Math.min(0, ...found);
       const high = Math.max(...found, low + 1e-9), at = (value) => from + (to - from) * (value - low) / (high - low);
-      return {at, ticks: [0, 1, 2, 3, 4].map((part) => low + (high - low) * part / 4)};
+      const least = (high - low) / 6, ten = 10 ** Math.floor(Math.log10(least));
+      const step = ten * [1, 2, 5, 10].find((part) => part * ten >= least);
+      const ticks = Array.from({length: 8}, (_, place) => (Math.ceil(low / step) + place) * step);
+      return {at, ticks: ticks.filter((tick) => tick <= high)};
     };
     const sx = scale(x, LEFT, WIDTH - 12), sy = scale(y, HEIGHT - BOTTOM, 14);
     const short = (value) => Number(value.toPrecision(3)).toLocaleString("en");
