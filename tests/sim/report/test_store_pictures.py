@@ -101,7 +101,10 @@ def test_up_to_three_lines_have_bands_and_more_have_whiskers(store: Path) -> Non
         (points.where({"policy": "pd", "profile": "cpu/tiny"}), PolyCollection),
     ):
         axis = pictures()["hockey_stick"](chosen).axes[0]
-        assert {type(each) for each in axis.collections} & {LineCollection, PolyCollection} == {drawn}
+        kinds = [
+            kind for kind in (LineCollection, PolyCollection) for each in axis.collections if isinstance(each, kind)
+        ]
+        assert set(kinds) == {drawn}
 
 
 def test_an_overloaded_point_is_hollow_and_the_legend_says_so(store: Path) -> None:
@@ -178,7 +181,7 @@ def test_plot_writes_png_and_svg_the_same_every_time(
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text."""
+    """Tags with their attributes, and the text but for scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -190,7 +193,8 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if self.tags[-1:] != [("script", {})]:
+            self.text.append(data)
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +306,7 @@ def test_tables_sort_and_points_filter_and_a_dot_tells_its_row(page: Path, tmp_p
     """
     text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
     copy = tmp_path / "copy.html"
-    copy.write_text(text.replace("</body>", f"<script>{clicks}</script></body>"))
+    copy.write_text(text.replace("</body>", f"<script>{{{clicks}}}</script></body>"))
     (title,) = re.findall(r"<title>(.*?)</title>", opened(copy, tmp_path))
     up, down, left, told = json.loads(html.unescape(title))
     values = [float(value) for value in up.split()]
