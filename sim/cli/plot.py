@@ -52,7 +52,7 @@ def plot_command(
             "--only, --where, --series, --price and --table go with a store, which `lanesim sweep --out` wrote"
         )
     from sim.files.write import write_figure
-    from sim.report.figures import draw_throughput_latency
+    from sim.report.pictures.figures import draw_throughput_latency
     from sim.report.results import others_of, read_summary
 
     out = out or places[0].resolve().parent / "throughput_latency.png"
@@ -92,9 +92,9 @@ def _plot_store(
 ) -> None:
     from sim.metrics.price import Price
     from sim.names import unknown
-    from sim.report.grid_figures import pictures, read_table
-    from sim.report.panels import set_theme
-    from sim.report.store_figures import write_pictures
+    from sim.report.pictures.grid_figures import pictures, read_table
+    from sim.report.pictures.panels import set_theme
+    from sim.report.pictures.store_figures import write_pictures
     from sim.report.store_points import read_points
     from sim.run.scenario_file import parse_override
 

@@ -1,6 +1,6 @@
 """Results as a notebook wants them: a comparison that shows itself, and tidy pandas frames with units in column names.
 
-Imports pandas and rich inside functions. Not here: what the numbers mean (sim.metrics), figures (sim.report.figures).
+Imports pandas and rich inside functions. Not here: what the numbers mean (sim.metrics), figures (sim.report.pictures).
 """
 
 from __future__ import annotations

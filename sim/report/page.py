@@ -2,7 +2,7 @@
 
 No address in it: pictures are inside, and its policy forbids the browser to fetch anything and to run anything but the
 one script that sorts and filters (sim.report.page_script), without which all can be read. Light or dark as the reader
-has it, and printable. Not here: the numbers (sim.report.store_points), the pictures (store_figures, grid_figures).
+has it, and printable. Not here: the numbers (sim.report.store_points), the pictures (sim.report.pictures).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 
 from sim.costs.profile_files import load as load_profile
 from sim.files.yaml_values import yaml_text
-from sim.report.grid_figures import pictures
 from sim.report.page_script import ALLOWED, SCRIPT
-from sim.report.panels import save, set_theme
-from sim.report.store_figures import NotDrawn, named
+from sim.report.pictures.grid_figures import pictures
+from sim.report.pictures.panels import save, set_theme
+from sim.report.pictures.store_figures import NotDrawn, named
 from sim.report.store_points import Points, Rank, read_points, spoken
 from sim.studies.store import Begun, Store
 

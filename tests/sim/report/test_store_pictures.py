@@ -21,10 +21,10 @@ import lanesim
 from sim.acceptance import forms
 from sim.acceptance.models import IidAcceptance
 from sim.cli.main import run
-from sim.report.grid_figures import pictures
 from sim.report.page import with_half
-from sim.report.panels import label_points, set_theme
-from sim.report.store_figures import NotDrawn
+from sim.report.pictures.grid_figures import pictures
+from sim.report.pictures.panels import label_points, set_theme
+from sim.report.pictures.store_figures import NotDrawn
 from sim.report.store_points import Points, read_points
 
 GRID: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Pictures of a store over two keys at once: improvement, draft length by load, Pareto; and a timeline of one point.
 
 Imports matplotlib and seaborn; only called where pictures were asked for. Not here: lines over the load
-(sim.report.store_figures), the numbers (sim.report.store_points).
+(sim.report.pictures.store_figures), the numbers (sim.report.store_points).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
 from sim.files.json_values import convert, read_json
 from sim.metrics.records import RunRecord
-from sim.report.panels import canvas, headline, label_points, legend, panel
-from sim.report.store_figures import (
+from sim.report.pictures.panels import canvas, headline, label_points, legend, panel
+from sim.report.pictures.store_figures import (
     MAX_LINES,
     MAX_PANELS,
     TOKENS_PER_S,
@@ -35,8 +35,8 @@ from sim.report.store_figures import (
     named,
     panels_of,
 )
+from sim.report.pictures.work_figures import timelines
 from sim.report.store_points import ACCEPTANCE, CONCURRENCY, K, Points, spoken
-from sim.report.work_figures import timelines
 from sim.run.resolve import resolve
 from sim.run.scenario import parse_scenario
 from sim.run.scenario_file import set_dotted

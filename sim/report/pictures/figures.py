@@ -1,7 +1,7 @@
 """Figures of comparisons: latency distributions, throughput against latency.
 
 Imports matplotlib and seaborn; only called where figures were asked for. Not here: the numbers (sim.metrics.summary),
-and figures of single works (sim.report.work_figures).
+and figures of single works (sim.report.pictures.work_figures).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats
 from sim.metrics.summary import latencies_s
-from sim.report.panels import canvas, headline, legend, panel, save_and_close, set_log_scale, set_theme
-from sim.report.work_figures import draw_occupancy, draw_phases, draw_timelines
+from sim.report.pictures.panels import canvas, headline, legend, panel, save_and_close, set_log_scale, set_theme
+from sim.report.pictures.work_figures import draw_occupancy, draw_phases, draw_timelines
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
 MARKERS = "os^DvP"

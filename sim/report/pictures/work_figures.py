@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord, WorkRecord
-from sim.report.panels import canvas, headline, panel, save_and_close
+from sim.report.pictures.panels import canvas, headline, panel, save_and_close
 
 KIND_COLOURS = {
     "prefill": "#4c72b0",

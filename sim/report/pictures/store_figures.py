@@ -2,7 +2,7 @@
 
 Lines differ by marker and dash as well as by colour, cells carry their numbers, so that all of it reads in grey.
 Imports matplotlib and seaborn; only called where pictures were asked for. Not here: the numbers
-(sim.report.store_points), heat-maps and Pareto (sim.report.grid_figures).
+(sim.report.store_points), heat-maps and Pareto (sim.report.pictures.grid_figures).
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sim.report.panels import canvas, headline, label_points, legend, panel, save, set_log_scale, set_theme, set_ticks
+from sim.report.pictures.panels import (
+    canvas,
+    headline,
+    label_points,
+    legend,
+    panel,
+    save,
+    set_log_scale,
+    set_theme,
+    set_ticks,
+)
 from sim.report.store_points import ACCEPTANCE, LOADS, RATE, K, Points, spoken
 
 MARKS = "os^Dv<>p"
