@@ -31,7 +31,7 @@ def set_theme(font_scale: float = 0.8) -> None:
     sns.set_theme(style="whitegrid", context="notebook", font_scale=font_scale, rc={"text.parse_math": False})
 
 
-def canvas(num_rows: int, num_columns: int, *, width: float = 5.2, height: float = 3.6, **more: Any) -> tuple[Any, Any]:
+def canvas(num_rows: int, num_columns: int, *, width: float = 5.2, height: float = 3.6, **more: Any) -> Any:
     """A figure and its axes [rows, columns], each `width` by `height` inches, with room for a legend beside them."""
     import matplotlib.pyplot as plt
 
