@@ -99,7 +99,7 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Any:
                 continue
             y, x = points.values(down).index(row[down]), points.values(across).index(row[across])
             shade[y, x] = row["change_pct"]
-            text = f"{row['change_pct']:+.0f}"
+            text = f"{round(row['change_pct']):+d}"
             texts[y][x] = f"{text}?" if row["is_open"] else text if row["is_clear"] else f"({text})"
         return shade, texts
 

@@ -237,14 +237,14 @@ def draw_throughput_latency(points: Points) -> Any:
     )  # fmt: skip
     for axis, column, own in panels:
         axis.set_xlabel("output (tokens/s)")
-        axis.set_xlim(left=0.0)
         table = own.means([TOKENS_PER_S, column.metric]).sort_values(column.metric, ascending=False)
+        axis.set_xlim(0.0, float(table[TOKENS_PER_S].max()) * 1.08)
         label_points(axis, [(row[TOKENS_PER_S], row[column.metric], f"{row[load]:g}") for _, row in table.iterrows()])
     return figure
 
 
 def draw_hockey_stick(points: Points) -> Any:
-    """P99 of TTFT and E2EL over the rate, with the measured capacity of each line."""
+    """P99 of TTFT and E2EL over the load, and over the rate the measured capacity of each line."""
     load = _load_of(points)
     by = _lines_by(points, [load])
     note = "; upright: capacity" if load == RATE else ""
