@@ -10,7 +10,7 @@ acceptance model or a cost table of one's own: docs/extending.md.
 [['continuous', 30], ['pd', 30]]
 """
 
-from sim.acceptance.forms import parse_quoted, register_acceptance
+from sim.acceptance.forms import AcceptanceForm, parse_quoted, register_acceptance
 from sim.acceptance.models import Acceptance, run_lengths
 from sim.acceptance.quoted import CarriedLength, Quoted, lengths_by_k
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
@@ -27,11 +27,12 @@ from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import Policy, policy_names, register
-from sim.report.notebook import Comparison, Results, Simulation, compare, load, simulate, sweep, tune
+from sim.report.notebook import Comparison, Results, Simulation, compare, load, paired, simulate, sweep, tune
 from sim.run.scenario import Scenario
 
 __all__ = [
     "Acceptance",
+    "AcceptanceForm",
     "CarriedLength",
     "Chunk",
     "Comparison",
@@ -61,6 +62,7 @@ __all__ = [
     "lengths_by_k",
     "load",
     "load_profile",
+    "paired",
     "parse_quoted",
     "policy_names",
     "profile_names",

@@ -9,9 +9,14 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sim.files.read import CONTROL
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Kind = TypeVar("Kind")
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}\Z")
 """Goes into lists with commas, tables, and names of files."""
@@ -30,6 +35,22 @@ def naming_plugin(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise PluginError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    """What installed packages name in an entry-point group, by name; nothing is imported."""
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def loaded(what: str, entry: EntryPoint, kind: type[Kind]) -> Kind:
+    """What an entry point names, imported; `what` begins messages, such as `policy 'mine'`. Raises PluginError."""
+    with naming_plugin(f"{what} of {entry.value}"):
+        found = entry.load()
+    if not isinstance(found, kind):
+        raise PluginError(f"{what}: {entry.value} is not a lanesim.{kind.__name__}")
+    return found
 
 
 def shown(value: Any) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from calibrate.fit.errors import Comparison
 from sim.costs.profile import Profile
 from sim.files.write import write_figure
-from sim.report.figures import set_log_scale, set_theme
+from sim.report.pictures.panels import set_log_scale, set_theme
 
 DPI = 130
 PANEL = (3.4, 3.0)

@@ -260,7 +260,7 @@ def _measured(path: Path) -> tuple[str, str]:
 
 
 def _tuning(path: Path) -> tuple[str, str]:
-    from sim.report.grid_figures import read_table
+    from sim.report.pictures.grid_figures import read_table
 
     return "draft lengths by batch size", f"{len(read_table(path))} rows"
 

@@ -355,7 +355,7 @@ def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Any]:
 def draw_cells(directory: Path, judged: Sequence[JudgedCell], title: str) -> None:
     """validation-cells.png, the error by cell, one panel per metric, cells of the fit hollow. Raises ValueError without
     the plotting libraries."""
-    from sim.report.figures import DPI, set_theme
+    from sim.report.pictures.panels import DPI, set_theme
 
     set_theme()
     import matplotlib.pyplot as plt

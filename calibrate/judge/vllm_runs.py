@@ -145,7 +145,8 @@ def _notes(real: RealRun, simulated: RunRecord) -> list[str]:
 
 def draw_vllm(directory: Path, verdict: VllmVerdict) -> None:
     """validation-scatter.png and validation-cdf.png. Raises ValueError without the plotting libraries."""
-    from sim.report.figures import draw_cdfs, set_theme
+    from sim.report.pictures.figures import draw_cdfs
+    from sim.report.pictures.panels import set_theme
 
     set_theme()
     real, simulated = latencies_s(verdict.real.requests), latencies_s(verdict.simulated.requests)
@@ -162,7 +163,7 @@ def _draw_scatter(path: Path, title: str, real: Mapping[str, Floats], simulated:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    from sim.report.figures import DPI
+    from sim.report.pictures.panels import DPI
 
     figure, axes = plt.subplots(1, len(SCATTERED), figsize=(9, 4.4))
     for axis, (name, title) in zip(axes, SCATTERED.items(), strict=True):

@@ -17,8 +17,9 @@ from realrun.validate.compare import Judged
 from realrun.validate.errors import LATENCIES
 from sim.files.write import write_figure
 from sim.metrics.summary import latencies_s
-from sim.report.figures import DPI, draw_cdfs, set_theme
-from sim.report.work_figures import draw_timelines, timeline_window
+from sim.report.pictures.figures import draw_cdfs
+from sim.report.pictures.panels import DPI, set_theme
+from sim.report.pictures.work_figures import draw_timelines, timeline_window
 
 PARTS = {"mechanism": "#4c72b0", "cost": "#dd8452", "contention": "#55a868"}
 

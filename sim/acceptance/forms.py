@@ -7,6 +7,7 @@ models' mathematics (models), recorded tapes (tape), a request's draws (draws), 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
@@ -31,11 +32,12 @@ from sim.acceptance.quoted import (
 from sim.acceptance.spread import QuotedSpread
 from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.names import unknown
-from sim.plugins import PluginError, checked_name, checked_text, shown
+from sim.plugins import PluginError, checked_name, checked_text, installed, loaded, shown
 
 __all__ = [
     "FORMS",
     "Acceptance",
+    "AcceptanceForm",
     "AcceptanceSummary",
     "BetaAcceptance",
     "IidAcceptance",
@@ -61,14 +63,47 @@ SPREADABLE = ("iid", "length", "vllm", "per-position")
 SPREAD_FORM = "vllm:.54,.33,.21~1.1 (standard deviation of the requests' shifts on the logit scale)"
 Build = Callable[[Sequence[float], int], Acceptance]
 """From the numbers after the colon and the draft length to a model; raises ValueError."""
-_registered: dict[str, tuple[Build, str]] = {}
+GROUP = "lanesim.acceptances"
+"""Entry points of installed packages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceForm:
+    """`NAME:numbers` as an acceptance: `build` makes the model, `form` says how it is written, such as `mine:.9,.6`.
+
+    A package that names one in the entry-point group `lanesim.acceptances` makes it known to every command.
+
+    >>> import lanesim
+    >>> from sim.acceptance.models import IidAcceptance
+    >>> def build(values, draft_tokens):
+    ...     return IidAcceptance(values[0])
+    >>> COIN = lanesim.AcceptanceForm(name="coin", build=build, form="coin:.5")
+    """
+
+    name: str
+    build: Build
+    form: str
+
+    def __post_init__(self) -> None:
+        checked_name("acceptance", self.name)
+        what = f"acceptance {self.name!r}"
+        if self.name in FORMS:
+            raise ValueError(f"{what} is built in: register under another name")
+        if self.name != self.name.lower():
+            raise PluginError(f"{what}: want a name in lower case, as {self.name.lower()!r} is found")
+        if not callable(self.build):
+            raise PluginError(f"{what}: build={shown(self.build)} must be a function of numbers and draft length")
+        checked_text(f"{what}: form", self.form)
+
+
+_registered: dict[str, AcceptanceForm] = {}
 
 
 def register_acceptance(name: str, build: Build, form: str) -> None:
-    """Make `NAME:numbers` known as an acceptance in this process; `form` says how it is written, such as `mine:.9,.6`.
+    """Make an AcceptanceForm known in this process, for scenarios of one's own; a later one of a name replaces it.
 
-    What its model answers is checked as it is asked (sim.acceptance.checked). Raises ValueError for the name of a
-    built-in one.
+    To have it known everywhere, name it in the entry-point group `lanesim.acceptances` of a package instead. What its
+    model answers is checked as it is asked (sim.acceptance.checked). Raises ValueError for the name of a built-in one.
 
     >>> import lanesim
     >>> from sim.acceptance.models import IidAcceptance
@@ -76,20 +111,22 @@ def register_acceptance(name: str, build: Build, form: str) -> None:
     >>> lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=2, acceptance="coin:.5").metrics["completed"]
     2
     """
-    checked_name("acceptance", name)
-    if name in FORMS:
-        raise ValueError(f"acceptance {name!r} is built in: register under another name")
-    if name != name.lower():
-        raise PluginError(f"acceptance {name!r}: want a name in lower case, as {name.lower()!r} is found")
-    if not callable(build):
-        raise PluginError(f"acceptance {name!r}: build={shown(build)} must be a function of numbers and draft length")
-    checked_text(f"acceptance {name!r}: form", form)
-    _registered[name] = build, form
+    _registered[name] = AcceptanceForm(name=name, build=build, form=form)
 
 
 def registered() -> list[tuple[str, Build, str]]:
     """What `register_acceptance` made known in this process: name, build, form."""
-    return [(name, build, form) for name, (build, form) in _registered.items()]
+    return [(each.name, each.build, each.form) for each in _registered.values()]
+
+
+def _form_of(name: str) -> AcceptanceForm:
+    """What is registered or installed under a name. Raises ValueError naming the nearest one."""
+    if name in _registered:
+        return _registered[name]
+    entries = installed(GROUP)
+    if name not in entries:
+        raise ValueError(unknown("acceptance model", name, [*FORMS, *_registered, *entries]))
+    return loaded(f"acceptance {name!r}", entries[name], AcceptanceForm)
 
 
 def parse_acceptance(spec: str, num_speculative_tokens: int) -> Acceptance:
@@ -118,13 +155,12 @@ def parse_quoted(text: str) -> Quoted:
         raise PluginError(f"acceptance {shown(text)}: want a text such as iid:0.7")
     name, colon, rest = text.partition(":")
     name, rest = name.strip().lower(), rest.strip()
-    forms = FORMS | {own: form for own, (_, form) in _registered.items()}
     if not colon and (guess := _bare_number(name)) is not None:
         raise ValueError(f"acceptance {text!r}: a number of what? write {guess}")
-    if name not in forms:
-        raise ValueError(unknown("acceptance model", name, forms))
+    own = None if name in FORMS else _form_of(name)
+    form = FORMS[name] if own is None else own.form
     if not colon or not rest:
-        raise ValueError(f"acceptance {text!r}: nothing after {name!r}; write {forms[name]}")
+        raise ValueError(f"acceptance {text!r}: nothing after {name!r}; write {form}")
     if name == "tape":
         return QuotedTape(TapeAcceptance(read_tapes(rest)))
     rest, tilde, spread = rest.partition("~")
@@ -132,9 +168,9 @@ def parse_quoted(text: str) -> Quoted:
         return _with_spread(text, name, rest, spread)
     if name == "length":
         return _length(text, rest)
-    values = _numbers(text, forms[name], rest)
-    if name in _registered:
-        return QuotedForm(name, _registered[name][0], tuple(values))
+    values = _numbers(text, form, rest)
+    if own is not None:
+        return QuotedForm(name, own.build, tuple(values))
     try:
         return _built_in(text, name, values)
     except ValueError as error:

@@ -271,7 +271,7 @@ def _run_into(out: Path, scenario: Scenario, profile: Profile, *, with_plots: bo
         with rows_of(scratch) as rows_in:
             result = _run(scenario, profile, records, rows_in=rows_in, **options)
         if with_plots:
-            from sim.report.figures import draw_comparison
+            from sim.report.pictures.figures import draw_comparison
 
             draw_comparison(scratch, result, records or [])
         write_results(scratch, scenario, result.plain, records or [])

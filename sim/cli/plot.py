@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,7 +21,10 @@ from sim.cli.lazy import SOURCE
     help="Folder of a store's pictures [default: STORE/figures]; of directories, the file [throughput_latency.png].",
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Draw this picture; repeat for several.")
-@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only points with this value of a key.")
+@click.option(
+    "--where", multiple=True, metavar="KEY=VALUE", help="Only points with this value of a key; repeat for several."
+)
+@click.option("--series", multiple=True, metavar="KEY", help="Lines differ by this key, panels by the others; repeat.")
 @click.option("--price", default=None, metavar="USD/gpu-h", help="Of one GPU, for $ per million tokens: 2.5/gpu-h.")
 @click.option("--table", type=click.Path(path_type=Path), default=None, help="What `lanesim tune --json` wrote.")
 def plot_command(
@@ -27,6 +32,7 @@ def plot_command(
     out: Path | None,
     only: tuple[str, ...],
     where: tuple[str, ...],
+    series: tuple[str, ...],
     price: str | None,
     table: Path | None,
 ) -> None:
@@ -39,12 +45,14 @@ def plot_command(
     from sim.studies.store import MARK
 
     if len(places) == 1 and (places[0] / MARK).exists():
-        _plot_store(places[0], out, only, where, price, table)
+        _plot_store(places[0], out, only, where, series, price, table)
         return
-    if only or where or price or table:
-        raise ValueError("--only, --where, --price and --table go with a store, which `lanesim sweep --out` wrote")
+    if only or where or series or price or table:
+        raise ValueError(
+            "--only, --where, --series, --price and --table go with a store, which `lanesim sweep --out` wrote"
+        )
     from sim.files.write import write_figure
-    from sim.report.figures import draw_throughput_latency
+    from sim.report.pictures.figures import draw_throughput_latency
     from sim.report.results import others_of, read_summary
 
     out = out or places[0].resolve().parent / "throughput_latency.png"
@@ -74,13 +82,19 @@ def report_command(store: Path, out: Path, question: str | None, price: str | No
 
 
 def _plot_store(
-    store: Path, out: Path | None, only: tuple[str, ...], where: tuple[str, ...], price: str | None, table: Path | None
+    store: Path,
+    out: Path | None,
+    only: tuple[str, ...],
+    where: tuple[str, ...],
+    series: tuple[str, ...],
+    price: str | None,
+    table: Path | None,
 ) -> None:
     from sim.metrics.price import Price
     from sim.names import unknown
-    from sim.report.figures import set_theme
-    from sim.report.grid_figures import pictures, read_table
-    from sim.report.store_figures import write_pictures
+    from sim.report.pictures.grid_figures import pictures, read_table
+    from sim.report.pictures.panels import set_theme
+    from sim.report.pictures.store_figures import write_pictures
     from sim.report.store_points import read_points
     from sim.run.scenario_file import parse_override
 
@@ -94,7 +108,11 @@ def _plot_store(
     claim(added_to={"--out": out or store / "figures"})
     set_theme()
     click.get_current_context().meta[SOURCE] = str(store)
-    points = read_points(store).where(dict(parse_override(text) for text in where))
+    wanted: dict[str, list[Any]] = {}
+    for key, value in map(parse_override, where):
+        wanted.setdefault(key, []).append(value)
+    points = read_points(store).where(wanted)
+    points = replace(points, series=tuple(points.key(name) for name in series))
     chosen = {name: drawable[name] for name in only or drawable}
     files, missing = write_pictures(out or store / "figures", points, chosen)
     if only and missing:

@@ -1,6 +1,6 @@
 """Where the time of requests goes: queue, prefill, draft, verify, transfer, and waiting between them.
 
-From the works that a run recorded. Not here: drawing it (sim.report.figures).
+From the works that a run recorded. Not here: drawing it (sim.report.pictures.figures).
 """
 
 from __future__ import annotations

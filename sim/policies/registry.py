@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sim.engine.serving import Serving
 from sim.names import unknown
@@ -17,6 +17,8 @@ from sim.plugins import (
     checked_list,
     checked_name,
     checked_text,
+    installed,
+    loaded,
     naming_plugin,
     shown,
 )
@@ -24,9 +26,8 @@ from sim.policies import adaptive, baseline, disaggregated, pd, pdv, pipelined, 
 from sim.policies.continuous import loop as continuous
 from sim.policies.options import EngineLimits, PolicyOptions
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
+GROUP = "lanesim.policies"
+"""Entry points of installed packages."""
 LANE_OPTIONS = ("batching", "kv", "stream_priorities", "partition")
 CONTINUOUS_SETTINGS = (
     "enable_prefix_caching",
@@ -311,7 +312,7 @@ def policy_names() -> list[str]:
     >>> lanesim.policy_names()[:4]
     ['autoregressive', 'continuous', 'baseline', 'pd']
     """
-    return [*POLICIES, *_registered, *_installed()]
+    return [*POLICIES, *_registered, *installed(GROUP)]
 
 
 def find_policy(name: str) -> Policy:
@@ -319,17 +320,7 @@ def find_policy(name: str) -> Policy:
     found = POLICIES.get(name) or _registered.get(name)
     if found is not None:
         return found
-    installed = _installed()
-    if name not in installed:
+    entries = installed(GROUP)
+    if name not in entries:
         raise ValueError(unknown("policy", name, policy_names()))
-    with naming_plugin(f"policy {name!r} of {installed[name].value}"):
-        policy = installed[name].load()
-    if not isinstance(policy, Policy):
-        raise ValueError(f"policy {name!r}: {installed[name].value} is not a lanesim.Policy")
-    return policy
-
-
-def _installed() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return {entry.name: entry for entry in entry_points(group="lanesim.policies")}
+    return loaded(f"policy {name!r}", entries[name], Policy)

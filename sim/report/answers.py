@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.compare.side_by_side import CostSource, Interval
-from sim.report.store_figures import named
+from sim.report.pictures.store_figures import named
 from sim.report.store_points import Points
 from sim.report.tables import costs_line, in_brief, measured_width, number, print_table
 from sim.studies.attainment import Attainment, Fleet, Highest

@@ -1,6 +1,6 @@
 """Results as a notebook wants them: a comparison that shows itself, and tidy pandas frames with units in column names.
 
-Imports pandas and rich inside functions. Not here: what the numbers mean (sim.metrics), figures (sim.report.figures).
+Imports pandas and rich inside functions. Not here: what the numbers mean (sim.metrics), figures (sim.report.pictures).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
-from sim.plugins import checked_count, checked_counts, checked_reals, shown
+from sim.names import unknown
+from sim.plugins import checked_count, checked_counts, checked_list, checked_reals, shown
 from sim.report.bench import read_bench_row
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
+from sim.report.store_points import read_points
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate as run_once
@@ -35,6 +37,8 @@ from sim.studies.tune import tune as run_tuning
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 
 
 class Comparison(experiment.Comparison, frozen=True, kw_only=True):
@@ -201,6 +205,43 @@ def load(path: str | Path, *, version: str | None = None) -> Any:
     held = read_summary(directory)
     requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
     return Results(comparison=Comparison(**msgspec.structs.asdict(held)), runs=runs_frame(held.runs), requests=requests)
+
+
+def paired(store: str | Path, key: str = "policy", *, base: Any = None, metrics: Sequence[str] = MEANS) -> pd.DataFrame:
+    """How metrics of a store differ between values of a key, draw by draw, all else equal.
+
+    One row per metric, other value and combination of the keys that vary beside: `change_pct` from `base` (by default
+    the first value) with `ci95_low_pct` and `ci95_high_pct`, which two or more `replications` have; `is_clear` where
+    the interval leaves out zero, `is_open` where that depends on how streams overlap, `is_overloaded` where there are
+    no steady means. Raises ValueError for a store, key, value or metric that is not there.
+
+    >>> import lanesim, tempfile
+    >>> scenario = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 8}}
+    >>> with tempfile.TemporaryDirectory() as store:
+    ...     _ = lanesim.sweep({"scenario": scenario, "replications": 3}, out=store, workers=1)
+    ...     lanesim.paired(store)[["base", "policy", "metric", "replications"]].values.tolist()[0]
+    ['continuous', 'pd', 'mean_ttft_ms', 3]
+    """
+    import pandas as pd
+
+    points = read_points(Path(store))
+    name = points.key(key)
+    values = points.values(name)
+    first = values[0] if base is None else base
+    if first not in values or len(values) < 2:
+        raise ValueError(f"paired: {name}={shown(first)}: want one of two or more values, the store has {values}")
+    for metric in checked_list("metrics", metrics):
+        if metric not in points.rows or points.rows[metric].dtype.kind not in "if":
+            raise ValueError(unknown("metric", str(metric), points.rows.columns))
+    found = pd.concat(
+        [points.paired(name, metric, first).assign(base=first, metric=metric) for metric in metrics], ignore_index=True
+    ).rename(columns={"low": "ci95_low_pct", "high": "ci95_high_pct"})
+    has_interval = found["replications"] > 1
+    for bound in ("ci95_low_pct", "ci95_high_pct"):
+        found[bound] = found[bound].where(has_interval)
+    last = ["change_pct", "ci95_low_pct", "ci95_high_pct", "replications", "is_clear", "is_open", "is_overloaded"]
+    keys = [column for column in found if column not in ("base", "metric", name, *last)]
+    return found[[*keys, "base", name, "metric", *last]]
 
 
 def sweep(

@@ -1,8 +1,8 @@
 """A store as one HTML page that needs nothing else: question, answer, pictures, tables, assumptions, how to rerun it.
 
-No script and no address in it: pictures are inside, and its policy forbids the browser to fetch anything. Light or dark
-as the reader has it, and printable. Not here: the numbers (sim.report.store_points), the pictures (store_figures,
-grid_figures).
+No address in it: pictures are inside, and its policy forbids the browser to fetch anything and to run anything but the
+one script that sorts and filters (sim.report.page_script), without which all can be read. Light or dark as the reader
+has it, and printable. Not here: the numbers (sim.report.store_points), the pictures (sim.report.pictures).
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from math import floor, isfinite, log10
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from sim.costs.profile_files import load as load_profile
 from sim.files.yaml_values import yaml_text
-from sim.report.figures import set_theme
-from sim.report.grid_figures import pictures
-from sim.report.store_figures import NotDrawn, named, save
+from sim.report.page_script import ALLOWED, SCRIPT
+from sim.report.pictures.grid_figures import pictures
+from sim.report.pictures.panels import save, set_theme
+from sim.report.pictures.store_figures import NotDrawn, named
 from sim.report.store_points import Points, Rank, read_points, spoken
 from sim.studies.store import Begun, Store
 
@@ -49,6 +52,12 @@ figure img { max-width: 100%; box-sizing: border-box; background: #fff; border-r
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: 2px 10px 2px 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } pre { background: var(--soft); padding: 10px; overflow-x: auto; }
+th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid; }
+th[aria-sort=ascending] button::after { content: " ↑"; } th[aria-sort=descending] button::after { content: " ↓"; }
+input, select { font: inherit; color: inherit; background: var(--soft); border: 1px solid var(--rule); }
+svg { display: block; width: 100%; max-width: 760px; font-size: 11px; } svg text:not(.key) { fill: var(--ink); }
+svg .rule { stroke: var(--rule); } circle:focus { outline: none; r: 8px; } output { font-size: 13px; display: block; }
+tr.pointed { background: var(--soft); font-weight: 600; } tr[hidden] { display: none; }
 @media print { :root { --ink: #000; --paper: #fff; --rule: #bbb; --soft: #fff; } figure, tr { break-inside: avoid; }
   body { margin: 0; padding: 0; } .wide { overflow: visible; } table { font-size: 8px; width: 100%; }
   th, td { padding: 1px 4px 1px 0; white-space: normal; } pre { white-space: pre-wrap; } }
@@ -75,10 +84,10 @@ def page(path: Path, *, question: str | None = None, price_per_hour: float | Non
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
+        f"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {ALLOWED}\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<link rel="icon" href="data:,">\n<title>{_safe(asked)}</title>\n<style>{STYLE}</style>\n</head>\n'
-        f"<body>\n{body}\n</body>\n</html>\n"
+        f"<body>\n{body}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
@@ -118,8 +127,8 @@ def _answer(rank: Rank, settings: Sequence[str]) -> list[str]:
     keep_up = f"{rank.num_steady} of {rank.num_settings}"
     if rank.best is None:
         return ["none keeps up", "–", "–", "–", "", keep_up]
-    low, high = rank.interval or (rank.mean, rank.mean)
-    best = [named(rank.best, settings), f"{rank.mean:.0f}" + (f" ± {high - rank.mean:.0f}" if high > low else "")]
+    half = 0.0 if rank.interval is None else rank.interval[1] - rank.mean
+    best = [named(rank.best, settings), with_half(rank.mean, half)]
     if rank.second is None or rank.change is None:
         return [*best, "–", "–", "", keep_up]
     change = rank.change
@@ -161,24 +170,40 @@ def _points_table(points: Points) -> str:
     table = points.means([metric for metric, _ in COLUMNS])
     keys = points.keys or ["policy"]
     head = [spoken(key) for key in keys] + [label for _, label in COLUMNS] + ["load"]
-    rows = []
+    rows: list[list[Cell]] = []
     for _, row in table.head(MAX_ROWS).iterrows():
-        cells = [_value(row[key]) for key in keys]
-        cells += [_cell(row, metric) for metric, _ in COLUMNS]
+        cells: list[Cell] = [(_value(row[key]), row[key]) for key in keys]
+        cells += [(_cell(row, metric), row[metric] * _scale(metric)) for metric, _ in COLUMNS]
         rows.append([*cells, "overloaded" if row["is_overloaded"] else "steady" if row["is_steady"] else "undecided"])
     count = len(table)
     more = (
         f"<p>The first {MAX_ROWS} of {count} points; <code>lanesim.load</code> has all.</p>" if count > MAX_ROWS else ""
     )
-    return more + "<p>Means over replications, ± half of the 95 % interval where there is one.</p>" + _table(head, rows)
+    return (
+        more
+        + "<p>Means over replications, ± half of the 95 % interval where there is one.</p>"
+        + _table(head, rows, "points")
+    )
 
 
 def _cell(row: Any, metric: str) -> str:
-    scale = 100.0 if metric in SHARES else 1.0
+    scale = _scale(metric)
     value, high = float(row[metric]) * scale, float(row[f"{metric}.high"]) * scale
-    if value != value:
-        return "–"
-    return f"{value:.4g}" + (f" ± {high - value:.2g}" if high > value else "")
+    return "–" if value != value else with_half(value, high - value)
+
+
+def _scale(metric: str) -> float:
+    return 100.0 if metric in SHARES else 1.0
+
+
+def with_half(value: float, half: float) -> str:
+    """A mean and half of its interval for people, such as 778 ± 180; three digits that count where there is none."""
+    size = half if half > 0.0 else abs(value)
+    if size == 0.0:
+        return "0"
+    decimals = (1 if half > 0.0 else 2) - floor(log10(size))
+    text = f"{value:,.{max(0, decimals)}f}"
+    return f"{text} ± {round(half, decimals):,.{max(0, decimals)}f}" if half > 0.0 else text
 
 
 def _assumptions(points: Points) -> str:
@@ -241,10 +266,22 @@ def _list(lines: Sequence[str], title: str = "") -> str:
     return (f"<p>{_safe(title)}</p>" if title else "") + f"<ul>{items}</ul>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+Cell = str | tuple[str, Any]
+"""A text, and what it is sorted by where that is a number."""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]], name: str = "") -> str:
     top = "".join(f"<th>{_safe(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+    body = "".join("<tr>" + "".join(map(_td, row)) + "</tr>\n" for row in rows)
+    named_so = f' id="{name}"' if name else ""
+    return f'<div class="wide"><table{named_so}><thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+
+
+def _td(cell: Cell) -> str:
+    text, value = (cell, None) if isinstance(cell, str) else cell
+    if isinstance(value, Real) and isfinite(value):
+        return f'<td data-v="{float(value)!r}">{_safe(text)}</td>'
+    return f"<td>{_safe(text)}</td>"
 
 
 def _safe(text: str) -> str:

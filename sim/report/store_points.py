@@ -83,6 +83,8 @@ class Points:
     """As `lanesim.load` gives it; rows that failed are left out of everything but `failed`."""
     path: Path | None = None
     """Of the store."""
+    series: tuple[str, ...] = ()
+    """Keys that tell the lines of pictures apart; none: the picture chooses."""
 
     @cached_property
     def failed(self) -> pd.DataFrame:
@@ -123,17 +125,26 @@ class Points:
         return Store(self.path).scenario(key)
 
     def where(self, fixed: Mapping[str, Any]) -> Points:
-        """Only the rows with these values. Raises ValueError naming a value that is not there."""
+        """Only the rows with these values, or with one of a list of them. Raises ValueError naming one not there."""
         frame = self.frame
-        for key, value in fixed.items():
-            if key not in frame:
-                raise ValueError(f"{key}: not a key that this store varies ({', '.join(self.keys) or 'none does'})")
-            matching = frame[frame[key].isna() if value is None or value != value else frame[key] == value]
-            if matching.empty:
-                values = ", ".join(map(str, dict.fromkeys(frame[key].tolist())))
-                raise ValueError(f"{key}={value}: the store has {values}")
-            frame = matching
-        return Points(frame=frame, path=self.path)
+        for given, wanted in fixed.items():
+            key = self.key(given)
+            values = wanted if isinstance(wanted, list) else [wanted]
+            for value in values:
+                if not _has(frame[key], value).any():
+                    held = ", ".join(map(str, dict.fromkeys(frame[key].tolist())))
+                    raise ValueError(f"{key}={value}: the store has {held}")
+            frame = frame[sum(_has(frame[key], value) for value in values) > 0]
+        return replace(self, frame=frame)
+
+    def key(self, name: str) -> str:
+        """The key that `name` is, or is the last part of. Raises ValueError."""
+        if name in self.frame:
+            return name
+        found = [key for key in self.keys if key.rpartition(".")[2] == name]
+        if len(found) != 1:
+            raise ValueError(f"{name}: not a key that this store varies ({', '.join(self.keys) or 'none does'})")
+        return found[0]
 
     def means(self, metrics: Sequence[str]) -> pd.DataFrame:
         """One row per point: its keys, for each metric `M`, `M.low` and `M.high` of the 95 % interval of the mean,
@@ -214,15 +225,18 @@ class Points:
         own = self.rows[self.rows["scenario_hash"] == scenario_hash]
         return {draw["seed"]: draw for draw in own.to_dict("records")}
 
-    def paired(self, key: str, metric: str) -> pd.DataFrame:
+    def paired(self, key: str, metric: str, base: Any = None) -> pd.DataFrame:
         """How `metric` differs between values of `key`, draw by draw, all else equal: a row per other keys and value.
 
-        `change_pct` against the first value, with `low` and `high`; `is_clear` where the interval leaves out zero,
-        `is_open` where the ends of phi's bracket disagree about that, `is_overloaded` where no steady means exist.
+        `change_pct` against `base`, by default the first value, over so many `replications`, with `low` and `high`;
+        `is_clear` where the interval leaves out zero, `is_open` where the ends of phi's bracket disagree about that,
+        `is_overloaded` where no steady means exist.
         """
         import pandas as pd
 
-        first, *others = self.values(key)
+        values = self.values(key)
+        first = values[0] if base is None else base
+        others = [value for value in values if value != first]
         rest = [name for name in self.keys if name != key]
         levels = [if_overlap(metric, level) for level in BRACKET]
         names = {*rest, key, metric, "seed", "is_steady", *(name for name in levels if name in self.rows)}
@@ -238,7 +252,7 @@ class Points:
                 both = [seed for seed in draws.get(first, {}) if seed in draws.get(value, {})]
                 if both:
                     ours, theirs = ([draws[which][seed] for seed in both] for which in (first, value))
-                    rows.append(fixed | {key: value} | _change(ours, theirs, metric))
+                    rows.append(fixed | {key: value, "replications": len(both)} | _change(ours, theirs, metric))
         return pd.DataFrame(rows)
 
 
@@ -266,6 +280,10 @@ def _under(draw: Draw, metric: str, level: PhiLevel) -> float:
     own = float(draw[metric])
     other = draw.get(if_overlap(metric, level))
     return own if level is PhiLevel.MIDDLE or other is None or other != other else float(other)
+
+
+def _has(column: Any, value: Any) -> Any:
+    return column.isna() if value is None or value != value else column == value
 
 
 def _is_key(name: str) -> bool:

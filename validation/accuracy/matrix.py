@@ -229,7 +229,7 @@ def draw_speedups(rows: Sequence[Row], path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from sim.report.figures import set_theme
+    from sim.report.pictures.panels import set_theme
 
     set_theme()
     points = [row for row in rows if row.speedup is not None]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.files.write import write_figure
-from sim.report.figures import DPI, set_log_scale, set_theme
+from sim.report.pictures.panels import DPI, set_log_scale, set_theme
 from validation.claims.ledger import Row, Verdict, read_section
 
 CLAIMED, PD, PDV = "#555555", "#d95f02", "#1b6ca8"

@@ -15,7 +15,7 @@ import yaml
 
 from sim.compare.side_by_side import PolicySummary, compare
 from sim.costs.profile_files import load
-from sim.report.figures import draw_throughput_latency
+from sim.report.pictures.figures import draw_throughput_latency
 from sim.run.scenario import parse_scenario
 from sim.run.scenario_file import set_dotted
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import shutil
 import subprocess
+from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,10 +18,13 @@ from typing import Any
 import pytest
 
 import lanesim
+from sim.acceptance import forms
+from sim.acceptance.models import IidAcceptance
 from sim.cli.main import run
-from sim.report.figures import set_theme
-from sim.report.grid_figures import pictures
-from sim.report.store_figures import NotDrawn
+from sim.report.page import with_half
+from sim.report.pictures.grid_figures import pictures
+from sim.report.pictures.panels import label_points, set_theme
+from sim.report.pictures.store_figures import NotDrawn
 from sim.report.store_points import Points, read_points
 
 GRID: dict[str, Any] = {
@@ -84,6 +92,81 @@ def test_a_tuned_table_is_drawn_over_the_batch_sizes(store: Path) -> None:
     assert figure.axes[0].get_lines()[-1].get_xydata().tolist() == [[0.5, 1.5], [1.5, 0.5]]
 
 
+def test_up_to_three_lines_have_bands_and_more_have_whiskers(store: Path) -> None:
+    from matplotlib.collections import LineCollection, PolyCollection
+
+    points = read_points(store)
+    for chosen, drawn in (
+        (points, LineCollection),
+        (points.where({"policy": "pd", "profile": "cpu/tiny"}), PolyCollection),
+    ):
+        axis = pictures()["hockey_stick"](chosen).axes[0]
+        kinds = [
+            kind for kind in (LineCollection, PolyCollection) for each in axis.collections if isinstance(each, kind)
+        ]
+        assert set(kinds) == {drawn}
+
+
+def test_an_overloaded_point_is_hollow_and_the_legend_says_so(store: Path) -> None:
+    points = read_points(store).where({"profile": "cpu/tiny"})
+    for is_overloaded in (True, False):
+        figure = pictures()["utilisation"](Points(frame=points.frame.assign(unstable=is_overloaded), path=store))
+        faces = [line.get_markerfacecolor() for line in figure.axes[0].get_lines() if len(line.get_xdata())]
+        texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+        assert ("white" in faces, "overloaded" in texts) == (is_overloaded, is_overloaded)
+
+
+def test_series_are_the_lines_and_several_values_of_a_key_are_chosen(store: Path) -> None:
+    points = read_points(store).where({"profile": ["cpu/tiny", GRID["grid"]["profile"][1]], "request_rate": [2, 8]})
+    figure = pictures()["utilisation"](replace(points, series=("profile",)))
+    labels = {line.get_label() for axis in figure.axes for line in axis.get_lines()}
+    assert {label for label in labels if not label.startswith("_")} == set(GRID["grid"]["profile"])
+    assert {axis.get_title(loc="left") for axis in figure.axes} >= {"continuous, k=1", "pd, k=2"}
+
+
+def test_plot_takes_series_and_names_a_key_that_is_not_there(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plot", str(store), "--series", "colour"]) == 2
+    assert "colour: not a key that this store varies" in capsys.readouterr().err
+
+
+def test_a_policy_that_drafts_nothing_has_one_line_and_no_draft_length(store: Path) -> None:
+    frame = read_points(store).where({"profile": "cpu/tiny"}).frame
+    frame = frame.assign(acceptance_length_tokens=frame["acceptance_length_tokens"].where(frame["policy"] == "pd"))
+    lines = pictures()["hockey_stick"](Points(frame=frame, path=store)).axes[0].get_lines()
+    labels = [line.get_label() for line in lines if not line.get_label().startswith("_")]
+    assert sorted(labels) == ["continuous", "pd, k=1", "pd, k=2"]
+
+
+def test_draft_length_is_of_the_policy_asked_about(store: Path) -> None:
+    points = read_points(store).where({"policy": "pd", "profile": "cpu/tiny"})
+    assert "of pd by draft length" in pictures()["draft_length"](points).get_suptitle()
+
+
+def test_labels_of_points_do_not_lie_on_each_other() -> None:
+    import matplotlib.pyplot as plt
+
+    set_theme()
+    figure, axis = plt.subplots()
+    axis.plot([0.0, 1.0], [0.0, 1.0])
+    label_points(axis, [(0.5 + place / 200, 0.5, f"k={place}, {rate}") for place in range(9) for rate in (10, 20)])
+    boxes = [text.get_window_extent() for text in axis.texts]
+    assert len(boxes) > 2
+    assert not any(box.overlaps(other) for number, box in enumerate(boxes) for other in boxes[:number])
+    plt.close(figure)
+
+
+def test_a_timeline_that_cannot_run_again_is_left_out(tmp_path: Path) -> None:
+    """What was registered where the sweep ran is not known to `lanesim plot`."""
+    lanesim.register_acceptance("mine", lambda values, draft_tokens: IidAcceptance(values[0]), "mine:.5")
+    grid = {"scenario": GRID["scenario"] | {"speculation": {"acceptance": "mine:.5"}}}
+    try:
+        lanesim.sweep(grid, out=tmp_path, workers=1)
+    finally:
+        del forms._registered["mine"]
+    with pytest.raises(NotDrawn, match="unknown acceptance model 'mine'"):
+        pictures()["timeline"](read_points(tmp_path))
+
+
 def test_plot_writes_png_and_svg_the_same_every_time(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,7 +181,7 @@ def test_plot_writes_png_and_svg_the_same_every_time(
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text."""
+    """Tags with their attributes, and the text but for scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -110,7 +193,8 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if self.tags[-1:] != [("script", {})]:
+            self.text.append(data)
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +224,17 @@ def test_the_page_has_question_answer_pictures_tables_assumptions_errors_and_how
     assert "`" not in text
 
 
-def test_the_page_fetches_nothing_and_runs_nothing(page: Path) -> None:
+def test_the_page_fetches_nothing_and_runs_its_own_script_alone(page: Path) -> None:
     found = Page(page.read_text())
-    assert {tag for tag, _ in found.tags} & {"script", "iframe", "object", "embed", "base"} == set()
+    assert {tag for tag, _ in found.tags} & {"iframe", "object", "embed", "base"} == set()
+    (script,) = re.findall(r"<script>(.*?)</script>", page.read_text(), flags=re.DOTALL)
+    assert [attributes for tag, attributes in found.tags if tag == "script"] == [{}]
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    (policy,) = [attributes["content"] for tag, attributes in found.tags if "http-equiv" in attributes]
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert not re.search(r"eval|Function\(|innerHTML|fetch\(|import\(|https?:(?!//www\.w3\.org/2000/svg)", script)
     for _, attributes in found.tags:
+        assert not [name for name in attributes if name.startswith("on")]
         for name in ("src", "href"):
             assert (attributes.get(name) or "data:").startswith("data:")
     assert "url(" not in page.read_text()
@@ -151,7 +242,17 @@ def test_the_page_fetches_nothing_and_runs_nothing(page: Path) -> None:
     assert "@media print" in page.read_text()
 
 
-def test_the_page_opens_in_a_browser_without_a_message(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "half", "text"),
+    [(778.4, 183.0, "778 ± 180"), (5.14, 0.0059, "5.1400 ± 0.0059"), (1057.2, 1210.0, "1,057 ± 1,200"), (0.0, 0.0, "0"),
+     (27.31, 0.0, "27.3"), (12345.6, 0.0, "12,346"), (0.01234, 0.0, "0.0123")],
+)  # fmt: skip
+def test_numbers_are_for_people(value: float, half: float, text: str) -> None:
+    assert with_half(value, half) == text
+
+
+def opened(page: Path, folder: Path) -> str:
+    """The page's document after its script ran in Chromium, which had nothing to say about it."""
     browser = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("needs Chromium")
@@ -162,7 +263,56 @@ def test_the_page_opens_in_a_browser_without_a_message(page: Path, tmp_path: Pat
         "--enable-logging=stderr",
         "--disable-background-networking",
     ]
-    command = [browser, *flags, f"--user-data-dir={tmp_path}", "--dump-dom", page.as_uri()]
+    command = [browser, *flags, f"--user-data-dir={folder / 'browser'}", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "Run it again" in done.stdout
     assert "CONSOLE" not in done.stderr
+    return done.stdout
+
+
+def test_a_page_with_hostile_names_opens_without_a_message_and_makes_nothing_of_them(tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    profile = tmp_path / f"{hostile}.json"
+    lanesim.save_profile(lanesim.load_profile("cpu/tiny"), profile)
+    grid = {"profile": ["cpu/tiny", str(profile)], "workload.request_rate": [2, 8]}
+    lanesim.sweep({"scenario": GRID["scenario"], "grid": grid}, out=tmp_path / "store", workers=1)
+    page = tmp_path / "page.html"
+    question = f'"></title></script><script>alert(2)</script>{hostile}'
+    assert run(["report", str(tmp_path / "store"), "--out", str(page), "--question", question]) == 0
+    for text in (page.read_text(), opened(page, tmp_path)):
+        tags = Page(text).tags
+        assert len([tag for tag, _ in tags if tag == "script"]) == 1
+        assert not [attributes for tag, attributes in tags if tag == "img" and attributes["src"] == "x"]
+        assert not [name for _, attributes in tags for name in attributes if name.startswith("on")]
+    assert len([tag for tag, _ in tags if tag == "circle"]) == 8
+
+
+def test_tables_sort_and_points_filter_and_a_dot_tells_its_row(page: Path, tmp_path: Path) -> None:
+    """With one more script, which the page's own policy would not let run."""
+    clicks = """
+      const points = document.getElementById("points"), rows = () => [...points.tBodies[0].rows];
+      const head = [...points.tHead.rows[0].cells].find((cell) => cell.textContent.startsWith("mean E2EL"));
+      const place = head.cellIndex, seen = [];
+      for (const _ of [1, 2]) {
+        head.firstChild.click();
+        seen.push(rows().map((row) => row.cells[place].dataset.v).join(" "));
+      }
+      const filter = document.querySelector("input");
+      filter.value = "PDV";
+      filter.dispatchEvent(new Event("input"));
+      const dot = document.querySelector("circle");
+      dot.dispatchEvent(new Event("mouseenter"));
+      const left = rows().filter((row) => !row.hidden).map((row) => row.textContent.includes("pdv"));
+      document.title = JSON.stringify([...seen, left, document.querySelector("output").textContent]);
+    """
+    text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
+    copy = tmp_path / "copy.html"
+    copy.write_text(text.replace("</body>", f"<script>{{{clicks}}}</script></body>"))
+    (title,) = re.findall(r"<title>(.*?)</title>", opened(copy, tmp_path))
+    up, down, left, told = json.loads(html.unescape(title))
+    values = [float(value) for value in up.split()]
+    assert values == sorted(values)
+    assert [float(value) for value in down.split()] == values[::-1]
+    assert left
+    assert all(left)
+    assert "policy: pdv; " in told
+    assert "mean E2EL, ms: " in told

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+import lanesim
 from sim.metrics.stats import interval_95
-from sim.report.store_points import ACCEPTANCE, RATE, Points, refuse_former
+from sim.report.store_points import ACCEPTANCE, RATE, K, Points, refuse_former
 
 METRIC = "mean_e2el_ms"
 
@@ -109,3 +111,39 @@ def test_a_store_with_the_regime_that_was_replaced_is_refused(former: dict[str, 
     refuse_former(kept)
     with pytest.raises(ValueError, match=r"rows of the regime `shared`, which this version replaced with leftover"):
         refuse_former(points(row("a", 1.0, 1, 5.0, **former)))
+
+
+def test_paired_is_a_tidy_frame_of_differences_from_a_base(tmp_path: Path) -> None:
+    scenario = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 6}}
+    grid = {"workload.request_rate": [2, 8], "speculation.num_speculative_tokens": [1, 2, 3]}
+    frame = lanesim.sweep({"scenario": scenario, "grid": grid, "replications": 2}, out=tmp_path / "a", workers=1)
+    found = lanesim.paired(tmp_path / "a", "num_speculative_tokens", base=2, metrics=[METRIC])
+    assert found.columns.tolist() == [
+        RATE, "policy", "base", K, "metric", "change_pct", "ci95_low_pct", "ci95_high_pct", "replications",
+        "is_clear", "is_open", "is_overloaded",
+    ]  # fmt: skip
+    assert sorted(found[[RATE, "policy", K]].itertuples(index=False, name=None)) == [
+        (rate, policy, k) for rate in (2.0, 8.0) for policy in ("continuous", "pd") for k in (1, 3)
+    ]
+    own = frame[(frame[RATE] == 2.0) & (frame["policy"] == "pd")].groupby(K)[METRIC].mean()
+    row = found[(found[RATE] == 2.0) & (found["policy"] == "pd") & (found[K] == 3)].iloc[0]
+    assert row["change_pct"] == pytest.approx(100.0 * (own[3] - own[2]) / own[2])
+    assert row["ci95_low_pct"] < row["change_pct"] < row["ci95_high_pct"]
+
+    lanesim.sweep({"scenario": scenario}, out=tmp_path / "b", workers=1)
+    assert lanesim.paired(tmp_path / "b")["ci95_low_pct"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"key": "colour"}, "colour: not a key that this store varies"),
+        ({"base": "pdv"}, "policy='pdv': want one of two or more values"),
+        ({"metrics": ["mean_e2e_ms"]}, "did you mean 'mean_e2el_ms'"),
+    ],
+)
+def test_paired_names_what_is_not_there(more: dict[str, Any], says: str, tmp_path: Path) -> None:
+    scenario = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 3}}
+    lanesim.sweep({"scenario": scenario}, out=tmp_path, workers=1)
+    with pytest.raises(ValueError, match=says):
+        lanesim.paired(tmp_path, **more)

@@ -1,7 +1,7 @@
 """Pictures of a store over two keys at once: improvement, draft length by load, Pareto; and a timeline of one point.
 
 Imports matplotlib and seaborn; only called where pictures were asked for. Not here: lines over the load
-(sim.report.store_figures), the numbers (sim.report.store_points).
+(sim.report.pictures.store_figures), the numbers (sim.report.store_points).
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import numpy as np
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
 from sim.files.json_values import convert, read_json
-from sim.report.store_figures import (
+from sim.metrics.records import RunRecord
+from sim.report.pictures.panels import canvas, headline, label_points, legend, panel
+from sim.report.pictures.store_figures import (
     MAX_LINES,
     MAX_PANELS,
+    TOKENS_PER_S,
     Draw,
     Lines,
     NotDrawn,
@@ -28,11 +31,12 @@ from sim.report.store_figures import (
     draw_hockey_stick,
     draw_throughput_latency,
     draw_utilisation,
+    drawn_once,
     named,
     panels_of,
 )
+from sim.report.pictures.work_figures import timelines
 from sim.report.store_points import ACCEPTANCE, CONCURRENCY, K, Points, spoken
-from sim.report.work_figures import timelines
 from sim.run.resolve import resolve
 from sim.run.scenario import parse_scenario
 from sim.run.scenario_file import set_dotted
@@ -66,7 +70,7 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Any:
     """Change of mean latency from the first policy to each other one, over load and acceptance (or draft length).
 
     Cells carry the change in percent; in brackets where its interval holds zero, with a question mark where the ends
-    of phi's bracket disagree, empty where a policy is overloaded.
+    of phi's bracket disagree, grey where a policy is overloaded.
     """
     policies = points.values("policy")
     if len(policies) < 2:
@@ -95,13 +99,13 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Any:
                 continue
             y, x = points.values(down).index(row[down]), points.values(across).index(row[across])
             shade[y, x] = row["change_pct"]
-            text = f"{row['change_pct']:+.0f}"
+            text = f"{round(row['change_pct']):+d}"
             texts[y][x] = f"{text}?" if row["is_open"] else text if row["is_clear"] else f"({text})"
         return shade, texts
 
     found = [(title, *cells(own, policy)) for title, own, policy in panels[:MAX_PANELS]]
     most = max([5.0, *(float(np.nanmax(np.abs(shade))) for _, shade, _ in found if not np.isnan(shade).all())])
-    note = "(…): not clear; ?: depends on overlap; empty: no steady means"
+    note = "(…): not clear; ?: depends on overlap; grey: no steady means"
     return _heat_maps(
         points, found, across, down, f"Mean E2EL against {policies[0]}, % (below 0: faster)\n{note}{left_out}",
         palette="vlag", bounds=(-most, most),
@@ -115,7 +119,8 @@ def draw_draft_length(points: Points, table: Table | None = None) -> Any:
     if table is not None and points.load != CONCURRENCY:
         raise NotDrawn(f"a table is by batch size: it can be drawn in where the grid is over {CONCURRENCY}")
     load, metric = points.load, "mean_tpot_ms"
-    speculative = Points(frame=points.rows[points.rows["policy"] != "autoregressive"])
+    drafts = points.rows.groupby("policy")["acceptance_length_tokens"].transform("max").notna()
+    speculative = Points(frame=points.rows[drafts])
     found, boxes = [], []
     panels = list(panels_of(speculative, [], [load, K]))
     for title, own in panels[:MAX_PANELS]:
@@ -129,11 +134,12 @@ def draw_draft_length(points: Points, table: Table | None = None) -> Any:
         boxes.append([(int(np.nanargmin(column)), x) for x, column in enumerate(shade.T) if not np.isnan(column).all()])
     if not found:
         raise NotDrawn("needs a policy that drafts")
+    values = [value for _, shade, _ in found for value in shade[~np.isnan(shade)].tolist()] or [0.0]
     drawn = "; line: the tuned table" if table is not None else ""
-    note = f"boxed: the shortest of each load{drawn}; empty: overloaded{_left_out(len(panels))}"
+    note = f"boxed: the shortest of each load{drawn}; grey: overloaded{_left_out(len(panels))}"
     figure = _heat_maps(
-        points, found, load, K, f"Mean TPOT (ms)\n{note}",
-        palette="crest", bounds=None,
+        points, found, load, K, f"Mean TPOT (ms) of {', '.join(speculative.values('policy'))} by draft length\n{note}",
+        palette="crest", bounds=(min(values), max(values)),
     )  # fmt: skip
     from matplotlib.patches import Rectangle
 
@@ -160,79 +166,68 @@ def _heat_maps(
     title: str,
     *,
     palette: str,
-    bounds: tuple[float, float] | None,
+    bounds: tuple[float, float],
 ) -> Any:
-    import matplotlib.pyplot as plt
     import seaborn as sns
 
     xs, ys = points.values(across), points.values(down)
     columns = min(max(1, 14 // len(xs)), 3, len(found))
     rows = -(-len(found) // columns)
-    size = (1.6 + 0.62 * len(xs)) * columns + 0.6, (1.3 + 0.42 * len(ys)) * rows + 0.5
-    figure, axes = plt.subplots(rows, columns, figsize=(max(6.5, size[0]), size[1]), squeeze=False)
-    low, high = bounds if bounds else (None, None)
+    width, height = 1.6 + 0.62 * len(xs), 1.2 + 0.42 * len(ys)
+    figure, axes = canvas(rows, columns, width=max(width, 5.0 / columns), height=height + 0.6 / rows)
     for axis, (name, shade, texts) in zip(axes.flat, found, strict=False):
         sns.heatmap(
-            shade, ax=axis, annot=np.array(texts), fmt="", cmap=palette, vmin=low, vmax=high, cbar=False,
+            shade, ax=axis, annot=np.array(texts), fmt="", cmap=palette, vmin=bounds[0], vmax=bounds[1], cbar=False,
             linewidths=0.5, annot_kws={"fontsize": 8}, xticklabels=[f"{x:g}" for x in xs], yticklabels=ys,
         )  # fmt: skip
         axis.invert_yaxis()
+        axis.set_facecolor("#d9d9d9")
         axis.grid(visible=False)
-        axis.set_xlabel(spoken(across))
-        axis.set_ylabel(spoken(down))
         axis.tick_params(axis="y", rotation=0)
-        axis.set_title(name, loc="left", fontsize=9)
+        panel(axis, name, spoken(across), spoken(down))
     for axis in list(axes.flat)[len(found) :]:
         axis.set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    headline(figure, title)
     return figure
 
 
 def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
     """Tokens per second that a user sees against what a GPU delivers; nothing beats the line in both."""
-    import matplotlib.pyplot as plt
-
-    from sim.report.figures import set_theme
-
-    set_theme()
     across = [key for key in (points.load, K) if key in points.keys]
     if not across:
         raise NotDrawn("needs a grid over the load or the draft length")
     by = ["policy", *[key for key in ("profile",) if key in points.keys]]
-    panels = list(panels_of(points, by, across))[:MAX_PANELS]
+    panels = list(panels_of(drawn_once(points, [*by, *across]), by, across))[:MAX_PANELS]
     names = tuple(dict.fromkeys(named(row, by) for _, row in points.rows[by].drop_duplicates().iterrows()))
     lines = Lines(names=names[:MAX_LINES])
-    figure, axes = plt.subplots(1, len(panels), figsize=(5.4 * len(panels) + 1.6, 4.2), squeeze=False)
+    figure, axes = canvas(1, len(panels), width=5.4, height=4.2)
+    headline(figure, f"Output per user against output per GPU, without overloaded points\nnumbers: "
+                     f"{', '.join(spoken(key) for key in across)}")  # fmt: skip
     for axis, (title, own) in zip(axes[0], panels, strict=True):
-        table = own.means(["output_throughput_tokens_per_s", PER_GPU, "mean_tpot_ms"])
+        table = own.means([TOKENS_PER_S, PER_GPU, "mean_tpot_ms"])
         table = table[table["mean_tpot_ms"].notna() & ~table["is_overloaded"]]
         users = 1e3 / table["mean_tpot_ms"].to_numpy()
-        gpus = table[PER_GPU if PER_GPU in own.rows else "output_throughput_tokens_per_s"].to_numpy()
+        gpus = table[PER_GPU if PER_GPU in own.rows else TOKENS_PER_S].to_numpy()
         labels = [named(row, by) for _, row in table.iterrows()]
         for name in lines.names:
             mine = [place for place, label in enumerate(labels) if label == name]
-            style = lines.style(name) | {"linestyle": "none"}
-            axis.plot(users[mine], gpus[mine], label=name, **style)
+            axis.plot(users[mine], gpus[mine], label=name, **lines.style(name) | {"linestyle": "none"})
         best = _front(users, gpus)
         axis.plot(users[best], gpus[best], color="black", linewidth=1.0, zorder=1, label="best of all")
-        for place in best:
-            text = ", ".join(
-                f"k={row[key]}" if key == K else f"{row[key]:g}" for row in [table.iloc[place]] for key in across
-            )
-            axis.annotate(text, (users[place], gpus[place]), textcoords="offset points", xytext=(4, 3), fontsize=6)
-        axis.set_xlabel("output (tokens/s per user)")
-        axis.set_ylabel("output (tokens/s per GPU)")
+        panel(axis, title, "output (tokens/s per user)", "output (tokens/s per GPU)")
+        axis.margins(0.1)
         axis.set_ylim(bottom=0.0)
-        axis.set_title(title, loc="left", fontsize=9)
+        texts = [
+            ", ".join(f"k={row[key]:g}" if key == K else f"{row[key]:g}" for key in across if row[key] == row[key])
+            for _, row in table.iloc[best].iterrows()
+        ]
+        label_points(axis, zip(users[best], gpus[best], texts, strict=True))
         if price_per_hour is not None:
             cost = axis.secondary_yaxis("right")
             ticks = [tick for tick in axis.get_yticks() if tick > 0.0]
             cost.set_yticks(ticks, [f"{price_per_hour / HOUR_S / tick * MILLION:.2g}" for tick in ticks])
             cost.set_ylabel("$ per million output tokens")
-    handles, names_shown = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names_shown, loc="center left", bbox_to_anchor=(0.995, 0.5), frameon=False)
-    keys = " and ".join(spoken(key) for key in across)
-    figure.suptitle(f"Speed for a user against what a GPU delivers; numbers: {keys}", x=0.01, ha="left")
+    legend(figure, axes)
     return figure
 
 
@@ -264,16 +259,23 @@ def draw_timeline(points: Points) -> Any:
                 set_dotted(raw, name, json.loads(text))
         raw["workload"]["num_prompts"] = min(TIMELINE_PROMPTS, int(own.iloc[0]["num_prompts"]))
         raw["workload"]["num_warmups"] = 0
-        scenario = parse_scenario(raw)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            profile = load_profile(scenario.profile)
-            record = simulate(resolve(scenario, profile, policy), child_seed(scenario.seed, 0), record_works=True)
-        records.append(record)
+        try:
+            records.append(_again(raw, policy))
+        except ValueError as error:
+            # A policy or an acceptance model that was registered where the sweep ran, say.
+            raise NotDrawn(f"cannot run {policy} again: {error}") from None
         title = named(own.iloc[0], [key for key in points.keys if key != "policy"])
     if not records:
         raise NotDrawn("needs a point that ran at the middle of the grid")
     return timelines(f"What runs when: {title}", records)
+
+
+def _again(raw: dict[str, Any], policy: str) -> RunRecord:
+    scenario = parse_scenario(raw)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        resolved = resolve(scenario, load_profile(scenario.profile), policy)
+        return simulate(resolved, child_seed(scenario.seed, 0), record_works=True)
 
 
 def read_table(path: Path) -> Table:

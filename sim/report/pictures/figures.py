@@ -1,14 +1,13 @@
 """Figures of comparisons: latency distributions, throughput against latency.
 
 Imports matplotlib and seaborn; only called where figures were asked for. Not here: the numbers (sim.metrics.summary),
-and figures of single works (sim.report.work_figures).
+and figures of single works (sim.report.pictures.work_figures).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,10 +17,10 @@ from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats
 from sim.metrics.summary import latencies_s
-from sim.report.work_figures import draw_occupancy, draw_phases, draw_timelines
+from sim.report.pictures.panels import canvas, headline, legend, panel, save_and_close, set_log_scale, set_theme
+from sim.report.pictures.work_figures import draw_occupancy, draw_phases, draw_timelines
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
-DPI = 130
 MARKERS = "os^DvP"
 """Of profiles, in order of appearance."""
 
@@ -53,18 +52,6 @@ def _phases_s(result: Comparison) -> dict[str, dict[str, float]]:
     return found
 
 
-def set_theme(font_scale: float = 0.8) -> None:
-    """The look of all figures; no display needed. Raises ValueError without the plotting libraries."""
-    try:
-        import matplotlib
-        import seaborn as sns
-    except ImportError:
-        raise ValueError("figures need the analysis extra: pip install 'lanesim[analysis]'") from None
-    matplotlib.use("Agg")
-    # Names hold dollar signs, and nothing here is a formula.
-    sns.set_theme(style="whitegrid", context="notebook", font_scale=font_scale, rc={"text.parse_math": False})
-
-
 def _title(result: Comparison) -> str:
     scenario = result.scenario
     workload, speculation = scenario["workload"], scenario["speculation"]
@@ -84,42 +71,22 @@ def _latencies_s(records: Sequence[RunRecord]) -> dict[str, dict[str, Floats]]:
 
 def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]]) -> None:
     """TTFT, TPOT and E2EL (seconds, by metric) of each side, one step line each."""
-    import matplotlib.pyplot as plt
     import seaborn as sns
 
     colours = sns.color_palette("deep", len(sides))
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), sharey=True)
-    for axis, (name, label) in zip(axes, TITLES.items(), strict=True):
+    figure, axes = canvas(1, 3, width=3.8, height=3.8, sharey=True)
+    for axis, (name, label) in zip(axes[0], TITLES.items(), strict=True):
         for (side, values_s), colour in zip(sides.items(), colours, strict=True):
             values_ms = np.sort(values_s[name]) * 1e3
             if len(values_ms):
                 shares = np.arange(1, len(values_ms) + 1) / len(values_ms)
                 axis.step(values_ms, shares, where="post", label=side, color=colour, linewidth=1.6)
         set_log_scale(axis, "x")
-        axis.set_xlabel(f"{label} (ms)")
-    axes[0].set_ylabel("share of requests")
-    axes[0].set_ylim(0, 1.01)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center right", frameon=False)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.tight_layout(rect=(0, 0, 0.89, 1))
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
-
-
-def set_log_scale(axis: Any, which: str) -> None:
-    """A logarithmic axis, `x` or `y`, with plain numbers such as 500 and 2k at its ticks."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set(**{f"{which}scale": "log"})
-    side = axis.xaxis if which == "x" else axis.yaxis
-    low, high = side.get_view_interval()
-    is_short = high < 300.0 * max(low, 1e-9)
-    side.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_short else (1.0,), numticks=12))
-    side.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value / 1000:g}k" if 1e3 <= value < 1e6 else f"{value:g}")
-    )
-    side.set_minor_formatter(NullFormatter())
+        panel(axis, x=f"{label} (ms)")
+    axes[0, 0].set(ylabel="share of requests", ylim=(0, 1.01))
+    legend(figure, axes)
+    headline(figure, f"Share of requests within a latency\n{title}")
+    save_and_close(figure, path)
 
 
 def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
@@ -127,7 +94,6 @@ def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
 
     Hollow points are overloaded runs, whose latencies depend on their length.
     """
-    import matplotlib.pyplot as plt
     import seaborn as sns
     from matplotlib.lines import Line2D
 
@@ -139,8 +105,8 @@ def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
     policies, profiles = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
     colours = dict(zip(policies, sns.color_palette("deep", len(policies)), strict=True))
     markers = {profile: MARKERS[number % len(MARKERS)] for number, profile in enumerate(profiles)}
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4.2))
-    for axis, (metric, label) in zip(axes, (("mean_ttft_ms", "TTFT"), ("mean_e2el_ms", "E2EL")), strict=True):
+    figure, axes = canvas(1, 2, height=4.2)
+    for axis, (metric, label) in zip(axes[0], (("mean_ttft_ms", "TTFT"), ("mean_e2el_ms", "E2EL")), strict=True):
         for (policy, profile), rows in points.items():
             known = [row for row in rows if row.mean[metric] is not None]
             known.sort(key=lambda row: row.mean["output_throughput"] or 0.0)
@@ -149,20 +115,17 @@ def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
             colour = colours[policy]
             axis.plot(xs, ys, color=colour, linewidth=1.4)
             faces = ["white" if row.unstable else colour for row in known]
-            axis.scatter(xs, ys, marker=markers[profile], facecolors=faces, edgecolors=[colour], s=28, zorder=3)
+            axis.scatter(xs, ys, marker=markers[profile], facecolors=faces, edgecolors=[colour], s=36, zorder=3)
         set_log_scale(axis, "y")
-        axis.set_xlabel("output tokens/s")
-        axis.set_ylabel(f"mean {label} (ms)")
+        panel(axis, x="output (tokens/s)", y=f"mean {label} (ms)")
     handles = [Line2D([], [], color=colours[policy], label=policy) for policy in policies]
     if len(profiles) > 1:
         handles += [
             Line2D([], [], linestyle="none", marker=markers[profile], color="grey", label=profile)
             for profile in profiles
         ]
-    axes[-1].legend(handles=handles, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    legend(figure, axes, handles)
     loads = "1 load" if len(results) == 1 else f"{len(results)} loads"
     whose = profiles[0] if len(profiles) == 1 else f"{len(profiles)} profiles"
-    figure.suptitle(f"{whose}: {loads}; hollow = overloaded", x=0.01, ha="left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    headline(figure, f"Mean TTFT and E2EL against throughput, {loads}; hollow: overloaded\n{whose}")
+    save_and_close(figure, path)

@@ -14,6 +14,7 @@ import numpy as np
 
 from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord, WorkRecord
+from sim.report.pictures.panels import canvas, headline, panel, save_and_close
 
 KIND_COLOURS = {
     "prefill": "#4c72b0",
@@ -34,17 +35,12 @@ PHASE_COLOURS = {
 }
 TIMELINE_WORKS, WINDOWS_TRIED = 60, 400
 """Works of the busiest stream that a timeline shows; places in the middle half of the runs where it might begin."""
-DPI = 130
 
 
 def draw_timelines(
     path: Path, title: str, records: Sequence[RunRecord], window: tuple[float, float] | None = None
 ) -> None:
-    import matplotlib.pyplot as plt
-
-    figure = timelines(title, records, window)
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    save_and_close(timelines(f"What runs when\n{title}", records, window), path)
 
 
 def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, float] | None = None) -> Any:
@@ -84,7 +80,7 @@ def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, flo
         axis.set_yticks(range(len(names)), names)
         axis.set_ylim(len(names) - 0.4, -0.6)
         axis.set_xlim(0, (end_s - start_s) * 1e3)
-        axis.set_title(record.policy, loc="left", fontsize=9, pad=2)
+        panel(axis, record.policy)
         axis.grid(axis="y", visible=False)
     axes[-1, 0].set_xlabel(f"from {start_s:,.2f} s on (ms)")
     handles = [
@@ -93,8 +89,7 @@ def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, flo
         if kind in seen
     ]
     figure.legend(handles=handles, loc="upper right", ncols=len(handles), frameon=False)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.tight_layout()
+    headline(figure, title)
     return figure
 
 
@@ -155,31 +150,30 @@ def draw_phases(path: Path, title: str, phases: Mapping[str, Mapping[str, float]
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("mean seconds per request")
     figure.legend(loc="upper right", ncols=len(PHASES), frameon=False)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    headline(figure, f"Where a request's time goes\n{title}")
+    save_and_close(figure, path)
 
 
 def draw_occupancy(path: Path, title: str, records: Sequence[RunRecord]) -> None:
-    """GPU memory over time: weights and the KV really held; and the share of time the device is idle."""
-    import matplotlib.pyplot as plt
-    import seaborn as sns
-
-    figure, axis = plt.subplots(figsize=(12, 3.6))
-    for colour, record in zip(sns.color_palette("deep", len(records)), records, strict=True):
-        times_s = np.array([time_s for time_s, _ in record.kv_series])
-        tokens = np.array([value for _, value in record.kv_series], dtype=float)
-        memory_gb = (record.weight_bytes + tokens * record.kv_bytes_per_token) / 1e9
+    """GPU memory over time, a panel per policy: the KV really held, and in the title the weights."""
+    columns = min(3, len(records))
+    figure, axes = canvas(-(-len(records) // columns), columns, width=4.2, height=2.4, sharex=True, sharey=True)
+    for number, axis in enumerate(axes.flat):
+        if number >= len(records):
+            axis.set_visible(False)
+            continue
+        record = records[number]
+        times_s, tokens = np.array(record.kv_series, dtype=float).reshape(-1, 2).T
+        kv_gb = tokens * record.kv_bytes_per_token / 1e9
+        axis.fill_between(times_s, 0.0, kv_gb, step="post", color=KIND_COLOURS["prefill"], linewidth=0)
         idle = 1.0 - record.device_busy_s / record.end_s
-        axis.step(
-            times_s, memory_gb, where="post", color=colour, linewidth=0.9, label=f"{record.policy}, idle {idle:.0%}"
+        is_lowest, is_first = number + columns >= len(records), number % columns == 0
+        panel(
+            axis,
+            f"{record.policy}: weights {record.weight_bytes / 1e9:.1f} GB, GPU idle {idle:.0%}",
+            "simulated time (s)" if is_lowest else "",
+            "KV held (GB)" if is_first else "",
         )
-    axis.set_xlabel("simulated time (s)")
-    axis.set_ylabel("weights + KV held (GB)")
-    axis.set_xlim(left=0)
-    figure.legend(loc="center right", frameon=False)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.tight_layout(rect=(0, 0, 0.84, 1))
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    axes[0, 0].set(xlim=(0, None), ylim=(0, None))
+    headline(figure, f"KV held on the GPU over time, beside the weights\n{title}")
+    save_and_close(figure, path)

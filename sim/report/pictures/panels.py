@@ -1,0 +1,129 @@
+"""What all figures share: theme, panels, ticks and labels that can be read, one legend, files.
+
+Imports matplotlib and seaborn inside functions; nothing here knows what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+DPI = 130
+MAX_TICKS = 8
+WIDE = 8.0
+"""Loads that span this factor lie on a logarithmic axis."""
+NEAR_PX = 60.0
+"""Points nearer to each other than this need the same label once."""
+SIDES = (((4, 4), "left", "bottom"), ((-4, 4), "right", "bottom"), ((4, -4), "left", "top"), ((-4, -4), "right", "top"))
+"""Offsets of a label from its point, in points, in the order in which they are tried."""
+
+
+def set_theme(font_scale: float = 0.8) -> None:
+    """The look of all figures; no display needed. Raises ValueError without the plotting libraries."""
+    try:
+        import matplotlib
+        import seaborn as sns
+    except ImportError:
+        raise ValueError("figures need the analysis extra: pip install 'lanesim[analysis]'") from None
+    matplotlib.use("Agg")
+    # Names hold dollar signs, and nothing here is a formula.
+    sns.set_theme(style="whitegrid", context="notebook", font_scale=font_scale, rc={"text.parse_math": False})
+
+
+def canvas(num_rows: int, num_columns: int, *, width: float = 5.2, height: float = 3.6, **more: Any) -> Any:
+    """A figure and its axes [rows, columns], each `width` by `height` inches, with room for a legend beside them."""
+    import matplotlib.pyplot as plt
+
+    size = (width * num_columns + 1.8, height * num_rows)
+    return plt.subplots(num_rows, num_columns, figsize=size, squeeze=False, **more)
+
+
+def panel(axis: Any, title: str = "", x: str = "", y: str = "") -> None:
+    """Title and labels, with their units, of one panel."""
+    axis.set_title(title, loc="left", fontsize=9)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+
+
+def headline(figure: Any, title: str) -> None:
+    figure.suptitle(title, x=0.01, y=0.99, ha="left", va="top", fontsize=10)
+
+
+def set_log_scale(axis: Any, which: str) -> None:
+    """A logarithmic axis, `x` or `y`, with plain numbers such as 500 and 2k at its ticks."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    axis.set(**{f"{which}scale": "log"})
+    side = axis.xaxis if which == "x" else axis.yaxis
+    low, high = side.get_view_interval()
+    is_short = high < 300.0 * max(low, 1e-9)
+    ticks = LogLocator(subs=(1.0, 2.0, 5.0) if is_short else (1.0,), numticks=12)
+    side.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]) if high < 4.0 * low else ticks)
+    side.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value / 1000:g}k" if 1e3 <= value < 1e6 else f"{value:g}")
+    )
+    side.set_minor_formatter(NullFormatter())
+
+
+def set_ticks(axis: Any, values: Sequence[float]) -> None:
+    """The values that were gone through as ticks of the x axis, logarithmic where they span much; fewer of many."""
+    if values[0] > 0.0 and values[-1] >= WIDE * values[0]:
+        axis.set_xscale("log")
+    shown = values[:: -(-len(values) // MAX_TICKS)]
+    axis.set_xticks(shown, [f"{value:g}" for value in shown])
+    axis.set_xticks([], minor=True)
+
+
+def label_points(axis: Any, labels: Iterable[tuple[float, float, str]]) -> None:
+    """Texts (x, y, text) beside their points, where there is room: none lies on another one or on a point."""
+    from matplotlib.transforms import Bbox
+
+    lay_out(axis.figure)
+    found = list(labels)
+    spots = [axis.transData.transform((x, y)) for x, y, _ in found]
+    taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in spots]
+    placed: list[tuple[str, Any]] = []
+    for (x, y, text), spot in zip(found, spots, strict=True):
+        if any(text == other and abs(spot - where).max() < NEAR_PX for other, where in placed):
+            continue
+        note = axis.annotate(text, (x, y), xytext=(0, 0), textcoords="offset points", fontsize=7)
+        for offset, across, up in SIDES:
+            note.set(position=offset, horizontalalignment=across, verticalalignment=up)
+            box = note.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                placed.append((text, spot))
+                break
+        else:
+            note.remove()
+
+
+def legend(figure: Any, axes: Any, more: Sequence[Any] = ()) -> None:
+    """One for all panels, of what any of them shows, and `more` handles."""
+    found: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    found |= {handle.get_label(): handle for handle in more}
+    if len(found) > 1:
+        figure.legend(found.values(), found.keys(), loc="upper left", bbox_to_anchor=(0.995, 0.95), frameon=False)
+
+
+def lay_out(figure: Any) -> None:
+    """Panels below the headline, however many lines it has."""
+    figure.tight_layout()
+
+
+def save(figure: Any, file: Any, kind: str | None = None) -> None:
+    """To a path or an open file of that kind, the same bytes every time."""
+    kind = kind or Path(file).suffix[1:]
+    lay_out(figure)
+    figure.savefig(file, dpi=DPI, bbox_inches="tight", format=kind, metadata={"Date": None} if kind == "svg" else None)
+
+
+def save_and_close(figure: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    save(figure, path)
+    plt.close(figure)
