@@ -225,6 +225,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     receive_interval: int = 1
     """Steps of rows alone from one look at what has arrived to the next; after a step with prompts, and where nothing
     runs, every plan looks (SGLang's --scheduler-recv-interval)."""
+    no_evict: bool = False
+    """continuous: admit a request where prompt and whole answer fit beside those of all who run (TensorRT-LLM's
+    GUARANTEED_NO_EVICT), so that nothing is preempted; False: where its prompt fits (vLLM)."""
     method: Method = Method.DRAFT_MODEL
 
     @property

@@ -92,6 +92,7 @@ def limits_on(
         async_scheduling=is_async if given.async_scheduling is None else given.async_scheduling,
         mixes_prompts=engine.mixes_prompts if given.enable_mixed_chunk is None else given.enable_mixed_chunk,
         receive_interval=given.scheduler_recv_interval,
+        no_evict=engine.rules.no_evict,
         method=method,
     )
 
