@@ -94,6 +94,7 @@ class Serving:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         receive_interval: int = 1,
+        batch_wait: tuple[int, float] = (0, 0.0),
         frontend_s: float = 0.0,
         first_measured: int = 0,
         kv_bytes_per_token: int = 0,
@@ -118,6 +119,10 @@ class Serving:
         self.receive_interval = receive_interval
         """Steps without prompts from one look at what has arrived to the next."""
         self._steps_unseen = 0
+        self.batch_wait_steps, self.batch_wait_tokens = batch_wait
+        """Steps that new prompts are held back for at most while rows run, and a step's tokens at which they are not."""
+        self._steps_held_back = 0
+        self._holds_back = False
         self.intake = Signal()
         """Notified on arrival, and on release while somebody waits in the inbox."""
         self.finished = Signal()
@@ -287,9 +292,18 @@ class Serving:
 
     # -- blocks taken as tokens come
 
-    def take_in(self, *, after_rows: bool = False) -> None:
+    def take_in(self, *, after_rows: bool = False, num_rows: int = 0) -> None:
         """The engine is at a step boundary: what has arrived meanwhile is queued now. `after_rows`: the step before it
-        carried rows alone, of which `receive_interval` pass between two looks."""
+        carried rows alone, of which `receive_interval` pass between two looks. With `num_rows` running, prompts may be
+        held back for others to come."""
+        self._see(after_rows=after_rows)
+        self._holds_back = False
+        if self.batch_wait_steps and num_rows and self.has_queued:
+            tokens = num_rows + sum([request.prompt_tokens for request in self.inbox if request.queued_s >= 0.0])
+            self._holds_back = self._steps_held_back < self.batch_wait_steps and tokens < self.batch_wait_tokens
+            self._steps_held_back = self._steps_held_back + 1 if self._holds_back else 0
+
+    def _see(self, *, after_rows: bool) -> None:
         self._steps_unseen += 1
         if after_rows and self._steps_unseen < self.receive_interval:
             return
@@ -302,8 +316,8 @@ class Serving:
 
     @property
     def has_queued(self) -> bool:
-        """Whether somebody waits whom the engine has seen."""
-        return bool(self.inbox) and self.inbox[0].queued_s == self.inbox[0].queued_s
+        """Whether somebody waits whom the engine has seen, and is not held back."""
+        return bool(self.inbox) and self.inbox[0].queued_s == self.inbox[0].queued_s and not self._holds_back
 
     def seat_now(self, max_tokens: int) -> tuple[Request, Chunk] | None:
         """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit.

@@ -198,6 +198,7 @@ class Experiment:
             max_num_seqs=resolved.limits.max_num_seqs * resolved.num_engines,
             max_num_batched_tokens=resolved.limits.max_num_batched_tokens,
             receive_interval=resolved.limits.receive_interval,
+            batch_wait=resolved.limits.batch_wait,
             frontend_s=resolved.engine.frontend_s,
             first_measured=self.scenario.workload.num_warmups,
             kv_bytes_per_token=resolved.kv_bytes_per_token,

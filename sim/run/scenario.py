@@ -84,12 +84,21 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     of their own; null = as the engine does (SGLang: false)."""
     scheduler_recv_interval: int = 1
     """autoregressive, continuous: steps of decoding alone from one look at what has arrived to the next (SGLang)."""
+    batch_wait_timeout_iters: int = 0
+    """autoregressive, continuous: steps that new prompts wait for others while rows decode (TensorRT-LLM)."""
+    batch_wait_max_tokens_ratio: float = 0.0
+    """The same: share of max_num_batched_tokens at which a step's tokens wait no longer."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks"):
             if getattr(self, name) is not None:
                 _at_least("engine", self, **{name: 1})
         _at_least("engine", self, block_size=1, long_prefill_token_threshold=0, scheduler_recv_interval=1)
+        _at_least("engine", self, batch_wait_timeout_iters=0)
+        if not 0.0 <= self.batch_wait_max_tokens_ratio <= 1.0:
+            raise ValueError(
+                f"engine.batch_wait_max_tokens_ratio={self.batch_wait_max_tokens_ratio!r} must be between 0 and 1"
+            )
         if isinstance(self.cuda_graph, str) and self.cuda_graph != GRAPHED_DRAFT:
             raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be true, false or {GRAPHED_DRAFT}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:

@@ -54,7 +54,13 @@ WITH_MTP = ("DeepSeek-R1", "DeepSeek-V3")
 STARVED_SHARE = 5.0
 """A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
 BUDGET = 8192
-"""Tokens of a step in InferenceX's recipes of vLLM and TensorRT-LLM."""
+"""Tokens of a step in InferenceX's recipes of vLLM."""
+TRTLLM_BUDGETS = {"Llama": 16384, "gpt-oss": 20000}
+"""--max_num_tokens in those of TensorRT-LLM, by model; DeepSeek's have the concurrency, ISL and PADDING, in whole
+multiples of it."""
+PADDING = 64
+BATCH_WAIT = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
+"""In those of Llama-3.1-70B, at ISL and OSL 1,024 and fewer than eight GPUs."""
 SGLANG = "sglang-0.5"
 MANY_CLIENTS = 16
 RECEIVE_INTERVALS = {"b200-sxm": (10, 30), "b300-sxm": (10, 10)}
@@ -261,6 +267,10 @@ def engine_of(cell: Cell) -> EngineCosts:
 def budget_of(cell: Cell) -> int:
     """Tokens of one step."""
     if not cell.is_exact:
+        if cell.engine == "trtllm":
+            of_model = next((tokens for name, tokens in TRTLLM_BUDGETS.items() if name in cell.model), None)
+            total = cell.concurrency * cell.deployment.data_parallel + cell.input_len + PADDING
+            return of_model or -(-total // PADDING) * PADDING
         return CHUNKS.get((cell.gpu, cell.weights), CHUNK) if cell.engine == "sglang" else BUDGET
     return VLLM_BUDGET if cell.engine == "vllm" else EXACT_BUDGET + cell.input_len + cell.concurrency
 
@@ -272,6 +282,13 @@ def receive_interval(cell: Cell) -> int:
         return 1
     few, many = RECEIVE_INTERVALS[cell.gpu]
     return many if cell.concurrency >= MANY_CLIENTS else few
+
+
+def batch_wait(cell: Cell) -> dict[str, Any]:
+    """How long prompts are held back for others, as the recipe of the cell has it."""
+    has_wait = cell.engine == "trtllm" and not cell.is_exact and "Llama" in cell.model
+    is_short = (cell.input_len, cell.output_len) == (1024, 1024)
+    return BATCH_WAIT if has_wait and is_short and cell.deployment.tensor_parallel < 8 else {}
 
 
 def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
@@ -286,6 +303,7 @@ def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
                 "async_scheduling": is_async,
                 "enable_mixed_chunk": True if cell.is_exact and cell.version in MIXED else None,
                 "scheduler_recv_interval": receive_interval(cell),
+                **batch_wait(cell),
             },
             "workload": {
                 "num_prompts": num_prompts,

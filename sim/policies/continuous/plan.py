@@ -63,7 +63,7 @@ def plan_step(
     `drafting` has the draft lengths of the step under way by arrival index, whose results are not known yet; None where
     there is none. `after_rows`: the step before this one carries rows alone.
     """
-    serving.take_in(after_rows=after_rows)
+    serving.take_in(after_rows=after_rows, num_rows=len(running))
     if limits.mixes_prompts:
         return _fill(serving, running, limits, drafting)
     prompts = _fill(serving, running, limits, drafting, has_rows=False)
@@ -218,7 +218,7 @@ def plan_prompts(
 ) -> PromptPlan:
     """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats.
     `after_rows`: the step before this one carries rows alone."""
-    serving.take_in(after_rows=after_rows)
+    serving.take_in(after_rows=after_rows, num_rows=num_seated + (partial is not None))
     if partial is None and not serving.inbox:
         return PromptPlan([], (), [], None, serving.host.now_s)
     pool, lookahead = serving.paged, serving.controller.draft_tokens_max

@@ -134,6 +134,8 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     is_async=st.booleans(),
     mixes_prompts=st.booleans(),
     receive_interval=st.sampled_from([1, 1, 2, 5]),
+    batch_wait_steps=st.sampled_from([0, 0, 1, 4]),
+    batch_wait_ratio=st.sampled_from([0.5, 1.0]),
 )
 def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     rows: list,
@@ -145,6 +147,8 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     is_async: bool,
     mixes_prompts: bool,
     receive_interval: int,
+    batch_wait_steps: int,
+    batch_wait_ratio: float,
 ) -> None:
     limits = EngineLimits(
         max_num_seqs=max_num_seqs,
@@ -152,6 +156,8 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
         async_scheduling=is_async,
         mixes_prompts=mixes_prompts,
         receive_interval=receive_interval,
+        batch_wait_steps=batch_wait_steps,
+        batch_wait_ratio=batch_wait_ratio,
     )
     plain, lazy = (
         SimRun(
