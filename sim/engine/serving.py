@@ -96,6 +96,7 @@ class Serving:
         receive_interval: int = 1,
         batch_wait: tuple[int, float] = (0, 0.0),
         frontend_s: float = 0.0,
+        frontend_token_s: float = 0.0,
         first_measured: int = 0,
         kv_bytes_per_token: int = 0,
         draws: RoundDraws | None = None,
@@ -120,14 +121,15 @@ class Serving:
         """Steps without prompts from one look at what has arrived to the next."""
         self._steps_unseen = 0
         self.batch_wait_steps, self.batch_wait_tokens = batch_wait
-        """Steps that new prompts are held back for at most while rows run, and a step's tokens at which they are not."""
+        """Steps that new prompts are held back for at most while rows run; tokens of a step at which they are not."""
         self._steps_held_back = 0
         self._holds_back = False
         self.intake = Signal()
         """Notified on arrival, and on release while somebody waits in the inbox."""
         self.finished = Signal()
-        self.frontend_s = frontend_s
-        """Every request's, between its arrival and the queue; whoever gives it spawns `frontend`."""
+        self.frontend_s, self.frontend_token_s = frontend_s, frontend_token_s
+        """Every request's between its arrival and the queue, and what each token of its prompt adds; whoever gives them
+        spawns `frontend`."""
         self._entering: deque[tuple[float, Request]] = deque()
         """Arrived, and when each is in the queue."""
         self._came = Signal()
@@ -191,14 +193,15 @@ class Serving:
     def arrive(self, request: Request) -> None:
         """`request` has come in; it waits behind all that wait, once the frontend is through with it."""
         self.num_arrived += 1
-        if self.frontend_s:
-            self._entering.append((self.host.now_s + self.frontend_s, request))
+        delay_s = self.frontend_s + self.frontend_token_s * request.prompt_tokens
+        if delay_s:
+            self._entering.append((self.host.now_s + delay_s, request))
             self.host.notify(self._came)
         else:
             self.queue_up(request)
 
     async def frontend(self) -> None:
-        """Pass arrivals on to the queue, each `frontend_s` after it came."""
+        """Pass arrivals on to the queue in their order, each once the frontend is through with it."""
         while True:
             while not self._entering:
                 await self.host.wait(self._came)

@@ -20,7 +20,7 @@ import msgspec
 
 from sim.costs.profile import Profile
 from sim.costs.profile_files import default_lengths, spelling
-from sim.costs.works import GRAPHED_DRAFT
+from sim.costs.works import GRAPHED_DECODE, GRAPHED_DRAFT
 from sim.devices.contention import Regime
 from sim.devices.link import link_of
 from sim.engine.adaptive_length import Band, bands_by_start
@@ -70,7 +70,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
     gpu_memory_utilization: float = 0.9
     cuda_graph: bool | str = True
-    """Passes are captured; draft: those of the draft model only, the others are launched eagerly."""
+    """Passes are captured; draft: those of the draft model only; decode: those without prompts only (vLLM's
+    FULL_DECODE_ONLY); the others are launched eagerly."""
     async_scheduling: bool | None = None
     """Plan a step, or in a lane a prompt or a round, while the one before it is under way; null = as the engine does by
     itself with the scenario's drafter, under autoregressive without."""
@@ -99,8 +100,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"engine.batch_wait_max_tokens_ratio={self.batch_wait_max_tokens_ratio!r} must be between 0 and 1"
             )
-        if isinstance(self.cuda_graph, str) and self.cuda_graph != GRAPHED_DRAFT:
-            raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be true, false or {GRAPHED_DRAFT}")
+        if isinstance(self.cuda_graph, str) and self.cuda_graph not in (GRAPHED_DRAFT, GRAPHED_DECODE):
+            wanted = f"true, false, {GRAPHED_DRAFT} or {GRAPHED_DECODE}"
+            raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be {wanted}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError(
                 f"engine.gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1"

@@ -95,11 +95,15 @@ BLOCK_SCALED = ("Qwen/Qwen3.5-397B-A17B",)
 QUEUED = (("1.0.0rc3", "meta-llama/Llama-3.1-8B-Instruct"),)
 """Version and model of generated TensorRT-LLM deployments where one request more is in flight than the engine has
 seats: their TTFT grows with OSL by the time of service over the concurrency (ADR 018)."""
+QUEUED_AT = (1, 2)
+"""Tensor-parallel degrees of those deployments; no others were seen."""
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 OLDEST = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.1"}
 """Rows without a version are of autumn 2025."""
-FRONTEND_S, FRONTEND_TOKEN_S = 0.010, 3e-6
-"""Of a request outside the engine: HTTP, and tokenising its prompt. Fitted on the TTFT of marked cells."""
+TRTLLM = "trtllm-1.1"
+VLLM_BY_VERSION = {"0.11": "vllm-0.12", "0.12": "vllm-0.12"}
+VLLM = "vllm-0.19"
+"""The engine of a row's version, and that of later ones."""
 VLLM_0_12 = frozenset(
     {
         (1024, 128, 8), (1024, 128, 64), (1024, 512, 16), (1024, 512, 128), (1024, 1024, 32),
@@ -108,7 +112,8 @@ VLLM_0_12 = frozenset(
 )  # fmt: skip
 """ISL, OSL and concurrency of the cells of Qwen3-32B that vLLM 0.12's constants were fitted on."""
 EAGER_GAP_S = 0.022
-"""Qwen3-235B with vLLM 0.12 takes 40 to 58 ms a step at any load, as without CUDA graphs; fitted on marked cells."""
+"""Qwen3-235B with vLLM 0.12 takes 40 to 58 ms a step at any load, as without CUDA graphs; fitted on marked cells, on
+two GPUs without data parallelism."""
 
 
 class Cell(NamedTuple):
@@ -181,7 +186,7 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         input_len=_whole(row["isl"]),
         output_len=_whole(row["osl"]),
         is_exact=EXACT_SOURCE in row["silicon_data_source"],
-        in_flight=batch + ((version, row["model_path"]) in QUEUED),
+        in_flight=batch + ((version, row["model_path"]) in QUEUED and tensor in QUEUED_AT),
         ttft_ms=float(row["silicon_ttft_ms"]),
         tpot_ms=float(row["silicon_tpot_ms"]),
         family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
@@ -248,20 +253,20 @@ def profile_of(
     return import_deployment(tables, gpu, shape, None, deployment, source=revision), shape
 
 
+def engine_name(cell: Cell) -> str:
+    """The engine of sim/engines of the row's version."""
+    if cell.engine == "vllm":
+        return next((name for version, name in VLLM_BY_VERSION.items() if cell.version.startswith(version)), VLLM)
+    return SGLANG if cell.engine == "sglang" else TRTLLM
+
+
 def engine_of(cell: Cell) -> EngineCosts:
-    """SGLang and the synchronous vLLM 0.12 as sim/engines has them; everything else plans ahead and hides what it
-    does."""
-    engine = load_engine("ideal", cell.gpu)
-    if cell.engine == "vllm" and cell.version.startswith("0.12"):
-        if "Qwen3-235B" in cell.model:
-            engine = msgspec.structs.replace(engine, name="vllm-0.12", gap_s=EAGER_GAP_S)
-        else:
-            engine = load_engine("vllm-0.12", cell.gpu)
-    if cell.engine == "sglang":
-        engine = load_engine(SGLANG, cell.gpu, cell.deployment.tensor_parallel)
-    if engine.frontend_s:
-        return engine
-    return msgspec.structs.replace(engine, frontend_s=FRONTEND_S + FRONTEND_TOKEN_S * cell.input_len)
+    """As a scenario that names it gets it, but for the eager steps of one deployment."""
+    engine = load_engine(engine_name(cell), cell.gpu, cell.deployment.tensor_parallel)
+    is_eager = cell.engine == "vllm" and cell.version.startswith("0.12") and "Qwen3-235B" in cell.model
+    if is_eager and (cell.deployment.tensor_parallel, cell.deployment.data_parallel) == (2, 1):
+        engine = msgspec.structs.replace(engine, gap_s=EAGER_GAP_S)
+    return engine
 
 
 def budget_of(cell: Cell) -> int:
@@ -291,6 +296,12 @@ def batch_wait(cell: Cell) -> dict[str, Any]:
     return BATCH_WAIT if has_wait and is_short and cell.deployment.tensor_parallel < 8 else {}
 
 
+def is_decode_graphed(cell: Cell) -> bool:
+    """vLLM's recipe of Llama-3.1-70B on Blackwell captures decoding alone (cudagraph_mode FULL_DECODE_ONLY)."""
+    is_recipe = cell.engine == "vllm" and not cell.is_exact
+    return is_recipe and "Llama" in cell.model and cell.gpu.partition("-")[0] in BLACKWELL
+
+
 def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
     is_async = not (cell.engine == "vllm" and cell.version.startswith("0.12"))
     return parse_scenario(
@@ -303,6 +314,7 @@ def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
                 "async_scheduling": is_async,
                 "enable_mixed_chunk": True if cell.is_exact and cell.version in MIXED else None,
                 "scheduler_recv_interval": receive_interval(cell),
+                "cuda_graph": "decode" if is_decode_graphed(cell) else True,
                 **batch_wait(cell),
             },
             "workload": {

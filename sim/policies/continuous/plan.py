@@ -190,8 +190,8 @@ class PromptPlan(NamedTuple):
 
 def has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: Partial | None) -> bool:
     """Whether all who could be admitted now, while `num_seated` and `partial` hold seats, fit for their whole lives;
-    else reservations no longer tell who fits, but where they decide themselves (no_evict). No more than a step's tokens of prompts are admitted at once, but of
-    shared ones, which others may have computed."""
+    else reservations no longer tell who fits, but where admission goes by them (no_evict). No more than a step's tokens
+    of prompts are admitted at once, but of shared ones, which others may have computed."""
     if limits.no_evict:
         return True
     free_blocks, tokens = serving.kv.free_blocks, 0
