@@ -35,6 +35,7 @@ from sim.metrics.summary import number, summarise
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.simulate import simulate
+from validation.silicon.fitted import DRAWN
 
 RANGE_RATIO = 0.8
 """InferenceX's client draws lengths uniformly between this share and the whole of ISL and OSL."""
@@ -224,6 +225,8 @@ def is_marked(cell: Cell) -> bool:
     sim/engines, and those here."""
     if "Qwen3-32B" in cell.model and cell.version.startswith("0.12") and cell.weights == "bf16":
         return (cell.input_len, cell.output_len, cell.concurrency) in VLLM_0_12
+    if cell.id in DRAWN:
+        return True
     if cell.deployment.has_nccl_alone and cell.deployment.tensor_parallel > 1:
         return cell.concurrency in (8, 64) and cell.output_len == 256
     if cell.engine == "sglang" and not cell.is_exact and cell.concurrency in (4, 64) and cell.output_len == 1024:
