@@ -23,7 +23,17 @@ BOUND = re.compile(r"[A-Za-z0-9_]+:[-+.0-9eE]+")
 """What looks like a bound of --goodput, on whatever metric."""
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
-ENGINE_NAMES = ("vllm-0.24", "vllm-0.23", "vllm-0.19", "vllm-0.12", "vllm-0.9", "sglang-0.5", "trtllm-1.0", "ideal")
+ENGINE_NAMES = (
+    "vllm-0.24",
+    "vllm-0.23",
+    "vllm-0.19",
+    "vllm-0.12",
+    "vllm-0.9",
+    "sglang-0.5",
+    "trtllm-1.1",
+    "trtllm-1.0",
+    "ideal",
+)
 """For --help, which must not look at files; the first one is the default. A test holds them to sim/engines."""
 
 FLAGS: dict[str, tuple[type, str]] = {

@@ -28,7 +28,17 @@ UNNAMED = "the profile's own"
 """Of profiles from before they named their engine."""
 ADDED_BY_AN_ENGINE = "step_s, row_s, gap_s and draft_pass_s are 0 here: an engine adds them"
 """What the source of a profile's host says where that is so."""
-CONSTANTS = ("step_s", "row_s", "draft_pass_s", "draft_phase_s", "gap_s", "frontend_s", "uneven_launch_s")
+CONSTANTS = (
+    "step_s",
+    "row_s",
+    "draft_pass_s",
+    "draft_phase_s",
+    "gap_s",
+    "frontend_s",
+    "frontend_token_s",
+    "uneven_launch_s",
+    "prompt_launch_s",
+)
 MEMORY = ("reserved_bytes", "draft_reserved_bytes")
 NO_SPECULATION = "none"
 NO_ENGINE = "no engine"
@@ -75,6 +85,8 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Captured sizes end here, at two steps' tokens of all seats, and at the token budget; multiples of a row's."""
     ends_at_max_model_len: bool = False
     """An answer ends where prompt and answer are as long as the context."""
+    no_evict: bool = False
+    """A request is admitted where prompt and whole answer fit beside those of all who run: nothing is preempted."""
 
     def slots_per_seat(self, drafter: str, draft_tokens: int) -> int:
         """Of a drafter of `draft_tokens` a round.
@@ -120,8 +132,10 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     is_pooled: bool = False
     """Some constant was never measured with this engine on this GPU."""
     frontend_s: float = 0.0
+    frontend_token_s: float = 0.0
     draft_phase_s: float = 0.0
     uneven_launch_s: float = 0.0
+    prompt_launch_s: float = 0.0
     reserved_bytes: int = 0
     """Memory per GPU that it keeps beside weights and KV: activations, CUDA graphs. 0: not measured."""
     draft_reserved_bytes: int = 0
@@ -171,8 +185,10 @@ class _Measured(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     measured_on: str
     source: str
     frontend_s: float = 0.0
+    frontend_token_s: float = 0.0
     draft_phase_s: float = 0.0
     uneven_launch_s: float = 0.0
+    prompt_launch_s: float = 0.0
     reserved_bytes: int = 0
     draft_reserved_bytes: int = 0
 

@@ -107,8 +107,13 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     uneven_launch_s: float = 0.0
     """Host time to launch a captured pass of rows that do not all carry the longest draft, which full graphs were
     captured for: piece by piece, attention between them. 0: not measured, full graphs of every draft length."""
+    prompt_launch_s: float = 0.0
+    """Host time to launch a pass with prompt chunks of which no piece is captured (engine.cuda_graph decode), where it
+    is more than its kernels at `eager_kernel_s` take. 0: not measured."""
     frontend_s: float = 0.0
     """From a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at once."""
+    frontend_token_s: float = 0.0
+    """What each token of its prompt adds to that."""
     ngram_row_s: float = 3e-5
     """Host time per row to look up an n-gram draft; the default is assumed, not measured."""
     is_synchronous: bool = False
@@ -129,9 +134,12 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         times = ("eager_kernel_s", "graph_launch_s", "result_s", "look_s")
-        of_an_engine = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "uneven_launch_s")
+        launches = ("uneven_launch_s", "prompt_launch_s")
+        of_an_engine = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "frontend_token_s")
         counts = ("kernels_per_layer", "graph_size_step")
-        _check(self, positive=counts, not_negative=(*times, *of_an_engine, "ngram_row_s", "max_graph_tokens"))
+        _check(
+            self, positive=counts, not_negative=(*times, *of_an_engine, *launches, "ngram_row_s", "max_graph_tokens")
+        )
         if not all(0.0 < seconds < inf for seconds in self.probed_s):
             raise ValueError(f"probed_s={list(self.probed_s)} must be positive and finite")
         for name in ("eager_step_s", "eager_result_s"):

@@ -24,6 +24,8 @@ PIECE_KERNELS = 2
 piecewise graphs)."""
 GRAPHED_DRAFT = "draft"
 """`cuda_graph`: passes of the draft model are captured, the target's are launched eagerly."""
+GRAPHED_DECODE = "decode"
+"""`cuda_graph`: passes with prompt chunks are launched eagerly, the others are captured (vLLM's FULL_DECODE_ONLY)."""
 PassesT = TypeVar("PassesT", bound=ModelPasses)
 
 
@@ -57,11 +59,13 @@ class WorkCosts(ABC, Generic[PassesT]):
         self.host = profile.host
         self._step_s, self._row_s = profile.host.step_s, profile.host.row_s
         self._is_synchronous = profile.host.is_synchronous
-        inflation = profile.host.inflation_graphed if cuda_graph is True else profile.host.inflation_eager
+        inflation = (
+            profile.host.inflation_graphed if cuda_graph in (True, GRAPHED_DECODE) else profile.host.inflation_eager
+        )
         self._inflation = (1.0,) if self._is_synchronous else inflation
         sizes = sizes_on(profile.host, graph_sizes)
         self._max_graph_tokens = max(sizes, default=0)
-        self._target = self._make_passes(Model.TARGET, sizes if cuda_graph is True else ())
+        self._target = self._make_passes(Model.TARGET, sizes if cuda_graph in (True, GRAPHED_DECODE) else ())
         self._target.extra_s = profile.host.gap_s
         self._draft = self._make_passes(Model.DRAFT, sizes if cuda_graph else ()) if profile.draft is not None else None
         if self._draft is not None:
@@ -148,6 +152,10 @@ class WorkCosts(ABC, Generic[PassesT]):
     def _launch_s(self, passes: PassesT, rows: int, tokens: int, *, has_chunks: bool = False) -> float:
         host = self.host
         is_graphed = self.cuda_graph is True or (self.cuda_graph == GRAPHED_DRAFT and passes is self._draft)
+        if self.cuda_graph == GRAPHED_DECODE:
+            if has_chunks:
+                return max(host.prompt_launch_s, passes.num_kernels * host.eager_kernel_s)
+            is_graphed = True
         if not is_graphed or tokens > self._max_graph_tokens or (has_chunks and not host.captures_chunks):
             return passes.num_kernels * host.eager_kernel_s
         if has_chunks:

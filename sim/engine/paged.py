@@ -183,6 +183,10 @@ class PagedPool(KvPool):
             missing -= count
         self._next_free = -missing
 
+    def fits_beside(self, running: Sequence[Request], request: Request) -> bool:
+        """Whether the whole lives of `running` and `request` fit, what they may share counted for each."""
+        return sum(map(self.blocks_for, running)) + self.blocks_for(request) <= self.num_blocks
+
     # -- reservations and tables: rows as totals
 
     def length(self, request: Request) -> int:

@@ -94,7 +94,9 @@ class Serving:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         receive_interval: int = 1,
+        batch_wait: tuple[int, float] = (0, 0.0),
         frontend_s: float = 0.0,
+        frontend_token_s: float = 0.0,
         first_measured: int = 0,
         kv_bytes_per_token: int = 0,
         draws: RoundDraws | None = None,
@@ -118,11 +120,16 @@ class Serving:
         self.receive_interval = receive_interval
         """Steps without prompts from one look at what has arrived to the next."""
         self._steps_unseen = 0
+        self.batch_wait_steps, self.batch_wait_tokens = batch_wait
+        """Steps that new prompts are held back for at most while rows run; tokens of a step at which they are not."""
+        self._steps_held_back = 0
+        self._holds_back = False
         self.intake = Signal()
         """Notified on arrival, and on release while somebody waits in the inbox."""
         self.finished = Signal()
-        self.frontend_s = frontend_s
-        """Every request's, between its arrival and the queue; whoever gives it spawns `frontend`."""
+        self.frontend_s, self.frontend_token_s = frontend_s, frontend_token_s
+        """Every request's between its arrival and the queue, and what each token of its prompt adds; whoever gives them
+        spawns `frontend`."""
         self._entering: deque[tuple[float, Request]] = deque()
         """Arrived, and when each is in the queue."""
         self._came = Signal()
@@ -186,14 +193,15 @@ class Serving:
     def arrive(self, request: Request) -> None:
         """`request` has come in; it waits behind all that wait, once the frontend is through with it."""
         self.num_arrived += 1
-        if self.frontend_s:
-            self._entering.append((self.host.now_s + self.frontend_s, request))
+        delay_s = self.frontend_s + self.frontend_token_s * request.prompt_tokens
+        if delay_s:
+            self._entering.append((self.host.now_s + delay_s, request))
             self.host.notify(self._came)
         else:
             self.queue_up(request)
 
     async def frontend(self) -> None:
-        """Pass arrivals on to the queue, each `frontend_s` after it came."""
+        """Pass arrivals on to the queue in their order, each once the frontend is through with it."""
         while True:
             while not self._entering:
                 await self.host.wait(self._came)
@@ -287,9 +295,18 @@ class Serving:
 
     # -- blocks taken as tokens come
 
-    def take_in(self, *, after_rows: bool = False) -> None:
+    def take_in(self, *, after_rows: bool = False, num_rows: int = 0) -> None:
         """The engine is at a step boundary: what has arrived meanwhile is queued now. `after_rows`: the step before it
-        carried rows alone, of which `receive_interval` pass between two looks."""
+        carried rows alone, of which `receive_interval` pass between two looks. With `num_rows` running, prompts may be
+        held back for others to come."""
+        self._see(after_rows=after_rows)
+        self._holds_back = False
+        if self.batch_wait_steps and num_rows and self.has_queued:
+            tokens = num_rows + sum([request.prompt_tokens for request in self.inbox if request.queued_s >= 0.0])
+            self._holds_back = self._steps_held_back < self.batch_wait_steps and tokens < self.batch_wait_tokens
+            self._steps_held_back = self._steps_held_back + 1 if self._holds_back else 0
+
+    def _see(self, *, after_rows: bool) -> None:
         self._steps_unseen += 1
         if after_rows and self._steps_unseen < self.receive_interval:
             return
@@ -302,8 +319,8 @@ class Serving:
 
     @property
     def has_queued(self) -> bool:
-        """Whether somebody waits whom the engine has seen."""
-        return bool(self.inbox) and self.inbox[0].queued_s == self.inbox[0].queued_s
+        """Whether somebody waits whom the engine has seen, and is not held back."""
+        return bool(self.inbox) and self.inbox[0].queued_s == self.inbox[0].queued_s and not self._holds_back
 
     def seat_now(self, max_tokens: int) -> tuple[Request, Chunk] | None:
         """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit.

@@ -225,12 +225,25 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     receive_interval: int = 1
     """Steps of rows alone from one look at what has arrived to the next; after a step with prompts, and where nothing
     runs, every plan looks (SGLang's --scheduler-recv-interval)."""
+    batch_wait_steps: int = 0
+    """continuous: steps for which new prompts are held back while rows run, for others to come
+    (TensorRT-LLM's batch_wait_timeout_iters)."""
+    batch_wait_ratio: float = 0.0
+    """Of max_num_batched_tokens: prompts that come to so much with the rows are not held back."""
+    no_evict: bool = False
+    """continuous: admit a request where prompt and whole answer fit beside those of all who run (TensorRT-LLM's
+    GUARANTEED_NO_EVICT), so that nothing is preempted; False: where its prompt fits (vLLM)."""
     method: Method = Method.DRAFT_MODEL
 
     @property
     def max_num_scheduled_tokens(self) -> int:
         """Tokens of one step that `continuous` plans, under vLLM's name."""
         return self.max_num_batched_tokens - self.draft_slots * self.max_num_seqs
+
+    @property
+    def batch_wait(self) -> tuple[int, float]:
+        """Steps that prompts are held back for at most, and the tokens of a step at which they are not."""
+        return self.batch_wait_steps, self.batch_wait_ratio * self.max_num_batched_tokens
 
     def lane_batch(self, batch: int | None, draft_tokens: int) -> int:
         """Requests that a lane told `batch` takes at once (None: max_num_seqs), as many as a pass that verifies

@@ -34,6 +34,8 @@ CONTINUOUS_SETTINGS = (
     "long_prefill_token_threshold",
     "enable_mixed_chunk",
     "scheduler_recv_interval",
+    "batch_wait_timeout_iters",
+    "batch_wait_max_tokens_ratio",
 )
 """Keys of the engine that continuous batching alone obeys."""
 Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]

@@ -198,7 +198,9 @@ class Experiment:
             max_num_seqs=resolved.limits.max_num_seqs * resolved.num_engines,
             max_num_batched_tokens=resolved.limits.max_num_batched_tokens,
             receive_interval=resolved.limits.receive_interval,
+            batch_wait=resolved.limits.batch_wait,
             frontend_s=resolved.engine.frontend_s,
+            frontend_token_s=resolved.engine.frontend_token_s,
             first_measured=self.scenario.workload.num_warmups,
             kv_bytes_per_token=resolved.kv_bytes_per_token,
             draws=draws if self.scenario.window.stop_s is None else None,
@@ -210,7 +212,7 @@ class Experiment:
         )
 
     def _start_policy(self, host: SpawningHost, serving: Serving) -> None:
-        if serving.frontend_s:
+        if serving.frontend_s or serving.frontend_token_s:
             host.spawn(serving.frontend())
         for task in self.resolved.policy.coroutines(serving, self.resolved.options, self.resolved.limits):
             host.spawn(task)

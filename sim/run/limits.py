@@ -92,6 +92,9 @@ def limits_on(
         async_scheduling=is_async if given.async_scheduling is None else given.async_scheduling,
         mixes_prompts=engine.mixes_prompts if given.enable_mixed_chunk is None else given.enable_mixed_chunk,
         receive_interval=given.scheduler_recv_interval,
+        batch_wait_steps=given.batch_wait_timeout_iters,
+        batch_wait_ratio=given.batch_wait_max_tokens_ratio,
+        no_evict=engine.rules.no_evict,
         method=method,
     )
 

@@ -20,7 +20,7 @@ import msgspec
 
 from sim.costs.profile import Profile
 from sim.costs.profile_files import default_lengths, spelling
-from sim.costs.works import GRAPHED_DRAFT
+from sim.costs.works import GRAPHED_DECODE, GRAPHED_DRAFT
 from sim.devices.contention import Regime
 from sim.devices.link import link_of
 from sim.engine.adaptive_length import Band, bands_by_start
@@ -70,7 +70,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
     gpu_memory_utilization: float = 0.9
     cuda_graph: bool | str = True
-    """Passes are captured; draft: those of the draft model only, the others are launched eagerly."""
+    """Passes are captured; draft: those of the draft model only; decode: those without prompts only (vLLM's
+    FULL_DECODE_ONLY); the others are launched eagerly."""
     async_scheduling: bool | None = None
     """Plan a step, or in a lane a prompt or a round, while the one before it is under way; null = as the engine does by
     itself with the scenario's drafter, under autoregressive without."""
@@ -84,14 +85,24 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     of their own; null = as the engine does (SGLang: false)."""
     scheduler_recv_interval: int = 1
     """autoregressive, continuous: steps of decoding alone from one look at what has arrived to the next (SGLang)."""
+    batch_wait_timeout_iters: int = 0
+    """autoregressive, continuous: steps that new prompts wait for others while rows decode (TensorRT-LLM)."""
+    batch_wait_max_tokens_ratio: float = 0.0
+    """The same: share of max_num_batched_tokens at which a step's tokens wait no longer."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks"):
             if getattr(self, name) is not None:
                 _at_least("engine", self, **{name: 1})
         _at_least("engine", self, block_size=1, long_prefill_token_threshold=0, scheduler_recv_interval=1)
-        if isinstance(self.cuda_graph, str) and self.cuda_graph != GRAPHED_DRAFT:
-            raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be true, false or {GRAPHED_DRAFT}")
+        _at_least("engine", self, batch_wait_timeout_iters=0)
+        if not 0.0 <= self.batch_wait_max_tokens_ratio <= 1.0:
+            raise ValueError(
+                f"engine.batch_wait_max_tokens_ratio={self.batch_wait_max_tokens_ratio!r} must be between 0 and 1"
+            )
+        if isinstance(self.cuda_graph, str) and self.cuda_graph not in (GRAPHED_DRAFT, GRAPHED_DECODE):
+            wanted = f"true, false, {GRAPHED_DRAFT} or {GRAPHED_DECODE}"
+            raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be {wanted}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError(
                 f"engine.gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1"

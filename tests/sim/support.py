@@ -260,6 +260,7 @@ def serve(
         max_num_seqs=limits.max_num_seqs * num_engines,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         receive_interval=limits.receive_interval,
+        batch_wait=limits.batch_wait,
         first_measured=first_measured,
         draws=draws,
         plans_ahead=limits.async_scheduling,

@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 
 from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
+from sim.costs.engine import load_engine
 from sim.costs.profile_files import load
 from validation.silicon.command import main
 from validation.silicon.judge import (
     BUDGET,
+    EAGER_GAP_S,
     Cell,
     Judged,
     budget_of,
     cell_of,
     classes_of,
     drafts_unmarked,
+    engine_of,
     is_marked,
     is_outside,
     kindest,
@@ -216,3 +219,40 @@ def test_a_run_that_judges_no_row_fails(
     pytest.importorskip(PACKAGE)
     code, line = failure_of([*write_rows(tmp_path, row, {**row, "id": "b"}), *flags], capsys)
     assert (code, message in line) == (1, True), line
+
+
+def test_a_row_is_judged_with_what_a_scenario_that_names_its_engine_gets() -> None:
+    llama = {"model_path": "meta-llama/Llama-3.1-70B", "backend_version": "", "tp_size": "4"}
+    trtllm = {**llama, "backend": "trtllm"}
+    assert engine_of(cell(**llama)) == load_engine("vllm-0.12", "b200-sxm", 4)
+    assert engine_of(cell()) == load_engine("vllm-0.19", "b200-sxm", 2)
+    assert engine_of(cell(**trtllm)) == load_engine("trtllm-1.1", "b200-sxm", 4)
+    assert engine_of(cell(**llama)).prompt_launch_s > 0.0
+    eager = {"model_path": "Qwen/Qwen3-235B-A22B-FP8", "backend_version": "0.12.0", "system": "h200_sxm"}
+    assert engine_of(cell(**eager)).gap_s == EAGER_GAP_S
+    four = {"tp_size": "4", "moe_tp_size": "4"}
+    assert engine_of(cell(**eager, **four)) == load_engine("vllm-0.12", "h200-sxm", 4)
+
+
+def test_prompts_wait_for_others_where_the_recipe_says_so() -> None:
+    llama = {"backend": "trtllm", "model_path": "meta-llama/Llama-3.1-70B"}
+    wait = scenario_of(cell(**llama), load("h100-sxm/llama-3.1-8b"), 8).engine
+    assert (wait.batch_wait_timeout_iters, wait.batch_wait_max_tokens_ratio, wait.max_num_batched_tokens) == (
+        20,
+        0.9,
+        16384,
+    )
+    for other in ({"osl": "8192"}, {"tp_size": "8", "moe_tp_size": "8"}, {"model_path": "deepseek-ai/DeepSeek-R1"}):
+        assert (
+            scenario_of(cell(**{**llama, **other}), load("h100-sxm/llama-3.1-8b"), 8).engine.batch_wait_timeout_iters
+            == 0
+        )
+    assert budget_of(cell(**{**llama, "model_path": "deepseek-ai/DeepSeek-R1"})) == 1152
+
+
+def test_decoding_alone_is_captured_in_vllms_recipe_of_llama_on_blackwell() -> None:
+    llama, profile = {"model_path": "meta-llama/Llama-3.1-70B"}, load("h100-sxm/llama-3.1-8b")
+    graphs = [
+        scenario_of(cell(**row), profile, 8).engine.cuda_graph for row in (llama, {}, {**llama, "system": "h200_sxm"})
+    ]
+    assert graphs == ["decode", True, True]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from validation.silicon.page import engine_lines, lines, share_of
+from validation.silicon.page import all_lines, engine_lines, lines, share_of
 
 PEER = {name: {"id": name, "aic_tpot_ms": "12", "silicon_tpot_ms": "10"} for name in ("a", "b")}
 
@@ -36,3 +36,8 @@ def test_a_class_says_which_share_of_its_rows_is_expressed() -> None:
     assert plain.startswith("| vllm moe fp8 | 2 | 1 | 75.0 % | 51.5 |")
     assert doubtful.startswith("| vllm moe fp8 (labels in doubt) | 1 | 0 |  | 40.0 |")
     assert (share_of(0, 0), share_of(0, 3)) == ("", "0.0 %")
+
+
+def test_all_cells_are_shown_as_well() -> None:
+    """The doubtful one and the starved one among them."""
+    assert all_lines([RESULT])[-1].startswith("| vllm moe fp8 | 3 | ")

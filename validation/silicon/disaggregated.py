@@ -32,8 +32,6 @@ from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from validation.silicon.judge import (
     FEW_WAVES,
-    FRONTEND_S,
-    FRONTEND_TOKEN_S,
     MANY,
     WAVES,
     Cell,
@@ -47,6 +45,8 @@ from validation.silicon.judge import (
 
 BUDGET = 16384
 """Tokens of one pass: longer than any prompt of the rows."""
+FRONTEND_S, FRONTEND_TOKEN_S = 0.010, 3e-6
+"""Of a request, and of each token of its prompt, before the prefill pool: as vLLM's aggregated rows have it."""
 NO_SIZES = "the row has no batch sizes and workers"
 LOST_SEATS = 2
 """Seats of a decode rank over what it holds on average: placement is by free memory, not exactly even."""

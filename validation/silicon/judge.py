@@ -35,6 +35,7 @@ from sim.metrics.summary import number, summarise
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.simulate import simulate
+from validation.silicon.fitted import DRAWN
 
 RANGE_RATIO = 0.8
 """InferenceX's client draws lengths uniformly between this share and the whole of ISL and OSL."""
@@ -54,7 +55,13 @@ WITH_MTP = ("DeepSeek-R1", "DeepSeek-V3")
 STARVED_SHARE = 5.0
 """A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
 BUDGET = 8192
-"""Tokens of a step in InferenceX's recipes of vLLM and TensorRT-LLM."""
+"""Tokens of a step in InferenceX's recipes of vLLM."""
+TRTLLM_BUDGETS = {"Llama": 16384, "gpt-oss": 20000}
+"""--max_num_tokens in those of TensorRT-LLM, by model; DeepSeek's have the concurrency, ISL and PADDING, in whole
+multiples of it."""
+PADDING = 64
+BATCH_WAIT = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
+"""In those of Llama-3.1-70B, at ISL and OSL 1,024 and fewer than eight GPUs."""
 SGLANG = "sglang-0.5"
 MANY_CLIENTS = 16
 RECEIVE_INTERVALS = {"b200-sxm": (10, 30), "b300-sxm": (10, 10)}
@@ -89,11 +96,15 @@ BLOCK_SCALED = ("Qwen/Qwen3.5-397B-A17B",)
 QUEUED = (("1.0.0rc3", "meta-llama/Llama-3.1-8B-Instruct"),)
 """Version and model of generated TensorRT-LLM deployments where one request more is in flight than the engine has
 seats: their TTFT grows with OSL by the time of service over the concurrency (ADR 018)."""
+QUEUED_AT = (1, 2)
+"""Tensor-parallel degrees of those deployments; no others were seen."""
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 OLDEST = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.1"}
 """Rows without a version are of autumn 2025."""
-FRONTEND_S, FRONTEND_TOKEN_S = 0.010, 3e-6
-"""Of a request outside the engine: HTTP, and tokenising its prompt. Fitted on the TTFT of marked cells."""
+TRTLLM = "trtllm-1.1"
+VLLM_BY_VERSION = {"0.11": "vllm-0.12", "0.12": "vllm-0.12"}
+VLLM = "vllm-0.19"
+"""The engine of a row's version, and that of later ones."""
 VLLM_0_12 = frozenset(
     {
         (1024, 128, 8), (1024, 128, 64), (1024, 512, 16), (1024, 512, 128), (1024, 1024, 32),
@@ -102,7 +113,9 @@ VLLM_0_12 = frozenset(
 )  # fmt: skip
 """ISL, OSL and concurrency of the cells of Qwen3-32B that vLLM 0.12's constants were fitted on."""
 EAGER_GAP_S = 0.022
-"""Qwen3-235B with vLLM 0.12 takes 40 to 58 ms a step at any load, as without CUDA graphs; fitted on marked cells."""
+"""Qwen3-235B with vLLM 0.12 takes 40 to 58 ms a step at any load, as without CUDA graphs; fitted on marked cells of
+EAGER_DEVICES; on four GPUs TPOT is 28 % too long with it and 24 % too short without, so that nothing is added there."""
+EAGER_DEVICES = 2
 
 
 class Cell(NamedTuple):
@@ -175,7 +188,7 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         input_len=_whole(row["isl"]),
         output_len=_whole(row["osl"]),
         is_exact=EXACT_SOURCE in row["silicon_data_source"],
-        in_flight=batch + ((version, row["model_path"]) in QUEUED),
+        in_flight=batch + ((version, row["model_path"]) in QUEUED and tensor in QUEUED_AT),
         ttft_ms=float(row["silicon_ttft_ms"]),
         tpot_ms=float(row["silicon_tpot_ms"]),
         family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
@@ -213,6 +226,8 @@ def is_marked(cell: Cell) -> bool:
     sim/engines, and those here."""
     if "Qwen3-32B" in cell.model and cell.version.startswith("0.12") and cell.weights == "bf16":
         return (cell.input_len, cell.output_len, cell.concurrency) in VLLM_0_12
+    if cell.id in DRAWN:
+        return True
     if cell.deployment.has_nccl_alone and cell.deployment.tensor_parallel > 1:
         return cell.concurrency in (8, 64) and cell.output_len == 256
     if cell.engine == "sglang" and not cell.is_exact and cell.concurrency in (4, 64) and cell.output_len == 1024:
@@ -242,25 +257,29 @@ def profile_of(
     return import_deployment(tables, gpu, shape, None, deployment, source=revision), shape
 
 
+def engine_name(cell: Cell) -> str:
+    """The engine of sim/engines of the row's version."""
+    if cell.engine == "vllm":
+        return next((name for version, name in VLLM_BY_VERSION.items() if cell.version.startswith(version)), VLLM)
+    return SGLANG if cell.engine == "sglang" else TRTLLM
+
+
 def engine_of(cell: Cell) -> EngineCosts:
-    """SGLang and the synchronous vLLM 0.12 as sim/engines has them; everything else plans ahead and hides what it
-    does."""
-    engine = load_engine("ideal", cell.gpu)
-    if cell.engine == "vllm" and cell.version.startswith("0.12"):
-        if "Qwen3-235B" in cell.model:
-            engine = msgspec.structs.replace(engine, name="vllm-0.12", gap_s=EAGER_GAP_S)
-        else:
-            engine = load_engine("vllm-0.12", cell.gpu)
-    if cell.engine == "sglang":
-        engine = load_engine(SGLANG, cell.gpu, cell.deployment.tensor_parallel)
-    if engine.frontend_s:
-        return engine
-    return msgspec.structs.replace(engine, frontend_s=FRONTEND_S + FRONTEND_TOKEN_S * cell.input_len)
+    """As a scenario that names it gets it, but for the eager steps of one deployment."""
+    engine = load_engine(engine_name(cell), cell.gpu, cell.deployment.tensor_parallel)
+    is_eager = cell.engine == "vllm" and cell.version.startswith("0.12") and "Qwen3-235B" in cell.model
+    if is_eager and cell.deployment.devices == EAGER_DEVICES:
+        engine = msgspec.structs.replace(engine, gap_s=EAGER_GAP_S)
+    return engine
 
 
 def budget_of(cell: Cell) -> int:
     """Tokens of one step."""
     if not cell.is_exact:
+        if cell.engine == "trtllm":
+            of_model = next((tokens for name, tokens in TRTLLM_BUDGETS.items() if name in cell.model), None)
+            total = cell.concurrency * cell.deployment.data_parallel + cell.input_len + PADDING
+            return of_model or -(-total // PADDING) * PADDING
         return CHUNKS.get((cell.gpu, cell.weights), CHUNK) if cell.engine == "sglang" else BUDGET
     return VLLM_BUDGET if cell.engine == "vllm" else EXACT_BUDGET + cell.input_len + cell.concurrency
 
@@ -272,6 +291,19 @@ def receive_interval(cell: Cell) -> int:
         return 1
     few, many = RECEIVE_INTERVALS[cell.gpu]
     return many if cell.concurrency >= MANY_CLIENTS else few
+
+
+def batch_wait(cell: Cell) -> dict[str, Any]:
+    """How long prompts are held back for others, as the recipe of the cell has it."""
+    has_wait = cell.engine == "trtllm" and not cell.is_exact and "Llama" in cell.model
+    is_short = (cell.input_len, cell.output_len) == (1024, 1024)
+    return BATCH_WAIT if has_wait and is_short and cell.deployment.tensor_parallel < 8 else {}
+
+
+def is_decode_graphed(cell: Cell) -> bool:
+    """vLLM's recipe of Llama-3.1-70B on Blackwell captures decoding alone (cudagraph_mode FULL_DECODE_ONLY)."""
+    is_recipe = cell.engine == "vllm" and not cell.is_exact
+    return is_recipe and "Llama" in cell.model and cell.gpu.partition("-")[0] in BLACKWELL
 
 
 def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
@@ -286,6 +318,8 @@ def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
                 "async_scheduling": is_async,
                 "enable_mixed_chunk": True if cell.is_exact and cell.version in MIXED else None,
                 "scheduler_recv_interval": receive_interval(cell),
+                "cuda_graph": "decode" if is_decode_graphed(cell) else True,
+                **batch_wait(cell),
             },
             "workload": {
                 "num_prompts": num_prompts,

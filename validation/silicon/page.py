@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from validation.silicon.judge import kindest
@@ -82,6 +82,20 @@ def lines(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) 
     return rows
 
 
+def all_lines(results: list[dict[str, Any]]) -> list[str]:
+    """By class, every cell that is expressed, nothing left out of TPOT or TTFT."""
+    titles = ["class", "cells", "TPOT", "median", "TTFT", "median"]
+    rows = ["| " + " | ".join(titles) + " |", "| :-- |" + " --: |" * (len(titles) - 1)]
+    cells = [cell for result in results for cell in result["cells"]]
+    for name in sorted({cell["class"] for cell in cells}):
+        figures = []
+        for metric in ("tpot_error_pct", "ttft_error_pct"):
+            errors = [abs(cell[metric]) for cell in cells if cell["class"] == name]
+            figures += [f"{fmean(errors):.1f}", f"{median(errors):.1f}"]
+        rows.append(f"| {name} | {len(errors)} | " + " | ".join(figures) + " |")
+    return rows
+
+
 def peer_error(cell: Mapping[str, Any], peer: Mapping[str, Mapping[str, str]]) -> float:
     """Percent."""
     row = peer[cell["id"]]
@@ -126,6 +140,12 @@ def page(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -
             "labels are in doubt, then over all.",
             "",
             *engine_lines(results, peer),
+            "",
+            "## All cells",
+            "",
+            "By class, size of the error with those apart and those whose requests wait for admission among them.",
+            "",
+            *all_lines(results),
             "",
             "## Refused",
             "",

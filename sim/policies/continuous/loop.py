@@ -65,6 +65,8 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
         return False
     if limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
         return False
+    if limits.no_evict and serving.paged.is_sharing:
+        return False
     if not limits.mixes_prompts:
         return not serving.paged.is_sharing
     max_rows = min(limits.max_num_seqs, len(serving.requests), serving.max_concurrency or limits.max_num_seqs)

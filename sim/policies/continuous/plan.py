@@ -63,7 +63,7 @@ def plan_step(
     `drafting` has the draft lengths of the step under way by arrival index, whose results are not known yet; None where
     there is none. `after_rows`: the step before this one carries rows alone.
     """
-    serving.take_in(after_rows=after_rows)
+    serving.take_in(after_rows=after_rows, num_rows=len(running))
     if limits.mixes_prompts:
         return _fill(serving, running, limits, drafting)
     prompts = _fill(serving, running, limits, drafting, has_rows=False)
@@ -118,6 +118,8 @@ def _fill(
             step.row_tokens.append(tokens)
     num_seats = limits.max_num_seqs if has_prompts and not has_preempted else 0
     while budget > 0 and len(running) < num_seats and serving.has_queued:
+        if limits.no_evict and not serving.paged.fits_beside(running, serving.inbox[0]):
+            break
         seated = serving.seat_now(min(budget, longest))
         if seated is None:
             break
@@ -188,8 +190,10 @@ class PromptPlan(NamedTuple):
 
 def has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: Partial | None) -> bool:
     """Whether all who could be admitted now, while `num_seated` and `partial` hold seats, fit for their whole lives;
-    else reservations no longer tell who fits. No more than a step's tokens of prompts are admitted at once, but of
-    shared ones, which others may have computed."""
+    else reservations no longer tell who fits, but where admission goes by them (no_evict). No more than a step's tokens
+    of prompts are admitted at once, but of shared ones, which others may have computed."""
+    if limits.no_evict:
+        return True
     free_blocks, tokens = serving.kv.free_blocks, 0
     max_tokens = inf if serving.paged.is_sharing else limits.max_num_scheduled_tokens
     num_seats = limits.max_num_seqs - num_seated - (partial is not None)
@@ -214,7 +218,7 @@ def plan_prompts(
 ) -> PromptPlan:
     """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats.
     `after_rows`: the step before this one carries rows alone."""
-    serving.take_in(after_rows=after_rows)
+    serving.take_in(after_rows=after_rows, num_rows=num_seated + (partial is not None))
     if partial is None and not serving.inbox:
         return PromptPlan([], (), [], None, serving.host.now_s)
     pool, lookahead = serving.paged, serving.controller.draft_tokens_max
@@ -230,7 +234,10 @@ def plan_prompts(
         else:
             if not serving.has_queued or num_seated + len(prompts) >= limits.max_num_seqs:
                 break
-            request, chunk = _admit(serving, budget)
+            admitted = _admit(serving, budget)
+            if admitted is None:
+                break
+            request, chunk = admitted
         planned_tokens = chunk.history_tokens + chunk.new_tokens
         prompts.append(request)
         chunks.append(chunk)
@@ -243,12 +250,11 @@ def plan_prompts(
     return PromptPlan(prompts, tuple(chunks), completed, partial, serving.host.now_s)
 
 
-def _admit(serving: Serving, max_tokens: int) -> tuple[Request, Chunk]:
-    """The oldest waiting request, for which there is room, and its first chunk."""
+def _admit(serving: Serving, max_tokens: int) -> tuple[Request, Chunk] | None:
+    """The oldest waiting request and its first chunk; None where nothing is ever preempted and it does not fit."""
     if not serving.paged.is_sharing:
         request = serving.admit_now()
-        assert request is not None
-        return request, Chunk(min(request.prompt_tokens, max_tokens), 0)
+        return None if request is None else (request, Chunk(min(request.prompt_tokens, max_tokens), 0))
     serving.kv.reserve(serving.inbox[0])
     seated = serving.seat_now(max_tokens)
     assert seated is not None

@@ -96,3 +96,15 @@ def test_dispecs_launch_bound_pair_comes_back() -> None:
         assert graphed.cost(verify(1, tokens, 100)) == cost
     assert eager.cost(draft).launch_s == pytest.approx(0.0202, rel=2e-3)
     assert (graphed.cost(draft).launch_s, graphed.cost(draft).device_s) == (0.0, 0.003)
+
+
+def test_where_decoding_alone_is_captured_a_step_with_prompts_takes_its_launches() -> None:
+    """70 ms of the host, whatever the prompt; rows are replayed. Not measured: its kernels', one by one."""
+    profile = load("h100-sxm/llama-3.1-8b")
+    slow = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, prompt_launch_s=0.07))
+    chunk = Work(kind=Kind.STEP, chunks=(Chunk(100, 0),), head_rows=1)
+    decode, always, eager = (build_costs(slow, cuda_graph=graphs) for graphs in ("decode", True, False))
+    assert decode.cost(chunk).launch_s == 0.07
+    assert always.cost(chunk).launch_s < eager.cost(chunk).launch_s < 0.07
+    assert decode.cost(verify(4, 4, 100)) == always.cost(verify(4, 4, 100))
+    assert build_costs(profile, cuda_graph="decode").cost(chunk).launch_s == eager.cost(chunk).launch_s

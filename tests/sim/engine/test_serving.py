@@ -112,6 +112,18 @@ def test_a_frontend_passes_every_request_on_its_own_time_after_it_came() -> None
     assert [r.arrival_s for r in asked] == [0.0, 0.0, 1.0]
 
 
+def test_what_a_prompts_tokens_take_in_the_frontend_adds_to_it() -> None:
+    asked = [request(0, prompt=4)]
+    served = Served(asked)
+    served.serving.frontend_s, served.serving.frontend_token_s = 1.0, 0.5
+    served.host.spawn(served.serving.frontend())
+    lengths: dict[float, int] = {}
+    for time_s in (2.9, 3.1):
+        served.at(time_s, lambda now=time_s: lengths.update({now: len(served.serving.inbox)}))
+    served.run()
+    assert lengths == {2.9: 0, 3.1: 1}
+
+
 def test_a_closed_loop_of_one_goes_on_when_its_only_request_is_done() -> None:
     asked = [request(0), request(1)]
     served = Served(asked, max_concurrency=1)

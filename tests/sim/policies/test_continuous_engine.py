@@ -280,3 +280,22 @@ def test_arrivals_are_seen_once_in_so_many_steps_of_rows_alone() -> None:
     chunked = [start_s for start_s, _, _, chunks in steps(run) if chunks]
     assert chunked == [0.0, 20.0, 25.0, 99.0]
     assert [r.queued_s for r in run.serving.requests] == [0.0, 20.0, 25.0, 99.0]
+
+
+def test_prompts_wait_for_others_for_so_many_steps_while_rows_run() -> None:
+    """One that comes during the first step of rows waits three of them, unless prompts come to half of the budget;
+    where nothing runs, none waits."""
+    limits = EngineLimits(max_num_batched_tokens=64, batch_wait_steps=3, batch_wait_ratio=0.5)
+    asked = [request(0, prompt=8, output=9), request(1, arrival_s=6.0, prompt=8, output=1)]
+    assert [start_s for start_s, _, _, chunks in steps(autoregressive(asked, limits)) if chunks] == [0.0, 25.0]
+    asked = [request(0, prompt=8, output=9), request(1, arrival_s=6.0, prompt=40, output=1)]
+    assert [start_s for start_s, _, _, chunks in steps(autoregressive(asked, limits)) if chunks] == [0.0, 10.0]
+
+
+def test_where_whole_answers_are_reserved_nothing_is_preempted() -> None:
+    """Memory for one whole life and a half: vLLM admits both and one gives way."""
+    for no_evict, preempted in ((False, True), (True, False)):
+        asked = [request(0, prompt=16, output=32), request(1, prompt=16, output=32)]
+        run = autoregressive(asked, EngineLimits(no_evict=no_evict), kv_blocks=4)
+        assert any(r.num_preemptions for r in run.serving.requests) == preempted
+        assert all(r.is_finished for r in run.serving.requests)

@@ -134,6 +134,8 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     is_async=st.booleans(),
     mixes_prompts=st.booleans(),
     receive_interval=st.sampled_from([1, 1, 2, 5]),
+    batch_wait_steps=st.sampled_from([0, 0, 1, 4]),
+    batch_wait_ratio=st.sampled_from([0.5, 1.0]),
 )
 def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     rows: list,
@@ -145,6 +147,8 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     is_async: bool,
     mixes_prompts: bool,
     receive_interval: int,
+    batch_wait_steps: int,
+    batch_wait_ratio: float,
 ) -> None:
     limits = EngineLimits(
         max_num_seqs=max_num_seqs,
@@ -152,6 +156,8 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
         async_scheduling=is_async,
         mixes_prompts=mixes_prompts,
         receive_interval=receive_interval,
+        batch_wait_steps=batch_wait_steps,
+        batch_wait_ratio=batch_wait_ratio,
     )
     plain, lazy = (
         SimRun(
@@ -185,6 +191,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     is_async=st.booleans(),
     mixes_prompts=st.booleans(),
     has_priorities=st.booleans(),
+    no_evict=st.booleans(),
 )
 def test_lazy_accounting_hands_over_while_memory_is_short(
     rows: list,
@@ -196,8 +203,10 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
     is_async: bool,
     mixes_prompts: bool,
     has_priorities: bool,
+    no_evict: bool,
 ) -> None:
-    """And goes on where it is short no longer, perhaps several times, with rows that gave way in between."""
+    """And goes on where it is short no longer, perhaps several times, with rows that gave way in between; where whole
+    answers are reserved, none gives way."""
     slots = (3 if is_async else 2) * draft_tokens + 1 if draft_tokens else 0
     most = max(prompt + output + slots for _, prompt, output in rows)
     kv_blocks = -(-most // block_size) + spare_blocks * 16 // block_size
@@ -206,6 +215,7 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
         max_num_batched_tokens=5 * (draft_tokens + 1) + spare_tokens,
         async_scheduling=is_async,
         mixes_prompts=mixes_prompts,
+        no_evict=no_evict,
     )
     plain, lazy = (
         SimRun(
@@ -224,6 +234,7 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
     )
     _assert_same_decisions(lazy, plain)
     assert [r.num_preemptions for r in lazy.serving.requests] == [r.num_preemptions for r in plain.serving.requests]
+    assert not (no_evict and any(r.num_preemptions for r in plain.serving.requests))
     assert lazy.serving.paged.num_held == 0
 
 

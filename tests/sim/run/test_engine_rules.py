@@ -160,3 +160,10 @@ def test_the_models_own_context_ends_answers_of_vllm_alone() -> None:
         for engine, tokens in ((VLLM, 6), *((name, 100) for name in WITHOUT_RULES)):
             record = served(scenario(PAIR, engine, "autoregressive", **asked))
             assert [request.emitted_tokens for request in record.requests] == [tokens]
+
+
+def test_tensorrt_llm_admits_no_more_than_it_can_finish() -> None:
+    asked: dict[str, Any] = {"input_len": 64, "output_len": 200, "num_gpu_blocks": 40, "request_rate": "inf"}
+    for engine, preempts in (("vllm-0.19", True), ("trtllm-1.1", False)):
+        record = served(scenario(EAGLE, engine, "autoregressive", **asked))
+        assert any(request.num_preemptions for request in record.requests) == preempts
