@@ -111,7 +111,7 @@ SESSIONS = "".join(
     json.dumps(
         {
             "session_id": f"s{i % 2}",
-            "input_length": 600 + 600 * i,
+            "input_length": 1100 + 600 * i,
             "output_length": 5,
             "hash_ids": [1, 2 + i % 2, 9 + i],
         }

@@ -132,6 +132,13 @@ def test_sessions_without_hashes_go_on_from_what_was_said(tmp_path: Path) -> Non
     assert read_trace("mooncake", path, 2).prompt_tokens.tolist() == [1030, 600]
 
 
+def test_who_comes_first_shares_with_nobody_wherever_the_file_has_it(tmp_path: Path) -> None:
+    earlier = SESSIONS[2] | {"timestamp": 0}
+    trace = read_trace("mooncake", put(tmp_path, "m.jsonl", lines([*SESSIONS[:2], earlier])))
+    assert trace.prompt_tokens.tolist() == [600, 1030, 1540]
+    assert trace.shared_prefix_tokens.tolist() == [0, 512, 1024]
+
+
 def test_hashes_may_stand_for_other_blocks(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 40, "output_length": 3, "hash_ids": [1, 2, 3]}
     path = put(tmp_path, "m.jsonl", lines([row, row]))
