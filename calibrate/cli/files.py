@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.console import write_text
-from sim.report.bench_formats import KINDS, kind_of
+from sim.workload.bench_means import KINDS, kind_of
 
 if TYPE_CHECKING:
     from calibrate.production.served import Served

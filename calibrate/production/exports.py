@@ -20,7 +20,7 @@ from calibrate.production.served import Accepted, Served, pooled
 from sim.files.json_values import convert, parse_json
 from sim.files.read import lines_of, read_text
 from sim.files.write import write_text
-from sim.report.bench_formats import bench_rows
+from sim.workload.bench_means import bench_rows
 
 NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 COUNT = r"([0-9]{1,12})"
@@ -157,7 +157,7 @@ NEEDED = ("completed", "total_input_tokens", "total_output_tokens", "output_thro
 
 
 def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[Served]:
-    """The levels that the results in a file tell (sim.report.bench_formats). Raises ValueError, one line naming the
+    """The levels that the results in a file tell (sim.workload.bench_means). Raises ValueError, one line naming the
     file and what is missing.
 
     Requests in flight are `max_concurrency` where the run reached it; at a rate, by Little's law, throughput times mean

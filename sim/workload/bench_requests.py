@@ -13,7 +13,7 @@
                      start_times (s) where the version has them (vllm-project/vllm, vllm/benchmarks/serve.py)
 
 Requests that failed or were cancelled are left out and counted. These files are in order of the last token, so all is
-read, and put in order of arrival. Not here: the means of such results (sim.report.bench).
+read, and put in order of arrival. Not here: the means of such results (sim.workload.bench_means).
 """
 
 from __future__ import annotations
