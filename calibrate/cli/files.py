@@ -7,13 +7,17 @@ Not here: the readers. It lives in this package because this one alone knows all
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.cli.console import write_text
+from sim.workload.bench_means import KINDS, kind_of
+
+if TYPE_CHECKING:
+    from calibrate.production.served import Served
 
 FIRST_LINES = 1
 YAML_ENDINGS = (".yaml", ".yml")
@@ -170,6 +174,7 @@ def _csv(path: Path) -> tuple[str, str]:
         return "step curve", f"{len(read_curve(path))} steps"
     for name, needed in (
         ("trace-azure", {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
+        ("burstgpt", {"Timestamp", "Request tokens", "Response tokens"}),
         ("mooncake", {"timestamp_ms", "input_length", "output_length", "n_prefix_blocks_seen_before"}),
     ):
         if names >= needed:
@@ -187,6 +192,7 @@ def _json_lines(path: Path) -> tuple[str, str]:
     from sim.acceptance.tape import read_tapes
     from sim.files.json_values import json_lines
     from sim.workload.content import BLOCK_TOKENS, TOKEN_FIELDS, read_prompts
+    from sim.workload.traces import ALIASES
 
     _, first = next(json_lines(path, "file"), (0, None))
     if first is None:
@@ -200,10 +206,14 @@ def _json_lines(path: Path) -> tuple[str, str]:
         return "points", f"{len(points.points)} places measured, {len(points.left)} visits left"
     if names >= set(FIELDS):
         return "requests of a vLLM run", f"{len(read_requests(path).requests)} requests"
-    if names >= {"timestamp", "input_length", "output_length", "hash_ids"}:
+    if names >= {"metadata", "metrics"}:
+        return _trace("aiperf", path)
+    if names >= {"completed", "mean_ttft_ms"}:
+        return _bench(path)
+    if {"input_length", "output_length"} <= names and names & {"timestamp", "session_id"}:
         return _trace("mooncake", path)
     if _has_lengths(names):
-        return _trace("jsonl", path)
+        return _trace("jsonl", path, None if names & set(ALIASES["arrival"]) else f"{path}#arrival=")
     if names & {"prefix_blocks", *TOKEN_FIELDS}:
         return "prompts of a vLLM run", f"{len(read_prompts(path, BLOCK_TOKENS))} prompts"
     return "acceptance tape", f"{len(read_tapes(str(path)))} requests"
@@ -215,6 +225,11 @@ def _json(path: Path) -> tuple[str, str]:
 
     content = read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
     if isinstance(content, list):
+        head = content[0] if content and isinstance(content[0], dict) else {}
+        if {"start_time", "info"} <= set(head):
+            return _trace("inference-perf", path)
+        if {"completed", "mean_ttft_ms"} <= set(head) or kind_of(content) != "vLLM":
+            return _bench(path)
         from sim.workload.sharegpt import sharegpt_rows
 
         if all(isinstance(entry, dict) and "conversations" in entry for entry in content[:FIRST_LINES]):
@@ -249,7 +264,35 @@ def _config(path: Path) -> tuple[str, str]:
 def _bench(path: Path) -> tuple[str, str]:
     from calibrate.production.exports import read_bench
 
-    return "result of a benchmark", f"{read_bench(path).concurrency:.1f} requests at once"
+    return "result of a benchmark", _at_once(read_bench(path))
+
+
+def _at_once(levels: Sequence[Served]) -> str:
+    loads = ", ".join(f"{level.concurrency:.1f}" for level in levels)
+    lengths = levels[0]
+    return f"{loads} requests at once, {lengths.prompt_tokens:.0f} in, {lengths.output_tokens:.0f} out"
+
+
+def _saved_in_detail(path: Path) -> tuple[str, str]:
+    return "result of a benchmark", f"{_bench(path)[1]}; as vllm-bench {_trace('vllm-bench', path)[1]}"
+
+
+def _guidellm(path: Path) -> tuple[str, str]:
+    """Its levels, and its requests where it has them."""
+    from calibrate.production.exports import read_bench
+    from sim.files.json_values import read_json
+    from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
+
+    found = []
+    content = read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
+    benchmarks = content["benchmarks"] if isinstance(content["benchmarks"], list) else []
+    has_requests = [isinstance(each, dict) and bool(each.get("requests")) for each in benchmarks]
+    if not any(has_requests) or any(isinstance(each, dict) and "metrics" in each for each in benchmarks):
+        found.append(_at_once(read_bench(path)))
+    for index in range(len(benchmarks)):
+        if has_requests[index]:
+            found.append(_trace("guidellm", path, f"{path}#benchmark={index}")[1])
+    return "result of guidellm", "; ".join(found)
 
 
 def _measured(path: Path) -> tuple[str, str]:
@@ -276,7 +319,10 @@ _OBJECTS: tuple[tuple[set[str], Callable[[Path], tuple[str, str]]], ...] = (
     ({"constants", "caps"}, _engine),
     ({"policies", "runs"}, _summary),
     ({"model_type"}, _config),
+    ({"completed", "mean_ttft_ms", "input_lens", "output_lens"}, _saved_in_detail),
     ({"completed", "mean_ttft_ms"}, _bench),
+    ({"benchmarks"}, _guidellm),
+    *((signs, _bench) for kind, signs in KINDS.items() if kind != "GuideLLM"),
     ({"url", "levels"}, _measured),
     ({"table", "break_even_concurrency"}, _tuning),
 )

@@ -25,7 +25,12 @@ EXAMPLE = (
 @click.option(
     "--duration-s", type=float, default=None, help="Seconds between the looks; where the server counts no steps."
 )
-@click.option("--bench-json", type=A_PATH, multiple=True, help="Result of `vllm bench serve --save-result`; repeat.")
+@click.option(
+    "--bench-json",
+    type=A_PATH,
+    multiple=True,
+    help="Result of `vllm bench serve --save-result`, GuideLLM, AIPerf or inference-perf; repeat.",
+)
 @click.option("--log", "log_path", type=A_PATH, default=None, help="The server's log; with --input-len, --output-len.")
 @click.option("--input-len", type=click.IntRange(min=1), default=None, help="Mean prompt tokens of what the log saw.")
 @click.option("--output-len", type=click.IntRange(min=2), default=None, help="Mean output tokens of what the log saw.")
@@ -83,7 +88,7 @@ def read_served(flags: dict[str, Any]) -> list[Served]:
             "--metrics-before and --metrics-after belong together: one look says nothing of the time between"
         )
     num_tokens = flags["num_speculative_tokens"]
-    served = [read_bench(path, num_speculative_tokens=num_tokens) for path in flags["bench_json"]]
+    served = [level for path in flags["bench_json"] for level in read_bench(path, num_speculative_tokens=num_tokens)]
     if before is not None:
         served.append(between(before, after, duration_s=flags["duration_s"]))
     if log_path is not None:

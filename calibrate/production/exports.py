@@ -1,10 +1,10 @@
-"""Levels of load and acceptance from files: a server's log, results of `vllm bench serve --save-result`, and what
-`lanesim probe` measured.
+"""Levels of load and acceptance from files: a server's log, results of benchmarks, and what `lanesim probe` measured.
 
 Of a log the lines count that vLLM and SGLang print every few seconds. A line is a mean over some seconds. Those that
 begin or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say
-how long prompts and outputs are. A result is one level. What a probe measured is written before anything is fitted on
-it, so that a fit can be had again without the server. Not here: requests one by one (calibrate.judge.vllm_requests).
+how long prompts and outputs are. A result is one level or several. What a probe measured is written before anything is
+fitted on it, so that a fit can be had again without the server. Not here: requests one by one
+(calibrate.judge.vllm_requests).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,7 @@ from calibrate.production.served import Accepted, Served, pooled
 from sim.files.json_values import convert, parse_json
 from sim.files.read import lines_of, read_text
 from sim.files.write import write_text
+from sim.workload.bench_means import bench_rows
 
 NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 COUNT = r"([0-9]{1,12})"
@@ -154,17 +156,27 @@ def _settled(windows: Sequence[Window]) -> list[Window]:
 NEEDED = ("completed", "total_input_tokens", "total_output_tokens", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
 
-def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> Served:
-    """The level that a result tells. Raises ValueError, one line naming the file and what is missing.
+def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[Served]:
+    """The levels that the results in a file tell (sim.workload.bench_means). Raises ValueError, one line naming the
+    file and what is missing.
 
     Requests in flight are `max_concurrency` where the run reached it; at a rate, by Little's law, throughput times mean
     E2EL. Acceptance where the benchmark had it from the server.
     """
+    rows = bench_rows(path)
     where = f"bench result {str(path)!r}"
-    text = read_text(path, "bench result")
-    result = parse_json(text, where)
-    if not isinstance(result, dict):
-        raise ValueError(f"{where}: want an object, as `vllm bench serve --save-result` writes")
+    return [
+        _level(
+            row,
+            where if len(rows) == 1 else f"{where} result {number}",
+            path.name if len(rows) == 1 else f"{path.name} {number}",
+            num_speculative_tokens,
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+def _level(result: dict[str, Any], where: str, source: str, num_speculative_tokens: int | None) -> Served:
     for key in NEEDED:
         value = result.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -177,10 +189,10 @@ def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> Serv
     output_tokens = result["total_output_tokens"] / completed
     e2el_s = (result["mean_ttft_ms"] + (output_tokens - 1.0) * result["mean_tpot_ms"]) / 1e3
     in_flight = result["output_throughput"] / output_tokens * e2el_s
-    more = convert(result, _More, where, text)
+    more = convert(result, _More, where)
     limit = more.max_concurrency
     return Served(
-        source=path.name,
+        source=source,
         concurrency=float(limit) if limit is not None and in_flight > 0.75 * limit else max(1.0, in_flight),
         prompt_tokens=result["total_input_tokens"] / completed,
         output_tokens=output_tokens,

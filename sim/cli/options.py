@@ -45,7 +45,8 @@ FLAGS: dict[str, tuple[type, str]] = {
     "num_warmups": (int, "First requests left out of the metrics."),
     "dataset_name": (
         str,
-        "fixed, sharegpt-long, azure-conv, azure-code, or a trace: trace-azure, mooncake, sharegpt, csv, jsonl.",
+        "fixed, sharegpt-long, azure-conv, azure-code, or a trace: trace-azure, mooncake, burstgpt, sharegpt, "
+        "guidellm, aiperf, inference-perf, vllm-bench, csv, jsonl (docs/traces.md).",
     ),
     "dataset_path": (
         str,

@@ -54,11 +54,13 @@ def read_json(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES, has_pr
     return parse_json(read_text(path, what, max_bytes=max_bytes), f"{what} {str(path)!r}", has_prose=has_prose)
 
 
-def json_lines(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -> Iterator[tuple[int, Any]]:
+def json_lines(
+    path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES, has_prose: bool = False
+) -> Iterator[tuple[int, Any]]:
     """The value on each line that is not blank, and the line's number."""
     for number, line in lines_of(path, what, max_bytes=max_bytes):
         if line.strip():
-            yield number, parse_json(line, f"{what} {str(path)!r}", number)
+            yield number, parse_json(line, f"{what} {str(path)!r}", number, has_prose=has_prose)
 
 
 def parse_json(text: str, where: str, line: int | None = None, *, has_prose: bool = False) -> Any:

@@ -1,7 +1,8 @@
 """Result files of `vllm bench serve --save-result`: runs written as such, and such files read as rows of a frame.
 
 So that what is simulated and what was measured go through the same scripts. Not here: what the metrics mean
-(sim.metrics.summary), engine constants from such a file (`lanesim calibrate production`).
+(sim.metrics.summary), results of other tools (sim.workload.bench_means), engine constants from such a file (`lanesim
+calibrate production`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from sim.compare.side_by_side import Comparison
-from sim.files.json_values import read_json
 from sim.files.write import write_text
 from sim.metrics.summary import Run
+from sim.workload.bench_means import bench_rows
 
-SIGNS = ("completed", "mean_ttft_ms")
-"""Keys by which a result is known."""
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors", "start_times", "tpots", "e2els")
 BACKEND = "lanesim"
 
@@ -57,15 +56,14 @@ def write_bench_results(folder: Path, comparison: Comparison) -> list[Path]:
     return paths
 
 
-def read_bench_row(path: Path) -> dict[str, Any]:
-    """The metrics of a result file, per-request lists left out. Raises ValueError naming the file and what it lacks."""
-    result = read_json(path, "bench result")
-    for key in SIGNS:
-        if not isinstance(result, dict) or not isinstance(result.get(key), int | float):
-            raise ValueError(
-                f"{str(path)!r}: no number under {key!r}; want what `vllm bench serve --save-result` wrote"
-            )
-    row = {key: value for key, value in result.items() if key not in DETAILS and not isinstance(value, list | dict)}
-    if row.get("request_rate") == "inf":
-        row["request_rate"] = float("inf")
-    return row
+def read_bench_rows(path: Path) -> list[dict[str, Any]]:
+    """The metrics of each result in a file of vLLM or another tool (sim.workload.bench_means), per-request lists left
+    out. Raises ValueError naming the file and what it lacks."""
+    rows = [
+        {key: value for key, value in result.items() if key not in DETAILS and not isinstance(value, list | dict)}
+        for result in bench_rows(path)
+    ]
+    for row in rows:
+        if row.get("request_rate") == "inf":
+            row["request_rate"] = float("inf")
+    return rows

@@ -20,7 +20,7 @@ from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
 from sim.names import unknown
 from sim.plugins import checked_count, checked_counts, checked_list, checked_reals, shown
-from sim.report.bench import read_bench_row
+from sim.report.bench import read_bench_rows
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
 from sim.report.store_points import read_points
@@ -200,8 +200,8 @@ def load(path: str | Path, *, version: str | None = None) -> Any:
     directory = Path(path)
     if (directory / MARK).exists():
         return store_frame(directory, version=version)
-    if directory.suffix == ".json" and directory.is_file():
-        return runs_frame([read_bench_row(directory)])
+    if directory.suffix in (".json", ".jsonl") and directory.is_file():
+        return runs_frame(read_bench_rows(directory))
     held = read_summary(directory)
     requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
     return Results(comparison=Comparison(**msgspec.structs.asdict(held)), runs=runs_frame(held.runs), requests=requests)

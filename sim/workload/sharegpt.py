@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.files.json_values import read_json
-from sim.workload.trace_files import TraceRow, tokens_of
+from sim.workload.trace_files import Columns, TraceRow, tokens_of
 
 MAX_CONVERSATION_BYTES = 2 << 30
 """Of such a file, which is read at once: the one that everybody uses has 640 MB."""
@@ -20,7 +20,7 @@ MIN_TOKENS = 4
 not applied."""
 
 
-def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> list[TraceRow]:
+def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> Columns:
     """The first `most` conversations of at least two turns.
 
     An entry has `prompt_tokens` and `output_tokens`, or `conversations` with texts under `value`, which are
@@ -29,12 +29,12 @@ def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> list[Tr
     entries = read_json(path, "trace", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"trace {path!r}: want a non-empty JSON list of conversations")
-    rows: list[TraceRow] = []
+    rows = Columns()
     for row in _rows(path, entries, tokenizer):
         if len(rows) == most:
             break
-        rows.append(row)
-    if not rows:
+        rows.add(row)
+    if not len(rows):
         raise ValueError(f"trace {path!r}: no conversation of at least two turns of {MIN_TOKENS} tokens in it")
     return rows
 

@@ -5,6 +5,7 @@ Not here: what the columns of a format mean (sim.workload.traces).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from difflib import get_close_matches
@@ -17,8 +18,8 @@ from sim.files.tables import read_csv
 TRACE = "trace"
 Cell = Any
 """A value as the file gives it: text from CSV, anything from JSON."""
-RowReader = Callable[[tuple[Cell, ...], str], "TraceRow"]
-"""From a row's cells, in the order of the names asked for, and the words that say where it stands."""
+RowReader = Callable[[tuple[Cell, ...], str], "TraceRow | None"]
+"""From a row's cells, in the order of the names asked for, and the words that say where it stands; None = it failed."""
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "datetime": 1.0}
 """Seconds per unit of a clock; datetime is ISO 8601 text."""
@@ -41,6 +42,51 @@ class TraceRow(NamedTuple):
     id: str = ""
     content: Sequence[int] = ()
     """What names its whole blocks (sim.workload.content); empty where the file does not tell."""
+
+
+class Columns:
+    """Requests of a file column by column: a million without content take about 40 MB."""
+
+    def __init__(self) -> None:
+        self.arrival_s = array("d")
+        """Empty where the file has no times."""
+        self.prompt_tokens = array("q")
+        self.output_tokens = array("q")
+        self.shared_prefix_tokens = array("q")
+        self.ids: list[str] = []
+        self.contents: list[Sequence[int]] = []
+        self.num_failed = 0
+        """Requests that the file says failed; they are in no column."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    def add(self, row: TraceRow) -> None:
+        if row.arrival_s is not None:
+            self.arrival_s.append(row.arrival_s)
+        self.prompt_tokens.append(row.prompt_tokens)
+        self.output_tokens.append(row.output_tokens)
+        self.shared_prefix_tokens.append(row.shared_prefix_tokens)
+        self.ids.append(row.id)
+        self.contents.append(row.content)
+
+    def by_arrival(self, most: int | None) -> Columns:
+        """The first `most` in order of arrival; of equal ones in order of the file."""
+        order = sorted(range(len(self)), key=self.arrival_s.__getitem__) if self.arrival_s else range(len(self))
+        ordered = Columns()
+        ordered.num_failed = self.num_failed
+        for place in order[:most]:
+            ordered.add(
+                TraceRow(
+                    self.arrival_s[place] if self.arrival_s else None,
+                    self.prompt_tokens[place],
+                    self.output_tokens[place],
+                    self.shared_prefix_tokens[place],
+                    self.ids[place],
+                    self.contents[place],
+                )
+            )
+        return ordered
 
 
 def number_of(cell: Cell, where: str, field: str) -> int:
@@ -97,61 +143,77 @@ def column_names(path: str, kind: str) -> list[str]:
     return list(first) if isinstance(first, dict) else []
 
 
-def csv_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> list[TraceRow]:
+def csv_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> Columns:
     """The first `most` rows of a CSV file with a header that has at least the columns `names`."""
     header, rows = read_csv(path, TRACE)
     for name in names:
         if name not in header:
-            raise ValueError(f"{TRACE} {path!r} line 1: {_missing('column', name, header)}")
+            raise ValueError(f"{TRACE} {path!r} line 1: {missing('column', name, header)}")
     places = [header.index(name) for name in names]
-    return _collect(path, ((line, tuple([cells[place] for place in places])) for line, cells in rows), read_row, most)
+    cells_of = ((f"{TRACE} {path!r} line {line}", tuple([cells[place] for place in places])) for line, cells in rows)
+    return collect(path, ((where, read_row(cells, where)) for where, cells in cells_of), most)
 
 
-def json_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> list[TraceRow]:
+def json_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> Columns:
     """The first `most` objects of a JSON-lines file, each with at least the fields `names`."""
-    return _collect(path, _json_cells(path, names), read_row, most)
+    return collect(path, ((where, read_row(cells, where)) for where, cells in _json_cells(path, names)), most)
 
 
-def _json_cells(path: str, names: tuple[str, ...]) -> Iterator[tuple[int, tuple[Cell, ...]]]:
-    for number, row in json_lines(path, TRACE):
+def _json_cells(path: str, names: tuple[str, ...]) -> Iterator[tuple[str, tuple[Cell, ...]]]:
+    for where, row in json_objects(path, names):
+        for name in names:
+            if name not in row:
+                raise ValueError(f"{where}: {missing('field', name, list(row))}")
+        yield where, tuple([row[name] for name in names])
+
+
+def json_objects(path: str, names: Sequence[str], *, has_prose: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSON-lines file, and where each stands; `names` are those that a message asks for."""
+    for number, row in json_lines(path, TRACE, has_prose=has_prose):
         where = f"{TRACE} {path!r} line {number}"
         if not isinstance(row, dict):
             raise ValueError(f"{where}: want an object with {', '.join(names)}")
-        for name in names:
-            if name not in row:
-                raise ValueError(f"{where}: {_missing('field', name, list(row))}")
-        yield number, tuple([row[name] for name in names])
+        yield where, row
 
 
-def _collect(
-    path: str, rows: Iterable[tuple[int, tuple[Cell, ...]]], read_row: RowReader, most: int | None
-) -> list[TraceRow]:
-    collected: list[TraceRow] = []
+def collect(
+    path: str, rows: Iterable[tuple[str, TraceRow | None]], most: int | None, *, is_in_order: bool = True
+) -> Columns:
+    """The first `most` of `rows`, each with the words that say where it stands; None = a request that failed.
+
+    Rows must come in order of arrival, unless `is_in_order` is False: then all are read, and put in order.
+    """
+    columns = Columns()
     first_s = newest_s = None
-    for line, cells in rows:
-        if len(collected) == most:
-            break
-        row = read_row(cells, f"{TRACE} {path!r} line {line}")
+    for where, row in rows:
+        if row is None:
+            columns.num_failed += 1
+            continue
         if row.arrival_s is not None:
-            if newest_s is not None and row.arrival_s < newest_s:
+            first_s = row.arrival_s if first_s is None else first_s
+            if is_in_order and newest_s is not None and row.arrival_s < newest_s:
                 raise ValueError(
-                    f"{TRACE} {path!r} line {line}: arrival is {newest_s - row.arrival_s:.6g} s before the row above; "
+                    f"{where}: arrival is {newest_s - row.arrival_s:.6g} s before the row above; "
                     "sort the file by arrival"
                 )
             newest_s = row.arrival_s
-            first_s = newest_s if first_s is None else first_s
-            if newest_s - first_s > MAX_SPAN_S:
+            if abs(newest_s - first_s) > MAX_SPAN_S:
+                side = "after" if newest_s > first_s else "before"
                 raise ValueError(
-                    f"{TRACE} {path!r} line {line}: arrival is {newest_s - first_s:.3g} s after the first one; at most "
+                    f"{where}: arrival is {abs(newest_s - first_s):.3g} s {side} the first one; at most "
                     f"{MAX_SPAN_S:g} are simulated"
                 )
-        collected.append(row)
-    if not collected:
-        raise ValueError(f"{TRACE} {path!r}: no requests in it")
-    return collected
+        columns.add(row)
+        if is_in_order and len(columns) == most:
+            break
+    if not len(columns):
+        failed = f" that did not fail ({columns.num_failed} did)" if columns.num_failed else ""
+        raise ValueError(f"{TRACE} {path!r}: no requests in it{failed}")
+    return columns if is_in_order else columns.by_arrival(most)
 
 
-def _missing(what: str, name: str, present: list[str]) -> str:
+def missing(what: str, name: str, present: list[str]) -> str:
+    """What a file lacks, and what it has that comes near."""
     nearest = get_close_matches(name, present, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"no {what} {name!r}{hint} (it has: {', '.join(present)})"

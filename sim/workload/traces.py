@@ -1,11 +1,10 @@
-"""Recorded workloads from files: Azure 2023, Mooncake, ShareGPT, and any CSV or JSON lines.
+"""Recorded workloads from files: published traces, results of benchmarks, ShareGPT, and any CSV or JSON lines.
 
-`read_trace(name, source, num_prompts)` takes the first rows of a file; `source` is FILE, or FILE#key=value,.. where a
-format has something to say about it:
+`read_trace(name, source, num_prompts)` takes the first requests of a file; `source` is FILE, or FILE#key=value,.. where
+a format has something to say about it (docs/traces.md is the table of all):
 
-    trace-azure   TIMESTAMP,ContextTokens,GeneratedTokens (AzurePublicDataset, 2023)
-    mooncake      JSON lines with timestamp (ms), input_length, output_length, hash_ids; or a CSV of the same with
-                  timestamp_ms and n_prefix_blocks_seen_before
+    trace-azure, mooncake, burstgpt                       sim.workload.published
+    guidellm, aiperf, inference-perf, vllm-bench          sim.workload.bench_requests
     sharegpt      a JSON list of conversations, lengths given or counted: FILE#tokenizer=DIRECTORY
     csv, jsonl    FILE, with columns such as arrival_s or arrival_time (s), prompt_tokens or input_len, output_tokens or
                   output_len (ALIASES); or FILE#arrival=ts_ms,prompt=in,output=out[,unit=ms][,id=..][,session=..]
@@ -15,7 +14,7 @@ What prompts have in common is read from blocks (prefix_blocks, hash_ids), token
 next prompt goes on from the last prompt and its answer. Any file may be packed with gzip (.gz).
 
 Files are checked row by row: errors are one line with file, line and field. Not here: reading rows
-(sim.workload.trace_files), conversations (sim.workload.sharegpt), and drawn arrivals (sim.workload.generate).
+(sim.workload.trace_files), what each format's columns mean, and drawn arrivals (sim.workload.generate).
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ import numpy as np
 
 from sim.draws import Floats, Integers
 from sim.names import unknown
+from sim.workload.bench_requests import RESULT_OPTIONS, RESULT_READERS
 from sim.workload.content import (
     BLOCK_FIELDS,
     BLOCK_TOKENS,
-    MOONCAKE_BLOCK_TOKENS,
     TOKEN_FIELDS,
     Chains,
     Content,
@@ -41,10 +40,12 @@ from sim.workload.content import (
     listed,
     whole_blocks,
 )
+from sim.workload.published import MOONCAKE_OPTIONS, azure_rows, burstgpt_rows, mooncake_rows
 from sim.workload.sharegpt import sharegpt_rows
 from sim.workload.trace_files import (
     UNITS_S,
     Cell,
+    Columns,
     TraceRow,
     column_names,
     csv_rows,
@@ -55,7 +56,7 @@ from sim.workload.trace_files import (
     unix_unit,
 )
 
-TRACE_NAMES = ("trace-azure", "mooncake", "sharegpt", "csv", "jsonl")
+TRACE_NAMES = ("trace-azure", "mooncake", "burstgpt", "sharegpt", *RESULT_READERS, "csv", "jsonl")
 
 
 class Trace(NamedTuple):
@@ -73,6 +74,8 @@ class Trace(NamedTuple):
     """[requests] chained ids of whole blocks, as far as another has them; empty where the file does not tell."""
     content_tokens: int = BLOCK_TOKENS
     """Behind one id."""
+    num_failed: int = 0
+    """Requests that the file says failed, which are left out."""
 
     @property
     def rate_per_s(self) -> float | None:
@@ -87,7 +90,8 @@ class Trace(NamedTuple):
         if self.rate_per_s is not None and self.arrival_s is not None:
             pace = f"in {_span(float(self.arrival_s[-1]))}, {self.rate_per_s:.3g}/s"
         lengths = f"{self.prompt_tokens.mean():.0f} in, {self.output_tokens.mean():.0f} out"
-        return f"{len(self.ids)} requests {pace}, {lengths}"
+        failed = f", {self.num_failed} failed and left out" if self.num_failed else ""
+        return f"{len(self.ids)} requests {pace}, {lengths}{failed}"
 
     @property
     def note(self) -> str | None:
@@ -203,15 +207,19 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
     """The first `num_prompts` requests (None = all) of a file in format `name`, for an engine whose blocks have
     `block_tokens`. Raises ValueError, one line."""
     path, text = source, ""
-    content_tokens = MOONCAKE_BLOCK_TOKENS if name == "mooncake" else block_tokens
+    content_tokens = block_tokens
     if "#" in source and "=" in source.rpartition("#")[2]:
         path, _, text = source.rpartition("#")
     if name == "trace-azure":
         _options(text, [])
-        rows = csv_rows(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_row, num_prompts)
-    elif name == "mooncake":
+        rows = azure_rows(path, num_prompts)
+    elif name == "burstgpt":
         _options(text, [])
-        rows = _mooncake(path, num_prompts)
+        rows = burstgpt_rows(path, num_prompts)
+    elif name == "mooncake":
+        rows, content_tokens = mooncake_rows(path, _options(text, MOONCAKE_OPTIONS), num_prompts, block_tokens)
+    elif name in RESULT_READERS:
+        rows = RESULT_READERS[name](path, _options(text, RESULT_OPTIONS.get(name, [])), num_prompts)
     elif name == "sharegpt":
         rows = sharegpt_rows(path, _options(text, ["tokenizer"]).get("tokenizer"), num_prompts)
     elif name in ("csv", "jsonl"):
@@ -271,45 +279,6 @@ def _options(text: str, known: list[str]) -> dict[str, str]:
     return options
 
 
-def _azure_row(cells: tuple[Cell, ...], where: str) -> TraceRow:
-    arrival, prompt, output = cells
-    return TraceRow(
-        seconds_of(arrival, "datetime", where, "TIMESTAMP"),
-        tokens_of(prompt, where, "ContextTokens"),
-        tokens_of(output, where, "GeneratedTokens"),
-    )
-
-
-def _mooncake(path: str, most: int | None) -> list[TraceRow]:
-    if path.endswith((".csv", ".csv.gz")):
-        names = ("timestamp_ms", "input_length", "output_length", "n_prefix_blocks_seen_before")
-
-        def from_counts(cells: tuple[Cell, ...], where: str) -> TraceRow:
-            prompt = tokens_of(cells[1], where, names[1])
-            shared = number_of(cells[3], where, names[3]) * MOONCAKE_BLOCK_TOKENS
-            return TraceRow(
-                seconds_of(cells[0], "ms", where, names[0]), prompt, tokens_of(cells[2], where, names[2]), shared
-            )
-
-        return csv_rows(path, names, from_counts, most)
-    seen: set[int] = set()
-
-    def from_hashes(cells: tuple[Cell, ...], where: str) -> TraceRow:
-        hashes = listed(cells[3], where, "hash_ids")
-        num_shared = next((place for place, value in enumerate(hashes) if value not in seen), len(hashes))
-        seen.update(hashes)
-        prompt = tokens_of(cells[1], where, "input_length")
-        return TraceRow(
-            seconds_of(cells[0], "ms", where, "timestamp"),
-            prompt,
-            tokens_of(cells[2], where, "output_length"),
-            num_shared * MOONCAKE_BLOCK_TOKENS,
-            content=whole_blocks(hashes, prompt, MOONCAKE_BLOCK_TOKENS, where, "hash_ids"),
-        )
-
-    return json_rows(path, ("timestamp", "input_length", "output_length", "hash_ids"), from_hashes, most)
-
-
 def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[tuple[Cell, ...], str], TraceRow]:
     has = [bool(name) for name in (columns.arrival, columns.id, columns.session, columns.prefix)]
     unit = columns.arrival_unit
@@ -361,19 +330,20 @@ def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[tuple[Cell
     return row
 
 
-def _to_trace(path: str, rows: list[TraceRow], content_tokens: int) -> Trace:
-    prompts = np.array([row.prompt_tokens for row in rows], dtype=np.int64)
+def _to_trace(path: str, rows: Columns, content_tokens: int) -> Trace:
+    prompts = np.array(rows.prompt_tokens, dtype=np.int64)
     arrival_s = None
-    if rows[0].arrival_s is not None:
-        arrival_s = np.array([row.arrival_s for row in rows])
+    if rows.arrival_s:
+        arrival_s = np.array(rows.arrival_s)
         arrival_s -= arrival_s[0]
     return Trace(
         source=path,
         arrival_s=arrival_s,
         prompt_tokens=prompts,
-        output_tokens=np.array([row.output_tokens for row in rows], dtype=np.int64),
-        ids=tuple(row.id or str(index) for index, row in enumerate(rows)),
-        shared_prefix_tokens=np.minimum(prompts, [row.shared_prefix_tokens for row in rows]),
-        contents=tuple(common([row.content for row in rows])) if any(row.content for row in rows) else (),
+        output_tokens=np.array(rows.output_tokens, dtype=np.int64),
+        ids=tuple(name or str(index) for index, name in enumerate(rows.ids)),
+        shared_prefix_tokens=np.minimum(prompts, np.array(rows.shared_prefix_tokens, dtype=np.int64)),
+        contents=tuple(common(rows.contents)) if any(rows.contents) else (),
         content_tokens=content_tokens,
+        num_failed=rows.num_failed,
     )

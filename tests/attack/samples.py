@@ -101,6 +101,122 @@ MOONCAKE = "".join(
     json.dumps({"timestamp": 100 * i, "input_length": 600 + i, "output_length": 5, "hash_ids": [1, 2 + i]}) + "\n"
     for i in range(6)
 )
+AZURE_2024 = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2024-05-10 00:00:0{i}.009930+00:00,{100 + i},{10 + i}\n" for i in range(6)
+)
+BURSTGPT = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
+    f"{5 * i},,3,ChatGPT,{100 + i},{3 * (i % 3)},{100 + i},API log\n" for i in range(6)
+)
+SESSIONS = "".join(
+    json.dumps(
+        {
+            "session_id": f"s{i % 2}",
+            "input_length": 1100 + 600 * i,
+            "output_length": 5,
+            "hash_ids": [1, 2 + i % 2, 9 + i],
+        }
+        | ({"timestamp": 100 * i} if i < 2 else {"delay": 500.0})
+    )
+    + "\n"
+    for i in range(6)
+)
+
+
+def of_successful(**values: float) -> dict[str, object]:
+    return {name: {"successful": {"mean": value, "count": 5}} for name, value in values.items()}
+
+
+GUIDELLM = json.dumps(
+    {
+        "metadata": {"version": 1},
+        "benchmarks": [
+            {
+                "metrics": of_successful(
+                    prompt_token_count=12.0,
+                    output_token_count=5.0,
+                    time_to_first_token_ms=20.0,
+                    inter_token_latency_ms=12.0,
+                    output_tokens_per_second=60.0,
+                    requests_per_second=12.0,
+                    request_concurrency=2.0,
+                ),
+                "requests": {
+                    "successful": [
+                        {
+                            "request_id": f"r{i}",
+                            "request_start_time": 1.7e9 + 0.5 * (i ^ 1),
+                            "prompt_tokens": 10 + i,
+                            "output_tokens": 5,
+                        }
+                        for i in range(5)
+                    ],
+                    "errored": [],
+                    "incomplete": [{}],
+                },
+            }
+        ],
+    },
+    indent=1,
+)
+AIPERF = "".join(
+    json.dumps(
+        {
+            "metadata": {
+                "x_request_id": f"r{i}",
+                "request_start_ns": 1759813207532900363 + 10**9 * (i ^ 1),
+                "benchmark_phase": "profiling",
+                "was_cancelled": i == 4,
+            },
+            "metrics": {
+                "input_sequence_length": {"value": 10 + i, "unit": "tokens"},
+                "output_sequence_length": {"value": 5, "unit": "tokens"},
+            },
+            "error": None,
+        }
+    )
+    + "\n"
+    for i in range(5)
+)
+AIPERF_MEANS = json.dumps(
+    {
+        name: {"unit": unit, "avg": value}
+        for name, unit, value in (
+            ("request_count", "requests", 20.0),
+            ("input_sequence_length", "tokens", 20.0),
+            ("output_sequence_length", "tokens", 5.0),
+            ("time_to_first_token", "ms", 20.0),
+            ("inter_token_latency", "ms", 12.0),
+            ("output_token_throughput", "tokens/sec", 100.0),
+        )
+    }
+    | {"input_config": {"loadgen": {"concurrency": 2}}},
+    indent=1,
+)
+INFERENCE_PERF = json.dumps(
+    [
+        {
+            "start_time": 1393.2 + (i ^ 1),
+            "end_time": 1399.0,
+            "info": {"input_tokens": 10 + i, "response_metrics": {"output_tokens": 5}},
+            "error": {"error_type": "x"} if i == 4 else None,
+        }
+        for i in range(5)
+    ],
+    indent=1,
+)
+INFERENCE_PERF_MEANS = json.dumps(
+    {
+        "load_summary": {"count": 21},
+        "successes": {
+            "count": 20,
+            "latency": {"request_latency": {"mean": 0.07}, "time_to_first_token": {"mean": 0.02}},
+            "throughput": {"output_tokens_per_sec": 100.0},
+            "prompt_len": {"mean": 20.0},
+            "output_len": {"mean": 5.0},
+        },
+    },
+    indent=1,
+)
 TRACE_CSV = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i}.5,{10 + i},{3 + i}\n" for i in range(6))
 TRACE_JSONL = "".join(
     json.dumps({"arrival_time": i * 0.5, "input_len": 10 + i, "output_len": 4}) + "\n" for i in range(6)
@@ -197,6 +313,20 @@ BENCH = json.dumps(
     },
     indent=1,
 )
+BENCH_IN_DETAIL = json.dumps(
+    json.loads(BENCH)
+    | {
+        "completed": 4,
+        "total_input_tokens": 46,
+        "total_output_tokens": 20,
+        "input_lens": [10, 11, 12, 13],
+        "output_lens": [5, 5, 5, 5],
+        "start_times": [3.0, 1.0, 2.0, 2.5],
+        "errors": ["", "", "", ""],
+    },
+    indent=1,
+)
+BENCH_APPENDED = f"{json.dumps(json.loads(BENCH))}\n{json.dumps(json.loads(BENCH) | {'max_concurrency': 4})}\n"
 MEASURED = json.dumps(
     {
         "schema": 1,
@@ -363,6 +493,20 @@ def samples(folder: Path) -> dict[str, Sample]:
         "points": Sample("p.points.jsonl", POINTS.encode(), (("calibrate", "check", "cpu/tiny", "--against", "{}"),)),
         "trace azure": Sample("a.csv", AZURE.encode(), ((*trace, "trace-azure", "--dataset-path", "{}"),)),
         "trace mooncake": Sample("m.jsonl", MOONCAKE.encode(), ((*trace, "mooncake", "--dataset-path", "{}"),)),
+        "trace azure 2024": Sample("b.csv", AZURE_2024.encode(), ((*trace, "trace-azure", "--dataset-path", "{}"),)),
+        "trace burstgpt": Sample("bg.csv", BURSTGPT.encode(), ((*trace, "burstgpt", "--dataset-path", "{}"),)),
+        "trace sessions": Sample("ms.jsonl", SESSIONS.encode(), ((*trace, "mooncake", "--dataset-path", "{}"),)),
+        "guidellm": Sample("gl.json", GUIDELLM.encode(), ((*trace, "guidellm", "--dataset-path", "{}"),)),
+        "aiperf": Sample("ai.jsonl", AIPERF.encode(), ((*trace, "aiperf", "--dataset-path", "{}"),)),
+        "aiperf means": seen("am.json", AIPERF_MEANS.encode(), "--bench-json", "{}"),
+        "inference-perf": Sample(
+            "ip.json", INFERENCE_PERF.encode(), ((*trace, "inference-perf", "--dataset-path", "{}"),)
+        ),
+        "inference-perf means": seen("im.json", INFERENCE_PERF_MEANS.encode(), "--bench-json", "{}"),
+        "bench in detail": Sample(
+            "bd.json", BENCH_IN_DETAIL.encode(), ((*trace, "vllm-bench", "--dataset-path", "{}"),)
+        ),
+        "bench appended": seen("ba.jsonl", BENCH_APPENDED.encode(), "--bench-json", "{}"),
         "trace csv": Sample("t.csv", TRACE_CSV.encode(), ((*trace, "csv", "--dataset-path", "{}"),)),
         "trace jsonl": Sample("t.jsonl", TRACE_JSONL.encode(), ((*trace, "jsonl", "--dataset-path", "{}"),)),
         "sharegpt": Sample("g.json", SHAREGPT.encode(), ((*trace, "sharegpt", "--dataset-path", "{}"),)),

@@ -36,6 +36,8 @@ FORMATS = (
         "trace mooncake",
         "trace csv",
     ),
+    *("trace azure 2024", "trace burstgpt", "trace sessions", "guidellm", "aiperf", "aiperf means"),
+    *("inference-perf", "inference-perf means", "bench in detail", "bench appended"),
     *("trace jsonl", "sharegpt", "tape", "requests", "prompts", "cells", "request list", "curve", "tuned table"),
     *("bench", "log vllm", "log sglang", "metrics", "measured levels", "summary", "requests.parquet", "work.parquet"),
     *("replay summary", "replay scenario", "replay requests", "replay works", "replay profile"),

@@ -163,9 +163,9 @@ RESULT = {
 
 def test_a_benchmarks_result_is_a_level_at_its_concurrency_or_by_littles_law(tmp_path: Path) -> None:
     """41 tokens at 800/s, 0.45 s each: 8.78 in flight."""
-    closed = read_bench(written(tmp_path / "r.json", json.dumps(RESULT)))
+    (closed,) = read_bench(written(tmp_path / "r.json", json.dumps(RESULT)))
     assert (closed.concurrency, closed.tpot_s, closed.prompt_tokens) == (8.0, 0.01, 100.0)
-    open_loop = read_bench(written(tmp_path / "o.json", json.dumps(RESULT | {"max_concurrency": None})))
+    (open_loop,) = read_bench(written(tmp_path / "o.json", json.dumps(RESULT | {"max_concurrency": None})))
     assert open_loop.concurrency == pytest.approx(800.0 / 41 * 0.45)
 
 

@@ -1,0 +1,210 @@
+"""Means that benchmark tools write, as rows under the keys of `vllm bench serve --save-result`.
+
+    vLLM             an object; with --append-result an object a line; `vllm bench sweep` a list of them. SGLang's
+                     bench_serving writes the same keys, an object a line
+    GuideLLM         benchmarks[].metrics.NAME.successful.mean: time_to_first_token_ms, inter_token_latency_ms (without
+                     the first token, as vLLM's TPOT; its own time_per_output_token_ms counts the first one),
+                     prompt_token_count, output_token_count, output_tokens_per_second, requests_per_second,
+                     request_concurrency (vllm-project/guidellm, src/guidellm/benchmark/schemas/generative/metrics.py)
+    AIPerf           profile_export_aiperf.json: NAME.avg with NAME.unit: time_to_first_token and inter_token_latency
+                     (ms), input_sequence_length, output_sequence_length, output_token_throughput, request_count;
+                     input_config.loadgen.concurrency (ai-dynamo/aiperf, docs/reference/json-export-schema.md)
+    inference-perf   summary_lifecycle_metrics.json: successes.latency.NAME.mean (s), successes.prompt_len.mean,
+                     output_len.mean, throughput.output_tokens_per_sec, count. Its time per token counts chunks, so
+                     TPOT is (request_latency - time_to_first_token) / (output_len - 1)
+                     (kubernetes-sigs/inference-perf, docs/reports.md)
+    InferenceX       hw, conc, isl, osl, mean_ttft and mean_tpot (s), output_tput_per_gpu, tp
+                     (SemiAnalysisAI/InferenceX, utils/process_result.py)
+
+Not here: requests one by one (sim.workload.bench_requests), a frame of rows (sim.report.bench).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sim.files.json_values import json_lines, read_json
+from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
+
+WHAT = "bench result"
+SIGNS = ("completed", "mean_ttft_ms")
+"""Keys by which a result of vLLM is known."""
+LINE_ENDINGS = (".jsonl", ".jsonl.gz")
+KINDS = {
+    "GuideLLM": {"benchmarks"},
+    "AIPerf": {"time_to_first_token", "output_token_throughput"},
+    "inference-perf": {"load_summary", "successes"},
+    "InferenceX": {"hw", "conc", "tput_per_gpu"},
+}
+"""Keys that tell whose result an object is; all others are vLLM's."""
+
+
+def kind_of(content: object) -> str:
+    """Whose result this is."""
+    first = content[0] if isinstance(content, list) and content else content
+    keys = set(first) if isinstance(first, dict) else set()
+    return next((kind for kind, signs in KINDS.items() if signs <= keys), "vLLM")
+
+
+def bench_rows(path: Path) -> list[dict[str, Any]]:
+    """The results in a file, each as a row with vLLM's keys; a result of vLLM keeps all it has.
+
+    Raises ValueError, one line naming the file and what it lacks.
+    """
+    where = f"{WHAT} {str(path)!r}"
+    if str(path).endswith(LINE_ENDINGS):
+        entries = [(f"{where} line {number}", entry) for number, entry in json_lines(path, WHAT, has_prose=True)]
+    else:
+        content = read_json(path, WHAT, max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
+        if not isinstance(content, list):
+            entries = [(where, content)]
+        else:
+            entries = [(f"{where} entry {number}", entry) for number, entry in enumerate(content)]
+    if not entries:
+        raise ValueError(f"{where} is empty")
+    return [row for at, entry in entries for row in _rows(entry, at)]
+
+
+def _rows(entry: object, where: str) -> list[dict[str, Any]]:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: want an object, as `vllm bench serve --save-result` writes")
+    kind = kind_of(entry)
+    if kind == "GuideLLM":
+        benchmarks = entry["benchmarks"]
+        if not isinstance(benchmarks, list) or not benchmarks:
+            raise ValueError(f"{where}: benchmarks must be a list of at least one")
+        return [_guidellm(each, f"{where} benchmark {number}") for number, each in enumerate(benchmarks)]
+    if kind == "AIPerf":
+        return [_aiperf(entry, where)]
+    if kind == "inference-perf":
+        return [_inference_perf(entry, where)]
+    if kind == "InferenceX":
+        return [_inferencex(entry, where)]
+    for key in SIGNS:
+        _number(entry, key, where)
+    return [entry]
+
+
+def _guidellm(benchmark: object, where: str) -> dict[str, Any]:
+    def mean(name: str) -> float:
+        return _number(benchmark, f"metrics.{name}.successful.mean", where)
+
+    for counted in ("metrics.request_totals.successful", "run_stats.requests_made.successful"):
+        if _has(benchmark, counted):
+            completed = _number(benchmark, counted, where)
+            break
+    else:
+        completed = _number(benchmark, "metrics.prompt_token_count.successful.count", where)
+    return _row(
+        "guidellm",
+        completed,
+        (mean("prompt_token_count"), mean("output_token_count")),
+        (mean("time_to_first_token_ms"), mean("inter_token_latency_ms")),
+        mean("output_tokens_per_second"),
+        request_throughput=mean("requests_per_second"),
+        mean_concurrency=mean("request_concurrency"),
+    )
+
+
+def _aiperf(result: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def average(name: str) -> float:
+        return _number(result, f"{name}.avg", where)
+
+    def average_ms(name: str) -> float:
+        unit = result[name].get("unit") if isinstance(result.get(name), dict) else "ms"
+        if unit not in ("ms", "s", "sec"):
+            raise ValueError(f"{where}: {name}.unit={unit!r:.40} must be ms or s")
+        return average(name) * (1.0 if unit == "ms" else 1e3)
+
+    concurrency = "input_config.loadgen.concurrency"
+    more = {"max_concurrency": int(_number(result, concurrency, where))} if _has(result, concurrency) else {}
+    return _row(
+        "aiperf",
+        average("request_count"),
+        (average("input_sequence_length"), average("output_sequence_length")),
+        (average_ms("time_to_first_token"), average_ms("inter_token_latency")),
+        average("output_token_throughput"),
+        **more,
+    )
+
+
+def _inference_perf(result: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def of(name: str) -> float:
+        return _number(result, f"successes.{name}", where)
+
+    output_tokens = of("output_len.mean")
+    first_s, all_s = of("latency.time_to_first_token.mean"), of("latency.request_latency.mean")
+    if all_s < first_s:
+        raise ValueError(
+            f"{where}: successes.latency.request_latency.mean={all_s:g} s is below the time to first token"
+        )
+    token_s = (all_s - first_s) / (output_tokens - 1.0) if output_tokens > 1.0 else 0.0
+    return _row(
+        "inference-perf",
+        of("count"),
+        (of("prompt_len.mean"), output_tokens),
+        (first_s * 1e3, token_s * 1e3),
+        of("throughput.output_tokens_per_sec"),
+    )
+
+
+def _inferencex(result: Mapping[str, Any], where: str) -> dict[str, Any]:
+    gpus = _number(result, "tp", where) if _has(result, "tp") else 1.0
+    lengths = (_number(result, "isl", where), _number(result, "osl", where)) if _has(result, "isl") else None
+    concurrency = _number(result, "conc", where)
+    row: dict[str, Any] = {
+        "backend": "inferencex",
+        "max_concurrency": int(concurrency),
+        "output_throughput": _number(result, "output_tput_per_gpu", where) * gpus,
+        "mean_ttft_ms": _number(result, "mean_ttft", where) * 1e3,
+        "mean_tpot_ms": _number(result, "mean_tpot", where) * 1e3,
+    }
+    if lengths is not None:
+        # How many requests ran is not written; means of one per client say as much.
+        row |= {"completed": int(concurrency)}
+        row |= {
+            "total_input_tokens": lengths[0] * row["completed"],
+            "total_output_tokens": lengths[1] * row["completed"],
+        }
+    return row | {name: result[name] for name in ("hw", "framework", "precision") if isinstance(result.get(name), str)}
+
+
+def _row(
+    backend: str,
+    completed: float,
+    tokens: tuple[float, float],
+    latencies_ms: tuple[float, float],
+    output_throughput: float,
+    **more: Any,
+) -> dict[str, Any]:
+    """`tokens` of a prompt and an output in the mean, `latencies_ms` TTFT and TPOT."""
+    return {
+        "backend": backend,
+        "completed": int(completed),
+        "total_input_tokens": tokens[0] * int(completed),
+        "total_output_tokens": tokens[1] * int(completed),
+        "output_throughput": output_throughput,
+        "mean_ttft_ms": latencies_ms[0],
+        "mean_tpot_ms": latencies_ms[1],
+    } | more
+
+
+def _has(value: object, path: str) -> bool:
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value is not None
+
+
+def _number(value: object, path: str, where: str) -> float:
+    """The number under `path`, keys joined by dots; vLLM's own stay as they are."""
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(
+            f"{where}: no number under {path!r}; want what `vllm bench serve --save-result` or alike wrote"
+        )
+    if value < 0.0:
+        raise ValueError(f"{where}: {path}={value:g} must not be negative")
+    return value

@@ -1,0 +1,209 @@
+"""Published traces: Azure 2023 and 2024, Mooncake with and without sessions, BurstGPT.
+
+    trace-azure   TIMESTAMP (ISO 8601; UTC where no zone is named), ContextTokens, GeneratedTokens
+                  (Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024.md: the same columns)
+    burstgpt      Timestamp (s), Request tokens, Response tokens; requests without a prompt or an answer failed
+                  (HPMLL/BurstGPT; release 2.0 puts Session ID and Elapsed time before Model)
+    mooncake      JSON lines: timestamp (ms), input_length, output_length, hash_ids (kvcache-ai/Mooncake,
+                  FAST25-release); with sessions session_id, and delay (ms) in place of timestamp on later turns
+                  (ai-dynamo/aiperf docs/benchmark-modes/trace-replay.md; ai-dynamo/dynamo also spells input_tokens,
+                  output_tokens, created_time, delay_ms). Or a CSV of timestamp_ms, input_length, output_length,
+                  n_prefix_blocks_seen_before
+
+A delay counts from the end of the answer before, which no trace knows: here it counts from that turn's arrival. Without
+hash_ids a session's prompt begins with its last prompt and answer. input_length is the whole prompt; with
+FILE#turns=new it is what a turn adds, as AIPerf replays sessions. hash_ids stand for 512 tokens, or for what
+FILE#block_tokens= says. Not here: opening files and rows (sim.workload.trace_files).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sim.workload.content import MOONCAKE_BLOCK_TOKENS, Chains, listed, whole_blocks
+from sim.workload.trace_files import (
+    MAX_TOKENS,
+    Cell,
+    Columns,
+    TraceRow,
+    collect,
+    csv_rows,
+    json_objects,
+    missing,
+    number_of,
+    seconds_of,
+    tokens_of,
+)
+
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+MOONCAKE_COUNTS = ("timestamp_ms", "input_length", "output_length", "n_prefix_blocks_seen_before")
+MOONCAKE_OPTIONS = ["block_tokens", "turns"]
+TURNS = ("whole", "new")
+SPELLINGS = {
+    "timestamp": ("timestamp", "created_time"),
+    "delay": ("delay", "delay_ms"),
+    "input_length": ("input_length", "input_tokens"),
+    "output_length": ("output_length", "output_tokens"),
+}
+
+
+def azure_rows(path: str, most: int | None) -> Columns:
+    """The first `most` requests."""
+
+    def row(cells: tuple[Cell, ...], where: str) -> TraceRow:
+        return TraceRow(
+            seconds_of(cells[0], "datetime", where, AZURE_COLUMNS[0]),
+            tokens_of(cells[1], where, AZURE_COLUMNS[1]),
+            tokens_of(cells[2], where, AZURE_COLUMNS[2]),
+        )
+
+    return csv_rows(path, AZURE_COLUMNS, row, most)
+
+
+def burstgpt_rows(path: str, most: int | None) -> Columns:
+    """The first `most` requests that did not fail."""
+
+    def row(cells: tuple[Cell, ...], where: str) -> TraceRow | None:
+        arrival_s = seconds_of(cells[0], "s", where, BURSTGPT_COLUMNS[0])
+        prompt = number_of(cells[1], where, BURSTGPT_COLUMNS[1])
+        output = number_of(cells[2], where, BURSTGPT_COLUMNS[2])
+        return TraceRow(arrival_s, prompt, output) if prompt and output else None
+
+    return csv_rows(path, BURSTGPT_COLUMNS, row, most)
+
+
+def mooncake_rows(
+    path: str, options: dict[str, str], most: int | None, engine_block_tokens: int
+) -> tuple[Columns, int]:
+    """The first `most` requests, and the tokens behind one id of content."""
+    if path.endswith((".csv", ".csv.gz")):
+        return csv_rows(path, MOONCAKE_COUNTS, _from_counts, most), MOONCAKE_BLOCK_TOKENS
+    if (turns := options.get("turns", TURNS[0])) not in TURNS:
+        raise ValueError(f"trace {path!r}: turns={turns!r} must be {' or '.join(TURNS)}")
+    hashed = tokens_of(options.get("block_tokens", MOONCAKE_BLOCK_TOKENS), f"trace {path!r}", "block_tokens")
+    names = tuple(SPELLINGS)
+    where, first = next(json_objects(path, names), ("", {}))
+    has_hashes, has_sessions = "hash_ids" in first, "session_id" in first
+    if first and not has_hashes and not has_sessions and _spelled(first, "timestamp") not in first:
+        raise ValueError(f"{where}: {missing('field', 'timestamp', list(first))}")
+    block_tokens = hashed if has_hashes else engine_block_tokens
+    reader = _Mooncake(path, block_tokens, has_hashes, has_sessions, is_new=turns == "new")
+    columns = collect(path, reader.rows(), most, is_in_order=not has_sessions)
+    if has_sessions and has_hashes:
+        _share_again(columns, block_tokens)
+    return columns, block_tokens
+
+
+def _from_counts(cells: tuple[Cell, ...], where: str) -> TraceRow:
+    shared = number_of(cells[3], where, MOONCAKE_COUNTS[3]) * MOONCAKE_BLOCK_TOKENS
+    return TraceRow(
+        seconds_of(cells[0], "ms", where, MOONCAKE_COUNTS[0]),
+        tokens_of(cells[1], where, MOONCAKE_COUNTS[1]),
+        tokens_of(cells[2], where, MOONCAKE_COUNTS[2]),
+        shared,
+    )
+
+
+def _spelled(row: dict[str, Any], name: str) -> str:
+    """The spelling of `name` that `row` has, the usual one where it has none."""
+    return next((spelling for spelling in SPELLINGS[name] if spelling in row), name)
+
+
+class _Turn(NamedTuple):
+    arrival_s: float | None
+    said_tokens: int
+    """Its prompt and its answer."""
+
+
+class _Mooncake:
+    """Rows of one file, each read in the light of those above."""
+
+    def __init__(self, path: str, block_tokens: int, has_hashes: bool, has_sessions: bool, *, is_new: bool) -> None:
+        self._path, self._block_tokens = path, block_tokens
+        self._has_hashes, self._has_sessions, self._is_new = has_hashes, has_sessions, is_new
+        self._has_times: bool | None = None
+        self._sessions: dict[str, _Turn] = {}
+        self._seen: set[int] = set()
+        self._chains = Chains()
+
+    def rows(self) -> Iterator[tuple[str, TraceRow]]:
+        names = [
+            *SPELLINGS,
+            *(["hash_ids"] if self._has_hashes else []),
+            *(["session_id"] if self._has_sessions else []),
+        ]
+        for where, row in json_objects(self._path, names):
+            yield where, self._row(row, where)
+
+    def _row(self, row: dict[str, Any], where: str) -> TraceRow:
+        session = self._session(row, where)
+        last = self._sessions.get(session)
+        arrival_s = self._arrival(row, last, where)
+        prompt, output = (self._tokens(row, name, where) for name in ("input_length", "output_length"))
+        said = last.said_tokens if last is not None else 0
+        if self._is_new:
+            prompt += said
+        if prompt + output > MAX_TOKENS:
+            raise ValueError(f"{where}: the conversation so far has {prompt + output} tokens; at most {MAX_TOKENS}")
+        if self._has_sessions:
+            self._sessions[session] = _Turn(arrival_s, prompt + output)
+        shared, content = self._content(row, session, prompt, output, said, where)
+        return TraceRow(arrival_s, prompt, output, shared, content=content)
+
+    def _session(self, row: dict[str, Any], where: str) -> str:
+        session = row.get("session_id", "") if self._has_sessions else ""
+        if self._has_sessions and (not isinstance(session, str | int) or isinstance(session, bool) or session == ""):
+            raise ValueError(f"{where}: session_id={session!r:.40} must be a name or a number")
+        return str(session)
+
+    def _arrival(self, row: dict[str, Any], last: _Turn | None, where: str) -> float | None:
+        timestamp, delay = (_spelled(row, name) for name in ("timestamp", "delay"))
+        has_time = row.get(timestamp) is not None
+        if self._has_times is None:
+            self._has_times = has_time
+        if has_time and self._has_times:
+            return seconds_of(row[timestamp], "ms", where, timestamp)
+        if not self._has_times:
+            if has_time:
+                raise ValueError(f"{where}: {timestamp}={row[timestamp]!r:.40}, and the rows above have none")
+            return None
+        if last is None or last.arrival_s is None:
+            raise ValueError(f"{where}: {missing('field', 'timestamp', list(row))}; the first of a session needs one")
+        waited_s = seconds_of(row[delay], "ms", where, delay) if row.get(delay) is not None else 0.0
+        if waited_s < 0.0:
+            raise ValueError(f"{where}: {delay}={row[delay]!r:.40} must not be negative")
+        return last.arrival_s + waited_s
+
+    def _tokens(self, row: dict[str, Any], name: str, where: str) -> int:
+        spelling = _spelled(row, name)
+        if spelling not in row:
+            raise ValueError(f"{where}: {missing('field', name, list(row))}")
+        return tokens_of(row[spelling], where, spelling)
+
+    def _content(
+        self, row: dict[str, Any], session: str, prompt: int, output: int, said: int, where: str
+    ) -> tuple[int, Sequence[int]]:
+        """(shared prompt tokens, chained ids)."""
+        if self._has_hashes:
+            if "hash_ids" not in row:
+                raise ValueError(f"{where}: {missing('field', 'hash_ids', list(row))}")
+            hashes = listed(row["hash_ids"], where, "hash_ids")
+            num_shared = next((place for place, value in enumerate(hashes) if value not in self._seen), len(hashes))
+            self._seen.update(hashes)
+            blocks = whole_blocks(hashes, prompt, self._block_tokens, where, "hash_ids")
+            return min(num_shared * self._block_tokens, prompt), blocks
+        if not self._has_sessions:
+            return 0, ()
+        num_blocks = (prompt + output) // self._block_tokens
+        return min(said, prompt), self._chains.of((session, place) for place in range(num_blocks))
+
+
+def _share_again(columns: Columns, block_tokens: int) -> None:
+    """Shared prompt tokens in order of arrival, in whole blocks: a file with sessions is in order of sessions."""
+    seen: set[int] = set()
+    for place, content in enumerate(columns.contents):
+        num_shared = next((index for index, value in enumerate(content) if value not in seen), len(content))
+        seen.update(content)
+        columns.shared_prefix_tokens[place] = num_shared * block_tokens
