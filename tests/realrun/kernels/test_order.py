@@ -203,7 +203,7 @@ BUGS = [
     Bug(PairExecutor, "_take_back", " and not self._num_in_flight.get(index)", ""),
     Bug(PairExecutor, "ended", "self._num_in_flight[index] -= 1", "self._num_in_flight[index] = 0"),
     Bug(rounds, "submit_round", "after=(draft,)", "after=()"),
-    Bug(rounds, "submit_draft", "after=after", "after=()"),
+    Bug(rounds, "submit_draft", "stream, after)", "stream)"),
     Bug(Bench, "reset", "self.runs_on.run_now(self.back(pass_))", "self._gate.run(self.back(pass_))"),
     Bug(Bench, "issue_timer", "issuer.stream.run(back)", "self._gate.run(back)"),
 ]
