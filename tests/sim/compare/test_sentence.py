@@ -78,8 +78,8 @@ def test_policies_whose_order_is_open_are_all_under_no_speculation_or_nothing_is
     open_pair = Pair("pd", "continuous", "depends on draws")
     three = [served(name) for name in ("autoregressive", "continuous", "pd")]
     assert verdict(three, pairs(pd_continuous=open_pair)) == (
-        "which of continuous and pd serves fastest depends on errors of costs and acceptance: mean E2EL 531 and 545 ms, "
-        "all under the 629 ms without speculation"
+        "which of continuous and pd serves fastest depends on errors of costs and acceptance: mean E2EL 531 and 545 "
+        "ms, all under the 629 ms without speculation"
     )
     flips = Pair("pd", "autoregressive", "depends on draws")
     assert "all under" not in verdict(three, pairs(pd_continuous=open_pair, pd_autoregressive=flips))
@@ -137,6 +137,7 @@ def test_policies_without_a_steady_mean_are_listed_by_why() -> None:
     nothing = Served("unified", None, STABLE, drafts=True)
     rows = [served("continuous", OVERLOADED), served("pd", OVERLOADED), served("pdv", undecided), nothing]
     assert verdict(rows, []) == (
-        "continuous and pd are overloaded; pdv is so near capacity that no mean is stated; unified is without one request served"
+        "continuous and pd are overloaded; pdv is so near capacity that no mean is stated; "
+        "unified is without one request served"
     )
     assert verdict([served("pd", burst)], []) == "pd is given all requests at once: means depend on their number"
