@@ -37,7 +37,7 @@ def grid(concurrencies: tuple[int, ...], **speedups: Any) -> LengthGrid:
 
 def scenario(**changes: Any) -> Scenario:
     """64 seats: tables are made row by row, up to the seats."""
-    given = {"num_speculative_tokens": 4, "acceptance": "iid:0.6", "max_num_seqs": 64} | changes
+    given: dict[str, Any] = {"num_speculative_tokens": 4, "acceptance": "iid:0.6", "max_num_seqs": 64} | changes
     return Scenario.of(profile=HEAD, policy="continuous", **given)
 
 
