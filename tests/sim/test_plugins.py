@@ -85,6 +85,7 @@ def test_a_count_beyond_its_ends_or_of_another_type_is_refused(value: object) ->
 
 
 def test_counts_are_checked_one_by_one() -> None:
+    assert refused(checked_count, 2**31 + 1, 0).endswith("at most 2147483648, a whole number")
     assert checked_counts("it", np.array([2, 5]), 2, 5) == [2, 5]
     assert refused(checked_counts, [2, 9], 2, 5).startswith("it=9 must be")
     assert refused(checked_counts, [2**31 + 1], 0).startswith("it=2147483649 must be at least 0 and at most 2147483648")
