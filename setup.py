@@ -1,7 +1,7 @@
 """An opt-in build: `LANESIM_COMPILE=1 pip install .` compiles (mypyc) where a simulation spends its time.
 
 The results are the same to the last bit, in half to two thirds of the CPU time; `lanesim --version` tells the builds
-apart. Left out is what mypyc cannot compile: async generators (sim.policies.rounds) and msgspec structs. Everything else about
+apart. Left out is what mypyc cannot compile: async generators (sim.policies.rounds) and msgspec structs. All else about
 the build stands in pyproject.toml.
 """
 

@@ -136,7 +136,7 @@ def _not_steady(rows: Sequence[Served]) -> list[str]:
     """Policies without means that a longer run would repeat, by why."""
     by_why: dict[str, list[str]] = {}
     for row in rows:
-        by_why.setdefault(_WHY.get(row.load.verdict, "served nothing"), []).append(row.policy)
+        by_why.setdefault(_WHY.get(row.load.verdict, "without one request served"), []).append(row.policy)
     return [f"{_listed(names)} {'is' if len(names) == 1 else 'are'} {why}" for why, names in by_why.items()]
 
 

@@ -59,10 +59,12 @@ def _least_s(
     context: int,
     chunks: tuple[Chunk, ...],
 ) -> float:
-    """Weights and KV read once, beyond what the cache holds, or FLOPs in the narrowest format of its weights."""
+    """Weights and KV read once, beyond what the cache holds, or FLOPs in the narrowest format of its weights. Of the
+    embedding a pass reads a row per token."""
     devices = profile.tensor_parallel * profile.data_parallel
     tokens = rows * queries + sum(chunk.new_tokens for chunk in chunks)
-    num_bytes = (shape.read_bytes(tokens) + shape.head_bytes) / devices
+    head_bytes = shape.dtype_bytes * (shape.vocab * shape.hidden + shape.fusion_weights)
+    num_bytes = (shape.read_bytes(tokens) + head_bytes) / devices
     is_whole = not (shape.window or shape.linear or shape.latent or shape.indexer)
     """Every layer attends to all of the context."""
     use = pass_use(shape, 1, rows, rows * queries, rows * context if is_whole else 0, chunks if is_whole else (), 1)

@@ -1,7 +1,12 @@
-"""Where queueing theory is exact the simulator must agree: M/M/1, M/D/c, M/G/1 with priorities."""
+"""Where queueing theory is exact the simulator must agree: M/M/1, M/D/c, M/G/1 with priorities.
+
+Of M/M/1 and M/D/c every request's wait is that of the recursion of a queue in order of arrival (Kiefer and Wolfowitz
+1955), on the same draws; its mean, of many more draws, is that of theory.
+"""
 
 from __future__ import annotations
 
+from heapq import heapreplace
 from math import factorial
 
 import numpy as np
@@ -22,7 +27,11 @@ pytestmark = pytest.mark.slow
 TOKEN_S = 1e-6
 """Service time per prompt token: prompts stand for service demands."""
 NUM_REQUESTS = 20_000
-"""Per replication; half as many where no interval is asserted, only a share of the mean."""
+"""Per replication of what is compared with theory in the mean."""
+NUM_SIMULATED = 1_500
+"""Per replication, where every request's wait is compared with the queue's recursion, and that with theory."""
+ROUNDING_S = TOKEN_S * NUM_SIMULATED
+"""Prompts are whole tokens: as many roundings as requests in a busy period can add up."""
 WHOLE_PROMPTS = EngineLimits(max_num_batched_tokens=10**9)
 
 
@@ -33,8 +42,12 @@ class ServiceByPrompt(ConstantCosts):
         return Cost(0.0, 0.0, TOKEN_S * sum(chunk.new_tokens for chunk in work.chunks), 1)
 
 
+def arrivals_s(rate_per_s: float, count: int, seed: int) -> np.ndarray:
+    return np.cumsum(np.random.default_rng([seed, 1]).exponential(1.0 / rate_per_s, count))
+
+
 def requests(rate_per_s: float, service_s: np.ndarray, seed: int) -> list[Request]:
-    arrivals = np.cumsum(np.random.default_rng([seed, 1]).exponential(1.0 / rate_per_s, len(service_s)))
+    arrivals = arrivals_s(rate_per_s, len(service_s), seed)
     return [
         Request(
             index=i,
@@ -47,10 +60,24 @@ def requests(rate_per_s: float, service_s: np.ndarray, seed: int) -> list[Reques
     ]
 
 
-def mean_wait_s(served: list[Request]) -> float:
-    """Mean time before service, the first tenth cut as warm-up."""
-    kept = served[len(served) // 10 :]
-    return float(np.mean([r.last_token_s - r.arrival_s - TOKEN_S * r.prompt_tokens for r in kept]))
+def waits_s(served: list[Request]) -> list[float]:
+    """Times before service."""
+    return [r.last_token_s - r.arrival_s - TOKEN_S * r.prompt_tokens for r in served]
+
+
+def recursion_s(rate_per_s: float, service_s: np.ndarray, seed: int, servers: int) -> list[float]:
+    """Waits of a queue in order of arrival: whoever is first takes the server that is free first."""
+    free_s, waits = [0.0] * servers, []
+    for arrival_s, taken_s in zip(arrivals_s(rate_per_s, len(service_s), seed).tolist(), service_s, strict=True):
+        start_s = max(arrival_s, free_s[0])
+        waits.append(start_s - arrival_s)
+        heapreplace(free_s, start_s + taken_s)
+    return waits
+
+
+def mean_after_warmup(waits: list[float]) -> float:
+    """The first tenth left out."""
+    return float(np.mean(waits[len(waits) // 10 :]))
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
@@ -59,16 +86,18 @@ def test_one_worker_is_an_mm1_queue(load: float) -> None:
     waits = []
     for seed in range(8):
         service_s = np.random.default_rng([seed, 2]).exponential(1.0, NUM_REQUESTS)
+        exact_s = recursion_s(load, service_s, seed, servers=1)
+        waits.append(mean_after_warmup(exact_s))
         run = SimRun(
             "baseline",
-            requests(load, service_s, seed),
+            requests(load, service_s, seed)[:NUM_SIMULATED],
             costs=ServiceByPrompt(device_s={}),
             options=PolicyOptions(workers=1),
             limits=WHOLE_PROMPTS,
             draft_tokens=0,
             kv_blocks=10**12,
         )
-        waits.append(mean_wait_s(run.serving.requests))
+        np.testing.assert_allclose(waits_s(run.serving.requests), exact_s[:NUM_SIMULATED], atol=ROUNDING_S)
     expected = load / (1.0 - load)
     low, high = interval_95(waits) or (0.0, 0.0)
     assert low <= expected <= high
@@ -93,14 +122,17 @@ def test_c_servers_with_fixed_service_are_an_mdc_queue(servers: int, load: float
     """Mean wait of M/D/c against Cosmetatos' approximation (1975), itself within 1-2 % here; tolerance 5 %."""
     waits = []
     for seed in range(6):
-        asked = requests(load * servers, np.full(NUM_REQUESTS // 2, 1.0), seed)
+        service_s = np.full(NUM_REQUESTS // 2, 1.0)
+        exact_s = recursion_s(load * servers, service_s, seed, servers)
+        waits.append(mean_after_warmup(exact_s))
+        asked = requests(load * servers, service_s, seed)[:NUM_SIMULATED]
         host = SimHost(FixedDemand(device_s={}), PeriodicDraws())
         serving = serve(host, "baseline", asked, draft_tokens=0, kv_blocks=10**12)
         streams = [host.stream(f"server{i}") for i in range(servers)]
         for task in [*(_server(serving, stream) for stream in streams), serving.arrivals()]:
             host.spawn(task)
         host.run_until()
-        waits.append(mean_wait_s(asked))
+        np.testing.assert_allclose(waits_s(asked), exact_s[:NUM_SIMULATED], atol=ROUNDING_S)
     assert np.mean(waits) == pytest.approx(mdc_mean_wait(servers, load), rel=0.05)
 
 
@@ -128,24 +160,51 @@ async def _priority_server(classes: list[Serving], stream: Stream) -> None:
             await host.first(*(host.wait(serving.intake) for serving in classes))
 
 
+def priority_recursion_s(arrivals: list[list[float]], services: list[list[float]]) -> list[list[float]]:
+    """Waits [classes] of one server that takes the first class first and ends what it has begun."""
+    waits: list[list[float]] = [[] for _ in arrivals]
+    free_s = 0.0
+    while open_ranks := [rank for rank, own in enumerate(waits) if len(own) < len(arrivals[rank])]:
+        next_s = {rank: arrivals[rank][len(waits[rank])] for rank in open_ranks}
+        start_s = max(free_s, min(next_s.values()))
+        rank = next(rank for rank, arrival_s in next_s.items() if arrival_s <= start_s)
+        free_s = start_s + services[rank][len(waits[rank])]
+        waits[rank].append(start_s - next_s[rank])
+    return waits
+
+
 def test_a_server_that_takes_one_class_first_is_a_priority_mg1_queue() -> None:
     """Mean waits of both classes without preemption (Cobham 1954), exponential service; tolerance 6 %."""
     load = (0.3, 0.4)
-    waits: tuple[list[float], list[float]] = ([], [])
+    means = []
     for seed in range(8):
+        drawn = [
+            requests(
+                share, np.random.default_rng([seed, rank, 2]).exponential(1.0, NUM_REQUESTS // 2), seed * 10 + rank
+            )
+            for rank, share in enumerate(load)
+        ]
+        arrivals = [[request.arrival_s for request in asked] for asked in drawn]
+        services = [[TOKEN_S * request.prompt_tokens for request in asked] for asked in drawn]
+        last_s = min(own[-1] for own in arrivals)
+        exact = priority_recursion_s(arrivals, services)
+        means.append(
+            [
+                mean_after_warmup([wait_s for wait_s, at_s in zip(waits, own, strict=True) if at_s <= last_s])
+                for waits, own in zip(exact, arrivals, strict=True)
+            ]
+        )
         host = SimHost(ServiceByPrompt(device_s={}), PeriodicDraws())
-        classes = []
-        for rank, share in enumerate(load):
-            service_s = np.random.default_rng([seed, rank, 2]).exponential(1.0, NUM_REQUESTS // 2)
-            asked = requests(share, service_s, seed * 10 + rank)
-            classes.append((serve(host, "baseline", asked, draft_tokens=0, kv_blocks=10**12), asked))
-        host.spawn(_priority_server([serving for serving, _ in classes], host.stream("server")))
-        for serving, _ in classes:
+        few = [asked[:NUM_SIMULATED] for asked in drawn]
+        classes = [serve(host, "baseline", asked, draft_tokens=0, kv_blocks=10**12) for asked in few]
+        host.spawn(_priority_server(classes, host.stream("server")))
+        for serving in classes:
             host.spawn(serving.arrivals())
         host.run_until()
-        last_s = min(asked[-1].arrival_s for _, asked in classes)
-        for samples, (_, asked) in zip(waits, classes, strict=True):
-            samples.append(mean_wait_s([request for request in asked if request.arrival_s <= last_s]))
+        expected = priority_recursion_s([own[:NUM_SIMULATED] for own in arrivals], services)
+        for asked, waits in zip(few, expected, strict=True):
+            np.testing.assert_allclose(waits_s(asked), waits, atol=1e-6)
     residual = sum(load)
-    assert np.mean(waits[0]) == pytest.approx(residual / (1.0 - load[0]), rel=0.06)
-    assert np.mean(waits[1]) == pytest.approx(residual / ((1.0 - load[0]) * (1.0 - sum(load))), rel=0.06)
+    assert np.mean(means, axis=0) == pytest.approx(
+        [residual / (1.0 - load[0]), residual / ((1.0 - load[0]) * (1.0 - sum(load)))], rel=0.06
+    )

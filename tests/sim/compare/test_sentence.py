@@ -63,3 +63,81 @@ def test_an_overloaded_policy_is_no_winner_however_low_its_mean() -> None:
 def test_one_run_names_the_lowest_mean_and_no_winner() -> None:
     text = verdict([served("continuous"), served("pd")], [Pair("pd", "continuous", "none")])
     assert text.startswith("continuous has the lowest mean E2EL, 531 ms, in one run")
+
+
+def test_what_a_winner_takes_spans_the_bracket_and_a_rival_hides_behind_no_difference() -> None:
+    alone = verdict([served("pd", by_overlap_ms=(560.0, 545.0, 530.0))], [])
+    assert alone == "pd: mean E2EL 530 to 560 ms"
+    same = [Pair("pd", "continuous", "same")]
+    assert verdict([served("continuous"), served("pd")], same) == (
+        "continuous and pd serve fastest, with no difference that shows: mean E2EL 531 and 545 ms"
+    )
+
+
+def test_policies_whose_order_is_open_are_all_under_no_speculation_or_nothing_is_said_of_it() -> None:
+    open_pair = Pair("pd", "continuous", "depends on draws")
+    three = [served(name) for name in ("autoregressive", "continuous", "pd")]
+    assert verdict(three, pairs(pd_continuous=open_pair)) == (
+        "which of continuous and pd serves fastest depends on errors of costs and acceptance: mean E2EL 531 and 545 "
+        "ms, all under the 629 ms without speculation"
+    )
+    flips = Pair("pd", "autoregressive", "depends on draws")
+    assert "all under" not in verdict(three, pairs(pd_continuous=open_pair, pd_autoregressive=flips))
+
+
+def test_what_several_orders_hang_on_is_said_once_each_with_every_phi() -> None:
+    changed = {
+        "pd_continuous": Pair("pd", "continuous", "depends on overlap", (7.0, -17.0), 0.121),
+        "pdv_continuous": Pair("pdv", "continuous", "depends on draws"),
+    }
+    text = verdict([served(name) for name in ("continuous", "pd", "pdv")], pairs(**changed))
+    assert text == (
+        "which of continuous, pd and pdv serves fastest depends on overlap and errors of costs and acceptance "
+        "(phi* 0.12): mean E2EL 531, 545 and 650 ms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("other_ms", "said"),
+    [
+        (531.5, "within 1 %"),
+        (531.0 * 1.0499, "within 5 %"),
+        (531.0 * 1.051, "5 % slower"),
+        (531.0 * 1.99, "99 % slower"),
+        (531.0 * 2.04, "2.0 times as long"),
+    ],
+)
+def test_how_far_behind_is_said_in_percent_up_to_twice(other_ms: float, said: str) -> None:
+    """Also where the pair is listed the other way round."""
+    behind = Served("pd", other_ms, STABLE, drafts=True)
+    for pair in (Pair("pd", "continuous", "higher"), Pair("continuous", "pd", "lower")):
+        assert verdict([served("continuous"), behind], [pair]).endswith(f"; pd {said}")
+
+
+def test_a_pair_listed_the_other_way_round_changes_its_sign() -> None:
+    spread = Pair("continuous", "pdv", "lower", (-319.0, -119.0))
+    assert verdict([served("continuous"), served("pdv")], [spread]).endswith("pdv 22 to 60 % slower")
+
+
+def test_no_speculation_may_be_fastest() -> None:
+    fast = Served("autoregressive", 80.25, STABLE, drafts=False)
+    text = verdict([fast, served("continuous")], [Pair("continuous", "autoregressive", "higher")])
+    assert text == "autoregressive (no speculation) serves fastest: mean E2EL 80.2 ms; continuous 6.6 times as long"
+
+
+def test_a_gain_of_less_than_a_percent_keeps_a_digit() -> None:
+    slow = Served("autoregressive", 533.0, STABLE, drafts=False)
+    text = verdict([slow, served("continuous")], [Pair("continuous", "autoregressive", "lower")])
+    assert text == "continuous serves fastest: mean E2EL 531 ms, 0.4 % under no speculation"
+
+
+def test_policies_without_a_steady_mean_are_listed_by_why() -> None:
+    undecided = Load(verdict=Verdict.UNDECIDED, rate_per_s=2.0)
+    burst = Load(verdict=Verdict.BURST, rate_per_s=None)
+    nothing = Served("unified", None, STABLE, drafts=True)
+    rows = [served("continuous", OVERLOADED), served("pd", OVERLOADED), served("pdv", undecided), nothing]
+    assert verdict(rows, []) == (
+        "continuous and pd are overloaded; pdv is so near capacity that no mean is stated; "
+        "unified is without one request served"
+    )
+    assert verdict([served("pd", burst)], []) == "pd is given all requests at once: means depend on their number"

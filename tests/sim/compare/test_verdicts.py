@@ -106,7 +106,12 @@ def test_replications_of_neighbouring_seeds_share_nothing() -> None:
 
 def test_a_length_left_open_spans_twenty_latencies_and_is_the_same_for_all() -> None:
     scenario = Scenario.of(
-        profile=LARGE, policy=["autoregressive", "continuous"], input_len=64, output_len=600, request_rate=16
+        profile=LARGE,
+        policy=["autoregressive", "continuous"],
+        input_len=64,
+        output_len=600,
+        request_rate=16,
+        replications=1,
     )
     settled, length = choose_run_length(scenario, load(LARGE))
     found = compare(scenario, load(LARGE), workers=1)
@@ -117,12 +122,14 @@ def test_a_length_left_open_spans_twenty_latencies_and_is_the_same_for_all() -> 
     assert length.num_warmups <= 0.1 * length.num_prompts
     assert settled.workload.num_prompts == length.num_prompts
     assert {run["num_prompts"] for run in found.runs} == {length.num_prompts - length.num_warmups}
-    assert choose_run_length(scenario, load(LARGE))[1] == length
+    assert found.length == length
 
 
 def test_what_is_left_out_arrived_while_the_first_requests_were_served() -> None:
     """Every request takes 200 tokens at light load, so filling takes as long as any of them."""
-    scenario = Scenario.of(profile=PAIR, policy="continuous", input_len=64, output_len=200, request_rate=20)
+    scenario = Scenario.of(
+        profile=PAIR, policy="continuous", input_len=64, output_len=200, request_rate=20, replications=1
+    )
     _, length = choose_run_length(scenario, load(PAIR))
     found = compare(scenario, load(PAIR), workers=1)
     mean_e2el_s = (found.policies[0].mean["mean_e2el_ms"] or 0.0) / 1e3
@@ -134,19 +141,20 @@ def test_a_length_left_open_is_ten_times_what_its_filling_leaves_out() -> None:
     """Twice the 99th percentile of the latencies, which is far more than their mean here."""
     asked: dict[str, Any] = {"profile": LARGE, "policy": "autoregressive", "dataset_name": "azure-conv"}
     _, length = choose_run_length(Scenario.of(**asked, request_rate=12), load(LARGE))
-    found = compare(Scenario.of(**asked, request_rate=12, num_prompts=3000), load(LARGE), workers=1)
+    found = compare(Scenario.of(**asked, request_rate=12, num_prompts=3000, replications=1), load(LARGE), workers=1)
     filled = 2 * 12 * (found.policies[0].mean["p99_e2el_ms"] or 0.0) / 1e3
     assert length.num_prompts > 1500
     assert length.num_prompts >= 10 * length.num_warmups
     assert length.num_warmups == pytest.approx(filled, rel=0.25)
 
 
-def test_a_closed_loop_left_open_gives_every_slot_at_least_twenty_completions() -> None:
+def test_a_closed_loop_left_open_is_so_long_that_half_a_request_a_slot_is_half_a_percent_of_it() -> None:
+    """All alike, so that those in flight at the end have half of themselves left; drafts alone make them differ."""
     scenario = Scenario.of(
         profile=PAIR, policy="continuous", input_len=64, output_len=16, request_rate=inf, max_concurrency=64
     )
     num_prompts = choose_run_length(scenario, load(PAIR))[1].num_prompts
-    assert 20 * 64 <= num_prompts <= 40 * 64
+    assert 100 * 64 <= num_prompts <= 105 * 64
 
 
 def test_a_closed_loop_is_ten_times_as_long_as_it_takes_to_fill_with_long_answers() -> None:
@@ -246,7 +254,7 @@ def test_lanes_that_share_any_of_several_gpus_are_bracketed(policy: str, changes
 
 
 def test_an_order_is_stated_only_where_every_phi_agrees() -> None:
-    found = run(policy=["pd", "continuous", "pdv"], num_prompts=150, request_rate=12, replications=4)
+    found = run(policy=["pd", "continuous", "pdv"], num_prompts=120, request_rate=12, replications=3)
     for pair in found.paired:
         signs = {difference > 0.0 for difference in pair.by_overlap.values() if difference is not None}
         if pair.order in (Order.LOWER, Order.HIGHER):
@@ -320,17 +328,14 @@ def test_an_order_that_flips_within_the_bracket_has_its_break_even() -> None:
 
 
 def test_no_order_rests_on_an_end_of_the_bracket_where_a_policy_is_overloaded() -> None:
-    """At phi 0 this `pd` serves 28.2 requests a second, at 0.07 29.9."""
-    scenario = Scenario.of(
-        profile=OLDER,
-        policy=["autoregressive", "pd"],
-        input_len=256,
-        output_len=32,
-        num_prompts=400,
-        request_rate=28.95,
-        replications=3,
+    """Between what `pd` serves at phi 0 and at 0.07, of which the former is 5 % less."""
+    few: dict[str, Any] = {"profile": OLDER, "input_len": 256, "output_len": 32, "num_prompts": 400, "replications": 3}
+    at_low, at_middle = (
+        capacity(Scenario.of(policy="pd", **few, **{"devices.phi": phi}), "pd", load(OLDER))[1] for phi in (0.0, 0.07)
     )
-    found = compare(scenario, load(OLDER), workers=1)
+    rate = (at_low[1] + at_middle[0]) / 2.0
+    assert at_low[1] < rate < at_middle[0]
+    found = compare(Scenario.of(policy=["autoregressive", "pd"], **few, request_rate=rate), load(OLDER), workers=1)
     assert [row.load.verdict for row in found.policies] == [Verdict.STABLE] * 2
     assert {pair.order for pair in found.paired} == {Order.OVERLAP}
 

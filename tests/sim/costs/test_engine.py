@@ -15,6 +15,7 @@ from sim.costs.engine import (
     DEFAULT_ENGINE,
     ENGINES,
     UNNAMED,
+    CapRule,
     EngineCosts,
     engine_names,
     engine_of,
@@ -237,3 +238,11 @@ def test_a_defect_of_an_engines_file_is_one_line(tmp_path: Path, change: dict[st
     with pytest.raises(ValueError, match=r"mine\.json") as refused:
         load_engine(str(path), "h100-sxm")
     assert says in str(refused.value)
+
+
+def test_a_rule_of_limits_holds_from_its_memory_on_and_not_on_gpus_that_it_leaves_out() -> None:
+    rule = CapRule(max_num_seqs=1, max_num_batched_tokens=1, min_memory_gib=70.0, not_on=("a100",))
+    gpu = msgspec.structs.replace(load("h100-sxm/llama-3.1-8b").gpu, memory_bytes=70 * 2**30)
+    assert rule.holds_on(gpu)
+    assert not rule.holds_on(msgspec.structs.replace(gpu, memory_bytes=70 * 2**30 - 1))
+    assert not rule.holds_on(msgspec.structs.replace(gpu, name="a100-sxm"))

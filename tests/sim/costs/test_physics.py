@@ -76,6 +76,25 @@ def test_an_impossible_profile_is_one_line_that_names_pass_time_and_the_least_po
         assert "p.json" in errors
 
 
+def test_the_least_time_of_a_decode_is_what_it_reads_beyond_the_cache_over_the_bandwidth() -> None:
+    """Llama-2-7B: 32 layers of 4 x 4096^2 + 3 x 4096 x 11008 weights and 32,000 x 4096 of the LM head, 2 bytes each;
+    1,025 tokens of 32 x 2 x 4096 keys and values; less 256 MB, at 3.35 TB/s. Of the embedding one row is read."""
+    weights = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32_000 * 4096
+    num_bytes = 2 * (weights + 1025 * 32 * 2 * 4096) - 256e6
+    with pytest.raises(ValueError, match=rf"it takes {1e3 * num_bytes / 3.35e12:.3g} ms at least"):
+        check_physics(faster_roofs(load("h100-sxm/llama-2-7b")))
+
+
+def test_the_least_time_of_a_prompt_is_its_flops_over_the_peak() -> None:
+    """2,048 tokens through all layers, each attending to half of them in the mean, and the LM head for the last."""
+    profile = load("h100-sxm/llama-2-7b")
+    gpu = msgspec.structs.replace(profile.gpu, peak_flops=3.0 * profile.gpu.peak_flops)
+    layers = 2048 * 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    flops = 2.0 * (layers + 32 * 4096 * 2048**2 + 32_000 * 4096)
+    with pytest.raises(ValueError, match=rf"a prompt of 2048 takes .* it takes {1e3 * flops / 989e12:.3g} ms at least"):
+        check_physics(msgspec.structs.replace(profile, gpu=gpu))
+
+
 def test_a_slower_gpu_of_its_own_and_models_that_fit_the_cache_are_as_good_as_before(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     profile = load("h100-sxm/llama-2-7b")

@@ -36,7 +36,9 @@ def grid(concurrencies: tuple[int, ...], **speedups: Any) -> LengthGrid:
 
 
 def scenario(**changes: Any) -> Scenario:
-    return Scenario.of(profile=HEAD, policy="continuous", num_speculative_tokens=4, acceptance="iid:0.6", **changes)
+    """64 seats: tables are made row by row, up to the seats."""
+    given: dict[str, Any] = {"num_speculative_tokens": 4, "acceptance": "iid:0.6", "max_num_seqs": 64} | changes
+    return Scenario.of(profile=HEAD, policy="continuous", **given)
 
 
 def test_a_table_changes_where_the_lines_between_two_concurrencies_cross() -> None:
