@@ -148,6 +148,8 @@ def _climb(settings: Sequence[_Setting], share: float, workers: int | None, on_d
     # Here, since process pools take longer to import than a small run does.
     from sim.compare.pool import default_workers, started
 
+    if not settings:
+        return
     stage = "first pass"
     on_done(stage, 0, len(settings))
     count = min(len(settings), workers or default_workers())
