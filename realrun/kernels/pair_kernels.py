@@ -45,7 +45,7 @@ class Submitted:
         if self._result is None:
             values = self.pending.values()
             is_target = self.plan.shape.model is Model.TARGET
-            self._result = rows.choose_run_length(self.plan, self._slots, self._chunks, values) if is_target else []
+            self._result = rows.record_results(self.plan, self._slots, self._chunks, values) if is_target else []
         return self._result
 
 

@@ -131,7 +131,7 @@ def plan_again(chunks: Sequence[PromptChunk], options: PairOptions) -> Plan:
     return _with_chunks(shape, [], chunks, options, is_again=True)._replace(chunk_rows=[])
 
 
-def choose_run_length(
+def record_results(
     plan: Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk], values: Sequence[Sequence[int]]
 ) -> list[RowResult]:
     """Enter a target pass's results [rows][1 + width] into the account; passes of one slot in the order of issue."""

@@ -179,7 +179,7 @@ class PairExecutor:
         self.outputs[index] = slot.output
         self.kernels.release(slot)
 
-    def choose_run_length(self, job: Job, passes: Sequence[Submitted]) -> tuple[int, ...]:
+    def record_results(self, job: Job, passes: Sequence[Submitted]) -> tuple[int, ...]:
         """Accepted drafted tokens [rows]; blocks until the passes are over."""
         results = [submitted.result() for submitted in passes]
         if job.work.kind not in (Kind.VERIFY, Kind.STEP):
@@ -223,7 +223,7 @@ class PairHandle:
         """When it was known to be over."""
 
     def finish(self) -> Outcome:
-        accepted = self.lane.executor.choose_run_length(self.job, self.passes)
+        accepted = self.lane.executor.record_results(self.job, self.passes)
         if self.lane.is_async:
             self._seen_s = self.lane.clock.now_s
             self.lane.device_clock.look_if_due()

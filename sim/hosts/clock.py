@@ -128,7 +128,7 @@ class TaskHost:
         heapq.heappush(self._ready, (self._next_post, task))
         self._next_post += 1
         if not self._is_dispatching:
-            self._choose_run_length()
+            self._dispatch_at_end()
 
     def complete(self, wait: HostWait[Any], value: Any = None) -> None:
         """Mark `wait` done and wake its waiters at this instant."""
@@ -144,7 +144,7 @@ class TaskHost:
                 if not watcher.is_done:
                     self.complete(watcher)
         if self._ready and not self._is_dispatching:
-            self._choose_run_length()
+            self._dispatch_at_end()
 
     def announce(self, wait: HostWait[Any], value: Any = None) -> None:
         """`complete` as the only act of a clock callback: wakes the waiters right here if the instant is over."""
@@ -161,7 +161,7 @@ class TaskHost:
         else:
             self.complete(wait, value)
 
-    def _choose_run_length(self) -> None:
+    def _dispatch_at_end(self) -> None:
         """See to it that the ready coroutines run once everything of this instant has completed."""
         if not self._is_dispatch_due:
             self._is_dispatch_due = True

@@ -199,7 +199,7 @@ BUGS = [
     Bug(PairLane, "issue", "self.issuer.wait_for(handle.passes[-1].pending)"),
     Bug(PairLane, "issue", "self.issuer.wait_for(handle", "handle.lane.issuer.wait_for(handle"),
     Bug(PairLane, "issue", "in after:", "in after[1:]:"),
-    Bug(PairExecutor, "choose_run_length", "in passes]", "in passes if submitted.plan.shape.model.value == 'target']"),
+    Bug(PairExecutor, "record_results", "in passes]", "in passes if submitted.plan.shape.model.value == 'target']"),
     Bug(PairExecutor, "_take_back", " and not self._num_in_flight.get(index)", ""),
     Bug(PairExecutor, "ended", "self._num_in_flight[index] -= 1", "self._num_in_flight[index] = 0"),
     Bug(rounds, "submit_round", "after=(draft,)", "after=()"),
