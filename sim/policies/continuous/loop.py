@@ -10,7 +10,7 @@ request's draws are known when it joins, so the step in which it leaves and the 
 step until then are written down at once (totals). Requires that nothing can change a row's fate meanwhile: a fixed
 draft length, a budget that always has room for every row, whole prompts before the next ones (no threshold), and no
 look at a row's state from outside (no cut window). Where prompts are not mixed with rows, a step of prompts alone is
-none of the rows', which go on in the next one.
+none of the rows', which go on in the next one, and all who may be seated must fit.
 
 With asynchronous scheduling a step's prompts are chosen while the one before it is under way: rows that may go on count
 against the budget, rows that must end (one token left) do not, and all hold their seats and memory. Memory is reserved
@@ -25,6 +25,7 @@ a step carries (plan).
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from sim.engine.serving import RoundDraws, Serving
@@ -60,16 +61,20 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 
 
 def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
-    """Whether no row can be trimmed or held up by the budget, and prompts complete in order."""
+    """Whether no row can be trimmed or held up by the budget, prompts complete in order, and where these are not mixed
+    with rows, all who may be seated fit for their whole lives."""
     if serving.controller.constant_length is None:
         return False
     if limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
         return False
     if limits.no_evict and serving.paged.is_sharing:
         return False
-    if not limits.mixes_prompts:
-        return not serving.paged.is_sharing
     max_rows = min(limits.max_num_seqs, len(serving.requests), serving.max_concurrency or limits.max_num_seqs)
+    if not limits.mixes_prompts:
+        # Where memory is short, prompts that go first may take a block that a table holds and a reservation does not.
+        kv = serving.kv
+        largest = nlargest(max_rows, (kv.blocks_for(request) for request in serving.requests))
+        return not serving.paged.is_sharing and (limits.no_evict or sum(largest) <= kv.num_blocks)
     return (serving.controller.draft_tokens_max + 1) * max_rows <= limits.max_num_scheduled_tokens
 
 

@@ -33,11 +33,17 @@ class NeverAccept:
 
 
 def can_stand_in(
-    num_requests: int = 9, *, draft_tokens: int = 3, max_concurrency: int | None = None, **limits: Any
+    num_requests: int = 9,
+    *,
+    draft_tokens: int = 3,
+    max_concurrency: int | None = None,
+    kv_blocks: int | None = None,
+    **limits: Any,
 ) -> bool:
     told = EngineLimits(**({"max_num_seqs": 4, "max_num_batched_tokens": 16} | limits))
     requests = [request(index) for index in range(num_requests)]
-    serving = serve(None, "continuous", requests, draft_tokens, max_concurrency=max_concurrency, limits=told)
+    memory = {} if kv_blocks is None else {"kv_blocks": kv_blocks}
+    serving = serve(None, "continuous", requests, draft_tokens, max_concurrency=max_concurrency, limits=told, **memory)
     return can_be_totals(serving, told)
 
 
@@ -64,6 +70,16 @@ def test_a_continuous_policy_of_ones_own_is_the_one_that_runs() -> None:
     name = register(Policy(name="my-continuous", summary="", source="test", build=build, is_continuous=True)).name
     record = simulate(policy=name, profile="cpu/tiny", num_prompts=5).record
     assert {usage.stream for usage in record.usage} == {"mine"}
+
+
+def test_prompts_that_go_first_are_totals_where_everybody_who_may_be_seated_fits() -> None:
+    """A table holds look-ahead blocks that no reservation knows of, and the next prompt would find them free."""
+    serving = serve(None, "continuous", [request(0)], 3, limits=EngineLimits(max_num_seqs=4, max_num_batched_tokens=16))
+    life = serving.kv.blocks_for(request(0))
+    assert can_stand_in(mixes_prompts=False, kv_blocks=4 * life)
+    assert not can_stand_in(mixes_prompts=False, kv_blocks=4 * life - 1)
+    assert can_stand_in(mixes_prompts=False, kv_blocks=2 * life, max_concurrency=2)
+    assert can_stand_in(kv_blocks=life)
 
 
 def test_the_budget_must_have_room_for_every_seat_with_its_draft() -> None:

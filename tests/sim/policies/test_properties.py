@@ -189,7 +189,6 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     block_size=st.sampled_from([1, 4, 16]),
     spare_tokens=st.integers(0, 40),
     is_async=st.booleans(),
-    mixes_prompts=st.booleans(),
     has_priorities=st.booleans(),
     no_evict=st.booleans(),
 )
@@ -201,7 +200,6 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
     block_size: int,
     spare_tokens: int,
     is_async: bool,
-    mixes_prompts: bool,
     has_priorities: bool,
     no_evict: bool,
 ) -> None:
@@ -214,7 +212,6 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
         max_num_seqs=5,
         max_num_batched_tokens=5 * (draft_tokens + 1) + spare_tokens,
         async_scheduling=is_async,
-        mixes_prompts=mixes_prompts,
         no_evict=no_evict,
     )
     plain, lazy = (
