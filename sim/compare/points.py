@@ -106,7 +106,7 @@ def run_points(
     `workers` processes, by default as many as there are cores; 1 stays in this one. An exception of a run is raised
     here, and the runs that have not begun are dropped then, as they are on an interrupt. Raises WorkerDied.
     """
-    if workers == 1 or len(points) == 1:
+    if workers == 1 or len(points) <= 1:
         for index, point in enumerate(points):
             yield index, run_point(point)
             if on_done is not None:

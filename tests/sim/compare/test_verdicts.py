@@ -365,6 +365,10 @@ def test_phi_on_a_profile_whose_overlap_was_measured_is_refused_in_one_line() ->
     assert "\n" not in str(refused.value)
 
 
+def test_nothing_to_run_needs_no_worker() -> None:
+    assert list(run_points([], workers=2)) == []
+
+
 def test_several_processes_give_what_one_gives() -> None:
     scenario = Scenario.of(profile=PAIR, policy="pd", num_prompts=20, input_len=64, output_len=16, request_rate=4)
     points = [
