@@ -113,7 +113,10 @@ def fit_served(
         profile=fitted,
         fits=fits,
         levels=levels,
-        accepted=pooled([each.accepted for each in served if each.accepted is not None]),
+        accepted=pooled(
+            [each.accepted for each in served if each.accepted is not None],
+            ", ".join(dict.fromkeys(each.source for each in served)),
+        ),
         unfitted=unfitted,
     )
 

@@ -177,7 +177,7 @@ def middling(rounds: Sequence[Served]) -> Served:
     )
 
 
-def pooled(parts: Sequence[Accepted], source: str = "all sources") -> Accepted | None:
+def pooled(parts: Sequence[Accepted], source: str) -> Accepted | None:
     """All drafts together; None for none. Raises ValueError, naming the `source`, where their lengths differ."""
     if not parts:
         return None

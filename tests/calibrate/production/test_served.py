@@ -185,8 +185,8 @@ def test_a_level_is_a_closed_loop_of_mean_lengths() -> None:
 
 
 def test_drafts_of_several_lengths_are_not_pooled() -> None:
-    with pytest.raises(ValueError, match="draft lengths 2, 3 in one source"):
-        pooled([Accepted(drafts=1, draft_tokens=k, rates=(0.5,) * k) for k in (2, 3)])
+    with pytest.raises(ValueError, match=r"server.log: draft lengths 2, 3 in one source"):
+        pooled([Accepted(drafts=1, draft_tokens=k, rates=(0.5,) * k) for k in (2, 3)], "server.log")
 
 
 def test_a_level_is_the_median_of_its_rounds_metric_by_metric_with_the_drafts_of_all() -> None:
