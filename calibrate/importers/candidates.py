@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +27,8 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import UnknownProfile, load, save_profile
 from sim.costs.shapes import ModelShape
 
-MADE_FROM = ("importers/aiconfigurator", "fit", "hardware")
-"""Folders of calibrate whose code a profile depends on."""
+MADE_FROM = ("calibrate/importers/aiconfigurator", "calibrate/fit", "calibrate/hardware", "sim/costs")
+"""Folders whose code a profile depends on."""
 MXFP4_KERNELS = {"hopper": "mxfp4-marlin", "blackwell": "mxfp4-fp8"}
 HOPPER, BLACKWELL = ("h100", "h200", "gh200"), ("b200", "b300", "gb200", "gb300")
 DISPUTED = 1.3
@@ -141,14 +142,18 @@ def cache_folder() -> Path:
 
 def _cached_name(source: str, gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment) -> str:
     """`gpu/target-HASH` of everything that the profile is made from."""
-    made = hashlib.sha256()
-    here = Path(__file__).parent.parent
-    for folder in MADE_FROM:
-        for path in sorted((here / folder).glob("*.py")):
-            made.update(path.read_bytes())
-    parts = (source, gpu, msgspec.to_builtins(target), msgspec.to_builtins(draft), list(deployment), made.hexdigest())
+    parts = (source, gpu, msgspec.to_builtins(target), msgspec.to_builtins(draft), list(deployment), _code_hash())
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
     return f"{profile_name(gpu, target, draft, deployment)}-{key}"
+
+
+@cache
+def _code_hash() -> str:
+    root, made = Path(__file__).parents[2], hashlib.sha256()
+    for folder in MADE_FROM:
+        for path in sorted((root / folder).glob("*.py")):
+            made.update(path.read_bytes())
+    return made.hexdigest()
 
 
 def own_decode_ms(repository: str, gpu: str, deployment: Deployment, rows: int, context_tokens: int) -> float | None:

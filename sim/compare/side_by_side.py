@@ -9,7 +9,6 @@ too, and an order of two policies is stated only if all agree. Not here: one run
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import StrEnum
 from itertools import combinations, pairwise
 from math import inf
 from pathlib import Path
@@ -20,7 +19,7 @@ import msgspec
 from sim.acceptance.forms import parse_quoted
 from sim.compare.points import Outcome, Point, at_phi, run_points
 from sim.compare.run_length import Length, choose_run_length, load_of, lockstep_note, transient_note
-from sim.compare.verdict import Pair, Served, verdict
+from sim.compare.verdict import Order, Pair, Served, verdict
 from sim.costs.profile import Phi, Profile
 from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
 from sim.draws import child_seed
@@ -85,21 +84,6 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     by_overlap: dict[str, dict[str, float | None]]
     """Means at each phi of the bracket, least overlap first; empty where overlap was measured or given, or nothing
     overlaps."""
-
-
-class Order(StrEnum):
-    """What may be said of two policies on one metric."""
-
-    LOWER = "lower"
-    """`a` is lower than `b`, at every phi."""
-    HIGHER = "higher"
-    SAME = "same"
-    """No difference shows."""
-    OVERLAP = "depends on overlap"
-    DRAWS = "depends on draws"
-    """One shows, but not in all that costs and acceptance might as well be."""
-    NONE = "none"
-    """Nothing can be said: one replication, a load without steady means, or streams that overlap up to the roofs."""
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,7 +246,7 @@ def verdict_of(summaries: Sequence[PolicySummary], paired: Sequence[Paired], num
         Pair(
             a=row.a,
             b=row.b,
-            order=row.order.value,
+            order=row.order,
             by_overlap_ms=[value for value in row.by_overlap.values() if value is not None],
             break_even_phi=row.break_even_phi,
         )

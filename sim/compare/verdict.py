@@ -7,14 +7,30 @@ and acceptance. Not here: where means, intervals and orders come from (sim.compa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from math import ceil
 from typing import NamedTuple
 
 from sim.metrics.load import Load, Verdict
 
-SHOWN, SAME, NONE = ("lower", "higher"), "same", "none"
-HANGS_ON = {"depends on overlap": "overlap", "depends on draws": "errors of costs and acceptance"}
-"""Orders as side_by_side.Order spells them."""
+
+class Order(StrEnum):
+    """What may be said of two policies on one metric."""
+
+    LOWER = "lower"
+    """`a` is lower than `b`, at every phi."""
+    HIGHER = "higher"
+    SAME = "same"
+    """No difference shows."""
+    OVERLAP = "depends on overlap"
+    DRAWS = "depends on draws"
+    """One shows, but not in all that costs and acceptance might as well be."""
+    NONE = "none"
+    """Nothing can be said: one replication, a load without steady means, or streams that overlap up to the roofs."""
+
+
+STATED = (Order.LOWER, Order.HIGHER)
+HANGS_ON = {Order.OVERLAP: "overlap", Order.DRAWS: "errors of costs and acceptance"}
 CLOSE_PCT = 5.0
 """A policy that is at most so much slower is said to be within that."""
 
@@ -36,7 +52,7 @@ class Pair(NamedTuple):
 
     a: str
     b: str
-    order: str
+    order: Order
     by_overlap_ms: Sequence[float] = ()
     """`a` - `b` inside the bracket of overlap, where it matters."""
     break_even_phi: float | None = None
@@ -49,7 +65,7 @@ def verdict(served: Sequence[Served], pairs: Iterable[Pair]) -> str:
     >>> from sim.metrics.load import Load, Verdict
     >>> stable = Load(verdict=Verdict.STABLE, rate_per_s=2.0)
     >>> policies = [Served("autoregressive", 629.0, stable, False), Served("continuous", 531.0, stable, True)]
-    >>> verdict(policies, [Pair("continuous", "autoregressive", "lower")])
+    >>> verdict(policies, [Pair("continuous", "autoregressive", Order.LOWER)])
     'continuous serves fastest: mean E2EL 531 ms, 16 % under no speculation'
     """
     by_names = {frozenset((pair.a, pair.b)): pair for pair in pairs}
@@ -58,7 +74,7 @@ def verdict(served: Sequence[Served], pairs: Iterable[Pair]) -> str:
     if known:
         best, *others = known
         pair_of = {row.policy: by_names[frozenset((row.policy, best.policy))] for row in others}
-        rivals = [row for row in others if pair_of[row.policy].order not in SHOWN]
+        rivals = [row for row in others if pair_of[row.policy].order not in STATED]
         reference = next((row for row in known if not row.drafts), None)
         parts = [_head(best, rivals, pair_of, reference, by_names)]
         behind = [
@@ -92,7 +108,7 @@ def _head(
             return text
         lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
         return f"{text}, {_percent(lower_pct)} % under no speculation"
-    if NONE in orders:
+    if Order.NONE in orders:
         return (
             f"{_name(best)} has the lowest mean E2EL, {_number(_mean(best))} ms, in one run; --replications 2 or more "
             "tell that from chance"
@@ -149,7 +165,7 @@ _WHY = {
 
 def _is_lower(row: Served, other: Served, by_names: Mapping[frozenset[str], Pair]) -> bool:
     pair = by_names[frozenset((row.policy, other.policy))]
-    return pair.order == ("lower" if pair.a == row.policy else "higher")
+    return pair.order == (Order.LOWER if pair.a == row.policy else Order.HIGHER)
 
 
 def _mean(row: Served) -> float:

@@ -29,7 +29,7 @@ LAST = NORMAL + 1
 
 
 class RunLength(Protocol):
-    """Acceptance draws as a host needs it."""
+    """Acceptance draws as a host needs them."""
 
     def run_length(self, index: int, position: int, most: int) -> int: ...
 
@@ -71,9 +71,9 @@ class Usage:
 
 class SimHost(TaskHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
-    are devices by name; `curve` says what a work makes of a share of the multiprocessors, which it has
-    `only_together` with others or always; `draws_by_drafter` [draft
-    models], where there are several, say which of whose drafts are accepted."""
+    are devices by name; `curve` says what a work makes of a share of the multiprocessors, which it has `only_together`
+    with others or always; `draws_by_drafter` [draft models], where there are several, say which of whose drafts are
+    accepted."""
 
     def __init__(
         self,

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from sim.compare.side_by_side import MIN_FOR_P99, Comparison, Order, Paired, PolicySummary
+from sim.compare.side_by_side import MIN_FOR_P99, Comparison, Paired, PolicySummary
+from sim.compare.verdict import Order
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
@@ -379,13 +380,8 @@ def _tail_lines(result: Comparison) -> list[str]:
 
 def comparison_in_brief(result: Comparison) -> list[str]:
     """Of a comparison."""
-    lines = [costs_line(result.profile.errors)]
-    given = result.scenario["devices"]["overlap"]
-    if given is not None:
-        lines.append(f"overlap of streams: {given}, as asked for")
-    elif any(row.by_overlap for row in result.policies):
-        lines.append("overlap of streams: assumed, not measured; an order that it can turn says so")
-    return in_brief(lines, result.evidence, result.notes)
+    overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
+    return in_brief([costs_line(result.profile.errors), *overlap], result.evidence, result.notes)
 
 
 def in_brief(lines: Sequence[str], evidence: Sequence[str], notes: Sequence[str]) -> list[str]:

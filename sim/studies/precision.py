@@ -19,7 +19,8 @@ import numpy as np
 
 from sim.compare.points import Point, run_points
 from sim.compare.run_length import choose_run_length
-from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, Order, verdict_of
+from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, verdict_of
+from sim.compare.verdict import STATED, Order
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.stats import t_975
@@ -37,7 +38,6 @@ PILOT_KEY = 1_000_041
 MAX_REPLICATIONS = 64
 """Beyond it runs grow longer instead."""
 MAX_TIMES_LONGER = 20
-STATED = (Order.LOWER, Order.HIGHER)
 METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "steady_output_throughput")
 
 

@@ -34,7 +34,6 @@ ASSUMED = {
     "": ("length:2.73@3", 5, "a draft of 1B of the same family"),
 }
 """By drafter: an acceptance where none is given, the longest draft to try, whose it is (docs/drafting.md)."""
-METHODS = {"eagle3": "eagle3", "mtp": "mtp", "dspark": "dspark"}
 
 
 @click.command("plan", cls=ListOptions, epilog=EXAMPLE)
@@ -73,14 +72,14 @@ def plan_command(model: str, **flags: Any) -> None:
     claim(files={"--json": json_path}, inputs=[model])
     began_s = time.monotonic()
     with progress() as on_step:
-        candidates, refused, named, engine = _candidates(model, flags, on_step)
-        scenario, assumed = _scenario(flags, engine, candidates)
+        candidates, refused, named = _candidates(model, flags, on_step)
+        scenario, assumed = _scenario(flags, candidates)
         result = _planned(scenario, candidates, refused, named.repository, price, flags, on_step, began_s)
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     notes = [note for note in result.notes if note.startswith("<")]
     if assumed:
         notes.insert(0, assumed)
-    if disputed := _disputed(result, scenario, candidates, named, engine):
+    if disputed := _disputed(result, scenario, candidates, named, flags["engine"]):
         notes.insert(0, disputed)
     from msgspec.structs import replace
 
@@ -110,19 +109,15 @@ def _gpu_price(text: str) -> float:
     return price.usd_per_h
 
 
-def _candidates(
-    model: str, flags: dict[str, Any], on_step: OnStep
-) -> tuple[list[Candidate], list[Refused], Source, str]:
-    """What could be rented, what cannot, the model, and the engine."""
+def _candidates(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source]:
+    """What could be rented, what cannot, and the model."""
     from calibrate.hardware.models import Source
-    from sim.costs.profile_files import shipped
+    from sim.costs.profile_files import load, shipped
     from sim.studies.plan.first_pass import Candidate
 
     if model in shipped() or (model.endswith(".json") and _is_profile(Path(model))):
-        from sim.costs.profile_files import load
-
         profile = load(model)
-        return [Candidate(model, profile)], [], Source(profile.target), flags["engine"]
+        return [Candidate(model, profile)], [], Source(profile.target)
     if flags["gpu"] is None:
         raise ValueError(f"--gpu is missing: {model!r} is a model, want such as --gpu h200-sxm")
     return _imported(model, flags, on_step)
@@ -135,7 +130,7 @@ def _is_profile(path: Path) -> bool:
     return isinstance(found, dict) and "kernels" in found
 
 
-def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source, str]:
+def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source]:
     from calibrate.cli.output import needs_analysis
     from calibrate.hardware.models import source_of, with_formats
     from sim.costs.datasheets import gpu_name
@@ -172,12 +167,14 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
         raise ValueError(f"plan: {target.name} on {gpu}: {_why_none(failed)}")
     candidates = [Candidate(str(each.path), each.profile) for each in found]
     engine_of(flags["engine"], candidates[0].profile)
-    return candidates, [Refused(deployment=_label(each), why=each.why) for each in failed], named, flags["engine"]
+    return candidates, [Refused(deployment=_label(each), why=each.why) for each in failed], named
 
 
 def _label(failed: Failed) -> str:
+    from sim.studies.plan.first_pass import label_of
+
     tp, ep, dp = failed.deployment[:3]
-    return " ".join(f"{name}{n}" for name, n in (("TP", tp), ("EP", ep or 1), ("DP", dp)) if n > 1) or "TP1"
+    return label_of(tp, ep, dp)
 
 
 def _why_none(failed: Sequence[Failed]) -> str:
@@ -189,7 +186,7 @@ def _why_none(failed: Sequence[Failed]) -> str:
 # -- the question
 
 
-def _scenario(flags: dict[str, Any], engine: str, candidates: Sequence[Candidate]) -> tuple[Scenario, str | None]:
+def _scenario(flags: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[Scenario, str | None]:
     """And a word on what was assumed."""
     from sim.run.scenario import parse_scenario
 
@@ -202,14 +199,14 @@ def _scenario(flags: dict[str, Any], engine: str, candidates: Sequence[Candidate
         speculation = {
             "num_speculative_tokens": flags["longest"] or longest,
             "acceptance": flags["acceptance"] or acceptance,
-            "method": METHODS.get(draft.name, "draft_model"),
+            "method": draft.name if draft.name in ASSUMED else "draft_model",
         }
     goodput = {f"{name}_ms": bound for name, bound in parse_goodput(flags["goodput"]).items()}
     workload = {"dataset_name": "fixed", "input_len": flags["input_len"], "output_len": flags["output_len"]}
     raw = {
         "profile": candidates[0].name,
         "policy": ["continuous"],
-        "engine": {"name": engine},
+        "engine": {"name": flags["engine"]},
         "workload": workload,
         "speculation": speculation,
         "goodput": goodput,

@@ -31,6 +31,16 @@ PLAN_KEY = 1_000_039
 OnDone = Callable[[str, int, int], None]
 
 
+def label_of(tensor_parallel: int, expert_parallel: int | None, data_parallel: int) -> str:
+    """A deployment's name, by the degrees above 1.
+
+    >>> label_of(1, 8, 8), label_of(1, None, 1)
+    ('EP8 DP8', 'TP1')
+    """
+    degrees = (("TP", tensor_parallel), ("EP", expert_parallel or 1), ("DP", data_parallel))
+    return " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1) or "TP1"
+
+
 class Candidate(NamedTuple):
     """A deployment that could be rented."""
 
@@ -47,8 +57,7 @@ class Candidate(NamedTuple):
     def label(self) -> str:
         """Such as `TP2` or `EP8 DP8`."""
         profile = self.profile
-        degrees = (("TP", profile.tensor_parallel), ("EP", profile.expert_parallel or 1), ("DP", profile.data_parallel))
-        return " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1) or "TP1"
+        return label_of(profile.tensor_parallel, profile.expert_parallel, profile.data_parallel)
 
 
 class Ranked(NamedTuple):

@@ -11,12 +11,13 @@ import pytest
 from sim.compare.capacity import capacity, capacity_floor, peak_in_flight
 from sim.compare.points import Point, run_points
 from sim.compare.run_length import choose_run_length, load_of
-from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Order, break_even, compare, paired_differences
+from sim.compare.side_by_side import PAIRED_METRICS, Comparison, break_even, compare, paired_differences
+from sim.compare.verdict import Order
 from sim.costs.profile_files import changed, load
 from sim.devices.contention import BRACKET, PhiLevel, Regime
 from sim.interface.request import Request
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict
-from sim.report.tables import notes
+from sim.report.tables import comparison_in_brief, notes
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 
@@ -285,6 +286,19 @@ def test_the_table_says_in_three_lines_what_is_assumed_of_overlap_and_what_was_n
     assert any(
         "phi 0.2, as asked for, other values not checked" in line for line in notes(run(**few, **{"devices.phi": 0.2}))
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "phi 0.07, bracket 0 to 0.25"),
+        ({"devices.phi": 0.2}, "phi 0.2, as asked for"),
+        ({"devices.overlap": "roofs"}, "no order of lanes is stated"),
+    ],
+)
+def test_what_is_assumed_of_overlap_stands_beside_the_verdict_in_brief(given: dict[str, Any], said: str) -> None:
+    found = run(policy=["continuous", "pd"], num_prompts=20, request_rate=4, **given)
+    assert [said in line for line in comparison_in_brief(found)].count(True) == 1
 
 
 @pytest.mark.parametrize(

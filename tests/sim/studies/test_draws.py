@@ -11,7 +11,8 @@ import pytest
 
 from sim.acceptance.quoted import DRIFT_FALLING, DRIFT_RISING, MeasuredLength, split_normal
 from sim.cli.main import run
-from sim.compare.side_by_side import Order, compare
+from sim.compare.side_by_side import compare
+from sim.compare.verdict import Order
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load
 from sim.run.scenario import Scenario
