@@ -167,7 +167,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
             draws=KeyedDraws(),
             limits=limits,
             draft_tokens=draft_tokens,
-            kv_blocks=kv_blocks,
+            kv_blocks=kv_blocks if mixes_prompts else kv_blocks + 9 * 6,
             max_concurrency=max_concurrency,
             is_totals=is_totals,
         )
