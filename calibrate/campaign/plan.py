@@ -1,4 +1,5 @@
-"""What a campaign does, in order: a smoke step, a pair measured (passes alone and at once), three replays of it.
+"""What a campaign does, in order: a smoke step, rates of two streams, a pair measured (passes alone and at once), three
+replays of it.
 
 Not here: doing it (calibrate.campaign.steps), calling the steps one by one (calibrate.campaign.__main__).
 """
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from calibrate.measure.pair import PairSpec
 
-SMOKE, MEASURE, REPLAY, REPORT = "smoke", "measure ", "replay ", "report"
+SMOKE, CORUN, MEASURE, REPLAY, REPORT = "smoke", "corun", "measure ", "replay ", "report"
 
 
 ALWAYS = SMOKE, REPORT
@@ -50,6 +51,9 @@ class Job(NamedTuple):
     def points_path(self, out: Path) -> Path:
         return out / f"{self.name}.points.jsonl"
 
+    def corun_path(self, out: Path) -> Path:
+        return out / f"{self.name}.corun.csv"
+
 
 class Load(NamedTuple):
     """One replay: every policy of the campaign in a closed loop."""
@@ -72,11 +76,13 @@ class Campaign(NamedTuple):
     """Runs of each kind that say what serving adds."""
     replications: int = 3
     """Of each policy in a replay: equal ones differ by some percent."""
+    corun_s: float = 480.0
+    """For the rates of two streams."""
 
     @property
     def steps(self) -> list[str]:
         """Names of the steps, in order."""
-        return [SMOKE, f"{MEASURE}{self.job.name}", *(f"{REPLAY}{load.name}" for load in self.loads), REPORT]
+        return [SMOKE, CORUN, f"{MEASURE}{self.job.name}", *(f"{REPLAY}{load.name}" for load in self.loads), REPORT]
 
     def scenario(self, load: Load, profile: str) -> dict[str, Any]:
         """The raw scenario of `load` with the profile at this path."""
@@ -113,6 +119,7 @@ CAMPAIGNS = {
         output_tokens=16,
         repeats=1,
         replications=1,
+        corun_s=10.0,
     ),
 }
 """By what --device names; the one of a CPU rehearses the others' every step in two minutes."""

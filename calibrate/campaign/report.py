@@ -1,4 +1,4 @@
-"""What a campaign sends: profiles, raw points, verdicts and a report, under OUT/send as they lie in the repository.
+"""What a campaign sends: profile, rates, raw points, verdicts and a report, under OUT/send as in the repository.
 
 Everything comes from the campaign's directory. Not here: measuring (calibrate.campaign.steps), any fit (calibrate.fit).
 """
@@ -6,12 +6,15 @@ Everything comes from the campaign's directory. Not here: measuring (calibrate.c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from calibrate.campaign.plan import Campaign
 from calibrate.campaign.smoke import SMOKE_FILE
+from calibrate.campaign.verdict import BESIDE, Runs, changes, sentence
+from calibrate.corun.__main__ import answer
+from calibrate.corun.table import Table
 from calibrate.points import file as points_file
 from calibrate.points.work import Place
 from sim.costs.profile import Profile
@@ -38,11 +41,15 @@ def report(out: Path, campaign: Campaign) -> None:
     with new_folder(out / SEND) as scratch:
         told = scratch / "docs" / "validation" / profile.gpu.name
         told.mkdir(parents=True)
-        for path in (out / SMOKE_FILE, job.points_path(out), *(verdicts[name] for name in results)):
+        corun = [job.corun_path(out)] if job.corun_path(out).exists() else []
+        for path in (out / SMOKE_FILE, job.points_path(out), *corun, *(verdicts[name] for name in results)):
             (told / path.name).write_bytes(path.read_bytes())
         ship_profile(profile, scratch / "sim" / "profiles")
         smoke, slowed = json.loads((out / SMOKE_FILE).read_text()), points_file.read(job.points_path(out)).slowed
-        (told / "README.md").write_text("\n".join(_lines(profile, smoke, results, lacking, slowed)))
+        rates = [answer(Table(path, smoke["fingerprint"]).lines()) for path in corun]
+        runs = {each.concurrency: _runs(results[each.name]) for each in campaign.loads if each.name in results}
+        lines = [*_verdict(profile, runs, rates), *_lines(profile, smoke, results, lacking, slowed)]
+        (told / "README.md").write_text("\n".join(lines))
 
 
 def name_beside_shipped(name: str) -> str:
@@ -54,10 +61,34 @@ def name_beside_shipped(name: str) -> str:
     return f"{name}-measured" if (SHIPPED / f"{name}.json").exists() else name
 
 
+def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Sequence[str]) -> Iterator[str]:
+    """What the reader came for."""
+    yield from (f"# {profile.gpu.name}: measured and predicted", "", "## Do lanes pay here?", "")
+    found = changes(runs)
+    for line in (*(sentence(*each) for each in found.items()), *(f"Two plain streams: {each}." for each in rates)):
+        yield f"- {line}"
+    yield from ("", f"Mean E2EL beside {BESIDE} in percent, with its 95 % interval over replications.", "")
+    yield from _table(
+        ["policy", "at once", "measured", "simulated"],
+        ([lane, str(n), *map(str, both)] for lane, by_load in found.items() for n, both in by_load.items()),
+    )
+    yield ""
+
+
+def _runs(result: dict[str, Any]) -> dict[str, Runs]:
+    means: dict[str, list[dict[str, float]]] = {}
+    for run in result["runs"]:
+        means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])
+    return {
+        policy: Runs([each["real"] for each in found], [each["simulated"] for each in found])
+        for policy, found in means.items()
+    }
+
+
 def _lines(
     profile: Profile, smoke: dict[str, Any], results: dict[str, Any], lacking: Sequence[str], slowed: Iterable[Place]
 ) -> Iterator[str]:
-    yield from (f"# {profile.gpu.name}: measured and predicted", "", "## Machine", "")
+    yield from ("## Machine", "")
     yield from _table(["what", "is"], smoke["fingerprint"].items())
     yield from ("", "## Smoke step", "")
     yield from _table(

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from time import perf_counter
 
-from calibrate.campaign.plan import CAMPAIGNS, MEASURE, REPLAY, REPORT, SMOKE, Campaign, Job, Load, device_of
+from calibrate.campaign.plan import CAMPAIGNS, CORUN, MEASURE, REPLAY, REPORT, SMOKE, Campaign, Job, Load, device_of
 
 
 def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
@@ -27,6 +27,11 @@ def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
         from calibrate.campaign.smoke import smoke
 
         smoke(device, out, campaign)
+    elif step == CORUN:
+        from calibrate.corun.__main__ import run as corun
+
+        job = campaign.job
+        corun(device, job.corun_path(out), [(job.target, job.draft)], perf_counter() + campaign.corun_s)
     elif step.startswith(MEASURE):
         measure(device, out, campaign.job, campaign.repeats)
     elif step.startswith(REPLAY):

@@ -80,9 +80,9 @@ class Table:
         self._columns = [*fingerprint, *OPTIONS, *OF_CELL, *POSITIVE, *OTHERS]
         self._rows = self._read() if path.exists() else []
 
-    def lines(self, options: Mapping[str, Any]) -> dict[Cell, Line]:
-        """What is known of a pair that was built so."""
-        mine = [row for row in self._rows if all(row[key] == str(options[key]) for key in OPTIONS)]
+    def lines(self, options: Mapping[str, Any] | None = None) -> dict[Cell, Line]:
+        """What is known of a pair that was built so, or of any."""
+        mine = [row for row in self._rows if not options or all(row[key] == str(options[key]) for key in OPTIONS)]
         return {_cell(row): row | _numbers(row) for row in mine}
 
     def add(self, options: Mapping[str, Any], cell: Cell, line: Line) -> None:

@@ -41,6 +41,7 @@ SMALL = Campaign(
     output_tokens=8,
     repeats=1,
     replications=1,
+    corun_s=3.0,
 )
 DEADLINE_S = 300.0
 
@@ -48,6 +49,7 @@ DEADLINE_S = 300.0
 def test_a_campaign_is_a_smoke_step_measurements_three_replays_and_what_to_send() -> None:
     assert CAMPAIGNS["cuda"].steps == [
         "smoke",
+        "corun",
         "measure llama-3.1-8b+llama-3.2-1b",
         "replay c16",
         "replay c1",
@@ -110,13 +112,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> None:
     told = finished / "send" / "docs" / "validation" / "cpu"
-    names = {"README.md", "smoke.json", "c2.json", "tiny-target+tiny-draft.points.jsonl"}
+    pair = "tiny-target+tiny-draft"
+    names = {"README.md", "smoke.json", "c2.json", f"{pair}.points.jsonl", f"{pair}.corun.csv"}
     assert {path.name for path in told.iterdir()} == names
     profile = finished / "send" / "sim" / "profiles" / "cpu" / "tiny-target+tiny-draft.json"
     assert check_file(profile) == ("profile", "cpu/tiny-target+tiny-draft")
     assert check_file(told / "tiny-target+tiny-draft.points.jsonl")[0] == "points"
     text = (told / "README.md").read_text()
-    for heading in ("Machine", "Smoke step", "Passes", "Replays"):
+    assert "Two plain streams: phi is " in text
+    for heading in ("Do lanes pay here?", "Machine", "Smoke step", "Passes", "Replays"):
         assert f"## {heading}" in text
     assert "| c2 | pd |" in text
 
@@ -236,7 +240,7 @@ def test_a_killed_campaign_takes_its_step_along_and_knows_what_is_over(tmp_path:
 def test_a_campaign_from_an_archive_outlives_kills_between_and_inside_its_steps(tmp_path: Path) -> None:
     """Of the step that is killed nothing but points is kept; those are kept all."""
     archive = Archive(tmp_path, os.environ.get("BARE_PYTHON", sys.executable))
-    measure, *replays = CAMPAIGNS["cpu"].steps[1:-1]
+    measure, *replays = CAMPAIGNS["cpu"].steps[2:-1]
     archive.kill(lambda: True)
     archive.kill(lambda: archive.out.exists())
     archive.kill((archive.out / "smoke.json").exists)
