@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -124,6 +125,30 @@ def phi_star(phis: Sequence[float], by_level: Sequence[Samples]) -> str:
     return f"{high} from {found:.2f}" if found is not None else "not checked"
 
 
+def answer(won: Mapping[str, int], stars: Sequence[str]) -> str:
+    """What the table comes to: settings by winner, and phi* of those without one.
+
+    >>> answer({"autoregressive": 6}, ["pd from 0.05", "pd from 0.15", "not checked"])
+    '6 of 9 settings have a winner whatever two streams do to each other: autoregressive in 6. In 3 it depends on \
+overlap: in 2 pd is first from phi 0.05 … 0.15 on; in 1 not checked.'
+    """
+    listed = ", ".join(f"{names} in {count}" for names, count in won.items()) or "none"
+    num_won = sum(won.values())
+    text = (
+        f"{num_won} of {num_won + len(stars)} settings have a winner whatever two streams do to each other: {listed}."
+    )
+    if not stars:
+        return text
+    by_policy: dict[str, list[str]] = {}
+    for policy, _, phi in (star.partition(" from ") for star in stars):
+        by_policy.setdefault(policy, []).append(phi)
+    parts = [
+        f"in {len(phis)} {policy}" + (f" is first from phi {min(phis)} … {max(phis)} on" if min(phis) else "")
+        for policy, phis in by_policy.items()
+    ]
+    return f"{text} In {len(stars)} it depends on overlap: {'; '.join(parts)}."
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/who-wins.md"))
@@ -151,7 +176,8 @@ def main() -> None:
         "| GPU and pair | acceptance | load | req/s | " + " | ".join(titles) + " | winner | phi* |",
         "|---|---|---|---|" + "---|" * (len(columns) + 2),
     ]
-    num_settings = num_won = 0
+    won: Counter[str] = Counter()
+    stars: list[str] = []
     for pair in PAIRS:
         for acceptance in ACCEPTANCES:
             for share in SHARES:
@@ -160,11 +186,15 @@ def main() -> None:
                 measured = [by_level[level.value] for level in BRACKET]
                 cells = [cell(by_level[name]) for name in columns]
                 names = winner(measured)
-                num_settings, num_won = num_settings + 1, num_won + bool(names)
+                star = phi_star(bracket, measured)
+                if names:
+                    won[" = ".join(names)] += 1
+                else:
+                    stars.append(star)
                 lines.append(
                     f"| {pair} | {acceptance} | {share:.0%} | {scenario.workload.request_rate:g} | {' | '.join(cells)} "
-                    f"| {' = '.join(names) or 'depends on overlap'} | {phi_star(bracket, measured)} |"
+                    f"| {' = '.join(names) or 'depends on overlap'} | {star} |"
                 )
                 print(lines[-1], flush=True)
-    lines += ["", f"{num_won} of {num_settings} settings have a winner over the whole bracket."]
+    lines[1:1] = ["", answer(won, stars)]
     given.out.write_text("\n".join(lines) + "\n")
