@@ -35,7 +35,11 @@ MAX_NOISY = 8
 @click.option("--dtype", default=None, help="float32 [cpu], bfloat16 [cuda], float16, float64.")
 @click.option("--rows", type=int, default=None, help="Most rows of a pass [16 cpu, 32 cuda].")
 @click.option("--context", type=int, default=None, help="Tokens per row, multiple of 256 [512 cpu, 2048 cuda].")
-@click.option("--attention", default=None, help="Implementation [flash-cpu; on cuda flash-3 on Hopper, else flash].")
+@click.option(
+    "--attention",
+    default=None,
+    help="Implementation [flash-cpu; on cuda flash-3 on Hopper, else flash]; vllm: its kernels (docs/gpu.md).",
+)
 @click.option("--threads", type=int, default=1, show_default=True, help="CPU threads inside one pass.")
 @click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [1-2 minutes; on].")
 @click.option(

@@ -12,7 +12,7 @@ from realrun.kernels.passes import PassShape
 from realrun.model.attention import Attention
 from sim.interface.work import Kind, Model
 
-CAPTURABLE = (Attention.FLASH, Attention.FLASH_3)
+CAPTURABLE = (Attention.FLASH, Attention.FLASH_3, Attention.VLLM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,10 @@ from realrun.kernels.passes import Passes, PassShape
 from realrun.kernels.rows import PromptChunk, RowResult, Slot
 from realrun.kernels.sequences import Sequences
 from realrun.model import sampling
-from realrun.model.attention import described
+from realrun.model.attention import Attention, described
 from realrun.model.decoder import Decoder
 from realrun.model.kv import LAYOUT
+from realrun.model.vllm_kernels import VllmDecoder
 from sim.interface.work import Kind, Model
 
 
@@ -57,8 +58,9 @@ class PairKernels:
         is what they run on unless `runs_on` is given."""
         self.options = options
         models = [target] if draft is None else [target, draft]
+        kind = VllmDecoder if options.attention is Attention.VLLM else Decoder
         target_decoder, *drafts = [
-            Decoder(
+            kind(
                 model,
                 slots=options.slots,
                 max_tokens=options.max_tokens,

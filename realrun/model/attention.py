@@ -26,8 +26,6 @@ GPU_TILES = 128
 """Blocks that fill a GPU: an A100 has 108 multiprocessors, an H100 132."""
 MAX_SPLITS = 16
 """Beyond which putting a row's parts together costs more than reading them side by side saves."""
-PAGE_TOKENS = 256
-"""Tokens of a page of FlashAttention-2, which splits the keys of rows of several queries only where KV has pages."""
 
 
 class Attention(StrEnum):
@@ -41,6 +39,12 @@ class Attention(StrEnum):
     """torch's variable-length FlashAttention (2); CUDA, float16 or bfloat16."""
     FLASH_3 = "flash-3"
     """FlashAttention-3 of the package fa3-fwd; Hopper, bfloat16."""
+    VLLM = "vllm"
+    """vLLM's FlashAttention (3 on Hopper, else 2) and with it the rest of its layer; CUDA 13, float16 or bfloat16."""
+
+
+PAGE_TOKENS = {Attention.FLASH: 256, Attention.VLLM: 16}
+"""Tokens of a page. FlashAttention-2 splits the keys of rows of several queries only where KV has pages."""
 
 
 class Rectangle(NamedTuple):
@@ -73,10 +77,11 @@ class AttentionKernel(Protocol):
 
 def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKernel:
     """The kernel called `name`. Raises ValueError where this device, precision or installation cannot run it."""
-    wanted = {Attention.FLASH_CPU: "cpu", Attention.FLASH: "cuda", Attention.FLASH_3: "cuda"}.get(name)
+    wanted = {Attention.FLASH_CPU: "cpu", Attention.MATH: None}.get(name, "cuda")
     if wanted not in (None, kv.keys.device.type):
         raise ValueError(f"attention={name.value!r} runs on {wanted} only; KV is on {kv.keys.device.type}")
-    taken = {Attention.FLASH: (torch.bfloat16, torch.float16), Attention.FLASH_3: (torch.bfloat16,)}.get(name)
+    halves = torch.bfloat16, torch.float16
+    taken = {Attention.FLASH: halves, Attention.VLLM: halves, Attention.FLASH_3: halves[:1]}.get(name)
     if taken and kv.keys.dtype not in taken:
         known = " or ".join(str(dtype).removeprefix("torch.") for dtype in taken)
         raise ValueError(f"attention={name.value!r} takes {known}, not {kv.keys.dtype}; use 'math'")
@@ -84,6 +89,10 @@ def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKe
         return FlashAttention(heads, kv)
     if name is Attention.FLASH_3:
         return Flash3Attention(heads, kv)
+    if name is Attention.VLLM:
+        from realrun.model.vllm_kernels import VllmAttention
+
+        return VllmAttention(heads, kv, is_hopper=cuda.properties().capability == HOPPER)
     return GatheringAttention(name, heads, kv)
 
 
@@ -121,7 +130,8 @@ def described(attention: Attention, device: torch.device) -> str:
 
 def slot_tokens(attention: Attention, tokens: int) -> int:
     """Tokens of a slot that holds `tokens`: whole pages where `attention` reads pages."""
-    return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS if attention is Attention.FLASH else tokens
+    page = PAGE_TOKENS.get(attention, 1)
+    return -(-tokens // page) * page
 
 
 def num_splits(tiles: int) -> int:
@@ -132,7 +142,7 @@ def num_splits(tiles: int) -> int:
     return max(1, min(MAX_SPLITS, GPU_TILES // tiles))
 
 
-class _Reach(NamedTuple):
+class Reach(NamedTuple):
     """The rows of a pass as one ragged batch; tensors int32."""
 
     offsets: torch.Tensor
@@ -144,7 +154,7 @@ class _Reach(NamedTuple):
     splits: int
 
 
-def _reach(rectangles: Sequence[Rectangle], group: int, kv: SlottedKv) -> _Reach:
+def reach_of(rectangles: Sequence[Rectangle], group: int, kv: SlottedKv) -> Reach:
     device, first, tiles = kv.keys.device, 0, 0
     offsets = []
     for rectangle in rectangles:
@@ -154,7 +164,7 @@ def _reach(rectangles: Sequence[Rectangle], group: int, kv: SlottedKv) -> _Reach
         first = end
     offsets.append(torch.full((1,), first, dtype=torch.int32, device=device))
     used = _joined([rectangle.starts + rectangle.width for rectangle in rectangles])
-    return _Reach(
+    return Reach(
         torch.cat(offsets),
         _joined([rectangle.slots for rectangle in rectangles]).int(),
         used.clamp(max=kv.max_tokens).int(),
@@ -177,24 +187,25 @@ class FlashAttention:
         known = {argument.name for argument in self._attend._schema.arguments}
         # torch 2.11 splits by a rule of its own, from the shapes alone.
         self._takes_splits = "num_splits" in known
-        self.has_pages = "block_table" in known and kv.max_tokens % PAGE_TOKENS == 0
-        self._pages = torch.arange(kv.max_tokens // PAGE_TOKENS, dtype=torch.int32, device=kv.keys.device)
+        self._page = PAGE_TOKENS[Attention.FLASH]
+        self.has_pages = "block_table" in known and kv.max_tokens % self._page == 0
+        self._pages = torch.arange(kv.max_tokens // self._page, dtype=torch.int32, device=kv.keys.device)
         """Of the first slot."""
 
-    def plan(self, rectangles: Sequence[Rectangle]) -> tuple[_Reach, torch.Tensor]:
+    def plan(self, rectangles: Sequence[Rectangle]) -> tuple[Reach, torch.Tensor]:
         """With the pages of each row [rows, pages of a slot], or where its keys begin [rows + 1]."""
-        reach = _reach(rectangles, self.group, self.kv)
+        reach = reach_of(rectangles, self.group, self.kv)
         if self.has_pages:
             return reach, (reach.slots * len(self._pages)).unsqueeze(1) + self._pages
         # One more than rows: the kernel wants ends as well, and does not read them where `used` is given.
         return reach, torch.nn.functional.pad(reach.slots * self.kv.max_tokens, (0, 1))
 
-    def run(self, plan: tuple[_Reach, torch.Tensor], queries: torch.Tensor, layer: int) -> torch.Tensor:
+    def run(self, plan: tuple[Reach, torch.Tensor], queries: torch.Tensor, layer: int) -> torch.Tensor:
         reach, table = plan
         keys, values = self.kv.layer(layer)
         more: dict[str, Any] = {"num_splits": reach.splits} if self._takes_splits else {}
         if self.has_pages:
-            keys, values = (stored.view(-1, PAGE_TOKENS, *stored.shape[2:]) for stored in (keys, values))
+            keys, values = (stored.view(-1, self._page, *stored.shape[2:]) for stored in (keys, values))
             more["block_table"] = table
         else:
             keys, values = keys.flatten(0, 1), values.flatten(0, 1)
@@ -225,9 +236,9 @@ class Flash3Attention:
         operations = flash_3()
         self._attend, self._schedule = operations.fwd.default, operations.get_scheduler_metadata.default
 
-    def plan(self, rectangles: Sequence[Rectangle]) -> tuple[_Reach, torch.Tensor]:
+    def plan(self, rectangles: Sequence[Rectangle]) -> tuple[Reach, torch.Tensor]:
         """With the schedule that every layer of the pass shares."""
-        reach, kv = _reach(rectangles, self.group, self.kv), self.kv
+        reach, kv = reach_of(rectangles, self.group, self.kv), self.kv
         schedule = self._schedule(
             len(reach.slots),
             reach.max_queries,
@@ -244,7 +255,7 @@ class Flash3Attention:
         )
         return reach, schedule
 
-    def run(self, plan: tuple[_Reach, torch.Tensor], queries: torch.Tensor, layer: int) -> torch.Tensor:
+    def run(self, plan: tuple[Reach, torch.Tensor], queries: torch.Tensor, layer: int) -> torch.Tensor:
         reach, schedule = plan
         keys, values = self.kv.layer(layer)
         out: torch.Tensor = self._attend(

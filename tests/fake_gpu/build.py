@@ -18,8 +18,12 @@ SOURCES = {RUNTIME: "runtime.cpp", BLAS: "blas.cpp"}
 UNVERSIONED = ("cusparseLt", "nccl", "cuFile", "nvshmem", "cudnn", "cupti", "curand", "cu")
 """Beginnings of the names of functions that ask for no version, the most telling first."""
 OWN = ("fake_launch", "fake_stats", "fake_kernels")
-LOADED_LATER = ("__cudaInitModule", "cudaLaunchKernelExC")
-"""Of kernels that are loaded after torch."""
+LOADED_LATER = {
+    RUNTIME: ("__cudaInitModule", "cudaLaunchKernelExC"),
+    f"{BLAS}.so": ("cublasHgemm",),
+    DRIVER: ("cuGetProcAddress_v2",),
+}
+"""Asked for by kernels that are loaded after torch, fa3-fwd's and vLLM's."""
 
 
 def wanted(libraries: Iterable[Path]) -> tuple[dict[str, set[tuple[str, str]]], set[str]]:
@@ -51,7 +55,9 @@ def build(torch_folder: Path, headers: Path, out: Path) -> list[str]:
     versioned, others = wanted(sorted((torch_folder / "lib").glob("*.so")))
     runtime = next(name for name in versioned if name.startswith(RUNTIME))
     drivers = {each for each in others if re.match("cu(?!File)[A-Z]", each)}
-    versioned[runtime] |= {(name, runtime) for name in LOADED_LATER}
+    for start, functions in LOADED_LATER.items():
+        name = next(name for name in versioned if name.startswith(start))
+        versioned[name] |= {(each, "" if name == DRIVER else name) for each in functions}
     for name in sorted(versioned, key=lambda name: name != runtime):
         source = next((SOURCES[start] for start in SOURCES if name.startswith(start)), None)
         objects, defined = [], set()

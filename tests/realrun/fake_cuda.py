@@ -24,7 +24,8 @@ from sim.costs.shapes import model as shape_of
 
 MEMORY_BYTES = 80 << 30
 ALLOCATES_ONLY = ("empty", "new_empty", "empty_like", "empty_strided")
-LAUNCHES = {"_flash_attention_forward": 2, "fwd": 2, "pad": 2}
+ATTENTION = "_flash_attention_forward", "fwd", "varlen_fwd"
+LAUNCHES = {**dict.fromkeys(ATTENTION, 2), "pad": 2}
 """Kernels of one call where it is not one: FlashAttention and the sum of its splits."""
 WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "lift_fresh", "unique", "equal", "is_nonzero")
 
@@ -121,7 +122,7 @@ class Watcher(TorchDispatchMode):
         known = self.calls.setdefault(func.name(), Call(str(func._schema), 0, frozenset()))
         most = max(known.max_positional, len(args))
         self.calls[func.name()] = known._replace(max_positional=most, names=known.names | set(kwargs))
-        is_written = func._schema.is_mutable and name != "fwd"
+        is_written = func._schema.is_mutable and name not in ATTENTION
         if is_written or (name not in ALLOCATES_ONLY and any(storage_of(tensor) not in shared for tensor in made)):
             self.launches[name] += LAUNCHES.get(name, 1)
         for tensor in made:

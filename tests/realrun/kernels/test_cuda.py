@@ -80,17 +80,19 @@ def test_decoding_passes_are_replayed_and_allocate_nothing() -> None:
     assert kernels.runs_on.num_allocations() == before
 
 
-@pytest.mark.parametrize("attention", [Attention.FLASH, Attention.FLASH_3])
+@pytest.mark.parametrize("attention", [Attention.FLASH, Attention.FLASH_3, Attention.VLLM])
 def test_fused_kernels_agree_with_the_plain_one(attention: Attention) -> None:
     """bfloat16 logits of a decode pass over the same history, to bfloat16 rounding."""
     from realrun.model.attention import Rectangle
     from realrun.model.decoder import Decoder
+    from realrun.model.vllm_kernels import VllmDecoder
 
     target, _ = cuda_pair(torch.bfloat16)
     logits = []
     for name in (Attention.MATH, attention):
         try:
-            decoder = Decoder(target, slots=4, max_tokens=256, attention=name)
+            kind = VllmDecoder if name is Attention.VLLM else Decoder
+            decoder = kind(target, slots=4, max_tokens=256, attention=name)
         except ValueError as refused:
             pytest.skip(str(refused))
         generator = torch.Generator("cuda").manual_seed(0)

@@ -95,7 +95,7 @@ def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split() -> No
     """FlashAttention-2 splits the keys of such rows only with a table of pages; so the text is the reference's still,
     and slots that hold no whole pages are one long sequence."""
     model, calls = tiny_model(), []
-    for max_tokens, has_pages in ((2 * PAGE_TOKENS, True), (300, False)):
+    for max_tokens, has_pages in ((2 * PAGE_TOKENS[Attention.FLASH], True), (300, False)):
         hidden = []
         for is_flash in (False, True):
             decoder = Decoder(model, slots=3, max_tokens=max_tokens, attention=Attention.MATH)
@@ -110,7 +110,7 @@ def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split() -> No
             hidden.append(decoder.forward(torch.arange(10) * 3 % 61, verify))
         torch.testing.assert_close(hidden[1], hidden[0], rtol=0, atol=1e-9)
         assert all(("block_table" in call) is has_pages and call["num_splits"] > 1 for call in calls[-1:])
-    assert slot_tokens(Attention.FLASH, 655) == 3 * PAGE_TOKENS
+    assert slot_tokens(Attention.FLASH, 655) == 3 * PAGE_TOKENS[Attention.FLASH]
     assert slot_tokens(Attention.FLASH_3, 655) == 655
 
 
