@@ -25,3 +25,5 @@ def test_kv_counts_as_well_as_weights() -> None:
     cache = weights * SHAPE.dtype_bytes + 1_000_000
     assert l2_state(Place("decode", "target", 1, 1, 32, "eager"), SHAPE, cache) == "warm"
     assert l2_state(Place("decode", "target", 64, 1, 2000, "eager"), SHAPE, cache) == "cold"
+    prompt = Place("prefill", "target", 1, 100_000, 0, "eager")
+    assert l2_state(prompt, SHAPE, cache) == "cold"

@@ -46,6 +46,7 @@ Place = tuple[str | int, ...]
         (("target", "head", "seconds"), [0.0, 1.0], "must be finite and positive"),
         (("draft", "decode_attention", "rows"), [2, 5], "rows=[2, 5] must begin with 1"),
         (("draft", "decode_attention", "seconds"), [[1.0, 2.0]], "[rows][context_tokens], 2 x 2 numbers"),
+        (("target", "prefill_attention", "seconds"), [[1.0]], "[chunk_tokens][history_tokens], 2 x 1 numbers"),
         (("draft", "decode_attention", "seconds"), [[1.0, 2.0], [None, None]], "only nulls at one value of rows"),
         (("draft", "decode_attention", "seconds"), [[1.0, 2.0], [0.9, 3.0]], "must not fall along rows or context"),
         (("target", "prefill_attention", "history_tokens"), [5], "history_tokens=[5] must begin with 0"),
