@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.console import write_text
+from sim.cli.lazy import SOURCE
 from sim.workload.bench_means import KINDS, kind_of
 
 if TYPE_CHECKING:
@@ -40,11 +41,14 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
 
     claim(files={"--json": json_path}, inputs=paths)
     found = []
+    meta = click.get_current_context().meta
     for path in paths:
+        meta[SOURCE] = str(path)
         kind, content = check_file(path)
         found.append({"path": str(path), "kind": kind, "content": content})
         if json_path != "-":
             print(f"{path}: {kind}: {content}")
+    meta.pop(SOURCE)
     if json_path is not None:
         from sim.report.results import to_json
 

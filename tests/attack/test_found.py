@@ -349,6 +349,19 @@ def test_a_replay_without_requests_gets_no_verdict(
     assert "0 requests of pd" in errors
 
 
+@pytest.mark.parametrize("command", ["check", "validate"])
+def test_a_replay_whose_profile_leaves_no_room_is_named(
+    command: str, tmp_path: Path, replayed: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shrink(raw: Any) -> None:
+        raw["gpu"]["memory_bytes"] = 1000
+
+    laid(replayed, tmp_path, "profile.json", summary_with(replayed["profile.json"], shrink))
+    errors = refusal(capsys, command, str(tmp_path))
+    assert "the weights leave no room for KV" in errors
+    assert str(tmp_path) in errors
+
+
 def test_lists_of_unlike_length_in_a_replay_name_file_and_column(
     tmp_path: Path, replayed: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:

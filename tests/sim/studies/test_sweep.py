@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +214,33 @@ def test_rows_of_another_version_are_left_out_with_a_note(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match=r"2 rows are of other versions of the model \(0\.0\.1\+old\)"):
         assert len(lanesim.load(tmp_path)) == 12
     assert len(lanesim.load(tmp_path, version="0.0.1+old")) == 2
+
+
+def without(table: Any, name: str) -> Any:
+    return table.drop_columns([name])
+
+
+def with_unknown(table: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    column = pa.array([None, *table[name].to_pylist()[1:]])
+    return table.set_column(table.column_names.index(name), name, column)
+
+
+@pytest.mark.parametrize("name", ["is_steady", "unstable"])
+@pytest.mark.parametrize("damage", [without, with_unknown])
+def test_rows_that_ran_say_whether_they_kept_up(
+    name: str, damage: Callable[[Any, str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow.parquet as pq
+
+    run_into(tmp_path / "s")
+    (part,) = (tmp_path / "s" / "parts").iterdir()
+    pq.write_table(damage(pq.read_table(part), name), part)
+    assert run(["sweep", str(written(tmp_path / "g.yaml", GRID)), "--out", str(tmp_path / "s")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{part.name}': column '{name}' must be true or false in every row that ran" in error
 
 
 BAD = {
