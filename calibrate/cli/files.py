@@ -65,7 +65,7 @@ def check_file(path: Path) -> tuple[str, str]:
     from sim.files.read import read_bytes
 
     file, _, columns = str(path).rpartition("#")
-    if "=" in columns and (kind := Path(file).suffix.removeprefix(".")) in ("csv", "jsonl"):
+    if "=" in columns and (kind := _unpacked(Path(file)).suffix.removeprefix(".")) in ("csv", "jsonl"):
         return _trace(kind, Path(file), str(path))
     if path.is_dir():
         return _folder(path)
@@ -73,9 +73,9 @@ def check_file(path: Path) -> tuple[str, str]:
         return _yaml(path)
     if path.suffix == ".parquet":
         return _parquet(path)
-    if path.suffix == ".csv":
+    if _unpacked(path).suffix == ".csv":
         return _csv(path)
-    if path.suffix == ".jsonl":
+    if _unpacked(path).suffix == ".jsonl":
         return _json_lines(path)
     if path.suffix == ".json":
         return _json(path)
@@ -86,6 +86,10 @@ def check_file(path: Path) -> tuple[str, str]:
         f"file {str(path)!r}: want a name that ends with .yaml, .json, .jsonl, .csv, .parquet, .log or .txt, or a "
         "folder of results"
     )
+
+
+def _unpacked(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix == ".gz" else path
 
 
 def _folder(path: Path) -> tuple[str, str]:
