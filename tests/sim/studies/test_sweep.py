@@ -22,7 +22,7 @@ from sim.draws import child_seed
 from sim.studies.grid import Grid
 from sim.studies.rows import files_hash
 from sim.studies.store import MARK, Keys, Store
-from sim.studies.sweep import Plan, sweep, together
+from sim.studies.sweep import Plan, short_first, sweep, together
 
 SCENARIO: dict[str, Any] = {
     "profile": "cpu/tiny",
@@ -78,6 +78,33 @@ def test_the_first_batches_are_short_so_that_their_rows_are_kept_soon() -> None:
     scenario = SCENARIO | {"policy": "pd", "workload": {"num_prompts": 50}}
     plan = Plan.of(Grid.of(GRID | {"scenario": scenario, "grid": {"workload.request_rate": list(range(1, 21))}}))
     assert [len(jobs) for jobs in together(plan.jobs(Keys([])))] == [1, 2, 4, 8, 5]
+
+
+def test_replications_of_long_runs_go_apart_until_a_worker_is_given_many_requests() -> None:
+    """A scenario's first row once waited for all its replications."""
+    scenario = SCENARIO | {"policy": "pd", "workload": {"num_prompts": 1000}}
+    grid = {"scenario": scenario, "grid": {"workload.request_rate": [1, 2, 4, 8]}, "replications": 3}
+    batches = together(Plan.of(Grid.of(grid)).jobs(Keys([])))
+    alone = [[(0,)], [(1,)], [(2,)]]
+    assert [[job.replications for job in jobs] for jobs in batches] == [*alone, *alone, [(0, 1, 2), (0, 1, 2)]]
+
+
+def test_a_long_run_that_has_ended_is_kept_before_the_next_one_ends(tmp_path: Path) -> None:
+    scenario = SCENARIO | {"policy": "pd", "workload": {"num_prompts": 1000, "output_len": 2}}
+    kept: list[int] = []
+    run_into(
+        tmp_path,
+        {"scenario": scenario, "grid": {"workload.request_rate": [2, 4]}, "replications": 2},
+        on_done=lambda stage, done, total: kept.append(len(Store(tmp_path).keys())),
+    )
+    assert kept == [0, 0, 1, 2, 3]
+
+
+def test_short_runs_go_first() -> None:
+    grid = {"workload.num_prompts": [300, "auto", 20], "workload.request_rate": [1, 2]}
+    jobs = short_first(Plan.of(Grid.of({"scenario": SCENARIO | {"policy": "pd"}, "grid": grid})).jobs(Keys([])))
+    ran = [(job.scenario.workload.num_prompts, job.scenario.workload.request_rate) for job in jobs]
+    assert ran == [(count, rate) for count in (20, 300, "auto") for rate in (1.0, 2.0)]
 
 
 def test_a_rerun_adds_nothing_and_grids_merge(tmp_path: Path) -> None:
