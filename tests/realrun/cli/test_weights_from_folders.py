@@ -164,7 +164,7 @@ def test_answers_of_one_token_are_on_no_tape() -> None:
 
 def changed_prompts(folder: Path, **changes: Any) -> Path:
     rows = [json.loads(line) | changes for line in (folder / "prompts.jsonl").read_text().splitlines()]
-    path = folder / f"{'-'.join(changes)}.jsonl"
+    path = folder / f"changed-{len(list(folder.iterdir()))}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
