@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.console import write_text
+from sim.cli.lazy import SOURCE
 from sim.workload.bench_means import KINDS, kind_of
 
 if TYPE_CHECKING:
@@ -40,11 +41,14 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
 
     claim(files={"--json": json_path}, inputs=paths)
     found = []
+    meta = click.get_current_context().meta
     for path in paths:
+        meta[SOURCE] = str(path)
         kind, content = check_file(path)
         found.append({"path": str(path), "kind": kind, "content": content})
         if json_path != "-":
             print(f"{path}: {kind}: {content}")
+    meta.pop(SOURCE)
     if json_path is not None:
         from sim.report.results import to_json
 
@@ -61,7 +65,7 @@ def check_file(path: Path) -> tuple[str, str]:
     from sim.files.read import read_bytes
 
     file, _, columns = str(path).rpartition("#")
-    if "=" in columns and (kind := Path(file).suffix.removeprefix(".")) in ("csv", "jsonl"):
+    if "=" in columns and (kind := _unpacked(Path(file)).suffix.removeprefix(".")) in ("csv", "jsonl"):
         return _trace(kind, Path(file), str(path))
     if path.is_dir():
         return _folder(path)
@@ -69,9 +73,9 @@ def check_file(path: Path) -> tuple[str, str]:
         return _yaml(path)
     if path.suffix == ".parquet":
         return _parquet(path)
-    if path.suffix == ".csv":
+    if _unpacked(path).suffix == ".csv":
         return _csv(path)
-    if path.suffix == ".jsonl":
+    if _unpacked(path).suffix == ".jsonl":
         return _json_lines(path)
     if path.suffix == ".json":
         return _json(path)
@@ -82,6 +86,10 @@ def check_file(path: Path) -> tuple[str, str]:
         f"file {str(path)!r}: want a name that ends with .yaml, .json, .jsonl, .csv, .parquet, .log or .txt, or a "
         "folder of results"
     )
+
+
+def _unpacked(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix == ".gz" else path
 
 
 def _folder(path: Path) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 from sim.cli.signals import exit_code, put_off, stopped_word
 
 if TYPE_CHECKING:
-    from realrun.replay.genuine import Tied
+    from realrun.replay.genuine import ClassTape, Folders, Tied
     from realrun.replay.run import Replay
     from sim.costs.profile import Profile
     from sim.run.experiment import Experiment
@@ -36,8 +36,12 @@ REPLAY_EXAMPLE = (
     type=click.Choice(["tape", "model"]),
     default="tape",
     show_default=True,
-    help="tape: dictated by --acceptance and --seed; model: whatever a draft of the target's first layers deserves.",
+    help="tape: dictated by --acceptance and --seed; model: whatever the draft deserves, one of the target's first "
+    "layers or --draft-weights.",
 )
+@click.option("--target-weights", type=click.Path(path_type=Path), help="model: local folder, transformers' format.")
+@click.option("--draft-weights", type=click.Path(path_type=Path), help="model: the same of the draft.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="model: JSON lines of input_tok_ids and class.")
 @click.option(
     "--epsilon",
     type=click.FloatRange(min=0.0),
@@ -52,7 +56,8 @@ def replay_command(**flags: Any) -> None:
 
     The profile's models get their exact dimensions and random weights. Which drafts are accepted is dictated by the
     scenario's acceptance and seed (a tape), so that against a simulation only times can differ; or the models decide
-    (--acceptance-from model), and `validate` simulates what they were seen to accept.
+    (--acceptance-from model), and `validate` simulates what they were seen to accept. With weights from folders what
+    they accept is also written as tapes for --acceptance tape:FILE, of all requests and of each content class.
     """
     from sim.costs.profile_files import load
     from sim.report.results import check_out, place_of, writing
@@ -64,12 +69,14 @@ def replay_command(**flags: Any) -> None:
     raw.setdefault("workload", {}).setdefault("num_prompts", NUM_PROMPTS)
     scenario = parse_scenario(raw)
     out: Path = flags["out"]
-    claim(folders={"--out": out}, inputs=inputs_of(path, scenario))
+    folders = [flags[name] for name in ("target_weights", "draft_weights", "prompts")]
+    claim(folders={"--out": out}, inputs=[*inputs_of(path, scenario), *folders])
     check_out(out, scenario.digest, overwrite=flags["overwrite"], is_replay=True)
     profile = load(scenario.profile)
     resolve_all(scenario, profile)
-    profile, tied = _pair(profile, flags["acceptance_from"], flags["epsilon"], flags["draft_layers"])
-    replays, described = _run(scenario, profile, tied, flags["device"], flags["temperature"])
+    profile, genuine = _pair(profile, flags)
+    replays, described, tapes = _run(scenario, profile, genuine, flags["device"], flags["temperature"])
+    from realrun.replay.genuine import write_tapes
     from realrun.replay.run import result_of, write_replays
 
     result = result_of(scenario, replays, described)
@@ -77,6 +84,7 @@ def replay_command(**flags: Any) -> None:
     place = place_of(out, is_partial=is_partial)
     with put_off(), writing(place) as scratch:
         write_replays(scratch, scenario, result, replays)
+        write_tapes(scratch, tapes)
     _report(result, place)
     if is_partial:
         kept = "" if place == out else f"; {out} holds the complete one still"
@@ -84,18 +92,35 @@ def replay_command(**flags: Any) -> None:
         raise SystemExit(exit_code())
 
 
-def _pair(
-    profile: Profile, acceptance_from: str, epsilon: float | None, draft_layers: int | None
-) -> tuple[Profile, Tied | None]:
-    """The profile of the pair that runs, and how it is tied where acceptance comes from the models."""
-    from realrun.replay.genuine import EPSILON, tied_profile
+def _pair(profile: Profile, flags: dict[str, Any]) -> tuple[Profile, Tied | Folders | None]:
+    """The profile of the pair that runs, and what it is where acceptance comes from the models."""
+    from realrun.replay.genuine import EPSILON, Folders, tied_profile
+    from sim.workload.content import read_prompt_tokens
 
-    if acceptance_from == "model":
-        return tied_profile(profile, EPSILON if epsilon is None else epsilon, draft_layers)
-    for flag, value in (("--epsilon", epsilon), ("--draft-layers", draft_layers)):
+    own = [flags[name] for name in ("target_weights", "draft_weights", "prompts")]
+    tying = {name: flags[name] for name in ("epsilon", "draft_layers")}
+    needless = tying if any(own) else {}
+    if flags["acceptance_from"] == "tape":
+        needless = tying | {name: flags[name] for name in ("target_weights", "draft_weights", "prompts")}
+    for name, value in needless.items():
         if value is not None:
-            raise ValueError(f"{flag} {value} needs --acceptance-from model; a tape dictates acceptance")
-    return profile, None
+            why = (
+                "a tape dictates acceptance"
+                if flags["acceptance_from"] == "tape"
+                else "weights of folders are as they are"
+            )
+            raise ValueError(
+                f"--{name.replace('_', '-')} {value} needs --acceptance-from model without --target-weights; {why}"
+            )
+    if not any(own):
+        if flags["acceptance_from"] == "tape":
+            return profile, None
+        epsilon = EPSILON if flags["epsilon"] is None else flags["epsilon"]
+        return tied_profile(profile, epsilon, flags["draft_layers"])
+    target, draft, prompts = own
+    if not all(own):
+        raise ValueError("want --target-weights, --draft-weights and --prompts together: texts decide what is accepted")
+    return profile, Folders(target=target, draft=draft, prompts=tuple(read_prompt_tokens(prompts)))
 
 
 def _experiments(scenario: Scenario, profile: Profile, max_requests: int, *, is_dictated: bool) -> list[Experiment]:
@@ -115,9 +140,9 @@ def _experiments(scenario: Scenario, profile: Profile, max_requests: int, *, is_
 
 
 def _run(
-    scenario: Scenario, profile: Profile, tied: Tied | None, device_name: str, temperature: float
-) -> tuple[list[Replay], dict[str, Any]]:
-    """Build the pair and replay everything; also what there is to say about it."""
+    scenario: Scenario, profile: Profile, genuine: Tied | Folders | None, device_name: str, temperature: float
+) -> tuple[list[Replay], dict[str, Any], list[ClassTape]]:
+    """Build the pair and replay everything; also what there is to say about it, and what was accepted."""
     try:
         import pyarrow  # noqa: F401
         import torch
@@ -130,6 +155,8 @@ def _run(
         ) from None
     from realrun.host import cuda
     from realrun.replay.experiment import check_replayable
+    from realrun.replay.genuine import Folders, Tied
+    from realrun.replay.measured_tape import accepted_of, load_pair
     from realrun.replay.pair_executor import PairExecutor
     from realrun.replay.run import about, replay_all
     from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
@@ -137,9 +164,11 @@ def _run(
     torch.set_num_threads(1)
     cuda.find(device_name)
     device = torch.device(device_name)
-    planned = _experiments(scenario, profile, 1, is_dictated=tied is None)
+    is_dictated = genuine is None
+    planned = _experiments(scenario, profile, 1, is_dictated=is_dictated)
     for experiment in planned:
         check_replayable(experiment)
+    pair = load_pair(genuine, profile, planned, device) if isinstance(genuine, Folders) else ()
     sizes = sizes_for(planned, device, temperature=temperature)
     kernels = build_kernels(
         profile,
@@ -147,12 +176,18 @@ def _run(
         device,
         temperature=temperature,
         seed=scenario.seed,
-        tied=tied,
+        tied=genuine if isinstance(genuine, Tied) else None,
+        loaded=pair,
     )
-    executor = PairExecutor(kernels, seed=scenario.seed)
-    experiments = _experiments(scenario, profile, sizes.slots - SPARE_SLOTS, is_dictated=tied is None)
+    prompts = [tokens for tokens, _ in genuine.prompts] if isinstance(genuine, Folders) else []
+    executor = PairExecutor(kernels, seed=scenario.seed, prompts=prompts)
+    experiments = _experiments(scenario, profile, sizes.slots - SPARE_SLOTS, is_dictated=is_dictated)
     replays = replay_all(experiments, executor, on_run=_note)
-    return replays, about(kernels, device_name, tied)
+    described, tapes = about(kernels, device_name, genuine), []
+    is_whole = len(replays) == len(experiments) and not any(each.is_partial for each in replays)
+    if isinstance(genuine, Folders) and is_whole and not temperature:
+        described["accepted"], tapes = accepted_of(*pair, genuine, replays, executor.outputs)
+    return replays, described, tapes
 
 
 def _note(replay: Replay) -> None:
@@ -168,6 +203,10 @@ def _report(result: dict[str, Any], out: Path) -> None:
         values = [run[key] for key in ("mean_ttft_ms", "mean_e2el_ms", "output_throughput")]
         ttft, e2el, rate = ("-" if value is None else f"{value:.1f}" for value in values)
         print(f"{run['policy']:<16}{run['seed']:>5}{ttft:>14}{e2el:>14}{rate:>10}")
+    for each in result["replay"].get("accepted", {}).get("classes", []):
+        rates = ",".join(f"{rate:.3f}" for rate in each["acceptance_rates"])
+        length = f"{each['acceptance_length']:.2f} tokens a round"
+        print(f"{each['class']}: {each['requests']} requests, {length}, --acceptance vllm:{rates}")
     if result["replay"]["is_disturbed_by_allocations"]:
         count = result["replay"]["num_device_allocations"]
         print(f"note: the device allocator went to the driver {count} times during the runs; their times are disturbed")

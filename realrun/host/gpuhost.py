@@ -60,7 +60,6 @@ class GpuHost(TaskHost):
         self._in_flight: dict[GpuTicket, None] = {}
         self.works: list[GpuTicket] = []
         """Works that are over, in the order in which their results came."""
-        self._streams: dict[str, Stream] = {}
         self._threads: dict[str, StreamThreads] = {}
         self._batons: list[Baton] = []
         self._last_event_s = 0.0
@@ -91,16 +90,16 @@ class GpuHost(TaskHost):
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
         if self._threads:
             raise RuntimeError(f"stream {name!r} must be made before the first work is submitted")
-        if name in self._streams:
+        if name in self.streams:
             raise ValueError(f"stream {name!r} exists already")
         stream = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
         self._executor.check(stream)
-        self._streams[name] = stream
+        self.streams[name] = stream
         return stream
 
     def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> GpuTicket:
         if not self._threads:
-            for each in self._streams.values():
+            for each in self.streams.values():
                 lane = self._executor.lane(each, self.clock)
                 self._threads[each.name] = StreamThreads(each, lane, self.clock, self._inbox, self._executor.ended)
         self.reactions.submitted(self.now_s)

@@ -32,10 +32,11 @@ SLOT_PATIENCE_S = 60.0
 
 
 class PairExecutor:
-    """Executes PREFILL, DRAFT, VERIFY, STEP and HOST works on `kernels`. `seed` draws the prompts' tokens."""
+    """Executes PREFILL, DRAFT, VERIFY, STEP and HOST works on `kernels`. `prompts` [requests] are the prompts' tokens;
+    without them `seed` draws some."""
 
-    def __init__(self, kernels: PairKernels, *, seed: int = 0) -> None:
-        self.kernels, self.seed = kernels, seed
+    def __init__(self, kernels: PairKernels, *, seed: int = 0, prompts: Sequence[Sequence[int]] = ()) -> None:
+        self.kernels, self.seed, self.prompts = kernels, seed, prompts
         self._issuers: dict[tuple[str, int], Issuer] = {}
         """By name and priority of the stream: policies give one name different priorities."""
         self._clock: DeviceClock | None = None
@@ -164,7 +165,9 @@ class PairExecutor:
         return slot
 
     def prompt(self, request: Request) -> list[int]:
-        """The request's prompt: random tokens, a function of seed and arrival index."""
+        """The request's prompt: its own, or random tokens, a function of seed and arrival index."""
+        if self.prompts:
+            return list(self.prompts[request.index])
         generator = np.random.default_rng((self.seed, request.index))
         tokens: list[int] = generator.integers(self.kernels.target.vocab, size=request.prompt_tokens).tolist()
         return tokens

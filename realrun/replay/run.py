@@ -21,7 +21,7 @@ from realrun.kernels.options import PairOptions, decoding_shapes
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import ChunkShape, PassShape
 from realrun.replay.experiment import busy_seconds, max_at_once, usage_of
-from realrun.replay.genuine import Tied
+from realrun.replay.genuine import Folders, Tied
 from realrun.replay.measured import MeasuredWork, mean, measured_work, real_columns
 from realrun.replay.measured_host import WakeLatency
 from realrun.replay.pair_executor import PairExecutor
@@ -196,16 +196,19 @@ def replay_all(
     return done
 
 
-def about(kernels: PairKernels, device: str, tied: Tied | None = None) -> dict[str, Any]:
-    """The machine, the models and the sampling, as summary.json has them; `tied` is a pair whose drafts are genuine."""
+def about(kernels: PairKernels, device: str, genuine: Tied | Folders | None = None) -> dict[str, Any]:
+    """The machine, the models and the sampling, as summary.json has them; `genuine` is a pair that decides itself what
+    is accepted."""
+    tied = genuine if isinstance(genuine, Tied) else None
+    weights = "random" if tied is None else "random, the target's later layers scaled down"
     return {
-        "acceptance": "tape" if tied is None else "model",
+        "acceptance": "tape" if genuine is None else "model",
         "epsilon": None if tied is None else tied.epsilon,
         "draft_layers": None if tied is None else tied.draft_layers,
         "temperature": kernels.options.temperature,
         "device": device,
         "implementation": kernels.implementation,
-        "weights": "random" if tied is None else "random, the target's later layers scaled down",
+        "weights": "loaded" if isinstance(genuine, Folders) else weights,
         "fingerprint": fingerprint(device.partition(":")[0]),
     }
 

@@ -6,6 +6,7 @@ Not here: what runs on it (realrun.replay.run), what the machine is (realrun.hos
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -78,14 +79,15 @@ def build_kernels(
     temperature: float,
     seed: int,
     tied: Tied | None = None,
+    loaded: Sequence[Any] = (),
 ) -> PairKernels:
-    """The pair with random weights, or `tied`; without drafts in sight only the target.
+    """The pair with random weights, or `tied`, or target and draft `loaded`; without drafts in sight only the target.
 
     Raises ValueError if it does not fit.
     """
     shapes = loaded_models(profile, with_draft=sizes.draft_tokens > 0)
     made = shapes if tied is None else shapes[:1]
-    target, *drafts = [random_model(shape, dtype=_dtype(shape), device=device, seed=seed) for shape in made]
+    target, *drafts = loaded or [random_model(shape, dtype=dtype_of(shape), device=device, seed=seed) for shape in made]
     if tied is not None and len(shapes) > 1:
         target, *drafts = tied_pair(target, tied.draft_layers, tied.epsilon)
     options = PairOptions(
@@ -107,7 +109,7 @@ def attention_of(profile: Profile, device: torch.device) -> Attention:
     return Attention(measured) if measured in list(Attention) else usual_attention(device).attention
 
 
-def _dtype(shape: ModelShape) -> torch.dtype:
+def dtype_of(shape: ModelShape) -> torch.dtype:
     if shape.dtype_bytes not in DTYPES:
         raise ValueError(f"{shape.name}: weights of {shape.dtype_bytes} bytes cannot be replayed; want 2, 4 or 8")
     return DTYPES[shape.dtype_bytes]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from math import ceil
 from typing import Any
 
+from sim.interface.host import Stream
 from sim.interface.wait import TIMED_OUT, HostWait, Signal, Wait
 
 POLL_GRID_SLACK = 1e-9
@@ -57,6 +58,8 @@ class TaskHost:
     """The part of a virtual-clock host that runs coroutines, sleeps and signals."""
 
     def __init__(self) -> None:
+        self.streams: dict[str, Stream] = {}
+        """Those that were made, by name."""
         self._ready: list[tuple[int, Task]] = []
         self._next_post = 0
         self._is_dispatching = False

@@ -88,7 +88,8 @@ class ScriptHost(SteppedHost):
 
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
         self._queues[name] = []
-        return Stream(name=name, device=device, priority=priority, sm_share=sm_share)
+        self.streams[name] = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
+        return self.streams[name]
 
     def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> ScriptTicket:
         ticket = ScriptTicket(work, stream)

@@ -99,7 +99,6 @@ class SimHost(TaskHost):
         self._links = dict(links or {})
         self._costs_elsewhere = dict(costs_elsewhere or {})
         self._on_work = on_work
-        self._streams: dict[str, Stream] = {}
         self.submitting = ""
         """Name of the stream that a work is being submitted to."""
         self._devices: dict[int | str, Device] = {}
@@ -133,19 +132,19 @@ class SimHost(TaskHost):
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
         if self._devices:
             raise RuntimeError(f"stream {name!r} must be made before the first work is submitted")
-        if name in self._streams:
+        if name in self.streams:
             raise ValueError(f"stream {name!r} exists already")
         if isinstance(device, str) and device not in self._links:
             raise ValueError(f"stream {name!r}: no link named {device!r}; known: {sorted(self._links)}")
         if sm_share is not None:
             if isinstance(device, str):
                 raise ValueError(f"stream {name!r}: sm_share={sm_share!r} on link {device!r}, which is no GPU")
-            others = [other for other in self._streams.values() if other.device == device]
+            others = [other for other in self.streams.values() if other.device == device]
             check_shares(
                 {other.name: other.sm_share for other in others if other.sm_share is not None} | {name: sm_share}
             )
         stream = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
-        self._streams[name] = stream
+        self.streams[name] = stream
         return stream
 
     def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> SimTicket:
@@ -171,9 +170,9 @@ class SimHost(TaskHost):
     def _build_devices(self) -> None:
         if isinstance(self._costs, HistoryCosts):
             # A device with one stream reports ends late, but there nothing takes longer than its cost says.
-            self._costs.knows_ends = len(self._streams) > 1
+            self._costs.knows_ends = len(self.streams) > 1
         by_device: dict[int | str, list[Stream]] = {}
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             by_device.setdefault(stream.device, []).append(stream)
         for name, streams in by_device.items():
             partition = partition_of(streams, self._curve, only_together=self._only_together)
@@ -181,7 +180,7 @@ class SimHost(TaskHost):
                 self._devices[name] = SharedDevice(self, self._links[name], streams, Contention(), is_one_queue=True)
                 continue
             costs = self._costs_elsewhere.get(name, self._costs)
-            if len(self._streams) == 1 and partition is None:
+            if len(self.streams) == 1 and partition is None:
                 self._devices[name] = SoloDevice(self, costs)
             else:
                 self._devices[name] = SharedDevice(self, costs, streams, self._contention, partition=partition)

@@ -27,6 +27,12 @@ class HostView:
     def now_s(self) -> float:
         return self._host.now_s
 
+    @property
+    def streams(self) -> dict[str, Stream]:
+        """Its own, by the names that it gave them."""
+        ending = f".{self._label}"
+        return {name[: -len(ending)]: each for name, each in self._host.streams.items() if name.endswith(ending)}
+
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
         own = f"{device}.{self._label}" if isinstance(device, str) else device + self._first_gpu
         return self._host.stream(f"{name}.{self._label}", device=own, priority=priority, sm_share=sm_share)

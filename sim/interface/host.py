@@ -16,7 +16,7 @@ Rules, pinned so that simulation and reality agree:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -77,6 +77,11 @@ class Host(Protocol):
 
     @property
     def now_s(self) -> float: ...
+
+    @property
+    def streams(self) -> Mapping[str, Stream]:
+        """Those that were made, by name."""
+        ...
 
     def stream(
         self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sim.engine.serving import Serving
+from sim.interface.host import Host
 from sim.names import unknown
 from sim.plugins import (
     PluginError,
@@ -140,7 +141,22 @@ class Policy:
         for task in tasks:
             if not isinstance(task, Coroutine):
                 raise PluginError(f"{what}: build gave {shown(task)}; want coroutines")
+        if problem := self._problem_of_lanes(serving.host, options):
+            for task in tasks:
+                task.close()
+            raise PluginError(f"{what}: build made {problem}")
         return [_named(what, task) for task in tasks]
+
+    def _problem_of_lanes(self, host: Host, options: PolicyOptions) -> str | None:
+        """A lane that has no stream, or whose stream is without its share."""
+        made = host.streams
+        for lane in self.lane_names:
+            if lane not in made:
+                return f"no stream for its lane {lane!r}, but {', '.join(made) or 'none'}"
+            if made[lane].sm_share != options.share(lane):
+                given, wanted = shown(made[lane].sm_share), options.share(lane)
+                return f"stream {lane!r} with sm_share={given}; want options.share({lane!r}), which is {wanted}"
+        return None
 
     @property
     def lane_names(self) -> list[str]:

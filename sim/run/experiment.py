@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import msgspec
 
 from sim.acceptance.draws import AcceptanceDraws
-from sim.costs.profile import Profile
 from sim.engine.fleet import Account, Fleet
 from sim.engine.gauge import GaugePart
 from sim.engine.kv import KvPool
@@ -107,7 +106,7 @@ class Experiment:
             room = longest - request.prompt_tokens
             if room < 1 and self.scenario.engine.max_model_len is not None:
                 raise ValueError(
-                    f"request {request.id}: a prompt of {request.prompt_tokens} tokens has no room for an answer in "
+                    f"{self._named(request)}: a prompt of {request.prompt_tokens} tokens has no room for an answer in "
                     f"engine.max_model_len={longest}"
                 )
             if 0 < room < request.output_tokens:
@@ -118,6 +117,28 @@ class Experiment:
                 f"{num_cut} of {len(requests)} answers end where prompt and answer are {longest} tokens, as in "
                 f"{self.resolved.engine.name}",
                 CutAnswerWarning,
+                stacklevel=3,
+            )
+
+    def _named(self, request: Request) -> str:
+        path = self.scenario.workload.dataset_path
+        return f"request {request.id}" + (f" of {path!r}" if path else "")
+
+    def _check_they_fit(self, requests: Sequence[Request], kv: KvPool) -> None:
+        """Raise ValueError for a request that memory cannot hold; warn of those that the model was not made for."""
+        profile = self.resolved.profile
+        for request in requests:
+            if kv.blocks_for(request) > kv.max_blocks:
+                raise ValueError(
+                    f"{self._named(request)}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens "
+                    f"need {kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.max_blocks} "
+                    f"on {profile.name!r}"
+                )
+        context = profile.target.max_context
+        if any(request.prompt_tokens + request.output_tokens > context for request in requests):
+            warnings.warn(
+                f"requests longer than {profile.target.name}'s context of {context} tokens are served all the same",
+                BeyondContextWarning,
                 stacklevel=3,
             )
 
@@ -150,7 +171,7 @@ class Experiment:
         """
         resolved, devices = self.resolved, self.scenario.devices
         pool = resolved.pool.new()
-        _check_they_fit(requests, pool, resolved.profile)
+        self._check_they_fit(requests, pool)
         served: Serving | Fleet
         if devices.count == 1:
             served = self._serving(host, requests, pool, draws, is_recorded)
@@ -260,21 +281,3 @@ class Experiment:
                 f"policy {self.resolved.policy.name!r} stopped with {total - serving.num_finished} of {total} "
                 "requests unfinished"
             )
-
-
-def _check_they_fit(requests: Sequence[Request], kv: KvPool, profile: Profile) -> None:
-    """Raise ValueError for a request that memory cannot hold; warn of those that the model was not made for."""
-    for request in requests:
-        if kv.blocks_for(request) > kv.max_blocks:
-            raise ValueError(
-                f"request {request.id}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens need "
-                f"{kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.max_blocks} "
-                f"on {profile.name!r}"
-            )
-    context = profile.target.max_context
-    if any(request.prompt_tokens + request.output_tokens > context for request in requests):
-        warnings.warn(
-            f"requests longer than {profile.target.name}'s context of {context} tokens are served all the same",
-            BeyondContextWarning,
-            stacklevel=3,
-        )

@@ -44,6 +44,8 @@ REMARKS = ("error", "notes")
 WORDS = ("load", "engine")
 """Metrics that are no number."""
 COUNTS = ("seed", "replication")
+VERDICTS = ("is_steady", "unstable")
+"""True or false of every row that ran."""
 KEY = re.compile(r"[0-9a-f]{32}\Z")
 _NO_ARROW = "a store is Parquet and needs the analysis extra: pip install 'lanesim[analysis]'"
 
@@ -242,7 +244,20 @@ def _part(path: Path, columns: Sequence[str] | None) -> Any:
             raise ValueError(f"{where}: no column {name!r}")
     for name in table.column_names:
         _check(name, table[name], f"{where}: column {name!r}")
+    if columns is None:
+        _check_verdicts(table, where)
     return table
+
+
+def _check_verdicts(table: Any, where: str) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ran = table.filter(pc.is_null(table["error"]))
+    for name in VERDICTS if ran.num_rows else ():
+        own = ran[name] if name in ran.column_names else None
+        if own is None or own.null_count or not pa.types.is_boolean(own.type):
+            raise ValueError(f"{where}: column {name!r} must be true or false in every row that ran")
 
 
 def _check(name: str, column: Any, where: str) -> None:

@@ -1,7 +1,9 @@
 """A grid run into a store: what is missing, over several processes, kept as it comes.
 
-A sweep that is killed loses the rows of its last few seconds; run again, it does what is missing. Memory does not grow
-with the number of points. Not here: what a grid is (grid), what a row says (rows), processes (sim.compare.pool).
+A sweep that is killed loses the runs under way, and finished ones of 1,000 requests or 2 s at most; run again, it does
+what is missing. A run is whole or not there, so nothing is kept until the first has ended: short ones go first. Memory
+does not grow with the number of points. Not here: what a grid is (grid), what a row says (rows), processes
+(sim.compare.pool).
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from math import inf
 
 import msgspec
@@ -28,12 +30,14 @@ from sim.studies.store import Keys, Store
 
 ASKED_ABOVE = 1_000_000
 """Runs above which a sweep wants to be told twice: about ten hours on two cores."""
-KEPT_EVERY_S, KEPT_ROWS = 2.0, 500
-"""Rows are written when they are this old, or so many."""
+KEPT_EVERY_S, KEPT_ROWS, KEPT_REQUESTS = 2.0, 500, 1_000
+"""Rows are written when they are this old, or so many, or of so many requests, which take ten times the writing."""
 MAX_TOGETHER, LONG_RUN = 20_000, 2_000
 """Requests that one worker is given at once, a few seconds' work; a run of unsettled length counts as the second."""
 FIRST_TOGETHER = 100
-"""Requests of the first batch, each next one twice as large: the first rows are there to be kept within two seconds."""
+"""Requests of the first batch, each next one twice as large, so that the first rows are kept soon."""
+FIRST_SORTED = 1_000
+"""Of so many jobs at the beginning the shortest go first."""
 SAMPLE_S, SAMPLE_JOBS = 4.0, 12
 """What an estimate may take: points spread over the grid, until the time is up."""
 DIED = "its worker process died: killed, or out of memory"
@@ -151,12 +155,14 @@ def sweep(
         missing = plan.num_missing(known)
         on_done("simulating", 0, missing)
         try:
-            for rows in rows_of(plan, plan.jobs(known), pool):
+            for rows in rows_of(plan, short_first(plan.jobs(known)), pool):
                 waiting += rows
                 done += len(rows)
                 failed += sum(row["error"] is not None for row in rows)
                 on_done("simulating", done, missing)
-                if len(waiting) >= KEPT_ROWS or time.monotonic() - written_s > KEPT_EVERY_S:
+                requests = sum(int(row.get("completed") or 0) for row in waiting)
+                is_much = len(waiting) >= KEPT_ROWS or requests >= KEPT_REQUESTS
+                if is_much or time.monotonic() - written_s > KEPT_EVERY_S:
                     store.add(waiting)
                     waiting, written_s = [], time.monotonic()
         finally:
@@ -186,23 +192,40 @@ def rows_of(plan: Plan, jobs: Iterable[Job], pool: Pool) -> Iterator[list[Row]]:
             yield from rows_of(plan, chain.from_iterable(waiting), fresh)
 
 
+def short_first(jobs: Iterable[Job]) -> Iterator[Job]:
+    """`jobs`, the shortest of the first ones in front: something is kept of a sweep that is killed early."""
+    waiting = iter(jobs)
+    yield from sorted(islice(waiting, FIRST_SORTED), key=_requests)
+    yield from waiting
+
+
 def together(jobs: Iterable[Job]) -> Iterator[tuple[Job, ...]]:
     """Jobs that follow each other and differ in the rate alone, for one worker: they share the measured capacity, which
-    costs more than a short run. Long ones are fewer together, and so are the first ones, so that rows are kept soon
-    after they are made."""
+    costs more than a short run. Long ones are fewer together, and so are the first ones, and replications of long ones
+    go apart, so that rows are kept soon after they are made."""
     batch: list[Job] = []
     held, requests, room = None, 0, FIRST_TOGETHER
     for job in jobs:
         workload = msgspec.structs.replace(job.scenario.workload, request_rate=1.0)
         same = msgspec.structs.replace(job.scenario, workload=workload)
-        count = workload.num_prompts if isinstance(workload.num_prompts, int) else LONG_RUN
-        if batch and (same != held or requests + count * len(job.replications) > room):
-            yield tuple(batch)
-            batch, requests, room = [], 0, min(2 * room, MAX_TOGETHER)
-        batch.append(job)
-        held, requests = same, requests + count * len(job.replications)
+        left = job.replications
+        while left:
+            fitting = max(1, room // _requests(job))
+            part, left = replace(job, replications=left[:fitting]), left[fitting:]
+            count = _requests(job) * len(part.replications)
+            if batch and (same != held or requests + count > room):
+                yield tuple(batch)
+                batch, requests, room = [], 0, min(2 * room, MAX_TOGETHER)
+            batch.append(part)
+            held, requests = same, requests + count
     if batch:
         yield tuple(batch)
+
+
+def _requests(job: Job) -> int:
+    """Of one of its runs."""
+    count = job.scenario.workload.num_prompts
+    return max(1, count) if isinstance(count, int) else LONG_RUN
 
 
 def _alone(plan: Plan, job: Job) -> Iterator[list[Row]]:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from sim.files.json_values import json_lines
+from sim.plugins import checked_name
 
 BLOCK_TOKENS = 16
 """Behind one of `prefix_blocks`: vLLM's block, where nobody says otherwise."""
@@ -25,6 +26,8 @@ BLOCK_FIELDS = {"prefix_blocks": BLOCK_TOKENS, "hash_ids": MOONCAKE_BLOCK_TOKENS
 """Fields of files that name a prompt's blocks, and the tokens behind one."""
 TOKEN_FIELDS = ("input_tok_ids", "prompt_token_ids")
 """Fields that have the tokens themselves."""
+UNCLASSED = "other"
+"""Content class of a prompt that names none."""
 LENGTH_FIELDS = ("input_toks", "input_length", "prompt_tokens", "input_len")
 Content = tuple[int, ...]
 
@@ -130,6 +133,26 @@ def reblocked(contents: Sequence[Content], content_tokens: int, block_tokens: in
             "neither divides nor is a multiple of"
         )
     return [tuple([block * parts + part for block in content for part in range(parts)]) for content in contents]
+
+
+def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:
+    """Of each line of a JSON-lines file the prompt's tokens (TOKEN_FIELDS) and its content `class`.
+
+    Raises ValueError, one line naming file and line.
+    """
+    found = []
+    for number, row in json_lines(path, "prompts"):
+        where = f"prompts {str(path)!r} line {number}"
+        field = next((name for name in TOKEN_FIELDS if isinstance(row, dict) and name in row), None)
+        if field is None:
+            raise ValueError(f"{where}: want an object with {' or '.join(TOKEN_FIELDS)}, the tokens of a prompt")
+        tokens = listed(row[field], where, field)
+        if not tokens:
+            raise ValueError(f"{where}: {field} is empty")
+        found.append((tokens, checked_name(f"{where}: class", row.get("class", UNCLASSED))))
+    if not found:
+        raise ValueError(f"prompts {str(path)!r} is empty; want one JSON object per request")
+    return found
 
 
 def read_prompts(path: Path, block_tokens: int) -> list[tuple[Content, int | None]]:

@@ -36,6 +36,8 @@ class Sample:
     """Whether `check` is asked about the folder."""
     every: int = 1
     """Commands that draw or fit read every so many of the damaged files only."""
+    is_checked: bool = True
+    """Whether `check` knows the format."""
 
     def laid(self, folder: Path, content: bytes) -> Path:
         """The file in `folder` with `content` in place of its own."""

@@ -187,6 +187,16 @@ def test_a_hostile_file_is_one_line_that_names_it(
     assert name in refusal(capsys, "check", str(path))
 
 
+@pytest.mark.parametrize("limit", [[], ["--set", "engine.max_model_len=1000"]])
+def test_a_prompt_that_nothing_holds_names_its_trace(
+    limit: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,600000,3\n")
+    args = [*COMPARE, "--dataset-name", "csv", "--dataset-path", str(path), "--num-prompts", "1", *limit]
+    assert f"request 0 of '{path}': " in refusal(capsys, *args)
+
+
 LAUNCHES: dict[str, tuple[list[str], str]] = {
     "a device": (["compare", "/dev/zero"], "'/dev/zero' is a device or a pipe"),
     "a seed of 64 bits": ([*COMPARE, "--seed", str(2**63), "--out", "{}/r"], f"seed={2**63} must be"),
@@ -347,6 +357,19 @@ def test_a_replay_without_requests_gets_no_verdict(
     errors = refusal(capsys, "validate", str(tmp_path))
     assert "requests.parquet" in errors
     assert "0 requests of pd" in errors
+
+
+@pytest.mark.parametrize("command", ["check", "validate"])
+def test_a_replay_whose_profile_leaves_no_room_is_named(
+    command: str, tmp_path: Path, replayed: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shrink(raw: Any) -> None:
+        raw["gpu"]["memory_bytes"] = 1000
+
+    laid(replayed, tmp_path, "profile.json", summary_with(replayed["profile.json"], shrink))
+    errors = refusal(capsys, command, str(tmp_path))
+    assert "the weights leave no room for KV" in errors
+    assert str(tmp_path) in errors
 
 
 def test_lists_of_unlike_length_in_a_replay_name_file_and_column(

@@ -3,6 +3,7 @@ broke it; nothing is cast, passed over or found out later."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ from sim.acceptance import forms
 from sim.cli.main import run
 from sim.policies import pd, registry
 from sim.report.results import to_json
+from tests.attack.samples import PAIR
 
 BASE: dict[str, Any] = {"profile": "cpu/tiny", "num_prompts": 6, "request_rate": 20, "output_len": 8}
 TUNED: dict[str, Any] = BASE | {"policy": "continuous", "draws": 2, "workers": 1}
+HALVES = {"policy_options.partition": {"prefill": 0.5, "decode": 0.5}}
 GRID: dict[str, Any] = {"scenario": {"profile": "cpu/tiny", "policy": "pd", "workload": {"num_prompts": 3}}}
 
 
@@ -62,10 +65,10 @@ def accepting(build: Any = None, policy: str = "pd", **answers: Any) -> None:
     lanesim.simulate(policy=policy, acceptance="mine:.5", **BASE)
 
 
-def scheduling(**fields: Any) -> None:
+def scheduling(*, settings: dict[str, Any] | None = None, profile: str = "cpu/tiny", **fields: Any) -> None:
     given = {"name": "mine", "summary": "s", "source": "x", "build": pd.coroutines} | fields
     lanesim.register(lanesim.Policy(**given))
-    lanesim.simulate(policy=given["name"], **BASE)
+    lanesim.simulate(policy=given["name"], **BASE | {"profile": profile} | (settings or {}))
 
 
 def breaking(serving: Any, options: Any, limits: Any) -> list[Any]:
@@ -74,6 +77,16 @@ def breaking(serving: Any, options: Any, limits: Any) -> list[Any]:
         broken()
 
     return [worker()]
+
+
+def idling(serving: Any, options: Any, limits: Any) -> list[Any]:
+    return []
+
+
+def unshared(serving: Any, options: Any, limits: Any) -> list[Any]:
+    stream, decode = serving.host.stream("prefill"), lanesim.RequestQueue("decode")
+    serving.host.stream("decode", sm_share=options.share("decode"))
+    return [pd.prefill_lane(serving, options, decode, stream)]
 
 
 def awaiting(serving: Any, options: Any, limits: Any) -> list[Any]:
@@ -138,6 +151,22 @@ MISUSES: dict[str, tuple[Callable[[], object], str]] = {
     "lanes in a flat list": (lambda: scheduling(lanes=("prefill", "decode")), "lanes='prefill': want a list"),
     "a lane twice": (lambda: scheduling(lanes=(("a",), ("a",))), "name one twice"),
     "an escape in a lane": (lambda: scheduling(lanes=(("a\x1b",),)), r"lane 'a\x1b'"),
+    "a lane without a stream": (
+        lambda: scheduling(lanes=(("prefill",), ("decode",), ("verify",))),
+        "policy 'mine': build made no stream for its lane 'verify', but decode, prefill",
+    ),
+    "a lane of a replica without a stream": (
+        lambda: scheduling(lanes=(("verify",),), settings={"devices.count": 2}),
+        "policy 'mine': build made no stream for its lane 'verify', but decode, prefill",
+    ),
+    "lanes of a policy without streams": (
+        lambda: scheduling(build=idling, lanes=(("prefill",),)),
+        "policy 'mine': build made no stream for its lane 'prefill', but none",
+    ),
+    "a lane without its share": (
+        lambda: scheduling(build=unshared, lanes=(("prefill",), ("decode",)), settings=HALVES, profile=PAIR),
+        "policy 'mine': build made stream 'prefill' with sm_share=None; want options.share('prefill'), which is 0.5",
+    ),
     "an escape in a policy": (lambda: scheduling(name="a\x1b[2J"), r"policy 'a\x1b[2J'"),
     "a policy that is a path": (lambda: scheduling(name="../x"), "policy '../x'"),
     "a policy in two lines": (lambda: scheduling(name="a\nb"), r"policy 'a\nb'"),
@@ -210,6 +239,19 @@ def test_a_plug_in_that_breaks_ends_a_command_with_one_line(capsys: pytest.Captu
     lanesim.register(lanesim.Policy(name="mine", summary="s", source="x", build=breaking))
     assert run(["compare", "--profile", "cpu/tiny", "--policy", "mine", "--num-prompts", "4", "--workers", "1"]) == 2
     assert capsys.readouterr().err == "lanesim: policy 'mine': KeyError: 'inside'\n"
+
+
+def test_coroutines_of_a_policy_that_is_refused_are_closed() -> None:
+    """Python would complain of each that was never awaited."""
+    made: list[Any] = []
+
+    def build(serving: Any, options: Any, limits: Any) -> list[Any]:
+        made.extend(pd.coroutines(serving, options, limits))
+        return made
+
+    with pytest.raises(ValueError, match="no stream for its lane"):
+        scheduling(build=build, lanes=(("verify",),))
+    assert {inspect.getcoroutinestate(each) for each in made} == {inspect.CORO_CLOSED}
 
 
 def test_arrays_of_whole_numbers_are_as_good_as_lists() -> None:

@@ -99,7 +99,7 @@ class LateHost(SteppedHost):
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
         self._queues[name] = []
         self._free_s[name] = 0.0
-        made = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
+        made = self.streams[name] = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
         self._lanes[name] = self.executor.lane(made, self.clock)  # type: ignore[arg-type]
         return made
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sim.draws import child_seed
 from sim.studies.grid import Grid
 from sim.studies.rows import files_hash
 from sim.studies.store import MARK, Keys, Store
-from sim.studies.sweep import Plan, sweep, together
+from sim.studies.sweep import Plan, short_first, sweep, together
 
 SCENARIO: dict[str, Any] = {
     "profile": "cpu/tiny",
@@ -78,6 +78,33 @@ def test_the_first_batches_are_short_so_that_their_rows_are_kept_soon() -> None:
     scenario = SCENARIO | {"policy": "pd", "workload": {"num_prompts": 50}}
     plan = Plan.of(Grid.of(GRID | {"scenario": scenario, "grid": {"workload.request_rate": list(range(1, 21))}}))
     assert [len(jobs) for jobs in together(plan.jobs(Keys([])))] == [1, 2, 4, 8, 5]
+
+
+def test_replications_of_long_runs_go_apart_until_a_worker_is_given_many_requests() -> None:
+    """A scenario's first row once waited for all its replications."""
+    scenario = SCENARIO | {"policy": "pd", "workload": {"num_prompts": 1000}}
+    grid = {"scenario": scenario, "grid": {"workload.request_rate": [1, 2, 4, 8]}, "replications": 3}
+    batches = together(Plan.of(Grid.of(grid)).jobs(Keys([])))
+    alone = [[(0,)], [(1,)], [(2,)]]
+    assert [[job.replications for job in jobs] for jobs in batches] == [*alone, *alone, [(0, 1, 2), (0, 1, 2)]]
+
+
+def test_a_long_run_that_has_ended_is_kept_before_the_next_one_ends(tmp_path: Path) -> None:
+    scenario = SCENARIO | {"policy": "pd", "workload": {"num_prompts": 1000, "output_len": 2}}
+    kept: list[int] = []
+    run_into(
+        tmp_path,
+        {"scenario": scenario, "grid": {"workload.request_rate": [2, 4]}, "replications": 2},
+        on_done=lambda stage, done, total: kept.append(len(Store(tmp_path).keys())),
+    )
+    assert kept == [0, 0, 1, 2, 3]
+
+
+def test_short_runs_go_first() -> None:
+    grid = {"workload.num_prompts": [300, "auto", 20], "workload.request_rate": [1, 2]}
+    jobs = short_first(Plan.of(Grid.of({"scenario": SCENARIO | {"policy": "pd"}, "grid": grid})).jobs(Keys([])))
+    ran = [(job.scenario.workload.num_prompts, job.scenario.workload.request_rate) for job in jobs]
+    assert ran == [(count, rate) for count in (20, 300, "auto") for rate in (1.0, 2.0)]
 
 
 def test_a_rerun_adds_nothing_and_grids_merge(tmp_path: Path) -> None:
@@ -214,6 +241,33 @@ def test_rows_of_another_version_are_left_out_with_a_note(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match=r"2 rows are of other versions of the model \(0\.0\.1\+old\)"):
         assert len(lanesim.load(tmp_path)) == 12
     assert len(lanesim.load(tmp_path, version="0.0.1+old")) == 2
+
+
+def without(table: Any, name: str) -> Any:
+    return table.drop_columns([name])
+
+
+def with_unknown(table: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    column = pa.array([None, *table[name].to_pylist()[1:]])
+    return table.set_column(table.column_names.index(name), name, column)
+
+
+@pytest.mark.parametrize("name", ["is_steady", "unstable"])
+@pytest.mark.parametrize("damage", [without, with_unknown])
+def test_rows_that_ran_say_whether_they_kept_up(
+    name: str, damage: Callable[[Any, str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow.parquet as pq
+
+    run_into(tmp_path / "s")
+    (part,) = (tmp_path / "s" / "parts").iterdir()
+    pq.write_table(damage(pq.read_table(part), name), part)
+    assert run(["sweep", str(written(tmp_path / "g.yaml", GRID)), "--out", str(tmp_path / "s")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{part.name}': column '{name}' must be true or false in every row that ran" in error
 
 
 BAD = {

@@ -1,0 +1,143 @@
+"""A pair with real weights from two folders, and what its draft gets accepted: a tape over the answers of a replay.
+
+Greedy, as the field counts it (vLLM's rejection sampler at temperature 0): a drafted token is accepted where it is the
+target's own choice, the most likely one, and all before it were. As long as they were, the draft has read the true
+text, so one pass of it over prompt and answer says for every position how many tokens would be accepted there
+(sim.acceptance.tape). Not covered: rejection sampling above temperature 0, trees, drafts that read the target's
+features, and rounding: near ties may fall otherwise in a pass of another shape (`genuine.rounds_alike` counts them).
+Not here: files of tapes (realrun.replay.genuine), timed passes (realrun.kernels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from realrun.model.weights import load_model
+from realrun.replay.genuine import ClassTape, Folders, by_class, rounds_alike
+from realrun.replay.run import Replay
+from realrun.replay.testbed import dtype_of
+from sim.costs.profile import Profile
+from sim.costs.shapes import ModelShape
+from sim.run.experiment import Experiment
+
+HEAD_ROWS = 256
+"""Positions whose logits are in memory at once."""
+SIZES = {
+    "vocab_size": "vocab",
+    "num_hidden_layers": "layers",
+    "hidden_size": "hidden",
+    "intermediate_size": "intermediate",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+}
+"""A configuration's keys and those of a profile's model."""
+
+
+def load_pair(
+    folders: Folders, profile: Profile, experiments: Sequence[Experiment], device: torch.device
+) -> tuple[Any, Any]:
+    """Target and draft of `profile` with the weights of two folders.
+
+    Raises ValueError, one line, for a folder without weights, vocabularies that differ, models that are not those of
+    the profile, whose memory and times the replay plans with, and requests that are not the prompts' or too long.
+    """
+    drafted = max(experiment.resolved.lengths.max for experiment in experiments)
+    if not drafted:
+        raise ValueError("--draft-weights: nothing is drafted; want --num-speculative-tokens above 0")
+    assert profile.draft is not None
+    for experiment in experiments:
+        folders.check(experiment.requests(), profile.target.vocab)
+    dtype = dtype_of(profile.target)
+    target, draft = (load_model(path, dtype=dtype, device=device) for path in (folders.target, folders.draft))
+    ours, theirs = draft.config.vocab_size, target.config.vocab_size
+    if ours != theirs:
+        raise ValueError(
+            f"--draft-weights {str(folders.draft)!r} has {ours} tokens in its vocabulary, and the target {theirs}: "
+            "want a draft that shares the target's"
+        )
+    for model, shape, path in ((target, profile.target, folders.target), (draft, profile.draft, folders.draft)):
+        _check_same(model.config, shape, f"{str(path)!r}")
+    longest = max(r.prompt_tokens + r.output_tokens for each in experiments for r in each.requests())
+    _check_context(target, draft, longest, drafted)
+    return target, draft
+
+
+def _check_same(config: Any, shape: ModelShape, where: str) -> None:
+    for key, name in SIZES.items():
+        if getattr(config, key) != getattr(shape, name):
+            raise ValueError(
+                f"{where}: {key}={getattr(config, key)}, and {shape.name} of the profile has {getattr(shape, name)}; "
+                "want a --profile of this pair (lanesim calibrate measure --target DIR --draft DIR)"
+            )
+
+
+def _check_context(target: Any, draft: Any, longest: int, draft_tokens: int) -> None:
+    """Raise ValueError where prompt, answer and one draft behind it do not fit what a model was made for."""
+    for what, model in (("target", target), ("draft", draft)):
+        context = model.config.max_position_embeddings
+        if longest + draft_tokens > context:
+            raise ValueError(
+                f"prompt and output of {longest} tokens and a draft of {draft_tokens} exceed the {what}'s context of "
+                f"{context}; want shorter requests or a smaller --num-speculative-tokens"
+            )
+
+
+def accepted_of(
+    target: Any, draft: Any, folders: Folders, replays: Sequence[Replay], answers: Mapping[int, Sequence[int]]
+) -> tuple[dict[str, Any], list[ClassTape]]:
+    """What the draft gets accepted of the requests of `replays`, all alike, by content class: for summary.json, and as
+    tapes. `answers` are greedy ones by arrival index."""
+    experiment = replays[0].experiment
+    drafted, requests = experiment.resolved.lengths.max, experiment.requests()
+    tapes = [
+        tape_of(target, draft, folders.prompts[r.index][0], answers[r.index][: r.output_tokens], drafted)
+        for r in requests
+    ]
+    by_content = by_class(tapes, [folders.prompts[r.index][1] for r in requests])
+    compared = [rounds_alike(each.works, tapes, drafted) for each in replays]
+    summary = {
+        "num_speculative_tokens": drafted,
+        "classes": [each.summary(drafted) for each in by_content],
+        "rounds_compared": sum(rounds for rounds, _ in compared),
+        "rounds_alike": sum(alike for _, alike in compared),
+    }
+    return summary, by_content
+
+
+@torch.inference_mode()
+def tape_of(target: Any, draft: Any, prompt: Sequence[int], answer: Sequence[int], draft_tokens: int) -> list[int]:
+    """Tokens that a greedy draft yields at each position of `answer`, the target's own greedy text, up to where that
+    ends itself. Behind the answer the target goes on for `draft_tokens`, so that its last drafts count whole."""
+    answer, is_over = _until_end(answer, target)
+    text = [*prompt, *answer]
+    if not is_over:
+        text += _continued(target, text, draft_tokens)
+    tokens = torch.tensor([text], device=draft.lm_head.weight.device)
+    hidden = draft.model(tokens[:, :-1], use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
+    chosen = torch.cat([draft.lm_head(rows).argmax(-1) for rows in hidden.split(HEAD_ROWS)])
+    yields = [1]
+    for is_same in reversed((chosen == tokens[0, len(prompt) :]).tolist()):
+        yields.append(yields[-1] + 1 if is_same else 1)
+    return yields[:0:-1][: len(answer)]
+
+
+def _until_end(answer: Sequence[int], target: Any) -> tuple[list[int], bool]:
+    """The answer up to the target's own end of text; whether there is one."""
+    generation = getattr(target, "generation_config", None)
+    known = [getattr(each, "eos_token_id", None) for each in (target.config, generation)]
+    ends = {token for each in known for token in (each if isinstance(each, list) else [each])}
+    count = next((place + 1 for place, token in enumerate(answer) if token in ends), None)
+    return list(answer[:count]), count is not None
+
+
+def _continued(target: Any, text: Sequence[int], count: int) -> list[int]:
+    """`count` greedy tokens of the target after `text`."""
+    tokens, past, found = torch.tensor([text], device=target.lm_head.weight.device), None, []
+    for _ in range(count):
+        out = target(tokens, past_key_values=past, use_cache=True, logits_to_keep=1)
+        tokens, past = out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
+        found.append(int(tokens))
+    return found

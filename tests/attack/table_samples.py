@@ -1,0 +1,94 @@
+"""One sound file more of each format: tables of kernel times that are imported, and further kinds of what samples.py
+has (a trace in a .gz, counts of Mooncake, means of benchmarks, a quantiser's record)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.attack.samples import (
+    ALONE,
+    AZURE,
+    BENCH,
+    CONFIG,
+    GUIDELLM,
+    PAIR,
+    SESSIONS,
+    TRACE_CSV,
+    TRACE_JSONL,
+    Sample,
+    files_in,
+)
+from tests.calibrate.importers.layer_tables import write_layer_tables, write_meta
+from tests.calibrate.support import write_tables
+
+TRACE = ("compare", "--profile", PAIR, "--policy", "pd", "--workers", "1", "--num-prompts", "2", "--dataset-name")
+MOONCAKE_COUNTS = "timestamp_ms,input_length,output_length,n_prefix_blocks_seen_before\n" + "".join(
+    f"{100 * i},{600 + i},5,{i % 2}\n" for i in range(6)
+)
+INFERENCEX = json.dumps(
+    [
+        {"hw": "h100", "conc": 2 * i, "tp": 1, "isl": 20, "osl": 5, "tput_per_gpu": 30.0}
+        | {"output_tput_per_gpu": 10.0, "mean_ttft": 0.02, "mean_tpot": 0.012}
+        for i in (1, 2)
+    ],
+    indent=1,
+)
+BENCH_LIST = json.dumps([json.loads(BENCH), json.loads(BENCH) | {"max_concurrency": 4}], indent=1)
+QUANTISED = json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}, indent=1)
+
+
+def of_means(name: str, content: str) -> Sample:
+    flags = ("--bench-json", "{}", "--profile", PAIR, "--json", "{folder}/j.json")
+    return Sample(name, content.encode(), (("calibrate", "production", *flags),), every=4)
+
+
+def of_trace(name: str, content: bytes, dataset: str, options: str = "", *flags: str) -> Sample:
+    return Sample(name, content, ((*TRACE, dataset, "--dataset-path", f"{{}}{options}", *flags),))
+
+
+def of_tables(files: dict[str, bytes], name: str, *command: str) -> Sample:
+    beside = tuple((other, content) for other, content in files.items() if other != name)
+    return Sample(name, files[name], (("calibrate", "import", *command),), beside, every=4, is_checked=False)
+
+
+def table_samples(folder: Path) -> dict[str, Sample]:
+    """By format."""
+    layers = folder / "layers"
+    write_meta(write_layer_tables(layers / "tp1"))
+    kernels = folder / "kernels"
+    kernels.mkdir()
+    layer_files, kernel_files = files_in(layers), files_in(write_tables(kernels))
+    rtx: Any = ("llmservingsim", "{folder}/tp1", "--gpu", "rtx-4090", "--target", "llama-3.1-8b")
+    a100: Any = ("aiconfigurator", "{folder}", "--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--tp", "2")
+    out = ("--out", "{folder}/../made.json")
+    derive = ("calibrate", "derive", "--from", ALONE, "--target", "{folder}/m_config.json", "--out", "{folder}/d.json")
+    return {
+        "trace gz": of_trace("a.csv.gz", gzip.compress(AZURE.encode(), mtime=0), "trace-azure"),
+        "trace counts": of_trace("mc.csv", MOONCAKE_COUNTS.encode(), "mooncake"),
+        "trace turns": of_trace("mt.jsonl", SESSIONS.encode(), "mooncake", "#turns=new"),
+        "trace columns": of_trace(
+            "tc.csv", TRACE_CSV.encode(), "csv", "#arrival=arrival_s,prompt=prompt_tokens,output=output_tokens,unit=ms"
+        ),
+        "trace without times": of_trace(
+            *("tw.jsonl", TRACE_JSONL.encode(), "jsonl", "#arrival="),
+            *("--request-rate", "4", "--set", "workload.trace_arrivals=poisson"),
+        ),
+        "guidellm means": of_means("gm.json", GUIDELLM),
+        "inferencex": of_means("ix.json", INFERENCEX),
+        "bench list": of_means("bl.json", BENCH_LIST),
+        "quantisation": Sample(
+            "m_hf_quant_config.json",
+            QUANTISED.encode(),
+            (derive,),
+            (("m_config.json", CONFIG.encode()),),
+            is_checked=False,
+        ),
+        **{
+            f"layers {name}": of_tables(layer_files, name, *rtx, *out)
+            for name in ("tp1/dense.csv", "tp1/per_sequence.csv", "tp1/attention.csv", "meta.yaml")
+        },
+        **{f"kernels {name.rpartition('__')[2]}": of_tables(kernel_files, name, *a100, *out) for name in kernel_files},
+    }
