@@ -148,6 +148,23 @@ def share_time(caps: Sequence[float], weights: Sequence[float], left: float = 1.
     return rates
 
 
+def plain_rates(
+    caps: Sequence[float],
+    weights: Sequence[float],
+    kernels_per_s: Sequence[float],
+    demands: Sequence[tuple[float, float]],
+    contention: Contention,
+) -> list[float]:
+    """Rates [works] of plain streams' works side by side, at most `caps`, as the regime has it; `demands` are read
+    under ROOFS alone."""
+    if contention.regime is not Regime.ROOFS:
+        weights = [weight / rate if rate else 0.0 for weight, rate in zip(weights, kernels_per_s, strict=True)]
+        return add_leftover(share_time(caps, weights), caps, contention.phi)
+    waits_s = kernel_waits_s(kernels_per_s, contention)
+    kernel_caps = [1.0 / (1.0 + rate * wait_s) for rate, wait_s in zip(kernels_per_s, waits_s, strict=True)]
+    return fill_rates([*map(min, caps, kernel_caps)], weights, demands, contention)
+
+
 def add_leftover(shares: Sequence[float], caps: Sequence[float], phi: float) -> list[float]:
     """Rates [works] from shares of the device's time: each goes on at `phi` in the time of the others, up to its cap.
 

@@ -17,7 +17,7 @@ from sim.devices.contention import (
     Regime,
     add_leftover,
     fill_rates,
-    kernel_waits_s,
+    plain_rates,
     priority_weights,
     share_time,
 )
@@ -168,17 +168,8 @@ def rates_together(
         demands = [op.demands_of(costs) for op in running]
         return rates_on_shares(places, launch_caps, weights, demands, partition.curve, contention.eta_bandwidth)
     kernels_per_s = [op.kernels_per_s for op in running]
-    if contention.regime is not Regime.ROOFS:
-        weights = [weight / rate if rate else 0.0 for weight, rate in zip(weights, kernels_per_s, strict=True)]
-        return add_leftover(share_time(launch_caps, weights), launch_caps, contention.phi)
-    demands = [op.demands_of(costs) for op in running]
-    caps = []
-    for launch_cap, rate, wait_s in zip(
-        launch_caps, kernels_per_s, kernel_waits_s(kernels_per_s, contention), strict=True
-    ):
-        kernel_cap = 1.0 / (1.0 + rate * wait_s)
-        caps.append(launch_cap if launch_cap < kernel_cap else kernel_cap)
-    return fill_rates(caps, weights, demands, contention)
+    demands = [op.demands_of(costs) for op in running] if contention.regime is Regime.ROOFS else []
+    return plain_rates(launch_caps, weights, kernels_per_s, demands, contention)
 
 
 def _preemptive_rates(

@@ -15,7 +15,7 @@ from sim.engine.draft_length import Controller
 from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
-from sim.interface.host import Host, Stream
+from sim.interface.host import Host, Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.wait import Signal
 from sim.interface.work import Chunk
@@ -144,6 +144,10 @@ class Serving:
         """Works of lanes are prepared while those before them run (`ahead_s`)."""
         self._submitted_s: dict[str, float] = {}
         """When the newest work was submitted, by name of its stream."""
+        self.last_round: Ticket | None = None
+        """Of lanes: of the newest verify."""
+        self.round_ended_s = -1.0
+        """Likewise: when the newest one was seen that had ended."""
         self._on_finished = [] if on_finished is None else [on_finished]
         """Called in this order when a request has its last token."""
         self._has_priorities = False

@@ -10,6 +10,9 @@ AUTO = "auto"
 """A partition that suits the load."""
 ONLY_TOGETHER = "only_together"
 """Key of a partition beside its lanes."""
+DEFERRED = "deferred"
+"""Another."""
+PARTITION_FLAGS = (ONLY_TOGETHER, DEFERRED)
 
 
 class Batching(StrEnum):
@@ -110,8 +113,9 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     partition: dict[str, float | bool] | str | None = None
     """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}; auto suits
-    them to the load; lanes without one divide what is left. With only_together: true a lane has the whole GPU while no
-    other has work."""
+    them to the load, or gives none; lanes without one divide what is left. With only_together: true a lane has the
+    whole GPU while no other has work; with deferred: true (pd, pdv) prompts begin, and join the others, where a round
+    ends."""
 
     def share(self, lane: str) -> float | None:
         """Of the multiprocessors, reserved for `lane`; None where it has none of its own."""
@@ -122,11 +126,15 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def shares(self) -> dict[str, float]:
         """Given ones, by lane."""
         given = self.partition if isinstance(self.partition, dict) else {}
-        return {lane: share for lane, share in given.items() if lane != ONLY_TOGETHER}
+        return {lane: share for lane, share in given.items() if lane not in PARTITION_FLAGS}
 
     @property
     def only_together(self) -> bool:
         return isinstance(self.partition, dict) and self.partition.get(ONLY_TOGETHER) is True
+
+    @property
+    def defers_prompts(self) -> bool:
+        return isinstance(self.partition, dict) and self.partition.get(DEFERRED) is True
 
     def priority(self, priority: int) -> int:
         """`priority` of a stream where priorities are asked for; else all are alike."""
@@ -167,9 +175,10 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.partition is not None and self.partition != AUTO:
             if isinstance(self.partition, str) or not self.partition:
                 raise ValueError(f"policy_options.partition={self.partition!r}: want a share by lane, {AUTO}, or null")
-            flag = self.partition.get(ONLY_TOGETHER, False)
-            if not isinstance(flag, bool):
-                raise ValueError(f"policy_options.partition.{ONLY_TOGETHER}={flag!r} must be true or false")
+            for key in PARTITION_FLAGS:
+                flag = self.partition.get(key, False)
+                if not isinstance(flag, bool):
+                    raise ValueError(f"policy_options.partition.{key}={flag!r} must be true or false")
             given = {lane: share for lane, share in self.shares.items() if isinstance(share, bool)}
             if given:
                 raise ValueError(f"policy_options.partition={given!r}: want a share by lane, above 0 and at most 1")

@@ -95,27 +95,38 @@ async def prefilled(
     may be `apart`.
 
     While the draft model computes one prompt, the target's next one is submitted behind it, so that the stream does not
-    wait for the host.
+    wait for the host. Prompts that a partition defers begin, and are through, where a round ends.
     """
     last: tuple[Request, Ticket] | None = None
     while True:
         request = await serving.admit(poll_s=options.poll_s) if last is None else serving.admit_now()
         if request is not None and options.prefill_chunk_tokens is not None:
-            await prefill_by_chunks(serving, request, stream, options.prefill_chunk_tokens, apart)
+            await prefill_by_chunks(serving, request, options, stream, options.prefill_chunk_tokens, apart)
             yield request
             continue
+        if request is not None and last is None:
+            await round_end(serving, options)
         tickets = None if request is None else submit_prompts(serving, request, stream, apart)
         if last is not None:
             await last[1]
+            await round_end(serving, options)
             yield last[0]
             last = None
         if request is not None and tickets is not None:
             target, through = tickets
             await target
             if through is target:
+                await round_end(serving, options)
                 yield request
             else:
                 last = request, through
+
+
+async def round_end(serving: Serving, options: PolicyOptions) -> None:
+    """With prompts deferred, until the round in flight is over: shares change between steps, by one scheduler that sees
+    a prompt's end then, too (pegainfer: docs/adr/016)."""
+    if options.defers_prompts and serving.last_round is not None and serving.round_ended_s != serving.host.now_s:
+        await serving.last_round
 
 
 def submit_prompt(
@@ -165,7 +176,8 @@ def submit_verify(
     """Verify the drafts of `requests`, planned `ahead_s` before now; None: since they set off."""
     verify = works.verify_without_kv if options.kv is KvMode.NONE else works.verify
     work = verify(requests, serving.controller.drafters_of(requests))
-    return submit(serving, work, stream, after, ahead_s)
+    serving.last_round = ticket = submit(serving, work, stream, after, ahead_s)
+    return ticket
 
 
 def submit_round(
@@ -193,6 +205,7 @@ async def finish_round(
 ) -> list[Request]:
     """Await `verify`, re-forward if the engine does, commit; returns the requests that go on."""
     accepted = (await verify).accepted
+    serving.round_ended_s = serving.host.now_s
     if options.kv is KvMode.REFORWARD:
         await submit(serving, works.reforward(requests, accepted), verify_stream)
     return serving.commit_rounds(requests, accepted)
@@ -226,15 +239,22 @@ async def take_batch(
 
 
 async def prefill_by_chunks(
-    serving: Serving, request: Request, stream: Stream, chunk_tokens: int, apart: DraftPrompts | None = None
+    serving: Serving,
+    request: Request,
+    options: PolicyOptions,
+    stream: Stream,
+    chunk_tokens: int,
+    apart: DraftPrompts | None = None,
 ) -> None:
     """Prefill as `submit_prefill` does, in pieces of at most `chunk_tokens`, each of the target's awaited before the
     next."""
     draft_stream = stream if apart is None else apart.stream_of(request)
     max_tokens = min(chunk_tokens, serving.max_num_batched_tokens or chunk_tokens)
     for work in works.prefill(request, Model.TARGET, max_tokens):
+        await round_end(serving, options)
         ticket = submit(serving, work, stream)
         await ticket
+    await round_end(serving, options)
     await _with_draft_prompt(serving, request, ticket, draft_stream, apart, max_tokens)
 
 

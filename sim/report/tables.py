@@ -15,7 +15,7 @@ from sim.compare.verdict import Order
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
-from sim.policies.options import ONLY_TOGETHER
+from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
 from sim.studies.evidence import shortened
 
 PASSES = ("prefill", "decode", "draft", "verify")
@@ -339,9 +339,10 @@ def _partition_lines(result: Comparison) -> list[str]:
     for row in result.policies:
         shares = next(run["partition"] for run in result.runs if run["policy"] == row.policy)
         if isinstance(shares, dict):
-            parts = [f"{lane} {share:g}" for lane, share in shares.items() if lane != ONLY_TOGETHER]
+            parts = [f"{lane} {share:g}" for lane, share in shares.items() if lane not in PARTITION_FLAGS]
             while_ = " while several lanes have work" if shares.get(ONLY_TOGETHER) else ""
-            lines.append(f"{row.policy}: {', '.join(parts)}{while_}")
+            deferred = ", prompts from round end to round end" if shares.get(DEFERRED) else ""
+            lines.append(f"{row.policy}: {', '.join(parts)}{while_}{deferred}")
     if lines:
         alone = ", ".join(f"{name} {error:g} %" for name, error in MEASURED.errors_pct.items())
         lines.insert(0, f"shares of the multiprocessors (mean errors of their curves: {alone}):")

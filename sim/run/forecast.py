@@ -2,10 +2,10 @@
 multiprocessors, and seconds of one step of continuous batching.
 
 Lanes: prompts wait in a queue of one server; as many requests go round the other lanes as Little's law says; a lane's
-works take what solo curves and neighbours make of them, as often as those are busy (docs/adr/016). Good enough to
-choose shares by, not to be shown: latencies come from runs. Steps are what a run asks often: the `goodput` controller,
-and how an answer moves as its costs are drawn (sim.studies). Not here: which shares there are (lane_shares), runs
-(run).
+works take what solo curves and neighbours, or plain streams, make of them, as often as those are busy (docs/adr/016).
+Good enough to choose shares by, not to be shown: latencies come from runs. Steps are what a run asks often: the
+`goodput` controller, and how an answer moves as its costs are drawn (sim.studies). Not here: which shares there are
+(lane_shares), runs (run).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from math import exp, inf
 from typing import NamedTuple
 
 from sim.costs.cost import CostModel
+from sim.devices.contention import Contention, plain_rates
 from sim.devices.partition import MEASURED, Place, rates_on_shares
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies.continuous.plan import draft_of
@@ -58,9 +59,20 @@ class LaneWork(NamedTuple):
     device_s: float
     """On the whole device."""
     demands: tuple[float, float]
+    kernels_per_s: float = 0.0
+    """At rate 1."""
 
     def seconds(self, rate: float) -> float:
         return self.host_s + self.device_s / rate
+
+
+class Sharing(NamedTuple):
+    """How groups of lanes share the device: as plain streams, or on shares of the multiprocessors."""
+
+    shares: tuple[float, ...] | None = None
+    """[groups] None: plain streams."""
+    is_dynamic: bool = False
+    """A work that is alone has the whole device, and prompts begin and end where a round does."""
 
 
 class Pace(NamedTuple):
@@ -71,6 +83,8 @@ class Pace(NamedTuple):
     prompt_beside_s: float
     round_s: float
     round_beside_s: float
+    deferred_s: float = 0.0
+    """What a prompt waits for a round's end before it begins, where it may have to."""
 
     def towards(self, other: Pace, part: float) -> Pace:
         return Pace(*(a + part * (b - a) for a, b in zip(self, other, strict=True)))
@@ -79,8 +93,16 @@ class Pace(NamedTuple):
 class Forecast:
     """Of groups of lanes; those of a group take turns. One group is the prefill lane."""
 
-    def __init__(self, lanes: Sequence[Sequence[str]], costs: CostModel, load: MeanLoad) -> None:
+    def __init__(
+        self,
+        lanes: Sequence[Sequence[str]],
+        costs: CostModel,
+        load: MeanLoad,
+        contention: Contention | None = None,
+    ) -> None:
+        """`contention` is of plain streams."""
         self._costs, self._load = costs, load
+        self._contention = contention or Contention()
         self._prefill = [PREFILL in group for group in lanes].index(True)
         names = [name for group in lanes for name in group]
         self._round_kinds = [self._kinds(group, names) for group in lanes if PREFILL not in group]
@@ -88,9 +110,9 @@ class Forecast:
         self._prompt = self._lane_work([self._prompt_work(model) for model in models])
         self._round_works: dict[tuple[int, float], LaneWork] = {}
 
-    def score(self, shares: Sequence[float]) -> tuple[float, float]:
+    def score(self, sharing: Sharing) -> tuple[float, float]:
         """The lower, the better: mean E2EL in seconds; where no queue is steady, what capacity lacks."""
-        load, paces = self._load, self._paces(shares)
+        load, paces = self._load, self._paces(sharing)
         if load.max_concurrency is not None:
             return self._closed_s(paces, load.max_concurrency), 0.0
         e2el_s = inf if load.rate_per_s == inf else self._open_s(paces, load.rate_per_s)
@@ -106,8 +128,10 @@ class Forecast:
             num_rounding = self._num_rounding(paces, rate_per_s, prompt_busy)
             if num_rounding == inf:
                 return inf
-            pace = _pace_of(paces, num_rounding)
-            prompt_s = pace.prompt_s + (1.0 - exp(-num_rounding)) * (pace.prompt_beside_s - pace.prompt_s)
+            pace = _pace_of(paces, num_rounding + 1.0)
+            # One that waits for another begins where that one ends.
+            beside_s = pace.prompt_beside_s + (1.0 - prompt_busy) * pace.deferred_s
+            prompt_s = pace.prompt_s + (1.0 - exp(-num_rounding)) * (beside_s - pace.prompt_s)
             prompt_busy = min(1.0, rate_per_s * prompt_s)
         if prompt_busy > FULL:
             return inf
@@ -132,48 +156,57 @@ class Forecast:
         return min(1.0 / pace.prompt_beside_s, most / (self._load.num_rounds * pace.round_beside_s))
 
     def _num_rounding(self, paces: Mapping[int, Pace], rate_per_s: float, prompt_busy: float) -> float:
-        """Requests past their prompts whose throughput is the rate; infinite where no number is enough."""
+        """Requests past their prompts that one finds there, on average, at the rate: their throughput at the pace of
+        these and itself. Infinite where no number is enough."""
         before, before_per_s = 0.0, 0.0
         for number, pace in paces.items():
-            per_s = number / (self._load.num_rounds * _round_s(pace, prompt_busy))
+            others = number if number == self._load.max_at_once else number - 1
+            per_s = others / (self._load.num_rounds * _round_s(pace, prompt_busy))
             if per_s >= rate_per_s:
-                return before + (number - before) * (rate_per_s - before_per_s) / (per_s - before_per_s)
+                return before + (others - before) * (rate_per_s - before_per_s) / (per_s - before_per_s)
             if per_s > before_per_s:
-                before, before_per_s = number, per_s
+                before, before_per_s = others, per_s
         return inf
 
     # -- from shares to paces
 
-    def _paces(self, shares: Sequence[float]) -> dict[int, Pace]:
+    def _paces(self, sharing: Sharing) -> dict[int, Pace]:
         """By the number of requests that are past their prompts, rising from 1."""
-        prompt, prompt_share = self._prompt, shares[self._prefill]
-        round_shares = [share for i, share in enumerate(shares) if i != self._prefill]
-        alone_s = prompt.seconds(*_rates([prompt_share], [prompt]))
+        prompt, num_lanes = self._prompt, len(self._round_kinds)
+        shares = list(sharing.shares or [1.0] * (num_lanes + 1))
+        prompt_share, round_shares = shares.pop(self._prefill), shares
+
+        def rates(of: Sequence[float], works: Sequence[LaneWork]) -> list[float]:
+            if len(works) == 1 and (sharing.is_dynamic or sharing.shares is None):
+                return [1.0]
+            return self._plain(works) if sharing.shares is None else _rates(of, works)
+
+        alone_s = prompt.seconds(*rates([prompt_share], [prompt]))
         paces = {}
         for number in _numbers(self._load.max_at_once):
             if number == 1:
                 # It goes through its lanes one after the other.
-                works = [self._round_work(group, 1) for group in range(len(round_shares))]
-                idle = [_rates([share], [work])[0] for share, work in zip(round_shares, works, strict=True)]
-                both = [
-                    _rates([prompt_share, share], [prompt, work])
-                    for share, work in zip(round_shares, works, strict=True)
-                ]
-                paces[1] = Pace(
-                    alone_s,
-                    prompt.seconds(min(rates[0] for rates in both)),
-                    sum(_each_s(works, idle)),
-                    sum(_each_s(works, [rates[1] for rates in both])),
-                )
-                continue
-            # As many are in each lane, which all wait for the slowest.
-            num_lanes = len(round_shares)
-            works = [self._round_work(group, number / num_lanes) for group in range(num_lanes)]
-            beside_rate, *busy = _rates([prompt_share, *round_shares], [prompt, *works])
-            idle = _rates(round_shares, works)
-            round_s, beside_s = (num_lanes * max(_each_s(works, rates)) for rates in (idle, busy))
-            paces[number] = Pace(alone_s, prompt.seconds(beside_rate), round_s, beside_s)
+                works = [self._round_work(group, 1) for group in range(num_lanes)]
+                each = list(zip(round_shares, works, strict=True))
+                idle = [rates([share], [work])[0] for share, work in each]
+                both = [rates([prompt_share, share], [prompt, work]) for share, work in each]
+                beside_rate = min(pair[0] for pair in both)
+                round_s, beside_s = sum(_each_s(works, idle)), sum(_each_s(works, [pair[1] for pair in both]))
+            else:
+                # As many are in each lane, which all wait for the slowest.
+                works = [self._round_work(group, number / num_lanes) for group in range(num_lanes)]
+                beside_rate, *busy = rates([prompt_share, *round_shares], [prompt, *works])
+                idle = rates(round_shares, works)
+                round_s, beside_s = (num_lanes * max(_each_s(works, found)) for found in (idle, busy))
+            prompt_s, half = prompt.seconds(beside_rate), 0.5 if sharing.is_dynamic else 0.0
+            paces[number] = Pace(alone_s, prompt_s + half * beside_s, round_s, beside_s, half * round_s)
         return paces
+
+    def _plain(self, works: Sequence[LaneWork]) -> list[float]:
+        """Rates of works side by side on plain streams."""
+        ones = [1.0] * len(works)
+        kernels_per_s, demands = [work.kernels_per_s for work in works], [work.demands for work in works]
+        return plain_rates(ones, ones, kernels_per_s, demands, self._contention)
 
     # -- from lanes to works
 
@@ -191,7 +224,7 @@ class Forecast:
             fitting = max(1.0, min(rows, *(self._load.max_rows[kind] for kind in kinds)))
             once = self._lane_work([self._rows_work(kind, round(fitting)) for kind in kinds])
             times = max(1.0, rows / fitting)
-            known = LaneWork(times * once.host_s, times * once.device_s, once.demands)
+            known = LaneWork(times * once.host_s, times * once.device_s, once.demands, once.kernels_per_s)
             self._round_works[group, rows] = known
         return known
 
@@ -225,7 +258,8 @@ class Forecast:
             for roof in (0, 1)
         )
         prepare_s = 0.0 if self._load.plans_ahead else costs[0].prepare_s
-        return LaneWork(prepare_s + self._costs.result_s, device_s, (compute, bandwidth))
+        kernels_per_s = sum(cost.num_kernels for cost in costs) / device_s if device_s else 0.0
+        return LaneWork(prepare_s + self._costs.result_s, device_s, (compute, bandwidth), kernels_per_s)
 
 
 def _rates(shares: Sequence[float], works: Sequence[LaneWork]) -> list[float]:
@@ -241,7 +275,7 @@ def _each_s(works: Sequence[LaneWork], rates: Sequence[float]) -> list[float]:
 
 def _round_s(pace: Pace, prompt_busy: float) -> float:
     """Of a round beside prompts for a share of the time."""
-    return pace.round_s + prompt_busy * (pace.round_beside_s - pace.round_s)
+    return 1.0 / ((1.0 - prompt_busy) / pace.round_s + prompt_busy / pace.round_beside_s)
 
 
 def _numbers(most: int) -> Iterator[int]:
@@ -254,7 +288,7 @@ def _numbers(most: int) -> Iterator[int]:
 
 
 def _pace_of(paces: Mapping[int, Pace], number: float) -> Pace:
-    """Between those that are known; below 1 that of 1."""
+    """Between those that are known; beyond them that of the nearest."""
     before: tuple[int, Pace] | None = None
     for known, pace in paces.items():
         if known >= number:

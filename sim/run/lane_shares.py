@@ -1,7 +1,8 @@
 """Shares of the multiprocessors for the lanes of a policy: which can be given, and which are best for a load.
 
-`auto` takes the shares with the least forecast mean E2EL, or where no shares are fast enough the highest capacity. Not
-here: the forecast (forecast), what works do to each other on their shares (sim.devices.partition).
+`auto` takes what has the least forecast mean E2EL, or where nothing is fast enough the highest capacity, of three:
+plain streams, shares that always hold, and shares that hold only while several lanes have work. Not here: the forecast
+(forecast), what works do to each other on their shares (sim.devices.partition).
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from collections.abc import Sequence
 from itertools import product
 
 from sim.costs.cost import CostModel
+from sim.devices.contention import Contention
 from sim.names import unknown
-from sim.policies.options import PolicyOptions
+from sim.policies.options import DEFERRED, ONLY_TOGETHER, PolicyOptions
 from sim.policies.registry import POLICIES, Policy
-from sim.run.forecast import PREFILL, Forecast, MeanLoad
+from sim.run.forecast import PREFILL, Forecast, MeanLoad, Sharing
 
 KNOWN_LANES = (PREFILL, "decode", "draft", "verify")
 """Whose works a forecast knows."""
 COARSE, FINE = 10, 20
 """Shares are multiples of a tenth at first, and of a twentieth in the end."""
+MARGIN = 0.15
+"""By which shares that always hold must be forecast faster than those that give way: where they were at most 12 %,
+runs were 6 to 25 % slower (pd and pdv on two GPUs)."""
 
 Shares = dict[str, float]
+PartitionOption = dict[str, float | bool]
+"""As `policy_options.partition` has it."""
 _Parts = tuple[int, ...]
 """Of the device, one number per group of lanes."""
 
@@ -40,6 +47,11 @@ def check_partition(options: PolicyOptions, policies: Sequence[Policy]) -> None:
             _check_auto(policy)
         else:
             _check_shares(options.shares, policy)
+            if options.defers_prompts and not may_defer(policy):
+                raise ValueError(
+                    f"policy_options.partition.{DEFERRED}: one worker runs the lanes of {policy.name!r}, which has no "
+                    "round of its own to wait for; want a policy with a coroutine per lane, such as pd"
+                )
 
 
 def _check_auto(policy: Policy) -> None:
@@ -62,20 +74,41 @@ def _check_shares(shares: Shares, policy: Policy) -> None:
         )
 
 
-def best_shares(lanes: Sequence[Sequence[str]], costs: CostModel, load: MeanLoad) -> Shares:
-    """The shares for `lanes`; groups of several divide what the others leave, as they take turns."""
-    forecast = Forecast(lanes, costs, load)
+def may_defer(policy: Policy) -> bool:
+    """Prompts of `policy` can wait for a round's end: lanes that take turns are one worker's."""
+    return all(len(group) == 1 for group in policy.lanes)
+
+
+def best_partition(policy: Policy, costs: CostModel, load: MeanLoad, plain: Contention) -> PartitionOption | None:
+    """What suits `load` best: None, plain streams that contend as `plain` has it; or shares, which groups of several
+    lanes have what the others leave of, as they take turns."""
+    forecast = Forecast(policy.lanes, costs, load, plain)
+    parts, score = _best_parts(forecast, len(policy.lanes), is_dynamic=False)
+    partition = _shares_of(policy, parts)
+    if may_defer(policy):
+        parts, dynamic = _best_parts(forecast, len(policy.lanes), is_dynamic=True)
+        if dynamic < (score[0] * (1.0 + MARGIN), score[1]):
+            score, partition = dynamic, _shares_of(policy, parts) | {ONLY_TOGETHER: True, DEFERRED: True}
+    return partition if score < forecast.score(Sharing()) else None
+
+
+def _shares_of(policy: Policy, parts: _Parts) -> PartitionOption:
+    return {group[0]: part / FINE for group, part in zip(policy.lanes, parts, strict=True) if len(group) == 1}
+
+
+def _best_parts(forecast: Forecast, count: int, *, is_dynamic: bool) -> tuple[_Parts, tuple[float, float]]:
+    """The best division of the device among `count` groups, and its score."""
     known: dict[_Parts, tuple[float, float]] = {}
 
     def score(parts: _Parts) -> tuple[float, float]:
         if parts not in known:
-            known[parts] = forecast.score([part / FINE for part in parts])
+            known[parts] = forecast.score(Sharing(tuple(part / FINE for part in parts), is_dynamic))
         return known[parts]
 
-    best = min(_divisions(len(lanes)), key=score)
+    best = min(_divisions(count), key=score)
     while (better := min(_neighbours(best), key=score)) != best:
         best = better
-    return {group[0]: part / FINE for group, part in zip(lanes, best, strict=True) if len(group) == 1}
+    return best, score(best)
 
 
 def _divisions(count: int) -> list[_Parts]:

@@ -24,7 +24,7 @@ from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token
-from sim.devices.contention import Contention, Regime, contention_of
+from sim.devices.contention import Contention, PhiLevel, Regime, contention_of, phi_at
 from sim.devices.link import link_of
 from sim.engine.controllers import VERIFYING, build_controller
 from sim.engine.draft_choice import DraftChoice
@@ -35,11 +35,11 @@ from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.adaptive import seed_table
 from sim.policies.disaggregated import LINK
-from sim.policies.options import ONLY_TOGETHER, PREEMPTIVE, EngineLimits, Method, PolicyOptions, rows_per_work
+from sim.policies.options import PREEMPTIVE, EngineLimits, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import Policy, find_policy
 from sim.run.checks import IgnoredKeyWarning, check_policy, ignored_keys
 from sim.run.forecast import MeanLoad, StepForecast
-from sim.run.lane_shares import Shares, best_shares
+from sim.run.lane_shares import PartitionOption, best_partition
 from sim.run.limits import DraftLengths, build_acceptance, draft_slots, drafter_of, engine_for, limits_on, max_model_len
 from sim.run.scenario import Scenario
 from sim.workload.generate import Workload, build_requests, is_trace, trace_length
@@ -48,7 +48,7 @@ HEAVY_BYTES = 60e9
 """Weights of a target that seed 002's table calls heavy: 34B and more, in bf16."""
 LOAD_SAMPLE = 200
 """Requests whose means tell of a workload."""
-_chosen_shares: dict[tuple[str, str], tuple[Profile, Shares]] = {}
+_chosen: dict[tuple[str, str], tuple[Profile, PartitionOption | None]] = {}
 """Of `partition: auto`, by scenario and policy, on the profile that was last: every seed asks again."""
 
 
@@ -103,11 +103,8 @@ class Resolved:
     regime: Regime | None
     """What works of several plain streams do to each other; None where the profile's measurement says it, or where
     streams are not plain, but have shares of the multiprocessors."""
-    shares: Shares | None
-    """Of the multiprocessors, by lane; where the scenario leaves them open, those that suit its load. None where
-    streams share all of them."""
     options: PolicyOptions
-    """The scenario's, with shares and table as they are."""
+    """The scenario's, with partition and table as they are."""
     acceptances: tuple[Acceptance, ...]
     """[draft models] the profile's own first; of a policy that drafts ahead, as its late features have it."""
     num_engines: int
@@ -122,14 +119,15 @@ class Resolved:
     @property
     def is_partitioned(self) -> bool:
         """Lanes of the policy run on shares of the multiprocessors."""
-        return self.shares is not None
+        return self.partition is not None
 
     @property
-    def partition(self) -> dict[str, float | bool] | None:
-        """The shares, and only_together where they hold so."""
-        if self.shares is None:
-            return None
-        return {**self.shares, ONLY_TOGETHER: True} if self.options.only_together else {**self.shares}
+    def partition(self) -> PartitionOption | None:
+        """Shares of the multiprocessors by lane, and when they hold; where the scenario leaves them open, what suits
+        its load. None where streams share all of them."""
+        partition = self.options.partition
+        assert not isinstance(partition, str), "auto is resolved"
+        return partition
 
 
 def resolve(scenario: Scenario, profile: Profile, policy: str, *, num_slots: int | None = None) -> Resolved:
@@ -168,22 +166,24 @@ class _Resolver:
         self.num_gpus, self.num_engines = policy.gpus(scenario.policy_options)
         seated = self.limits.max_num_seqs * self.num_engines
         self.max_seated = min(seated, scenario.policy_options.workers) if policy.has_workers else seated
-        partition = scenario.policy_options.partition
-        self.is_partitioned = bool(partition and policy.lanes)
-        is_plain = not self.is_partitioned and not profile.overlap.measured
-        self.regime = scenario.devices.overlap or Regime.LEFTOVER if is_plain else None
+        self._known_means: tuple[float, float] | None = None
+        self._steps: StepForecast | None = None
+        self._price(is_partitioned=bool(scenario.policy_options.partition and policy.lanes))
+
+    def _price(self, *, is_partitioned: bool) -> None:
+        self.is_partitioned = is_partitioned
+        is_plain = not is_partitioned and not self.profile.overlap.measured
+        self.regime = self.scenario.devices.overlap or Regime.LEFTOVER if is_plain else None
         self.costs = self._costs()
         further = [self._costs_of(pair) for pair in self.further_pairs]
         self.host_costs: CostModel = DrafterCosts([self.costs, *further]) if further else self.costs
-        self._known_means: tuple[float, float] | None = None
-        self._steps: StepForecast | None = None
 
     def resolved(self) -> Resolved:
         scenario, policy, profile = self.scenario, self.policy, self.profile
         pool, caps = self._pool(), self._caps()
-        shares = self._shares(pool, caps) if self.is_partitioned else None
-        only_together = scenario.policy_options.only_together
-        partition = {**shares, ONLY_TOGETHER: True} if shares and only_together else shares
+        partition = self._partition(pool, caps) if self.is_partitioned else None
+        if self.is_partitioned and partition is None:
+            self._price(is_partitioned=False)
         table = scenario.policy_options.adaptive_table
         if isinstance(table, str):
             table = seed_table(is_heavy=profile.target.weight_bytes >= HEAVY_BYTES)
@@ -208,7 +208,6 @@ class _Resolver:
             links=self._links(),
             contention=contention_of(profile.overlap, self.regime, scenario.devices.phi, is_preemptive=is_preemptive),
             regime=self.regime,
-            shares=shares,
             options=msgspec.structs.replace(scenario.policy_options, partition=partition, adaptive_table=table),
             acceptances=self.acceptances,
             num_engines=self.num_engines,
@@ -397,17 +396,20 @@ class _Resolver:
 
     # -- shares of the multiprocessors
 
-    def _shares(self, pool: Pool, caps: Caps) -> Shares:
-        partition = self.scenario.policy_options.partition
-        if isinstance(partition, dict):
-            given = self.scenario.policy_options.shares
-            return {lane: given[lane] for lane in self.policy.lane_names if lane in given}
+    def _partition(self, pool: Pool, caps: Caps) -> PartitionOption | None:
+        options = self.scenario.policy_options
+        if isinstance(options.partition, dict):
+            return {key: value for key, value in options.partition.items() if value is not False}
+        # Of plain streams the least overlap counts: what a partition does was measured, phi was not.
+        plain = contention_of(
+            self.profile.overlap, self.scenario.devices.overlap, phi_at(self.profile.overlap, PhiLevel.LOW)
+        )
         key = self.scenario.digest, self.policy.name
-        profile, shares = _chosen_shares.get(key, (None, {}))
+        profile, partition = _chosen.get(key, (None, None))
         if profile is not self.profile:
-            shares = best_shares(self.policy.lanes, self.costs, self._mean_load(pool, caps))
-            _chosen_shares[key] = self.profile, shares
-        return shares
+            partition = best_partition(self.policy, self.costs, self._mean_load(pool, caps), plain)
+            _chosen[key] = self.profile, partition
+        return partition
 
     def _mean_load(self, pool: Pool, caps: Caps) -> MeanLoad:
         """The scenario in means, the same for all its seeds."""

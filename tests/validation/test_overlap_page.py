@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from validation.pages import overlap
 from validation.pages.overlap import Cell, cells, error_points, page, partitioned
 
 CORUN = """source,gpu,model,what,metric,one_stream,two_plain_streams,unit,use
@@ -91,6 +92,17 @@ def test_a_share_of_multiprocessors_beside_a_prefill_shortens_gaps_and_delays_fi
     assert ttft is not None
     assert tpot < 0.0 < ttft
     assert gap == pytest.approx(100.0 * (10.0 * (0.835 + 0.165 / 0.2) / 100.0 - 1.0), rel=0.01)
+
+
+def test_deferred_prompts_have_later_first_tokens_in_runs_and_decode_shorter_gaps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The signs that were measured on an RTX 5090; prompts that begin when they come show hardly any of the first."""
+    monkeypatch.setattr(overlap, "NUM_PROMPTS", 300)
+    found = overlap.simulated({"osl": "128", "qps": "8"}, 974)
+    assert found.deferred["TPOT mean"] < 0.0
+    assert found.deferred["ITL p99"] < 0.0
+    assert found.deferred["TTFT mean"] > 10.0 > found.at_once["TTFT mean"]
 
 
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:

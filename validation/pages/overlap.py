@@ -9,8 +9,9 @@ prefill's share is s = P / (P + d), its rate beside decode r = s + phi (1 - s), 
 - TTFT: P / r in place of P + d, and the queue in front of it likewise.
 - A gap of decode: d / q, or d + L P where the prefill ends first.
 Full overlap, the bound of roofs, is phi = 1. With one request in flight nothing overlaps. What the constant was chosen
-on stands apart from what judges it. Cells without a published time of decode alone have no prediction. Not here: the
-rates (sim.devices.contention).
+on stands apart from what judges it. Cells without a published time of decode alone have no prediction. Shares of the
+multiprocessors that hold while several lanes have work are simulated, too. Not here: the rates
+(sim.devices.contention).
 """
 
 from __future__ import annotations
@@ -21,16 +22,35 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 import msgspec
 
+from calibrate.hardware.datasheets import with_models
+from sim.costs.datasheets import DATASHEETS
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.costs.shapes import MODELS
 from sim.devices.contention import ASSUMED_PHI
 from sim.devices.partition import MEASURED, Place, rates_on_shares
+from sim.metrics.summary import Run, number, summarise
+from sim.policies.options import DEFERRED, ONLY_TOGETHER
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 
 CHOSEN = "phi was chosen on it"
 LEFTOVER = "leftover"
 FORMS = {LEFTOVER: ASSUMED_PHI.value, "serial": 0.0, "full overlap (bound of roofs)": 1.0}
 """What is shown beside the measurement, by its phi."""
+SIMULATED_ON = "rtx-4090/llama-3.1-8b"
+"""Whose constants stand in for those of an RTX 5090, with its roofs: no kernel of one is public."""
+QWEN3_4B = msgspec.structs.replace(
+    MODELS["qwen3-32b"], name="qwen3-4b", layers=36, hidden=2560, intermediate=9728, heads=32, tied_embeddings=True
+)
+SHARED_SMS = 32
+"""Multiprocessors that decode has in pegainfer's partition, which its flag rounds to 20 %."""
+NUM_PROMPTS = 1000
 BAR_POINTS = 3.0
 """Mean size of the error of TPOT changes that the judging cells may have."""
 
@@ -189,6 +209,56 @@ def partitioned(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
     return found
 
 
+class Dynamic(NamedTuple):
+    """Percent that `pd` on shares that give way differs by from one stream, in simulations on `profile`."""
+
+    profile: Profile
+    at_once: Mapping[str, float]
+    """By metric, of prompts that begin when they come."""
+    deferred: Mapping[str, float]
+    """Of prompts that begin and end where a decode step does."""
+
+
+def simulated(row: Mapping[str, str], prompt_tokens: int) -> Dynamic:
+    """The partition of `row` on QWEN3_4B. The mean prompt that the engine saw stands for the one that was asked for."""
+    sheet, base = DATASHEETS["rtx-5090"], with_models(load(SIMULATED_ON), QWEN3_4B, None)
+    gemm = msgspec.structs.replace(base.compact.gemm, multiprocessors=sheet.multiprocessors)
+    kernels = msgspec.structs.replace(base.compact, gemm=gemm)
+    profile = msgspec.structs.replace(base, name="rtx-5090/qwen3-4b", gpu=sheet.gpu, kernels=kernels)
+
+    def run(policy: str, partition: dict[str, float | bool] | None) -> Run:
+        scenario = Scenario.of(
+            profile=SIMULATED_ON,
+            policy=policy,
+            input_len=prompt_tokens,
+            output_len=int(float(row["osl"])),
+            request_rate=float(row["qps"]),
+            num_prompts=NUM_PROMPTS,
+            num_speculative_tokens=0,
+            **{"engine.name": "ideal", "policy_options.partition": partition},
+        )
+        return summarise(simulate(resolve(scenario, profile, policy), 0), num_warmups=NUM_PROMPTS // 10)
+
+    share = SHARED_SMS / sheet.multiprocessors
+    lanes: dict[str, float | bool] = {"prefill": 1.0 - share, "decode": share, ONLY_TOGETHER: True}
+    one = run("autoregressive", None)
+
+    def changes(partition: dict[str, float | bool]) -> dict[str, float]:
+        found = run("pd", partition)
+        keys = (("TPOT mean", "mean_tpot_ms"), ("TTFT mean", "mean_ttft_ms"), ("ITL p99", "p99_itl_ms"))
+        return {metric: 100.0 * ((number(found, key) or 0.0) / (number(one, key) or 1.0) - 1.0) for metric, key in keys}
+
+    return Dynamic(profile, changes(lanes), changes(lanes | {DEFERRED: True}))
+
+
+def simulated_of(rows: Sequence[Mapping[str, str]]) -> Dynamic:
+    """Of the rows with a partition, which are at one load."""
+    row = next(row for row in rows if row["mode"].startswith("green-ctx"))
+    like = [other for other in rows if all(other[key] == row[key] for key in ("isl", "osl", "qps"))]
+    seen = [float(other["mean_prompt_tokens"]) for other in like if other["mean_prompt_tokens"]]
+    return simulated(row, round(mean(seen)) if seen else int(float(row["isl"])))
+
+
 def cells(corun: Path, modes: Path) -> list[Cell]:
     """Of both files; a cell of the first that the second has with its times is left to the second."""
     rows, runs = read(corun), read(modes)
@@ -208,7 +278,7 @@ def error_points(found: Sequence[Cell], phi: float = ASSUMED_PHI.value) -> float
     return mean(errors) if errors else None
 
 
-def page(found: Sequence[Cell], shares: Sequence[Cell] = ()) -> str:
+def page(found: Sequence[Cell], shares: Sequence[Cell] = (), dynamic: Dynamic | None = None) -> str:
     lines = ["Change from one plain stream to two, percent; closed form from published times, not simulated."]
     for is_judge, title in ((True, "Cells that judge phi"), (False, "Cells that phi was chosen on")):
         lines += [
@@ -235,11 +305,20 @@ def page(found: Sequence[Cell], shares: Sequence[Cell] = ()) -> str:
         ]
     if shares:
         lines += ["", "Shares of the multiprocessors while both lanes have work, against one stream:", ""]
-        lines += ["| cell | metric | measured | only_together |", "|---|---|--:|--:|"]
         lines += [
-            f"| {cell.name} | {cell.metric} | {cell.change_pct:+.1f} | {cell.predicted_pct(0.0):+.1f} |"
-            for cell in shares
+            "| cell | metric | measured | closed form | simulated | prompts deferred |",
+            "|---|---|--:|--:|--:|--:|",
         ]
+        for cell in shares:
+            made = [None, None] if dynamic is None else [dynamic.at_once[cell.metric], dynamic.deferred[cell.metric]]
+            shown = " | ".join("–" if value is None else f"{value:+.1f}" for value in made)
+            lines.append(
+                f"| {cell.name} | {cell.metric} | {cell.change_pct:+.1f} | {cell.predicted_pct(0.0):+.1f} | {shown} |"
+            )
+    if dynamic is not None:
+        right = [cell.change_pct * dynamic.deferred[cell.metric] > 0.0 for cell in shares]
+        lines += ["", f"Signs right where prompts are deferred, as that engine does it: {sum(right)} of {len(right)}."]
+        lines += [f"Simulated: {dynamic.profile.source.partition(';')[0]}; roofs of the {dynamic.profile.gpu.name}."]
     return "\n".join(lines)
 
 
@@ -248,7 +327,8 @@ def main() -> None:
     parser.add_argument("data", type=Path, metavar="DATA", help="folder with corun.csv and pegainfer/")
     data = parser.parse_args().data
     modes = data / "pegainfer" / "pegainfer_overlap_speculation_rtx5090.csv"
-    print(page(cells(data / "corun.csv", modes), partitioned(read(modes))))
+    rows = read(modes)
+    print(page(cells(data / "corun.csv", modes), partitioned(rows), simulated_of(rows)))
 
 
 if __name__ == "__main__":

@@ -13,16 +13,19 @@ from sim.compare.capacity import capacity
 from sim.compare.side_by_side import compare
 from sim.costs.cost import ConstantCosts, Demands
 from sim.costs.profile_files import load
+from sim.devices.contention import Contention, Regime
 from sim.devices.partition import MEASURED
 from sim.interface.work import Kind
+from sim.policies.options import PolicyOptions
 from sim.policies.registry import POLICIES, Policy, register
 from sim.report.tables import comparison_tables, notes
 from sim.run.checks import IgnoredKeyWarning
-from sim.run.forecast import Forecast, MeanLoad
-from sim.run.lane_shares import best_shares
+from sim.run.forecast import Forecast, MeanLoad, Sharing
+from sim.run.lane_shares import best_partition
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, request
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 HALVES = {"prefill": 0.5, "decode": 0.5}
@@ -33,11 +36,11 @@ def scenario(policy: Any, partition: object, profile: str = PAIR, **changes: Any
     return Scenario.of(profile=profile, policy=policy, **given, **{"policy_options.partition": partition})
 
 
-def chosen(policy: str, seed: int = 0, **changes: Any) -> dict[str, float]:
-    given = scenario(policy, "auto", **changes)
-    shares = resolve(given, load(PAIR), policy).shares
-    assert shares is not None
-    return shares
+def chosen(policy: str, **changes: Any) -> dict[str, float]:
+    """What `auto` gives where lanes are so busy that shares pay."""
+    resolved = resolve(scenario(policy, "auto", **changes), load(PAIR), policy)
+    assert resolved.is_partitioned
+    return resolved.options.shares
 
 
 def test_shares_that_hold_only_together_leave_a_lone_request_the_whole_gpu() -> None:
@@ -49,6 +52,25 @@ def test_shares_that_hold_only_together_leave_a_lone_request_the_whole_gpu() -> 
 
     assert e2el_ms(HALVES | {"only_together": True}) == pytest.approx(e2el_ms(None), rel=1e-9)
     assert e2el_ms(HALVES) > 1.1 * e2el_ms(None)
+
+
+@pytest.mark.parametrize(("is_deferred", "joins_s"), [(False, 6.0), (True, 16.0)])
+def test_deferred_prompts_begin_and_join_where_a_round_ends(is_deferred: bool, joins_s: float) -> None:
+    """A prompt takes 2 s, a round 7 s: the first request decodes from 2 to 9 and to 16 s. The second comes at 4 s; its
+    prompt waits for 9 s, is through at 11 s, and is seen at 16 s."""
+    flags = {"only_together": True, "deferred": True} if is_deferred else {"only_together": True}
+    run = SimRun(
+        "pd",
+        [request(0, output=40), request(1, arrival_s=4.0)],
+        draws=AlwaysAccept(),
+        costs=ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 1.0}, demand=Demands(0.0, 0.0)),
+        options=PolicyOptions(poll_s=0.0, partition=HALVES | flags),
+        controller=NotedController(4, 4),
+        only_together=True,
+    )
+    prompts = [start_s for start_s, _, stream, _, indices in run.works if stream == "prefill" and indices == (1,)]
+    assert prompts[0] == (9.0 if is_deferred else 4.0)
+    assert run.serving.requests[1].first_token_s == joins_s
 
 
 def test_shares_that_hold_only_together_are_never_worse_than_always() -> None:
@@ -75,6 +97,8 @@ def test_shares_that_hold_only_together_are_never_worse_than_always() -> None:
         ("pd", "best", "partition='best': want a share by lane, auto, or null"),
         ("pd", 0.4, "partition: expected"),
         ("pd", {"only_together": True}, "partition={'only_together': True} has no shares; want one by lane"),
+        ("unified", {"prefill": 0.5, "deferred": True}, "partition.deferred: one worker runs the lanes of 'unified'"),
+        ("pd", HALVES | {"deferred": 1.0}, "partition.deferred=1.0 must be true or false"),
         ("pd", HALVES | {"only_together": 1.0}, "partition.only_together=1.0 must be true or false"),
         ("pd", {"prefill": True}, "partition={'prefill': True}: want a share by lane, above 0 and at most 1"),
         (["continuous"], HALVES | {"only_together": True}, "no lanes to give shares in continuous"),
@@ -140,7 +164,7 @@ def test_auto_gives_what_a_load_needs_and_the_same_for_all_seeds() -> None:
 
 
 def test_lanes_that_take_turns_divide_what_auto_leaves() -> None:
-    assert list(chosen("unified")) == ["prefill"]
+    assert list(chosen("unified", request_rate=24)) == ["prefill"]
 
 
 @pytest.mark.parametrize(
@@ -168,8 +192,9 @@ def test_auto_is_near_the_best_of_a_grid(rate: float) -> None:
 def test_capacity_is_that_of_the_shares_that_suit_the_load() -> None:
     """A saturated run would be given others."""
     given = scenario("pd", "auto", input_len=64, output_len=256)
-    shares = chosen("pd", input_len=64, output_len=256)
-    fixed = scenario("pd", shares, input_len=64, output_len=256)
+    partition = resolve(given, load(PAIR), "pd").partition
+    assert partition is not None
+    fixed = scenario("pd", partition, input_len=64, output_len=256)
     assert capacity(given, "pd", load(PAIR)) == capacity(fixed, "pd", load(PAIR))
 
 
@@ -184,34 +209,47 @@ LOAD = MeanLoad(
     rate_per_s=1e-6,
     max_concurrency=None,
 )
+SERIAL = Contention(regime=Regime.SERIAL)
 COSTS = ConstantCosts(device_s={Kind.PREFILL: 1.0, Kind.DRAFT: 2.0, Kind.VERIFY: 5.0}, demand=Demands(1.0, 0.0))
+READING = ConstantCosts(device_s=COSTS.device_s, demand=Demands(0.2, 1.0))
 
 
 def test_a_forecast_of_a_lone_request_is_the_sum_of_its_works() -> None:
     """Two prefills on one share; four and a half rounds, the last for waiting, of draft and verify on theirs."""
     mix = MEASURED.mix(1.0, 0.0)
     one, two, three = (MEASURED.slowdown(mix, share) for share in (0.5, 0.2, 0.3))
-    (e2el_s, _) = Forecast((("prefill",), ("decode",)), COSTS, LOAD).score([0.5, 0.5])
+    (e2el_s, _) = Forecast((("prefill",), ("decode",)), COSTS, LOAD).score(Sharing((0.5, 0.5)))
     assert e2el_s == pytest.approx(2.0 * one + 4.5 * 7.0 * one, rel=0.01)
-    (e2el_s, _) = Forecast((("prefill",), ("decode",), ("verify",)), COSTS, LOAD).score([0.5, 0.2, 0.3])
+    (e2el_s, _) = Forecast((("prefill",), ("decode",), ("verify",)), COSTS, LOAD).score(Sharing((0.5, 0.2, 0.3)))
     assert e2el_s == pytest.approx(2.0 * one + 4.5 * (2.0 * two + 5.0 * three), rel=0.01)
 
 
 def test_a_forecast_of_a_closed_loop_keeps_littles_law() -> None:
     lanes = (("prefill",), ("decode",))
-    closed_s, _ = Forecast(lanes, COSTS, LOAD._replace(max_concurrency=3)).score([0.4, 0.6])
-    open_s, _ = Forecast(lanes, COSTS, LOAD._replace(rate_per_s=3 / closed_s * 0.999)).score([0.4, 0.6])
+    closed_s, _ = Forecast(lanes, COSTS, LOAD._replace(max_concurrency=3)).score(Sharing((0.4, 0.6)))
+    open_s, _ = Forecast(lanes, COSTS, LOAD._replace(rate_per_s=3 / closed_s * 0.999)).score(Sharing((0.4, 0.6)))
     assert open_s == pytest.approx(closed_s, rel=0.02)
 
 
-def test_best_shares_are_the_best_of_all_in_steps_of_a_twentieth() -> None:
-    lanes = (("prefill",), ("decode",))
-    forecast = Forecast(lanes, COSTS, LOAD._replace(rate_per_s=0.05))
-    best = min(range(1, 20), key=lambda part: forecast.score([part / 20, 1 - part / 20]))
-    assert best_shares(lanes, COSTS, LOAD._replace(rate_per_s=0.05)) == {
-        "prefill": best / 20,
-        "decode": (20 - best) / 20,
-    }
+def test_auto_is_the_best_of_plain_streams_and_of_both_kinds_of_shares_in_steps_of_a_twentieth() -> None:
+    """At a light load shares cost and plain streams stay; prompts of 2 s do not wait for rounds of 7 s."""
+    found = []
+    for rate in (1e-6, 0.05):
+        load_ = LOAD._replace(rate_per_s=rate)
+        forecast = Forecast(POLICIES["pd"].lanes, READING, load_, SERIAL)
+        every: dict[object, Sharing] = {None: Sharing()}
+        for part in range(1, 20):
+            shares = {"prefill": part / 20, "decode": (20 - part) / 20}
+            every[str(shares)] = Sharing((part / 20, 1 - part / 20))
+            dynamic = shares | {"only_together": True, "deferred": True}
+            every[str(dynamic)] = Sharing((part / 20, 1 - part / 20), is_dynamic=True)
+        best = min(every, key=lambda key: forecast.score(every[key]))
+        partition = best_partition(POLICIES["pd"], READING, load_, SERIAL)
+        assert best == (None if partition is None else str(partition))
+        found.append(partition)
+    assert found[0] is None
+    assert isinstance(found[1], dict)
+    assert "deferred" not in found[1]
 
 
 def test_a_partition_reads_from_files_and_flags() -> None:
