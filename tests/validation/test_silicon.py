@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from calibrate.cli.imports import aiconfigurator_command
 from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
 from sim.compare.side_by_side import compare
 from sim.costs.engine import load_engine
+from sim.costs.profile_files import load
 from validation.silicon.command import main
 from validation.silicon.judge import (
     DRAWN,
@@ -23,11 +25,11 @@ from validation.silicon.judge import (
     classes_of,
     drafts_unmarked,
     engine_name,
+    import_words,
     is_marked,
     is_outside,
     kindest,
     predicted,
-    profile_of,
     receive_interval,
     scenario_of,
     slowest_of,
@@ -216,18 +218,21 @@ def test_a_run_that_judges_no_row_fails(
     assert (code, message in line) == (1, True), line
 
 
-def test_a_row_is_judged_by_what_compare_says_of_its_scenario() -> None:
-    """Nothing between the engine's file and the page: no constant of a campaign, no load but the label's."""
+def test_a_users_two_commands_get_what_a_row_is_judged_by(tmp_path: Path) -> None:
+    """Nothing between kernel tables, the engine's file and the page: no constant of a campaign, no load but the
+    label's."""
     pytest.importorskip(PACKAGE)
-    queued = {"backend": "trtllm", "backend_version": "1.0.0rc3", "model_path": "meta-llama/Llama-3.1-8B-Instruct"}
-    eager = {"backend_version": "0.12.0", "model_path": "Qwen/Qwen3-235B-A22B-FP8", "system": "h200_sxm"}
     generated = {"silicon_data_source": "aic-auto-gap-analysis", "isl": "512", "osl": "16", "batch_size": "2"}
-    for row in (queued | {"system": "h100_sxm", "gemm_quant_mode": ""}, eager):
+    nccl = {"backend": "trtllm", "backend_version": "1.0.0rc3", "model_path": "meta-llama/Llama-3.1-8B-Instruct"}
+    eager = {"backend_version": "0.12.0", "model_path": "Qwen/Qwen3-235B-A22B-FP8", "system": "h200_sxm"}
+    for row in (nccl | {"system": "h100_sxm", "gemm_quant_mode": ""}, eager):
         read = cell(**row, **generated)
-        profile, _ = profile_of(read.model, read.gpu, read.weights, read.kv, read.deployment)
-        (served,) = compare(scenario_of(read, profile.name), profile).policies
+        out = tmp_path / "profile.json"
+        aiconfigurator_command([*import_words(read), "--out", str(out)], standalone_mode=False)
+        scenario = scenario_of(read, str(out))
+        assert (scenario.engine.max_num_seqs, scenario.workload.max_concurrency) == (None, 2)
+        (served,) = compare(scenario, load(str(out))).policies
         assert predicted(read) == (served.mean["mean_tpot_ms"], served.mean["mean_ttft_ms"])
-        assert scenario_of(read, profile.name).workload.max_concurrency == 2
 
 
 def test_a_scenario_names_the_engine_of_the_rows_version() -> None:

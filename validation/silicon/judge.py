@@ -225,12 +225,30 @@ def is_marked(cell: Cell) -> bool:
     return (dense or sparse) and cell.output_len == 1024
 
 
-def shape_of(cell: Cell, configs: Path) -> ModelShape:
-    name = CHECKPOINTS.get(cell.model, cell.model).replace("/", "--")
-    shape = source_of(str(configs / f"{name}_config.json"), plain=False).shape
-    formats = shape.formats
+def target_of(cell: Cell, configs: Path) -> tuple[Path, str | None]:
+    """The config.json of the row's model, and its weights' format where that is not what the file says."""
+    path = configs / f"{CHECKPOINTS.get(cell.model, cell.model).replace('/', '--')}_config.json"
+    formats = source_of(str(path), plain=False).shape.formats
     is_block = cell.weights == "fp8" and formats is not None and formats.projections == "fp8-block"
-    return with_formats(shape, None if is_block else cell.weights, cell.kv)
+    return path, None if is_block else cell.weights
+
+
+def import_words(cell: Cell) -> list[str]:
+    """What a user gives `lanesim calibrate import aiconfigurator` for the row's profile."""
+    path, weights = target_of(cell, installed_tables()[0].parent / "model_configs")
+    deployment = cell.deployment
+    given = {
+        "--gpu": cell.gpu,
+        "--target": path,
+        "--tp": deployment.tensor_parallel,
+        "--ep": deployment.expert_parallel,
+        "--dp": deployment.data_parallel,
+        "--engine": deployment.engine,
+        "--weights": weights,
+        "--kv-dtype": cell.kv,
+    }
+    words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
+    return [*words, "--nccl"] if deployment.has_nccl_alone else words
 
 
 @lru_cache(maxsize=512)
@@ -239,7 +257,8 @@ def profile_of(
 ) -> tuple[Profile, ModelShape]:
     tables, revision = installed_tables()
     cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, 1.0, 1.0, "")
-    shape = shape_of(cell, tables.parent / "model_configs")
+    path, published = target_of(cell, tables.parent / "model_configs")
+    shape = with_formats(source_of(str(path), plain=False).shape, published, kv)
     return import_deployment(tables, gpu, shape, None, deployment, source=revision), shape
 
 
@@ -283,9 +302,10 @@ def is_decode_graphed(cell: Cell) -> bool:
     return is_recipe and "Llama" in cell.model and cell.gpu.partition("-")[0] in BLACKWELL
 
 
-def recipe_of(cell: Cell) -> dict[str, Any]:
-    """What the row's recipe sets of the engine, as a scenario's keys; all else is the engine's own."""
+def engine_block(cell: Cell) -> dict[str, Any]:
+    """Of a scenario: the engine, and what the row's recipe sets; where that is None, the engine decides."""
     return {
+        "name": engine_name(cell),
         "max_num_batched_tokens": budget_of(cell),
         "async_scheduling": True if cell.engine == "vllm" and not cell.is_exact else None,
         "enable_mixed_chunk": True if cell.is_exact and cell.version in MIXED else None,
@@ -301,7 +321,7 @@ def scenario_of(cell: Cell, profile: str) -> Scenario:
         {
             "profile": profile,
             "policy": "autoregressive",
-            "engine": {"name": engine_name(cell), **recipe_of(cell)},
+            "engine": engine_block(cell),
             "workload": {
                 "num_prompts": max(8, (FEW_WAVES if cell.concurrency > MANY else WAVES) * cell.concurrency),
                 "request_rate": "inf",
