@@ -46,6 +46,7 @@ def import_group() -> None:
 @click.option("--weights", default=None, help="bf16, fp8, fp8-block, nvfp4, mxfp4 or int4; default: the config's own.")
 @click.option("--kv-dtype", default=None, help="Of the KV cache: bf16 or fp8; default: the config's own, else bf16.")
 @click.option("--engine", default="vllm", show_default=True, help="Whose kernels: vllm, sglang or trtllm[-VERSION].")
+@click.option("--nccl", is_flag=True, help="All-reduces are NCCL's alone, as in TensorRT-LLM 1.0's dense models.")
 @click.option(
     "--form",
     type=click.Choice(["points", "compact", "table"]),
@@ -67,6 +68,7 @@ def aiconfigurator_command(
     weights: str | None,
     kv_dtype: str | None,
     engine: str,
+    nccl: bool,
     form: Literal["points", "compact", "table"] | None,
     gap_ms: float | None,
     revision: str | None,
@@ -77,10 +79,10 @@ def aiconfigurator_command(
     from calibrate.hardware.models import shapes_of
 
     check_out(out, [target, draft, *([] if path is None else _below(path))])
-    asks_points = weights or kv_dtype or ep or dp > 1 or engine != "vllm"
+    asks_points = weights or kv_dtype or ep or dp > 1 or engine != "vllm" or nccl
     form = form or ("compact" if path is not None and not asks_points else "points")
     if form != "points" and asks_points:
-        raise ValueError(f"--form {form} has no --ep, --dp, --weights, --kv-dtype, --engine; leave --form out")
+        raise ValueError(f"--form {form} has no --ep, --dp, --weights, --kv-dtype, --engine, --nccl; leave --form out")
     shapes = shapes_of(target, draft, plain=form != "points")
     try:
         from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
@@ -90,7 +92,7 @@ def aiconfigurator_command(
             path, revision = installed_tables()
         revision = revision or "unrecorded revision"
         if form == "points":
-            deployment = Deployment(tp, ep, dp, *_engine(engine))
+            deployment = Deployment(tp, ep, dp, *_engine(engine), has_nccl_alone=nccl)
             profile = import_deployment(
                 path, gpu, *_in_formats(shapes, weights, kv_dtype), deployment, source=revision, gap_s=_gap_s(gap_ms)
             )

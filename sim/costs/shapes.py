@@ -111,6 +111,16 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rope_dim: int
     value_dim: int
 
+    @property
+    def absorbed_ratio(self) -> float:
+        """Arithmetic of a decoding query per token of KV over a prompt's: it meets the latent vector itself,
+        a prompt's with the keys and values that are made of it (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+        >>> Latent(query_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128).absorbed_ratio
+        3.4
+        """
+        return (2 * self.kv_rank + self.rope_dim) / (self.nope_dim + self.rope_dim + self.value_dim)
+
 
 class Indexer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sparse attention (DSA, arXiv 2512.02556): `heads` of `dim` score all tokens before, and attention is over the

@@ -7,13 +7,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from calibrate.importers.aiconfigurator.deployment import Deployment
+from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
+from sim.compare.side_by_side import compare
+from sim.costs.engine import load_engine
 from sim.costs.profile_files import changed, load, save_profile
-from sim.metrics.summary import summarise
-from sim.run.resolve import resolve
-from sim.run.simulate import simulate
-from validation.silicon.disaggregated import DisaggCell, Judged, classes_of, disagg_cell_of, plain_cell, scenario_of
-from validation.silicon.judge import Cell, requests_of
+from validation.silicon.disaggregated import (
+    DisaggCell,
+    Judged,
+    classes_of,
+    disagg_cell_of,
+    plain_cell,
+    predicted,
+    profile_of,
+    scenario_of,
+)
+from validation.silicon.judge import Cell
 
 POOLS = {
     "prefill": {"batch_size": "1", "num_workers": "3", "tp_size": "1", "attention_dp_size": "4", "moe_ep_size": "4"},
@@ -72,14 +80,34 @@ def test_all_that_decode_ranks_hold_is_in_flight_and_prefill_has_costs_of_its_ow
     cell = plain_cell({**ROW, "isl": "64", "osl": "16"}, Deployment(), 4)
     assert isinstance(cell, Cell)
     found = []
-    for name, factor in (("same", 1.0), ("slow", 2.0)):
-        host = msgspec.structs.replace(tiny.host, gap_s=0.01 * factor)
-        path = save_profile(changed(tiny, host=host), tmp_path / f"{name}.json")
-        scenario = scenario_of(cell, tiny, path, 1, 2, 8, 40)
+    for name, factor in (("same", 1.0), ("slow", 0.5)):
+        gpu = msgspec.structs.replace(tiny.gpu, peak_flops=factor * tiny.gpu.peak_flops)
+        path = save_profile(changed(tiny, gpu=gpu), tmp_path / f"{name}.json")
+        scenario = scenario_of(cell, tiny.name, path, 1, 2)
         assert scenario.workload.max_concurrency == 8
-        run = summarise(simulate(resolve(scenario, tiny, "disaggregated"), 0, requests=requests_of(cell, 40)))
-        found.append((run["mean_tpot_ms"], run["mean_ttft_ms"]))
+        (run,) = compare(scenario, tiny).policies
+        found.append((run.mean["mean_tpot_ms"], run.mean["mean_ttft_ms"]))
     assert DisaggCell(cell, Deployment(), 1, 2).decode_ranks == 2
     (tpot, ttft), (slow_tpot, slow_ttft) = found
+    assert slow_ttft is not None
+    assert ttft is not None
     assert slow_ttft > ttft
     assert slow_tpot == pytest.approx(tpot, rel=0.2)
+
+
+def test_a_prompt_goes_through_one_front_end(tmp_path: Path) -> None:
+    """One request at a time, so that its TTFT is longer than without an engine by its front end and a step."""
+    pytest.importorskip(PACKAGE)
+    pools = {f"{pool}_{key}": "1" for pool in POOLS for key in ("batch_size", "num_workers", "tp_size", "moe_ep_size")}
+    row = {**ROW, **pools, "prefill_attention_dp_size": "1", "model_path": "Qwen/Qwen3-32B", "osl": "16"}
+    cell = disagg_cell_of({**row, "system": "h100_sxm"})
+    decode = cell.decode
+    _, ttft_ms = predicted(cell, tmp_path)
+    profile, _ = profile_of(decode.model, decode.gpu, decode.weights, decode.kv, decode.deployment)
+    scenario = scenario_of(decode, profile.name, tmp_path / "prefill.json", 1, 1)
+    ideal = msgspec.structs.replace(scenario.engine, name="ideal")
+    (bare,) = compare(msgspec.structs.replace(scenario, engine=ideal), profile).policies
+    engine = load_engine("trtllm-1.1", "h100-sxm")
+    front_ms = 1e3 * (engine.frontend_s + engine.frontend_token_s * 0.9 * decode.input_len + engine.step_s)
+    assert bare.mean["mean_ttft_ms"] is not None
+    assert ttft_ms - bare.mean["mean_ttft_ms"] == pytest.approx(front_ms, abs=1.0)

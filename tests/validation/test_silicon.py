@@ -8,28 +8,34 @@ from pathlib import Path
 
 import pytest
 
+from calibrate.cli.imports import aiconfigurator_command
 from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
+from sim.compare.side_by_side import compare
 from sim.costs.engine import load_engine
 from sim.costs.profile_files import load
 from validation.silicon.command import main
 from validation.silicon.judge import (
-    BUDGET,
-    EAGER_GAP_S,
+    DRAWN,
+    DRAWN_OF,
+    LENGTH_RANGE,
     Cell,
     Judged,
     budget_of,
     cell_of,
     classes_of,
     drafts_unmarked,
-    engine_of,
+    engine_name,
+    import_words,
     is_marked,
     is_outside,
     kindest,
+    predicted,
     receive_interval,
     scenario_of,
     slowest_of,
 )
 
+PROFILE = "h100-sxm/llama-3.1-8b"
 ROW = {
     "id": "a",
     "backend": "vllm",
@@ -83,14 +89,6 @@ def test_fp8_of_a_model_published_with_block_scales_is_block_scaled() -> None:
     assert cell(model_path="Qwen/Qwen3.5-397B-A17B", gemm_quant_mode="nvfp4").weights == "nvfp4"
 
 
-def test_where_one_request_waits_for_a_seat_the_engine_has_as_many_seats_as_the_label_says() -> None:
-    llama = {"backend": "trtllm", "model_path": "meta-llama/Llama-3.1-8B-Instruct", "gemm_quant_mode": ""}
-    queued, plain = cell(**llama, backend_version="1.0.0rc3"), cell(**llama, backend_version="1.1")
-    scenarios = [scenario_of(each, load("h100-sxm/llama-3.1-8b"), 8) for each in (queued, plain)]
-    seats = [(each.workload.max_concurrency, each.engine.max_num_seqs) for each in scenarios]
-    assert seats == [(65, 64), (64, 256)]
-
-
 def test_a_request_that_waits_longer_than_it_is_served_was_never_in_the_engine() -> None:
     assert is_outside(cell(silicon_ttft_ms="10231"))
     assert not is_outside(cell(silicon_ttft_ms="10229"))
@@ -117,7 +115,7 @@ def test_of_several_readings_the_peer_gets_the_kindest_of_each_group() -> None:
 
 def test_a_step_holds_what_the_recipe_of_the_row_says() -> None:
     generated = {"silicon_data_source": "aic-auto-gap-analysis", "backend": "trtllm"}
-    assert budget_of(cell()) == BUDGET
+    assert budget_of(cell()) is None
     assert budget_of(cell(**generated)) == 1500 + 1024 + 64
     assert budget_of(cell(**{**generated, "backend": "vllm"})) == 2048
     assert budget_of(cell(backend="sglang")) == 32768
@@ -133,14 +131,13 @@ def test_sglang_looks_for_arrivals_as_seldom_as_the_recipe_of_the_row_says() -> 
     others = ({"system": "h200_sxm"}, {"model_path": "zhipuai/GLM-5"}, data_parallel)
     assert [receive_interval(cell(**{**sglang, **other})) for other in others] == [1, 1, 1]
     assert receive_interval(cell()) == 1
-    scenario = scenario_of(cell(**sglang), load("h100-sxm/llama-3.1-8b"), 8)
+    scenario = scenario_of(cell(**sglang), PROFILE)
     assert scenario.engine.scheduler_recv_interval == 30
 
 
 def test_prompts_share_steps_with_rows_in_generated_deployments_of_sglang() -> None:
     generated = {"backend": "sglang", "backend_version": "0.5.6.post2", "silicon_data_source": "aic-auto-gap-analysis"}
-    profile = load("h100-sxm/llama-3.1-8b")
-    mixes = [scenario_of(cell(**row), profile, 8).engine.enable_mixed_chunk for row in (generated, {})]
+    mixes = [scenario_of(cell(**row), PROFILE).engine.enable_mixed_chunk for row in (generated, {})]
     assert mixes == [True, None]
 
 
@@ -221,38 +218,61 @@ def test_a_run_that_judges_no_row_fails(
     assert (code, message in line) == (1, True), line
 
 
-def test_a_row_is_judged_with_what_a_scenario_that_names_its_engine_gets() -> None:
-    llama = {"model_path": "meta-llama/Llama-3.1-70B", "backend_version": "", "tp_size": "4"}
-    trtllm = {**llama, "backend": "trtllm"}
-    assert engine_of(cell(**llama)) == load_engine("vllm-0.12", "b200-sxm", 4)
-    assert engine_of(cell()) == load_engine("vllm-0.19", "b200-sxm", 2)
-    assert engine_of(cell(**trtllm)) == load_engine("trtllm-1.1", "b200-sxm", 4)
-    assert engine_of(cell(**llama)).prompt_launch_s > 0.0
-    eager = {"model_path": "Qwen/Qwen3-235B-A22B-FP8", "backend_version": "0.12.0", "system": "h200_sxm"}
-    assert engine_of(cell(**eager)).gap_s == EAGER_GAP_S
-    four = {"tp_size": "4", "moe_tp_size": "4"}
-    assert engine_of(cell(**eager, **four)) == load_engine("vllm-0.12", "h200-sxm", 4)
+def test_a_users_two_commands_get_what_a_row_is_judged_by(tmp_path: Path) -> None:
+    """Nothing between kernel tables, the engine's file and the page: no constant of a campaign, no load but the
+    label's."""
+    pytest.importorskip(PACKAGE)
+    generated = {"silicon_data_source": "aic-auto-gap-analysis", "isl": "512", "osl": "16", "batch_size": "2"}
+    nccl = {"backend": "trtllm", "backend_version": "1.0.0rc3", "model_path": "meta-llama/Llama-3.1-8B-Instruct"}
+    eager = {"backend_version": "0.12.0", "model_path": "Qwen/Qwen3-235B-A22B-FP8", "system": "h200_sxm"}
+    for row in (nccl | {"system": "h100_sxm", "gemm_quant_mode": ""}, eager):
+        read = cell(**row, **generated)
+        out = tmp_path / "profile.json"
+        aiconfigurator_command([*import_words(read), "--out", str(out)], standalone_mode=False)
+        scenario = scenario_of(read, str(out))
+        assert (scenario.engine.max_num_seqs, scenario.workload.max_concurrency) == (None, 2)
+        (served,) = compare(scenario, load(str(out))).policies
+        assert predicted(read) == (served.mean["mean_tpot_ms"], served.mean["mean_ttft_ms"])
+
+
+def test_a_scenario_names_the_engine_of_the_rows_version() -> None:
+    llama = {"model_path": "meta-llama/Llama-3.1-70B", "backend_version": ""}
+    assert [engine_name(cell(**row)) for row in (llama, {}, {"backend": "trtllm"}, {"backend": "sglang"})] == [
+        "vllm-0.12",
+        "vllm-0.19",
+        "trtllm-1.1",
+        "sglang-0.5",
+    ]
+    scenario = scenario_of(cell(**llama), PROFILE)
+    assert (scenario.engine.name, scenario.engine.async_scheduling) == ("vllm-0.12", True)
+    assert scenario.workload.length_range == LENGTH_RANGE
+    assert load_engine(scenario.engine.name, "b200-sxm", 4).prompt_launch_s > 0.0
+
+
+def test_cells_drawn_for_a_fit_are_those_of_their_campaign() -> None:
+    drawn = f"{DRAWN_OF}_b200_sxm_vllm_fp4_agg_1024x1024_c8_tp1_ep1_{min(DRAWN)}"
+    plain = {"model_path": "meta-llama/Llama-3.1-70B", "batch_size": "8"}
+    assert is_marked(cell(**plain, id=drawn))
+    assert not is_marked(cell(**plain, id=drawn + "0"))
+    assert not is_marked(cell(**plain, id=drawn.replace("70b", "8b")))
 
 
 def test_prompts_wait_for_others_where_the_recipe_says_so() -> None:
     llama = {"backend": "trtllm", "model_path": "meta-llama/Llama-3.1-70B"}
-    wait = scenario_of(cell(**llama), load("h100-sxm/llama-3.1-8b"), 8).engine
+    wait = scenario_of(cell(**llama), PROFILE).engine
     assert (wait.batch_wait_timeout_iters, wait.batch_wait_max_tokens_ratio, wait.max_num_batched_tokens) == (
         20,
         0.9,
         16384,
     )
     for other in ({"osl": "8192"}, {"tp_size": "8", "moe_tp_size": "8"}, {"model_path": "deepseek-ai/DeepSeek-R1"}):
-        assert (
-            scenario_of(cell(**{**llama, **other}), load("h100-sxm/llama-3.1-8b"), 8).engine.batch_wait_timeout_iters
-            == 0
-        )
+        assert scenario_of(cell(**{**llama, **other}), PROFILE).engine.batch_wait_timeout_iters == 0
     assert budget_of(cell(**{**llama, "model_path": "deepseek-ai/DeepSeek-R1"})) == 1152
 
 
 def test_decoding_alone_is_captured_in_vllms_recipe_of_llama_on_blackwell() -> None:
-    llama, profile = {"model_path": "meta-llama/Llama-3.1-70B"}, load("h100-sxm/llama-3.1-8b")
+    llama = {"model_path": "meta-llama/Llama-3.1-70B"}
     graphs = [
-        scenario_of(cell(**row), profile, 8).engine.cuda_graph for row in (llama, {}, {**llama, "system": "h200_sxm"})
+        scenario_of(cell(**row), PROFILE).engine.cuda_graph for row in (llama, {}, {**llama, "system": "h200_sxm"})
     ]
     assert graphs == ["decode", True, True]

@@ -19,7 +19,9 @@ from validation.silicon.judge import (
     Judged,
     cell_of,
     classes_of,
+    engine_block,
     fail,
+    import_words,
     judge,
     kindest,
     nothing_judged,
@@ -72,6 +74,8 @@ def main(words: Sequence[str] | None = None) -> int:
             {
                 "id": entry.cell.id,
                 "class": entry.cell.family,
+                "profile": " ".join(Path(word).name for word in import_words(entry.cell)),
+                "engine": {key: value for key, value in engine_block(entry.cell).items() if value is not None},
                 "tpot_ms": round(entry.tpot_ms, 3),
                 "ttft_ms": round(entry.ttft_ms, 1),
                 "tpot_error_pct": round(100 * (entry.tpot_ms / entry.cell.tpot_ms - 1), 1),

@@ -4,8 +4,8 @@ A row has prefill workers and decode workers, each a deployment of its own, and 
 the closed loop keeps as many in flight as all ranks hold together. Prompts are prefilled one at a time per rank, as the
 rows say, their KV is handed over (cuda-ipc), and every rank batches what it holds: policy `disaggregated`. Ranks are
 alike, so that a node is scaled down by what its numbers of prefill and decode ranks have in common. Nothing is fitted
-on these rows; of requests in flight, kernels, engines and the frontend all are as in validation.silicon.judge, whose
-constants come from its aggregated rows. Not here: those.
+on these rows; kernels are as in validation.silicon.judge, and a row gets what `lanesim compare` says of its scenario
+with the engine of its version. Not here: aggregated rows.
 """
 
 from __future__ import annotations
@@ -20,33 +20,25 @@ from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import msgspec
-
 from calibrate.importers.aiconfigurator.deployment import Deployment
-from sim.costs.engine import EngineCosts, load_engine, with_engine
-from sim.costs.profile import Profile
+from sim.compare.side_by_side import compare
 from sim.costs.profile_files import save_profile
-from sim.metrics.summary import summarise
-from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
-from sim.run.simulate import simulate
 from validation.silicon.judge import (
     FEW_WAVES,
+    LENGTH_RANGE,
     MANY,
     WAVES,
     Cell,
     cell_of,
-    engine_of,
+    engine_name,
     fail,
     nothing_judged,
     profile_of,
-    requests_of,
 )
 
 BUDGET = 16384
 """Tokens of one pass: longer than any prompt of the rows."""
-FRONTEND_S, FRONTEND_TOKEN_S = 0.010, 3e-6
-"""Of a request, and of each token of its prompt, before the prefill pool: as vLLM's aggregated rows have it."""
 NO_SIZES = "the row has no batch sizes and workers"
 LOST_SEATS = 2
 """Seats of a decode rank over what it holds on average: placement is by free memory, not exactly even."""
@@ -120,40 +112,27 @@ def predicted(cell: DisaggCell, folder: Path) -> tuple[float, float]:
     ]
     # What ranks hold is balanced, so that a part of the node whose ratio of ranks is the same does the same.
     parts = gcd(cell.prefill_ranks, cell.decode_ranks)
-    ranks = cell.decode_ranks // parts
-    in_flight = decode.concurrency * ranks
-    count = max(8, (FEW_WAVES if in_flight > MANY else WAVES) * in_flight)
-    engine = _engine_of(decode)
-    served, prefilling = (with_engine(profile, engine) for profile in profiles)
+    served, prefilling = profiles
     path = save_profile(prefilling, folder / "prefill.json")
-    scenario = scenario_of(decode, served, path, cell.prefill_ranks // parts, ranks, in_flight, count)
-    record = simulate(resolve(scenario, served, "disaggregated"), 0, requests=requests_of(decode, count))
-    run = summarise(record)
-    frontend_ms = 1e3 * (FRONTEND_S + FRONTEND_TOKEN_S * decode.input_len)
-    return float(run["mean_tpot_ms"]), float(run["mean_ttft_ms"]) + frontend_ms  # type: ignore[arg-type]
+    scenario = scenario_of(decode, served.name, path, cell.prefill_ranks // parts, cell.decode_ranks // parts)
+    (run,) = compare(scenario, served, workers=1).policies
+    return run.mean["mean_tpot_ms"] or 0.0, run.mean["mean_ttft_ms"] or 0.0
 
 
-def _engine_of(cell: Cell) -> EngineCosts:
-    """As aggregated rows have it; SGLang's constants, fitted on those whose ranks prefill as well, add nothing here."""
-    if cell.engine != "sglang":
-        return engine_of(cell)
-    frontend_s = FRONTEND_S + FRONTEND_TOKEN_S * cell.input_len
-    return msgspec.structs.replace(load_engine("ideal", cell.gpu), frontend_s=frontend_s)
-
-
-def scenario_of(
-    cell: Cell, profile: Profile, prefill: Path, prefill_ranks: int, decode_ranks: int, in_flight: int, count: int
-) -> Scenario:
+def scenario_of(cell: Cell, profile: str, prefill: Path, prefill_ranks: int, decode_ranks: int) -> Scenario:
+    in_flight = cell.concurrency * decode_ranks
     return Scenario.of(
-        profile=profile.name,
+        profile=profile,
         policy="disaggregated",
-        num_prompts=count,
+        num_prompts=max(8, (FEW_WAVES if in_flight > MANY else WAVES) * in_flight),
         request_rate="inf",
         max_concurrency=in_flight,
         input_len=cell.input_len,
         output_len=cell.output_len,
         num_speculative_tokens=0,
         **{
+            "workload.length_range": None if cell.is_exact else LENGTH_RANGE,
+            "engine.name": engine_name(cell),
             "engine.max_num_seqs": LOST_SEATS * cell.concurrency + 1,
             "engine.max_num_batched_tokens": BUDGET,
             "policy_options.prefill_devices": prefill_ranks,

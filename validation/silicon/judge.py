@@ -2,8 +2,8 @@
 
 CELLS.csv is ai-dynamo/aiconfigurator's silicon_sample.csv or a part of it: closed loops of vLLM, SGLang and
 TensorRT-LLM, mean TTFT and TPOT. Every aggregated row gets a profile from the kernel tables of the installed
-aiconfigurator-core (its models' config.json among them) and a closed loop of its concurrency: lengths uniform in 0.8 to
-1 of ISL and OSL where the rows come from InferenceX, whose client draws them so; within SPREAD of them elsewhere.
+aiconfigurator-core (its models' config.json among them) and a scenario: the engine of its version, a closed loop of its
+concurrency, and what its recipe sets. What `lanesim compare` says of that is judged; no time is added here.
 Classes are engine, dense or MoE, and the format of the GEMMs. Counted apart: rows that constants were fitted on, and
 rows whose labels cannot be (beyond the datasheet's roofs, requests that mostly wait, speculation unmarked). --peer
 takes the rows with aic_ttft_ms and aic_tpot_ms beside them. Exits 1 where no row is judged, and leaves OUT as it was; 2
@@ -22,25 +22,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import msgspec
-import numpy as np
-
 from calibrate.hardware.models import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
-from sim.costs.engine import EngineCosts, load_engine, with_engine
+from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
-from sim.interface.request import Request
-from sim.metrics.summary import number, summarise
-from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
-from sim.run.simulate import simulate
-from validation.silicon.fitted import DRAWN
 
-RANGE_RATIO = 0.8
-"""InferenceX's client draws lengths uniformly between this share and the whole of ISL and OSL."""
-SPREAD = 0.0
-"""Of the lengths of the other client (aiperf, standard deviations 0)."""
+LENGTH_RANGE = (0.8, 1.0)
+"""InferenceX's client draws lengths uniformly between these shares of ISL and OSL; the other client (aiperf, standard
+deviations 0) does not vary them."""
 MISLABELLED = ("nvidia/Llama-3.1-8B-Instruct-FP8",)
 """Cells of H200 that imply 76 % of its peak."""
 EXACT_SOURCE = "aic-auto-gap-analysis"
@@ -54,8 +45,6 @@ TWIN_RATIO = 1.5
 WITH_MTP = ("DeepSeek-R1", "DeepSeek-V3")
 STARVED_SHARE = 5.0
 """A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
-BUDGET = 8192
-"""Tokens of a step in InferenceX's recipes of vLLM."""
 TRTLLM_BUDGETS = {"Llama": 16384, "gpt-oss": 20000}
 """--max_num_tokens in those of TensorRT-LLM, by model; DeepSeek's have the concurrency, ISL and PADDING, in whole
 multiples of it."""
@@ -93,11 +82,6 @@ FORMATS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4",
 """gemm_quant_mode -> weights; None: as the checkpoint says."""
 BLOCK_SCALED = ("Qwen/Qwen3.5-397B-A17B",)
 """Models whose published FP8 checkpoint is scaled by blocks, though the config.json of CHECKPOINTS is in bf16."""
-QUEUED = (("1.0.0rc3", "meta-llama/Llama-3.1-8B-Instruct"),)
-"""Version and model of generated TensorRT-LLM deployments where one request more is in flight than the engine has
-seats: their TTFT grows with OSL by the time of service over the concurrency (ADR 018)."""
-QUEUED_AT = (1, 2)
-"""Tensor-parallel degrees of those deployments; no others were seen."""
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 OLDEST = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.1"}
 """Rows without a version are of autumn 2025."""
@@ -112,10 +96,15 @@ VLLM_0_12 = frozenset(
     }
 )  # fmt: skip
 """ISL, OSL and concurrency of the cells of Qwen3-32B that vLLM 0.12's constants were fitted on."""
-EAGER_GAP_S = 0.022
-"""Qwen3-235B with vLLM 0.12 takes 40 to 58 ms a step at any load, as without CUDA graphs; fitted on marked cells of
-EAGER_DEVICES; on four GPUs TPOT is 28 % too long with it and 24 % too short without, so that nothing is added there."""
-EAGER_DEVICES = 2
+DRAWN = frozenset(
+    {
+        260, 326, 470, 474, 506, 549, 556, 564, 565, 573, 581, 610, 631, 637, 655, 661, 665, 667, 672, 674, 675, 682,
+        683, 691, 692, 694, 721, 722, 734, 744, 756, 758, 779, 781, 794, 812, 818, 822, 824, 831, 843, 850, 860, 913,
+    }
+)  # fmt: skip
+"""Numbers at the end of the names of cells of Llama-3.1-70B that the constants of vLLM of autumn 2025 were fitted on: a
+third of them, `random.Random(30).sample(ids, len(ids) // 3)` of the sorted names of the visible aggregated rows."""
+DRAWN_OF = "2026_04_06_llama_3_1_70b"
 
 
 class Cell(NamedTuple):
@@ -133,8 +122,6 @@ class Cell(NamedTuple):
     input_len: int
     output_len: int
     is_exact: bool
-    in_flight: int
-    """Requests of the loop: the concurrency, which is also the engine's seats, and those that wait for a seat."""
     ttft_ms: float
     tpot_ms: float
     family: str
@@ -188,7 +175,6 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         input_len=_whole(row["isl"]),
         output_len=_whole(row["osl"]),
         is_exact=EXACT_SOURCE in row["silicon_data_source"],
-        in_flight=batch + ((version, row["model_path"]) in QUEUED and tensor in QUEUED_AT),
         ttft_ms=float(row["silicon_ttft_ms"]),
         tpot_ms=float(row["silicon_tpot_ms"]),
         family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
@@ -226,7 +212,7 @@ def is_marked(cell: Cell) -> bool:
     sim/engines, and those here."""
     if "Qwen3-32B" in cell.model and cell.version.startswith("0.12") and cell.weights == "bf16":
         return (cell.input_len, cell.output_len, cell.concurrency) in VLLM_0_12
-    if cell.id in DRAWN:
+    if cell.id.startswith(DRAWN_OF) and int(cell.id.rpartition("_")[2]) in DRAWN:
         return True
     if cell.deployment.has_nccl_alone and cell.deployment.tensor_parallel > 1:
         return cell.concurrency in (8, 64) and cell.output_len == 256
@@ -239,12 +225,30 @@ def is_marked(cell: Cell) -> bool:
     return (dense or sparse) and cell.output_len == 1024
 
 
-def shape_of(cell: Cell, configs: Path) -> ModelShape:
-    name = CHECKPOINTS.get(cell.model, cell.model).replace("/", "--")
-    shape = source_of(str(configs / f"{name}_config.json"), plain=False).shape
-    formats = shape.formats
+def target_of(cell: Cell, configs: Path) -> tuple[Path, str | None]:
+    """The config.json of the row's model, and its weights' format where that is not what the file says."""
+    path = configs / f"{CHECKPOINTS.get(cell.model, cell.model).replace('/', '--')}_config.json"
+    formats = source_of(str(path), plain=False).shape.formats
     is_block = cell.weights == "fp8" and formats is not None and formats.projections == "fp8-block"
-    return with_formats(shape, None if is_block else cell.weights, cell.kv)
+    return path, None if is_block else cell.weights
+
+
+def import_words(cell: Cell) -> list[str]:
+    """What a user gives `lanesim calibrate import aiconfigurator` for the row's profile."""
+    path, weights = target_of(cell, installed_tables()[0].parent / "model_configs")
+    deployment = cell.deployment
+    given = {
+        "--gpu": cell.gpu,
+        "--target": path,
+        "--tp": deployment.tensor_parallel,
+        "--ep": deployment.expert_parallel,
+        "--dp": deployment.data_parallel,
+        "--engine": deployment.engine,
+        "--weights": weights,
+        "--kv-dtype": cell.kv,
+    }
+    words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
+    return [*words, "--nccl"] if deployment.has_nccl_alone else words
 
 
 @lru_cache(maxsize=512)
@@ -252,8 +256,9 @@ def profile_of(
     model: str, gpu: str, weights: str | None, kv: str | None, deployment: Deployment
 ) -> tuple[Profile, ModelShape]:
     tables, revision = installed_tables()
-    cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, 1, 1.0, 1.0, "")
-    shape = shape_of(cell, tables.parent / "model_configs")
+    cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, 1.0, 1.0, "")
+    path, published = target_of(cell, tables.parent / "model_configs")
+    shape = with_formats(source_of(str(path), plain=False).shape, published, kv)
     return import_deployment(tables, gpu, shape, None, deployment, source=revision), shape
 
 
@@ -264,24 +269,15 @@ def engine_name(cell: Cell) -> str:
     return SGLANG if cell.engine == "sglang" else TRTLLM
 
 
-def engine_of(cell: Cell) -> EngineCosts:
-    """As a scenario that names it gets it, but for the eager steps of one deployment."""
-    engine = load_engine(engine_name(cell), cell.gpu, cell.deployment.tensor_parallel)
-    is_eager = cell.engine == "vllm" and cell.version.startswith("0.12") and "Qwen3-235B" in cell.model
-    if is_eager and cell.deployment.devices == EAGER_DEVICES:
-        engine = msgspec.structs.replace(engine, gap_s=EAGER_GAP_S)
-    return engine
-
-
-def budget_of(cell: Cell) -> int:
-    """Tokens of one step."""
-    if not cell.is_exact:
-        if cell.engine == "trtllm":
-            of_model = next((tokens for name, tokens in TRTLLM_BUDGETS.items() if name in cell.model), None)
-            total = cell.concurrency * cell.deployment.data_parallel + cell.input_len + PADDING
-            return of_model or -(-total // PADDING) * PADDING
-        return CHUNKS.get((cell.gpu, cell.weights), CHUNK) if cell.engine == "sglang" else BUDGET
-    return VLLM_BUDGET if cell.engine == "vllm" else EXACT_BUDGET + cell.input_len + cell.concurrency
+def budget_of(cell: Cell) -> int | None:
+    """Tokens of one step; None where the recipe leaves it to the engine."""
+    if cell.is_exact:
+        return VLLM_BUDGET if cell.engine == "vllm" else EXACT_BUDGET + cell.input_len + cell.concurrency
+    if cell.engine == "trtllm":
+        of_model = next((tokens for name, tokens in TRTLLM_BUDGETS.items() if name in cell.model), None)
+        total = cell.concurrency * cell.deployment.data_parallel + cell.input_len + PADDING
+        return of_model or -(-total // PADDING) * PADDING
+    return CHUNKS.get((cell.gpu, cell.weights), CHUNK) if cell.engine == "sglang" else None
 
 
 def receive_interval(cell: Cell) -> int:
@@ -306,52 +302,45 @@ def is_decode_graphed(cell: Cell) -> bool:
     return is_recipe and "Llama" in cell.model and cell.gpu.partition("-")[0] in BLACKWELL
 
 
-def scenario_of(cell: Cell, profile: Profile, num_prompts: int) -> Scenario:
-    is_async = not (cell.engine == "vllm" and cell.version.startswith("0.12"))
+def engine_block(cell: Cell) -> dict[str, Any]:
+    """Of a scenario: the engine, and what the row's recipe sets; where that is None, the engine decides."""
+    return {
+        "name": engine_name(cell),
+        "max_num_batched_tokens": budget_of(cell),
+        "async_scheduling": True if cell.engine == "vllm" and not cell.is_exact else None,
+        "enable_mixed_chunk": True if cell.is_exact and cell.version in MIXED else None,
+        "scheduler_recv_interval": receive_interval(cell),
+        "cuda_graph": "decode" if is_decode_graphed(cell) else True,
+        **batch_wait(cell),
+    }
+
+
+def scenario_of(cell: Cell, profile: str) -> Scenario:
+    """What a user of `lanesim compare` says of the row on the profile of that name."""
     return parse_scenario(
         {
-            "profile": profile.name,
+            "profile": profile,
             "policy": "autoregressive",
-            "engine": {
-                "max_num_seqs": cell.concurrency if cell.in_flight > cell.concurrency else max(cell.concurrency, 256),
-                "max_num_batched_tokens": budget_of(cell),
-                "async_scheduling": is_async,
-                "enable_mixed_chunk": True if cell.is_exact and cell.version in MIXED else None,
-                "scheduler_recv_interval": receive_interval(cell),
-                "cuda_graph": "decode" if is_decode_graphed(cell) else True,
-                **batch_wait(cell),
-            },
+            "engine": engine_block(cell),
             "workload": {
-                "num_prompts": num_prompts,
+                "num_prompts": max(8, (FEW_WAVES if cell.concurrency > MANY else WAVES) * cell.concurrency),
                 "request_rate": "inf",
-                "max_concurrency": cell.in_flight,
+                "max_concurrency": cell.concurrency,
                 "input_len": cell.input_len,
                 "output_len": cell.output_len,
+                "length_range": None if cell.is_exact else LENGTH_RANGE,
             },
             "speculation": {"num_speculative_tokens": 0},
         }
     )
 
 
-def requests_of(cell: Cell, count: int, seed: int = 0) -> list[Request]:
-    rng = np.random.default_rng(seed)
-    least, most = (1.0 - SPREAD, 1.0 + SPREAD) if cell.is_exact else (RANGE_RATIO, 1.0)
-    prompts, outputs = (
-        rng.integers(int(least * length), int(most * length) + 1, count) for length in (cell.input_len, cell.output_len)
-    )
-    return [Request(i, str(i), 0.0, int(prompts[i]), int(outputs[i])) for i in range(count)]
-
-
 @lru_cache(maxsize=4096)
 def _loop(key: Cell) -> tuple[float, float]:
     """Mean TPOT and TTFT, milliseconds, of a cell without its id and figures."""
     profile, _ = profile_of(key.model, key.gpu, key.weights, key.kv, key.deployment)
-    profile = with_engine(profile, engine_of(key))
-    count = max(8, (FEW_WAVES if key.concurrency > MANY else WAVES) * key.concurrency)
-    scenario = scenario_of(key, profile, count)
-    record = simulate(resolve(scenario, profile, "autoregressive"), 0, requests=requests_of(key, count))
-    run = summarise(record)
-    return number(run, "mean_tpot_ms") or 0.0, number(run, "mean_ttft_ms") or 0.0
+    (served,) = compare(scenario_of(key, profile.name), profile, workers=1).policies
+    return served.mean["mean_tpot_ms"] or 0.0, served.mean["mean_ttft_ms"] or 0.0
 
 
 def predicted(cell: Cell) -> tuple[float, float]:

@@ -29,6 +29,10 @@ silicon_sample.csv (ai-dynamo/aiconfigurator, Apache-2.0; the visible part of it
 beside aiconfigurator 0.12 on the cells that it predicts, in the reading of the labels that is kindest to it. Mean size
 of the error in percent; TTFT of cells below five times that of their series' smallest concurrency. Cells that constants
 were fitted on, and those whose labels cannot be (ADR 018), are apart.
+
+What is judged is a user's: `lanesim calibrate import aiconfigurator` with a cell's `profile`, and `lanesim compare`
+with its `engine` (both in the JSON) and its loop. What an engine adds is in sim/engines, by version, GPU and
+tensor-parallel degree; nothing is added here.
 """
 
 

@@ -61,6 +61,9 @@ class TablePasses(ModelPasses):
         self._beside = [] if beside is None else filled(beside.context_tokens, beside.seconds)
         self._pair_s = _pair_s(prefill.chunk_tokens, [curve[0] for curve in self._prefill])
         """Seconds per layer and query-key pair in a long chunk."""
+        latent = None if shape.indexer is not None else shape.latent
+        self._verify_pair_s = self._pair_s * (1.0 if latent is None else latent.absorbed_ratio)
+        """The same of a further query of a row, which reads the latent vectors as they are."""
         self._kv_token_s = _kv_token_s(decode)
         """Seconds per layer and token of KV in the largest decode."""
         points = list(zip(table.body.tokens, table.body.seconds, strict=True))
@@ -118,7 +121,7 @@ class TablePasses(ModelPasses):
             return Line(
                 kv_tokens, [max(value, min_s + kv * tile_s) for value, kv in zip(slowed, kv_tokens, strict=True)]
             )
-        query_s = (row_tokens - rows) / rows * self._pair_s
+        query_s = (row_tokens - rows) / rows * self._verify_pair_s
         return Line(kv_tokens, [value + kv * query_s for value, kv in zip(slowed, kv_tokens, strict=True)])
 
     def _verify_line(self, rows: int, queries: float) -> Line:
