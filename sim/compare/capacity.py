@@ -129,12 +129,24 @@ def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scena
         num_prompts=num_prompts,
         num_warmups=0,
         request_rate=inf,
+        burstiness=1.0,
         max_concurrency=None,
         trace_arrivals=_at_once(scenario.workload.trace_arrivals),
     )
+    speculation = scenario.speculation
+    if not resolved.lengths.given:
+        # Nobody drafts, so that it does not matter how well.
+        speculation = msgspec.structs.replace(
+            speculation,
+            acceptance=type(speculation)().acceptance,
+            stale_acceptance=None,
+            synthetic_acceptance_length=None,
+            synthetic_acceptance_rates=None,
+        )
     at_once = msgspec.structs.replace(
         scenario,
         workload=workload,
+        speculation=speculation,
         # Shares that suit the load stay as they are, whatever would suit a saturated run.
         policy_options=msgspec.structs.replace(scenario.policy_options, partition=resolved.partition),
         window=Window(),

@@ -143,13 +143,13 @@ class PagedPool(KvPool):
         """Extend the table of `request` to hold the `num_tokens` that it has by the end of a step and `lookahead` more.
         False, and nothing changes, where too few blocks are free."""
         table = self._tables[request.index]
-        missing = -(-(num_tokens + lookahead) // self.block_size) - len(table)
+        missing = -(-(num_tokens + lookahead) // self.block_size) - len(table.named) - table.num_counted
         if missing > 0:
             if missing > self.num_free:
                 return False
             self.take(missing)
             table.num_counted += missing
-        if len(table.named) < self._num_common.get(request.index, 0):
+        if self._num_common and len(table.named) < self._num_common.get(request.index, 0):
             self._name(request, table, min(num_tokens, request.prompt_tokens))
         return True
 

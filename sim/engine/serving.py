@@ -7,7 +7,7 @@ is the policy's business.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -397,25 +397,66 @@ class Serving:
         request.drafted = draft_tokens
         self._hold(request, draft_tokens + 1)
 
+    def open_rounds(self, requests: Sequence[Request], lengths: Mapping[int, int]) -> None:
+        """Drafts of a batch set off, as long as `lengths` has it by arrival index."""
+        held = 0
+        for request in requests:
+            draft_tokens = lengths[request.index]
+            request.drafted = draft_tokens
+            request.kv_tokens += draft_tokens + 1
+            held += draft_tokens + 1
+        if requests:
+            self.kv.held.add(held, self.host.now_s)
+
     def commit_round(self, request: Request, accepted: int) -> None:
         """Verify accepted `accepted` of the draft: roll the rest back, emit these and the target's own token."""
-        drafted = request.drafted
-        if not request.is_preempted:
-            self._hold(request, accepted - drafted)
-        if drafted:
-            request.num_rounds += 1
-            request.drafted_tokens += drafted
-            request.accepted_tokens += accepted
-            self.controller.saw_round(drafted, accepted)
-        request.needs_catch_up = 0 < drafted == accepted
-        request.drafted = 0
-        self.emit(request, accepted + 1)
+        self.commit_rounds([request], [accepted])
 
     def commit_rounds(self, requests: Sequence[Request], accepted: Iterable[int]) -> list[Request]:
         """Commit a batch; returns the requests that go on."""
+        now_s, first_measured, saw_round = self.host.now_s, self.first_measured, self.controller.saw_round
+        going_on: list[Request] = []
+        finished: list[Request] = []
+        held = num_held = num_gaps = 0
+        since_s = now_s
         for request, num_accepted in zip(requests, accepted, strict=True):
-            self.commit_round(request, num_accepted)
-        return [request for request in requests if not request.is_finished]
+            drafted = request.drafted
+            if not request.is_preempted:
+                request.kv_tokens += num_accepted - drafted
+                held += num_accepted - drafted
+                num_held += 1
+            if drafted:
+                request.num_rounds += 1
+                request.drafted_tokens += drafted
+                request.accepted_tokens += num_accepted
+                saw_round(drafted, num_accepted)
+            request.needs_catch_up = 0 < drafted == num_accepted
+            request.drafted = 0
+            emitted = request.emitted_tokens
+            if emitted == 0:
+                request.first_token_s = now_s
+            elif request.index >= first_measured:
+                # Rows of a batch were mostly emitted together before, too.
+                if num_gaps and request.last_token_s != since_s:
+                    self.gaps.add(now_s - since_s, num_gaps)
+                    num_gaps = 0
+                since_s = request.last_token_s
+                num_gaps += 1
+            request.last_token_s = now_s
+            emitted += num_accepted + 1
+            if emitted < request.output_tokens:
+                request.emitted_tokens = emitted
+                going_on.append(request)
+            else:
+                request.emitted_tokens = request.output_tokens
+                finished.append(request)
+        if num_gaps:
+            self.gaps.add(now_s - since_s, num_gaps)
+        if num_held:
+            self.kv.held.add(held, now_s)
+        for request in finished:
+            self.release(request)
+        return going_on
 
     def emit(self, request: Request, num_tokens: int) -> None:
         """`num_tokens` more are on the host now, cut at the requested output."""

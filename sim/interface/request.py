@@ -84,4 +84,4 @@ class Request:
     def context_tokens(self) -> int:
         """Tokens in the target's KV between rounds: prompt and every emitted token but the newest."""
         after_prefill = self.emitted_tokens - 1 - (self.prefill_goal - self.prompt_tokens)
-        return self.prefilled_tokens + max(0, after_prefill)
+        return self.prefilled_tokens + after_prefill if after_prefill > 0 else self.prefilled_tokens

@@ -158,9 +158,8 @@ async def by_rows(
         if any(lengths.values()) and (step.rows or step.completed):
             serving.controller.saw_draft(host.now_s - flight.started_s, 0)
         accepted = flight.accepted if flight.accepted is not None else (await flight.target).accepted
-        for request in commit_step(serving, step, accepted):
-            serving.open_round(request, lengths[request.index])
-        running = [request for request in running if not request.is_finished]
+        serving.open_rounds(commit_step(serving, step, accepted), lengths)
+        running = [request for request in running if request.emitted_tokens < request.output_tokens]
         flight = None
 
 

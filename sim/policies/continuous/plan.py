@@ -93,14 +93,15 @@ def _fill(
         in_flight = request.in_flight
         prefilled = request.prefilled_tokens
         missing = request.prefill_goal - prefilled - in_flight
-        if prefilled < request.prefill_goal and missing > 0:
+        if missing > 0:
             tokens, held = min(missing, longest, budget), prefilled + in_flight
         elif not has_rows or (in_flight and request.emitted_tokens + 1 >= request.output_tokens):
             continue
         else:
-            missing, held = 0, request.context_tokens + in_flight
-            drafted = drafting[request.index] if drafting is not None and in_flight else request.drafted
-            tokens = min(budget, 1 + drafted)
+            held = request.context_tokens + in_flight
+            tokens = 1 + (drafting[request.index] if drafting is not None and in_flight else request.drafted)
+            if tokens > budget:
+                tokens = budget
         while not grow(request, held + tokens, lookahead):
             has_preempted = True
             victim = running.pop()
@@ -136,7 +137,7 @@ def begin_step(serving: Serving, planned: Step) -> Step:
     the controller would verify."""
     step = Step([], [], planned.prompts, planned.chunks)
     for request, tokens in zip(planned.rows, planned.row_tokens, strict=True):
-        if request.is_finished:
+        if request.emitted_tokens >= request.output_tokens:
             continue
         if request.drafted >= tokens:
             serving.trim_draft(request, tokens - 1)
