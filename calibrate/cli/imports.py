@@ -138,6 +138,7 @@ def _in_formats(
 )
 @click.option("--draft-path", type=A_PATH, default=None, help="The draft's folder of tables, same GPU and degree.")
 @click.option("--tp", default=1, show_default=True, help="Devices that share the models: PATH's own degree, tpN.")
+@click.option("--dp", default=1, show_default=True, help="Ranks with requests of their own that share the experts.")
 @click.option(
     "--form",
     type=click.Choice(["table", "compact"]),
@@ -156,17 +157,18 @@ def llmservingsim_command(
     draft: str | None,
     draft_path: Path | None,
     tp: int,
+    dp: int,
     form: Literal["table", "compact"],
     engine_version: str | None,
     gap_ms: float | None,
     revision: str,
     out: Path,
 ) -> None:
-    """LLMServingSim's dense, per_sequence and attention tables in PATH, the folder of one GPU, model and degree."""
+    """LLMServingSim's tables (dense, per_sequence, attention, moe) in PATH, the folder of one GPU, model and degree."""
     from calibrate.hardware.models import shapes_of
 
     check_out(out, [target, draft, *_below(path), *_below(draft_path)])
-    target_shape, draft_shape = shapes_of(target, draft)
+    target_shape, draft_shape = shapes_of(target, draft, plain=False)
     try:
         from calibrate.importers.llmservingsim.profile import import_llmservingsim
 
@@ -176,6 +178,7 @@ def llmservingsim_command(
             target_shape,
             draft_shape,
             tp,
+            dp,
             draft_path=draft_path,
             revision=revision,
             form=form,

@@ -27,6 +27,13 @@ TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "ttft_ar
 @click.option("--profile", required=True, help="Cost profile: gpu/target[+draft], or a path.")
 @click.option("--max-num-seqs", type=int, required=True, help="As vLLM was started with.")
 @click.option("--max-num-batched-tokens", type=int, required=True, help="As vLLM was started with.")
+@click.option(
+    "--data-parallel-size",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Ranks, each with seats and KV of its own; a request goes to the least busy.",
+)
 @engine_options
 @click.option("--num-speculative-tokens", type=int, default=0, show_default=True, help="0 = no speculation.")
 @click.option("--acceptance", default=None, help="iid:0.7, length:2.5, tape:FILE#FIELD, ...; needed with speculation.")
@@ -52,7 +59,8 @@ def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, se
     engine = engine_block(flags)
     loaded = load(profile)
     real = read_requests(path, prompts, engine.get("block_size", BLOCK_TOKENS))
-    scenario = scenario_of(path, len(real.requests), loaded.name, policy, engine, speculation, seed)
+    ranks = flags["data_parallel_size"]
+    scenario = scenario_of(path, len(real.requests), loaded.name, policy, engine, speculation, seed, ranks)
     verdict = judge_run(real, scenario, loaded)
     if flags["out"] is not None and flags["plots"]:
         draw_vllm(flags["out"], verdict)

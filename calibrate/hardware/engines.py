@@ -34,6 +34,7 @@ ASSUMED_HOST = HostCosts(
 REDUCE_SOURCE = "ai-dynamo/aiconfigurator (Apache-2.0) custom_allreduce_perf, CUDA graph, 4 KiB..64 MiB"
 """All-reduces under CUDA graphs, which vLLM captures up to 512 tokens. Launched eagerly they take 2 us longer on RTX
 PRO 6000, 15 to 40 us elsewhere: that is the launch, which the host costs already count."""
+GATHER_SOURCE = "ai-dynamo/aiconfigurator (Apache-2.0) nccl_perf, 4 KiB..64 MiB"
 SERVED_REDUCES = (
     "all-reduces in service of four GPUs joined in pairs by six NVLink-4 links each: H100's rate over 1.35, fixed time "
     "fitted on Apertus 8B at 4 in flight (swiss-ai/apertus-speculative-decoding, no licence: constants alone)"
@@ -51,10 +52,12 @@ class Engine(NamedTuple):
     """By degree of tensor parallelism."""
     source: str = REDUCE_SOURCE
     """Of `all_reduces`."""
+    gathers: Mapping[int, AllReduce] = MappingProxyType({})
+    """An all-gather of all ranks' tokens and the reduce-scatter back, by how many ranks (GATHER_SOURCE)."""
 
 
 def _reduces(**by_degree: tuple[float, float]) -> Mapping[int, AllReduce]:
-    """`tp2=(fixed_s, bytes_per_s)`."""
+    """`tp2=(fixed_s, bytes_per_s)`, `dp2` likewise."""
     return {int(name[2:]): AllReduce(fixed_s=fixed, bytes_per_s=rate) for name, (fixed, rate) in by_degree.items()}
 
 
@@ -63,11 +66,13 @@ ENGINES = (
     Engine("h100-sxm", "0.24", _reduces(tp2=(4.239e-6, 2.225e11), tp4=(4.825e-6, 1.723e11), tp8=(6.02e-6, 1.885e11))),
     Engine("gh200", "0.23", _reduces(tp4=(1.27e-5, 1.276e11)), SERVED_REDUCES),
     Engine("l40s", "0.14", _reduces(tp2=(5.356e-6, 1.896e10), tp4=(1.123e-5, 2.529e9), tp8=(1.996e-5, 1.124e9))),
-    Engine("rtx-pro-6000-server", "0.19", _reduces(tp2=(1.902e-5, 1.52e10))),
+    Engine(
+        "rtx-pro-6000-server", "0.19", _reduces(tp2=(1.902e-5, 1.52e10)), gathers=_reduces(dp2=(1.249e-5, 2.926e10))
+    ),
 )
 """Mean errors of the all-reduces over their tables: A100 8 %, 11 %, 20 % with 2, 4, 8 GPUs, H100 4 %, 7 %, 12 %, L40S
-3 %, 3 %, 13 %, RTX PRO 6000 2 %. GH200, four joined in pairs: H100's rate over what an all-reduce takes longer in
-service (1.35, fitted on other cells), and a fixed time fitted on one served level (docs/adr/018)."""
+3 %, 3 %, 13 %, RTX PRO 6000 2 %, its gathers 10 %. GH200, four joined in pairs: H100's rate over what an all-reduce
+takes longer in service (1.35, fitted on other cells), and a fixed time fitted on one served level (docs/adr/018)."""
 
 
 def engine_of(gpu: str, version: str | None) -> Engine:
@@ -113,6 +118,17 @@ def all_reduce_of(engine: Engine, tensor_parallel: int) -> AllReduce | None:
             f"known: {'; '.join(known)}"
         )
     return reduce
+
+
+def gather_of(engine: Engine, ranks: int) -> AllReduce | None:
+    """None for a single rank. Raises ValueError where none is known."""
+    if ranks == 1:
+        return None
+    gather = engine.gathers.get(ranks)
+    if gather is None:
+        known = [f"{other.gpu}: --dp {', '.join(map(str, other.gathers))}" for other in ENGINES if other.gathers]
+        raise ValueError(f"no gather of {ranks} ranks is known for {engine.gpu!r}; known: {'; '.join(known)}")
+    return gather
 
 
 def _parts(version: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ import numpy as np
 from calibrate.judge.vllm_requests import RealRun
 from realrun.validate import errors
 from sim.costs.profile import Profile
+from sim.engine.fleet import Routing
 from sim.engine.gauge import GapSamples
 from sim.files.write import write_figure
 from sim.interface.request import Request
@@ -60,8 +61,10 @@ def scenario_of(
     engine: dict[str, Any],
     speculation: dict[str, Any],
     seed: int,
+    ranks: int = 1,
 ) -> Scenario:
-    """The scenario of a run in `path`; its workload is the recorded one. Raises ValueError."""
+    """The scenario of a run in `path` on `ranks` data-parallel ranks; its workload is the recorded one, and vLLM sends
+    each request to the rank with the fewest (four times those that wait, and those that run). Raises ValueError."""
     return parse_scenario(
         {
             "profile": profile,
@@ -74,6 +77,7 @@ def scenario_of(
                 "trace_arrivals": "recorded",
             },
             "speculation": {"num_speculative_tokens": 0, **speculation},
+            "devices": {"count": ranks, "routing": Routing.LEAST_OUTSTANDING.value} if ranks > 1 else {},
             "seed": seed,
         }
     )

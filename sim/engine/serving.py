@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from sim.engine.draft_length import Controller
 from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.kv import KvPool
+from sim.engine.lockstep import Lockstep
 from sim.engine.paged import PagedPool
 from sim.interface.host import Host, Stream, Ticket
 from sim.interface.request import Request
@@ -105,6 +106,7 @@ class Serving:
         gaps: GapSamples | None = None,
         queue: Gauge | None = None,
         on_finished: Callable[[], None] | None = None,
+        group: Lockstep | None = None,
     ) -> None:
         self.host = host
         self.requests = requests
@@ -140,6 +142,8 @@ class Serving:
         a policy may note its rounds when it pleases; None elsewhere."""
         self.names_requests = names_requests
         """Works carry their requests, whatever that costs in large batches: somebody notes them, or looks."""
+        self.group = group
+        """Of data-parallel ranks in lockstep, of which this is one."""
         self.plans_ahead = plans_ahead
         """Works of lanes are prepared while those before them run (`ahead_s`)."""
         self._submitted_s: dict[str, float] = {}

@@ -83,6 +83,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens already in KV summed over these rows."""
     chunks: tuple[Chunk, ...] = ()
     """Prefill chunks of the same pass."""
+    group_tokens: int = 0
+    """Tokens of all data-parallel ranks in this step, these included; 0: each rank has as many as this one."""
     head_rows: int = 0
     """Token positions that go through the LM head and the sampler."""
     draft_tokens: int = 0

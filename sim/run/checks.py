@@ -23,6 +23,12 @@ class IgnoredKeyWarning(UserWarning):
     """A key of the scenario means nothing to a policy that it is given for."""
 
 
+def is_lockstep(scenario: Scenario, profile: Profile, policy: Policy) -> bool:
+    """Whether the scenario's replicas are the ranks of the profile's deployment, which share its experts."""
+    ranks = profile.data_parallel
+    return 1 < ranks == scenario.devices.count and profile.target.experts is not None and policy.is_continuous
+
+
 def check_policy(
     scenario: Scenario, profile: Profile, policy: Policy, limits: EngineLimits, lengths: DraftLengths
 ) -> None:
@@ -40,6 +46,11 @@ def check_policy(
         raise ValueError(
             f"devices.phi={scenario.devices.phi:g} is for profiles without a measured overlap; {profile.name!r} has "
             "one: leave it out"
+        )
+    if is_lockstep(scenario, profile, policy) and profile.table.target.experts is None:
+        raise ValueError(
+            f"profile {profile.name!r} does not say what its {profile.data_parallel} ranks do together "
+            "(kernels.target.experts): import it again"
         )
     if not isinstance(scenario.policy_options.adaptive_table, str):
         check_table(scenario.policy_options.adaptive_table)

@@ -19,6 +19,7 @@ from sim.acceptance.draws import AcceptanceDraws
 from sim.engine.fleet import Account, Fleet
 from sim.engine.gauge import GaugePart
 from sim.engine.kv import KvPool
+from sim.engine.lockstep import Lockstep
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
 from sim.hosts.view import HostView
@@ -177,10 +178,11 @@ class Experiment:
             served = self._serving(host, requests, pool, draws, is_recorded)
             self._start_policy(host, served)
         else:
+            group = Lockstep(host) if resolved.is_lockstep else None
 
             def build(index: int, account: Account) -> Serving:
                 view = HostView(host, str(index), first_gpu=index * resolved.num_gpus)
-                return self._serving(view, requests, resolved.pool.new(), draws, is_recorded, account)
+                return self._serving(view, requests, resolved.pool.new(), draws, is_recorded, account, group)
 
             served = Fleet(
                 host,
@@ -205,6 +207,7 @@ class Experiment:
         draws: AcceptanceDraws | None,
         is_recorded: bool,
         account: Account | None = None,
+        group: Lockstep | None = None,
     ) -> Serving:
         """What one replica serves on its own GPUs, added to `account` where there are several."""
         resolved = self.resolved
@@ -230,6 +233,7 @@ class Experiment:
             gaps=account and account.gaps,
             queue=account and GaugePart(account.queue),
             on_finished=account and account.on_finished,
+            group=group,
         )
 
     def _start_policy(self, host: SpawningHost, serving: Serving) -> None:

@@ -37,7 +37,7 @@ from sim.policies.adaptive import seed_table
 from sim.policies.disaggregated import LINK
 from sim.policies.options import PREEMPTIVE, EngineLimits, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import Policy, find_policy
-from sim.run.checks import IgnoredKeyWarning, check_policy, ignored_keys
+from sim.run.checks import IgnoredKeyWarning, check_policy, ignored_keys, is_lockstep
 from sim.run.forecast import MeanLoad, StepForecast
 from sim.run.lane_shares import PartitionOption, best_partition
 from sim.run.limits import DraftLengths, build_acceptance, draft_slots, drafter_of, engine_for, limits_on, max_model_len
@@ -115,6 +115,11 @@ class Resolved:
     """Tokens of prompt and answer at which the engine ends an answer; None: it does not."""
     max_seated: int
     """Requests that one replica admits at once, memory apart."""
+
+    @property
+    def is_lockstep(self) -> bool:
+        """The replicas are the data-parallel ranks of the profile's deployment, which share its experts."""
+        return is_lockstep(self.scenario, self.profile, self.policy)
 
     @property
     def is_partitioned(self) -> bool:

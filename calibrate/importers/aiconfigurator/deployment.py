@@ -256,13 +256,19 @@ class Composed:
             total = total + dense_s + 2.0 * reduce_s
         else:
             dense_share = experts.dense_layers / shape.layers
-            sparse_s = self._experts_s(tokens) + self._gather_s(tokens, reduce_s)
-            total = total + reduce_s + dense_share * (dense_s + reduce_s) + (1.0 - dense_share) * sparse_s
+            total = total + reduce_s + dense_share * (dense_s + reduce_s) + self._sparse_s(tokens, reduce_s)
         kernels = ASSUMED_ELEMENTWISE
         if degree > 1 and self._lookups.fuses_norms:
             kernels = msgspec.structs.replace(kernels, kernels_per_layer=kernels.kernels_per_layer - NORMS)
         rest = [layer_rest_s(kernels, None, self._lookups.gpu, shape, degree, int(n)) for n in tokens]
         return np.asarray(total + np.array(rest))
+
+    def _sparse_s(self, tokens: Array, reduce_s: Array) -> Array:
+        """Experts of one layer, mean over all, tokens brought to them and back."""
+        experts = self._shape.experts
+        assert experts is not None
+        share = 1.0 - experts.dense_layers / self._shape.layers
+        return np.asarray(share * (self._experts_s(tokens) + self._gather_s(tokens, reduce_s)))
 
     def _experts_s(self, tokens: Array) -> Array:
         """Router, routed and shared experts of one layer."""
@@ -396,8 +402,13 @@ class Composed:
         """The points as a profile stores them."""
         decode = smooth(self.decode)
         use_rows, use_contexts = axes(decode)
+        shared = None
+        if self._shape.experts is not None and self._deployment.data_parallel > 1:
+            seconds = self._sparse_s(self.tokens, np.zeros(len(self.tokens)))
+            shared = Curve(tokens=counts(self.tokens), seconds=_rounded(smooth(seconds)))
         return ModelTable(
             body=Curve(tokens=counts(self.tokens), seconds=_rounded(smooth(self.body))),
+            experts=shared,
             head=Curve(tokens=counts(self.tokens), seconds=_rounded(smooth(self.head))),
             decode_attention=DecodeGrid(
                 rows=tuple(ROWS[i] for i in use_rows),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from calibrate.importers.llmservingsim.errors import layer_errors
-from calibrate.importers.llmservingsim.files import ELEMENTWISE, GEMMS, ONCE, LayerFiles, read_layer_files
+from calibrate.importers.llmservingsim.files import ONCE, LayerFiles, read_layer_files
 from calibrate.importers.llmservingsim.table import LayerPoints, RawCurve, gather_s, layer_points, reduced_s
 from sim.costs.datasheets import Datasheet
 from sim.costs.kernels import AllReduce
@@ -43,6 +43,8 @@ def read_draft(
 ) -> Draft:
     """Points of `draft`. Raises ValueError where they would need a folder that is not given, or two that disagree."""
     is_head = draft.fused_features > 0
+    if is_head and target.experts is not None:
+        raise ValueError(f"--draft {EAGLE3}: composed of a dense target's layer, and {target.name!r} has experts")
     if is_head and path is not None:
         raise ValueError(f"--draft {EAGLE3} is composed from the target's tables; leave --draft-path out")
     if is_head:
@@ -68,7 +70,7 @@ def read_draft(
 def _head_points(draft: ModelShape, target: ModelShape, files: LayerFiles, reduce: AllReduce | None) -> LayerPoints:
     """One layer as wide as the target's: all of its kernels are the target's own but QKV, which reads embedding and
     feature together, and the LM head over a smaller vocabulary."""
-    tokens, body_s = files.layer_s(dict.fromkeys(GEMMS, 1) | ELEMENTWISE | files.optional | dict.fromkeys(ONCE, 1))
+    tokens, body_s = files.layer_s(files.layer | dict.fromkeys(ONCE, 1))
     _, qkv_s = files.layer_s({"qkv_proj": 1})
     rows, head_s = files.head_s({"lm_head": 1, "sampler": 1})
     head_s = head_s * (draft.vocab / target.vocab)

@@ -26,6 +26,8 @@ from sim.files.yaml_values import read_yaml
 
 REPOSITORY, LICENCE = "casys-kaist/LLMServingSim", "MIT"
 GEMMS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+ATTENTION_GEMMS = GEMMS[:2]
+"""Of a layer with experts: router, experts and their activation are in moe.csv."""
 ELEMENTWISE = {"layernorm": 2, "rotary_emb": 1, "act_fn": 1}
 """Other kernels of a layer, and how often each runs."""
 OPTIONAL = {"qk_norm": 1}
@@ -78,6 +80,20 @@ class LayerFiles(NamedTuple):
     per_sequence: CsvTable
     attention: Attention
     skew: CsvTable | None
+    experts: CsvTable | None = None
+    """A layer's experts by tokens and how many experts these activate; None for a dense model."""
+
+    @property
+    def gemms(self) -> tuple[str, ...]:
+        return GEMMS if self.experts is None else ATTENTION_GEMMS
+
+    @property
+    def layer(self) -> dict[str, int]:
+        """A layer's kernels in dense.csv, and how often each runs."""
+        times = dict.fromkeys(self.gemms, 1) | ELEMENTWISE | self.optional
+        if self.experts is not None:
+            del times["act_fn"]
+        return times
 
     def layer_s(self, times: dict[str, int]) -> tuple[NDArray[np.int64], Array]:
         """Token counts and the seconds of all named layers together, each so many times."""
@@ -96,8 +112,6 @@ class LayerFiles(NamedTuple):
 def read_layer_files(folder: Path, sheet: Datasheet, shape: ModelShape, tensor_parallel: int) -> LayerFiles:
     """The tables in `folder`, which must be those of `shape` on `sheet`'s GPU, split over `tensor_parallel`."""
     notes = []
-    if (folder / "moe.csv").exists():
-        raise ValueError(f"{folder.name}: moe.csv is a mixture of experts; lanesim has costs of dense decoders only")
     if not (folder / "dense.csv").exists():
         inside = sorted(path.parent.name for path in folder.glob("tp*/dense.csv"))
         hint = f"; its folder {inside[0]!r} has one" if inside else ""
@@ -118,6 +132,11 @@ def read_layer_files(folder: Path, sheet: Datasheet, shape: ModelShape, tensor_p
     skew = None
     if (folder / "skew.csv").exists():
         skew = CsvTable.read(folder / "skew.csv", ("n", "kv_mean", "t_mean_us", "t_skew_us"), label="regime")
+    experts = None
+    if shape.experts is not None:
+        experts = CsvTable.read(folder / "moe.csv", ("tokens", "activated_experts", "time_us"))
+    elif (folder / "moe.csv").exists():
+        raise ValueError(f"{folder.name}: moe.csv is a mixture of experts, and --target {shape.name!r} has none")
     version = None if meta is None else meta.get("vllm_version")
     files = LayerFiles(
         tensor_parallel=tensor_parallel,
@@ -127,6 +146,7 @@ def read_layer_files(folder: Path, sheet: Datasheet, shape: ModelShape, tensor_p
         per_sequence=per_sequence,
         attention=attention,
         skew=skew,
+        experts=experts,
     )
     _check_plausible(files, sheet, shape)
     most, longest = int(dense.column("tokens").max()), int(attention.chunk.max())
@@ -216,8 +236,8 @@ def _check_meta(meta: dict[str, Any], sheet: Datasheet, shape: ModelShape) -> No
 def _check_plausible(files: LayerFiles, sheet: Datasheet, shape: ModelShape) -> None:
     """Raise ValueError where the model would need a faster GPU than there is, or could do with a far slower one."""
     gpu, tensor_parallel = sheet.gpu, files.tensor_parallel
-    tokens, seconds = files.layer_s(dict.fromkeys(GEMMS, 1))
-    weights = sum(columns * depth for columns, depth in shape.gemms(tensor_parallel))
+    tokens, seconds = files.layer_s(dict.fromkeys(files.gemms, 1))
+    weights = sum(columns * depth for columns, depth in shape.gemms(tensor_parallel)[: len(files.gemms)])
     compute = 2.0 * weights * tokens[-1] / (seconds[-1] * gpu.peak_flops)
     bandwidth = weights * shape.dtype_bytes / (seconds[0] * gpu.bandwidth_bytes_per_s)
     decode = files.attention.decode()

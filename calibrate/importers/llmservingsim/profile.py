@@ -1,9 +1,9 @@
 """Imports LLMServingSim's kernel profiles (casys-kaist/LLMServingSim, MIT): per-layer times inside a running vLLM.
 
 PATH is the folder of one GPU, model and degree of parallelism, `.../bf16/tp1`: dense.csv, per_sequence.csv,
-attention.csv, and skew.csv and ../meta.yaml where present. They hold kernel times of one layer, sharded but at full
-dimensions otherwise, so layers and dimensions come from our table; all-reduces and host constants, which they do not
-have, from calibrate.hardware.engines.
+attention.csv, of a mixture of experts moe.csv, and skew.csv and ../meta.yaml where present. They hold kernel times of
+one layer, sharded but at full dimensions otherwise, so layers and dimensions come from our table; all-reduces, gathers
+and host constants, which they do not have, from calibrate.hardware.engines.
 Two forms: "table" keeps the points, "compact" fits constants to four fifths of them.
 Not here, but beside this: reading (files), either form (table, compact), errors (errors), the verify rule
 (verify_rule), a draft's points (draft).
@@ -19,7 +19,15 @@ import msgspec
 
 from calibrate.fit.verify import ATTENTION, QUERY_TILES
 from calibrate.hardware.datasheets import check_divides, check_fits, datasheet
-from calibrate.hardware.engines import Engine, all_reduce_of, engine_of, host_costs, vllm_of
+from calibrate.hardware.engines import (
+    GATHER_SOURCE,
+    Engine,
+    all_reduce_of,
+    engine_of,
+    gather_of,
+    host_costs,
+    vllm_of,
+)
 from calibrate.importers.llmservingsim.compact import UNFITTED_RULE, fit_compact
 from calibrate.importers.llmservingsim.draft import Draft, read_draft
 from calibrate.importers.llmservingsim.errors import layer_errors, skew_errors
@@ -47,6 +55,8 @@ class _Known(NamedTuple):
     files: LayerFiles
     engine: Engine
     reduce: AllReduce | None
+    ranks: int
+    """Data-parallel, with the experts spread over them."""
 
 
 def import_llmservingsim(
@@ -55,6 +65,7 @@ def import_llmservingsim(
     target: ModelShape,
     draft: ModelShape | None = None,
     tensor_parallel: int = 1,
+    data_parallel: int = 1,
     *,
     draft_path: str | Path | None = None,
     revision: str = "unrecorded revision",
@@ -65,22 +76,35 @@ def import_llmservingsim(
     """A profile of `target` on `gpu`, with errors of held-out points. A draft comes from its own folder `draft_path`,
     or, where it is the target's EAGLE-3 head, from the target's points by share of weights.
 
+    With `data_parallel` it is one rank's, and the experts are spread over all ranks; see sim.costs.profile.
+
     `engine_version` replaces the folder's own and `gap_s` the engine's. Raises ValueError naming the table and what is
     wrong with it.
     """
     if draft is not None and form == "compact":
         raise ValueError(f"--draft {draft.name!r}: the compact form here holds one model; use --form table")
+    for shape in (target, draft):
+        if shape is not None and not msgspec.structs.replace(shape, experts=None).is_plain:
+            raise ValueError(f"{shape.name!r}: want a dense decoder or plain experts in one number format")
+    if target.experts is not None and (form == "compact" or draft is not None):
+        raise ValueError(f"--target {target.name!r} has experts: want --form table and no --draft")
+    if data_parallel < 1 or (data_parallel > 1 and (target.experts is None or tensor_parallel > 1)):
+        raise ValueError(
+            f"--dp {data_parallel} with --tp {tensor_parallel}: ranks that share the experts of {target.name!r}, one "
+            "device each, are what the tables have; ranks of a dense model are further replicas"
+        )
     sheet = datasheet(gpu)
     shapes = [shape for shape in (target, draft) if shape is not None]
     for shape in shapes:
         check_divides(shape, tensor_parallel)
     names = " and ".join(shape.name for shape in shapes)
-    check_fits(names, sum(shape.weight_bytes for shape in shapes), sheet.gpu, tensor_parallel)
+    check_fits(names, sum(shape.weight_bytes for shape in shapes), sheet.gpu, tensor_parallel * data_parallel)
     files = read_layer_files(Path(path), sheet, target, tensor_parallel)
     version = engine_version or files.engine_version
     engine = engine_of(sheet.gpu.name, version)
-    known = _Known(sheet, files, engine, all_reduce_of(engine, tensor_parallel))
-    points = layer_points(files, target, known.reduce)
+    known = _Known(sheet, files, engine, all_reduce_of(engine, tensor_parallel), data_parallel)
+    gather = gather_of(engine, data_parallel)
+    points = layer_points(files, target, known.reduce, data_parallel, gather)
     drafted = None
     if draft is not None:
         drafted = read_draft(draft, draft_path, sheet, target, files, known.reduce)
@@ -88,13 +112,17 @@ def import_llmservingsim(
         raise ValueError("--draft-path without --draft: name the model of that folder")
     kernels, errors = _kernels(known, target, points, drafted, form)
     name = f"{sheet.gpu.name}/{target.name}" + (f"+{draft.name}" if draft is not None else "")
+    for flag, degree in (("tp", tensor_parallel), ("ep", data_parallel), ("dp", data_parallel)):
+        name += f"-{flag}{degree}" if degree > 1 else ""
     profile = Profile(
         schema=SCHEMA,
-        name=name if tensor_parallel == 1 else f"{name}-tp{tensor_parallel}",
+        name=name,
         gpu=sheet.gpu,
         target=target,
         draft=draft,
         tensor_parallel=tensor_parallel,
+        data_parallel=data_parallel,
+        expert_parallel=None if target.experts is None else data_parallel,
         kernels=kernels,
         host=host_costs(sheet.gpu.name, vllm_of(sheet.gpu.name, version), gap_s),
         overlap=Overlap(),
@@ -153,6 +181,10 @@ def _source(known: _Known, revision: str, form: str, drafted: Draft | None) -> s
             f"two all-reduces per layer, one of the embedding, and the logits gathered at their rate, by constants of "
             f"vLLM {engine.version} on {engine.gpu} fitted to {engine.source}"
         )
+    if files.experts is not None:
+        parts.append("experts by how many a pass activates, were they drawn uniformly")
+    if known.ranks > 1:
+        parts.append(f"spread over {known.ranks} ranks, whose tokens are gathered and scattered by {GATHER_SOURCE}")
     if drafted is not None:
         parts.append(drafted.source)
     return "; ".join([*parts, *files.notes])

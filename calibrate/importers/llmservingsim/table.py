@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from calibrate.fit.errors import Array
 from calibrate.fit.table_form import counts, every_second, rounded, smooth
-from calibrate.importers.llmservingsim.files import ELEMENTWISE, GEMMS, ONCE, Attention, LayerFiles
+from calibrate.importers.columns import CsvTable
+from calibrate.importers.llmservingsim.files import ONCE, Attention, LayerFiles
 from sim.costs.kernels import AllReduce
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid
-from sim.costs.shapes import ModelShape
+from sim.costs.shapes import Experts, ModelShape
 
 MIN_POINTS = 3
 """Values of an axis with fewer points than this are left out: two grids of different axes may be in one file."""
@@ -86,11 +87,14 @@ class LayerPoints(NamedTuple):
     prefill: RawGrid
     beside: RawGrid | None
     mixed: Attention
+    experts: RawCurve | None = None
+    """Of `body`, what several ranks do together; None for one rank."""
 
     def thinned(self) -> LayerPoints:
         """Every second value of each axis, the ends kept."""
         return self._replace(
             body=self.body.thinned(),
+            experts=None if self.experts is None else self.experts.thinned(),
             head=self.head.thinned(),
             decode=self.decode.thinned(),
             prefill=self.prefill.thinned(),
@@ -98,12 +102,21 @@ class LayerPoints(NamedTuple):
         )
 
 
-def layer_points(files: LayerFiles, shape: ModelShape, reduce: AllReduce | None) -> LayerPoints:
-    """Points of the whole `shape`. Raises ValueError where the tables have too few."""
-    tokens, layer_s = files.layer_s(dict.fromkeys(GEMMS, 1) | ELEMENTWISE | files.optional)
+def layer_points(
+    files: LayerFiles, shape: ModelShape, reduce: AllReduce | None, ranks: int = 1, gather: AllReduce | None = None
+) -> LayerPoints:
+    """Points of the whole `shape` on one device of one of `ranks`, over which experts are spread and among which
+    `gather` brings every token to its experts and back. Raises ValueError where the tables have too few."""
+    tokens, layer_s = files.layer_s(files.layer)
     once_tokens, once_s = files.layer_s(dict.fromkeys(ONCE, 1))
     rows, head_s = files.head_s({"lm_head": 1, "sampler": 1})
     body_s = layer_s + np.interp(tokens, once_tokens, once_s) / shape.layers
+    shared_s = np.zeros(len(tokens))
+    if files.experts is not None and shape.experts is not None:
+        shared_s = experts_s(files.experts, shape.experts, tokens, ranks)
+        if gather is not None:
+            shared_s = shared_s + message_s(gather, shape, ranks * tokens)
+        body_s = body_s + shared_s
     if reduce is not None:
         body_s = body_s + reduced_s(reduce, shape, tokens)
         head_s = head_s + gather_s(reduce, shape, files.tensor_parallel, rows)
@@ -123,6 +136,7 @@ def layer_points(files: LayerFiles, shape: ModelShape, reduce: AllReduce | None)
     mixed = files.attention.mixed()
     return LayerPoints(
         body=RawCurve(tokens, body_s),
+        experts=RawCurve(tokens, shared_s) if ranks > 1 else None,
         head=RawCurve(rows, head_s),
         decode=RawGrid.of(
             {(int(count), int(context)): float(seconds) for count, context, seconds in by_rows}
@@ -135,8 +149,35 @@ def layer_points(files: LayerFiles, shape: ModelShape, reduce: AllReduce | None)
 
 def reduced_s(reduce: AllReduce, shape: ModelShape, tokens: NDArray[np.int64]) -> Array:
     """All-reduces of one layer [tokens]: two, and its share of the one after the embedding."""
-    message_bytes = tokens * float(shape.hidden * shape.dtype_bytes)
-    return np.asarray((2.0 + 1.0 / shape.layers) * (reduce.fixed_s + message_bytes / reduce.bytes_per_s))
+    return np.asarray((2.0 + 1.0 / shape.layers) * message_s(reduce, shape, tokens))
+
+
+def message_s(constants: AllReduce, shape: ModelShape, tokens: NDArray[np.int64]) -> Array:
+    """One exchange of hidden states [tokens]."""
+    return np.asarray(constants.fixed_s + tokens * float(shape.hidden * shape.dtype_bytes) / constants.bytes_per_s)
+
+
+def experts_s(table: CsvTable, experts: Experts, tokens: NDArray[np.int64], ranks: int) -> Array:
+    """One layer's experts on one of `ranks` over which they are spread, each with `tokens` [tokens] of its own.
+
+    A device has its share of all ranks' pairs of token and expert, as many as `tokens` have, and of the experts that
+    these activate, which are drawn uniformly. Between measured counts of experts, then of tokens, linearly; beyond the
+    most experts of a count of tokens with the slope of all of them.
+    """
+    counts, activated = table.column("tokens"), table.column("activated_experts")
+    seconds = 1e-6 * table.column("time_us")
+    measured = np.unique(counts)
+    wanted = np.array([experts.unique(ranks * float(count)) / ranks for count in tokens])
+    expert_s = float(seconds.max() - seconds.min()) / float(activated.max() - activated.min())
+    by_tokens = []
+    for count in measured:
+        of = np.argsort(activated[counts == count])
+        axis, known_s = activated[counts == count][of], seconds[counts == count][of]
+        by_tokens.append(np.interp(wanted, axis, known_s) + expert_s * np.maximum(0.0, wanted - axis[-1]))
+    above = np.clip(np.searchsorted(measured, tokens), 1, len(measured) - 1)
+    weight = (tokens - measured[above - 1]) / (measured[above] - measured[above - 1])
+    rows, grid = np.arange(len(tokens)), np.array(by_tokens)
+    return np.asarray(grid[above - 1, rows] * (1.0 - weight) + grid[above, rows] * weight)
 
 
 def gather_s(reduce: AllReduce, shape: ModelShape, tensor_parallel: int, rows: NDArray[np.int64]) -> Array:
@@ -162,6 +203,7 @@ def table_of(points: LayerPoints) -> ModelTable:
     prefill = points.prefill
     return ModelTable(
         body=_curve(points.body),
+        experts=None if points.experts is None else _curve(points.experts),
         head=_curve(points.head),
         decode_attention=_decode_grid(points.decode),
         prefill_attention=PrefillGrid(

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
+
 from sim.costs.cost import Cost
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
 from sim.costs.kernels import VerifyAttention
@@ -52,6 +54,7 @@ class TablePasses(ModelPasses):
         super().__init__(profile, shape, graph_sizes)
         self._table = table
         self._rule = rule
+        self._ranks = profile.data_parallel
         self._measured = table.measured
         decode, prefill, verify = table.decode_attention, table.prefill_attention, table.verify_attention
         self._decode = filled(decode.context_tokens, decode.seconds)
@@ -85,6 +88,16 @@ class TablePasses(ModelPasses):
 
     def logits_s(self, rows: int) -> float:
         return value_at(self._table.head.tokens, self._table.head.seconds, rows)
+
+    def shared_s(self, tokens: int, group_tokens: int) -> float:
+        """What it adds to a pass of `tokens` tokens on this rank that all ranks have `group_tokens` rather than as many
+        each: experts and gathers see their mean."""
+        curve = self._table.experts
+        if curve is None:
+            return 0.0
+        mean = group_tokens / self._ranks
+        own_s = value_at(curve.tokens, curve.seconds, self.padded_tokens(tokens))
+        return self.layers * (value_at(curve.tokens, curve.seconds, mean) - own_s)
 
     def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
         line = self._line(rows, row_tokens, beside_chunks)
@@ -206,6 +219,10 @@ class TableCosts(WorkCosts[TablePasses]):
 
     def cost(self, work: Work) -> Cost:
         """Solo cost of `work`."""
+        if work.group_tokens:
+            alone = self.cost(msgspec.structs.replace(work, group_tokens=0))
+            tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
+            return alone._replace(device_s=alone.device_s + self.passes(work.model).shared_s(tokens, work.group_tokens))
         rows = work.rows
         if work.chunks or not rows:
             return self._any_cost(work)

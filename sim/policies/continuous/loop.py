@@ -63,7 +63,7 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
     """Whether no row can be trimmed or held up by the budget, prompts complete in order, and where these are not mixed
     with rows, all who may be seated fit for their whole lives."""
-    if serving.controller.constant_length is None:
+    if serving.controller.constant_length is None or serving.group is not None:
         return False
     if limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
         return False
@@ -79,12 +79,18 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
 
 
 def _submit(
-    serving: Serving, load: Load, stream: Stream, method: Method, draft_tokens: int, ahead_s: float
+    serving: Serving,
+    load: Load,
+    stream: Stream,
+    method: Method,
+    draft_tokens: int,
+    ahead_s: float,
+    group_tokens: int = 0,
 ) -> tuple[Ticket, Ticket]:
     """The target pass of a step that was planned `ahead_s` before now, and the drafts that follow it; tickets of the
     former, and of the last work."""
     run = serving.host.run
-    target = last = run(step_work(load, ahead_s), stream)
+    target = last = run(step_work(load, ahead_s, group_tokens), stream)
     if draft_tokens or (serving.controller.draft_tokens_max and method is not Method.NGRAM):
         last = run(draft_work(load, draft_tokens, method), stream)
     return target, last
@@ -131,7 +137,7 @@ async def by_rows(
 ) -> Pause:
     """Serve until `may_stop` at a pause, for ever without it; `running` requests are seated already, oldest first, and
     `flight` is under way."""
-    host = serving.host
+    host, group = serving.host, serving.group
     planned: Step | None = None
     planned_at_s = 0.0
     after_rows = False
@@ -140,6 +146,8 @@ async def by_rows(
             if may_stop is not None and may_stop(pause := Pause(running, planned, planned_at_s)):
                 return pause
             if planned is None or planned.is_empty:
+                if group is not None:
+                    await group.between()
                 planned = plan_step(serving, running, limits, None, after_rows=after_rows and bool(running))
                 planned_at_s = host.now_s
                 if planned.is_empty:
@@ -148,12 +156,15 @@ async def by_rows(
             step, planned = begin_step(serving, planned), None
             if step.is_empty:
                 continue
-            flight = start_step(serving, step, stream, limits.method, host.now_s - planned_at_s)
+            group_tokens = 0 if group is None else await group.begin(step.tokens)
+            flight = start_step(serving, step, stream, limits.method, host.now_s - planned_at_s, group_tokens)
         after_rows = not flight.step.prompts
         if limits.async_scheduling:
             planned = plan_step(serving, running, limits, flight.lengths, after_rows=after_rows)
             planned_at_s = host.now_s
         await flight.last
+        if group is not None:
+            await group.end()
         step, lengths = flight.step, flight.lengths
         if any(lengths.values()) and (step.rows or step.completed):
             serving.controller.saw_draft(host.now_s - flight.started_s, 0)
@@ -163,12 +174,14 @@ async def by_rows(
         flight = None
 
 
-def start_step(serving: Serving, step: Step, stream: Stream, method: Method, ahead_s: float) -> Flight:
-    """The works of `step`, planned `ahead_s` before now, are submitted; the draft is as long as the longest that the
-    controller chooses."""
+def start_step(
+    serving: Serving, step: Step, stream: Stream, method: Method, ahead_s: float, group_tokens: int = 0
+) -> Flight:
+    """The works of `step`, planned `ahead_s` before now, among `group_tokens` of all ranks, are submitted; the draft is
+    as long as the longest that the controller chooses."""
     requests = (*step.rows, *step.prompts)
     lengths = serving.controller.lengths_for(requests)
-    target, last = _submit(serving, load_of(step), stream, method, max(lengths), ahead_s)
+    target, last = _submit(serving, load_of(step), stream, method, max(lengths), ahead_s, group_tokens)
     by_index = dict(zip([request.index for request in requests], lengths, strict=True))
     return Flight(step, target, last, by_index, serving.host.now_s)
 

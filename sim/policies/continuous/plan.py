@@ -41,6 +41,10 @@ class Step(NamedTuple):
         return not self.rows and not self.prompts
 
     @property
+    def tokens(self) -> int:
+        return sum(self.row_tokens) + sum([chunk.new_tokens for chunk in self.chunks])
+
+    @property
     def completed(self) -> list[Request]:
         """Prompts whose last chunk this is."""
         return [
@@ -286,8 +290,8 @@ def load_of(step: Step) -> Load:
     return Load(len(rows), sum(step.row_tokens), context_tokens, step.chunks, step.prompts, completed, rows)
 
 
-def step_work(load: Load, ahead_s: float) -> Work:
-    """The target pass, which could be prepared for `ahead_s`."""
+def step_work(load: Load, ahead_s: float, group_tokens: int = 0) -> Work:
+    """The target pass, which could be prepared for `ahead_s`, among `group_tokens` of all ranks."""
     return Work(
         kind=Kind.STEP,
         requests=() if load.rows is None else (*load.rows, *load.prompts),
@@ -295,6 +299,7 @@ def step_work(load: Load, ahead_s: float) -> Work:
         row_tokens=load.row_tokens,
         context_tokens=load.context_tokens,
         chunks=load.chunks,
+        group_tokens=group_tokens,
         head_rows=load.row_tokens + len(load.completed),
         ahead_s=ahead_s,
     )

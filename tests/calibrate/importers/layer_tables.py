@@ -6,7 +6,7 @@ from pathlib import Path
 
 from calibrate.hardware.datasheets import datasheet
 from calibrate.importers.llmservingsim.files import GEMMS
-from sim.costs.shapes import MODELS, ModelShape
+from sim.costs.shapes import MODELS, Experts, ModelShape
 
 SHAPE = MODELS["llama-3.1-8b"]
 GPU = datasheet("rtx-4090").gpu
@@ -97,6 +97,22 @@ def write_layer_tables(folder: Path, shape: ModelShape = SHAPE, degree: int = 1)
     (folder / "dense.csv").write_text("\n".join(dense) + "\n")
     (folder / "per_sequence.csv").write_text("\n".join(["layer,sequences,time_us", *head]) + "\n")
     (folder / "attention.csv").write_text("\n".join(attention) + "\n")
+    return folder
+
+
+def experts_us(tokens: int, activated: float) -> float:
+    """Of one device: 8 us, 5 us an expert read and 0.02 us a token."""
+    return 8.0 + 5.0 * activated + 0.02 * tokens
+
+
+def write_experts(folder: Path, experts: Experts) -> Path:
+    """moe.csv by the law above, as many tokens and activated experts as can be."""
+    lines = ["tokens,activated_experts,time_us"]
+    for tokens in (1 << i for i in range(12)):
+        most = min(experts.num, tokens * experts.per_token)
+        counts = (count for count in (2, 4, 8, 16) if count <= most)
+        lines += [f"{tokens},{count},{experts_us(tokens, count)}" for count in counts]
+    (folder / "moe.csv").write_text("\n".join(lines) + "\n")
     return folder
 
 

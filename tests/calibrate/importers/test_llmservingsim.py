@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 
 from calibrate.hardware.engines import all_reduce_of, engine_of
@@ -12,7 +13,7 @@ from calibrate.importers.llmservingsim.profile import import_llmservingsim
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
-from sim.costs.shapes import MODELS, eagle3_head
+from sim.costs.shapes import MODELS, Experts, eagle3_head
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.calibrate.cli.test_commands import calibrate
 from tests.calibrate.importers.layer_tables import (
@@ -21,10 +22,14 @@ from tests.calibrate.importers.layer_tables import (
     SLOWDOWN,
     chunk_us,
     decode_us,
+    elementwise_us,
+    experts_us,
     gemm_us,
     layer_us,
     lm_head_us,
+    once_us,
     sampler_us,
+    write_experts,
     write_layer_tables,
     write_meta,
 )
@@ -93,6 +98,37 @@ def test_rows_beside_a_chunk_cost_what_mixed_passes_say(profile: Profile) -> Non
     attention_us = chunk_us(chunk) + SLOWDOWN * decode_us(rows, context)
     expected_us = SHAPE.layers * (layer_us(chunk + rows) + attention_us) + lm_head_us(rows + 1) + sampler_us(rows + 1)
     assert device_s(profile, work) == pytest.approx(1e-6 * expected_us, rel=0.01)
+
+
+SPARSE = msgspec.structs.replace(SHAPE, experts=Experts(num=16, per_token=2, intermediate=1024))
+
+
+@pytest.fixture(scope="module")
+def sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert SPARSE.experts is not None
+    return write_experts(write_layer_tables(tmp_path_factory.mktemp("sparse") / "tp1"), SPARSE.experts)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 24, 1024])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_layer_of_experts_costs_what_those_that_are_activated_do(
+    sparse_folder: Path, tokens: int, ranks: int
+) -> None:
+    """Those of all ranks' tokens, drawn uniformly, at least the fewest that were measured; of two ranks a device has
+    half of them, and moves all tokens."""
+    profile = import_llmservingsim(sparse_folder, "rtx-pro-6000-server", SPARSE, None, 1, ranks, engine_version="0.19")
+    assert SPARSE.experts is not None
+    shared_us = experts_us(tokens, max(2.0, SPARSE.experts.unique(ranks * tokens) / ranks))
+    if ranks == 2:
+        shared_us += 1e6 * (1.249e-5 + 2 * tokens * SHAPE.hidden * 2 / 2.926e10)
+        assert (profile.data_parallel, profile.expert_parallel) == (2, 2)
+        experts = profile.table.target.experts
+        assert experts is not None
+        assert 1e6 * experts.seconds[experts.tokens.index(tokens)] == pytest.approx(shared_us, rel=1e-3)
+    dense_us = sum(gemm_us(tokens, *size) for size in SHAPE.attention_gemms()) + 3 * elementwise_us(tokens)
+    layer = profile.table.target.body
+    expected_us = dense_us + 2 * once_us(tokens) / SHAPE.layers + shared_us
+    assert 1e6 * layer.seconds[layer.tokens.index(tokens)] == pytest.approx(expected_us, rel=1e-3)
 
 
 def test_every_kind_has_its_error_on_points_left_out(profile: Profile) -> None:

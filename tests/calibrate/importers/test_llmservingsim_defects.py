@@ -108,11 +108,17 @@ def test_a_folder_that_names_no_degree_is_taken_at_its_word_and_the_profile_says
     assert "no meta.yaml beside the folder" in profile.source
 
 
-def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
+def test_experts_of_a_dense_target_are_refused(tmp_path: Path) -> None:
     folder = write_layer_tables(tmp_path / "tp1")
-    (folder / "moe.csv").write_text("tokens,time_us\n1,2\n")
+    (folder / "moe.csv").write_text("tokens,activated_experts,time_us\n1,2,3\n")
     line = refusal("import", "llmservingsim", folder, *FLAGS, "--out", tmp_path / "p.json")
-    assert "moe.csv is a mixture of experts" in line
+    assert "moe.csv is a mixture of experts, and --target 'llama-3.1-8b' has none" in line
+
+
+def test_ranks_of_a_dense_target_are_refused(tmp_path: Path) -> None:
+    folder = write_layer_tables(tmp_path / "tp1")
+    line = refusal("import", "llmservingsim", folder, *FLAGS, "--dp", "2", "--out", tmp_path / "p.json")
+    assert "--dp 2 with --tp 1" in line
 
 
 @pytest.mark.parametrize(
