@@ -36,7 +36,7 @@ HOT = [
     "sim/policies/continuous/totals.py",
 ]
 
-NEEDED = ["mypy==2.4.1", "msgspec", "numpy", "types-PyYAML"]
+NEEDED = ["mypy==2.4.1", "msgspec", "numpy", "simpy", "types-PyYAML"]
 """The compiler, and what it reads types from."""
 BUILDS = {"build_ext", "bdist_wheel", "editable_wheel"}
 """Commands that compile; the others only ask what is needed, before it is there."""

@@ -1,14 +1,13 @@
 """Driving coroutines on a virtual clock: the wake order of the seam, in one place.
 
-A host built on this supplies the works, and the clock (`at`, `now_s`) where it is not that of SteppedHost. Not here:
-devices and costs.
+A host built on this supplies the clock (`at`, `now_s`) and the works. Not here: devices and costs.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
 from sim.interface.host import Stream
@@ -193,38 +192,6 @@ class TaskHost:
             wait.posts.append((self._next_post, task))
             self._next_post += 1
         self._is_dispatching = False
-
-
-class SteppedHost(TaskHost):
-    """A host whose clock goes from event to event of its own list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now_s = 0.0
-        self._stop_s = inf
-        self._events: list[tuple[float, bool, int, Callable[[Any], None]]] = []
-        self._num_events = 0
-
-    @property
-    def now_s(self) -> float:
-        return self._now_s
-
-    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> int:
-        number = self._num_events = self._num_events + 1
-        heapq.heappush(self._events, (time_s, is_last, number, callback))
-        return number
-
-    def _is_instant_over(self) -> bool:
-        return not self._events or self._events[0][0] > self._now_s
-
-    def run_until(self, stop_s: float | None = None) -> None:
-        """Advance until nothing more can happen, or to `stop_s`."""
-        events, self._stop_s = self._events, inf if stop_s is None else stop_s
-        while events and (stop_s is None or events[0][0] < stop_s):
-            self._now_s, _, number, callback = heapq.heappop(events)
-            callback(number)
-        if stop_s is not None:
-            self._now_s = stop_s
 
 
 class _Poll:

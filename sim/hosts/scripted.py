@@ -1,4 +1,4 @@
-"""A host for tests: scripted durations, one FIFO per stream, no contention.
+"""A host for tests: scripted durations, one FIFO per stream, no contention, its own clock instead of SimPy.
 
 It executes the seam's rules with as little machinery as possible, so that a policy's event log on it can be compared
 with the log on any other host. Not here: costs, devices, real time.
@@ -6,12 +6,13 @@ with the log on any other host. Not here: costs, devices, real time.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import nan
 from typing import Any
 
-from sim.hosts.clock import SteppedHost
+from sim.hosts.clock import TaskHost
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
 from sim.interface.work import NO_RESULT, Kind, Result, Work
@@ -44,6 +45,35 @@ class ScriptTicket(HostWait[Result]):
         self.is_cancelled = True
 
 
+class SteppedHost(TaskHost):
+    """A host whose clock goes from event to event of its own list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+        self._events: list[tuple[float, bool, int, Callable[[Any], None]]] = []
+        self._num_events = 0
+
+    @property
+    def now_s(self) -> float:
+        return self._now_s
+
+    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any:
+        heapq.heappush(self._events, (time_s, is_last, self._num_events, callback))
+        self._num_events += 1
+
+    def _is_instant_over(self) -> bool:
+        return not self._events or self._events[0][0] > self._now_s
+
+    def run_until(self, stop_s: float | None = None) -> None:
+        """Advance until nothing more can happen, or to `stop_s`."""
+        while self._events and (stop_s is None or self._events[0][0] < stop_s):
+            self._now_s, _, _, callback = heapq.heappop(self._events)
+            callback(None)
+        if stop_s is not None:
+            self._now_s = stop_s
+
+
 class ScriptHost(SteppedHost):
     """Runs works for `duration(work)` seconds each; `answer(work)` is what comes back. `log` holds every event."""
 
@@ -58,8 +88,7 @@ class ScriptHost(SteppedHost):
 
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
         self._queues[name] = []
-        self.streams[name] = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
-        return self.streams[name]
+        return Stream(name=name, device=device, priority=priority, sm_share=sm_share)
 
     def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> ScriptTicket:
         ticket = ScriptTicket(work, stream)

@@ -1,4 +1,4 @@
-"""The simulated host: works on simulated devices.
+"""The simulated host: coroutines on a SimPy clock, works on simulated devices.
 
 Not here: the wake order (sim.hosts.clock), the devices (sim.devices), and what happens to requests
 (sim.engine.serving).
@@ -7,7 +7,11 @@ Not here: the wake order (sim.hosts.clock), the devices (sim.devices), and what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heappush
 from typing import Any, Protocol
+
+import simpy
+from simpy.events import NORMAL
 
 from sim.costs.cost import CostModel, Link
 from sim.costs.history import UNPRICED, HistoryCosts, with_history
@@ -16,15 +20,38 @@ from sim.devices.partition import MEASURED, ShareCurve, check_shares, partition_
 from sim.devices.shared import SharedDevice
 from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Device, SimTicket
-from sim.hosts.clock import SteppedHost
+from sim.hosts.clock import TaskHost
 from sim.interface.host import Stream
 from sim.interface.work import Kind, Result, Work
+
+LAST = NORMAL + 1
+"""SimPy priority behind every ordinary event of an instant."""
 
 
 class RunLength(Protocol):
     """Acceptance draws as a host needs them."""
 
     def run_length(self, index: int, position: int, most: int) -> int: ...
+
+
+class _Environment(simpy.Environment):
+    """SimPy's clock with events at an absolute time: `timeout` would round now + (time - now)."""
+
+    def call_at(self, time_s: float, callback: Callable[[Any], None], priority: int) -> simpy.Event:
+        event = _Call(self, callback)
+        heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
+        return event
+
+
+class _Call(simpy.Event):
+    """An event that has happened when it is due, and calls one function."""
+
+    _ok = True
+    _value = None
+
+    def __init__(self, env: simpy.Environment, callback: Callable[[Any], None]) -> None:
+        self.env = env
+        self.callbacks = [callback]
 
 
 class Usage:
@@ -42,7 +69,7 @@ class Usage:
         self.cancelled_s = 0.0
 
 
-class SimHost(SteppedHost):
+class SimHost(TaskHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
     are devices by name; `curve` says what a work makes of a share of the multiprocessors, which it has `only_together`
     with others or always; `draws_by_drafter` [draft models], where there are several, say which of whose drafts are
@@ -62,6 +89,7 @@ class SimHost(SteppedHost):
         draws_by_drafter: Sequence[RunLength] = (),
     ) -> None:
         super().__init__()
+        self._env = _Environment(0.0)
         self._costs = with_history(costs, self)
         self._draws = draws
         self._draws_by_drafter = draws_by_drafter
@@ -79,23 +107,35 @@ class SimHost(SteppedHost):
 
     # -- the clock
 
+    @property
+    def now_s(self) -> float:
+        return self._env._now
+
+    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any:
+        return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)
+
+    def _is_instant_over(self) -> bool:
+        queue = self._env._queue
+        return not queue or queue[0][0] > self._env._now
+
     def _jumps_to(self, wait: Any) -> bool:
         if type(wait) is not SimTicket or wait.posts or wait.watchers:
             return False
-        ready_s, events = wait.ready_s, self._events
-        # A time that is not known yet (nan) is no time to go to.
-        if not ready_s < self._stop_s or (events and events[0][0] <= ready_s):
+        ready_s, queue = wait.ready_s, self._env._queue
+        # A time that is not known yet (nan) is no time to go to; where a run ends, an event stands in the queue.
+        if not ready_s >= self._env._now or (queue and queue[0][0] <= ready_s):
             return False
-        self._now_s = ready_s
+        self._env._now = ready_s
         wait.is_done = True
         wait.value = wait.result
         return True
 
     def run_until(self, stop_s: float | None = None) -> None:
-        super().run_until(stop_s)
+        """Advance until nothing more can happen, or to `stop_s`."""
+        self._env.run(until=stop_s)
         for device in self._devices.values():
             device.flush(self.now_s)
-        if stop_s is None and self._events:
+        if stop_s is None and self._env._queue:
             # Works that nobody waits for, of streams that were alone, have no events until they are asked after.
             self.run_until()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from realrun.host.executor import Handle, Job, RequestQueue
 from realrun.replay.pair_executor import PairExecutor
-from sim.hosts.clock import SteppedHost
+from sim.hosts.scripted import SteppedHost
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
 from sim.interface.work import Result, Work
@@ -99,7 +99,7 @@ class LateHost(SteppedHost):
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
         self._queues[name] = []
         self._free_s[name] = 0.0
-        made = self.streams[name] = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
+        made = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
         self._lanes[name] = self.executor.lane(made, self.clock)  # type: ignore[arg-type]
         return made
 
