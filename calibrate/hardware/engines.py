@@ -48,9 +48,9 @@ class Engine(NamedTuple):
     version: str
     """Major and minor; what is known of 0.19.0 holds for 0.19.1."""
     all_reduces: Mapping[int, AllReduce] = MappingProxyType({})
-    """By degree of tensor parallelism."""
+    """Times by degree of tensor parallelism."""
     source: str = REDUCE_SOURCE
-    """Of `all_reduces`."""
+    """Source of `all_reduces`."""
 
 
 def _reduces(**by_degree: tuple[float, float]) -> Mapping[int, AllReduce]:

@@ -49,7 +49,7 @@ class VllmVerdict:
     real: RealRun
     simulated: RunRecord
     result: dict[str, Any]
-    """For JSON."""
+    """The verdict for JSON."""
 
 
 def scenario_of(

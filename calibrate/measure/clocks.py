@@ -94,7 +94,7 @@ class Driver:
             self.said = f"clocks are read with every visit, driver {self.version}"
 
     def watch(self) -> Watch:
-        """To be entered while something is measured."""
+        """A context to be entered while something is measured."""
         return Watch(self.read)
 
     def read(self) -> Clocks | None:

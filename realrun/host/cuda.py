@@ -20,7 +20,7 @@ MAX_CONNECTIONS, USUAL_CONNECTIONS = 32, 8
 """Hardware queues of a process: at most, and where nobody asks. Streams beyond them wait for each other unasked, and
 torch has but 32 streams, which it hands out in turn, over and over."""
 CYCLES_PER_S = 2.0e9
-"""Of a kernel that holds a stream: no GPU's clock is faster, and slower ones hold longer."""
+"""Cycles of a kernel that holds a stream: no GPU's clock is faster, and slower ones hold longer."""
 
 
 def find(where: str | torch.device) -> Device:
@@ -38,7 +38,7 @@ def find(where: str | torch.device) -> Device:
 
 
 class Properties(NamedTuple):
-    """Of the first GPU."""
+    """Properties of the first GPU."""
 
     name: str
     capability: str
@@ -46,7 +46,7 @@ class Properties(NamedTuple):
     l2_bytes: int | None
     memory_bytes: int
     uuid: str
-    """By which the driver knows it."""
+    """Name by which the driver knows it."""
 
 
 def properties() -> Properties:
@@ -145,7 +145,7 @@ class _CudaStream:
 
 
 _STREAMS: WeakValueDictionary[int, _CudaStream] = WeakValueDictionary()
-"""In use in this process, by CUDA's handle."""
+"""Streams in use in this process, by CUDA's handle."""
 
 
 class _CudaEvent:

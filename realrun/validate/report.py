@@ -44,7 +44,7 @@ def draw_validation(directory: Path, judged: Sequence[Judged]) -> None:
 
 
 def _draw_errors(path: Path, title: str, judged: Judged) -> None:
-    """On measured times, with the profile's times, and with contention."""
+    """Errors on measured times, with the profile's times, and with contention."""
     import matplotlib.pyplot as plt
 
     labels = [f"{statistic} {name.upper()}" for name in LATENCIES for statistic in ("mean", "p95")]
