@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from math import ceil
 from pathlib import Path
@@ -380,30 +381,24 @@ def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Json]:
 def draw_cells(directory: Path, judged: Sequence[JudgedCell], title: str) -> None:
     """validation-cells.png, the error by cell, one panel per metric, cells of the fit hollow. Raises ValueError without
     the plotting libraries."""
-    from sim.report.pictures.panels import DPI, set_theme
+    from sim.report.pictures.panels import canvas, headline, panel, save_and_close, set_theme
 
     set_theme()
-    import matplotlib.pyplot as plt
-
     metrics = [name for name in MEASURED if any(name in each.metrics for each in judged)]
-    width = min(MAX_INCHES, 3.0 + CELL_INCHES * len(judged))
-    figure, axes = plt.subplots(
-        len(metrics), 1, figsize=(max(6.0, width), 1.8 + 1.7 * len(metrics)), sharex=True, squeeze=False
-    )
-    for axis, metric in zip(axes[:, 0], metrics, strict=True):
+    width = max(6.0, min(MAX_INCHES, 3.0 + CELL_INCHES * len(judged)))
+    figure, axes = canvas(len(metrics), 1, width=width, height=2.0, shared="x")
+    for (axis,), metric in zip(axes, metrics, strict=True):
         for is_fit, face in ((False, "#4c72b0"), (True, "white")):
             points = [
-                (place, each.metrics[metric]["error_pct"])
+                (place, each.metrics[metric]["error_pct"] or 0.0)
                 for place, each in enumerate(judged)
                 if each.is_fit is is_fit and metric in each.metrics
             ]
             label = "fitted on" if is_fit else "judged"
             axis.bar([x for x, _ in points], [y for _, y in points], 0.8, color=face, edgecolor="#4c72b0", label=label)
         axis.axhline(0.0, color="black", linewidth=0.8)
-        axis.set_ylabel(f"{metric}\nerror, % of real")
-    axes[0, 0].legend(frameon=False, ncols=2)
-    axes[-1, 0].set_xticks(range(len(judged)), [each.cell.name for each in judged], rotation=90, fontsize=6)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.tight_layout()
-    write_figure(directory / "validation-cells.png", lambda scratch: figure.savefig(scratch, dpi=DPI))
-    plt.close(figure)
+        panel(axis, y=f"{metric}\nerror, % of real")
+    axes[0][0].legend(frameon=False, ncols=2)
+    axes[-1][0].set_xticks(range(len(judged)), [each.cell.name for each in judged], rotation=90, fontsize=6)
+    headline(figure, title)
+    write_figure(directory / "validation-cells.png", partial(save_and_close, figure))
