@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -50,7 +50,7 @@ class Properties(NamedTuple):
 
 
 def properties() -> Properties:
-    found: Any = torch.cuda.get_device_properties(0)
+    found = torch.cuda.get_device_properties(0)
     l2_bytes = int(getattr(found, "L2_cache_size", 0)) or None
     capability = f"{found.major}.{found.minor}"
     return Properties(
@@ -108,7 +108,7 @@ class Cuda:
 
 
 class _CudaStream:
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: torch.cuda.Stream) -> None:
         self._raw, self._pool = raw, torch.cuda.graph_pool_handle()
 
     def run(self, work: Callable[[], object]) -> None:
@@ -149,7 +149,7 @@ _STREAMS: WeakValueDictionary[int, _CudaStream] = WeakValueDictionary()
 
 
 class _CudaEvent:
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: torch.cuda.Event) -> None:
         self.raw = raw
 
     def synchronize(self) -> None:
