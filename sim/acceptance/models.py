@@ -79,12 +79,11 @@ class Acceptance(ABC):
 
 def run_lengths(accepts: Flags | list[Flags], depth: int) -> RunLengths:
     """Run lengths from `accepts` [positions], or one such array for each place in the draft: whether the draw of a
-        position accepts there. At most `depth` long.
+    position accepts there. At most `depth` long.
 
-        >>> import numpy as np
-    from numpy.typing import NDArray
-        >>> run_lengths(np.array([True, True, False, True]), 2).tolist()
-        [2, 1, 0, 1]
+    >>> import numpy as np
+    >>> run_lengths(np.array([True, True, False, True]), 2).tolist()
+    [2, 1, 0, 1]
     """
     if not isinstance(accepts, list):
         accepts = [accepts]
