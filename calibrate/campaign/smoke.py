@@ -222,13 +222,8 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
     path = out / SMOKE_FILE
     former = json.loads(path.read_text()) if path.exists() else None
     if former is not None:
-        held = former["fingerprint"]
-        for key in points_file.fixed(fingerprint):
-            if held.get(key) != fingerprint[key]:
-                raise ValueError(
-                    f"{str(out)!r} is of another machine: {key} was {held.get(key)!r}, is now {fingerprint[key]!r}; "
-                    "choose another directory"
-                )
+        held, ours = (points_file.fixed(each) for each in (former["fingerprint"], fingerprint))
+        points_file.check_alike(f"{str(out)!r} is of another machine", held, ours, "choose another directory")
         if former["is_green"]:
             return
     checks = []

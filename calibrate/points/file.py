@@ -200,16 +200,16 @@ def check_host(path: Path, found: Points) -> None:
 
 def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: Mapping[str, Json]) -> None:
     """Raise ValueError unless `found` was measured on this machine, with as many cores, and with these options."""
-    for what, theirs, ours in (
-        ("another machine", fixed(found.fingerprint), fixed(fingerprint)),
-        ("other options", found.options, options),
-    ):
-        for key in sorted(set(theirs) | set(ours)):
-            if theirs.get(key) != ours.get(key):
-                raise ValueError(
-                    f"points file {str(path)!r} is of {what}: {key} was {theirs.get(key)!r}, is now "
-                    f"{ours.get(key)!r}; choose another --out or remove it"
-                )
+    where, advice = f"points file {str(path)!r} is of", "choose another --out or remove it"
+    check_alike(f"{where} another machine", fixed(found.fingerprint), fixed(fingerprint), advice)
+    check_alike(f"{where} other options", found.options, options, advice)
+
+
+def check_alike(where: str, held: Mapping[str, Json], ours: Mapping[str, Json], advice: str) -> None:
+    """Raise ValueError naming the first key in which `held` is not `ours`."""
+    for key in sorted({*held, *ours}):
+        if held.get(key) != ours.get(key):
+            raise ValueError(f"{where}: {key} was {held.get(key)!r}, is now {ours.get(key)!r}; {advice}")
 
 
 def fixed(fingerprint: dict[str, str]) -> dict[str, str]:
