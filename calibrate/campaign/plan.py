@@ -7,7 +7,9 @@ Not here: doing it (calibrate.campaign.steps), calling the steps one by one (cal
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from sim.files.json_values import Json
 
 if TYPE_CHECKING:
     from calibrate.measure.pair import PairSpec
@@ -75,16 +77,16 @@ class Campaign(NamedTuple):
     repeats: int = 4
     """Runs of each kind that say what serving adds."""
     replications: int = 3
-    """Of each policy in a replay: equal ones differ by some percent."""
+    """Runs of each policy in a replay: equal ones differ by some percent."""
     corun_s: float = 480.0
-    """For the rates of two streams."""
+    """Seconds for the rates of two streams."""
 
     @property
     def steps(self) -> list[str]:
         """Names of the steps, in order."""
         return [SMOKE, CORUN, f"{MEASURE}{self.job.name}", *(f"{REPLAY}{load.name}" for load in self.loads), REPORT]
 
-    def scenario(self, load: Load, profile: str) -> dict[str, Any]:
+    def scenario(self, load: Load, profile: str) -> dict[str, Json]:
         """The raw scenario of `load` with the profile at this path."""
         return {
             "profile": profile,
@@ -122,11 +124,11 @@ CAMPAIGNS = {
         corun_s=10.0,
     ),
 }
-"""By what --device names; the one of a CPU rehearses the others' every step in two minutes."""
+"""Campaigns by what --device names; the one of a CPU rehearses the others' every step in two minutes."""
 
 
 def device_of(campaign: str) -> str:
-    """Of a name in CAMPAIGNS.
+    """The device of a name in CAMPAIGNS.
 
     >>> device_of("cuda-24gb")
     'cuda'

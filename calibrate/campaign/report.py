@@ -53,7 +53,7 @@ def report(out: Path, campaign: Campaign) -> None:
 
 
 def name_beside_shipped(name: str) -> str:
-    """Under which a profile is sent: what is shipped already, composed of public tables, is not replaced by a copy.
+    """The name a profile is sent under: what is shipped already, composed of public tables, is not replaced.
 
     >>> name_beside_shipped("h100-sxm/llama-3.1-8b"), name_beside_shipped("l4/llama-3.2-1b")
     ('h100-sxm/llama-3.1-8b-measured', 'l4/llama-3.2-1b')

@@ -13,7 +13,6 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Any
 
 import torch
 
@@ -31,6 +30,7 @@ from realrun.host.device import Device, DeviceClock, Stream
 from realrun.model.attention import Attention, Rectangle, make_attention, usual_attention
 from realrun.model.kv import SlottedKv
 from sim.costs.shapes import ModelShape
+from sim.files.json_values import Json
 from sim.files.write import write_text
 
 SMOKE_FILE = "smoke.json"
@@ -48,7 +48,7 @@ MAX_TOGETHER = 1.5
 MIN_SLOWER = 0.7
 """Times of its own duration that a pass takes beside another, at least: less is a time of something else."""
 WATCH_S, MAX_DRIFT_PPM, MAX_UNCERTAIN_S = 2.0, 200.0, 1e-3
-"""Between looks at both clocks; crystals drift by up to 50 ppm."""
+"""Seconds between looks at both clocks; crystals drift by up to 50 ppm."""
 OVERLAP_SHARE_S = 1.0
 
 
@@ -71,7 +71,7 @@ class Ground:
 
     @cached_property
     def bench(self) -> Bench:
-        """Of the pair at its full size."""
+        """The bench of the pair at its full size."""
         return Bench(build(self.spec))
 
 
@@ -91,7 +91,7 @@ def kernels(ground: Ground) -> str:
 
 
 def _difference(shape: ModelShape, name: Attention, where: torch.device) -> float:
-    """Over ragged rows of every width, and all widths in one pass."""
+    """The largest difference over ragged rows of every width, and all widths in one pass."""
     dtype = getattr(torch, DEFAULTS[where.type]["dtype"])
     generator = torch.Generator(where).manual_seed(0)
     kv = SlottedKv(
@@ -222,13 +222,8 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
     path = out / SMOKE_FILE
     former = json.loads(path.read_text()) if path.exists() else None
     if former is not None:
-        held = former["fingerprint"]
-        for key in points_file.fixed(fingerprint):
-            if held.get(key) != fingerprint[key]:
-                raise ValueError(
-                    f"{str(out)!r} is of another machine: {key} was {held.get(key)!r}, is now {fingerprint[key]!r}; "
-                    "choose another directory"
-                )
+        held, ours = (points_file.fixed(each) for each in (former["fingerprint"], fingerprint))
+        points_file.check_alike(f"{str(out)!r} is of another machine", held, ours, "choose another directory")
         if former["is_green"]:
             return
     checks = []
@@ -244,7 +239,7 @@ def smoke(device: str, out: Path, campaign: Campaign) -> None:
         raise ValueError(f"nothing is measured here: {checks[-1]['name']}: {checks[-1]['said']}")
 
 
-def run_check(check: Callable[[Ground], str | None], ground: Ground) -> dict[str, Any]:
+def run_check(check: Callable[[Ground], str | None], ground: Ground) -> dict[str, Json]:
     """What one check found; whatever it raises makes it red."""
     started_s = perf_counter()
     try:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from calibrate.fit.errors import Comparison
 from sim.costs.profile import Profile
 from sim.files.write import write_figure
-from sim.report.pictures.panels import set_log_scale, set_theme
+from sim.report.pictures.panels import DPI, set_log_scale, set_theme
 
-DPI = 130
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 PANEL = (3.4, 3.0)
 """Width and height of one panel, inches."""
 MEASURED, FITTED, ROOF = "#4c72b0", "#c44e52", "#555555"
@@ -46,7 +48,7 @@ def draw_check(path: Path, profile: Profile, comparisons: Sequence[Comparison]) 
     plt.close(figure)
 
 
-def _draw_roofs(axis: Any, profile: Profile, of_kind: Sequence[Comparison], everything: Sequence[Comparison]) -> None:
+def _draw_roofs(axis: Axes, profile: Profile, of_kind: Sequence[Comparison], everything: Sequence[Comparison]) -> None:
     intensities = np.array([comparison.flops / comparison.num_bytes for comparison in everything])
     span = np.geomspace(0.5 * intensities.min(), 2.0 * intensities.max(), 100)
     axis.plot(span, span * profile.gpu.bandwidth_bytes_per_s, color=ROOF, linewidth=1, label="bandwidth roof")
@@ -62,7 +64,7 @@ def _draw_roofs(axis: Any, profile: Profile, of_kind: Sequence[Comparison], ever
     axis.set_xlabel("FLOP per byte")
 
 
-def _draw_ratio(axis: Any, of_kind: Sequence[Comparison]) -> None:
+def _draw_ratio(axis: Axes, of_kind: Sequence[Comparison]) -> None:
     measured_ms = [1e3 * comparison.measured_s for comparison in of_kind]
     ratio = np.clip([comparison.fitted_s / comparison.measured_s for comparison in of_kind], *RATIO_SPAN)
     axis.axhspan(0.9, 1.1, color="#dddddd", zorder=0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,6 +18,7 @@ from calibrate.points.file import MAY_CHANGE, read
 from sim.costs.kernels import CompactKernels
 from sim.costs.profile import KindError, MeasuredPoint, Profile
 from sim.costs.profile_files import load
+from sim.files.json_values import Json
 
 
 def check(profile: Profile, against: Path | None = None) -> Check:
@@ -82,7 +82,7 @@ def _machines_differ(profile: Profile, other: Profile) -> str:
     return ""
 
 
-def check_json(profile: Profile, errors: dict[str, KindError], against: str | None) -> dict[str, Any]:
+def check_json(profile: Profile, errors: dict[str, KindError], against: str | None) -> dict[str, Json]:
     """The machine-readable result (design, section 10)."""
     kinds = {
         kind: {

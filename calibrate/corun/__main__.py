@@ -32,7 +32,7 @@ STREAMS = 4
 MAX_CELL_S = 12.0
 """More per cell makes nothing more certain."""
 CELL_SHARE = 0.8
-"""Of a cell's time that is measured; the rest is its first passes and captures."""
+"""Share of a cell's time that is measured; the rest is its first passes and captures."""
 USUAL_BUDGET_S = 480.0
 SMALLER = "name a smaller pair with --target and --draft"
 

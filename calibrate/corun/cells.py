@@ -11,11 +11,11 @@ from typing import NamedTuple
 from calibrate.points.work import Place
 
 DRAFT_TOKENS = 4
-"""Per row of a draft; a verify row has one query token more."""
+"""Tokens per row of a draft; a verify row has one query token more."""
 CONTEXTS = {"cuda": (1024, 512, 256), "cpu": (256,)}
 """Tokens in KV of every decoding row, and the longest prompt of a chunk: the first that fits the device's memory."""
 ROOM_TOKENS = 256
-"""Of a slot beyond its context: slots come in steps of so many tokens."""
+"""Tokens of a slot beyond its context: slots come in steps of so many tokens."""
 
 
 class Grid(NamedTuple):
@@ -33,7 +33,7 @@ LAUNCHES = {
     "prefill": (("graphed", "graphed"), ("eager", "graphed"), ("eager", "eager")),
     "draft": (("graphed", "graphed"), ("eager", "eager")),
 }
-"""Of the two sides, by the first one's kind; the second line of prefill is what a replay does."""
+"""Launches of the two sides, by the first one's kind; the second line of prefill is what a replay does."""
 
 
 class Cell(NamedTuple):

@@ -29,7 +29,7 @@ from realrun.kernels.issuer import Issuer, Pending
 ROUNDS = 4
 """Each side alone, then both; every other round begins with the other side."""
 MIN_PASSES = 8
-"""Of each side in a window, however short it is."""
+"""Passes of each side in a window, however short it is."""
 IN_FLIGHT = {"graphed": 3, "eager": 2}
 """Passes of a side, one of which runs. More eager ones would fill a launch queue."""
 

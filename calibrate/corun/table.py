@@ -22,6 +22,7 @@ from calibrate.corun.cells import Cell
 from calibrate.corun.rates import ROUNDS, Rates
 from calibrate.points.file import MAY_CHANGE, Clocks
 from calibrate.points.work import Place
+from sim.files.json_values import Json
 from sim.files.read import read_text
 from sim.files.write import write_text
 
@@ -80,12 +81,12 @@ class Table:
         self._columns = [*fingerprint, *OPTIONS, *OF_CELL, *POSITIVE, *OTHERS]
         self._rows = self._read() if path.exists() else []
 
-    def lines(self, options: Mapping[str, Any] | None = None) -> dict[Cell, Line]:
+    def lines(self, options: Mapping[str, Json] | None = None) -> dict[Cell, Line]:
         """What is known of a pair that was built so, or of any."""
         mine = [row for row in self._rows if not options or all(row[key] == str(options[key]) for key in OPTIONS)]
         return {_cell(row): row | _numbers(row) for row in mine}
 
-    def add(self, options: Mapping[str, Any], cell: Cell, line: Line) -> None:
+    def add(self, options: Mapping[str, Json], cell: Cell, line: Line) -> None:
         places = dict(zip(OF_CELL, (*cell.a, *cell.b), strict=True))
         values = {**self._fingerprint, **options, **places, **line}
         self._rows.append({key: _text(values[key]) for key in self._columns})

@@ -46,7 +46,7 @@ class Corrections:
     def __init__(
         self, parts: Sequence[Mapping[Key, float]], predicted_s: Array, measured_s: Array, deviations: Array
     ) -> None:
-        """Of every pass: seconds of its parts, of itself as predicted and as measured, and the standard deviation of
+        """Every pass: seconds of its parts, of itself as predicted and as measured, and the standard deviation of
         the log of the latter."""
         self._ratios = np.log(measured_s / predicted_s)
         self._kinds = _kinds(parts, predicted_s)
@@ -101,7 +101,7 @@ def _alike(places: Array, others: Array, reach: float) -> Array:
 
 
 def _covariance(kinds: Mapping[str, Kind], reach: float) -> Array:
-    """Of the passes' log ratios [passes, passes], noise left out, for corrections of spread 1."""
+    """Covariance of the passes' log ratios [passes, passes], noise left out, for corrections of spread 1."""
     total = np.zeros((len(next(iter(kinds.values())).shares),) * 2)
     for kind in kinds.values():
         total += kind.shares @ _alike(kind.places, kind.places, reach) @ kind.shares.T

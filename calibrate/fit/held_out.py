@@ -92,7 +92,7 @@ def fit(tables: Tables, tensor_parallel: int, without: ModelShape | None = None)
 
 
 def _fit_decode(tables: Tables, use: NDArray[np.bool_]) -> DecodeAttention:
-    """From the points in `use`, or from all where there are none of the kind."""
+    """The fit to the points in `use`, or to all where there are none of the kind."""
     points = tables.decode.where(use) if use.any() else tables.decode
     return fit_decode_attention(points.decode_rows(), tables.gpu)
 

@@ -129,7 +129,7 @@ def body_s(constants: Gemm, gpu: Gpu, body: Body) -> Array:
 
 
 def _charged(constants: Gemm, body: Body) -> list[Charged]:
-    """Per GEMM, the three charged token counts as arrays [tokens]."""
+    """Each GEMM's three charged token counts as arrays [tokens]."""
     columns_each = []
     for columns, _ in body.gemms:
         rows = np.array([charged_tokens(constants, tokens, columns) for tokens in body.tokens], dtype=float)

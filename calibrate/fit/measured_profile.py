@@ -37,7 +37,7 @@ from sim.costs.shapes import ModelShape
 FAR = 200.0
 """A median pass that takes so many times its roofs and launches, or is so many times faster, is in other units."""
 LONG_LAUNCH_S = 1e-4
-"""To launch the kernels of a layer eagerly, roughly."""
+"""Time to launch the kernels of a layer eagerly, roughly."""
 CPU_START_S, CUDA_START_S = 3e-5, 3e-6
 """Length of a kernel that does nothing, to start the fit from."""
 
@@ -78,7 +78,7 @@ def profile_of(
 
 
 def _cores(fingerprint: Mapping[str, str]) -> float:
-    """Of a CPU per thread of a pass, at least 1."""
+    """Cores of a CPU per thread of a pass, at least 1."""
     threads = int(fingerprint.get("threads", 1))
     return max(1.0, int(fingerprint.get("cpu_cores", threads)) / threads)
 

@@ -32,17 +32,17 @@ from sim.interface.work import Chunk, Model, Work
 HISTORY_TOKENS = 64.0
 """Histories much shorter than this are alike."""
 MAX_SWEEPS = 200
-"""Over all axes of a grid; a few do."""
+"""Sweeps over all axes of a grid; a few do."""
 SETTLED = 1e-12
 """Largest change of a log time at which sweeps end."""
 
 
 class TooFewPoints(ValueError):
-    """For a table; constants can be fitted all the same."""
+    """Too few points for a table; constants can be fitted all the same."""
 
 
 class Axes(NamedTuple):
-    """Of one model's grids, as in ModelTable; `queries` begins with 1, which is a decode."""
+    """Axes of one model's grids, as in ModelTable; `queries` begins with 1, which is a decode."""
 
     tokens: tuple[int, ...]
     head_tokens: tuple[int, ...]
@@ -103,7 +103,7 @@ def _kernels(fitted: Profile, tables: dict[Model, ModelTable]) -> TableKernels:
 
 
 def _model_table(fitted: Profile, model: Model, points: Sequence[MeasuredPoint]) -> ModelTable:
-    """On the grid of all `points`, by the times of those that are not held out."""
+    """The table on the grid of all `points`, by the times of those that are not held out."""
     compact = CompactCosts(fitted).passes(model)
     axes = _axes(compact, [work_of(place_of(point)) for point in points])
     plain = _plain(compact, axes)
@@ -171,7 +171,7 @@ def _plain(passes: CompactPasses, axes: Axes) -> Grids:
 
 
 def _keys(axes: Axes) -> tuple[list[Key], ...]:
-    """Of every grid point, as in Grids."""
+    """Keys of every grid point, as in Grids."""
     return (
         [("body", (log(tokens),)) for tokens in axes.tokens],
         [("head", (log(tokens),)) for tokens in axes.head_tokens],

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from typing import Any
 
 import msgspec
 import numpy as np
+import simpy
 from scipy.optimize import minimize
 
 from calibrate.fit.errors import Array, kind_error
@@ -23,6 +23,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.profile import Overlap, Profile
 from sim.costs.profile_files import round_constant
 from sim.devices.contention import Contention
+from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Work
 
@@ -131,9 +132,9 @@ def predict_s(costs: Costs, contention: Contention, run: Ran) -> tuple[float, ..
     works = [work_of(place) for place in run.what.places]
     host = SimHost(_SoloCosts(costs, works, run), _NoDraws(), contention=contention)
     streams = [host.stream(f"side {side}", priority=priority) for side, priority in enumerate(run.what.priorities)]
-    tickets: dict[int, Any] = {}
+    tickets: dict[int, SimTicket] = {}
 
-    def submit(side: int, _: Any) -> None:
+    def submit(side: int, _: simpy.Event) -> None:
         tickets[side] = host.run(works[side], streams[side])
 
     begins_s = min(run.offsets_s)

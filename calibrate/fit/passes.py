@@ -64,8 +64,8 @@ DECODE = (
     Free("", "bandwidth_share", 1e-3, 4.0),
     Free("", "sharpness", 1.0, 8.0),
 )
-"""Of the attention of each head layout that was measured. Bandwidth shares may exceed 1: weights of a small model, or
-a short context, live in a cache."""
+"""Constants of the attention of each head layout that was measured. Bandwidth shares may exceed 1: weights of a small
+model, or a short context, live in a cache."""
 ON_CUDA = (Free("gemm", "tile_share", 1e-3, 0.85),)
 
 
@@ -82,7 +82,7 @@ def fit_passes(start: Profile, points: Sequence[MeasuredPoint]) -> Profile:
 
 
 def held_out_errors(fitted: Profile) -> dict[str, KindError]:
-    """By kind, on the profile's own held-out points."""
+    """Errors by kind, on the profile's own held-out points."""
     held_out = compare_points(fitted, [point for point in fitted.points if point.is_held_out])
     errors = summary(held_out, "points of this machine that the fit did not use, noisy ones included")
     middles: dict[str, list[float]] = {}

@@ -36,13 +36,13 @@ BOUNDS = {
     "tile_share": (0.0, 0.8),
     "wave_share": (0.0, 0.2),
 }
-"""Of the constants of sim.costs.kernels.Gemm that are fitted, and the bounds of each."""
+"""Constants of sim.costs.kernels.Gemm that are fitted, and the bounds of each."""
 LAUNCH_BOUNDS_S = (1e-6, 1.0)
 OUTLIER = 0.03
 """Log error at which the loss turns from square to linear."""
 COLUMNS = ("batch_tokens", "step_ms")
 MAX_TOKENS, MAX_MS = 10**8, 1e6
-"""Of a step; more is of other units."""
+"""Bounds of a step; more is of other units."""
 MIN_POINTS = 8
 BINDING = 1.03
 """A step less than so many times its launch is no measure of the device: it keeps no ratio."""
@@ -77,16 +77,16 @@ class FittedStep:
     law_s: float
     is_launch: bool
     predicted_s: float
-    """With the ratios kept."""
+    """Seconds with the ratios kept."""
     left_out_s: float | None
-    """With its own ratio left out; None at the ends and where it has none."""
+    """Seconds with its own ratio left out; None at the ends and where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFit:
     profile: Profile
     constants: dict[str, Estimate]
-    """By name; `eager_launch_s` is all kernels of a pass, absent where no step shows it."""
+    """Constants by name; `eager_launch_s` is all kernels of a pass, absent where no step shows it."""
     piecewise_launch_s: float
     """What the fitted launch makes of a captured pass beside prompt chunks: two kernels a layer."""
     steps: tuple[FittedStep, ...]

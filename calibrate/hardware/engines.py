@@ -49,9 +49,9 @@ class Engine(NamedTuple):
     version: str
     """Major and minor; what is known of 0.19.0 holds for 0.19.1."""
     all_reduces: Mapping[int, AllReduce] = MappingProxyType({})
-    """By degree of tensor parallelism."""
+    """Times by degree of tensor parallelism."""
     source: str = REDUCE_SOURCE
-    """Of `all_reduces`."""
+    """Source of `all_reduces`."""
     gathers: Mapping[int, AllReduce] = MappingProxyType({})
     """An all-gather of all ranks' tokens and the reduce-scatter back, by how many ranks (GATHER_SOURCE)."""
 

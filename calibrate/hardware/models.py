@@ -23,7 +23,7 @@ from calibrate.hardware.published import (
     without_format,
 )
 from sim.costs.shapes import HEADS, KV_BITS, MODELS, WEIGHT_BITS, Experts, Formats, Indexer, Latent, Linear, ModelShape
-from sim.files.json_values import read_json
+from sim.files.json_values import Json, read_json
 from sim.model_names import model_key
 from sim.names import unknown
 
@@ -53,7 +53,7 @@ NOT_UNDERSTOOD = {
 }
 """Keys that change what a layer is, where they are set."""
 LINEAR = "linear_attention"
-"""In `layer_types`, understood beside the sizes of its heads."""
+"""A kind in `layer_types`, understood beside the sizes of its heads."""
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = {
@@ -64,14 +64,18 @@ NEEDED = {
     "vocab": ("vocab_size",),
     "max_context": ("max_position_embeddings", "n_positions"),
 }
-"""By field, the keys that say it; the first is the usual one."""
+"""Keys that say each field; the first is the usual one."""
 QUANTISED = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 """`quant_method` -> weight format, where no more needs to be known."""
 EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
 GATED_QUERIES = "qwen3_next"
 """Has gates beside its queries without saying so (attn_output_gate)."""
 FULL_INTERVAL = 4
-"""Of linear layers, where neither layer_types nor full_attention_interval says which are not."""
+"""One layer of so many is not linear, where neither layer_types nor full_attention_interval says which."""
+
+
+Config = dict[str, Json]
+"""What a config.json holds."""
 
 
 class Source(NamedTuple):
@@ -83,7 +87,7 @@ class Source(NamedTuple):
     weights: Path | None = None
     """Where real weights are; None: nowhere."""
     repository: str | None = None
-    """On Hugging Face, which `vllm serve` loads; None where a file was named, or a format of no repository."""
+    """Name on Hugging Face, which `vllm serve` loads; None where a file was named, or a format of no repository."""
 
 
 def source_of(name: str, *, plain: bool = True) -> Source:
@@ -195,7 +199,7 @@ def format_names(shape: ModelShape) -> str:
     return ("" if weights == "bf16" else f"-{weights}") + ("-kv8" if formats.kv == "fp8" else "")
 
 
-def _from_config(path: Path, weights: Path | None, *, beside: dict[str, Any] | None = None) -> Source:
+def _from_config(path: Path, weights: Path | None, *, beside: Config | None = None) -> Source:
     """`beside`: the quantisation where the config does not say it."""
     config = _read(path)
     outer = config
@@ -212,20 +216,17 @@ def _from_config(path: Path, weights: Path | None, *, beside: dict[str, Any] | N
         if config.get(key):
             raise ValueError(f"{path}: {key}={_short(config[key])}: {what} has no cost form here")
     dimensions: dict[str, Any] = {field: _whole(path, config, keys) for field, keys in NEEDED.items()}
-    kv_heads = config.get("num_key_value_heads") or dimensions["heads"]
-    if config.get("multi_query") is True:
-        kv_heads = 1
-    head_dim = config.get("head_dim") or dimensions["hidden"] // dimensions["heads"]
-    for key, value in (("num_key_value_heads", kv_heads), ("head_dim", head_dim)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{path}: {key}={value!r:.60} must be a whole number of at least 1")
+    kv_heads = 1 if config.get("multi_query") is True else _count(path, config, "num_key_value_heads")
+    head_dim = _count(path, config, "head_dim") or dimensions["hidden"] // dimensions["heads"]
+    if head_dim < 1:
+        raise ValueError(f"{path}: hidden_size={dimensions['hidden']} is less than one for each head")
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     name = (path.parent.name if path.name == "config.json" else path.stem).lower()
     window, window_layers = _window(path, config, kind, dimensions["layers"])
     try:
         shape = ModelShape(
             name=name or "model",
-            kv_heads=kv_heads,
+            kv_heads=kv_heads or dimensions["heads"],
             head_dim=head_dim,
             tied_embeddings=bool(config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
             dtype_bytes=DTYPE_BYTES.get(dtype, 2),
@@ -250,10 +251,12 @@ def _from_config(path: Path, weights: Path | None, *, beside: dict[str, Any] | N
     return Source(shape, FAMILIES.get(kind), weights)
 
 
+COMPRESSED = {"int4": "int4", "float8": "fp8", "float4": "nvfp4"}
+"""Type and bits of compressed-tensors' weights."""
 TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt")
 
 
-def _experts(path: Path, config: dict[str, Any], kind: str, intermediate: int) -> Experts | None:
+def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Experts | None:
     found = [key for key in EXPERTS if config.get(key)]
     if not found:
         return None
@@ -269,43 +272,41 @@ def _experts(path: Path, config: dict[str, Any], kind: str, intermediate: int) -
         or config.get("moe_layer_freq", 1) != 1
     ):
         raise ValueError(f"{path}: layers with and without experts in turn (mlp_only_layers, decoder_sparse_step, ...)")
-    wide = intermediate if own is None else int(own)
-    shared = config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size")
-    if not shared:
-        shared = int(config.get("n_shared_experts") or 0) * wide
+    wide = intermediate if own is None else _whole(path, config, ("moe_intermediate_size",))
+    shared = _count(path, config, "shared_expert_intermediate_size", "shared_intermediate_size")
     return Experts(
         num=_whole(path, config, (found[0],)),
         per_token=per_token,
         intermediate=wide,
-        shared_intermediate=int(shared),
-        dense_layers=int(config.get("first_k_dense_replace") or 0),
+        shared_intermediate=shared or _count(path, config, "n_shared_experts") * wide,
+        dense_layers=_count(path, config, "first_k_dense_replace"),
     )
 
 
-def _latent(path: Path, config: dict[str, Any]) -> Latent | None:
+def _latent(path: Path, config: Config) -> Latent | None:
     if not config.get("kv_lora_rank"):
         return None
     keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     kv_rank, nope, rope, value = (_whole(path, config, (key,)) for key in keys)
-    query_rank = int(config.get("q_lora_rank") or 0)
+    query_rank = _count(path, config, "q_lora_rank")
     return Latent(query_rank=query_rank, kv_rank=kv_rank, nope_dim=nope, rope_dim=rope, value_dim=value)
 
 
-def _indexer(path: Path, config: dict[str, Any]) -> Indexer | None:
+def _indexer(path: Path, config: Config) -> Indexer | None:
     if not config.get("index_topk"):
         return None
     heads, dim, tokens = (_whole(path, config, (key,)) for key in ("index_n_heads", "index_head_dim", "index_topk"))
     return Indexer(heads=heads, dim=dim, tokens=tokens)
 
 
-def _linear(path: Path, config: dict[str, Any], layers: int) -> Linear | None:
+def _linear(path: Path, config: Config, layers: int) -> Linear | None:
     if not config.get("linear_num_key_heads"):
         return None
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         num = sum(each == LINEAR for each in kinds)
     else:
-        num = layers - layers // int(config.get("full_attention_interval") or FULL_INTERVAL)
+        num = layers - layers // (_count(path, config, "full_attention_interval") or FULL_INTERVAL)
     keys = ("linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim")
     key_heads, key_dim, value_heads, value_dim = (_whole(path, config, (key,)) for key in keys)
     return Linear(
@@ -318,9 +319,9 @@ def _linear(path: Path, config: dict[str, Any], layers: int) -> Linear | None:
     )
 
 
-def _window(path: Path, config: dict[str, Any], kind: str, layers: int) -> tuple[int, int]:
+def _window(path: Path, config: Config, kind: str, layers: int) -> tuple[int, int]:
     """Tokens of the sliding window and how many layers have it; (0, 0) where none has."""
-    window = config.get("sliding_window")
+    window = _count(path, config, "sliding_window")
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         if len(kinds) != layers:
@@ -333,19 +334,19 @@ def _window(path: Path, config: dict[str, Any], kind: str, layers: int) -> tuple
             raise ValueError(f"{path}: layer_types has {', '.join(strange)}, which has no cost form here")
         num = sum(each == "sliding_attention" for each in kinds)
         if num and not window:
-            raise ValueError(f"{path}: layer_types has sliding_attention and sliding_window={window!r}")
-        return (int(window or 0), num) if num else (0, 0)
+            raise ValueError(f"{path}: layer_types has sliding_attention, and there is no sliding_window")
+        return (window, num) if num else (0, 0)
     if not window or config.get("use_sliding_window") is False:
         return 0, 0
     if kind == EVERY_OTHER:
-        return int(window), layers // 2
+        return window, layers // 2
     if kind == EVERY_SIXTH_FULL:
-        return int(window), layers - layers // int(config.get("sliding_window_pattern") or 6)
-    first = int(config.get("max_window_layers") or 0) if config.get("use_sliding_window") else 0
-    return (int(window), layers - first) if first < layers else (0, 0)
+        return window, layers - layers // (_count(path, config, "sliding_window_pattern") or 6)
+    first = _count(path, config, "max_window_layers") if config.get("use_sliding_window") else 0
+    return (window, layers - first) if first < layers else (0, 0)
 
 
-def _quantised(path: Path, shape: ModelShape, config: dict[str, Any]) -> ModelShape:
+def _quantised(path: Path, shape: ModelShape, config: Config) -> ModelShape:
     """`shape` in the formats of its checkpoint. Raises ValueError for those that are not known."""
     method = str(config.get("quant_method"))
     if method == "fp8" and config.get("weight_block_size"):
@@ -358,30 +359,35 @@ def _quantised(path: Path, shape: ModelShape, config: dict[str, Any]) -> ModelSh
         if algorithm in ("fp8", "nvfp4"):
             return with_formats(shape, algorithm, kv)
     if method == "compressed-tensors":
-        groups = list((config.get("config_groups") or {}).values())
-        weights = groups[0].get("weights") or {} if groups and isinstance(groups[0], dict) else {}
-        found: dict[tuple[Any, str], str] = {(4, "int"): "int4", (8, "float"): "fp8", (4, "float"): "nvfp4"}
-        name = found.get((weights.get("num_bits"), str(weights.get("type"))))
-        if name is not None:
-            return with_formats(shape, name, None)
+        groups = config.get("config_groups")
+        first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+        weights = first.get("weights") if isinstance(first, dict) else None
+        spelt = f"{weights.get('type')}{weights.get('num_bits')}" if isinstance(weights, dict) else ""
+        if spelt in COMPRESSED:
+            return with_formats(shape, COMPRESSED[spelt], None)
     raise ValueError(
         f"{path}: quantization_config (quant_method={method!r}) is not understood; leave it out and give --weights"
     )
 
 
-def _short(value: Any) -> str:
+def _count(path: Path, config: Config, *keys: str) -> int:
+    """The first of `keys` that is there, 0 where none is."""
+    return _whole(path, config, keys) if any(config.get(key) for key in keys) else 0
+
+
+def _short(value: Json) -> str:
     text = str(value)
     return text if len(text) < 40 else text[:37] + "..."
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Config:
     config = read_json(path, "model config")
     if not isinstance(config, dict):
         raise ValueError(f"{path}: must hold a JSON object, got {type(config).__name__}")
     return config
 
 
-def _whole(path: Path, config: dict[str, Any], keys: tuple[str, ...]) -> int:
+def _whole(path: Path, config: Config, keys: tuple[str, ...]) -> int:
     key = next((key for key in keys if config.get(key) is not None), keys[0])
     value = config.get(key)
     if key == "intermediate_size" and value is None and config.get("hidden_size"):

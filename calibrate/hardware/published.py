@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import ModelShape
-from sim.files.json_values import read_json
+from sim.files.json_values import Json, read_json
 from sim.model_names import ProfileKey, model_key
 
 PACKAGE, FOLDER = "aiconfigurator_core", "model_configs"
@@ -78,7 +77,7 @@ def config_of(name: str) -> Path | None:
     return None
 
 
-def quantisation_beside(path: Path) -> dict[str, Any] | None:
+def quantisation_beside(path: Path) -> dict[str, Json] | None:
     """What NVIDIA's quantiser wrote into a file of its own, as a config's `quantization_config` has it."""
     beside = path.with_name(path.name.removesuffix(CONFIG) + QUANTISATION)
     if not beside.exists():

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from math import ceil
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from calibrate.judge.fit_cells import RATIO, Fitted, Undetermined, fit_constant,
 from realrun.validate.errors import THROUGHPUT, Compared, compared, spread
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import SERVED, Profile
+from sim.files.json_values import Json
 from sim.files.write import write_figure
 from sim.interface.request import Request
 from sim.metrics.summary import summarise
@@ -64,6 +66,20 @@ class JudgedCell:
     metrics: Mapping[str, Compared]
 
 
+class Speedup(TypedDict):
+    """A drafting cell's output throughput over that of its partners, as JSON has it."""
+
+    name: str
+    line: int
+    partners: list[int]
+    """Their lines."""
+    role: str
+    """fit or judged."""
+    real: float
+    simulated: float
+    error_pct: float
+
+
 def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
     """The closed loop of `cell`. Raises ValueError."""
     num_prompts = cell.num_prompts or _whole_passes(setup.waves * cell.concurrency, len(setup.requests))
@@ -73,7 +89,7 @@ def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
     if setup.requests:
         means = np.mean(setup.requests, axis=0)
         lengths = {name: round(float(mean)) for name, mean in zip(lengths, means, strict=True)}
-    speculation: dict[str, Any] = {"num_speculative_tokens": cell.num_speculative_tokens}
+    speculation: dict[str, Json] = {"num_speculative_tokens": cell.num_speculative_tokens}
     if cell.num_speculative_tokens:
         speculation["acceptance"] = _with_spread(str(cell.acceptance), setup.acceptance_spread)
         if setup.method is not None:
@@ -96,12 +112,13 @@ def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
     )
 
 
-def simulate_cell(cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
-    """The metrics of the simulated cell (sim.metrics.summary). Raises ValueError for what cannot run."""
+def simulate_cell(cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
+    """The metrics of the simulated cell that are defined (sim.metrics.summary). Raises ValueError."""
     scenario = scenario_of(cell, profile, setup)
     requests = _requests(cell, num_requests(scenario.workload), scenario.seed, setup)
     record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=requests)
-    return summarise(record, num_warmups=scenario.workload.num_warmups)
+    run = summarise(record, num_warmups=scenario.workload.num_warmups)
+    return {name: value for name, value in run.items() if isinstance(value, int | float)}
 
 
 def _whole_passes(num_prompts: int, per_pass: int) -> int:
@@ -151,7 +168,7 @@ def judge_cells(
     judged = []
     for cell, fitted_on in zip(table.cells, is_fit, strict=True):
         found = _simulated(table, cell, profile, setup)
-        metrics = {name: compared(real, found[MEASURED[name]]) for name, real in cell.measured.items()}
+        metrics = {name: compared(real, found.get(MEASURED[name])) for name, real in cell.measured.items()}
         judged.append(JudgedCell(cell=cell, is_fit=fitted_on, metrics=metrics))
         on_cell(len(judged), len(table.cells))
     return judged
@@ -212,7 +229,7 @@ def _marked_cells(table: CellTable, is_fit: Sequence[bool], metrics: Sequence[st
     return cells
 
 
-def _simulated(table: CellTable, cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
+def _simulated(table: CellTable, cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
     try:
         return simulate_cell(cell, profile, setup)
     except ValueError as error:
@@ -220,23 +237,23 @@ def _simulated(table: CellTable, cell: Cell, profile: Profile, setup: Setup) -> 
 
 
 def summary(judged: Sequence[JudgedCell]) -> dict[str, dict[str, float | int | None]]:
-    """Per metric over the judged cells: their number, and the errors' mean size, mean and largest size, percent."""
+    """Each metric over the judged cells: their number, and the errors' mean size, mean and largest size, percent."""
     found = {}
     for metric in MEASURED:
         if not any(metric in each.metrics for each in judged):
             continue
-        errors = [each.metrics[metric]["error_pct"] for each in judged if not each.is_fit and metric in each.metrics]
-        found[metric] = spread([error for error in errors if error is not None])
+        own = [each.metrics[metric] for each in judged if not each.is_fit and metric in each.metrics]
+        found[metric] = spread([error for beside in own if (error := beside["error_pct"]) is not None])
     return found
 
 
-def speedups(judged: Sequence[JudgedCell]) -> list[dict[str, Any]]:
+def speedups(judged: Sequence[JudgedCell]) -> list[Speedup]:
     """Output throughput of every drafting cell over that of its partner, which drafts nothing.
 
     Partners have the same label, up to its last "/" where there is no arm, and the same concurrency and lengths; of
     several the mean counts. A pair judges nothing where the constant was fitted on all of its cells.
     """
-    references: dict[tuple[Any, ...], list[JudgedCell]] = {}
+    references: dict[PairKey, list[JudgedCell]] = {}
     with_throughput = [each for each in judged if THROUGHPUT in each.metrics]
     for each in with_throughput:
         if each.cell.num_speculative_tokens == 0:
@@ -248,18 +265,24 @@ def speedups(judged: Sequence[JudgedCell]) -> list[dict[str, Any]]:
             continue
         real, simulated = (_throughput(each, side) / _mean(partners, side) for side in ("real", "simulated"))
         pairs.append(
-            {
-                "name": each.cell.name,
-                "line": each.cell.line,
-                "partners": [partner.cell.line for partner in partners],
-                "role": "fit" if all(one.is_fit for one in (each, *partners)) else "judged",
-                **compared(real, simulated),
-            }
+            Speedup(
+                name=each.cell.name,
+                line=each.cell.line,
+                partners=[partner.cell.line for partner in partners],
+                role="fit" if all(one.is_fit for one in (each, *partners)) else "judged",
+                real=real,
+                simulated=simulated,
+                error_pct=100.0 * (simulated - real) / real,
+            )
         )
     return pairs
 
 
-def _pair_key(cell: Cell) -> tuple[Any, ...]:
+PairKey = tuple[str, int, int | None, int | None]
+"""Label, concurrency and lengths."""
+
+
+def _pair_key(cell: Cell) -> PairKey:
     label = cell.label if cell.arm else cell.label.rpartition("/")[0] or cell.label
     return label, cell.concurrency, cell.input_len, cell.output_len
 
@@ -314,16 +337,19 @@ def result_of(
     }
 
 
-def _plain_fit(judged: Sequence[JudgedCell], fitted: Fitted, metrics: Sequence[str]) -> dict[str, Any]:
-    common = {
+def _plain_fit(judged: Sequence[JudgedCell], fitted: Fitted, metrics: Sequence[str]) -> dict[str, Json]:
+    common: dict[str, Json] = {
         "metric": ",".join(metrics),
         "error_pct": fitted.error_pct,
         "lines": [each.cell.line for each in judged if each.is_fit],
     }
-    constants: list[dict[str, Any]] = []
+    constants: list[dict[str, Json]] = []
     for name, value_s in fitted.values_s.items():
         is_ratio = name.startswith(RATIO)
-        constant = {"constant": name if is_ratio else f"host.{name}", "value" if is_ratio else "value_s": value_s}
+        constant: dict[str, Json] = {
+            "constant": name if is_ratio else f"host.{name}",
+            "value" if is_ratio else "value_s": value_s,
+        }
         if not fitted.half_widths_s:
             return {**constant, **common, "is_at_bound": fitted.is_at_bound}
         width = {"half_width" if is_ratio else "half_width_s": fitted.half_widths_s[name]}
@@ -331,7 +357,7 @@ def _plain_fit(judged: Sequence[JudgedCell], fitted: Fitted, metrics: Sequence[s
     return {"constants": constants, **common}
 
 
-def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Any]:
+def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Json]:
     cell = each.cell
     scenario = scenario_of(cell, profile, setup)
     return {
@@ -355,30 +381,24 @@ def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Any]:
 def draw_cells(directory: Path, judged: Sequence[JudgedCell], title: str) -> None:
     """validation-cells.png, the error by cell, one panel per metric, cells of the fit hollow. Raises ValueError without
     the plotting libraries."""
-    from sim.report.pictures.panels import DPI, set_theme
+    from sim.report.pictures.panels import canvas, headline, panel, save_and_close, set_theme
 
     set_theme()
-    import matplotlib.pyplot as plt
-
     metrics = [name for name in MEASURED if any(name in each.metrics for each in judged)]
-    width = min(MAX_INCHES, 3.0 + CELL_INCHES * len(judged))
-    figure, axes = plt.subplots(
-        len(metrics), 1, figsize=(max(6.0, width), 1.8 + 1.7 * len(metrics)), sharex=True, squeeze=False
-    )
-    for axis, metric in zip(axes[:, 0], metrics, strict=True):
+    width = max(6.0, min(MAX_INCHES, 3.0 + CELL_INCHES * len(judged)))
+    figure, axes = canvas(len(metrics), 1, width=width, height=2.0, shared="x")
+    for (axis,), metric in zip(axes, metrics, strict=True):
         for is_fit, face in ((False, "#4c72b0"), (True, "white")):
             points = [
-                (place, each.metrics[metric]["error_pct"])
+                (place, each.metrics[metric]["error_pct"] or 0.0)
                 for place, each in enumerate(judged)
                 if each.is_fit is is_fit and metric in each.metrics
             ]
             label = "fitted on" if is_fit else "judged"
             axis.bar([x for x, _ in points], [y for _, y in points], 0.8, color=face, edgecolor="#4c72b0", label=label)
         axis.axhline(0.0, color="black", linewidth=0.8)
-        axis.set_ylabel(f"{metric}\nerror, % of real")
-    axes[0, 0].legend(frameon=False, ncols=2)
-    axes[-1, 0].set_xticks(range(len(judged)), [each.cell.name for each in judged], rotation=90, fontsize=6)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.tight_layout()
-    write_figure(directory / "validation-cells.png", lambda scratch: figure.savefig(scratch, dpi=DPI))
-    plt.close(figure)
+        panel(axis, y=f"{metric}\nerror, % of real")
+    axes[0][0].legend(frameon=False, ncols=2)
+    axes[-1][0].set_xticks(range(len(judged)), [each.cell.name for each in judged], rotation=90, fontsize=6)
+    headline(figure, title)
+    write_figure(directory / "validation-cells.png", partial(save_and_close, figure))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,7 +40,7 @@ MIN_RATIO = 0.3
 FIRST_TRY_S, LONGEST_S = 1e-4, 0.4
 TOLERANCE_S = 1e-8
 STEP = 0.05
-"""Of a derivative, in units: large beside the jitter of a simulation, small beside a constant."""
+"""Step of a derivative, in units: large beside the jitter of a simulation, small beside a constant."""
 TOLERANCE = 1e-4
 """Relative change of constants, and of what is left, at which least squares end."""
 MAX_ROUNDS = 20
@@ -76,14 +75,14 @@ class Fitted:
     """Constants (seconds; ratios as such) and what the fit leaves."""
 
     profile: Profile
-    """With the constants."""
+    """The profile with the constants."""
     values_s: Mapping[str, float]
     half_widths_s: Mapping[str, float]
     """Half of each one's 95 % interval; empty after a search, which gives none."""
     error_pct: float
     """Mean size of the errors left on the cells; after a search the mean signed error."""
     is_at_bound: bool = False
-    """After a search: 0 already is too slow, so that no constant helps."""
+    """A search ended where 0 already is too slow, so that no constant helps."""
 
     @property
     def told(self) -> dict[str, bool]:
@@ -282,7 +281,7 @@ def _plain(name: str) -> float:
     return 1.0 if name.startswith(RATIO) else 0.0
 
 
-def _refuse_undetermined(names: Sequence[str], slopes: np.ndarray[Any, Any]) -> None:
+def _refuse_undetermined(names: Sequence[str], slopes: Floats) -> None:
     sizes = np.abs(slopes).max(axis=0)
     for name, size in zip(names, sizes.tolist(), strict=True):
         if size < WEAK:

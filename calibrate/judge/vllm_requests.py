@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sim.files.json_values import json_lines
+from sim.files.json_values import Json, json_lines
 from sim.interface.request import Request
 from sim.workload.content import BLOCK_TOKENS, Content, read_prompts
 
 LENGTHS = ("input_toks", "output_toks")
 STAMPS = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
-"""In the order in which they happen."""
+"""Ordered as they happen."""
 FIELDS = ("request_id", *LENGTHS, "arrival_time", *STAMPS)
 OVERTAKING_S = 1.0
 """A frontend queues requests as they arrive; one that arrived this much earlier than another is queued before it."""
@@ -51,7 +51,7 @@ class RealRun:
     requests: list[Request]
     """Finished, in order of arrival, index 0 first; seconds since the first arrival."""
     clock_offset_s: float
-    """Of the monotonic clock to the epoch: the least queued_ts - arrival_time."""
+    """Offset of the monotonic clock to the epoch: the least queued_ts - arrival_time."""
 
     def fresh(self) -> list[Request]:
         """The same requests, unserved."""
@@ -92,7 +92,7 @@ def _joined(rows: Sequence[Stamped], path: str, prompts: Path, block_tokens: int
     return {row.line: content[: row.input_toks // block_tokens] for row, (content, _) in zip(rows, read, strict=True)}
 
 
-def _row(raw: Any, number: int, path: str) -> Stamped:
+def _row(raw: Json, number: int, path: str) -> Stamped:
     where = f"{path} line {number}"
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: want a JSON object with {', '.join(FIELDS)}, got {type(raw).__name__}")
@@ -115,13 +115,13 @@ def _row(raw: Any, number: int, path: str) -> Stamped:
     return row
 
 
-def _tokens(value: Any, name: str, where: str) -> int:
+def _tokens(value: Json, name: str, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{where}: {name}={value!r:.40} must be a whole number of tokens, at least 1")
     return value
 
 
-def _seconds(value: Any, name: str, where: str) -> float:
+def _seconds(value: Json, name: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{where}: {name}={value!r:.40} must be a number of seconds")
     return float(value)

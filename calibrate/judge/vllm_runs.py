@@ -38,9 +38,6 @@ COLUMNS = "arrival=arrival_time,unit=s,prompt=input_toks,output=output_toks,id=r
 """What sim.workload.traces needs to be told to read such a file as a workload."""
 
 SCATTERED = {"ttft": "TTFT", "e2el": "E2EL"}
-FEW_TICKS = 20.0
-"""A logarithmic axis that spans less than this factor gets round numbers in place of decades."""
-MAX_TICKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +47,7 @@ class VllmVerdict:
     real: RealRun
     simulated: RunRecord
     result: dict[str, Any]
-    """For JSON."""
+    """The verdict for JSON."""
 
 
 def scenario_of(
@@ -164,27 +161,19 @@ def draw_vllm(directory: Path, verdict: VllmVerdict) -> None:
 
 
 def _draw_scatter(path: Path, title: str, real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> None:
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from sim.report.pictures.panels import canvas, headline, panel, save_and_close, set_log_scale
 
-    from sim.report.pictures.panels import DPI
-
-    figure, axes = plt.subplots(1, len(SCATTERED), figsize=(9, 4.4))
-    for axis, (name, title) in zip(axes, SCATTERED.items(), strict=True):
+    figure, axes = canvas(1, len(SCATTERED), width=3.6, height=4.4)
+    for axis, (name, label) in zip(axes[0], SCATTERED.items(), strict=True):
         ours, theirs = real[name] * 1e3, simulated[name] * 1e3
         is_shown = (ours > 0.0) & (theirs > 0.0)
         axis.scatter(ours[is_shown], theirs[is_shown], s=10, alpha=0.6, linewidths=0)
         ends = [*ours[is_shown], *theirs[is_shown]]
         low, high = (min(ends) / 1.2, max(ends) * 1.2) if ends else (1.0, 10.0)
         axis.plot([low, high], [low, high], color="black", linewidth=0.8)
-        axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
-        for each in (axis.xaxis, axis.yaxis):
-            is_short = high < FEW_TICKS * low
-            each.set_major_locator(MaxNLocator(MAX_TICKS) if is_short else LogLocator())
-            each.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            each.set_minor_formatter(NullFormatter())
-        axis.set(xlabel=f"{title}, real (ms)", ylabel=f"{title}, simulated (ms)")
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+        axis.set(xlim=(low, high), ylim=(low, high), aspect="equal")
+        for side in "xy":
+            set_log_scale(axis, side)
+        panel(axis, x=f"{label}, real (ms)", y=f"{label}, simulated (ms)")
+    headline(figure, title)
+    save_and_close(figure, path)

@@ -41,9 +41,9 @@ class Pass(NamedTuple):
     rows: list[tuple[int, int, int, int]]
     """As realrun.kernels.passes.Column."""
     known_tokens: int
-    """Per slot, before the pass."""
+    """Tokens of each slot before the pass."""
     kv_tokens: int
-    """Per slot in the KV of the pass's model."""
+    """Tokens of each slot in the KV of the pass's model."""
 
 
 class Held(NamedTuple):
@@ -52,7 +52,7 @@ class Held(NamedTuple):
     released: Event
     pending: list[Pending]
     issue_s: list[float]
-    """Of the host."""
+    """Seconds of the host."""
 
 
 class Bench:

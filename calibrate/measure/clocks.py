@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Event, Thread
-from typing import Any
+from types import ModuleType
 
 from calibrate.points.file import Clocks
 
@@ -76,7 +76,7 @@ class Driver:
     def __init__(self, uuid: str | None) -> None:
         self.said = "no GPU, no clocks"
         self.version: str | None = None
-        self._nvml: Any = None
+        self._nvml: ModuleType | None = None
         if uuid is None:
             return
         try:
@@ -94,7 +94,7 @@ class Driver:
             self.said = f"clocks are read with every visit, driver {self.version}"
 
     def watch(self) -> Watch:
-        """To be entered while something is measured."""
+        """A context to be entered while something is measured."""
         return Watch(self.read)
 
     def read(self) -> Clocks | None:
@@ -102,18 +102,18 @@ class Driver:
         nvml = self._nvml
         if nvml is None:
             return None
-        mask = self._told(nvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
-        power_mw = self._told(nvml.nvmlDeviceGetPowerUsage)
+        mask = self._told(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
+        power_mw = self._told(nvml, nvml.nvmlDeviceGetPowerUsage)
         return Clocks(
-            sm_mhz=self._told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-            memory_mhz=self._told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+            sm_mhz=self._told(nvml, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            memory_mhz=self._told(nvml, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
             power_w=None if power_mw is None else 1e-3 * power_mw,
             throttled=tuple(name for bit, name in THROTTLES.items() if mask & bit),
         )
 
-    def _told(self, ask: Any, *more: Any) -> int | None:
+    def _told(self, nvml: ModuleType, ask: Callable[..., int], *more: int) -> int | None:
         """A virtual GPU may tell one thing and not another."""
         try:
             return int(ask(self._handle, *more))
-        except self._nvml.NVMLError:
+        except nvml.NVMLError:
             return None

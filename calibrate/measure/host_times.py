@@ -19,7 +19,7 @@ from realrun.kernels.rows import Slot
 from sim.costs.profile import MeasuredPoint
 
 ISSUERS = 3
-"""At once, at most."""
+"""Threads that issue at once, at most."""
 PREPARATIONS = 30
 ROUND_TRIPS = 15
 ROUNDS = 3
@@ -48,8 +48,8 @@ def _prepare_s(bench: Bench, num_rows: int) -> float:
 
 
 def result_s(bench: Bench, point: MeasuredPoint) -> float:
-    """From the end of a pass on the device to its result on the host, by what a round trip of the pass of `point` lasts
-    longer."""
+    """Seconds from the end of a pass on the device to its result on the host, by what a round trip of the pass of
+    `point` lasts longer."""
     place = place_of(point)
     pass_, issuer = bench.ready(place), bench.issuer(place.launch)
     bench.warm(place, issuer)

@@ -6,9 +6,9 @@ Not here: what it is called and what runs on it (realrun.host.machine), its cloc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -70,7 +70,7 @@ def achieved(device: str, dtype: str) -> tuple[float, float]:
     return 2.0 * side**3 / product_s, 2.0 * COPY_BYTES[device] / copy_s
 
 
-def _typical_s(device: str, run: Any) -> float:
+def _typical_s(device: str, run: Callable[[], torch.Tensor]) -> float:
     times, runs_on = [], cuda.find(device)
     for _ in range(ROOF_REPETITIONS + 1):
         runs_on.synchronize()

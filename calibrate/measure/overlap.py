@@ -27,7 +27,7 @@ from realrun.kernels.issuer import Issuer
 OFFSETS = (0.0, 0.25, 0.5)
 """Launch of the second pass after that of the first, as shares of the first one's solo time."""
 PRIORITIES = ((0, 0), (1, 0), (0, 1))
-"""Of first and second; the higher is served first."""
+"""Priorities of first and second; the higher is served first."""
 MIN_RUNS = 5
 MAX_RUNS = 25
 SPIN_S = 2e-3

@@ -5,7 +5,7 @@ Not here: what a user may name a model (calibrate.hardware.models), timing (cali
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 import torch
 
@@ -17,13 +17,28 @@ from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import Ledger, Sizes, check_fits, ledger
 from realrun.model.weights import Family, load_model, random_model
 from sim.costs.shapes import MODELS
+from sim.files.json_values import Json
 from sim.names import unknown
 
-DEFAULTS: dict[str, dict[str, Any]] = {
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Defaults(TypedDict):
+    """What is not asked for."""
+
+    dtype: str
+    budget: float
+    rows: int
+    context: int
+    form: Literal["compact", "table"]
+
+
+DEFAULTS: dict[str, Defaults] = {
     "cpu": {"dtype": "float32", "budget": 120.0, "rows": 16, "context": 512, "form": "table"},
     "cuda": {"dtype": "bfloat16", "budget": 480.0, "rows": 32, "context": 2048, "form": "compact"},
 }
-"""What is not asked for, by device."""
+"""Defaults of each device."""
 MIN_CONTEXT = 256
 DRAFT_TOKENS = 8
 PASS_TOKENS = {"cpu": 512, "cuda": 4096}
@@ -44,9 +59,9 @@ class PairSpec(NamedTuple):
     attention: str
     seed: int
 
-    def as_options(self) -> dict[str, Any]:
+    def as_options(self) -> dict[str, Json]:
         """Plain values, to tell one measurement from another."""
-        plain = self._asdict()
+        plain: dict[str, Json] = self._asdict()
         for role, source in (("target", self.target), ("draft", self.draft)):
             plain[role] = None if source is None else source.shape.name
             plain[f"{role}_weights"] = None if source is None else "random" if source.weights is None else "real"
@@ -147,7 +162,7 @@ def needs(spec: PairSpec, streams: int = ISSUERS) -> Ledger:
     return ledger(shapes, sizes, is_cuda=spec.device == "cuda")
 
 
-def _model(source: Source, spec: PairSpec) -> Any:
+def _model(source: Source, spec: PairSpec) -> PreTrainedModel:
     dtype = getattr(torch, spec.dtype)
     if source.weights is not None:
         return load_model(source.weights, dtype=dtype, device=spec.device)

@@ -33,11 +33,12 @@ from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile
 from sim.costs.shapes import ModelShape
+from sim.files.json_values import Json
 
 PILOT_RUNS = 2
-"""Of which the faster one counts: one that something disturbed would spoil the plan."""
+"""Runs of which the faster one counts: one that something disturbed would spoil the plan."""
 SHARES = {"points": 0.6, "host": 0.05, "overlap": 0.2}
-"""Of the budget. The rest is building, warming up and fitting."""
+"""Shares of the budget. The rest is building, warming up and fitting."""
 Step = Callable[[str, int, int], None]
 """Told the stage, steps done and steps in all."""
 
@@ -152,7 +153,7 @@ class Session:
         seconds = SHARES["host"] * self.budget_s / (2 * host_times.ISSUERS)
         num_kernels = count_kernels(self.bench, place, self.bench.issuer())
         layers = self.spec.target.shape.layers
-        found: dict[str, object] = {
+        found: dict[str, Json] = {
             "is_cpu": self.spec.device == "cpu",
             "gpu": msgspec.to_builtins(roofs(self.spec.device, self.spec.dtype)),
             # A CPU has no waves of tiles.

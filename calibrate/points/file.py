@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from calibrate.points.work import Place, Together, merged, place_of
 from sim.costs.profile import MeasuredPoint
-from sim.files.json_values import parse_json
+from sim.files.json_values import Json, convert, parse_json
 from sim.files.lock import locked
 from sim.files.read import read_bytes, read_text
 from sim.files.write import naming, write_text
@@ -58,11 +58,20 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
 
 
+class _Header(msgspec.Struct):
+    """The first line."""
+
+    fingerprint: dict[str, str]
+    options: dict[str, Any]
+    places: list[Place]
+    visits: Annotated[int, msgspec.Meta(ge=1, le=MAX_VISITS)] = 1
+
+
 class Points(NamedTuple):
     """Content of a points file."""
 
     fingerprint: dict[str, str]
-    options: dict[str, Any]
+    options: dict[str, Json]
     places: list[Place]
     """The plan."""
     points: list[MeasuredPoint]
@@ -90,7 +99,7 @@ def alone(path: Path) -> AbstractContextManager[None]:
 
 
 def create(
-    path: Path, fingerprint: dict[str, str], options: dict[str, Any], places: Sequence[Place], visits: int = 1
+    path: Path, fingerprint: dict[str, str], options: Mapping[str, Json], places: Sequence[Place], visits: int = 1
 ) -> None:
     """Write the header, whole or not at all."""
     header = {
@@ -103,7 +112,7 @@ def create(
     write_text(path, json.dumps(header) + "\n")
 
 
-def append(path: Path, kind: str, content: Any) -> None:
+def append(path: Path, kind: str, content: Json) -> None:
     """Add one line and see it to the disk. Raises ValueError for nan and infinity, and where it cannot be written."""
     line = json.dumps({kind: content}, allow_nan=False) + "\n"
     with naming(path), path.open("a") as file:
@@ -137,15 +146,9 @@ def read(path: Path) -> Points:
         newer = isinstance(schema, int) and schema > SCHEMA
         hint = "is newer than what this version reads; update lanesim" if newer else f"must be {SCHEMA}"
         raise ValueError(f"points file {str(path)!r}: schema={schema!r} {hint}")
-    try:
-        places = msgspec.convert(header["places"], list[Place])
-        visits = msgspec.convert(header.get("visits", 1), int)
-        if not 1 <= visits <= MAX_VISITS:
-            raise ValueError(f"visits={visits} must be 1 to {MAX_VISITS}")
-        found = Points(dict(header["fingerprint"]), dict(header["options"]), places, [], [], set(), {}, [], {}, visits)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"points file {str(path)!r} line 1: no valid header ({error!r})") from error
-    planned = frozenset(places)
+    plan = convert(header, _Header, f"points file {str(path)!r} line 1: no valid header")
+    found = Points(plan.fingerprint, plan.options, plan.places, [], [], set(), {}, [], {}, plan.visits)
+    planned = frozenset(plan.places)
     for number, line in enumerate(lines[1:], 2):
         where = f"points file {str(path)!r} line {number}"
         for kind, value in _object(path, number, line).items():
@@ -154,26 +157,28 @@ def read(path: Path) -> Points:
     return found
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+def _object(path: Path, number: int, line: str) -> dict[str, Json]:
     content = parse_json(line, f"points file {str(path)!r}", number)
     if not isinstance(content, dict):
         raise ValueError(f"points file {str(path)!r} line {number}: must be a JSON object")
     return content
 
 
-def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, value: Any) -> None:
+def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, value: Json) -> None:
     if kind == "point":
-        point = _point(where, value, planned)
+        point = convert(value, MeasuredPoint, where)
+        if place_of(point) not in planned:
+            raise ValueError(f"{where}: {place_of(point).name} is not in the plan of line 1")
         found.visits.setdefault(place_of(point), []).append(point)
     elif kind == "clocks":
-        clocks: Clocks = _convert(where, value, Clocks)
+        clocks = convert(value, Clocks, where)
         found.clocks.append(clocks)
         if clocks.throttled and clocks.place is not None:
             found.slowed.add(clocks.place)
     elif kind == "host":
-        found.host.update(_convert(where, value, dict[str, Any]))
+        found.host.update(convert(value, dict[str, Any], where))
     elif kind == "together":
-        ran: Ran = _convert(where, value, Ran)
+        ran = convert(value, Ran, where)
         sides = len(ran.what.places)
         for key in ("solo_s", "together_s", "offsets_s"):
             if len(getattr(ran, key)) != sides:
@@ -186,20 +191,6 @@ def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, valu
         raise ValueError(f"{where}: unknown kind of line {kind!r}")
 
 
-def _convert(where: str, value: Any, wanted: Any) -> Any:
-    try:
-        return msgspec.convert(value, wanted)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _point(where: str, value: Any, planned: frozenset[Place]) -> MeasuredPoint:
-    point: MeasuredPoint = _convert(where, value, MeasuredPoint)
-    if place_of(point) not in planned:
-        raise ValueError(f"{where}: {place_of(point).name} is not in the plan of line 1")
-    return point
-
-
 def check_host(path: Path, found: Points) -> None:
     """Raise ValueError where host times are there but not all of them: a measurement writes them at once."""
     missing = [key for key in HOST_KEYS if key not in found.host]
@@ -207,18 +198,18 @@ def check_host(path: Path, found: Points) -> None:
         raise ValueError(f"points file {str(path)!r}: its host line lacks {missing[0]!r}; remove that line")
 
 
-def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: dict[str, Any]) -> None:
+def check_same(path: Path, found: Points, fingerprint: dict[str, str], options: Mapping[str, Json]) -> None:
     """Raise ValueError unless `found` was measured on this machine, with as many cores, and with these options."""
-    for what, theirs, ours in (
-        ("another machine", fixed(found.fingerprint), fixed(fingerprint)),
-        ("other options", found.options, options),
-    ):
-        for key in sorted(set(theirs) | set(ours)):
-            if theirs.get(key) != ours.get(key):
-                raise ValueError(
-                    f"points file {str(path)!r} is of {what}: {key} was {theirs.get(key)!r}, is now "
-                    f"{ours.get(key)!r}; choose another --out or remove it"
-                )
+    where, advice = f"points file {str(path)!r} is of", "choose another --out or remove it"
+    check_alike(f"{where} another machine", fixed(found.fingerprint), fixed(fingerprint), advice)
+    check_alike(f"{where} other options", found.options, options, advice)
+
+
+def check_alike(where: str, held: Mapping[str, Json], ours: Mapping[str, Json], advice: str) -> None:
+    """Raise ValueError naming the first key in which `held` is not `ours`."""
+    for key in sorted({*held, *ours}):
+        if held.get(key) != ours.get(key):
+            raise ValueError(f"{where}: {key} was {held.get(key)!r}, is now {ours.get(key)!r}; {advice}")
 
 
 def fixed(fingerprint: dict[str, str]) -> dict[str, str]:

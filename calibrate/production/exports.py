@@ -68,8 +68,7 @@ def write_measured(path: Path, url: str, served: Sequence[Served]) -> None:
 def read_measured(path: Path) -> list[Served]:
     """The levels that `write_measured` wrote, by requests at once. Raises ValueError, one line naming the file."""
     where = f"measured levels {str(path)!r}"
-    text = read_text(path, "measured levels")
-    levels = convert(parse_json(text, where), _Measured, where, text).levels
+    levels = convert(parse_json(read_text(path, "measured levels"), where), _Measured, where).levels
     return sorted(levels, key=lambda level: level.concurrency)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -50,7 +49,7 @@ class Level:
 
     served: Served
     errors_pct: dict[str, float]
-    """By metric: simulated over measured, less 1."""
+    """Errors by metric: simulated over measured, less 1."""
     predicted_pct: dict[str, float]
     """The same with constants of all other levels; empty where those tell none."""
 
@@ -65,10 +64,10 @@ class Production:
     """What a server told."""
 
     profile: Profile
-    """With all its constants."""
+    """The profile with all its constants."""
     fits: list[Fitted]
-    """Of what a step takes; then, where levels tell it, of the time before the engine, a step's constants being as they
-    are."""
+    """Fits of what a step takes; then, where levels tell it, of the time before the engine, a step's constants being as
+    they are."""
     levels: list[Level]
     accepted: Accepted | None
     unfitted: Mapping[str, str]
@@ -301,7 +300,7 @@ def _errors_pct(profile: Profile, cell: Cell, setup: Setup) -> dict[str, float]:
     return {metric: 100.0 * (found[MEASURED[metric]] / real - 1.0) for metric, real in cell.measured.items()}
 
 
-def _simulated(cell: Cell, profile: Profile, setup: Setup) -> dict[str, Any]:
+def _simulated(cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
     """As `simulate_cell`; what cannot be is told of the level's source."""
     try:
         return simulate_cell(cell, profile, setup)

@@ -61,7 +61,7 @@ class Growth:
         return self._by_name.get(f"{name}_total", self._by_name.get(name, 0.0))
 
     def mean(self, names: Iterable[str]) -> float | None:
-        """Of the first histogram that has grown."""
+        """Mean of the first histogram that has grown."""
         for name in names:
             count, total = self._by_name.get(f"{name}_count", 0.0), self._by_name.get(f"{name}_sum")
             if count and total is not None:
@@ -73,7 +73,7 @@ class Growth:
 
     @property
     def accepted(self) -> Accepted | None:
-        """Of the drafts between the looks; None where nothing was drafted."""
+        """Acceptance of the drafts between the looks; None where nothing was drafted."""
         drafts = self.total("spec_decode_num_drafts")
         if drafts:
             length = self.total("spec_decode_num_draft_tokens") / drafts

@@ -39,7 +39,7 @@ MAX_SHOWN = 200
 """Characters of an answer in a message."""
 PORTS = {"http": 80, "https": 443}
 NOT_YET = (EINPROGRESS, EWOULDBLOCK, 10035)
-"""Of a connection that is being made; the last is Windows' own."""
+"""States of a connection that is being made; the last is Windows' own."""
 T = TypeVar("T")
 
 
@@ -209,7 +209,7 @@ class Answer:
         return b"".join(self.blocks()).decode("utf-8", "replace")
 
     def lines(self) -> Iterator[str]:
-        """Without their ends; what follows the last end is none."""
+        """Lines without their ends; what follows the last end is none."""
         rest = bytearray()
         for block in self.blocks():
             if b"\n" in block:

@@ -33,7 +33,7 @@ MAX_METRICS_BYTES = 8 * MIB
 """A server's look at itself has a few hundred KB."""
 MAX_MODELS_BYTES = MIB
 MAX_EVENT_BYTES = 4096
-"""Of a token's event in the mean; they have a few hundred."""
+"""Bytes of a token's event in the mean; they have a few hundred."""
 MAX_LENGTH = 2
 """Times the tokens that were asked for: an answer that is longer is cut off."""
 WORDS = (
@@ -59,7 +59,7 @@ class Timed:
     prompt_tokens: int
     output_tokens: int
     gaps: int = 0
-    """Between events that hold tokens."""
+    """Gaps between events that hold tokens."""
     gaps_at_once: int = 0
     """Those of events that came with the first one."""
 
@@ -258,7 +258,7 @@ def _next(finished: SimpleQueue[T]) -> T:
 
 
 def middle(timed: list[Timed], concurrency: int) -> list[Timed]:
-    """Without the first of each stream, sent while the loop filled, and those that ended while it drained."""
+    """Requests without the first of each stream, sent while the loop filled, and those that ended while it drained."""
     by_end = sorted((each for each in timed if each.output_tokens > 1), key=lambda each: each.last_s)
     last_sent_s = max((each.sent_s for each in by_end), default=0.0)
     first = sorted(by_end, key=lambda each: each.sent_s)[:concurrency]
@@ -347,7 +347,7 @@ def _refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) ->
 
 
 def _max_bytes(output_tokens: int) -> int:
-    """Of a streamed answer."""
+    """Bytes of a streamed answer."""
     return MIB + MAX_LENGTH * output_tokens * MAX_EVENT_BYTES
 
 

@@ -18,11 +18,11 @@ from calibrate.judge.cell_table import Cell
 
 MIN_CONCURRENCY, MAX_CONCURRENCY = 1.0, 65_536.0
 MAX_TOKENS = 10_000_000.0
-"""Of a prompt or an output: longer ones are of other units."""
+"""Tokens of a prompt or an output: longer ones are of other units."""
 LONGEST_S = 1000.0
-"""To a first token or between two; likewise."""
+"""Seconds to a first token or between two; likewise."""
 SHORTEST_S = 1e-7
-"""Per output token of a whole server."""
+"""Seconds per output token of a whole server."""
 MAX_DRAFT_TOKENS = 64
 OF_A_MEDIAN = sqrt(pi / 2.0)
 """Standard error of a median over that of a mean, of normal values."""
@@ -92,7 +92,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sent: int = 0
     """Requests of a probe, with those that failed and those that do not count."""
     failed: dict[str, int] = {}
-    """Of them, by what was wrong."""
+    """Failed ones by what was wrong."""
     spreads_pct: dict[str, float] = {}
     """Half of the range over rounds of the same load, by metric of `measured`; empty for a single round."""
     repeats_pct: dict[str, float] = {}

@@ -38,7 +38,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = (32, 88, 48, 72), 24
 """Prompts in turn: what a long one leaves behind is part of service."""
 DRAFT_TOKENS, ACCEPTANCE = 4, 0.6
 SEED = 1009
-"""Of arrivals' draws and prompts: of no use to any judged run."""
+"""Seed of arrivals' draws and prompts: of no use to any judged run."""
 POLL_S = 0.001
 
 
@@ -46,10 +46,10 @@ class Setting(NamedTuple):
     """What is served, and beside what."""
 
     lanes: int = 1
-    """At once, every one on a stream of its own."""
+    """Lanes at once, every one on a stream of its own."""
     draft_tokens: int = 0
     period_s: float = 0.0
-    """Between two arrivals; 0 = all at once."""
+    """Seconds between two arrivals; 0 = all at once."""
     burst: int = 1
     """Requests that arrive together."""
     coroutines: int = 1
@@ -76,9 +76,9 @@ class Served:
     submitted: list[Work]
     """The works of `works`, in the same order."""
     span_s: float
-    """From the first submission to the last result."""
+    """Seconds from the first submission to the last result."""
     e2els_s: list[float]
-    """Of every request, from admission, in order of arrival."""
+    """Seconds of every request, from admission, in order of arrival."""
 
     def times_s(self) -> dict[str, list[float]]:
         """Device times of the works, by kind in service."""

@@ -19,13 +19,13 @@ from sim.costs.profile_files import round_constant
 PAUSE_SCALES_S = tuple(1e-3 * 1.2**step for step in range(36))
 """1 ms to 0.6 s."""
 LONGEST_SCALE = 0.5
-"""Of the longest pause: what longer ones lose was not measured, and is taken to be at most 16 % more."""
+"""Share of the longest pause: what longer ones lose was not measured, and is taken to be at most 16 % more."""
 MIN_PAUSE_S = 1e-3
-"""Beyond the short ones that any two works have between them."""
+"""Pause beyond the short ones that any two works have between them."""
 MIN_LOST_S = 1e-5
 """Less is nothing."""
 MIN_SHARE = 0.05
-"""Of what is lost in all that the prompt is taken to lose, at least; and at most all but this."""
+"""Share of what is lost in all that the prompt is taken to lose, at least; and at most all but this."""
 
 
 class Lasted(NamedTuple):
@@ -33,7 +33,7 @@ class Lasted(NamedTuple):
 
     e2el_s: float
     prompt_s: float
-    """Of the works on its prompt."""
+    """Seconds of the works on its prompt."""
 
 
 def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
@@ -93,11 +93,11 @@ def _ratios(runs: Sequence[Sequence[Lasted]], first: int) -> Lasted:
 
 
 def _late(one: Lasted, other: Lasted, usual: Lasted) -> Lasted:
-    """By how much `one` took longer than `other` lets expect."""
+    """How much longer `one` took than `other` lets expect."""
     return Lasted(*(mine - theirs * ratio for mine, theirs, ratio in zip(one, other, usual, strict=True)))
 
 
 def _pause_s(run: Served, first: int) -> float:
-    """Before request `first`, beyond a short one."""
+    """The pause before request `first`, beyond a short one."""
     busy_s = run.e2els_s[first - 2] + run.e2els_s[first - 1]
     return max(MIN_PAUSE_S, run.setting.period_s - busy_s - SHORT_PAUSE_S)

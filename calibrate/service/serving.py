@@ -40,19 +40,19 @@ MANY = (1, 2, 4)
 """Requests at once on one lane, each on its own or all together: as many as there are slots for."""
 POLLERS = 2
 STRIDE = 5
-"""Of the first look at TURNS_S."""
+"""Stride of the first look at TURNS_S."""
 REPEATS = 5
 PAUSES_S = (0.01, 0.04, 0.16)
-"""Of the device before every other request, to see what the first works after one lose."""
+"""Pauses of the device before every other request, to see what the first works after one lose."""
 
 
 class Waits(NamedTuple):
     """Seconds that serving adds to a work."""
 
     prepare_s: float
-    """From the moment when nothing but the threads kept it from being issued to its issue."""
+    """Seconds from the moment when nothing but the threads kept it from being issued to its issue."""
     result_s: float
-    """From its end to the act of the coroutine that awaited it."""
+    """Seconds from its end to the act of the coroutine that awaited it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,13 @@ class ServingCosts:
     prompts: Waits | None
     """Works with prompt chunks, launched kernel by kernel, where the others are captured."""
     look_s: float
-    """Of the work under way, per look of an idle worker."""
+    """Seconds that the work under way loses per look of an idle worker."""
     probed_s: tuple[float, ...]
     """As realrun.replay.probe gives it, between the runs."""
     served: dict[str, float] = field(default_factory=dict)
-    """By kind, how many times as long a pass lasts as the profile says."""
+    """Ratios by kind: how many times as long a pass lasts as the profile says."""
     tau_s: float | None = None
-    """Per kernel while another work runs; None where the device has its own streams, or one lane is all there is."""
+    """Seconds per kernel while another work runs; None where the device has its own streams, or there is one lane."""
     idle_ramp: IdleRamp | None = None
 
 
@@ -213,7 +213,7 @@ def _how(rounds: Sequence[_Round]) -> str:
 
 
 def _typical(pairs: Sequence[tuple[Served, Served]]) -> tuple[Served, Served]:
-    """Of pairs of one round each, that in which the second took the middling number of times as long."""
+    """The pair, each of one round, in which the second took the middling number of times as long."""
     return sorted(pairs, key=lambda pair: pair[1].span_s / pair[0].span_s)[len(pairs) // 2]
 
 
@@ -267,8 +267,8 @@ def waits(by_setting: Sequence[Sequence[Served]], counts: Callable[[MeasuredWork
 
 
 def served(profile: Profile, by_setting: Sequence[Sequence[Served]]) -> dict[str, float]:
-    """By kind, how many times as long the works of a run lasted in all as `profile` says: of the runs of one setting
-    the median, of the settings the mean.
+    """Ratios by kind, how many times as long the works of a run lasted in all as `profile` says: the median of the
+    runs of one setting, the mean of the settings.
 
     Sums within a run: on a machine that others share some passes take much longer, and requests wait for these too.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -20,7 +20,7 @@ MAX_CONNECTIONS, USUAL_CONNECTIONS = 32, 8
 """Hardware queues of a process: at most, and where nobody asks. Streams beyond them wait for each other unasked, and
 torch has but 32 streams, which it hands out in turn, over and over."""
 CYCLES_PER_S = 2.0e9
-"""Of a kernel that holds a stream: no GPU's clock is faster, and slower ones hold longer."""
+"""Cycles of a kernel that holds a stream: no GPU's clock is faster, and slower ones hold longer."""
 
 
 def find(where: str | torch.device) -> Device:
@@ -38,7 +38,7 @@ def find(where: str | torch.device) -> Device:
 
 
 class Properties(NamedTuple):
-    """Of the first GPU."""
+    """Properties of the first GPU."""
 
     name: str
     capability: str
@@ -46,11 +46,11 @@ class Properties(NamedTuple):
     l2_bytes: int | None
     memory_bytes: int
     uuid: str
-    """By which the driver knows it."""
+    """Name by which the driver knows it."""
 
 
 def properties() -> Properties:
-    found: Any = torch.cuda.get_device_properties(0)
+    found = torch.cuda.get_device_properties(0)
     l2_bytes = int(getattr(found, "L2_cache_size", 0)) or None
     capability = f"{found.major}.{found.minor}"
     return Properties(
@@ -108,7 +108,7 @@ class Cuda:
 
 
 class _CudaStream:
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: torch.cuda.Stream) -> None:
         self._raw, self._pool = raw, torch.cuda.graph_pool_handle()
 
     def run(self, work: Callable[[], object]) -> None:
@@ -145,11 +145,11 @@ class _CudaStream:
 
 
 _STREAMS: WeakValueDictionary[int, _CudaStream] = WeakValueDictionary()
-"""In use in this process, by CUDA's handle."""
+"""Streams in use in this process, by CUDA's handle."""
 
 
 class _CudaEvent:
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: torch.cuda.Event) -> None:
         self.raw = raw
 
     def synchronize(self) -> None:

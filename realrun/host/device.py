@@ -18,13 +18,13 @@ from typing import NamedTuple, Protocol
 import torch
 
 LOOKS = 10
-"""At an event and the host's clock at one instant; the closest counts."""
+"""Looks at an event and the host's clock at one instant; the closest counts."""
 LOOK_EVERY_S = 10.0
 """CUDA gives times between events in float32 milliseconds: to 1 us over 10 s, to 60 us over 1,000 s."""
 MARGIN_S = 1e-3
-"""By which an event is after a look for certain, however long ago the first one was."""
+"""Margin by which an event is after a look for certain, however long ago the first one was."""
 MIN_SPAN_S = 1.0
-"""Of looks that tell a drift: it is some 20 to 50 us per second, and a look is true to a few us."""
+"""Span of looks that tell a drift: it is some 20 to 50 us per second, and a look is true to a few us."""
 
 
 class Event(Protocol):
@@ -32,7 +32,7 @@ class Event(Protocol):
 
     def synchronize(self) -> None: ...
     def seconds_after(self, earlier: Event) -> float:
-        """By the device's own clock. `earlier` must be: whether CUDA tells times below 0 is not written down."""
+        """Seconds by the device's clock. `earlier` must be: whether CUDA tells times below 0 is not written down."""
         ...
 
 
@@ -138,7 +138,7 @@ class _Look(NamedTuple):
 
     event: Event
     device_s: float
-    """After the first look."""
+    """Seconds after the first look."""
     host_s: float
     half_width_s: float
 
@@ -153,7 +153,7 @@ class DeviceClock:
         self.look()
 
     def look(self) -> None:
-        """At both clocks; events after the last look are placed less well than those before it."""
+        """Look at both clocks; events after the last look are placed less well than those before it."""
         with self._lock:
             event, host_s, half_width_s = min((self._glance() for _ in range(LOOKS)), key=lambda glance: glance[2])
             last = self._looks[-1] if self._looks else _Look(event, 0.0, host_s, half_width_s)
@@ -177,7 +177,7 @@ class DeviceClock:
 
     @property
     def drift_ppm(self) -> float | None:
-        """By how much the host's clock is faster than the device's, by the first look and the last; None if they are
+        """How much the host's clock is faster than the device's, by the first look and the last; None if they are
         too close together to tell."""
         first, last = self._looks[0], self._looks[-1]
         return 1e6 * (_rate(first, last) - 1.0) if last.device_s - first.device_s >= MIN_SPAN_S else None

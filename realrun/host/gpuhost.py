@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from realrun.host.clocks import NOTHING, Clock, WallClock
@@ -20,7 +20,7 @@ from realrun.host.executor import Executor, Job
 from realrun.host.reactions import Looks, Reactions
 from realrun.host.threads import Baton, Done, Failed, HostStuck, Issued, StreamThreads
 from realrun.host.ticket import GpuTicket
-from sim.hosts.clock import Task, TaskHost
+from sim.hosts.clock import Callback, Task, TaskHost
 from sim.hosts.simulated import RunLength
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait, Signal, Wait
@@ -53,7 +53,7 @@ class GpuHost(TaskHost):
         self.clock = clock or WallClock()
         self._executor, self._draws, self.watchdog_s = executor, draws, watchdog_s
         self._inbox = self.clock.mailbox(is_keeper=True)
-        self._timers: list[tuple[float, bool, int, Callable[[Any], None]]] = []
+        self._timers: list[tuple[float, bool, int, Callback]] = []
         self._num_timers = 0
         self.num_looks = 0
         """Timers that are only the next look of a poll that nobody has notified yet."""
@@ -77,7 +77,7 @@ class GpuHost(TaskHost):
     def now_s(self) -> float:
         return self.clock.now_s
 
-    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any:
+    def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> None:
         heapq.heappush(self._timers, (time_s, is_last, self._num_timers, callback))
         self._num_timers += 1
 

@@ -56,7 +56,7 @@ def usable_cores() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of what real passes run on."""
+    """Versions of what real passes run on."""
     import torch
     import transformers
 

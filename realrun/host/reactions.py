@@ -6,12 +6,11 @@ besides the works' own (realrun.replay.measured_host).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import floor, inf
 from typing import Any, Protocol
 
 from realrun.host.ticket import GpuTicket
-from sim.hosts.clock import POLL_GRID_SLACK, FirstWait
+from sim.hosts.clock import POLL_GRID_SLACK, Callback, FirstWait
 from sim.interface.wait import HostWait
 
 
@@ -23,7 +22,7 @@ class LookingHost(Protocol):
 
     @property
     def now_s(self) -> float: ...
-    def at(self, time_s: float, callback: Callable[[Any], None]) -> Any: ...
+    def at(self, time_s: float, callback: Callback) -> None: ...
     def go_on(self, wait: HostWait[None], *, is_polled: bool, due_s: float) -> None: ...
 
 
@@ -32,13 +31,13 @@ class Reactions:
 
     def __init__(self) -> None:
         self.wake_latencies_s: dict[bool, list[float]] = {False: [], True: []}
-        """Per wait on a signal, plain or polled: seconds until its coroutine had submitted a work, where it did."""
+        """Seconds from a signal, plain or polled, until the coroutine that waited had submitted a work, if it did."""
         self._for_first: list[GpuTicket] = []
         """Arrived, and waited for by a `first` whose coroutine has not had its turn yet."""
         self._reacting: list[GpuTicket] = []
         """What the present turn reacts to."""
-        self._due_s: dict[HostWait[Any], tuple[bool, float]] = {}
-        """Of signals' waits that are done: was it polled, and when its coroutine should go on."""
+        self._due_s: dict[HostWait[None], tuple[bool, float]] = {}
+        """Signals' waits that are done: was it polled, and when its coroutine should go on."""
         self._due: tuple[bool, float] | None = None
 
     def arrived(self, ticket: GpuTicket) -> None:
@@ -46,7 +45,7 @@ class Reactions:
         if ticket.watchers:
             self._for_first.append(ticket)
 
-    def due(self, wait: HostWait[Any], is_polled: bool, due_s: float) -> None:
+    def due(self, wait: HostWait[None], is_polled: bool, due_s: float) -> None:
         """Whoever waits for `wait` should go on at `due_s`."""
         self._due_s[wait] = is_polled, due_s
 

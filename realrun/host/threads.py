@@ -87,19 +87,19 @@ class Baton:
 
 
 class Issued(NamedTuple):
-    """To the keeper: the host part of `ticket` is over."""
+    """Message to the keeper: the host part of `ticket` is over."""
 
     ticket: GpuTicket
 
 
 class Done(NamedTuple):
-    """To the keeper: `ticket` has its outcome."""
+    """Message to the keeper: `ticket` has its outcome."""
 
     ticket: GpuTicket
 
 
 class Failed(NamedTuple):
-    """To the keeper: a thread died of `error`."""
+    """Message to the keeper: a thread died of `error`."""
 
     error: BaseException
 

@@ -37,7 +37,7 @@ class Pending:
 
     def __init__(self, results: torch.Tensor, start: Event, end: Event, is_graph: bool) -> None:
         self.start, self.end = start, end
-        """Before its inputs and after its results have travelled: nothing of the host's lies between."""
+        """Events before its inputs and after its results have travelled: nothing of the host's lies between."""
         self.is_graph = is_graph
         """Replayed from a captured graph rather than launched kernel by kernel."""
         self._results = results

@@ -28,7 +28,7 @@ class PairOptions:
     temperature: float = 0.0
     """0 is greedy; above, the same for every request."""
     seed: int = 0
-    """Of sampling, and of the noise in unwritten KV."""
+    """Seed of sampling, and of the noise in unwritten KV."""
     batch_buckets: tuple[int, ...] = ()
     """Numbers of decoding rows that passes are padded to; empty pads none."""
     cuda_graphs: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,6 +27,9 @@ from realrun.model.decoder import Decoder
 from realrun.model.kv import LAYOUT
 from realrun.model.vllm_kernels import VllmDecoder
 from sim.interface.work import Kind, Model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Submitted:
@@ -53,7 +56,13 @@ class Submitted:
 class PairKernels:
     """A target and, unless only it decodes, a draft model on one device, with slots for `options.slots` requests."""
 
-    def __init__(self, target: Any, draft: Any | None, options: PairOptions, runs_on: Device | None = None) -> None:
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel | None,
+        options: PairOptions,
+        runs_on: Device | None = None,
+    ) -> None:
         """Raises ValueError for models these passes cannot run, or that do not share a vocabulary and a device; that
         is what they run on unless `runs_on` is given."""
         self.options = options

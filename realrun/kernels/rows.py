@@ -42,7 +42,7 @@ class Slot:
     output: list[int] = field(default_factory=list)
     """Emitted tokens, as far as results have come back."""
     admission: Event | None = None
-    """After which the device has the prompt."""
+    """Event after which the device has the prompt."""
     streams: set[object] = field(default_factory=set)
     """Issuers whose streams come after `admission`."""
 
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
     chunk_rows: list[int]
     """Row of the shape of each chunk that has a result: none of a pass that computes again."""
     draft_lags: list[int]
-    """Of the decoding rows, before the pass."""
+    """Lags of the decoding rows, before the pass."""
 
 
 def plan_draft(slots: Sequence[Slot], chunks: Sequence[PromptChunk], draft_tokens: int, options: PairOptions) -> Plan:

@@ -25,7 +25,7 @@ QUERY_TILE = 128
 GPU_TILES = 128
 """Blocks that fill a GPU: an A100 has 108 multiprocessors, an H100 132."""
 MAX_SPLITS = 16
-"""Beyond which putting a row's parts together costs more than reading them side by side saves."""
+"""Parts beyond which putting a row's parts together costs more than reading them side by side saves."""
 
 
 class Attention(StrEnum):
@@ -190,10 +190,10 @@ class FlashAttention:
         self._page = PAGE_TOKENS[Attention.FLASH]
         self.has_pages = "block_table" in known and kv.max_tokens % self._page == 0
         self._pages = torch.arange(kv.max_tokens // self._page, dtype=torch.int32, device=kv.keys.device)
-        """Of the first slot."""
+        """Pages of the first slot."""
 
     def plan(self, rectangles: Sequence[Rectangle]) -> tuple[Reach, torch.Tensor]:
-        """With the pages of each row [rows, pages of a slot], or where its keys begin [rows + 1]."""
+        """The reach, with the pages of each row [rows, pages of a slot], or where its keys begin [rows + 1]."""
         reach = reach_of(rectangles, self.group, self.kv)
         if self.has_pages:
             return reach, (reach.slots * len(self._pages)).unsqueeze(1) + self._pages
@@ -237,7 +237,7 @@ class Flash3Attention:
         self._attend, self._schedule = operations.fwd.default, operations.get_scheduler_metadata.default
 
     def plan(self, rectangles: Sequence[Rectangle]) -> tuple[Reach, torch.Tensor]:
-        """With the schedule that every layer of the pass shares."""
+        """The reach, with the schedule that every layer of the pass shares."""
         reach, kv = reach_of(rectangles, self.group, self.kv), self.kv
         schedule = self._schedule(
             len(reach.slots),

@@ -9,13 +9,17 @@ attention kernels (realrun.model.attention), what to do with logits (realrun.mod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from realrun.model.attention import Attention, Rectangle, make_attention
 from realrun.model.kv import SlottedKv
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -25,7 +29,7 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 class LayerWeights:
     """One layer's tensors, with Q, K, V and gate, up fused; the library's own parameters become views of these."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.qkv, self.qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
         self.gate_up, self.gate_up_bias = _fuse(mlp.gate_proj, mlp.up_proj)
@@ -37,7 +41,9 @@ class LayerWeights:
 class Decoder:
     """A causal language model bound to its own KV cache."""
 
-    def __init__(self, model: Any, *, slots: int, max_tokens: int, attention: Attention, seed: int = 0) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, slots: int, max_tokens: int, attention: Attention, seed: int = 0
+    ) -> None:
         config = model.config
         _check_supported(config)
         weight = model.lm_head.weight
@@ -117,7 +123,7 @@ class Decoder:
         return torch.addcmul(heads * cos, heads.roll(self.head_dim // 2, -1), signed_sin)
 
 
-def _added(projection: Any, inputs: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+def _added(projection: nn.Linear, inputs: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """`hidden` and the projection of `inputs`, in one launch where it has no bias."""
     if projection.bias is not None:
         return hidden + projection(inputs)
@@ -131,11 +137,11 @@ def _gated(layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
     return functional.silu(gate) * up
 
 
-def _norm(hidden: torch.Tensor, norm: Any) -> torch.Tensor:
+def _norm(hidden: torch.Tensor, norm: nn.Module) -> torch.Tensor:
     return functional.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
-def _fuse(*projections: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _fuse(*projections: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weights [outputs, inputs] and bias of the projections as one, their own parameters made views of it."""
     fused = torch.cat([projection.weight.data for projection in projections])
     sizes = [len(projection.weight) for projection in projections]
@@ -146,7 +152,7 @@ def _fuse(*projections: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     return fused, torch.cat([projection.bias.data for projection in projections])
 
 
-def _check_supported(config: Any) -> None:
+def _check_supported(config: PretrainedConfig) -> None:
     """Refuse a model whose forward pass is not the one written here."""
     if config.model_type not in FAMILIES:
         raise ValueError(f"model_type={config.model_type!r} is not supported; use one of {', '.join(FAMILIES)}")

@@ -29,7 +29,7 @@ SPLIT_BYTES = 16 << 20
 TOKEN_BYTES = 256
 """Positions, slots and rotary factors of a token, and what is compared with them."""
 SAMPLED_BYTES = 13
-"""Per logit of a sampled token, beside the logit: probabilities of both models, and what is left of them."""
+"""Bytes per logit of a sampled token, beside the logit: probabilities of both models, and what is left of them."""
 
 
 class Sizes(NamedTuple):
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
 
     slots: int
     max_tokens: int
-    """Per slot."""
+    """Tokens per slot."""
     draft_tokens: int
     prompt_tokens: int
     """Most of one pass."""
@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
 
     @property
     def decoding_tokens(self) -> int:
-        """Of the largest pass without prompts."""
+        """Tokens of the largest pass without prompts."""
         return self.slots * (self.draft_tokens + 1)
 
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from realrun.host import cuda
 from realrun.model.memory import check_fits
 from sim.costs.shapes import ModelShape
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 class Family(StrEnum):
@@ -41,7 +44,7 @@ def random_model(
     seed: int = 0,
     family: Family | None = None,
     logit_std: float = LOGIT_STD,
-) -> Any:
+) -> PreTrainedModel:
     """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1.
 
     Never zeros: matrix products run faster on them. Raises ValueError if the weights do not fit the device's free
@@ -74,7 +77,7 @@ def random_model(
     return model
 
 
-def tied_pair(target: Any, draft_layers: int, epsilon: float) -> tuple[Any, Any]:
+def tied_pair(target: PreTrainedModel, draft_layers: int, epsilon: float) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Make of a random model a target and a draft that agree the more, the smaller `epsilon`.
 
     What the target's layers from `draft_layers` on add to the residual stream is scaled down, so that all of them
@@ -97,7 +100,7 @@ def tied_pair(target: Any, draft_layers: int, epsilon: float) -> tuple[Any, Any]
     return target, first_layers(target, draft_layers)
 
 
-def first_layers(target: Any, draft_layers: int) -> Any:
+def first_layers(target: PreTrainedModel, draft_layers: int) -> PreTrainedModel:
     """A model of the target's first layers, copied, with the target's own embeddings, last norm and head."""
     from transformers import AutoModelForCausalLM
 
@@ -122,7 +125,9 @@ DAMAGED = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, Att
 """What the library raises for weights that are none: it looks into the file as if it were sound."""
 
 
-def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu") -> Any:
+def load_model(
+    path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
     """Real weights from a local directory in the library's format.
 
     Raises ValueError if there are none, if they cannot be read, or if any tensor of the model is missing or of another
@@ -158,7 +163,7 @@ def load_model(path: Path | str, *, dtype: torch.dtype = torch.bfloat16, device:
     return model.to(device).eval().requires_grad_(False)
 
 
-def library_config(shape: ModelShape, family: Family | None = None) -> Any:
+def library_config(shape: ModelShape, family: Family | None = None) -> PretrainedConfig:
     """The library's configuration of these dimensions; the family is told from the name unless given.
 
     Raises ValueError for a draft head that reads the target's features, which is no model of its own, and for a model

@@ -28,7 +28,7 @@ from sim.hosts.simulated import RunLength, SimHost
 from sim.interface.request import Request
 from sim.interface.work import Work
 from sim.metrics.records import RunRecord, WorkRecord
-from sim.metrics.summary import summarise
+from sim.metrics.summary import Run, number, summarise
 from sim.run.experiment import Experiment
 from sim.run.simulate import OnWork, run_recorded
 
@@ -40,7 +40,7 @@ class Observed:
     """One run of a replay, as read back."""
 
     experiment: Experiment
-    run: dict[str, Any]
+    run: Run
     """Its metrics (sim.metrics.summary.summarise)."""
     requests: list[Request]
     works: list[MeasuredWork]
@@ -67,7 +67,7 @@ class Judged:
 
     observed: Observed
     simulated: RunRecord
-    """With the profile's times and contention: what `lanesim compare` would say."""
+    """Simulated with the profile's times and contention: what `lanesim compare` would say."""
     verdict: dict[str, Any]
     """`metrics`, `decomposition`, `lookups`, `machine`, `divergence`, `works`, for JSON."""
 
@@ -112,7 +112,7 @@ def judge(observed: Observed) -> Judged:
     alone = Contention(eta_compute=inf, eta_bandwidth=inf)
     measured = MeasuredCosts(observed.works)
     draws = observed.draws()
-    stop_s = observed.run["duration"] if observed.is_partial else None
+    stop_s = number(observed.run, "duration") if observed.is_partial else None
 
     def simulated_on(build: Callable[[OnWork], SimHost]) -> RunRecord:
         return run_recorded(experiment, experiment.requests(), build, stop_s=stop_s)
@@ -156,7 +156,7 @@ def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -
     return [fmean(map(truediv, times_s, profiled_s)) for times_s in probed_s]
 
 
-def _work_times(real: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> dict[str, Any]:
+def _work_times(real: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> dict[str, dict[str, float | None]]:
     """Mean device time per kind, seconds: real and simulated works, those alone on the device and those together."""
     kinds = list(dict.fromkeys(f"{work.kind} {work.model}" for work in real))
     found = {}

@@ -6,15 +6,15 @@ Not here: what the difference costs (realrun.validate.compare).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from sim.files.json_values import Json
 from sim.interface.request import Request
 from sim.metrics.records import RunRecord, WorkRecord
 
 
 def first_divergence(
     requests: Sequence[Request], works: Sequence[WorkRecord], simulated: RunRecord
-) -> dict[str, Any] | None:
+) -> dict[str, Json] | None:
     """The first decision, stream by stream, in which the two differ; None if they scheduled alike throughout.
 
     A decision is which requests the next work of a stream carries, and what it does. Of several streams that diverge
@@ -48,11 +48,11 @@ def _by_stream(works: Sequence[WorkRecord]) -> dict[str, list[WorkRecord]]:
     return streams
 
 
-def _decision(work: WorkRecord) -> tuple[Any, ...]:
+def _decision(work: WorkRecord) -> tuple[str, str, tuple[int, ...], int, int]:
     return work.kind, work.model, tuple(sorted(work.requests)), work.draft_tokens, work.chunk_tokens
 
 
-def _state(requests: Sequence[Request], works: Sequence[WorkRecord], work: WorkRecord) -> dict[str, Any]:
+def _state(requests: Sequence[Request], works: Sequence[WorkRecord], work: WorkRecord) -> dict[str, Json]:
     """The decision and what was going on when it was taken."""
     now_s = work.submitted_s
     in_flight = [each for each in works if each.submitted_s < now_s < each.ready_s]

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from sim.metrics.summary import Value, number
+
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = {"mean": "mean_{}_ms", "p50": "p50_{}_ms", "p95": "p95_{}_ms", "p99": "p99_{}_ms"}
-"""By their names in a verdict, the keys of a run's metrics (sim.metrics.summary)."""
+"""Keys by their names in a verdict, those of a run's metrics (sim.metrics.summary)."""
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 THROUGHPUT = "output_throughput"
 Compared = dict[str, float | None]
@@ -20,7 +22,7 @@ Compared = dict[str, float | None]
 
 
 def compared(real: float | None, simulated: float | None) -> Compared:
-    """Beside each other.
+    """Both values beside each other.
 
     >>> compared(80.0, 82.0)
     {'real': 80.0, 'simulated': 82.0, 'error_pct': 2.5}
@@ -30,17 +32,17 @@ def compared(real: float | None, simulated: float | None) -> Compared:
 
 
 def errors(
-    real: Mapping[str, Any], simulated: Mapping[str, Any], latencies: Sequence[str] = LATENCIES
+    real: Mapping[str, Value], simulated: Mapping[str, Value], latencies: Sequence[str] = LATENCIES
 ) -> dict[str, Any]:
-    """Of two runs' metrics: each of `latencies` by statistic, and the output throughput."""
+    """Errors between two runs' metrics: each of `latencies` by statistic, and the output throughput."""
     found: dict[str, Any] = {
         name: {
-            statistic: compared(real[key.format(name)], simulated[key.format(name)])
+            statistic: compared(number(real, key.format(name)), number(simulated, key.format(name)))
             for statistic, key in STATISTICS.items()
         }
         for name in latencies
     }
-    found[THROUGHPUT] = compared(real[THROUGHPUT], simulated[THROUGHPUT])
+    found[THROUGHPUT] = compared(number(real, THROUGHPUT), number(simulated, THROUGHPUT))
     return found
 
 

@@ -18,7 +18,7 @@ from realrun.validate.compare import Observed
 from realrun.validate.errors import LATENCIES, STATISTICS, THROUGHPUT
 from sim.compare.side_by_side import RESULT_SCHEMA
 from sim.costs.profile import Profile
-from sim.files.json_values import convert, parse_json
+from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import Unreadable, read_text
 from sim.interface.request import Request
 from sim.metrics.records import WorkRecord
@@ -93,15 +93,14 @@ def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
     path = directory / SUMMARY
     where = f"summary {str(path)!r}"
     try:
-        text = read_text(path, "summary")
+        summary = parse_json(read_text(path, "summary"), where)
     except Unreadable as error:
         raise ValueError(f"{error}; want a directory of `lanesim replay`") from None
-    summary = parse_json(text, where)
     if not isinstance(summary, dict) or "replay" not in summary:
         raise ValueError(f"{str(directory)!r} holds no replay (no `replay` in {SUMMARY}); want one of `lanesim replay`")
     if summary.get("schema") != RESULT_SCHEMA:
         raise ValueError(f"{where}: schema={summary.get('schema')!r} must be {RESULT_SCHEMA}")
-    told = convert(summary, _Summary, where, text)
+    told = convert(summary, _Summary, where)
     if [(run.policy, run.seed) for run in told.runs] != [(run.policy, run.seed) for run in told.replay.runs]:
         raise ValueError(f"{where}: `runs` and `replay.runs` are not of the same policies and seeds")
     for run in summary["runs"]:
@@ -130,7 +129,7 @@ def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
     return scenario, summary
 
 
-def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+def first_difference(one: Mapping[str, Json], other: Mapping[str, Json]) -> tuple[str, Json, Json] | None:
     """The first dotted key at which two resolved scenarios differ, and both values."""
     for key in one:
         mine, theirs = one[key], other[key]

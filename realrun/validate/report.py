@@ -18,7 +18,7 @@ from realrun.validate.errors import LATENCIES
 from sim.files.write import write_figure
 from sim.metrics.summary import latencies_s
 from sim.report.pictures.figures import draw_cdfs
-from sim.report.pictures.panels import DPI, set_theme
+from sim.report.pictures.panels import canvas, headline, legend, panel, save_and_close, set_theme
 from sim.report.pictures.work_figures import draw_timelines, timeline_window
 
 PARTS = {"mechanism": "#4c72b0", "cost": "#dd8452", "contention": "#55a868"}
@@ -44,11 +44,9 @@ def draw_validation(directory: Path, judged: Sequence[Judged]) -> None:
 
 
 def _draw_errors(path: Path, title: str, judged: Judged) -> None:
-    """On measured times, with the profile's times, and with contention."""
-    import matplotlib.pyplot as plt
-
+    """Errors on measured times, with the profile's times, and with contention."""
+    figure, ((axis,),) = canvas(1, 1, width=9.0)
     labels = [f"{statistic} {name.upper()}" for name in LATENCIES for statistic in ("mean", "p95")]
-    figure, axis = plt.subplots(figsize=(9, 3.6))
     for number, (part, colour) in enumerate(PARTS.items()):
         metrics = judged.verdict["decomposition"][part]
         errors = [metrics[name][statistic]["error_pct"] for name in LATENCIES for statistic in ("mean", "p95")]
@@ -56,9 +54,7 @@ def _draw_errors(path: Path, title: str, judged: Judged) -> None:
         axis.bar(places, [np.nan if error is None else error for error in errors], 0.25, label=part, color=colour)
     axis.axhline(0.0, color="black", linewidth=0.8)
     axis.set_xticks(range(len(labels)), labels, rotation=20, ha="right")
-    axis.set_ylabel("error, % of real")
-    axis.legend(frameon=False, ncols=3)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    panel(axis, y="error, % of real")
+    legend(figure, [[axis]])
+    headline(figure, title)
+    save_and_close(figure, path)

@@ -149,7 +149,7 @@ class AcceptanceSummary:
         synthetic_acceptance_length: float | None = None,
         synthetic_acceptance_rates: Sequence[float] | None = None,
     ) -> AcceptanceSummary:
-        """From vLLM's speculative config: one of the two, the rates being unconditional, one per drafted token.
+        """vLLM's speculative config read: one of the two, the rates being unconditional, one per drafted token.
 
         Like vLLM's synthetic sampler a length is spent on the earliest tokens (2.6 is rates 1, 0.6, 0), which is not
         the iid acceptance of that length: for that, `from_length`.

@@ -8,14 +8,14 @@ is quick after `prepare`, `run_length` always. Not here: the models (sim.accepta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance
 from sim.draws import Integers, Window
 
-Accepted = np.ndarray[Any, np.dtype[np.int8]]
+Accepted = NDArray[np.int8]
 """[rounds] accepted drafted tokens."""
 
 _INDEX_BITS, _POSITION_BITS = 6, 8

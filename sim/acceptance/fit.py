@@ -7,7 +7,7 @@ from math import fsum, lgamma
 
 import numpy as np
 
-from sim.acceptance.models import BetaAcceptance, IidAcceptance, MarkovAcceptance, PerPositionAcceptance, RunLengths
+from sim.acceptance.models import BetaAcceptance, MarkovAcceptance, RunLengths
 from sim.acceptance.tape import TapeAcceptance, replay
 from sim.draws import Floats
 
@@ -36,25 +36,6 @@ def _counts(tapes: Sequence[Tape], num_speculative_tokens: int) -> tuple[Floats,
     if accepted.sum() + rejected.sum() == 0.0:
         raise ValueError("acceptance fit: the tapes hold no round; want at least one of two or more positions")
     return accepted, rejected
-
-
-def fit_iid(tapes: Sequence[Tape], num_speculative_tokens: int = FIT_DRAFT_TOKENS) -> IidAcceptance:
-    """Maximum likelihood: accepted tokens over tokens that were reached."""
-    accepted, rejected = _counts(tapes, num_speculative_tokens)
-    return IidAcceptance(float(accepted.sum() / (accepted.sum() + rejected.sum())))
-
-
-def fit_per_position(tapes: Sequence[Tape], num_speculative_tokens: int = FIT_DRAFT_TOKENS) -> PerPositionAcceptance:
-    """Maximum likelihood: per place in the draft, accepted over reached; the last observed place repeats."""
-    counts = np.zeros(num_speculative_tokens + 1, dtype=np.int64)
-    for tape in tapes:
-        counts += np.bincount(replay(tape, num_speculative_tokens), minlength=len(counts))
-    reached = np.cumsum(counts[::-1])[::-1]
-    if reached[0] == 0:
-        raise ValueError("acceptance fit: the tapes hold no round; want at least one of two or more positions")
-    return PerPositionAcceptance(
-        tuple(float(reached[j + 1] / reached[j]) for j in range(num_speculative_tokens) if reached[j])
-    )
 
 
 def fit_beta(tapes: Sequence[Tape], num_speculative_tokens: int = FIT_DRAFT_TOKENS) -> BetaAcceptance:

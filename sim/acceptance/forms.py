@@ -62,7 +62,7 @@ FORMS = {
 SPREADABLE = ("iid", "length", "vllm", "per-position")
 SPREAD_FORM = "vllm:.54,.33,.21~1.1 (standard deviation of the requests' shifts on the logit scale)"
 Build = Callable[[Sequence[float], int], Acceptance]
-"""From the numbers after the colon and the draft length to a model; raises ValueError."""
+"""Makes a model of the numbers after the colon and the draft length; raises ValueError."""
 GROUP = "lanesim.acceptances"
 """Entry points of installed packages."""
 

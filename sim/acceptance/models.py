@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import isfinite
 from operator import mul
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.draws import Floats, Window, thresholds
 
-RunLengths = np.ndarray[Any, np.dtype[np.uint8]]
+RunLengths = NDArray[np.uint8]
 """[positions] accepted drafted tokens from each position on, at most the depth asked for."""
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Flags = NDArray[np.bool_]
 
 MAX_DRAFT_TOKENS = 126
 """Longest draft: run lengths and accepted counts are signed bytes."""
@@ -216,9 +216,9 @@ class MarkovAcceptance(Acceptance):
         return self.to_hit / (self.to_hit + self.to_miss)
 
     def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
-        """Over rounds, with states as rows (hit, miss), A_j = accept token j and move on, P = move on: the state at the
-        start of a round is stationary under sum_j A_0..A_(j-1) (P - A_j) + A_0..A_(k-1) P, where the last term is the
-        target's own token after full acceptance."""
+        """Rates over rounds, with states as rows (hit, miss), A_j = accept token j and move on, P = move on: the
+        state at the start of a round is stationary under sum_j A_0..A_(j-1) (P - A_j) + A_0..A_(k-1) P, where the last
+        term is the target's own token after full acceptance."""
         move = np.array([[1.0 - self.to_miss, self.to_miss], [self.to_hit, 1.0 - self.to_hit]])
         accept = np.diag([self.hit_rate, self.miss_rate]) @ move
         reached = [np.eye(2)]

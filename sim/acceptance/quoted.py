@@ -40,7 +40,7 @@ share of the accepted tokens that lies beyond k. Measured 0.04 to 0.39, root mea
 EAGLE-3 and DSpark drafts (ADR 013); less than none is not seen, and allowed for as the rising drift is.
 """
 _MAX_LIFT = 0.99
-"""Below 1 a longer draft never yields less than a shorter one."""
+"""Largest lift: below 1 a longer draft never yields less than a shorter one."""
 _NUM_QUANTILES = 40
 _MIN_CHANCE = 1e-12
 _LOWEST_PERCENT, _HIGHEST_PERCENT = 5.0, 95.0
@@ -287,9 +287,9 @@ class CarriedLength:
 
     k: int
     model: float
-    """Of the quote's own model: what a run without draws meets."""
+    """Length by the quote's own model: what a run without draws meets."""
     mean: float
-    """Over the draws."""
+    """Mean over the draws."""
     low: float
     high: float
     """5 and 95 % of the draws."""

@@ -20,7 +20,7 @@ from sim.acceptance.quoted import Chances, Quoted
 from sim.draws import Floats, Integers, Window, thresholds
 
 MAX_SPREAD = 10.0
-"""Beyond it requests accept everything or nothing."""
+"""Largest spread: beyond it requests accept everything or nothing."""
 NUM_NODES = 400
 """Requests of equal chance that stand for all of them where means are solved for."""
 GOLDEN = 0.6180339887498949

@@ -7,19 +7,19 @@ each a list or an object with one list-valued field; `FILE#FIELD` names the fiel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance, RunLengths
 from sim.draws import Window
-from sim.files.json_values import json_lines
+from sim.files.json_values import Json, json_lines
 from sim.names import unknown
 
-Tapes = tuple[np.ndarray[Any, np.dtype[np.uint8]], ...]
-"""Per request [positions]: tokens that a draft yields, 1 .. MAX_DRAFT_TOKENS + 1."""
+Tapes = tuple[NDArray[np.uint8], ...]
+"""Each request's [positions]: tokens that a draft yields, 1 .. MAX_DRAFT_TOKENS + 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,26 +69,25 @@ def read_tapes(source: str) -> Tapes:
     tapes = []
     for number, row in json_lines(name, "acceptance tape"):
         where = f"acceptance tape {name!r} line {number}"
-        tapes.append(_tape(_column(row, wanted, where), where))
+        tapes.append(_tape(row[_column(row, wanted, where)] if isinstance(row, dict) else row, where))
     if not tapes:
         raise ValueError(f"acceptance tape {name!r}: no request in it; want JSON lines, one list per request")
     return tuple(tapes)
 
 
-def _column(row: Any, wanted: str, where: str) -> Any:
-    if not isinstance(row, dict):
-        return row
+def _column(row: Mapping[str, Json], wanted: str, where: str) -> str:
+    """The name of the list that is the tape."""
     lists = [key for key, value in row.items() if isinstance(value, list)]
     if wanted:
         if wanted not in lists:
             raise ValueError(f"{where}: {unknown('list field', wanted, lists)}")
-        return row[wanted]
+        return wanted
     if len(lists) != 1:
         raise ValueError(f"{where}: {len(lists)} list fields ({', '.join(lists) or 'none'}); name one as FILE#FIELD")
-    return row[lists[0]]
+    return lists[0]
 
 
-def _tape(values: Any, where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _tape(values: Json, where: str) -> NDArray[np.uint8]:
     if not isinstance(values, list) or not all(type(value) is int and value >= 1 for value in values):
         raise ValueError(f"{where}: want a list of whole numbers from 1 (tokens that a draft yields at each position)")
     if len(values) < 2:

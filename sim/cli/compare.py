@@ -192,7 +192,7 @@ def _spelt(value: Any) -> Any:
 
 
 def _print_lines(scenario: Scenario, target_model: str | None, draft_model: str | None) -> None:
-    """On stdout what can be typed, what it lacks as comments."""
+    """Prints what can be typed, what it lacks as comments."""
     from sim.costs.profile_files import load
     from sim.run.resolve import resolve_all
     from sim.studies.deploy import checking_lines
@@ -249,7 +249,7 @@ def _run(
 
 
 def _told(result: Comparison, profile: Profile, draws: int, workers: int | None) -> Comparison:
-    """With what survives the draws, and the nearest measured cells."""
+    """The result with what survives the draws, and the nearest measured cells."""
     import msgspec
 
     from sim.studies.evidence import asked_of_comparison, evidence

@@ -59,7 +59,7 @@ class MainGroup(LazyGroup):
 
 
 def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    """Of the distribution, and whether its hot modules are compiled (setup.py)."""
+    """Prints the distribution's version, and whether its hot modules are compiled (setup.py)."""
     if is_asked:
         from importlib.metadata import version
 

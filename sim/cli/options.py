@@ -34,7 +34,7 @@ ENGINE_NAMES = (
     "trtllm-1.0",
     "ideal",
 )
-"""For --help, which must not look at files; the first one is the default. A test holds them to sim/engines."""
+"""Engines for --help, which must not look at files; the first is the default. A test holds them to sim/engines."""
 
 FLAGS: dict[str, tuple[type, str]] = {
     "profile": (str, "Cost profile: gpu/target[+draft], or a path."),

@@ -20,7 +20,7 @@ from typing import TextIO
 
 WORDS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
 ONCE_S = 1.0
-"""Within this, further signals are the same wish."""
+"""Seconds within which further signals are the same wish."""
 EXIT_BASE = 128
 
 _stopped: list[tuple[int, float]] = []
@@ -80,7 +80,7 @@ def stopped_word() -> str:
 
 
 def exit_code() -> int:
-    """Of a process that was stopped: 130, 143 or 129."""
+    """Exit code of a process that was stopped: 130, 143 or 129."""
     return EXIT_BASE + (_stopped[0][0] if _stopped else signal.SIGINT)
 
 

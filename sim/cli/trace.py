@@ -19,11 +19,11 @@ def trace_command(directory: Path, out: Path | None, works: int | None) -> None:
     Streams are tracks of works, lanes counters of waiting requests, requests spans of queue, prefill and decode.
     """
     from sim.files.write import write_text
-    from sim.report.perfetto import trace_json_from_columns
-    from sim.report.results import TRACE, others_of, read_columns
+    from sim.report.perfetto import trace_json, written_runs
+    from sim.report.results import REQUESTS, TRACE, WORKS, others_of, read_columns
 
     path = out if out is not None else directory / TRACE
     claim(files={"--out": path}, inputs=others_of(directory))
-    columns = read_columns(directory / "work.parquet"), read_columns(directory / "requests.parquet")
-    write_text(path, trace_json_from_columns(*columns, works))
+    runs = written_runs(read_columns(directory / WORKS), read_columns(directory / REQUESTS))
+    write_text(path, trace_json(runs, works))
     print(f"{path}: open it at ui.perfetto.dev")

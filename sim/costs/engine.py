@@ -274,8 +274,7 @@ def _scope(name: str, entry: _Measured) -> str:
 @lru_cache(maxsize=32)
 def _read(path: Path) -> _EngineFile:
     where = f"engine file {str(path)!r}"
-    text = read_text(path, "engine file")
-    return convert(parse_json(text, where), _EngineFile, where, text)
+    return convert(parse_json(read_text(path, "engine file"), where), _EngineFile, where)
 
 
 def own_engine(profile: Profile) -> EngineCosts | None:

@@ -96,8 +96,7 @@ def load(name: str | Path) -> Profile:
 def decode(content: str | bytes, where: str) -> Profile:
     """The profile in `content`; `where` names it in errors."""
     where = f"profile {where!r}"
-    text = content.decode() if isinstance(content, bytes) else content
-    raw = parse_json(text, where)
+    raw = parse_json(content.decode() if isinstance(content, bytes) else content, where)
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: the file must hold a JSON object, got {type(raw).__name__}")
     schema = raw.get("schema")
@@ -105,7 +104,7 @@ def decode(content: str | bytes, where: str) -> Profile:
         raise ValueError(f"{where}: schema={schema} is newer than {SCHEMA}, which this version reads; update lanesim")
     if schema != SCHEMA:
         raise ValueError(f"{where}: schema={schema!r} must be {SCHEMA}")
-    return convert(raw, Profile, where, text)
+    return convert(raw, Profile, where)
 
 
 def encode(profile: Profile) -> bytes:

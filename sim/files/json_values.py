@@ -1,8 +1,8 @@
-"""JSON as plain values, or one line that says where it is wrong: file, line and key.
+"""JSON as plain values, or one line that says where it is wrong: file, and line or key.
 
 Stricter than the standard library: nothing nested without end, no key twice, no NaN, no number that a 64-bit one cannot
-hold, no control characters in texts (a terminal would obey them). Where something is wrong the text is walked a second
-time, slowly, to name the place.
+hold, no control characters in texts (a terminal would obey them). Where something is wrong the text is parsed a second
+time, each fault left in its place, to name the key.
 Not here: opening files (sim.files.read), what the values mean.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -24,10 +24,11 @@ MAX_DEPTH = 64
 """Lists and objects inside each other; ours are four deep."""
 MAX_WHOLE = 2**63 - 1
 """Counts and seeds go into tables of 64-bit numbers."""
+S = TypeVar("S")
 T = TypeVar("T")
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+"""What a JSON text can hold."""
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]|-?(?:[0-9][0-9.eE+-]*|Infinity)|NaN')
-_COLON = re.compile(r"\s*:")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
 _SUSPECT = re.compile(
     r"\\u00(?:0[0-8bBcCeEfF]|1[0-9a-fA-F]|7[fF]|[89][0-9a-fA-F])|\\[bf]|\\u[dD][89a-fA-F]|[\x7f-\x9f\ud800-\udfff]"
@@ -35,18 +36,8 @@ _SUSPECT = re.compile(
 """May be the spelling of a control character or of half a pair."""
 
 
-class _Doubt(Exception):
-    """Something is wrong that the parser lets pass; the slow walk says where."""
-
-
-class _Token(NamedTuple):
-    path: str
-    """As msgspec has it: $.points[3].rows."""
-    offset: int
-    text: str
-    is_key: bool
-    inside: int
-    """Where the list or object around it begins."""
+class _Fault(Exception):
+    """Something wrong that the standard library lets pass."""
 
 
 def read_json(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES, has_prose: bool = False) -> Any:
@@ -71,31 +62,35 @@ def parse_json(text: str, where: str, line: int | None = None, *, has_prose: boo
     >>> parse_json('{"a": [1, 2.5, null]}', "note")
     {'a': [1, 2.5, None]}
     """
+    if line is not None:
+        where = f"{where} line {line}"
     try:
         if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
-            raise ValueError(f"{where}{_at(text, 0, line)}: nested deeper than {MAX_DEPTH} levels")
-        value = _DECODER.decode(text)
-        if not has_prose and _SUSPECT.search(text):
-            _refuse_faults(text, where, line)
+            raise RecursionError
+        is_suspect = not has_prose and _SUSPECT.search(text) is not None
+        try:
+            value = _DECODER.decode(text)
+        except _Fault:
+            value, is_suspect = _LENIENT.decode(text), True
+        if is_suspect:
+            _refuse_faults(value, where)
     except json.JSONDecodeError as error:
-        problem = error.msg[0].lower() + error.msg[1:]
-        raise ValueError(f"{where}{_at(text, error.pos, line)}: not valid JSON: {problem}") from None
-    except (_Doubt, RecursionError):
-        _refuse_faults(text, where, line)
-        raise ValueError(f"{where}{_at(text, 0, line)}: not valid JSON") from None
+        at = f" line {error.lineno}" if line is None else ""
+        raise ValueError(f"{where}{at}: not valid JSON: {error.msg[0].lower()}{error.msg[1:]}") from None
+    except RecursionError:
+        raise ValueError(f"{where}: nested deeper than {MAX_DEPTH} levels") from None
     return value
 
 
-def convert(value: Any, kind: type[T], where: str, text: str | None = None) -> T:
-    """`value` checked to be a `kind`; with the `text` it was parsed from, errors name the line, too."""
+def convert(value: Any, kind: type[T], where: str) -> T:
+    """`value` checked to be a `kind`. Raises ValueError naming the key."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
         problem, _, path = str(error).partition(" - at `")
-        path = path.rstrip("`")
-        line = "" if text is None or not path else _at(text, _offset_of(text, path), None)
-        key = f"{path.removeprefix('$').removeprefix('.')}: " if path not in ("", "$") else ""
-        raise ValueError(f"{where}{line}: {key}{problem[:1].lower()}{problem[1:]}{_hint(problem, kind)}") from None
+        path = path.rstrip("`").removeprefix("$").removeprefix(".")
+        key = f"{path}: " if path else ""
+        raise ValueError(f"{where}: {key}{problem[:1].lower()}{problem[1:]}{_hint(problem, kind)}") from None
 
 
 def _depth(text: str) -> int:
@@ -110,123 +105,77 @@ def _depth(text: str) -> int:
     return depth + rest.count(b"[") + rest.count(b"{")
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _pairs(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise _Doubt
+        twice = next(name for place, (name, _) in enumerate(pairs) if any(name == key for key, _ in pairs[:place]))
+        raise _Fault(f"key {twice[-80:]!r} stands twice")
     return found
 
 
 def _whole(text: str) -> int:
-    if len(text) > 18 and not _is_whole(text):
-        raise _Doubt
+    if len(text) > 18 and not (len(text) <= 20 and -MAX_WHOLE - 1 <= int(text) <= MAX_WHOLE):
+        raise _Fault(f"{text:.24} must be below 2^63")
     return int(text)
-
-
-def _is_whole(text: str) -> bool:
-    return len(text) <= 20 and -MAX_WHOLE - 1 <= int(text) <= MAX_WHOLE
 
 
 def _real(text: str) -> float:
     value = float(text)
     if not isfinite(value):
-        raise _Doubt
+        raise _Fault(f"{text:.24} is no finite number")
     return value
 
 
-def _constant(text: str) -> Any:
-    raise _Doubt
+def _constant(text: str) -> float:
+    raise _Fault(f"{text} is no number of JSON; want null or a finite one")
+
+
+def _marked(read: Callable[[S], T]) -> Callable[[S], T | _Fault]:
+    """The same with the fault itself where it would be raised."""
+
+    def marked(spelt: S) -> T | _Fault:
+        try:
+            return read(spelt)
+        except _Fault as fault:
+            return fault
+
+    return marked
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=_whole, parse_float=_real, parse_constant=_constant)
+_LENIENT = json.JSONDecoder(
+    object_pairs_hook=_marked(_pairs),
+    parse_int=_marked(_whole),
+    parse_float=_marked(_real),
+    parse_constant=_marked(_constant),
+)
 
 
-def _tokens(text: str) -> Iterator[_Token]:
-    """Keys, texts, numbers and the beginnings of lists and objects, each with its path; as far as the text goes."""
-    stack: list[tuple[str, int, int]] = [("$", 0, -1)]
-    """Path of each open list or object, where it begins, and the place in a list, -1 in an object."""
-    key = ""
-    for found in _TOKEN.finditer(text):
-        token, offset = found[0], found.start()
-        around, inside, place = stack[-1]
-        path = around if len(stack) == 1 else f"{around}.{key}" if place < 0 else f"{around}[{place}]"
-        if token in "]}":
-            if len(stack) > 1:
-                stack.pop()
-        elif token == ",":
-            if place >= 0:
-                stack[-1] = (around, inside, place + 1)
-        elif token in "[{":
-            yield _Token(path, offset, token, False, inside)
-            stack.append((path, offset, 0 if token == "[" else -1))
-        else:
-            is_key = place < 0 < len(stack) - 1 and token[0] == '"' and _COLON.match(text, found.end()) is not None
-            if is_key:
-                key = token[1:-1]
-                path = f"{around}.{key}"
-            yield _Token(path, offset, token, is_key, inside)
+def _refuse_faults(value: Any, where: str, path: str = "") -> None:
+    """Raise ValueError for the first thing in `value` that the standard library lets pass and we do not."""
+    key = f"{path[-80:]!r} " if path else ""
+    if isinstance(value, _Fault):
+        raise ValueError(f"{where}: {key}{value}")
+    if isinstance(value, str) and (bad := CONTROL.search(value)):
+        raise ValueError(f"{where}: {key}holds the control character {bad[0]!a}; remove it")
+    if isinstance(value, list):
+        for place, each in enumerate(value):
+            _refuse_faults(each, where, f"{path}[{place}]")
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            if bad := CONTROL.search(name):
+                raise ValueError(f"{where}: {key}a key holds the control character {bad[0]!a}; remove it")
+            _refuse_faults(each, where, f"{path}.{name}".removeprefix("."))
 
 
-def _refuse_faults(text: str, where: str, line: int | None) -> None:
-    """Raise ValueError for the first thing that the parser lets pass and we do not."""
-    seen: set[tuple[int, str]] = set()
-    for path, offset, token, is_key, inside in _tokens(text):
-        problem = None
-        if token[0] == '"':
-            content = json.loads(token, strict=False)
-            bad = CONTROL.search(content)
-            if bad:
-                problem = f"holds the control character {bad[0]!a}; remove it"
-            elif is_key and (inside, content) in seen:
-                problem = "stands twice"
-            elif is_key:
-                seen.add((inside, content))
-        elif token in ("NaN", "Infinity", "-Infinity"):
-            problem = f"{token} is no number of JSON; want null or a finite one"
-        elif token not in "[{":
-            is_integer = token.lstrip("-").isdigit()
-            if is_integer and not _is_whole(token):
-                problem = f"{token:.24} must be below 2^63"
-            elif not is_integer and not _is_finite(token):
-                problem = f"{token:.24} is no finite number"
-        if problem:
-            name = path.removeprefix("$").removeprefix(".")
-            key = f"{'key ' if is_key else ''}{name[-80:]!r} " if name else ""
-            raise ValueError(f"{where}{_at(text, offset, line)}: {key}{problem}")
-
-
-def _is_finite(token: str) -> bool:
-    try:
-        return isfinite(float(token))
-    except ValueError:
-        return False
-
-
-def _at(text: str, offset: int, line: int | None) -> str:
-    number = text.count("\n", 0, offset) + 1 if line is None else line
-    return f" line {number}"
-
-
-def _offset_of(text: str, path: str) -> int:
-    """Where the value at `path` begins, or the closest thing around it that has a place."""
-    path = path.partition("[...]")[0]
-    found = 0
-    for token in _tokens(text):
-        if token.path == path:
-            return token.offset
-        if path.startswith(token.path) and not token.is_key:
-            found = token.offset
-    return found
-
-
-def _hint(problem: str, kind: Any) -> str:
+def _hint(problem: str, kind: type) -> str:
     """The nearest valid key for msgspec's message on an unknown one."""
     match = re.search(r"unknown field `([^`]+)`", problem)
     nearest = get_close_matches(match[1], sorted(set(_keys(kind))), n=1, cutoff=0.5) if match else []
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
-def _keys(kind: Any) -> Iterator[str]:
+def _keys(kind: type) -> Iterator[str]:
     """All keys of a struct and of the structs inside it."""
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return

@@ -20,13 +20,13 @@ from typing import BinaryIO, cast
 
 MIB = 1 << 20
 MAX_CONFIG_BYTES = MIB
-"""Of a scenario or a grid: hand-written, a few KB; YAML is slow to read."""
+"""A scenario or a grid: hand-written, a few KB; YAML is slow to read."""
 MAX_BYTES = 256 * MIB
-"""Of a JSON file that is read at once: profiles and summaries are KBs, measured tables a few MB."""
+"""A JSON file that is read at once: profiles and summaries are KBs, measured tables a few MB."""
 MAX_TABLE_BYTES = 4096 * MIB
-"""Of a table that is read row by row: a hundred million requests."""
+"""A table that is read row by row: a hundred million requests."""
 MAX_LINE_BYTES = 16 * MIB
-"""Of one line of it."""
+"""One line of such a table."""
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that a terminal obeys or no file can hold; tab and line ends are none of them."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sim.files.read import CONTROL, MAX_TABLE_BYTES, lines_of, opened
 
 MAX_CELLS = 2_000_000_000
-"""Of a Parquet file, rows times columns: a file of a few KB can say that it holds more than any memory."""
+"""A Parquet file's rows times columns: a file of a few KB can say that it holds more than any memory."""
 
 
 class CsvRows(NamedTuple):

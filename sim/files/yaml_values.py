@@ -19,7 +19,7 @@ from sim.files.json_values import MAX_DEPTH, MAX_WHOLE
 from sim.files.read import CONTROL, MAX_CONFIG_BYTES, read_text
 
 MAX_VALUES = 100_000
-"""In one file, aliases unfolded."""
+"""Values of one file, aliases unfolded."""
 MAX_LITERAL = 40
 """Characters of a number; no double needs more."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 from sim.interface.host import Stream
 from sim.interface.wait import TIMED_OUT, HostWait, Signal, Wait
@@ -17,6 +17,9 @@ POLL_GRID_SLACK = 1e-9
 """A notification this share of a poll after a grid point still counts as on it (float rounding)."""
 
 Task = Coroutine[Any, None, None]
+Callback = Callable[[Any], None]
+"""What a clock calls when it is due, with an event of its own that nobody reads."""
+V = TypeVar("V")
 
 
 class FirstWait(HostWait[int]):
@@ -71,7 +74,7 @@ class TaskHost:
 
     @property
     def looks_per_s(self) -> float:
-        """Of all simulated workers that poll at this moment."""
+        """Looks of all simulated workers that poll at this moment."""
         return sum(count / poll_s for poll_s, count in self._num_polling.items())
 
     # -- the clock, supplied by the subclass
@@ -80,7 +83,7 @@ class TaskHost:
     def now_s(self) -> float:
         raise NotImplementedError
 
-    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any:
+    def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> Any:
         """Call `callback` at `time_s`, with what is returned here; `is_last` puts it after everything else of that
         instant."""
         raise NotImplementedError
@@ -134,7 +137,7 @@ class TaskHost:
         if not self._is_dispatching:
             self._dispatch_at_end()
 
-    def complete(self, wait: HostWait[Any], value: Any = None) -> None:
+    def complete(self, wait: HostWait[V], value: V | None = None) -> None:
         """Mark `wait` done and wake its waiters at this instant."""
         wait.is_done = True
         wait.value = value
@@ -150,7 +153,7 @@ class TaskHost:
         if self._ready and not self._is_dispatching:
             self._dispatch_at_end()
 
-    def announce(self, wait: HostWait[Any], value: Any = None) -> None:
+    def announce(self, wait: HostWait[V], value: V | None = None) -> None:
         """`complete` as the only act of a clock callback: wakes the waiters right here if the instant is over."""
         if self._is_instant_over():
             self._is_dispatching = True
@@ -176,7 +179,7 @@ class TaskHost:
             self._is_dispatch_due = True
             self.at(self.now_s, self._dispatch, is_last=True)
 
-    def _dispatch(self, _: Any = None) -> None:
+    def _dispatch(self, _: object = None) -> None:
         self._is_dispatch_due = False
         self._is_dispatching = True
         ready = self._ready

@@ -12,7 +12,7 @@ from functools import partial
 from math import nan
 from typing import Any
 
-from sim.hosts.clock import TaskHost
+from sim.hosts.clock import Callback, TaskHost
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
 from sim.interface.work import NO_RESULT, Kind, Result, Work
@@ -51,14 +51,14 @@ class SteppedHost(TaskHost):
     def __init__(self) -> None:
         super().__init__()
         self._now_s = 0.0
-        self._events: list[tuple[float, bool, int, Callable[[Any], None]]] = []
+        self._events: list[tuple[float, bool, int, Callback]] = []
         self._num_events = 0
 
     @property
     def now_s(self) -> float:
         return self._now_s
 
-    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any:
+    def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> None:
         heapq.heappush(self._events, (time_s, is_last, self._num_events, callback))
         self._num_events += 1
 

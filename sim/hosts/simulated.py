@@ -20,7 +20,7 @@ from sim.devices.partition import MEASURED, ShareCurve, check_shares, partition_
 from sim.devices.shared import SharedDevice
 from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Device, SimTicket
-from sim.hosts.clock import TaskHost
+from sim.hosts.clock import Callback, TaskHost
 from sim.interface.host import Stream
 from sim.interface.work import Kind, Result, Work
 
@@ -37,7 +37,7 @@ class RunLength(Protocol):
 class _Environment(simpy.Environment):
     """SimPy's clock with events at an absolute time: `timeout` would round now + (time - now)."""
 
-    def call_at(self, time_s: float, callback: Callable[[Any], None], priority: int) -> simpy.Event:
+    def call_at(self, time_s: float, callback: Callback, priority: int) -> simpy.Event:
         event = _Call(self, callback)
         heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
         return event
@@ -49,7 +49,7 @@ class _Call(simpy.Event):
     _ok = True
     _value = None
 
-    def __init__(self, env: simpy.Environment, callback: Callable[[Any], None]) -> None:
+    def __init__(self, env: simpy.Environment, callback: Callback) -> None:
         self.env = env
         self.callbacks = [callback]
 
@@ -111,7 +111,7 @@ class SimHost(TaskHost):
     def now_s(self) -> float:
         return self._env._now
 
-    def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any:
+    def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> simpy.Event:
         return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)
 
     def _is_instant_over(self) -> bool:

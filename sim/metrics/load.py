@@ -22,7 +22,7 @@ BUSY_SHARE = 0.6
 GROWTH, MIN_GROWTH = 1.5, 5
 """A queue grew if requests in the system at the last arrival exceed those at half time by this factor and number."""
 STRETCHES = 10
-"""Of a saturated run: what each served tells what tokens take."""
+"""Parts of a saturated run: what each served tells what tokens take."""
 SHORT_RUN_ERROR = 0.025
 """A saturated run of six generations serves up to this share more than one of thirty, since its requests are young at
 first (H100, azure-conv: `continuous` 2.1 %, `pd` less)."""

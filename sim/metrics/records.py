@@ -105,9 +105,9 @@ class RunRecord:
     policy: str
     seed: int
     requests: list[Request]
-    """By arrival index. Unfinished ones are censored."""
+    """Ordered by arrival index. Unfinished ones are censored."""
     slo_classes: Sequence[SloClass] = ()
-    """Of the requests, if they are of several."""
+    """Classes of the requests, if they are of several."""
     gaps: GapSamples
     end_s: float
     """When the run stopped: last completion, or the window's end."""
@@ -134,7 +134,7 @@ class RunRecord:
     """Steps, prompts or rounds were planned while the ones before them ran; None: lanes that plan each work when it is
     due."""
     cache_block_tokens: int | None = None
-    """Of a block of its prefix cache; None where what one request computed helps no other."""
+    """Tokens of a block of its prefix cache; None where what one request computed helps no other."""
     caps: dict[str, int | None] = field(default_factory=dict)
     """The limits that it was served under (sim.run.experiment.Caps)."""
     partition: dict[str, float | bool] | None = None

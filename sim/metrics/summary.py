@@ -7,7 +7,7 @@ censored: counted, and left out of the latencies. Undefined values are None. Not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 
 import numpy as np
@@ -101,7 +101,7 @@ def summarise(
     return result | _device(record, duration_s)
 
 
-def number(run: Run, key: str) -> float | None:
+def number(run: Mapping[str, Value], key: str) -> float | None:
     """The metric `key` of a run; None where it is undefined."""
     value = run[key]
     assert value is None or isinstance(value, int | float), key

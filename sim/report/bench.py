@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.compare.side_by_side import Comparison
+from sim.files.json_values import Json
 from sim.files.write import write_text
 from sim.metrics.summary import Run
 from sim.workload.bench_means import bench_rows
@@ -20,7 +21,7 @@ DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "err
 BACKEND = "lanesim"
 
 
-def bench_result(comparison: Comparison, run: Run) -> dict[str, Any]:
+def bench_result(comparison: Comparison, run: Run) -> dict[str, Json]:
     """One run under the keys of a result file; `date` is not among them, since a simulation has none.
 
     Per-request lists where the run has them. `failed` counts requests that the window cut.

@@ -23,7 +23,7 @@ from sim.plugins import checked_count, checked_counts, checked_list, checked_rea
 from sim.report.bench import read_bench_rows
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
-from sim.report.store_points import read_points
+from sim.report.store_points import Setting, read_points
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate as run_once
@@ -173,11 +173,11 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     comparison: Comparison
-    runs: Any
-    requests: Any
+    runs: pd.DataFrame
+    requests: pd.DataFrame | None
 
 
-def load(path: str | Path, *, version: str | None = None) -> Any:
+def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFrame:
     """What is at `path`: Results of a directory that `lanesim compare --out` wrote, a frame of a store, or of a result
     of `vllm bench serve` (a file that ends with .json), one row with the same columns.
 
@@ -207,7 +207,9 @@ def load(path: str | Path, *, version: str | None = None) -> Any:
     return Results(comparison=Comparison(**msgspec.structs.asdict(held)), runs=runs_frame(held.runs), requests=requests)
 
 
-def paired(store: str | Path, key: str = "policy", *, base: Any = None, metrics: Sequence[str] = MEANS) -> pd.DataFrame:
+def paired(
+    store: str | Path, key: str = "policy", *, base: Setting = None, metrics: Sequence[str] = MEANS
+) -> pd.DataFrame:
     """How metrics of a store differ between values of a key, draw by draw, all else equal.
 
     One row per metric, other value and combination of the keys that vary beside: `change_pct` from `base` (by default

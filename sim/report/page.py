@@ -11,12 +11,11 @@ import base64
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from math import floor, isfinite, log10
-from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sim.costs.profile_files import load as load_profile
 from sim.files.yaml_values import yaml_text
@@ -24,12 +23,15 @@ from sim.report.page_script import ALLOWED, SCRIPT
 from sim.report.pictures.grid_figures import pictures
 from sim.report.pictures.panels import save, set_theme
 from sim.report.pictures.store_figures import NotDrawn, named
-from sim.report.store_points import Points, Rank, read_points, spoken
+from sim.report.store_points import Points, Rank, Setting, read_points, spoken
 from sim.studies.store import Begun, Store
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 METRIC, METRIC_NAME = "mean_e2el_ms", "mean E2EL"
 MAX_ROWS = 300
-"""Of the table of points; the store has the others."""
+"""Rows of the table of points; the store has the others."""
 COLUMNS = (
     ("output_throughput_tokens_per_s", "output tokens/s"),
     ("mean_ttft_ms", "mean TTFT, ms"),
@@ -98,7 +100,7 @@ def _question(points: Points) -> str:
     return f"Which {which} serves fastest{loads}?"
 
 
-def _range(values: Sequence[Any]) -> str:
+def _range(values: Sequence[float]) -> str:
     return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
 
 
@@ -139,7 +141,7 @@ def _answer(rank: Rank, settings: Sequence[str]) -> list[str]:
     return [*best, named(rank.second, settings), apart, verdict, keep_up]
 
 
-def _value(value: Any) -> str:
+def _value(value: Setting) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -155,7 +157,7 @@ def _drawn(points: Points, price_per_hour: float | None) -> tuple[list[str], dic
             continue
         image = BytesIO()
         with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
-            save(figure, image, "svg")
+            save(figure, image)
         plt.close(figure)
         text = base64.b64encode(image.getvalue()).decode()
         caption = " ".join((draw.__doc__ or figure.get_suptitle()).split("\n")[0].split())
@@ -186,7 +188,7 @@ def _points_table(points: Points) -> str:
     )
 
 
-def _cell(row: Any, metric: str) -> str:
+def _cell(row: pd.Series, metric: str) -> str:
     scale = _scale(metric)
     value, high = float(row[metric]) * scale, float(row[f"{metric}.high"]) * scale
     return "–" if value != value else with_half(value, high - value)
@@ -244,15 +246,12 @@ def _failures(points: Points) -> str:
 
 
 def _rerun(grids: Sequence[Begun]) -> str:
-    texts = [f"<p>grid.yaml:</p><pre>{_safe(yaml_text(_bare(begun.grid)))}</pre>" for begun in grids]
+    given = [{key: value for key, value in begun.grid.items() if value} for begun in grids]
+    texts = [f"<p>grid.yaml:</p><pre>{_safe(yaml_text(grid))}</pre>" for grid in given]
     return (
         "".join(texts) + "<p><code>lanesim sweep grid.yaml --out STORE</code>, then "
         "<code>lanesim report STORE --out page.html</code></p>"
     )
-
-
-def _bare(grid: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in grid.items() if value}
 
 
 def _section(title: str, content: str) -> str:
@@ -266,7 +265,7 @@ def _list(lines: Sequence[str], title: str = "") -> str:
     return (f"<p>{_safe(title)}</p>" if title else "") + f"<ul>{items}</ul>"
 
 
-Cell = str | tuple[str, Any]
+Cell = str | tuple[str, Setting]
 """A text, and what it is sorted by where that is a number."""
 
 
@@ -279,7 +278,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]], name: str = "") 
 
 def _td(cell: Cell) -> str:
     text, value = (cell, None) if isinstance(cell, str) else cell
-    if isinstance(value, Real) and isfinite(value):
+    if isinstance(value, int | float) and isfinite(value):
         return f'<td data-v="{float(value)!r}">{_safe(text)}</td>'
     return f"<td>{_safe(text)}</td>"
 

@@ -7,57 +7,58 @@ The format is Chrome's trace event JSON, which ui.perfetto.dev opens; times in m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sim.files.json_values import Json
 from sim.metrics.records import RunRecord, WorkRecord
 
-Event = dict[str, Any]
+Event = dict[str, Json]
 Span = tuple[int, float, float, float, float]
 """(index, arrival, scheduled, first token, last token) of a request; times in seconds."""
 MAX_WORKS = 5_000
 """Works per run that a trace shows unless told otherwise: about 2 MB."""
+Columns = Mapping[str, list[Any]]
 SPAN_COLUMNS = ("index", "arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 
 
-def trace_json(records: Sequence[RunRecord], max_works: int | None = MAX_WORKS) -> str:
-    """The trace of all runs that recorded works, one process each, from their first `max_works` (None: all)."""
+Run = tuple[str, Sequence[WorkRecord], Sequence[Span]]
+"""Name, works and finished requests of a run."""
+
+
+def trace_json(runs: Iterable[Run], max_works: int | None = MAX_WORKS) -> str:
+    """The trace of all `runs`, one process each, from their first `max_works` (None: all)."""
     events: list[Event] = []
-    for pid, record in enumerate((record for record in records if record.works), start=1):
-        name = f"{record.policy} (seed {record.seed})"
-        events += run_events(pid, name, record.works[:max_works], request_spans(record))
+    for pid, (name, works, spans) in enumerate(runs, start=1):
+        events += run_events(pid, name, works[:max_works], spans)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 
-def trace_json_from_columns(
-    works: Mapping[str, list[Any]], requests: Mapping[str, list[Any]], max_works: int | None = MAX_WORKS
-) -> str:
-    """The same from the columns of work.parquet and requests.parquet. Raises ValueError for a missing column."""
+def recorded_runs(records: Sequence[RunRecord]) -> Iterator[Run]:
+    """Those that recorded works."""
+    for record in records:
+        if record.works:
+            finished = [request for request in record.requests if request.is_finished]
+            spans = [(r.index, r.arrival_s, r.scheduled_s, r.first_token_s, r.last_token_s) for r in finished]
+            yield _title(record.policy, record.seed), record.works, spans
+
+
+def written_runs(works: Columns, requests: Columns) -> list[Run]:
+    """The same from the columns of work.parquet and requests.parquet."""
     fields = WorkRecord.__struct_fields__
-    for table, names in ((works, ["policy", "seed", *fields]), (requests, ["policy", "seed", *SPAN_COLUMNS])):
-        missing = [name for name in names if name not in table]
-        if missing:
-            raise ValueError(f"results lack the column {missing[0]!r}: written by another version?")
-    by_run: dict[tuple[str, int], list[WorkRecord]] = {}
+    held: dict[tuple[str, int], tuple[list[WorkRecord], list[Span]]] = {}
     for policy, seed, *values in zip(works["policy"], works["seed"], *(works[name] for name in fields), strict=True):
-        record = WorkRecord(**dict(zip(fields, values, strict=True)))
-        by_run.setdefault((policy, seed), []).append(record)
-    spans: dict[tuple[str, int], list[Span]] = {}
+        own, _ = held.setdefault((policy, seed), ([], []))
+        own.append(WorkRecord(**dict(zip(fields, values, strict=True))))
     columns = (requests[name] for name in SPAN_COLUMNS)
     for policy, seed, *span in zip(requests["policy"], requests["seed"], *columns, strict=True):
-        if None not in span:
-            spans.setdefault((policy, seed), []).append(tuple(span))
-    events: list[Event] = []
-    for pid, ((policy, seed), records) in enumerate(by_run.items(), start=1):
-        events += run_events(pid, f"{policy} (seed {seed})", records[:max_works], spans.get((policy, seed), []))
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
+        if None not in span and (policy, seed) in held:
+            held[policy, seed][1].append(tuple(span))
+    return [(_title(*run), *parts) for run, parts in held.items()]
 
 
-def request_spans(record: RunRecord) -> list[Span]:
-    """The spans of every finished request."""
-    return [
-        (r.index, r.arrival_s, r.scheduled_s, r.first_token_s, r.last_token_s) for r in record.requests if r.is_finished
-    ]
+def _title(policy: str, seed: int) -> str:
+    return f"{policy} (seed {seed})"
 
 
 def run_events(pid: int, name: str, works: Sequence[WorkRecord], spans: Iterable[Span]) -> list[Event]:
@@ -98,14 +99,14 @@ def run_events(pid: int, name: str, works: Sequence[WorkRecord], spans: Iterable
         if times_s[0] > end_s:
             continue
         for phase, start_s, end_s in zip(("queue", "prefill", "decode"), times_s, times_s[1:], strict=False):
-            common = {"cat": "request", "id": f"{pid}.{index}", "pid": pid, "tid": 0, "name": phase}
+            common: Event = {"cat": "request", "id": f"{pid}.{index}", "pid": pid, "tid": 0, "name": phase}
             events.append({**common, "ph": "b", "ts": _us(start_s)})
             events.append({**common, "ph": "e", "ts": _us(end_s)})
     return events
 
 
 def waiting_by_lane(works: Sequence[WorkRecord]) -> dict[str, list[tuple[float, int]]]:
-    """Per stream the times at which a request starts (+1) and ceases (-1) to wait for it.
+    """Times by stream at which a request starts (+1) and ceases (-1) to wait for it.
 
     A request waits for a stream from the result of its previous work until the work there is submitted.
     """

@@ -12,19 +12,22 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sim.compare.side_by_side import PAIRED_METRICS, RESULT_SCHEMA, Comparison
-from sim.files.json_values import convert, parse_json
+from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import CONTROL, Unreadable, read_text
 from sim.files.tables import join_parquet, read_parquet, writing_parquet
 from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
 from sim.metrics.records import RunRecord, WorkRecord, request_parts
-from sim.report.perfetto import trace_json
+from sim.report.perfetto import recorded_runs, trace_json
 from sim.run.scenario import FORMER_REGIME, Scenario, to_plain
+
+if TYPE_CHECKING:
+    from pyarrow import ChunkedArray
 
 SUMMARY = "summary.json"
 TRACE = "trace.json"
@@ -131,7 +134,9 @@ def rows_of(directory: Path) -> Iterator[Path]:
     rmtree(parts)
 
 
-def write_results(directory: Path, scenario: Scenario, result: dict[str, Any], records: Sequence[RunRecord]) -> None:
+def write_results(
+    directory: Path, scenario: Scenario, result: Mapping[str, Json], records: Sequence[RunRecord]
+) -> None:
     """scenario.yaml, requests.parquet unless it is there, work.parquet and trace.json where works were recorded, and
     summary.json."""
     (directory / "scenario.yaml").write_text(yaml_text(to_plain(scenario)))
@@ -149,7 +154,7 @@ def write_results(directory: Path, scenario: Scenario, result: dict[str, Any], r
         for name in WorkRecord.__struct_fields__:
             columns[name] = [getattr(work, name) for record in with_works for work in record.works]
         write_parquet(directory / WORKS, columns)
-        (directory / TRACE).write_text(trace_json(with_works))
+        (directory / TRACE).write_text(trace_json(recorded_runs(with_works)))
     (directory / SUMMARY).write_text(to_json(result))
 
 
@@ -193,7 +198,7 @@ def read_columns(path: Path, more: Mapping[str, str] = {}) -> dict[str, list[Any
     return columns
 
 
-def _check_column(column: Any, kind: str, where: str) -> None:
+def _check_column(column: ChunkedArray, kind: str, where: str) -> None:
     """Raise ValueError unless the Arrow column holds only values of this kind."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -239,13 +244,12 @@ def read_summary(directory: Path) -> Comparison:
 def read_summary_file(path: Path) -> Comparison:
     """What `compare` wrote as JSON, in a results directory or elsewhere. Raises ValueError, Unreadable among them."""
     where = f"summary {str(path)!r}"
-    text = read_text(path, "summary")
-    result = parse_json(text, where)
+    result = parse_json(read_text(path, "summary"), where)
     if not isinstance(result, dict) or "policies" not in result:
         raise ValueError(f"{where} is no result of `lanesim compare`")
     if result.get("schema") != RESULT_SCHEMA:
         raise ValueError(f"{where}: schema={result.get('schema')!r} must be {RESULT_SCHEMA}")
-    found = convert(result, Comparison, where, text)
+    found = convert(result, Comparison, where)
     names_former = found.scenario.get("devices", {}).get("overlap") == FORMER_REGIME
     if names_former or any(FORMER_REGIME in row.by_overlap for row in found.policies):
         raise ValueError(f"{where} has the regime `shared`, which this version replaced with leftover; run it again")
@@ -262,7 +266,8 @@ def is_replay(directory: Path) -> bool:
     return _held(directory).is_replay
 
 
-def to_json(result: dict[str, Any]) -> str:
+def to_json(result: Mapping[str, Json]) -> str:
     """JSON text, on one line if it holds per-request lists; a nan or infinity in it is a defect and raises."""
-    is_detailed = any("ttfts" in run for run in result.get("runs", ()))
+    runs = result.get("runs")
+    is_detailed = isinstance(runs, list) and any("ttfts" in run for run in runs)
     return json.dumps(result, indent=None if is_detailed else 1, allow_nan=False) + "\n"

@@ -95,11 +95,11 @@ def _with_unit(name: str) -> str:
     return UNITS.get(metric, metric) + if_ + regime
 
 
-def _plain(text: str | None) -> Any:
+def _plain(text: str | None) -> str | float | None:
     value = None if text is None else json.loads(text)
     return json.dumps(value) if isinstance(value, list) else value
 
 
-def _sortable(column: Any) -> Any:
+def _sortable(column: pd.Series) -> pd.Series:
     """Numbers by size, all else as text."""
     return column if column.dtype.kind in "ifb" else column.map(lambda value: "" if value is None else str(value))

@@ -57,6 +57,8 @@ def refuse_former(points: Points) -> None:
 
 Draw = dict[str, Any]
 """A row, as a mapping."""
+Setting = str | float | None
+"""What a key of a scenario is at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +74,17 @@ class Rank:
     interval: tuple[float, float] | None = None
     second: Draw | None = None
     change: Draw | None = None
-    """From the best to the second: `change_pct`, `low`, `high`, `is_clear`, `is_open`."""
+    """Change from the best to the second: `change_pct`, `low`, `high`, `is_clear`, `is_open`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
     """The rows of a store that ran, and the keys that tell them apart."""
 
-    frame: Any
+    frame: pd.DataFrame
     """As `lanesim.load` gives it; rows that failed are left out of everything but `failed`."""
     path: Path | None = None
-    """Of the store."""
+    """The store's folder."""
     series: tuple[str, ...] = ()
     """Keys that tell the lines of pictures apart; none: the picture chooses."""
 
@@ -124,7 +126,7 @@ class Points:
         assert self.path is not None
         return Store(self.path).scenario(key)
 
-    def where(self, fixed: Mapping[str, Any]) -> Points:
+    def where(self, fixed: Mapping[str, Setting | list[Setting]]) -> Points:
         """Only the rows with these values, or with one of a list of them. Raises ValueError naming one not there."""
         frame = self.frame
         for given, wanted in fixed.items():
@@ -157,7 +159,7 @@ class Points:
         columns = {name: self.rows[name].tolist() for name in {*keys, *has, "scenario_hash", "is_steady", "unstable"}}
         rows = []
         for places in self._places("scenario_hash"):
-            row: dict[str, Any] = {key: columns[key][places[0]] for key in [*keys, "scenario_hash"]}
+            row: Draw = {key: columns[key][places[0]] for key in [*keys, "scenario_hash"]}
             row["is_steady"] = all(columns["is_steady"][place] for place in places)
             row["is_overloaded"] = any(columns["unstable"][place] for place in places)
             row["replications"] = len(places)
@@ -175,7 +177,7 @@ class Points:
 
     def _places(self, *names: str) -> list[list[int]]:
         """Places of the rows that have the same values in some columns, in order of appearance."""
-        groups: dict[tuple[Any, ...], list[int]] = {}
+        groups: dict[tuple[Setting, ...], list[int]] = {}
         columns = [[None if value != value else value for value in self.rows[name].tolist()] for name in names]
         for place in range(len(self.rows)):
             groups.setdefault(tuple(column[place] for column in columns), []).append(place)
@@ -187,7 +189,7 @@ class Points:
         return [key for key in self.keys if key in LOADS or key.startswith(CONDITIONS)]
 
     def ranked(self, metric: str) -> list[Rank]:
-        """Under each condition, the setting with the lowest mean of `metric` among those with steady means, and how
+        """The setting under each condition with the lowest mean of `metric` among those with steady means, and how
         clearly."""
         table = self.means([metric])
         settings = [key for key in self.keys if key not in self.conditions]
@@ -196,7 +198,7 @@ class Points:
             self._rank(dict(zip(self.conditions, place, strict=True)), own, settings, metric) for place, own in groups
         ]
 
-    def _rank(self, condition: Draw, table: Any, settings: Sequence[str], metric: str) -> Rank:
+    def _rank(self, condition: Draw, table: pd.DataFrame, settings: Sequence[str], metric: str) -> Rank:
         steady = table[table["is_steady"] & table[metric].notna()].sort_values(metric, kind="stable")
         rank = Rank(condition=condition, num_settings=len(table), num_steady=len(steady))
         if steady.empty:
@@ -225,7 +227,7 @@ class Points:
         own = self.rows[self.rows["scenario_hash"] == scenario_hash]
         return {draw["seed"]: draw for draw in own.to_dict("records")}
 
-    def paired(self, key: str, metric: str, base: Any = None) -> pd.DataFrame:
+    def paired(self, key: str, metric: str, base: Setting = None) -> pd.DataFrame:
         """How `metric` differs between values of `key`, draw by draw, all else equal: a row per other keys and value.
 
         `change_pct` against `base`, by default the first value, over so many `replications`, with `low` and `high`;
@@ -244,7 +246,7 @@ class Points:
         rows = []
         for places in self._places(*rest):
             fixed = {name: columns[name][places[0]] for name in rest}
-            draws: dict[Any, dict[int, dict[str, Any]]] = {}
+            draws: dict[Setting, dict[int, Draw]] = {}
             for place in places:
                 draw = {name: values[place] for name, values in columns.items()}
                 draws.setdefault(draw[key], {})[draw["seed"]] = draw
@@ -256,10 +258,10 @@ class Points:
         return pd.DataFrame(rows)
 
 
-def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> dict[str, Any]:
-    """Of `metric`, percent of the first's mean, with what each value of phi says of its sign."""
+def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> Draw:
+    """Change of `metric`, percent of the first's mean, with what each value of phi says of its sign."""
     orders = set()
-    found: dict[str, Any] = {}
+    found: Draw = {}
     for level in BRACKET:
         ours, others = ([_under(draw, metric, level) for draw in draws] for draws in (base, theirs))
         mean = sum(ours) / len(ours)
@@ -282,7 +284,7 @@ def _under(draw: Draw, metric: str, level: PhiLevel) -> float:
     return own if level is PhiLevel.MIDDLE or other is None or other != other else float(other)
 
 
-def _has(column: Any, value: Any) -> Any:
+def _has(column: pd.Series, value: Setting) -> pd.Series:
     return column.isna() if value is None or value != value else column == value
 
 

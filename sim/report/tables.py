@@ -32,7 +32,7 @@ HEADLINE = (
     ("device_utilization", "GPU", "busy %"),
 )
 COLUMN_WIDTH = 11
-"""Of a number with its interval below, where policies stand side by side because metrics do not fit so."""
+"""Width of a number with its interval below, where policies stand side by side because metrics do not fit so."""
 FOLDED, WIDEST = 16, 10_000
 """Characters that are enough for a column of prose, and that no table has."""
 SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
@@ -380,7 +380,7 @@ def _tail_lines(result: Comparison) -> list[str]:
 
 
 def comparison_in_brief(result: Comparison) -> list[str]:
-    """Of a comparison."""
+    """What a comparison rests on, short."""
     overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
     return in_brief([costs_line(result.profile.errors), *overlap], result.evidence, result.notes)
 

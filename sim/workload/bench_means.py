@@ -23,9 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from sim.files.json_values import json_lines, read_json
+from sim.files.json_values import Json, json_lines, read_json
 from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 
 WHAT = "bench result"
@@ -41,14 +40,14 @@ KINDS = {
 """Keys that tell whose result an object is; all others are vLLM's."""
 
 
-def kind_of(content: object) -> str:
+def kind_of(content: Json) -> str:
     """Whose result this is."""
     first = content[0] if isinstance(content, list) and content else content
     keys = set(first) if isinstance(first, dict) else set()
     return next((kind for kind, signs in KINDS.items() if signs <= keys), "vLLM")
 
 
-def bench_rows(path: Path) -> list[dict[str, Any]]:
+def bench_rows(path: Path) -> list[dict[str, Json]]:
     """The results in a file, each as a row with vLLM's keys; a result of vLLM keeps all it has.
 
     Raises ValueError, one line naming the file and what it lacks.
@@ -67,7 +66,7 @@ def bench_rows(path: Path) -> list[dict[str, Any]]:
     return [row for at, entry in entries for row in _rows(entry, at)]
 
 
-def _rows(entry: object, where: str) -> list[dict[str, Any]]:
+def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: want an object, as `vllm bench serve --save-result` writes")
     kind = kind_of(entry)
@@ -87,7 +86,7 @@ def _rows(entry: object, where: str) -> list[dict[str, Any]]:
     return [entry]
 
 
-def _guidellm(benchmark: object, where: str) -> dict[str, Any]:
+def _guidellm(benchmark: Json, where: str) -> dict[str, Json]:
     def mean(name: str) -> float:
         return _number(benchmark, f"metrics.{name}.successful.mean", where)
 
@@ -108,12 +107,13 @@ def _guidellm(benchmark: object, where: str) -> dict[str, Any]:
     )
 
 
-def _aiperf(result: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _aiperf(result: Mapping[str, Json], where: str) -> dict[str, Json]:
     def average(name: str) -> float:
         return _number(result, f"{name}.avg", where)
 
     def average_ms(name: str) -> float:
-        unit = result[name].get("unit") if isinstance(result.get(name), dict) else "ms"
+        held = result.get(name)
+        unit = held.get("unit") if isinstance(held, dict) else "ms"
         if unit not in ("ms", "s", "sec"):
             raise ValueError(f"{where}: {name}.unit={unit!r:.40} must be ms or s")
         return average(name) * (1.0 if unit == "ms" else 1e3)
@@ -130,7 +130,7 @@ def _aiperf(result: Mapping[str, Any], where: str) -> dict[str, Any]:
     )
 
 
-def _inference_perf(result: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _inference_perf(result: Mapping[str, Json], where: str) -> dict[str, Json]:
     def of(name: str) -> float:
         return _number(result, f"successes.{name}", where)
 
@@ -150,23 +150,22 @@ def _inference_perf(result: Mapping[str, Any], where: str) -> dict[str, Any]:
     )
 
 
-def _inferencex(result: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _inferencex(result: Mapping[str, Json], where: str) -> dict[str, Json]:
     gpus = _number(result, "tp", where) if _has(result, "tp") else 1.0
-    lengths = (_number(result, "isl", where), _number(result, "osl", where)) if _has(result, "isl") else None
-    concurrency = _number(result, "conc", where)
-    row: dict[str, Any] = {
+    concurrency = int(_number(result, "conc", where))
+    row: dict[str, Json] = {
         "backend": "inferencex",
-        "max_concurrency": int(concurrency),
+        "max_concurrency": concurrency,
         "output_throughput": _number(result, "output_tput_per_gpu", where) * gpus,
         "mean_ttft_ms": _number(result, "mean_ttft", where) * 1e3,
         "mean_tpot_ms": _number(result, "mean_tpot", where) * 1e3,
     }
-    if lengths is not None:
+    if _has(result, "isl"):
         # How many requests ran is not written; means of one per client say as much.
-        row |= {"completed": int(concurrency)}
         row |= {
-            "total_input_tokens": lengths[0] * row["completed"],
-            "total_output_tokens": lengths[1] * row["completed"],
+            "completed": concurrency,
+            "total_input_tokens": _number(result, "isl", where) * concurrency,
+            "total_output_tokens": _number(result, "osl", where) * concurrency,
         }
     return row | {name: result[name] for name in ("hw", "framework", "precision") if isinstance(result.get(name), str)}
 
@@ -177,10 +176,10 @@ def _row(
     tokens: tuple[float, float],
     latencies_ms: tuple[float, float],
     output_throughput: float,
-    **more: Any,
-) -> dict[str, Any]:
+    **more: Json,
+) -> dict[str, Json]:
     """`tokens` of a prompt and an output in the mean, `latencies_ms` TTFT and TPOT."""
-    return {
+    row: dict[str, Json] = {
         "backend": backend,
         "completed": int(completed),
         "total_input_tokens": tokens[0] * int(completed),
@@ -188,16 +187,17 @@ def _row(
         "output_throughput": output_throughput,
         "mean_ttft_ms": latencies_ms[0],
         "mean_tpot_ms": latencies_ms[1],
-    } | more
+    }
+    return row | more
 
 
-def _has(value: object, path: str) -> bool:
+def _has(value: Json, path: str) -> bool:
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value is not None
 
 
-def _number(value: object, path: str, where: str) -> float:
+def _number(value: Json, path: str, where: str) -> float:
     """The number under `path`, keys joined by dots; vLLM's own stay as they are."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None

@@ -19,13 +19,13 @@ read, and put in order of arrival. Not here: the means of such results (sim.work
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from sim.files.json_values import read_json
+from sim.files.json_values import Json, read_json
 from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 from sim.workload.trace_files import (
     TRACE,
     Columns,
+    Row,
     TraceRow,
     collect,
     json_objects,
@@ -172,26 +172,27 @@ RESULT_READERS: dict[str, Callable[[str, dict[str, str], int | None], Columns]] 
     "inference-perf": _inference_perf,
     "vllm-bench": _vllm_bench,
 }
-"""By dataset name: from a file, the options behind its `#`, and how many requests are wanted."""
+"""Readers by dataset name: from a file, the options behind its `#`, and how many requests are wanted."""
 
 
-def _document(path: str) -> Any:
-    return read_json(path, TRACE, max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
+def _document(path: str) -> Json:
+    document: Json = read_json(path, TRACE, max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
+    return document
 
 
-def _object(value: Any, where: str) -> dict[str, Any]:
+def _object(value: Json, where: str) -> Row:
     if not isinstance(value, dict):
         raise ValueError(f"{where}: want an object, got {type(value).__name__}")
     return value
 
 
-def _part(row: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+def _part(row: Row, name: str, where: str) -> Row:
     if name not in row:
         raise ValueError(f"{where}: {missing('field', name, list(row))}")
     return _object(row[name], f"{where}: {name}")
 
 
-def _first(row: dict[str, Any], names: tuple[str, ...], where: str) -> str:
+def _first(row: Row, names: tuple[str, ...], where: str) -> str:
     """The first of `names` that `row` has."""
     found = next((name for name in names if row.get(name) is not None), None)
     if found is None:
@@ -199,15 +200,15 @@ def _first(row: dict[str, Any], names: tuple[str, ...], where: str) -> str:
     return found
 
 
-def _metric(metrics: dict[str, Any], name: str, where: str) -> int:
+def _metric(metrics: Row, name: str, where: str) -> int:
     metric = _part(metrics, name, where)
     return tokens_of(_whole(metric.get("value")), where, f"metrics.{name}.value")
 
 
-def _whole(cell: Any) -> Any:
+def _whole(cell: Json) -> Json:
     """A count that was written as 12.0 is 12."""
     return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
-def _name(cell: Any) -> str:
+def _name(cell: Json) -> str:
     return cell if isinstance(cell, str) and cell.isprintable() else ""

@@ -27,7 +27,7 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: str
     share: float
-    """Of the requests; all shares sum to 1."""
+    """Share of the requests; all shares sum to 1."""
     priority: int = 0
     """Higher ones wait ahead of lower ones for admission."""
     ttft_ms: float | None = None
@@ -43,7 +43,7 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def bounds_ms(self) -> dict[str, float | None]:
-        """By metric, `ttft_ms` and so on."""
+        """Bounds by metric, `ttft_ms` and so on."""
         return {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2el_ms": self.e2el_ms}
 
 

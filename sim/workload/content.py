@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from sim.files.json_values import json_lines
+from sim.files.json_values import Json, json_lines
 from sim.plugins import checked_name
 
 BLOCK_TOKENS = 16
-"""Behind one of `prefix_blocks`: vLLM's block, where nobody says otherwise."""
+"""Tokens behind one of `prefix_blocks`: vLLM's block, where nobody says otherwise."""
 MOONCAKE_BLOCK_TOKENS = 512
-"""Behind one of `hash_ids` (Mooncake's trace description)."""
+"""Tokens behind one of `hash_ids` (Mooncake's trace description)."""
 BLOCK_FIELDS = {"prefix_blocks": BLOCK_TOKENS, "hash_ids": MOONCAKE_BLOCK_TOKENS}
 """Fields of files that name a prompt's blocks, and the tokens behind one."""
 TOKEN_FIELDS = ("input_tok_ids", "prompt_token_ids")
@@ -53,7 +52,7 @@ class Chains:
 
 
 def common(contents: Sequence[Sequence[int]]) -> list[Content]:
-    """Of each content the leading blocks that another one has as well, as chained ids from 0: nobody can find the rest.
+    """Each content's leading blocks that another one has as well, as chained ids from 0: nobody can find the rest.
 
     Ids that do not stand for what comes before them, as plain hashes of blocks, are chained first.
 
@@ -83,18 +82,19 @@ def common(contents: Sequence[Sequence[int]]) -> list[Content]:
     return [tuple(flat_ids[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def listed(cell: Any, where: str, field: str) -> list[int]:
+def listed(cell: Json, where: str, field: str) -> list[int]:
     """A list of whole numbers or texts: JSON's, or in a CSV cell separated by blanks or as JSON."""
-    values = cell
+    values: Json = cell
     if isinstance(cell, str):
         text = cell.strip()
         try:
             values = msgspec.json.decode(text) if text.startswith("[") else [int(part) for part in text.split()]
         except ValueError:
             values = None
-    if not isinstance(values, list) or not all(type(value) is int for value in values):
+    whole = [value for value in values if type(value) is int] if isinstance(values, list) else []
+    if not isinstance(values, list) or len(whole) != len(values):
         raise ValueError(f"{where}: {field}={cell!r:.40} must be a list of whole numbers")
-    return values
+    return whole
 
 
 def whole_blocks(blocks: list[int], prompt_tokens: int, block_tokens: int, where: str, field: str) -> list[int]:
@@ -156,7 +156,7 @@ def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:
 
 
 def read_prompts(path: Path, block_tokens: int) -> list[tuple[Content, int | None]]:
-    """Of each line of a JSON-lines file its content in blocks of `block_tokens`, and the prompt tokens where they are.
+    """Each line of a JSON-lines file as its content in blocks of `block_tokens`, and the prompt tokens where they are.
 
     Lines have `prefix_blocks`, `hash_ids` or `input_tok_ids`. Raises ValueError, one line naming file and line.
     """

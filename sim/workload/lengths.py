@@ -98,4 +98,4 @@ LENGTH_TABLES = {
         ),
     ),
 }  # fmt: skip
-"""By dataset name."""
+"""Lengths by dataset name."""

@@ -19,13 +19,14 @@ FILE#block_tokens= says. Not here: opening files and rows (sim.workload.trace_fi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sim.workload.content import MOONCAKE_BLOCK_TOKENS, Chains, listed, whole_blocks
 from sim.workload.trace_files import (
     MAX_TOKENS,
     Cell,
     Columns,
+    Row,
     TraceRow,
     collect,
     csv_rows,
@@ -106,7 +107,7 @@ def _from_counts(cells: tuple[Cell, ...], where: str) -> TraceRow:
     )
 
 
-def _spelled(row: dict[str, Any], name: str) -> str:
+def _spelled(row: Row, name: str) -> str:
     """The spelling of `name` that `row` has, the usual one where it has none."""
     return next((spelling for spelling in SPELLINGS[name] if spelling in row), name)
 
@@ -137,7 +138,7 @@ class _Mooncake:
         for where, row in json_objects(self._path, names):
             yield where, self._row(row, where)
 
-    def _row(self, row: dict[str, Any], where: str) -> TraceRow:
+    def _row(self, row: Row, where: str) -> TraceRow:
         session = self._session(row, where)
         last = self._sessions.get(session)
         arrival_s = self._arrival(row, last, where)
@@ -152,13 +153,13 @@ class _Mooncake:
         shared, content = self._content(row, session, prompt, output, said, where)
         return TraceRow(arrival_s, prompt, output, shared, content=content)
 
-    def _session(self, row: dict[str, Any], where: str) -> str:
+    def _session(self, row: Row, where: str) -> str:
         session = row.get("session_id", "") if self._has_sessions else ""
         if self._has_sessions and (not isinstance(session, str | int) or isinstance(session, bool) or session == ""):
             raise ValueError(f"{where}: session_id={session!r:.40} must be a name or a number")
         return str(session)
 
-    def _arrival(self, row: dict[str, Any], last: _Turn | None, where: str) -> float | None:
+    def _arrival(self, row: Row, last: _Turn | None, where: str) -> float | None:
         timestamp, delay = (_spelled(row, name) for name in ("timestamp", "delay"))
         has_time = row.get(timestamp) is not None
         if self._has_times is None:
@@ -176,14 +177,14 @@ class _Mooncake:
             raise ValueError(f"{where}: {delay}={row[delay]!r:.40} must not be negative")
         return last.arrival_s + waited_s
 
-    def _tokens(self, row: dict[str, Any], name: str, where: str) -> int:
+    def _tokens(self, row: Row, name: str, where: str) -> int:
         spelling = _spelled(row, name)
         if spelling not in row:
             raise ValueError(f"{where}: {missing('field', name, list(row))}")
         return tokens_of(row[spelling], where, spelling)
 
     def _content(
-        self, row: dict[str, Any], session: str, prompt: int, output: int, said: int, where: str
+        self, row: Row, session: str, prompt: int, output: int, said: int, where: str
     ) -> tuple[int, Sequence[int]]:
         """(shared prompt tokens, chained ids)."""
         if self._has_hashes:

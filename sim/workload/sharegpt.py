@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from sim.files.json_values import read_json
+from sim.files.json_values import Json, read_json
 from sim.workload.trace_files import Columns, TraceRow, tokens_of
 
 MAX_CONVERSATION_BYTES = 2 << 30
-"""Of such a file, which is read at once: the one that everybody uses has 640 MB."""
+"""Size of such a file, which is read at once: the one that everybody uses has 640 MB."""
 MIN_TOKENS = 4
 """Counted conversations with a shorter prompt or answer are passed over, as in `vllm bench serve`; its upper bounds are
 not applied."""
@@ -39,7 +38,7 @@ def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> Columns
     return rows
 
 
-def _rows(path: str, entries: list[Any], tokenizer: str | None) -> Iterator[TraceRow]:
+def _rows(path: str, entries: list[Json], tokenizer: str | None) -> Iterator[TraceRow]:
     count: Callable[[str], int] | None = None
     for number, entry in enumerate(entries, start=1):
         where = f"trace {path!r} entry {number}"

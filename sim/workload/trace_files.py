@@ -10,25 +10,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sim.files.json_values import json_lines
+from sim.files.json_values import Json, json_lines
 from sim.files.tables import read_csv
 
 TRACE = "trace"
-Cell = Any
+Cell = Json
 """A value as the file gives it: text from CSV, anything from JSON."""
+Row = dict[str, Cell]
 RowReader = Callable[[tuple[Cell, ...], str], "TraceRow | None"]
-"""From a row's cells, in the order of the names asked for, and the words that say where it stands; None = it failed."""
+"""Reads a row's cells, in the order of the names given, with the words that say where it stands; None = it failed."""
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "datetime": 1.0}
 """Seconds per unit of a clock; datetime is ISO 8601 text."""
 MIN_UNIX = {"ms": 1e11, "us": 1e14, "ns": 1e17}
 """Unix times since 1973 in these units are at least this; below the first one they are seconds, until the year 5138."""
 MAX_SPAN_S = 1e9
-"""From the first arrival to the last: thirty years."""
+"""Seconds from the first arrival to the last: thirty years."""
 MAX_TOKENS = 10**9
-"""Of one prompt or answer: a thousand times the longest context there is."""
+"""Tokens of one prompt or answer: a thousand times the longest context there is."""
 _EPOCH = datetime(1970, 1, 1)
 
 
@@ -112,12 +113,14 @@ def tokens_of(cell: Cell, where: str, field: str) -> int:
 def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
     """A clock reading in `unit` (UNITS_S) as seconds; a datetime without a zone counts as UTC."""
     try:
-        if unit == "datetime":
+        if isinstance(cell, str) and unit == "datetime":
             moment = datetime.fromisoformat(cell)
             return moment.timestamp() if moment.tzinfo else (moment - _EPOCH).total_seconds()
-        if not isinstance(cell, bool) and isfinite(value := float(cell)):
-            return value * UNITS_S[unit]
-    except (ValueError, TypeError, OverflowError):
+        if unit != "datetime" and isinstance(cell, str | int | float) and not isinstance(cell, bool):
+            value = float(cell)
+            if isfinite(value):
+                return value * UNITS_S[unit]
+    except (ValueError, OverflowError):
         pass
     wanted = "an ISO 8601 date and time" if unit == "datetime" else f"a number ({unit})"
     raise ValueError(f"{where}: {field}={cell!r:.40} must be {wanted}")
@@ -126,8 +129,8 @@ def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
 def unix_unit(cell: Cell) -> str | None:
     """The unit of a clock reading that can only be a Unix time in ms, us or ns; None for any other value."""
     try:
-        value = float(cell)
-    except (ValueError, TypeError, OverflowError):
+        value = float(cell) if isinstance(cell, str | int | float) else 0.0
+    except (ValueError, OverflowError):
         return None
     return next((unit for unit, least in reversed(MIN_UNIX.items()) if least <= value < least * 1e3), None)
 
@@ -167,7 +170,7 @@ def _json_cells(path: str, names: tuple[str, ...]) -> Iterator[tuple[str, tuple[
         yield where, tuple([row[name] for name in names])
 
 
-def json_objects(path: str, names: Sequence[str], *, has_prose: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_objects(path: str, names: Sequence[str], *, has_prose: bool = False) -> Iterator[tuple[str, Row]]:
     """The objects of a JSON-lines file, and where each stands; `names` are those that a message asks for."""
     for number, row in json_lines(path, TRACE, has_prose=has_prose):
         where = f"{TRACE} {path!r} line {number}"

@@ -73,7 +73,7 @@ class Trace(NamedTuple):
     contents: tuple[Content, ...] = ()
     """[requests] chained ids of whole blocks, as far as another has them; empty where the file does not tell."""
     content_tokens: int = BLOCK_TOKENS
-    """Behind one id."""
+    """Tokens behind one id."""
     num_failed: int = 0
     """Requests that the file says failed, which are left out."""
 
@@ -149,7 +149,7 @@ class ColumnMap:
     prompt: str = "prompt_tokens"
     output: str = "output_tokens"
     unit: str = ""
-    """Of arrivals: s, ms, us, ns or datetime; empty = by the column's ending (_s, _ms, _us, _ns)."""
+    """Unit of arrivals: s, ms, us, ns or datetime; empty = by the column's ending (_s, _ms, _us, _ns)."""
     id: str = ""
     session: str = ""
     """Requests of one session share the conversation so far: the session's last prompt and answer."""
@@ -160,7 +160,7 @@ class ColumnMap:
     is_unit_guessed: bool = False
     """Nobody named the unit: Unix times tell theirs by their size."""
     block_tokens: int = 0
-    """Behind one of them; 0 = as the column's name says: 512 of hash_ids, else 16."""
+    """Tokens behind one of them; 0 = as the column's name says: 512 of hash_ids, else 16."""
     tokens: str = ""
     """The prompt's tokens themselves."""
 
@@ -189,7 +189,7 @@ class ColumnMap:
 
     @classmethod
     def parse(cls, text: str) -> ColumnMap:
-        """From `arrival=ts_ms,prompt=in,output=out`."""
+        """The map that `arrival=ts_ms,prompt=in,output=out`."""
         options: dict[str, Any] = {**_options(text, _OPTIONS)}
         if "block_tokens" in options:
             options["block_tokens"] = tokens_of(options["block_tokens"], "column map", "block_tokens")

@@ -114,7 +114,7 @@ FILES: dict[str, tuple[str, str, list[str], str]] = {
         ["profiles", "show", "{}"],
         "key 'name' stands twice",
     ),
-    "JSON without end": ("p.json", '{"a":' * 100_000, ["profiles", "show", "{}"], "line 1: nested deeper than 64"),
+    "JSON without end": ("p.json", '{"a":' * 100_000, ["profiles", "show", "{}"], ": nested deeper than 64"),
     "a tape without end": (
         "t.jsonl",
         "[" * 100_000,

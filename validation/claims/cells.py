@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean
-from typing import Any
 
 from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.devices.contention import BRACKET, PhiLevel, Regime, phi_at
 from sim.draws import child_seed
+from sim.files.json_values import Json
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number, summarise
 from sim.run.resolve import resolve
@@ -37,7 +37,7 @@ class Cell:
     runs: tuple[Run, ...]
 
     def values(self, metric: str) -> list[float]:
-        """Of every run. Raises ValueError where a run has none."""
+        """Values of every run. Raises ValueError where a run has none."""
         found = [number(run, metric) for run in self.runs]
         if any(value is None for value in found):
             raise ValueError(f"{metric}: some run has no such figure")
@@ -47,27 +47,20 @@ class Cell:
         return mean(self.values(metric))
 
     def interval(self, metric: str) -> Interval | None:
-        """Of the mean over draws."""
+        """95 % interval of the mean over draws."""
         return interval_95(self.values(metric))
 
 
 def cell(
-    policy: str,
-    draws: int,
-    *,
-    profile: str | Profile,
-    regime: Regime | None = None,
-    **changes: Any,
+    policy: str, draws: int, profile: str | Profile, changes: Mapping[str, Json], *, regime: Regime | None = None
 ) -> Cell:
-    """Simulate one cell; `changes` are keys of a scenario, flat or dotted, `.` written as `__`.
+    """Simulate one cell; `changes` are keys of a scenario, flat or dotted.
 
     Input that a profile has not measured is extrapolated without a word: claims are about such input at times.
     """
     loaded = profile if isinstance(profile, Profile) else known(profile)
-    keys = {key.replace("__", "."): value for key, value in changes.items()}
-    if regime is not None:
-        keys["devices.overlap"] = regime.value
-    scenario = Scenario.of(profile=loaded.name, policy=policy, **keys)
+    overlap = {} if regime is None else {"devices.overlap": regime.value}
+    scenario = Scenario.of(profile=loaded.name, policy=policy, **changes, **overlap)
     with warnings.catch_warnings(), collecting():
         warnings.simplefilter("ignore")
         records = [simulate(resolve(scenario, loaded, policy), child_seed(SEED, draw)) for draw in range(draws)]
@@ -80,14 +73,13 @@ def known(name: str) -> Profile:
     return load(name)
 
 
-def bracket(policy: str, draws: int, *, profile: str | Profile, **changes: Any) -> dict[PhiLevel, Cell]:
+def bracket(policy: str, draws: int, profile: str, changes: Mapping[str, Json]) -> dict[PhiLevel, Cell]:
     """The cell at every phi of the bracket, least overlap first; the same one for a policy with a single stream."""
     if policy not in OVERLAPPING:
-        alone = cell(policy, draws, profile=profile, **changes)
-        return dict.fromkeys(BRACKET, alone)
-    overlap = (profile if isinstance(profile, Profile) else known(profile)).overlap
+        return dict.fromkeys(BRACKET, cell(policy, draws, profile, changes))
+    overlap = known(profile).overlap
     return {
-        level: cell(policy, draws, profile=profile, devices__phi=phi_at(overlap, level), **changes) for level in BRACKET
+        level: cell(policy, draws, profile, {**changes, "devices.phi": phi_at(overlap, level)}) for level in BRACKET
     }
 
 
@@ -101,7 +93,7 @@ class Ratio:
 
 
 def ratio(ours: Cell, theirs: Cell, metric: str) -> Ratio:
-    """Of a metric, paired on the same draws."""
+    """Ratio of a metric, paired on the same draws."""
     ratios = [one / other for one, other in zip(ours.values(metric), theirs.values(metric), strict=True)]
     low, high = interval_95(ratios) or (ratios[0], ratios[0])
     return Ratio(mean(ratios), low, high)
@@ -113,5 +105,5 @@ def ratios(ours: Mapping[PhiLevel, Cell], theirs: Mapping[PhiLevel, Cell], metri
 
 
 def span(found: Sequence[Ratio]) -> Interval:
-    """From the lowest to the highest end of their intervals: what overlap and draws leave open together."""
+    """Range from the lowest to the highest end of their intervals: what overlap and draws leave open together."""
     return min(each.low for each in found), max(each.high for each in found)

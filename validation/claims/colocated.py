@@ -7,15 +7,14 @@ one machine are, on the calibrated pair that seed 000 names. Not here: the claim
 
 from __future__ import annotations
 
-from typing import Any
-
 from sim.devices.contention import BRACKET, PhiLevel
+from sim.files.json_values import Json
 from validation.claims.cells import Cell, bracket, ratios, span
 from validation.claims.ledger import Row, Section
 
 PROFILE = "a100-sxm/llama-2-7b+tinyllama-1.1b"
 CONCURRENCIES = (3, 5, 10)
-ENGINES = {"baseline": "baseline", "pd": "pd", "pdv": "pdv"}
+ENGINES = ("baseline", "pd", "pdv")
 DECODE_BATCH, VERIFY_BATCH = 6, 12
 """Stated by the seed."""
 NUM_PROMPTS = 60
@@ -45,24 +44,21 @@ def judge(section: Section, draws: int) -> list[Row]:
 
 
 def _cell(section: Section, engine: str, concurrency: int, draws: int) -> ByLevel:
-    options: dict[str, Any] = {"policy_options__workers": int(section.constant("workers"))}
+    load: dict[str, Json] = {
+        "policy_options.workers": int(section.constant("workers")),
+        "input_len": int(section.constant("input_len")),
+        "output_len": 100,
+        "num_prompts": NUM_PROMPTS,
+        "request_rate": "inf",
+        "max_concurrency": concurrency,
+        "num_speculative_tokens": 4,
+        "acceptance": f"length:{section.constant('acceptance_length')}",
+    }
     if engine != "baseline":
-        options["policy_options__decode_batch"] = DECODE_BATCH
+        load["policy_options.decode_batch"] = DECODE_BATCH
     if engine == "pdv":
-        options["policy_options__verify_batch"] = VERIFY_BATCH
-    return bracket(
-        ENGINES[engine],
-        draws,
-        profile=PROFILE,
-        input_len=int(section.constant("input_len")),
-        output_len=100,
-        num_prompts=NUM_PROMPTS,
-        request_rate="inf",
-        max_concurrency=concurrency,
-        num_speculative_tokens=4,
-        acceptance=f"length:{section.constant('acceptance_length')}",
-        **options,
-    )
+        load["policy_options.verify_batch"] = VERIFY_BATCH
+    return bracket(engine, draws, PROFILE, load)
 
 
 Cells = dict[tuple[str, int], ByLevel]

@@ -1,6 +1,6 @@
 """`python -m validation claims`: the ledger simulated, on a terminal and as JSON.
 
-Not here: how rows come about (validation.claims.run), figures (validation.claims.figures).
+Not here: how rows come about (validation.claims.run).
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -19,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.cli.console import claim, progress, write_text
+from sim.files.json_values import Json
 from sim.names import unknown
 from sim.report.results import to_json
 from sim.report.tables import print_table
@@ -38,30 +37,21 @@ RESULT_SCHEMA = 1
 @click.command("claims", epilog=EXAMPLE)
 @click.option("--section", "sections", multiple=True, metavar="A..H", help="Only this section; repeat for several.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the rows as JSON; - = stdout.")
-@click.option("--plots", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Draw figures into DIR.")
 @click.option("--draws", type=click.IntRange(min=2), default=None, help="Draws behind a row; fewer are quicker.")
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
-def claims_command(
-    sections: tuple[str, ...], json_path: str | None, plots: Path | None, draws: int | None, workers: int | None
-) -> None:
+def claims_command(sections: tuple[str, ...], json_path: str | None, draws: int | None, workers: int | None) -> None:
     """The ledger of published claims: claimed, simulated, verdict, and the sentence that explains it."""
     names = [name.upper() for name in dict.fromkeys(sections)] or list(SECTIONS)
     for name in names:
         if name not in SECTIONS:
             raise ValueError(unknown("section", name, SECTIONS))
-    claim(files={"--json": json_path}, added_to={"--plots": plots})
+    claim(files={"--json": json_path})
     with progress() as on_step:
         rows = judge_all(names, draws=draws or DRAWS, workers=workers, on_done=on_step)
-    if plots is not None:
-        from validation.claims.figures import draw
-
-        drawn = draw(plots, rows)
     if json_path is not None:
         write_text(json_path, to_json(to_plain(rows)))
     if json_path != "-":
         print_rows(Console(), rows)
-        if plots is not None:
-            print(f"figures in {plots}: {', '.join(drawn)}")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -75,13 +65,13 @@ def main(args: Sequence[str] | None = None) -> int:
     return 0
 
 
-def to_plain(rows: Sequence[Row]) -> dict[str, Any]:
+def to_plain(rows: Sequence[Row]) -> dict[str, Json]:
     """What `claims --json` holds."""
     return {"schema": RESULT_SCHEMA, "rows": [msgspec.to_builtins(row) for row in rows]}
 
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
-    """Per section a line per row, why and source below it, and how many of each verdict there are at the end."""
+    """A line per row, by section, why and source below it, and how many of each verdict there are at the end."""
     for name in sorted({row.section for row in rows}):
         section = read_section(name)
         own = [row for row in rows if row.section == name]

@@ -8,9 +8,9 @@ the table's rules (validation/claims/ledger/G.yaml).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from sim.devices.contention import PhiLevel
+from sim.files.json_values import Json
 from sim.policies.choices import LoadTable
 from sim.studies.load_table import table_of
 from validation.claims.cells import Cell, Ratio, bracket, cell, ratios, span
@@ -23,7 +23,7 @@ OTHERS = ("autoregressive", "continuous")
 PD, PDV, EITHER = "PD", "PDV", "depends on overlap"
 METRIC = "output_throughput"
 WORTHWHILE = 0.02
-"""Of throughput: a smaller difference decides nothing, and the simpler scheduler (PD) is taken, as the seed has it."""
+"""Share of throughput: a smaller difference decides nothing: the simpler scheduler (PD) is taken, as in the seed."""
 REPLICATIONS = 3
 MIN_PROMPTS, PROMPTS_PER_PLACE = 24, 4
 SWITCHED_PAIR, SWITCHED_PROMPTS, SWITCHED_METRIC = "7b", 300, "mean_e2el_ms"
@@ -70,8 +70,8 @@ def _switching(section: Section, gpu: str, rows: list[Row], replications: int) -
     rows of this GPU give."""
     chosen = ["unified" if row.simulated == PDV else "pd" for row in rows]
     table, hysteresis = table_of(CONCURRENCIES, chosen)
-    load: dict[str, Any] = {
-        "profile": f"{GPUS[gpu]}/{PAIRS[SWITCHED_PAIR]}",
+    profile = f"{GPUS[gpu]}/{PAIRS[SWITCHED_PAIR]}"
+    load: dict[str, Json] = {
         "input_len": int(section.constant("input_len")),
         "output_len": int(section.constant("output_len")),
         "num_prompts": SWITCHED_PROMPTS,
@@ -80,7 +80,7 @@ def _switching(section: Section, gpu: str, rows: list[Row], replications: int) -
         "num_speculative_tokens": int(section.constant("draft_tokens")),
         "acceptance": f"length:{section.constant(f'acceptance_length_{SWITCHED_PAIR}')}",
     }
-    pd, ours = bracket("pd", replications, **load), bracket("adaptive", replications, **load)
+    pd, ours = (bracket(policy, replications, profile, load) for policy in ("pd", "adaptive"))
     found = ratios(ours, pd, SWITCHED_METRIC)
     low, high = span(list(found.values()))
     return section.row(
@@ -107,7 +107,7 @@ def _spoken(table: LoadTable) -> str:
 
 def _row(section: Section, gpu: str, pair: str, concurrency: int, replications: int) -> Row:
     profile = f"{GPUS[gpu]}/{PAIRS[pair]}"
-    load: dict[str, Any] = {
+    load: dict[str, Json] = {
         "input_len": int(section.constant("input_len")),
         "output_len": int(section.constant("output_len")),
         "num_prompts": max(MIN_PROMPTS, PROMPTS_PER_PLACE * concurrency),
@@ -116,9 +116,8 @@ def _row(section: Section, gpu: str, pair: str, concurrency: int, replications: 
         "num_speculative_tokens": int(section.constant("draft_tokens")),
         "acceptance": f"length:{section.constant(f'acceptance_length_{pair}')}",
     }
-    pd = bracket("pd", replications, profile=profile, **load)
-    pdv = bracket("unified", replications, profile=profile, **load)
-    others = {policy: cell(policy, replications, profile=profile, **load) for policy in OTHERS}
+    pd, pdv = (bracket(policy, replications, profile, load) for policy in ("pd", "unified"))
+    others = {policy: cell(policy, replications, profile, load) for policy in OTHERS}
     by_level = ratios(pdv, pd, METRIC)
     recommended = choice(by_level)
     best, best_tokens_per_s = _best(pd, pdv, others)

@@ -6,8 +6,6 @@ from the three forward times that it profiles. Not here: the claimed figures (va
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from sim.acceptance.models import IidAcceptance
@@ -16,6 +14,7 @@ from sim.costs.profile import Profile
 from sim.costs.shapes import kv_bytes_per_token, model
 from sim.devices.link import link_of
 from sim.draws import child_seed
+from sim.files.json_values import Json
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
@@ -24,7 +23,7 @@ from validation.claims.ledger import Row, Section
 
 PROFILE = "rtx-3070-laptop/qwen2.5-1.5b"
 PAIR = "a100-sxm/llama-2-7b+tinyllama-1.1b"
-"""On which disaggregated and colocated serving of one tape are compared."""
+"""Profile on which disaggregated and colocated serving of one tape are compared."""
 DRAFT_TOKENS = 4
 CONCURRENCIES = (6, 16, 32)
 TRANSFERS = {512: "F.kv.512", 2048: "F.kv.2048"}
@@ -53,10 +52,10 @@ def judge(section: Section, draws: int) -> list[Row]:
 
 def _single(section: Section, draws: int) -> list[Row]:
     """One sequence, with graphs and without, and the ratio."""
-    load: dict[str, Any] = {"input_len": 16, "output_len": 200, "num_prompts": 1, "num_speculative_tokens": 0}
+    load: dict[str, Json] = {"input_len": 16, "output_len": 200, "num_prompts": 1, "num_speculative_tokens": 0}
     tokens_per_s = {}
     for is_graphed in (True, False):
-        served = cell("autoregressive", draws, profile=PROFILE, engine__cuda_graph=is_graphed, **load)
+        served = cell("autoregressive", draws, PROFILE, {**load, "engine.cuda_graph": is_graphed})
         tokens_per_s[is_graphed] = 1e3 / served.mean("mean_tpot_ms")
     return [
         section.row("F.single.graph", tokens_per_s[True]),
@@ -68,16 +67,14 @@ def _single(section: Section, draws: int) -> list[Row]:
 def _batched(section: Section, draws: int) -> list[Row]:
     rows = []
     for concurrency in CONCURRENCIES:
-        served = cell(
-            "autoregressive",
-            draws,
-            profile=PROFILE,
-            input_len=16,
-            output_len=200,
-            num_prompts=concurrency,
-            request_rate="inf",
-            num_speculative_tokens=0,
-        )
+        load: dict[str, Json] = {
+            "input_len": 16,
+            "output_len": 200,
+            "num_prompts": concurrency,
+            "request_rate": "inf",
+            "num_speculative_tokens": 0,
+        }
+        served = cell("autoregressive", draws, PROFILE, load)
         rows.append(section.row(f"F.batched.{concurrency}", served.mean("output_throughput")))
     return rows
 
@@ -112,7 +109,7 @@ def lengths(section: Section) -> dict[str, float]:
 
 
 def _conditional_rate(length: float) -> float:
-    """At which independent drafts give `length`, by bisection."""
+    """Rate at which independent drafts give `length`, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(40):
         rate = (low + high) / 2.0
@@ -160,7 +157,7 @@ def _speculation(section: Section, draws: int) -> list[Row]:
             eager["share"],
             (min(eager.values()), max(eager.values())),
             is_met=eager["conditional"] < 1.0 and eager["share"] < 1.0,
-            **_named("", eager),
+            **eager,
         ),
         section.row(
             "F.spec.whatif",
@@ -170,14 +167,10 @@ def _speculation(section: Section, draws: int) -> list[Row]:
             slower_ms=slower_ms,
             compute_ms=compute_ms,
             ahead=ahead,
-            **_named("", graphed),
-            **_named("slower_", slower),
+            **graphed,
+            **{f"slower_{name}": value for name, value in slower.items()},
         ),
     ]
-
-
-def _named(prefix: str, values: dict[str, float]) -> dict[str, Any]:
-    return {f"{prefix}{name}": value for name, value in values.items()}
 
 
 def speed_up(
@@ -190,30 +183,26 @@ def speed_up(
     policy: str = STEP_BY_STEP,
 ) -> float:
     """Time per token of plain eager decoding over that of speculation."""
-    lanes: dict[str, Any] = (
-        {"policy_options__hybrid_requests": 0, "policy_options__poll_s": 0} if policy == STEP_BY_STEP else {}
+    pair = laptop_pair(section, draft_compute_ms)
+    lanes: dict[str, Json] = (
+        {"policy_options.hybrid_requests": 0, "policy_options.poll_s": 0} if policy == STEP_BY_STEP else {}
     )
-    load: dict[str, Any] = {
-        "profile": laptop_pair(section, draft_compute_ms),
+    load: dict[str, Json] = {
         "input_len": 16,
         "output_len": 200,
         "num_prompts": 10,
         "request_rate": "inf",
-        "policy_options__workers": 1,
-        "engine__num_gpu_blocks": 4096,
+        "policy_options.workers": 1,
+        "engine.num_gpu_blocks": 4096,
     }
-    acceptance = f"length:{tokens_per_step}"
-    plain = cell("baseline", 2, num_speculative_tokens=0, engine__cuda_graph=False, **load)
-    drafted = cell(
-        policy,
-        draws,
-        num_speculative_tokens=DRAFT_TOKENS,
-        acceptance=acceptance,
-        engine__cuda_graph=cuda_graph,
-        engine__max_num_seqs=1,
-        **lanes,
-        **load,
-    )
+    plain = cell("baseline", 2, pair, {**load, "num_speculative_tokens": 0, "engine.cuda_graph": False})
+    speculation: dict[str, Json] = {
+        "num_speculative_tokens": DRAFT_TOKENS,
+        "acceptance": f"length:{tokens_per_step}",
+        "engine.cuda_graph": cuda_graph,
+        "engine.max_num_seqs": 1,
+    }
+    drafted = cell(policy, draws, pair, {**load, **speculation, **lanes})
     return plain.mean("mean_tpot_ms") / drafted.mean("mean_tpot_ms")
 
 

@@ -78,7 +78,7 @@ def _harness(section: Section, engine: str, label: int) -> Harness:
 
 
 def of_single_runs(values: Sequence[float]) -> Interval:
-    """Between which 95 % of the draws lie."""
+    """Bounds between which 95 % of the draws lie."""
     low, high = np.quantile(values, [0.025, 0.975])
     return float(low), float(high)
 
@@ -277,12 +277,12 @@ def _average(section: Section, runs: Runs) -> Row:
 
 
 def _gain_pct(pairs: Sequence[tuple[Served, Served]]) -> float:
-    """Of the sum of throughputs, ours over theirs."""
+    """Gain of the sum of throughputs, ours over theirs."""
     return 100.0 * (sum(ours.tokens_per_s for ours, _ in pairs) / sum(theirs.tokens_per_s for _, theirs in pairs) - 1.0)
 
 
 def _improved(section: Section, windowed: Runs, drained: Runs) -> Row:
-    """At how many labels the paired difference of throughputs leaves its interval around nothing."""
+    """Number of labels at which the paired difference of throughputs leaves its interval around nothing."""
     signs = {label: _sign(windowed["pdv", label], windowed["pd", label]) for label in LABELS}
     drained_signs = {label: _sign(drained["pdv", label], drained["pd", label]) for label in CUT_LABELS}
     up = sum(sign > 0 for sign in signs.values())
@@ -305,7 +305,7 @@ def _valley(section: Section, runs: Runs) -> Row:
 NUM_MODEL_LABELS = 3
 """Names of models in the benchmark; every one of them runs the same 34B target."""
 SMALLEST_GAIN = 0.01
-"""Of throughput: differences below a hundredth are no improvement, however sure they are."""
+"""Share of throughput: differences below a hundredth are no improvement, however sure they are."""
 
 
 def _sign(ours: Sequence[Served], theirs: Sequence[Served]) -> int:

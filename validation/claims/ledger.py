@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
@@ -20,6 +19,7 @@ from sim.names import unknown
 SECTIONS = ("A", "B", "C", "D", "E", "F", "G", "H")
 FOLDER = Path(__file__).parent / "ledger"
 Interval = tuple[float, float]
+Detail = float | str
 
 
 class Verdict(StrEnum):
@@ -69,7 +69,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: str
 
     def bounds(self) -> Interval:
-        """Between what a simulated figure meets the claim. Raises ValueError for a claim in words."""
+        """Bounds between which a simulated figure meets the claim. Raises ValueError for a claim in words."""
         low = self.claimed if self.low is None else self.low
         high = self.claimed if self.high is None else self.high
         if isinstance(low, str) or isinstance(high, str):
@@ -91,7 +91,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     unit: str
     source: str
-    details: dict[str, Any]
+    details: dict[str, Detail]
     """What else was simulated, by name."""
 
 
@@ -128,7 +128,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         interval: Interval | None = None,
         *,
         is_met: bool | None = None,
-        **details: Any,
+        **details: Detail,
     ) -> Row:
         """The verdict on one claim. `is_met` decides where the claim is in words; else the figure's bounds do."""
         claim = self.claim(claim_id)

@@ -7,11 +7,11 @@ where it is judged instead (docs/accuracy.md). Not here: the claimed figures (va
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 from sim.costs.engine import engine_of
 from sim.costs.forms.build import build_costs
 from sim.devices.contention import Regime
+from sim.files.json_values import Json
 from sim.interface.request import Request
 from sim.policies import works
 from validation.claims.cells import Cell, cell, known, ratio
@@ -52,8 +52,7 @@ def _study(section: Section, draws: int) -> list[Row]:
     """vLLM 0.24 on an A100, GSM8K prompts, with EAGLE-3 and without, and the speed-up."""
     rows = []
     for concurrency, num_prompts in STUDY_PROMPTS.items():
-        load: dict[str, Any] = {
-            "profile": A100,
+        load: dict[str, Json] = {
             "engine": "vllm-0.24",
             "input_len": int(section.constant("gsm8k_input_len")),
             "output_len": STUDY_OUTPUT_TOKENS,
@@ -61,17 +60,14 @@ def _study(section: Section, draws: int) -> list[Row]:
             "request_rate": "inf",
             "max_concurrency": concurrency,
         }
-        acceptance = f"length:{section.constant('gsm8k_acceptance_length')}@{STUDY_DRAFT_TOKENS}"
-        cells: dict[str, Cell] = {
-            "none": cell("autoregressive", draws, num_speculative_tokens=0, **load),
-            "eagle3": cell(
-                "continuous",
-                draws,
-                num_speculative_tokens=STUDY_DRAFT_TOKENS,
-                acceptance=acceptance,
-                speculation__method="eagle3",
-                **load,
-            ),
+        speculation: dict[str, Json] = {
+            "num_speculative_tokens": STUDY_DRAFT_TOKENS,
+            "acceptance": f"length:{section.constant('gsm8k_acceptance_length')}@{STUDY_DRAFT_TOKENS}",
+            "speculation.method": "eagle3",
+        }
+        cells = {
+            "none": cell("autoregressive", draws, A100, {**load, "num_speculative_tokens": 0}),
+            "eagle3": cell("continuous", draws, A100, {**load, **speculation}),
         }
         for arm, own in cells.items():
             metric = "output_throughput"
@@ -82,22 +78,19 @@ def _study(section: Section, draws: int) -> list[Row]:
 
 
 def _batch_one(section: Section, policy: str, draft_tokens: int, draws: int) -> Cell:
-    load: dict[str, Any] = {"num_speculative_tokens": draft_tokens}
+    load: dict[str, Json] = {
+        "engine": "vllm-0.9",
+        "input_len": int(section.constant("issue_input_len")),
+        "output_len": 256,
+        "num_prompts": 20,
+        "request_rate": "inf",
+        "max_concurrency": 1,
+        "num_speculative_tokens": draft_tokens,
+    }
     if draft_tokens:
         load["acceptance"] = f"length:{ISSUE_LENGTHS[draft_tokens]}@{draft_tokens}"
-        load["speculation__method"] = "eagle3"
-    return cell(
-        policy,
-        draws,
-        profile=H100,
-        engine="vllm-0.9",
-        input_len=int(section.constant("issue_input_len")),
-        output_len=256,
-        num_prompts=20,
-        request_rate="inf",
-        max_concurrency=1,
-        **load,
-    )
+        load["speculation.method"] = "eagle3"
+    return cell(policy, draws, H100, load)
 
 
 def _issue(section: Section) -> list[Row]:
@@ -163,8 +156,7 @@ def _bound(section: Section, draws: int) -> Row:
         for request in requests:
             request.drafted = 4
         verify_s = costs.cost(works.verify(requests)).device_s
-        load: dict[str, Any] = {
-            "profile": PAIR,
+        load: dict[str, Json] = {
             "input_len": 128,
             "output_len": 100,
             "num_prompts": 4 * num_rows,
@@ -173,8 +165,8 @@ def _bound(section: Section, draws: int) -> Row:
             "num_speculative_tokens": 4,
             "acceptance": "iid:0.7",
         }
-        lanes = cell("pdv", draws, regime=Regime.ROOFS, **load)
-        atomic = cell("pd", draws, regime=Regime.SERIAL, **load)
+        lanes = cell("pdv", draws, PAIR, load, regime=Regime.ROOFS)
+        atomic = cell("pd", draws, PAIR, load, regime=Regime.SERIAL)
         gains.append(ratio(lanes, atomic, "output_throughput").value)
         bounds.append((draft_s + verify_s) / max(draft_s, verify_s))
     is_within = all(gain <= bound for gain, bound in zip(gains, bounds, strict=True))

@@ -10,12 +10,12 @@ calibrated GPU: the policy `pipelined` against `pd`. Not here: the claimed figur
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
 
 import numpy as np
 
 from sim.devices.contention import PhiLevel
 from sim.draws import Floats
+from sim.files.json_values import Json
 from validation.claims.cells import bracket, cell, ratio, ratios, span
 from validation.claims.ledger import Row, Section
 
@@ -73,7 +73,7 @@ def gains_pct(spread: float, num_requests: int, studies: int, seed: int = 2000) 
 
 
 def share(gains: Floats, claimed: float) -> float:
-    """Of the studies that show as much as claimed, in its direction."""
+    """Share of the studies that show as much as claimed, in its direction."""
     return float(np.mean(gains >= claimed if claimed > 0 else gains <= claimed))
 
 
@@ -105,18 +105,17 @@ def _scaling(section: Section) -> Row:
 
 def _priority(section: Section, claim_id: str, draws: int) -> Row:
     """Gaps between tokens under preemptive priorities, over those of plain streams."""
-    load: dict[str, Any] = {
-        "profile": PROFILE,
+    load: dict[str, Json] = {
         "dataset_name": "sharegpt-long",
         "num_prompts": 100,
         "request_rate": 0.6,
         "num_speculative_tokens": 4,
         "acceptance": "iid:0.7",
-        "policy_options__decode_batch": 6,
-        "policy_options__verify_batch": 12,
+        "policy_options.decode_batch": 6,
+        "policy_options.verify_batch": 12,
     }
-    plain = cell("pdv", draws, **load)
-    strict = cell("pdv", draws, policy_options__stream_priorities="preemptive", **load)
+    plain = cell("pdv", draws, PROFILE, load)
+    strict = cell("pdv", draws, PROFILE, {**load, "policy_options.stream_priorities": "preemptive"})
     found = ratio(strict, plain, PRIORITY_METRIC)
     ttft = ratio(strict, plain, "mean_ttft_ms")
     change = 100.0 * (found.value - 1.0)
@@ -133,8 +132,7 @@ def _priority(section: Section, claim_id: str, draws: int) -> Row:
 def _pipelined(section: Section, concurrency: int, draws: int) -> Row:
     """The 95th percentile of E2EL with draft and verify of a request overlapped, against PD, at every phi; and with
     a GPU for the draft model."""
-    load: dict[str, Any] = {
-        "profile": PROFILE,
+    load: dict[str, Json] = {
         "input_len": int(section.constant("input_len")),
         "output_len": int(section.constant("output_len")),
         "num_prompts": max(16, 3 * concurrency),
@@ -143,8 +141,8 @@ def _pipelined(section: Section, concurrency: int, draws: int) -> Row:
         "num_speculative_tokens": 4,
         "acceptance": f"iid:{section.constant('acceptance')}",
     }
-    pd, ours = bracket("pd", draws, **load), bracket("pipelined", draws, **load)
-    apart = cell("pipelined", draws, policy_options__draft_devices=1, **load)
+    pd, ours = (bracket(policy, draws, PROFILE, load) for policy in ("pd", "pipelined"))
+    apart = cell("pipelined", draws, PROFILE, {**load, "policy_options.draft_devices": 1})
     longer = ratios(ours, pd, PIPELINED_METRIC)
     gains = {level: 100.0 * (1.0 - found.value) for level, found in longer.items()}
     least, most = span(list(longer.values()))

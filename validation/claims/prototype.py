@@ -57,12 +57,12 @@ class Served:
 
     completed: int
     elapsed_s: float
-    """To the last completion where all complete, else to the hard stop."""
+    """Seconds to the last completion where all complete, else to the hard stop."""
     completed_tokens: int
-    """Of completed requests: all that its throughput counts."""
+    """Tokens of completed requests: all that its throughput counts."""
     emitted_tokens: int
     rounds: int
-    """Of all requests, finished or not."""
+    """Rounds of all requests, finished or not."""
     acceptance: float | None
     """As it counts: accepted tokens and the correction over drafted ones, of completed requests."""
     latency_s: float | None

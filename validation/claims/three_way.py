@@ -10,7 +10,6 @@ tokens at the datasheet's fp32 rate. The other counts of requests are judged. No
 from __future__ import annotations
 
 from statistics import mean
-from typing import Any
 
 import msgspec
 
@@ -18,19 +17,20 @@ from sim.costs.kernels import LinearPass
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.devices.contention import Regime
+from sim.files.json_values import Json
 from validation.claims.cells import Cell, cell, known
 from validation.claims.ledger import Row, Section
 from validation.claims.prototype import PROFILE as PROTOTYPE
 
 MODELS = "a100-sxm/llama-2-7b+tinyllama-1.1b"
 """Whose shapes: the costs are others."""
-ENGINES: dict[str, dict[str, Any]] = {
-    "baseline": {"policy_options__workers": 4, "policy_options__batching": "per_request"},
-    "pd": {"engine__max_num_seqs": 1, "policy_options__batching": "per_request"},
-    "pdv": {"engine__max_num_seqs": 6, "policy_options__batching": "batched"},
+ENGINES: dict[str, dict[str, Json]] = {
+    "baseline": {"policy_options.workers": 4, "policy_options.batching": "per_request"},
+    "pd": {"engine.max_num_seqs": 1, "policy_options.batching": "per_request"},
+    "pdv": {"engine.max_num_seqs": 6, "policy_options.batching": "batched"},
 }
 POLICIES = {"baseline": "baseline", "pd": "pd", "pdv": "pd"}
-"""In one thread PDV's lanes take turns like PD's, batch by batch."""
+"""Policies: in one thread PDV's lanes take turns like PD's, batch by batch."""
 COUNTS = (1, 5, 20, 50)
 FIT_COUNT = 1
 DRAFT_TOKENS, OUTPUT_TOKENS = 4, 100
@@ -86,14 +86,16 @@ def serve(section: Section, profile: Profile, engine: str, count: int, draws: in
     return cell(
         POLICIES[engine],
         draws,
-        profile=profile,
+        profile,
+        {
+            "policy_options.kv": "none",
+            "input_len": int(section.constant("input_len")),
+            "output_len": OUTPUT_TOKENS,
+            "num_prompts": count,
+            "request_rate": "inf",
+            "num_speculative_tokens": DRAFT_TOKENS,
+            "acceptance": f"length:{section.constant('acceptance_length')}",
+            **ENGINES[engine],
+        },
         regime=Regime.SERIAL,
-        policy_options__kv="none",
-        input_len=int(section.constant("input_len")),
-        output_len=OUTPUT_TOKENS,
-        num_prompts=count,
-        request_rate="inf",
-        num_speculative_tokens=DRAFT_TOKENS,
-        acceptance=f"length:{section.constant('acceptance_length')}",
-        **ENGINES[engine],
     )

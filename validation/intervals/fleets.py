@@ -85,6 +85,25 @@ def holding(scenario: Scenario, truths: Sequence[Draw], routing: str, count: int
     return held
 
 
+def held_by_replicas(
+    scenario: Scenario, truths: Sequence[Draw], routing: str, replicas: int, rate_per_s: float
+) -> dict[int, int]:
+    """Truths in which so many replicas hold: `replicas`, and fewer as long as half of the truths do."""
+    held: dict[int, int] = {}
+    while replicas and (not held or held[replicas + 1] * 2 >= len(truths)):
+        held[replicas] = sum(holding(scenario, truths, routing, replicas, rate_per_s))
+        replicas -= 1
+    return held
+
+
+def told(held: dict[int, int], count: int) -> str:
+    """Such as: 4 in 20 of 20, 3 in 6 of 20; 0 above the median."""
+    recommended = max(held)
+    smallest = min((number for number, hold in held.items() if hold * 2 >= count), default=recommended)
+    by_replicas = ", ".join(f"{number} in {hold} of {count}" for number, hold in held.items())
+    return f"{by_replicas}; {recommended - smallest} above the median"
+
+
 def capacity(seed: int, count: int) -> None:
     print("setting, routing: rate/s; replicas as given, recommended with its confidence; truths in which so many hold")
     for name, given in CAPACITY.items():
@@ -97,17 +116,11 @@ def capacity(seed: int, count: int) -> None:
         for fleet in highest_load(scenario, profile, target_rate=rate_per_s).fleets:
             assert fleet.replicas is not None
             assert fleet.enough is not None
-            held: dict[int, int] = {}
-            replicas = fleet.replicas
-            while replicas and (replicas == fleet.replicas or held[replicas + 1] * 2 >= count):
-                held[replicas] = sum(holding(scenario, truths, fleet.routing, replicas, rate_per_s))
-                replicas -= 1
+            held = held_by_replicas(scenario, truths, fleet.routing, fleet.replicas, rate_per_s)
             confidence = 100 * (fleet.confidence or 0.0)
-            by_replicas = ", ".join(f"{number} in {hold} of {count}" for number, hold in held.items())
-            smallest = min(number for number, hold in held.items() if hold * 2 >= count)
             print(
                 f"{name}, {fleet.routing}: {rate_per_s:.1f}; {fleet.enough.replicas}, {fleet.replicas} "
-                f"({confidence:.0f} %); {by_replicas}; {fleet.replicas - smallest} above the median",
+                f"({confidence:.0f} %); {told(held, count)}",
                 flush=True,
             )
 

@@ -18,7 +18,7 @@ from sim.engine.fleet import Routing
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.plan.first_pass import Candidate
 from sim.studies.plan.search import plan
-from validation.intervals.fleets import holding, truths_of
+from validation.intervals.fleets import held_by_replicas, told, truths_of
 
 RATE = 40.0
 QUESTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -54,15 +54,9 @@ def main() -> None:
         assert best.replicas is not None
         simulated, profile = parse_scenario(found.scenario), load(best.profile)
         truths = truths_of(simulated, profile, chosen.truths)
-        held: dict[int, int] = {}
-        replicas = best.replicas
-        while replicas and (replicas == best.replicas or held[replicas + 1] * 2 >= chosen.truths):
-            held[replicas] = sum(holding(simulated, truths, Routing.ROUND_ROBIN, replicas, RATE))
-            replicas -= 1
-        smallest = min((number for number, hold in held.items() if hold * 2 >= chosen.truths), default=best.replicas)
-        by_replicas = ", ".join(f"{number} in {hold} of {chosen.truths}" for number, hold in held.items())
+        held = held_by_replicas(simulated, truths, Routing.ROUND_ROBIN, best.replicas, RATE)
         print(
-            f"{name}: {best.replicas} of {best.profile} ({best.worlds_met} of {chosen.draws} draws); {by_replicas}; "
-            f"{best.replicas - smallest} above",
+            f"{name}: {best.replicas} of {best.profile} ({best.worlds_met} of {chosen.draws} draws); "
+            f"{told(held, chosen.truths)}",
             flush=True,
         )

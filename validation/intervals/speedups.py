@@ -29,7 +29,7 @@ from validation.accuracy.sections import markdown_table
 
 A100_PROFILE, A100_WORKLOAD = "a100-sxm/llama-3.1-8b+eagle3", "gsm8k"
 FITTED_CONCURRENCY = 1
-"""Of the A100's EAGLE-3 cells: constants of engines were fitted there."""
+"""Concurrency of the A100's EAGLE-3 cells: constants of engines were fitted there."""
 PASSES = 8
 """Times that the study's list of prompts is gone through, so that no closed loop runs out of them."""
 

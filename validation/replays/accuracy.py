@@ -37,11 +37,11 @@ POLICIES = ("autoregressive", "baseline", "pd", "pdv", "unified", "continuous")
 NUM_PROMPTS, INPUT_TOKENS, OUTPUT_TOKENS = 32, 64, 32
 CONCURRENCY = 4
 UTILISATION = 0.5
-"""Of the slowest policy's predicted closed-loop throughput: the open loop's arrival rate."""
+"""Share of the slowest policy's predicted closed-loop throughput: the open loop's arrival rate."""
 REPLAYS = 3
-"""Of everything, round after round: a shared machine drifts by several percent from minute to minute."""
+"""Runs of everything, round after round: a shared machine drifts by several percent from minute to minute."""
 FIRST_SEED = 81
-"""Of the first draw."""
+"""Seed of the first draw."""
 KEPT = ("mean_ttft_ms", "mean_e2el_ms", "p95_e2el_ms", "output_throughput")
 
 

@@ -82,7 +82,7 @@ class Cell:
 
 
 def cells_of(draw: Draw, load: str) -> list[Cell]:
-    """In the order of the policies."""
+    """The cells in the order of the policies."""
     by_policy: dict[str, list[Row]] = {}
     for row in draw["rows"]:
         if row["load"] == load:

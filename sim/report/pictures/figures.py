@@ -22,7 +22,7 @@ from sim.report.pictures.work_figures import draw_occupancy, draw_phases, draw_t
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
 MARKERS = "os^DvP"
-"""Of profiles, in order of appearance."""
+"""Marks of profiles, in order of appearance."""
 
 
 def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRecord]) -> None:
@@ -62,7 +62,7 @@ def _title(result: Comparison) -> str:
 
 
 def _latencies_s(records: Sequence[RunRecord]) -> dict[str, dict[str, Floats]]:
-    """By policy and metric, of what finished in all its runs."""
+    """Seconds by policy and metric, of what finished in all its runs."""
     finished: dict[str, list[Request]] = {}
     for record in records:
         finished.setdefault(record.policy, []).extend(each for each in record.requests if each.is_finished)
@@ -74,7 +74,7 @@ def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]])
     import seaborn as sns
 
     colours = sns.color_palette("deep", len(sides))
-    figure, axes = canvas(1, 3, width=3.8, height=3.8, sharey=True)
+    figure, axes = canvas(1, 3, width=3.8, height=3.8, shared="y")
     for axis, (name, label) in zip(axes[0], TITLES.items(), strict=True):
         for (side, values_s), colour in zip(sides.items(), colours, strict=True):
             values_ms = np.sort(values_s[name]) * 1e3
@@ -83,7 +83,7 @@ def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]])
                 axis.step(values_ms, shares, where="post", label=side, color=colour, linewidth=1.6)
         set_log_scale(axis, "x")
         panel(axis, x=f"{label} (ms)")
-    axes[0, 0].set(ylabel="share of requests", ylim=(0, 1.01))
+    axes[0][0].set(ylabel="share of requests", ylim=(0, 1.01))
     legend(figure, axes)
     headline(figure, f"Share of requests within a latency\n{title}")
     save_and_close(figure, path)
@@ -110,8 +110,7 @@ def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
         for (policy, profile), rows in points.items():
             known = [row for row in rows if row.mean[metric] is not None]
             known.sort(key=lambda row: row.mean["output_throughput"] or 0.0)
-            xs = [row.mean["output_throughput"] for row in known]
-            ys = [row.mean[metric] for row in known]
+            xs, ys = ([row.mean[name] or 0.0 for row in known] for name in ("output_throughput", metric))
             colour = colours[policy]
             axis.plot(xs, ys, color=colour, linewidth=1.4)
             faces = ["white" if row.unstable else colour for row in known]

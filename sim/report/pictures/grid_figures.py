@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,14 +19,15 @@ from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
 from sim.files.json_values import convert, read_json
 from sim.metrics.records import RunRecord
+from sim.metrics.stats import Floats
 from sim.report.pictures.panels import canvas, headline, label_points, legend, panel
 from sim.report.pictures.store_figures import (
     MAX_LINES,
     MAX_PANELS,
     TOKENS_PER_S,
-    Draw,
     Lines,
     NotDrawn,
+    Picture,
     draw_acceptance,
     draw_gpu_comparison,
     draw_hockey_stick,
@@ -42,6 +44,9 @@ from sim.run.scenario import parse_scenario
 from sim.run.scenario_file import set_dotted
 from sim.run.simulate import simulate
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 METRIC = "mean_e2el_ms"
 PER_GPU = "output_throughput_per_gpu_tokens_per_s"
 TIMELINE_PROMPTS = 60
@@ -50,7 +55,7 @@ Table = Sequence[tuple[int, int, int]]
 """Draft length by batch size as vLLM has it: first, last, draft length."""
 
 
-def pictures(*, price_per_hour: float | None = None, table: Table | None = None) -> dict[str, Draw]:
+def pictures(*, price_per_hour: float | None = None, table: Table | None = None) -> dict[str, Picture]:
     """All pictures of a store by name; `price_per_hour` of a GPU for the Pareto's second axis, a tuned `table` for the
     draft lengths."""
     return {
@@ -66,7 +71,7 @@ def pictures(*, price_per_hour: float | None = None, table: Table | None = None)
     }
 
 
-def draw_improvement(points: Points, metric: str = METRIC) -> Any:
+def draw_improvement(points: Points, metric: str = METRIC) -> Figure:
     """Change of mean latency from the first policy to each other one, over load and acceptance (or draft length).
 
     Cells carry the change in percent; in brackets where its interval holds zero, with a question mark where the ends
@@ -90,7 +95,7 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Any:
     across = points.load
     left_out = _left_out(len(panels))
 
-    def cells(own: Points, policy: str) -> tuple[Any, list[list[str]]]:
+    def cells(own: Points, policy: str) -> tuple[Floats, list[list[str]]]:
         changes = Points(frame=own.rows[own.rows["policy"].isin([policies[0], policy])]).paired("policy", metric)
         shade = np.full((len(points.values(down)), len(points.values(across))), np.nan)
         texts = [["" for _ in points.values(across)] for _ in points.values(down)]
@@ -112,7 +117,7 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Any:
     )  # fmt: skip
 
 
-def draw_draft_length(points: Points, table: Table | None = None) -> Any:
+def draw_draft_length(points: Points, table: Table | None = None) -> Figure:
     """Mean time per output token by draft length and load; the best of each load boxed, a tuned table drawn in."""
     if K not in points.keys or points.load is None:
         raise NotDrawn(f"needs a grid over {K} and the load")
@@ -160,14 +165,14 @@ def _left_out(num_panels: int) -> str:
 
 def _heat_maps(
     points: Points,
-    found: Sequence[tuple[str, Any, list[list[str]]]],
+    found: Sequence[tuple[str, Floats, list[list[str]]]],
     across: str,
     down: str,
     title: str,
     *,
     palette: str,
     bounds: tuple[float, float],
-) -> Any:
+) -> Figure:
     import seaborn as sns
 
     xs, ys = points.values(across), points.values(down)
@@ -175,7 +180,7 @@ def _heat_maps(
     rows = -(-len(found) // columns)
     width, height = 1.6 + 0.62 * len(xs), 1.2 + 0.42 * len(ys)
     figure, axes = canvas(rows, columns, width=max(width, 5.0 / columns), height=height + 0.6 / rows)
-    for axis, (name, shade, texts) in zip(axes.flat, found, strict=False):
+    for axis, (name, shade, texts) in zip(chain.from_iterable(axes), found, strict=False):
         sns.heatmap(
             shade, ax=axis, annot=np.array(texts), fmt="", cmap=palette, vmin=bounds[0], vmax=bounds[1], cbar=False,
             linewidths=0.5, annot_kws={"fontsize": 8}, xticklabels=[f"{x:g}" for x in xs], yticklabels=ys,
@@ -185,13 +190,13 @@ def _heat_maps(
         axis.grid(visible=False)
         axis.tick_params(axis="y", rotation=0)
         panel(axis, name, spoken(across), spoken(down))
-    for axis in list(axes.flat)[len(found) :]:
+    for axis in list(chain.from_iterable(axes))[len(found) :]:
         axis.set_visible(False)
     headline(figure, title)
     return figure
 
 
-def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
+def draw_pareto(points: Points, price_per_hour: float | None = None) -> Figure:
     """Tokens per second that a user sees against what a GPU delivers; nothing beats the line in both."""
     across = [key for key in (points.load, K) if key in points.keys]
     if not across:
@@ -221,7 +226,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
             ", ".join(f"k={row[key]:g}" if key == K else f"{row[key]:g}" for key in across if row[key] == row[key])
             for _, row in table.iloc[best].iterrows()
         ]
-        label_points(axis, zip(users[best], gpus[best], texts, strict=True))
+        label_points(figure, axis, zip(users[best], gpus[best], texts, strict=True))
         if price_per_hour is not None:
             cost = axis.secondary_yaxis("right")
             ticks = [tick for tick in axis.get_yticks() if tick > 0.0]
@@ -231,7 +236,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Any:
     return figure
 
 
-def _front(xs: Any, ys: Any) -> list[int]:
+def _front(xs: Floats, ys: Floats) -> list[int]:
     """Places of the points that no other one beats in both, by x."""
     order = sorted(range(len(xs)), key=lambda place: (-xs[place], -ys[place]))
     front: list[int] = []
@@ -241,7 +246,7 @@ def _front(xs: Any, ys: Any) -> list[int]:
     return front[::-1]
 
 
-def draw_timeline(points: Points) -> Any:
+def draw_timeline(points: Points) -> Figure:
     """What runs when on the GPU's streams, for every policy at the middle of the other keys; simulated again, short."""
     rows = points.rows
     for key in points.keys:

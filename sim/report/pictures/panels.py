@@ -6,8 +6,16 @@ Imports matplotlib and seaborn inside functions; nothing here knows what is draw
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 DPI = 130
 MAX_TICKS = 8
@@ -31,26 +39,34 @@ def set_theme(font_scale: float = 0.8) -> None:
     sns.set_theme(style="whitegrid", context="notebook", font_scale=font_scale, rc={"text.parse_math": False})
 
 
-def canvas(num_rows: int, num_columns: int, *, width: float = 5.2, height: float = 3.6, **more: Any) -> Any:
-    """A figure and its axes [rows, columns], each `width` by `height` inches, with room for a legend beside them."""
+def canvas(
+    num_rows: int, num_columns: int, *, width: float = 5.2, height: float = 3.6, shared: str = ""
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure and its axes [rows, columns], each `width` by `height` inches, with room for a legend beside them.
+
+    `shared` names the axes that all have in common: x, y or xy.
+    """
     import matplotlib.pyplot as plt
 
     size = (width * num_columns + 1.8, height * num_rows)
-    return plt.subplots(num_rows, num_columns, figsize=size, squeeze=False, **more)
+    figure, axes = plt.subplots(
+        num_rows, num_columns, figsize=size, squeeze=False, sharex="x" in shared, sharey="y" in shared
+    )
+    return figure, axes.tolist()
 
 
-def panel(axis: Any, title: str = "", x: str = "", y: str = "") -> None:
+def panel(axis: Axes, title: str = "", x: str = "", y: str = "") -> None:
     """Title and labels, with their units, of one panel."""
     axis.set_title(title, loc="left", fontsize=9)
     axis.set_xlabel(x)
     axis.set_ylabel(y)
 
 
-def headline(figure: Any, title: str) -> None:
+def headline(figure: Figure, title: str) -> None:
     figure.suptitle(title, x=0.01, y=0.99, ha="left", va="top", fontsize=10)
 
 
-def set_log_scale(axis: Any, which: str) -> None:
+def set_log_scale(axis: Axes, which: str) -> None:
     """A logarithmic axis, `x` or `y`, with plain numbers such as 500 and 2k at its ticks."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -66,7 +82,7 @@ def set_log_scale(axis: Any, which: str) -> None:
     side.set_minor_formatter(NullFormatter())
 
 
-def set_ticks(axis: Any, values: Sequence[float]) -> None:
+def set_ticks(axis: Axes, values: Sequence[float]) -> None:
     """The values that were gone through as ticks of the x axis, logarithmic where they span much; fewer of many."""
     if values[0] > 0.0 and values[-1] >= WIDE * values[0]:
         axis.set_xscale("log")
@@ -75,15 +91,15 @@ def set_ticks(axis: Any, values: Sequence[float]) -> None:
     axis.set_xticks([], minor=True)
 
 
-def label_points(axis: Any, labels: Iterable[tuple[float, float, str]]) -> None:
+def label_points(figure: Figure, axis: Axes, labels: Iterable[tuple[float, float, str]]) -> None:
     """Texts (x, y, text) beside their points, where there is room: none lies on another one or on a point."""
     from matplotlib.transforms import Bbox
 
-    lay_out(axis.figure)
+    figure.tight_layout()
     found = list(labels)
     spots = [axis.transData.transform((x, y)) for x, y, _ in found]
     taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in spots]
-    placed: list[tuple[str, Any]] = []
+    placed: list[tuple[str, NDArray[np.float64]]] = []
     for (x, y, text), spot in zip(found, spots, strict=True):
         if any(text == other and abs(spot - where).max() < NEAR_PX for other, where in placed):
             continue
@@ -99,30 +115,25 @@ def label_points(axis: Any, labels: Iterable[tuple[float, float, str]]) -> None:
             note.remove()
 
 
-def legend(figure: Any, axes: Any, more: Sequence[Any] = ()) -> None:
+def legend(figure: Figure, axes: Sequence[Sequence[Axes]], more: Sequence[Artist] = ()) -> None:
     """One for all panels, of what any of them shows, and `more` handles."""
-    found: dict[str, Any] = {}
-    for axis in axes.flat:
+    found: dict[str, Artist] = {}
+    for axis in chain.from_iterable(axes):
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    found |= {handle.get_label(): handle for handle in more}
+    found |= {str(handle.get_label()): handle for handle in more}
     if len(found) > 1:
         figure.legend(found.values(), found.keys(), loc="upper left", bbox_to_anchor=(0.995, 0.95), frameon=False)
 
 
-def lay_out(figure: Any) -> None:
-    """Panels below the headline, however many lines it has."""
+def save(figure: Figure, file: Path | BinaryIO) -> None:
+    """Write to a path, or as SVG to an open file, the same bytes every time."""
+    kind = file.suffix[1:] if isinstance(file, Path) else "svg"
     figure.tight_layout()
-
-
-def save(figure: Any, file: Any, kind: str | None = None) -> None:
-    """To a path or an open file of that kind, the same bytes every time."""
-    kind = kind or Path(file).suffix[1:]
-    lay_out(figure)
     figure.savefig(file, dpi=DPI, bbox_inches="tight", format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 
-def save_and_close(figure: Any, path: Path) -> None:
+def save_and_close(figure: Figure, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     save(figure, path)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from sim.report.pictures.panels import (
     canvas,
@@ -24,21 +24,36 @@ from sim.report.pictures.panels import (
     set_theme,
     set_ticks,
 )
-from sim.report.store_points import ACCEPTANCE, LOADS, RATE, K, Points, spoken
+from sim.report.store_points import ACCEPTANCE, LOADS, RATE, Draw, K, Points, Setting, spoken
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MARKS = "os^Dv<>p"
-"""With an inside, which is white where a point is overloaded."""
+"""Marks with an inside, which is white where a point is overloaded."""
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 2)), (0, (8, 3)), (0, (3, 1)))
 MAX_LINES = 8
 MAX_PANELS = 6
 MAX_BANDS = 3
-"""Of more lines, intervals are whiskers: bands would hide each other."""
+"""Lines with bands; of more, intervals are whiskers: bands would hide each other."""
 MARGIN = 1.25
-"""Of the means to the edges of a panel; whiskers may leave it."""
+"""Room from the means to the edges of a panel; whiskers may leave it."""
 
 
 class NotDrawn(ValueError):
     """The store does not have what the picture shows; says what it would need."""
+
+
+class Style(TypedDict):
+    """What matplotlib draws a line with."""
+
+    color: tuple[float, float, float]
+    marker: str
+    linestyle: str | tuple[int, tuple[int, ...]]
+    linewidth: float
+    markersize: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +62,7 @@ class Lines:
 
     names: tuple[str, ...]
 
-    def style(self, name: str) -> dict[str, Any]:
+    def style(self, name: str) -> Style:
         import seaborn as sns
 
         place = self.names.index(name)
@@ -60,13 +75,13 @@ class Lines:
         }
 
 
-def named(row: Mapping[str, Any], keys: Sequence[str]) -> str:
+def named(row: Draw | pd.Series, keys: Sequence[str]) -> str:
     """The values of some keys in a few words: `pd, k=4, iid:0.7`."""
     known = [_short(key, row[key]) for key in keys if row[key] == row[key]]
     return ", ".join(known) or str(row.get("policy", ""))
 
 
-def _short(key: str, value: Any) -> str:
+def _short(key: str, value: Setting) -> str:
     if key == K:
         return f"k={value:g}"
     if key in ("policy", "profile", ACCEPTANCE):
@@ -114,7 +129,7 @@ class Column:
 
     metric: str
     label: str
-    """With its unit."""
+    """Its name, with the unit."""
     scale: float = 1.0
     is_log: bool = False
     max_shown: float = float("inf")
@@ -122,7 +137,7 @@ class Column:
 
 def line_figure(
     points: Points, title: str, columns: Sequence[Column], *, x: str, by: Sequence[str], across: Sequence[str]
-) -> tuple[Any, list[tuple[Any, Column, Points]], Lines]:
+) -> tuple[Figure, list[tuple[Axes, Column, Points]], Lines]:
     """Means over `x`, a row per panel and a column per metric: the figure, its panels, its lines."""
     from matplotlib.lines import Line2D
 
@@ -164,7 +179,7 @@ def drawn_once(points: Points, by: Sequence[str]) -> Points:
     return Points(frame=rows.assign(**{K: rows[K].where(~is_plain)}), path=points.path, series=points.series)
 
 
-def _draw_lines(axis: Any, points: Points, lines: Lines, x: str, column: Column, by: Sequence[str]) -> None:
+def _draw_lines(axis: Axes, points: Points, lines: Lines, x: str, column: Column, by: Sequence[str]) -> None:
     """Means over `x` with their intervals; hollow where overloaded."""
     from matplotlib.transforms import ScaledTranslation
 
@@ -199,7 +214,7 @@ def _draw_lines(axis: Any, points: Points, lines: Lines, x: str, column: Column,
         set_log_scale(axis, "y")
 
 
-def _by_line(table: Any, by: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _by_line(table: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     for _, own in table.groupby(list(by), sort=False, dropna=False):
         yield named(own.iloc[0], by), own
 
@@ -227,7 +242,7 @@ TOKENS_PER_S = "output_throughput_tokens_per_s"
 BUSY = Column(metric="device_utilization", label="GPU busy (% of time)", scale=100.0, max_shown=103.0)
 
 
-def draw_throughput_latency(points: Points) -> Any:
+def draw_throughput_latency(points: Points) -> Figure:
     """Output tokens/s against mean TTFT and mean TPOT, a line through the loads, the load at each point."""
     load = _load_of(points)
     figure, panels, _ = line_figure(
@@ -239,11 +254,13 @@ def draw_throughput_latency(points: Points) -> Any:
         axis.set_xlabel("output (tokens/s)")
         table = own.means([TOKENS_PER_S, column.metric]).sort_values(column.metric, ascending=False)
         axis.set_xlim(0.0, float(table[TOKENS_PER_S].max()) * 1.08)
-        label_points(axis, [(row[TOKENS_PER_S], row[column.metric], f"{row[load]:g}") for _, row in table.iterrows()])
+        label_points(
+            figure, axis, [(row[TOKENS_PER_S], row[column.metric], f"{row[load]:g}") for _, row in table.iterrows()]
+        )
     return figure
 
 
-def draw_hockey_stick(points: Points) -> Any:
+def draw_hockey_stick(points: Points) -> Figure:
     """P99 of TTFT and E2EL over the load, and over the rate the measured capacity of each line."""
     load = _load_of(points)
     by = _lines_by(points, [load])
@@ -261,7 +278,7 @@ def draw_hockey_stick(points: Points) -> Any:
     return figure
 
 
-def draw_utilisation(points: Points) -> Any:
+def draw_utilisation(points: Points) -> Figure:
     """Share of time the GPU is busy, and share of its time spent on tokens that verify rejected."""
     load = _load_of(points)
     rejected = Column(metric="rejected_token_share", label="rejected tokens (% of GPU time)", scale=100.0)
@@ -271,7 +288,7 @@ def draw_utilisation(points: Points) -> Any:
     )[0]  # fmt: skip
 
 
-def draw_gpu_comparison(points: Points) -> Any:
+def draw_gpu_comparison(points: Points) -> Figure:
     """How busy each GPU is, and what it delivers, over the load, a panel per policy."""
     load = _load_of(points)
     if "profile" not in points.keys:
@@ -283,7 +300,7 @@ def draw_gpu_comparison(points: Points) -> Any:
     )[0]  # fmt: skip
 
 
-def draw_acceptance(points: Points) -> Any:
+def draw_acceptance(points: Points) -> Figure:
     """Tokens per verify round, and the share of drafted tokens that are accepted, over the draft length."""
     points = replace(points, frame=points.rows[points.rows["acceptance_length_tokens"].notna()])
     if points.rows.empty or not {K, ACCEPTANCE} & set(points.keys):
@@ -303,10 +320,10 @@ def draw_acceptance(points: Points) -> Any:
     )[0]  # fmt: skip
 
 
-Draw = Callable[[Points], Any]
+Picture = Callable[[Points], "Figure"]
 
 
-def write_pictures(folder: Path, points: Points, pictures: Mapping[str, Draw]) -> tuple[list[Path], dict[str, str]]:
+def write_pictures(folder: Path, points: Points, pictures: Mapping[str, Picture]) -> tuple[list[Path], dict[str, str]]:
     """Draw each as FOLDER/NAME.png and .svg; the files, and why what is missing was not drawn."""
     import matplotlib.pyplot as plt
 

@@ -7,14 +7,18 @@ sim.metrics.records).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord, WorkRecord
 from sim.report.pictures.panels import canvas, headline, panel, save_and_close
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 KIND_COLOURS = {
     "prefill": "#4c72b0",
@@ -43,7 +47,7 @@ def draw_timelines(
     save_and_close(timelines(f"What runs when\n{title}", records, window), path)
 
 
-def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, float] | None = None) -> Any:
+def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, float] | None = None) -> Figure:
     """What runs when on the streams of each record, in one window for all, seconds: `window`, or one they are all busy
     in."""
     import matplotlib.pyplot as plt
@@ -51,13 +55,9 @@ def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, flo
 
     start_s, end_s = window or busy_window([record.works for record in records])
     streams = [list(dict.fromkeys(work.stream for work in record.works)) for record in records]
-    figure, axes = plt.subplots(
-        len(records),
-        1,
-        figsize=(12, 0.9 + sum(0.45 + 0.32 * len(names) for names in streams)),
-        squeeze=False,
-        sharex=True,
-        height_ratios=[1 + len(names) for names in streams],
+    figure: Figure = plt.figure(figsize=(12, 0.9 + sum(0.45 + 0.32 * len(names) for names in streams)))
+    axes = figure.subplots(
+        len(records), 1, squeeze=False, sharex=True, height_ratios=[1 + len(names) for names in streams]
     )
     seen: set[str] = set()
     for axis, record, names in zip(axes[:, 0], records, streams, strict=True):
@@ -157,8 +157,8 @@ def draw_phases(path: Path, title: str, phases: Mapping[str, Mapping[str, float]
 def draw_occupancy(path: Path, title: str, records: Sequence[RunRecord]) -> None:
     """GPU memory over time, a panel per policy: the KV really held, and in the title the weights."""
     columns = min(3, len(records))
-    figure, axes = canvas(-(-len(records) // columns), columns, width=4.2, height=2.4, sharex=True, sharey=True)
-    for number, axis in enumerate(axes.flat):
+    figure, axes = canvas(-(-len(records) // columns), columns, width=4.2, height=2.4, shared="xy")
+    for number, axis in enumerate(chain.from_iterable(axes)):
         if number >= len(records):
             axis.set_visible(False)
             continue
@@ -174,6 +174,6 @@ def draw_occupancy(path: Path, title: str, records: Sequence[RunRecord]) -> None
             "simulated time (s)" if is_lowest else "",
             "KV held (GB)" if is_first else "",
         )
-    axes[0, 0].set(xlim=(0, None), ylim=(0, None))
+    axes[0][0].set(xlim=(0, None), ylim=(0, None))
     headline(figure, f"KV held on the GPU over time, beside the weights\n{title}")
     save_and_close(figure, path)

@@ -96,11 +96,11 @@ def test_a_header_that_a_kill_cut_off_cannot_be(path: Path) -> None:
     [
         ({"device_s": -1.0}, "device_s=-1.0 must be finite and positive"),
         ({"device_s": 1500.0}, "must be at most 1000 seconds"),
-        ({"device_s": "1"}, "Expected `float`"),
-        ({"kind": "decoding"}, "Invalid enum value 'decoding'"),
+        ({"device_s": "1"}, "expected `float`"),
+        ({"kind": "decoding"}, "invalid enum value 'decoding'"),
         ({"speed": 1.0}, "unknown field `speed`"),
         ({"rows": 0}, "rows=0"),
-        ({"l2": "flushed"}, "Invalid enum value 'flushed'"),
+        ({"l2": "flushed"}, "invalid enum value 'flushed'"),
         ({"half_width_pct": -1.0}, "half_width_pct=-1.0"),
     ],
 )
@@ -117,11 +117,11 @@ def test_a_point_that_cannot_be_is_named_by_its_line(path: Path, changes: dict[s
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        ("clocks", {"sm_mhz": "fast"}, "Expected `float | null`"),
-        ("host", [1], "Expected `object`"),
-        ("together", "x", "Expected `object`"),
-        ("together", {**PAIR, "solo_s": None}, "Expected `array`"),
-        ("together", {**PAIR, "what": [[["decode"]], [0], [0.0]]}, "Expected `array` of length 6"),
+        ("clocks", {"sm_mhz": "fast"}, "expected `float | null`"),
+        ("host", [1], "expected `object`"),
+        ("together", "x", "expected `object`"),
+        ("together", {**PAIR, "solo_s": None}, "expected `array`"),
+        ("together", {**PAIR, "what": [[["decode"]], [0], [0.0]]}, "expected `array` of length 6"),
         ("together", {**PAIR, "solo_s": [1.0]}, "solo_s has 1 times, want 2"),
         ("together", {**PAIR, "offsets_s": [0.0]}, "offsets_s has 1 times, want 2"),
         ("together", {**PAIR, "together_s": [1.0, -1.0]}, "-1.0 s must be positive"),

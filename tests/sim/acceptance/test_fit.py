@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from sim.acceptance.draws import AcceptanceDraws
-from sim.acceptance.fit import fit_beta, fit_iid, fit_markov, fit_per_position
+from sim.acceptance.fit import fit_beta, fit_markov
 from sim.acceptance.forms import Acceptance, parse_acceptance
 from sim.acceptance.tape import TapeAcceptance, Tapes, read_tapes, replay
 
@@ -43,19 +41,6 @@ def test_a_replay_jumps_from_round_to_round() -> None:
 
 
 @pytest.mark.slow
-def test_iid_comes_back() -> None:
-    """200 requests of 400 tokens: within 0.01."""
-    assert fit_iid(tapes_of(parse_acceptance("iid:.7", 4), 200, 400)).alpha == pytest.approx(0.7, abs=0.01)
-
-
-@pytest.mark.slow
-def test_per_position_rates_come_back() -> None:
-    """200 requests of 400 tokens: within 0.02."""
-    fitted = fit_per_position(tapes_of(parse_acceptance("per-position:.8,.6,.5", 4), 200, 400), 4)
-    assert fitted.rates == pytest.approx((0.8, 0.6, 0.5, 0.5), abs=0.02)
-
-
-@pytest.mark.slow
 def test_the_mean_and_spread_of_a_beta_come_back() -> None:
     """400 requests of 300 tokens: mean within 0.02, a + b within 20 %."""
     fitted = fit_beta(tapes_of(parse_acceptance("beta:13,8", 4), 400, 300))
@@ -73,10 +58,9 @@ def test_a_fitted_chain_predicts_the_lengths_of_the_chain_behind_the_tapes(spec:
         assert fitted.expected_length(k) == pytest.approx(truth.expected_length(k), rel=0.015)
 
 
-@pytest.mark.parametrize("fit", [fit_iid, fit_per_position, fit_beta])
-def test_tapes_without_a_round_are_refused(fit: Callable[[Any], Acceptance]) -> None:
+def test_tapes_without_a_round_are_refused() -> None:
     with pytest.raises(ValueError, match="hold no round"):
-        fit([[1], [1]])
+        fit_beta([[1], [1]])
 
 
 def test_a_beta_cannot_be_fitted_where_everything_is_accepted() -> None:

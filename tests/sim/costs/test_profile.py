@@ -157,7 +157,7 @@ def test_missing_key_is_named() -> None:
 def test_wrong_type_is_named_with_its_place() -> None:
     content = raw()
     content["kernels"]["gemm"]["fixed_s"] = "fast"
-    assert "line 1: kernels.gemm.fixed_s" in refusal(content)
+    assert ": kernels.gemm.fixed_s" in refusal(content)
 
 
 def test_newer_schema_asks_for_an_update() -> None:

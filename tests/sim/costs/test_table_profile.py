@@ -53,7 +53,7 @@ Place = tuple[str | int, ...]
         (("target", "prefill_attention", "chunk_tokens"), [0, 100], "chunk_tokens=[0, 100] must rise and hold counts"),
         (("target", "verify_attention", "queries"), [1, 5], "queries=[1, 5] must be at least 2"),
         (("target", "verify_attention", "queries"), [3], "2 grids and queries 1 values"),
-        (("target", "decode_attention", "seconds", 0), "fast", "line 1: kernels.target.decode_attention.seconds[0]"),
+        (("target", "decode_attention", "seconds", 0), "fast", ": kernels.target.decode_attention.seconds[0]"),
         (("draft",), None, "lacks kernels.draft"),
         (("verify_rule", "kv_slowdown"), 0.5, "kv_slowdown"),
     ],

@@ -62,25 +62,27 @@ def test_text_that_is_not_utf_8_names_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('{"a": 1,\n "a": 2}', "line 2: key 'a' stands twice"),
-        ('{"a": {"b": 1},\n "c": {"b": 1,\n "b": 2}}', "line 3: key 'c.b' stands twice"),
-        ('[{"a": 1},\n {"a": NaN}]', "line 2: '[1].a' NaN is no number of JSON; want null or a finite one"),
-        ('{"a": [1, -Infinity]}', "line 1: 'a[1]' -Infinity is no number of JSON; want null or a finite one"),
-        ('{"a":\n 1e999}', "line 2: 'a' 1e999 is no finite number"),
-        ('{"seed": 9223372036854775808}', "line 1: 'seed' 9223372036854775808 must be below 2^63"),
-        ("1" * 5000, "line 1: 111111111111111111111111 must be below 2^63"),
-        ('{"a": "\\u001b[31m"}', "line 1: 'a' holds the control character '\\x1b'; remove it"),
-        ('{"a": "\\ud800"}', "line 1: 'a' holds the control character '\\ud800'; remove it"),
-        ("[" * 100_000, "line 1: nested deeper than 64 levels"),
-        ("[" * 65 + "]" * 65, "line 1: nested deeper than 64 levels"),
-        ('{"a": 1\n', "line 2: not valid JSON: expecting ',' delimiter"),
-        ("", "line 1: not valid JSON: expecting value"),
+        ('{"a": 1,\n "a": 2}', ": key 'a' stands twice"),
+        ('{"a": {"b": 1},\n "c": {"b": 1,\n "b": 2}}', ": 'c' key 'b' stands twice"),
+        ('[{"a": 1},\n {"a": NaN}]', ": '[1].a' NaN is no number of JSON; want null or a finite one"),
+        ('{"a": [1, -Infinity]}', ": 'a[1]' -Infinity is no number of JSON; want null or a finite one"),
+        ('{"a":\n 1e999}', ": 'a' 1e999 is no finite number"),
+        ('{"seed": 9223372036854775808}', ": 'seed' 9223372036854775808 must be below 2^63"),
+        ("1" * 5000, ": 111111111111111111111111 must be below 2^63"),
+        ('{"a": "\\u001b[31m"}', ": 'a' holds the control character '\\x1b'; remove it"),
+        ('{"a": {"b\\u001b": 1}}', ": 'a' a key holds the control character '\\x1b'; remove it"),
+        ('{"a": "\\ud800"}', ": 'a' holds the control character '\\ud800'; remove it"),
+        ("[" * 100_000, ": nested deeper than 64 levels"),
+        ("[" * 65 + "]" * 65, ": nested deeper than 64 levels"),
+        ('{"a": 1\n', " line 2: not valid JSON: expecting ',' delimiter"),
+        ("[NaN,\n }", " line 2: not valid JSON: expecting value"),
+        ("", " line 1: not valid JSON: expecting value"),
     ],
 )
-def test_json_that_is_wrong_names_line_and_key(text: str, problem: str) -> None:
+def test_json_that_is_wrong_names_its_line_or_key(text: str, problem: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_json(text, "note")
-    assert str(caught.value) == f"note {problem}"
+    assert str(caught.value) == f"note{problem}"
 
 
 @pytest.mark.parametrize(
@@ -112,20 +114,20 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
     [
         (
             '{\n"points": [\n{"rows": 1},\n{"rows": "x"}]}',
-            "line 4: points[1].rows: expected `int`, got `str`",
+            "points[1].rows: expected `int`, got `str`",
         ),
         (
             '{\n"points": [\n{"row": 1}]}',
-            "line 3: points[0]: object contains unknown field `row`; did you mean 'rows'?",
+            "points[0]: object contains unknown field `row`; did you mean 'rows'?",
         ),
-        ('{\n"points": [],\n"named": {"a": null}}', "line 3: named[...]: expected `int`, got `null`"),
-        ("3", ": expected `object`, got `int`"),
+        ('{\n"points": [],\n"named": {"a": null}}', "named[...]: expected `int`, got `null`"),
+        ("3", "expected `object`, got `int`"),
     ],
 )
-def test_a_value_of_the_wrong_kind_names_line_and_key(text: str, problem: str) -> None:
+def test_a_value_of_the_wrong_kind_names_its_key(text: str, problem: str) -> None:
     with pytest.raises(ValueError) as caught:
-        convert(parse_json(text, "note"), Outer, "note", text)
-    assert str(caught.value) == f"note{'' if problem[0] == ':' else ' '}{problem}"
+        convert(parse_json(text, "note"), Outer, "note")
+    assert str(caught.value) == f"note: {problem}"
 
 
 def test_json_lines_name_file_and_line_and_pass_over_blank_ones(tmp_path: Path) -> None:

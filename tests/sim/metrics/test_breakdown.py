@@ -13,7 +13,7 @@ from sim.costs.profile_files import load
 from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
 from sim.policies.registry import POLICIES
-from sim.report.perfetto import trace_json, waiting_by_lane
+from sim.report.perfetto import recorded_runs, trace_json, waiting_by_lane
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.simulate import simulate
@@ -55,7 +55,7 @@ def test_a_lane_counts_each_wait_once() -> None:
 
 def test_a_trace_names_streams_and_lanes_and_keeps_works_in_bounds() -> None:
     record = recorded("pdv")
-    events = json.loads(trace_json([record]))["traceEvents"]
+    events = json.loads(trace_json(recorded_runs([record])))["traceEvents"]
     names = {event["args"]["name"] for event in events if event["ph"] == "M"}
     assert {"stream prefill", "stream decode", "stream verify"} <= names
     works = [event for event in events if event["ph"] == "X"]

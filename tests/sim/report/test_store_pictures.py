@@ -148,7 +148,9 @@ def test_labels_of_points_do_not_lie_on_each_other() -> None:
     set_theme()
     figure, axis = plt.subplots()
     axis.plot([0.0, 1.0], [0.0, 1.0])
-    label_points(axis, [(0.5 + place / 200, 0.5, f"k={place}, {rate}") for place in range(9) for rate in (10, 20)])
+    label_points(
+        figure, axis, [(0.5 + place / 200, 0.5, f"k={place}, {rate}") for place in range(9) for rate in (10, 20)]
+    )
     boxes = [text.get_window_extent() for text in axis.texts]
     assert len(boxes) > 2
     assert not any(box.overlaps(other) for number, box in enumerate(boxes) for other in boxes[:number])

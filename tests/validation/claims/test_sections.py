@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from sim.devices.contention import BRACKET
 from validation.claims import deployment, dispec, noise, three_way
 from validation.claims.cells import Ratio
-from validation.claims.figures import draw
 from validation.claims.ledger import Claim, Verdict, read_section
 
 
@@ -68,24 +65,6 @@ def test_the_ledgers_claims_of_the_deployment_table_are_the_slides() -> None:
     for claim in table_claims():
         _, _, pair, concurrency = claim.id.split(".")
         assert claim.claimed == deployment.seed_choice(int(concurrency), pair)
-
-
-def test_every_figure_is_drawn_from_rows_alone(tmp_path: Path) -> None:
-    sections = {name: read_section(name) for name in ("C", "F", "G")}
-    rows = [
-        sections["C"].row("C.rate.pd.5", 0.15, (0.14, 0.16)),
-        *dispec.judge(sections["F"], 2),
-        *(
-            sections["G"].row(
-                claim.id, "PD", (0.97, 1.01), is_met=True,
-                ratio_phi_low=0.98, ratio_phi_middle=0.99, ratio_phi_high=1.0,
-                low=0.97, high=1.01, pd=100.0, pdv=99.0, best="continuous", best_tokens_per_s=120.0,
-            )
-            for claim in table_claims()
-        ),
-    ]  # fmt: skip
-    assert draw(tmp_path, rows) == ["C_ratios.png", "F_what_if.png", "G_deployment.png"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["C_ratios.png", "F_what_if.png", "G_deployment.png"]
 
 
 def test_graphed_drafts_flip_the_laptops_speculation_and_eager_ones_do_not() -> None:
