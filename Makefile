@@ -64,7 +64,7 @@ fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4
 		"torch==$$(.venv-gpu/bin/python -c '$(OWN_TORCH)' 2>/dev/null || echo $(TORCH))" transformers==$(TRANSFORMERS)
 	touch $@
 
-notebooks: .venv/.notebooks      ## executes every notebook on small settings and leaves them as they are
+notebooks: .venv/.notebooks      ## executes every notebook on small settings; their outputs: python -m validation notebooks --write
 	$(BIN)/python -m validation notebooks
 
 docs: .venv/.docs               ## the site, in results/site; a page, link or name that leads nowhere stops it

@@ -5,6 +5,7 @@ Not here: what stands where on the site (mkdocs.yml).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 
 import click
 import griffe
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 import lanesim
 from sim.cli.main import lanesim as command
+from validation.pages.notebooks import stamp
 
 ROOT = Path(__file__).resolve().parent.parent
 _ELSEWHERE = re.compile(r"\[([^\]]*)\]\((?!docs/[\w/-]+\.)[\w./-]+\)")
@@ -35,7 +38,7 @@ All that `import lanesim` offers; a name that is not here may move.
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds index.md, the pages of reference/ and every notebook."""
+    """Adds index.md, the pages of reference/ and every notebook. PluginError where one shows what other code did."""
     readme = _ELSEWHERE.sub(r"\1", (ROOT / "README.md").read_text()).replace("](docs/", "](")
     names = sorted(lanesim.__all__, key=str.lower)
     pages = {
@@ -46,6 +49,9 @@ def on_files(files: Files, config: Any) -> Files:
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     for notebook in sorted(ROOT.glob("notebooks/*.ipynb")):
+        found = json.loads(notebook.read_text())
+        if found["metadata"].get("lanesim") != stamp(found):
+            raise PluginError(f"{notebook.name}: outputs of other code; run python -m validation notebooks --write")
         files.append(File(f"notebooks/{notebook.name}", str(ROOT), config.site_dir, config.use_directory_urls))
     return files
 

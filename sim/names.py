@@ -7,8 +7,14 @@ from difflib import get_close_matches
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """A line for `name` not being among `known`, with the nearest one if there is one."""
+    """A line for `name` not being among `known`, with the nearest one if there is one, whatever its case.
+
+    >>> unknown("GPU", "H200", ["gb200", "h200-sxm"])
+    "unknown GPU 'H200'; did you mean 'h200-sxm'? (known: gb200, h200-sxm)"
+    """
     names = list(known)
-    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
+    longer = [each for each in names if name and each.lower().startswith(name.lower())]
+    lower = {each.lower(): each for each in names}
+    nearest = longer or [lower[each] for each in get_close_matches(name.lower(), lower, n=1, cutoff=0.5)]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"unknown {what} {name!r}{hint} (known: {', '.join(names)})"

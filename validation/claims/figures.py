@@ -137,7 +137,7 @@ def _gains(rows: dict[str, Row]) -> Any:
     axis.set_xticks(range(len(found)), [str(concurrency) for concurrency in found])
     axis.set_xlabel("requests at once")
     axis.set_ylabel("PDV over PD, tokens/s (%)")
-    axis.set_title("Seed 004: three lanes against two, batches as stated")
+    axis.set_title("Report 004: three lanes against two, batches as stated")
     axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.tight_layout()
     return figure
@@ -216,7 +216,7 @@ def _what_if(rows: dict[str, Row]) -> Any:
 
 
 def _deployment(rows: dict[str, Row]) -> Any:
-    """Section G: PDV over PD by concurrency at every phi; shaded where the seed says PDV."""
+    """Section G: PDV over PD by concurrency at every phi; shaded where the report says PDV."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(10, 5.6), sharex=True, sharey=True)
@@ -238,7 +238,7 @@ def _deployment(rows: dict[str, Row]) -> Any:
         axis.set_xlabel("requests at once")
     for level, mark in LEVELS.items():
         axes[0, 0].plot([], [], mark, color=PDV, label=SPOKEN[level])
-    axes[0, 0].fill_between([], [], color="#fdebd0", label="the seed says PDV")
+    axes[0, 0].fill_between([], [], color="#fdebd0", label="the report says PDV")
     axes[0, 0].legend(fontsize="small", loc="lower right", ncols=2)
     figure.tight_layout()
     return figure
