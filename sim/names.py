@@ -13,8 +13,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     "unknown GPU 'H200'; did you mean 'h200-sxm'? (known: gb200, h200-sxm)"
     """
     names = list(known)
-    longer = [each for each in names if name and each.lower().startswith(name.lower())]
     lower = {each.lower(): each for each in names}
-    nearest = longer or [lower[each] for each in get_close_matches(name.lower(), lower, n=1, cutoff=0.5)]
+    longer = [each for each in lower if name and each.startswith(name.lower())]
+    found = get_close_matches(name.lower(), longer or lower, n=1, cutoff=0.0 if longer else 0.5)
+    nearest = [lower[each] for each in found]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"unknown {what} {name!r}{hint} (known: {', '.join(names)})"
