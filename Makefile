@@ -69,6 +69,7 @@ notebooks: .venv/.notebooks      ## executes every notebook on small settings; t
 
 docs: .venv/.docs               ## the site, in results/site; a page, link or name that leads nowhere stops it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@for page in notebooks/*.ipynb; do test -f results/site/$${page%.ipynb}.html || { echo "$$page is no page" >&2; exit 1; }; done
 
 dist: .venv/.dist               ## wheel and sdist in dist/, checked
 	rm -rf dist build
