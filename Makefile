@@ -64,11 +64,12 @@ fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4
 		"torch==$$(.venv-gpu/bin/python -c '$(OWN_TORCH)' 2>/dev/null || echo $(TORCH))" transformers==$(TRANSFORMERS)
 	touch $@
 
-notebooks: .venv/.notebooks      ## executes every notebook on small settings and leaves them as they are
+notebooks: .venv/.notebooks      ## executes every notebook on small settings; their outputs: python -m validation notebooks --write
 	$(BIN)/python -m validation notebooks
 
 docs: .venv/.docs               ## the site, in results/site; a page, link or name that leads nowhere stops it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@for page in notebooks/*.ipynb; do test -f results/site/$${page%.ipynb}.html || { echo "$$page is no page" >&2; exit 1; }; done
 
 dist: .venv/.dist               ## wheel and sdist in dist/, checked
 	rm -rf dist build

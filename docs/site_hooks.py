@@ -5,6 +5,7 @@ Not here: what stands where on the site (mkdocs.yml).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +13,22 @@ from typing import Any
 
 import click
 import griffe
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 import lanesim
 from sim.cli.main import lanesim as command
+from validation.pages.notebooks import stamp
 
 ROOT = Path(__file__).resolve().parent.parent
 _ELSEWHERE = re.compile(r"\[([^\]]*)\]\((?!docs/[\w/-]+\.)[\w./-]+\)")
 """A link to a folder, or to a file outside docs/, which the site does not have."""
 _EXAMPLE = re.compile(r"^(>>> .*(?:\n.+)*)$", re.MULTILINE)
 """From its prompt to the next empty line."""
+_FETCHES = re.compile(r'<script type="module">(?:(?!</script>).)*https?://.*?</script>', re.DOTALL)
+"""What nbconvert adds to draw diagrams, of which there are none: nothing is fetched."""
 COMMANDS = """# Command line
 
 One command, `lanesim`. Every sub-command takes a scenario file, flags, or both, the last one said wins; `--json FILE`
@@ -34,8 +41,9 @@ All that `import lanesim` offers; a name that is not here may move.
 """
 
 
+@event_priority(100)  # before mkdocs-jupyter, which makes pages of the notebooks that it finds
 def on_files(files: Files, config: Any) -> Files:
-    """Adds index.md, the pages of reference/ and every notebook."""
+    """Adds index.md, the pages of reference/ and every notebook. PluginError where one shows what other code did."""
     readme = _ELSEWHERE.sub(r"\1", (ROOT / "README.md").read_text()).replace("](docs/", "](")
     names = sorted(lanesim.__all__, key=str.lower)
     pages = {
@@ -46,8 +54,21 @@ def on_files(files: Files, config: Any) -> Files:
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     for notebook in sorted(ROOT.glob("notebooks/*.ipynb")):
+        found = json.loads(notebook.read_text())
+        if found["metadata"].get("lanesim") != stamp(found):
+            raise PluginError(f"{notebook.name}: outputs of other code; run python -m validation notebooks --write")
         files.append(File(f"notebooks/{notebook.name}", str(ROOT), config.site_dir, config.use_directory_urls))
     return files
+
+
+def on_post_page(output: str, page: Page, config: Any) -> str:
+    """Links of a notebook lead to pages of the site; in the repository they lead to files."""
+    if not page.file.src_uri.startswith("notebooks/"):
+        return output
+    output = re.sub(r'href="(\d\d_\w+)\.ipynb"', r'href="\1.html"', _FETCHES.sub("", output))
+    return re.sub(
+        r'href="\.\./docs/([\w/-]+)\.md"', lambda link: f'href="../{link[1].replace("README", "index")}.html"', output
+    )
 
 
 def helps(own: click.Command, context: click.Context) -> Iterator[str]:

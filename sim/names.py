@@ -7,8 +7,15 @@ from difflib import get_close_matches
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """A line for `name` not being among `known`, with the nearest one if there is one."""
+    """A line for `name` not being among `known`, with the nearest one if there is one, whatever its case.
+
+    >>> unknown("GPU", "H200", ["gb200", "h200-sxm"])
+    "unknown GPU 'H200'; did you mean 'h200-sxm'? (known: gb200, h200-sxm)"
+    """
     names = list(known)
-    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
+    lower = {each.lower(): each for each in names}
+    longer = [each for each in lower if name and each.startswith(name.lower())]
+    found = get_close_matches(name.lower(), longer or lower, n=1, cutoff=0.0 if longer else 0.5)
+    nearest = [lower[each] for each in found]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"unknown {what} {name!r}{hint} (known: {', '.join(names)})"

@@ -142,7 +142,7 @@ def show(found: Production) -> None:
     from sim.report.tables import print_table
 
     console = Console()
-    table = Table(box=SIMPLE_HEAD, title="levels of load, simulated with what they told", title_justify="left")
+    table = Table(box=SIMPLE_HEAD, title="levels of load, simulated with the fitted constants", title_justify="left")
     for title in ("source", "in flight", "prompt", "output", "errors left %", "predicted from the others %"):
         table.add_column(title, justify="left" if title == "source" else "right")
     for level in found.levels:

@@ -47,7 +47,7 @@ MIN_POINTS = 8
 BINDING = 1.03
 """A step less than so many times its launch is no measure of the device: it keeps no ratio."""
 UNIDENTIFIED = 1.0
-"""Relative half width from which on a constant is not told by the curve."""
+"""Relative half width from which on the curve does not determine a constant."""
 NEGLIGIBLE = 1e-6
 """A share that a search left so close to its bound of zero is zero."""
 NORMAL_95 = 1.96

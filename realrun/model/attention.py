@@ -76,7 +76,19 @@ class AttentionKernel(Protocol):
 
 
 def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKernel:
-    """The kernel called `name`. Raises ValueError where this device, precision or installation cannot run it."""
+    """The kernel called `name`; raises as `check_runs` does. vLLM's comes with its decoder alone."""
+    check_runs(name, kv)
+    if name is Attention.VLLM:
+        raise ValueError("attention='vllm' is a part of realrun.model.vllm_kernels.VllmDecoder")
+    if name is Attention.FLASH:
+        return FlashAttention(heads, kv)
+    if name is Attention.FLASH_3:
+        return Flash3Attention(heads, kv)
+    return GatheringAttention(name, heads, kv)
+
+
+def check_runs(name: Attention, kv: SlottedKv) -> None:
+    """Raise ValueError where the device or precision of `kv` cannot run it."""
     wanted = {Attention.FLASH_CPU: "cpu", Attention.MATH: None}.get(name, "cuda")
     if wanted not in (None, kv.keys.device.type):
         raise ValueError(f"attention={name.value!r} runs on {wanted} only; KV is on {kv.keys.device.type}")
@@ -85,15 +97,6 @@ def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKe
     if taken and kv.keys.dtype not in taken:
         known = " or ".join(str(dtype).removeprefix("torch.") for dtype in taken)
         raise ValueError(f"attention={name.value!r} takes {known}, not {kv.keys.dtype}; use 'math'")
-    if name is Attention.FLASH:
-        return FlashAttention(heads, kv)
-    if name is Attention.FLASH_3:
-        return Flash3Attention(heads, kv)
-    if name is Attention.VLLM:
-        from realrun.model.vllm_kernels import VllmAttention
-
-        return VllmAttention(heads, kv, is_hopper=cuda.properties().capability == HOPPER)
-    return GatheringAttention(name, heads, kv)
 
 
 class Usual(NamedTuple):

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from realrun.model.attention import PAGE_TOKENS, Attention, Reach, Rectangle, reach_of
+from realrun.host import cuda
+from realrun.model.attention import HOPPER, PAGE_TOKENS, Attention, Reach, Rectangle, check_runs, reach_of
 from realrun.model.decoder import Decoder, LayerWeights
 from realrun.model.kv import SlottedKv
 
@@ -177,6 +178,10 @@ class VllmDecoder(Decoder):
         self._ops, half = operations(), self.head_dim // 2
         self._cos_sin = torch.cat((self._cos[:, 0, :half], self._signed_sin[:, 0, half:]), dim=-1).contiguous()
         self._unscaled = torch.ones((), dtype=torch.float32, device=self.device)
+
+    def _make_attention(self, name: Attention) -> VllmAttention:
+        check_runs(name, self.kv)
+        return VllmAttention(self.heads, self.kv, is_hopper=cuda.properties().capability == HOPPER)
 
     def forward(self, tokens: torch.Tensor, rectangles: Sequence[Rectangle]) -> torch.Tensor:
         positions, slots = self._places(rectangles)

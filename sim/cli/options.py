@@ -185,14 +185,15 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
     bounds = {}
     for text in texts:
         name, colon, value = text.partition(":")
+        if not colon:
+            wanted = f"{name}:MILLISECONDS" if name in GOODPUT_METRICS else "NAME:MILLISECONDS, such as ttft:1000"
+            raise ValueError(f"--goodput {text!r}: want {wanted}")
         if name not in GOODPUT_METRICS:
             raise ValueError(unknown("goodput metric", name, GOODPUT_METRICS))
         try:
             bounds[name] = float(value)
         except ValueError:
             raise ValueError(f"--goodput {text!r}: want {name}:MILLISECONDS") from None
-        if not colon:
-            raise ValueError(f"--goodput {text!r}: want {name}:MILLISECONDS")
     return bounds
 
 

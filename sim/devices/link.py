@@ -17,8 +17,8 @@ LINKS = {
     "nvlink": Link(latency_s=0.0001, bytes_per_s=200e9),
     "pcie": Link(latency_s=0.0001, bytes_per_s=25e9),
 }
-"""tcp: the line through the two transfers that seed 003 quotes, KV of Qwen2.5-7B (57,344 bytes per token): 512 tokens
-in 99 ms, 2048 in 350 ms. cuda-ipc: a handle is passed, and the time is constant; the seed gives no figure, 1 ms is
+"""tcp: the line through the two transfers that report 003 quotes, KV of Qwen2.5-7B (57,344 bytes per token): 512 tokens
+in 99 ms, 2048 in 350 ms. cuda-ipc: a handle is passed, and the time is constant; the report gives no figure, 1 ms is
 assumed. nvlink and pcie: round values below the datasheets' of an A100, assumed."""
 DEFAULT_LINK = "cuda-ipc"
 

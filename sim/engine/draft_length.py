@@ -14,7 +14,7 @@ from typing import Protocol
 from sim.interface.request import Request
 
 WINDOW_ROUNDS = 100
-"""Rounds and drafts that `feedback` looks back on (seed 000: a window of 100)."""
+"""Rounds and drafts that `feedback` looks back on (report 000: a window of 100)."""
 ROUNDS_PER_DECISION = 10
 """Updates between two decisions: one per request and verify round."""
 MIN_DRAFT_TOKENS = 2
@@ -124,7 +124,7 @@ class Fixed(SameLength):
 
 
 class Feedback(SameLength):
-    """The seeds' acceptance-aware controller: +-1 after every 10 updates, within 2..8; an update is one
+    """The reports' acceptance-aware controller: +-1 after every 10 updates, within 2..8; an update is one
     request's verify round.
 
     Shrinks if the verify queue exceeds 10, the p95 of draft latency exceeds 50 ms, or acceptance is below 0.4; grows if

@@ -1,6 +1,6 @@
 """A pool of GPUs that draft: which one a request belongs to, and how many of them take new ones.
 
-Source of the scaling: seed 003's draft-pool controller, whose thresholds its report does not state. Not here: the
+Source of the scaling: report 003's draft-pool controller, whose thresholds its report does not state. Not here: the
 rounds (sim.policies.disaggregated).
 """
 

@@ -203,7 +203,7 @@ def _steady_throughput(record: RunRecord, measured: Sequence[Request]) -> float 
 
 
 def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence[Request]) -> dict[str, float | None]:
-    """Throughput over a window that was cut, from completed requests only (seed 002) and from all of them."""
+    """Throughput over a window that was cut, from completed requests only (report 002) and from all of them."""
     if record.window_s is None:
         return {"throughput_completed_window": None, "throughput_emitted_window": None}
     return {

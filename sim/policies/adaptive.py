@@ -1,4 +1,4 @@
-"""Adaptive: the lane policy that a table says for the load, new requests only (seed 002's deployment table, or a
+"""Adaptive: the lane policy that a table says for the load, new requests only (report 002's deployment table, or a
 calibrated one).
 
 The load is the number of unfinished requests. A request stays with the policy that took it in, so after a change both
@@ -95,7 +95,7 @@ def _wake(parts: Sequence[Part]) -> None:
 
 
 def seed_table(*, is_heavy: bool) -> LoadTable:
-    """Seed 002's: from 32 requests on its unified worker, 6 to 16 pd, and else that worker where the target `is_heavy`
+    """Report 002's: from 32 requests on its unified worker, 6 to 16 pd, and else that worker where the target is_heavy
     (34B or more), pd where not.
 
     >>> seed_table(is_heavy=False)

@@ -1,4 +1,4 @@
-"""Baseline (colocated): workers that each take one request end to end, all on one GPU stream (seeds 000, 004)."""
+"""Baseline (colocated): workers that each take one request end to end, all on one GPU stream (reports 000, 004)."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from sim.policies.options import BatchBy
 
 
 def verify_goes_first(decode_queue: int, verify_queue: int, lead: int) -> bool:
-    """PDV: decode has precedence unless the verify queue exceeds decode's by more than `lead` (seed 000: 2)."""
+    """PDV: decode has precedence unless the verify queue exceeds decode's by more than `lead` (report 000: 2)."""
     return verify_queue > decode_queue + lead
 
 
 def may_prefill(num_decoding: int, decode_batch: int, queue_factor: float) -> bool:
-    """Unified: take in a prompt only while fewer than `queue_factor` batches decode (seed 002: 1.2), the one in flight
-    counted."""
+    """Unified: take in a prompt only while fewer than `queue_factor` batches decode (report 002: 1.2), the one in
+    flight counted."""
     return num_decoding < queue_factor * decode_batch
 
 
@@ -41,7 +41,7 @@ def row_for(table: LoadTable, load: int, present: int, hysteresis: float) -> int
 
 
 def is_atomic(num_active: int, hybrid_requests: int) -> bool:
-    """PDV hybrid: with at most so many active requests draft and verify run as one (seed 004: 1)."""
+    """PDV hybrid: with at most so many active requests draft and verify run as one (report 004: 1)."""
     return num_active <= hybrid_requests
 
 

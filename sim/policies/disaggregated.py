@@ -1,5 +1,5 @@
 """Disaggregated: prefill GPUs and decode GPUs, the KV of a prompt sent over a link; the draft model beside the target
-on the decode GPUs, or on GPUs of its own (seed 003, DistServe).
+on the decode GPUs, or on GPUs of its own (report 003, DistServe).
 
 A request has its room on a decode GPU before it is prefilled, so nothing that is sent finds none. The first token comes
 from the prefill GPU. Where the draft model has GPUs of its own it prefills there, and only the target's KV is sent. The

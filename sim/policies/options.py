@@ -16,7 +16,7 @@ PARTITION_FLAGS = (ONLY_TOGETHER, DEFERRED)
 
 
 class Batching(StrEnum):
-    """BATCHED: one work carries the whole batch. PER_REQUEST: one work per request, as the seeds' engines looped."""
+    """BATCHED: one work carries the whole batch. PER_REQUEST: one work per request, as the reports' engines looped."""
 
     BATCHED = "batched"
     PER_REQUEST = "per_request"
@@ -26,7 +26,7 @@ class KvMode(StrEnum):
     """What an engine keeps of a round: ROLLBACK (a good engine: rejected tokens are dropped), REFORWARD (accepted
     tokens are run again through the target after verify), NONE (no KV cache: every pass recomputes the whole sequence).
 
-    The latter two are how the engines behind the seeds worked (claims, sections A and C).
+    The latter two are how the engines behind the reports worked (claims, sections A and C).
     """
 
     ROLLBACK = "rollback"
@@ -63,34 +63,32 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     workers: int = 4
     """baseline: workers, each with one request."""
     decode_batch: int | None = None
-    """Most requests of one draft, or of one round where draft and verify are atomic; null = max_num_seqs."""
+    """Largest batch of a draft, or of a round where draft and verify are one; null = max_num_seqs."""
     verify_batch: int | None = None
-    """pdv: most requests of one verify; null likewise."""
+    """pdv: largest batch of a verify; null = max_num_seqs."""
     batching: Batching = Batching.BATCHED
     kv: KvMode = KvMode.ROLLBACK
     poll_s: float = 0.001
-    """How often an idle worker of a lane looks; 0 wakes it at once."""
+    """Seconds between two looks of an idle worker at its queue; 0: it wakes at once."""
     spin_s: float = 0.00001
-    """unified: its poll (seed 002)."""
+    """unified: the same of its worker (report 002)."""
     queue_factor: float = 1.2
-    """unified: prompts are taken in while fewer than this many batches decode, the one in flight counted."""
+    """unified: takes in prompts while fewer than this many batches decode, the one in flight included."""
     pipelined: bool = True
-    """unified: a prefill and a round are in flight at a time; false: the seed's one thread, which takes in at most one
-    prompt and then goes once through its decode queue."""
+    """unified: a prefill and a round run at the same time. false: the report's single thread, which takes in at most
+    one prompt and then serves each request of its decode queue once."""
     verify_lead: int = 2
     """pdv: verify goes first when its queue exceeds decode's by more than this."""
     hybrid_requests: int = 1
-    """pdv: with at most this many active requests draft and verify run as one; 0: never."""
+    """pdv: with at most this many active requests, draft and verify run as one; 0: never."""
     batch_by: BatchBy = BatchBy.MOST
     """pd, pdv: what sets the size of a batch within its limit: most, queue or memory."""
     prefill_chunk_tokens: int | None = None
-    """pd, pdv: prompts go through their lane in pieces of at most this many tokens, each awaited; null: as the budget
-    of a pass has it."""
+    """pd, pdv: prefill works on at most this many tokens of a prompt at a time; null: max_num_batched_tokens."""
 
     stream_priorities: bool | str = False
-    """Ask for stream priorities, decode before verify before prefill, where streams contend: true weighs them,
-    preemptive gives the highest what it can use and lower ones the rest. The engines behind the seeds made plain
-    streams."""
+    """Priorities of contending streams: decode before verify before prefill. true: by weight; preemptive: the highest
+    takes what it can use, the others get the rest. The reports' engines had plain streams."""
 
     prefill_devices: int = 1
     """disaggregated: GPUs of a replica that prefill."""
@@ -100,22 +98,22 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """disaggregated: GPUs of a replica that only draft; 0: the decode GPUs draft themselves. pipelined: 1 gives the
     draft model a GPU of its own."""
     draft_autoscale: bool = False
-    """disaggregated: as many draft GPUs take new requests as `requests_per_draft_device` has it, at least one."""
+    """disaggregated: the number of draft GPUs that take new requests follows the load; it is at least one."""
     requests_per_draft_device: int = 16
+    """Load for each of them."""
     draft_cooldown_s: float = 5.0
-    """Between two changes of their number."""
+    """Least time between two changes of their number."""
 
     adaptive_table: tuple[tuple[int, str], ...] | str = SEED_TABLE
-    """adaptive: [least number of unfinished requests, lane policy] by row, the first at 1; seed-002: the deployment
-    table of that seed."""
+    """adaptive: rows of [unfinished requests from which on, lane policy], the first at 1; seed-002: the deployment
+    table of report 002."""
     hysteresis: float = 0.0
-    """adaptive: share of a row's edge by which the load must be beyond it to leave the row."""
+    """adaptive: a row is left only when the load is this share beyond its edge."""
 
     partition: dict[str, float | bool] | str | None = None
-    """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}; auto suits
-    them to the load, or gives none; lanes without one divide what is left. With only_together: true a lane has the
-    whole GPU while no other has work; with deferred: true (pd, pdv) prompts begin, and join the others, where a round
-    ends."""
+    """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}. Lanes without
+    one divide the rest; auto chooses shares for the load, or none. only_together: true gives a lane the whole GPU while
+    no other has work; deferred: true (pd, pdv) lets prompts begin, and join the others, where a round ends."""
 
     def share(self, lane: str) -> float | None:
         """Of the multiprocessors, reserved for `lane`; None where it has none of its own."""

@@ -1,6 +1,6 @@
 """PD: a prefill lane, and a decode lane in which draft and verify are atomic; two streams, decode first.
 
-Source: seeds 002, 004.
+Source: reports 002, 004.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PDV: prefill, decode and verify lanes on three streams; decode > verify > prefill (seeds 000, 004).
+"""PDV: prefill, decode and verify lanes on three streams; decode > verify > prefill (reports 000, 004).
 
 Decode waits while verify's queue exceeds its own by more than `verify_lead`. Hybrid: with at most `hybrid_requests`
 active ones, 1 unless told otherwise, the decode lane drafts and verifies as one.

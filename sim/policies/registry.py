@@ -187,7 +187,7 @@ _BUILT_IN = (
     Policy(
         name="baseline",
         summary="workers that take one request end to end, one stream",
-        source="seeds 000, 004",
+        source="reports 000, 004",
         build=baseline.coroutines,
         chooses_drafter=True,
         has_workers=True,
@@ -196,7 +196,7 @@ _BUILT_IN = (
     Policy(
         name="pd",
         summary="prefill lane and decode lane, two streams",
-        source="seeds 002, 004",
+        source="reports 002, 004",
         build=pd.coroutines,
         chooses_drafter=True,
         takes=("decode_batch", "poll_s", "batch_by", "prefill_chunk_tokens", *LANE_OPTIONS),
@@ -205,7 +205,7 @@ _BUILT_IN = (
     Policy(
         name="pdv",
         summary="prefill, decode and verify lanes, three streams",
-        source="seeds 000, 004",
+        source="reports 000, 004",
         build=pdv.coroutines,
         chooses_drafter=True,
         needs_draft=True,
@@ -224,7 +224,7 @@ _BUILT_IN = (
     Policy(
         name="unified",
         summary="one worker, three streams",
-        source="seed 002",
+        source="report 002",
         build=unified.coroutines,
         chooses_drafter=True,
         needs_draft=True,
@@ -234,7 +234,7 @@ _BUILT_IN = (
     Policy(
         name="adaptive",
         summary="the lane policy that a table says for the load",
-        source="seed 002",
+        source="report 002",
         build=adaptive.coroutines,
         chooses_drafter=True,
         needs_draft=True,
@@ -260,7 +260,7 @@ _BUILT_IN = (
     Policy(
         name="pipelined",
         summary="drafts the next window while the target verifies the last one; a rejection throws it away",
-        source="seed 000, PEARL",
+        source="report 000, PEARL",
         build=pipelined.coroutines,
         needs_draft=True,
         drafts_ahead=True,
@@ -270,7 +270,7 @@ _BUILT_IN = (
     Policy(
         name="disaggregated",
         summary="prefill GPUs and decode GPUs, KV sent over a link, draft model on GPUs of its own if asked",
-        source="seed 003, DistServe",
+        source="report 003, DistServe",
         build=disaggregated.coroutines,
         num_gpus=lambda options: options.prefill_devices + options.decode_devices + options.draft_devices,
         num_engines=lambda options: options.decode_devices,

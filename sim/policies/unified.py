@@ -1,6 +1,6 @@
-"""Unified PDV: one worker, three streams, at most one prompt in flight, a spinning poll when idle (seed 002).
+"""Unified PDV: one worker, three streams, at most one prompt in flight, a spinning poll when idle (report 002).
 
-Pipelined it keeps a prefill and a round in flight, as the seed's slides draw it. The seed's code is sequential: each
+Pipelined it keeps a prefill and a round in flight, as the report's slides draw it. Its code is sequential: each
 call ends in a synchronisation, so a loop is at most one prefill and then one round of every request that decodes.
 """
 

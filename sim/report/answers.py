@@ -35,7 +35,7 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
     say(f"{result.objective} against no speculation, by draft length K")
     print_table(console, table)
     for gain in result.dynamic:
-        say(f"{gain.of} over {gain.over}: {_gain(gain)}, {'' if gain.is_sure else 'not surely '}worth it")
+        say(f"{gain.of} over {gain.over}: {_gain(gain)}, {'worth it' if gain.is_sure else 'may not be worth it'}")
     deployment = result.deployment
     say(deployment.vllm_serve)
     if deployment.sglang_flags:
@@ -48,7 +48,10 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
         gain = result.gain
         if len(result.table) == 1 and gain.mean > 0.0:
             say(f"a table by batch size over {gain.over}: {_gain(gain)}")
-        say(f"loses {100 * result.expected_regret:.1f} % on average against the best length of a draw that had no part")
+        say(
+            f"expected loss: {100 * result.expected_regret:.1f} % against the best length of each draw (draws that did "
+            "not choose it)"
+        )
         say(f"intervals: 5 to 95 % of {result.draws} {result.covers}")
         _say_all(console, result.profile, notes, result.evidence)
     else:

@@ -37,6 +37,7 @@ from sim.studies.tune import tune as run_tuning
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
 
 MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 
@@ -77,22 +78,23 @@ class Comparison(experiment.Comparison, frozen=True, kw_only=True):
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
-        from rich.console import Console
+        return self._shown().export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
 
-        from sim.report.tables import comparison_tables
-
-        console = Console(record=True, file=StringIO(), width=120)
-        comparison_tables(console, self)
-        return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
 
     def __str__(self) -> str:
+        return self._shown().export_text()
+
+    def _shown(self) -> Console:
         from rich.console import Console
 
         from sim.report.tables import comparison_tables
 
-        text = StringIO()
-        comparison_tables(Console(file=text, width=120), self)
-        return text.getvalue()
+        # In a notebook rich would show every line by itself, beside what it is asked for.
+        console = Console(record=True, file=StringIO(), width=120, force_jupyter=False)
+        comparison_tables(console, self)
+        return console
 
 
 Source = Scenario | Mapping[str, Any] | str | Path | None

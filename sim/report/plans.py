@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -22,16 +21,20 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
     say = partial(console.print, highlight=False, markup=False)
     say(result.verdict)
     has_price = result.price_per_gpu_h is not None
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("replica", no_wrap=True)
-    rate_title = "req/s of one"
-    for title in ("K", rate_title, "replicas", "GPUs", "draws met", "tok/s/GPU", *(["$/M"] if has_price else [])):
+    fleet = [] if result.rate_per_s is None else ["replicas", "GPUs", "draws met"]
+    rate_title = "req/s of one" if fleet else "req/s"
+    for title in ("K", rate_title, *fleet, "tok/s/GPU", *(["$/M"] if has_price else [])):
         table.add_column(title, justify="right", no_wrap=True)
-    for row in result.deployments:
+    estimates = [row for row in result.deployments if row.is_first_pass]
+    refined = [row for row in result.deployments if not row.is_first_pass]
+    for row in [*refined, *estimates[:MAX_ESTIMATES]]:
         table.add_row(*_cells(row, result, has_price=has_price))
     print_table(console, table)
-    if any(row.is_first_pass for row in result.deployments):
-        say("~ from closed loops with costs as given, not simulated in draws")
+    if estimates:
+        more = len(estimates) - MAX_ESTIMATES
+        say("~ an estimate, not simulated in draws" + (f"; {more} more in the JSON" if more > 0 else ""))
     if result.tuning is not None and result.rate_per_s is None:
         say(draft_lengths(result.tuning))
     if result.deployments[0].evidence:
@@ -42,7 +45,7 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
         say(continued(line, console.width), soft_wrap=True)
 
 
-MAX_NOTES = 2
+MAX_NOTES = MAX_ESTIMATES = 2
 """The others are in the JSON."""
 
 
@@ -63,19 +66,17 @@ def continued(command: str, width: int) -> str:
 
 
 def draft_lengths(tuning: Tuning) -> str:
-    """Draft length by requests in flight, and what it gains."""
-    gains = [
-        f"{point.concurrency}: {best.k} ({best.speedup:.2f})"
-        for point in tuning.points
-        if (best := min((each for each in point.lengths if each.k), key=lambda each: each.expected_regret)).speedup
-    ]
+    """The table by requests in flight, and what it gains.
+
+    It may differ from the one length that the fleet is simulated with: it also serves fewer requests in flight.
+    """
+    *parts, (start, _, last) = tuning.table
+    lengths = [f"{k} up to {end}" for _, end, k in parts] + [f"{last or 'none'} from {start}" if parts else f"{last}"]
+    first, busiest = tuning.points[0], tuning.points[-1]
+    gains = [f"{point.speedup:.2f} with {point.concurrency}" for point in (first, busiest) if point.speedup is not None]
     ends = tuning.break_even_concurrency
-    pays = (
-        f"pays at all {tuning.points[-1].concurrency} tried"
-        if ends is None
-        else ("never pays" if ends == 0.0 else f"pays up to {ends:.0f}")
-    )
-    return f"requests in flight: K (throughput over none): {', '.join(gains)}; drafting {pays}"
+    pays = "at every load tried" if ends is None else ("at none" if ends == 0.0 else f"up to {ends:.0f} in flight")
+    return f"K by requests in flight: {', '.join(lengths)}; throughput over no drafter: {', '.join(gains)}; pays {pays}"
 
 
 def _cells(row: PlannedDeployment, result: Plan, *, has_price: bool) -> list[str]:
@@ -88,9 +89,7 @@ def _cells(row: PlannedDeployment, result: Plan, *, has_price: bool) -> list[str
         row.deployment,
         str(row.num_speculative_tokens or "none"),
         rate,
-        f"{about}{row.replicas}",
-        f"{about}{row.gpus}",
-        met,
+        *([] if result.rate_per_s is None else [f"{about}{row.replicas}", f"{about}{row.gpus}", met]),
         f"{about}{row.output_tokens_per_s_per_gpu:.0f}",
     ]
     return [*cells, f"{about}{row.usd_per_million_tokens:.2f}"] if has_price and row.usd_per_million_tokens else cells

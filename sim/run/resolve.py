@@ -45,7 +45,7 @@ from sim.run.scenario import Scenario
 from sim.workload.generate import Workload, build_requests, is_trace, trace_length
 
 HEAVY_BYTES = 60e9
-"""Weights of a target that seed 002's table calls heavy: 34B and more, in bf16."""
+"""Weights of a target that report 002's table calls heavy: 34B and more, in bf16."""
 LOAD_SAMPLE = 200
 """Requests whose means tell of a workload."""
 _chosen: dict[tuple[str, str], tuple[Profile, PartitionOption | None]] = {}

@@ -60,35 +60,36 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.24."""
     max_num_seqs: int | None = None
-    """Requests admitted and unfinished, in every policy; null = what the engine sets itself on that GPU."""
+    """Requests admitted and unfinished, under every policy; null = the engine's own limit on that GPU."""
     max_num_batched_tokens: int | None = None
-    """Tokens of one target pass, in every policy; null likewise."""
+    """Tokens of one target pass, under every policy; null = the engine's own limit on that GPU."""
     max_model_len: int | None = None
-    """vLLM: tokens of prompt and answer together, where an answer ends; null = the target's context."""
+    """vLLM: an answer ends when prompt and answer have this many tokens; null = the target's context."""
     block_size: int = 16
+    """Tokens of a KV block."""
     num_gpu_blocks: int | None = None
-    """KV blocks; null = what fits in gpu_memory_utilization of the memory beside the weights."""
+    """KV blocks; null = as many as fit beside the weights."""
     gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory for weights, KV and passes."""
     cuda_graph: bool | str = True
-    """Passes are captured; draft: those of the draft model only; decode: those without prompts only (vLLM's
-    FULL_DECODE_ONLY); the others are launched eagerly."""
+    """true: passes are captured in CUDA graphs; draft: only the draft model's; decode: only those without prompts
+    (vLLM's FULL_DECODE_ONLY). The others are launched eagerly."""
     async_scheduling: bool | None = None
-    """Plan a step, or in a lane a prompt or a round, while the one before it is under way; null = as the engine does by
-    itself with the scenario's drafter, under autoregressive without."""
+    """A step (of a lane: a prompt or a round) is planned while the one before it runs; null = as the engine does with
+    the scenario's drafter, under autoregressive without one."""
     enable_prefix_caching: bool = True
-    """autoregressive, continuous: a request finds what is still intact of its prefix, computed by others or by itself
-    before it was preempted."""
+    """autoregressive, continuous: a request reuses KV of its prefix that is still in memory, its own or another's."""
     long_prefill_token_threshold: int = 0
-    """autoregressive, continuous: longest chunk of one prompt in a step; 0 = the budget."""
+    """autoregressive, continuous: longest chunk of one prompt in a step; 0 = max_num_batched_tokens."""
     enable_mixed_chunk: bool | None = None
-    """autoregressive, continuous: prompt chunks share a step with rows that decode; false: prompts go first, in steps
-    of their own; null = as the engine does (SGLang: false)."""
+    """autoregressive, continuous: a step may hold prompt chunks and decoding rows; false: prompts go first, in
+    their own steps; null = as the engine does (SGLang: false)."""
     scheduler_recv_interval: int = 1
-    """autoregressive, continuous: steps of decoding alone from one look at what has arrived to the next (SGLang)."""
+    """autoregressive, continuous: decoding steps between two looks at new arrivals (SGLang)."""
     batch_wait_timeout_iters: int = 0
-    """autoregressive, continuous: steps that new prompts wait for others while rows decode (TensorRT-LLM)."""
+    """autoregressive, continuous: steps for which new prompts wait for more while rows decode (TensorRT-LLM)."""
     batch_wait_max_tokens_ratio: float = 0.0
-    """The same: share of max_num_batched_tokens at which a step's tokens wait no longer."""
+    """They wait no longer when a step has this share of max_num_batched_tokens."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks"):
@@ -130,30 +131,32 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     method: Method = Method.DRAFT_MODEL
     num_speculative_tokens: int = 4
+    """Draft length, or the longest one of a controller; 0: none."""
     speculative_eagle_topk: int = 1
     """SGLang's key: drafts at each step of a tree; 1, a chain, is all that is simulated."""
     acceptance: str = "iid:0.7"
+    """Which drafted tokens are accepted, in one of the forms of docs/acceptance.md."""
     stale_acceptance: str | None = None
-    """pipelined, whose drafts are made before the target's newest features exist: acceptance of a head that reads them,
-    such as length:2.59@7 where it was length:4.35@7. null: as `acceptance`, of a draft that reads none."""
+    """pipelined drafts before the target's newest features exist. Acceptance of a head that reads them then, such as
+    length:2.59@7 in place of length:4.35@7; null: `acceptance`, for a draft that reads none."""
     synthetic_acceptance_length: float | None = None
-    """vLLM's key, taken in place of `acceptance`: tokens per verify, the earliest drafted tokens accepted first."""
+    """vLLM's key, in place of `acceptance`: tokens per round; the first drafted tokens are accepted first."""
     synthetic_acceptance_rates: tuple[float, ...] | None = None
-    """vLLM's key, likewise: unconditional rate of each drafted token."""
+    """vLLM's key, in place of `acceptance`: unconditional rate by position."""
     controller: str = "fixed"
     """Chooses the draft length: fixed, feedback, by_batch, goodput, sglang_adaptive; or what of it is verified:
     adaptive_verification."""
     num_speculative_tokens_per_batch_size: BatchTable | None = None
-    """by_batch: vLLM's key, [first batch size, last one, draft length] each, no length above num_speculative_tokens."""
+    """by_batch: vLLM's key, rows of [first batch size, last one, draft length]; none above num_speculative_tokens."""
     speculative_adaptive_config: dict[str, Band] | None = None
-    """sglang_adaptive: SGLang's file of that name, bands by their least batch size; null = SGLang's own."""
+    """sglang_adaptive: SGLang's file of that name, bands by smallest batch size; null = SGLang's own."""
     drafts: tuple[Drafter, ...] = ()
-    """baseline, pd, pdv, unified, adaptive: further draft models, each with draft (a known model, or a profile of that
-    pair), acceptance and num_speculative_tokens, in memory beside the profile's own. The one with the most expected
-    tokens per second at the rows of the present round drafts, by the costs of prompts and rounds and acceptance."""
+    """baseline, pd, pdv, unified, adaptive: further draft models in memory, each with draft (a known model, or a
+    profile of that pair), acceptance and num_speculative_tokens. Each round uses the one with the most expected
+    tokens per second."""
     draft_hysteresis: float = 0.05
-    """drafts: share by which another one's tokens per second must be more before it takes over; it computes the KV that
-    it has missed first."""
+    """drafts: another one takes over when its expected tokens per second are more by this share. It first computes the
+    KV that it missed."""
 
     def __post_init__(self) -> None:
         _at_least("speculation", self, num_speculative_tokens=0)
@@ -202,13 +205,13 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas, how requests find them, and what joins the GPUs of one."""
 
     count: int = 1
-    """Replicas of the policy, each with as many GPUs as the policy takes: one, but for policies with pools of them."""
+    """Replicas, each with the GPUs that its policy needs: one, more for disaggregated and pipelined."""
     routing: Routing = Routing.ROUND_ROBIN
-    """Of requests over replicas: round-robin, least-outstanding or prefix-affinity."""
+    """How requests find their replica."""
     link: str | None = None
-    """disaggregated: between its GPUs, tcp, cuda-ipc, nvlink, pcie or LATENCY_MS:GB_PER_S; null = cuda-ipc."""
+    """disaggregated: what joins its GPUs: tcp, cuda-ipc, nvlink, pcie or LATENCY_MS:GB_PER_S; null = cuda-ipc."""
     prefill_profile: str | None = None
-    """disaggregated: profile of its prefill GPUs, where they are others; the same models. null = the scenario's."""
+    """disaggregated: profile of its prefill GPUs, with the same models; null = the scenario's."""
     overlap: Regime | None = None
     """What works of several streams do to each other where the profile has no measurement: serial, leftover, or roofs,
     an upper bound; null = leftover, and beside it what both ends of phi's bracket say."""
@@ -239,7 +242,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     """Observation window, seconds of simulated time; null = until everything has drained."""
 
     arrivals_end_s: float | None = None
+    """Requests that would arrive later are left out."""
     stop_s: float | None = None
+    """Everything stops; what has not finished is counted as censored."""
 
     def __post_init__(self) -> None:
         for name in ("arrivals_end_s", "stop_s"):
@@ -252,8 +257,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """SLOs a request must meet to count as good, milliseconds; null = no bound."""
 
     ttft_ms: float | None = None
+    """Time to the first token."""
     tpot_ms: float | None = None
+    """Time per further token."""
     e2el_ms: float | None = None
+    """From arrival to last token."""
 
     def __post_init__(self) -> None:
         for name in ("ttft_ms", "tpot_ms", "e2el_ms"):
@@ -277,8 +285,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: int = SCENARIO_SCHEMA
+    """Version of this format."""
     profile: str
+    """Name or path of the cost profile: GPU, target and draft."""
     policy: tuple[str, ...]
+    """One scheduler, or a list to compare."""
     policy_options: PolicyOptions = PolicyOptions()
     engine: Engine = Engine()
     workload: Workload = Workload()
@@ -289,7 +300,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     slo_classes: tuple[SloClass, ...] = ()
     """Classes of requests with priorities and SLOs of their own: name, share, priority, ttft_ms, tpot_ms, e2el_ms."""
     seed: int = 0
+    """Of arrivals, lengths and acceptance."""
     replications: int = 1
+    """Runs of each policy, each with a child of the seed."""
 
     def __post_init__(self) -> None:
         if self.schema != SCENARIO_SCHEMA:

@@ -145,7 +145,7 @@ def shortened(lines: Sequence[str]) -> str:
     return (
         f"{head}: {model} on {gpu}, {method}: {errors}"
         if is_near
-        else f"{UNMEASURED} here; nearest: {model} on {gpu}: {errors}"
+        else f"{UNMEASURED}; simulated against the nearest, {model} on {gpu}: {errors}"
     )
 
 

@@ -274,6 +274,6 @@ def _point(concurrency: int, chosen: str, figures: Figures) -> LoadPoint:
 
 def _verdict(table: LoadTable, hysteresis: float) -> str:
     if len(table) == 1:
-        return f"one policy: {table[0][1]} at every load, since no other is surely better"
+        return f"one policy: {table[0][1]} at every load; no other is clearly better"
     rows = ", ".join(f"{policy} from {start}" for start, policy in table)
     return f"a table: {rows} unfinished requests, left {100.0 * hysteresis:.0f} % beyond an edge"

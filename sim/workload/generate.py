@@ -53,40 +53,40 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A workload's description, under the names of `vllm bench serve`. Raises ValueError, one line, when made wrong."""
 
     dataset_name: str = "sharegpt-long"
-    """`fixed`, a length table, or a trace format with its file in dataset_path. sharegpt-long: conversations whose
-    answers have 512 tokens and more."""
+    """`fixed`, a length table, or a trace format (its file is dataset_path). sharegpt-long: conversations with answers
+    of 512 tokens or more."""
     dataset_path: str | None = None
+    """File of a trace."""
     num_prompts: int | Literal["auto"] = "auto"
-    """Requests per run; auto = as many as steady means take (sim.compare.run_length), all that a trace holds."""
+    """Requests per run; auto = enough for steady means (sim.compare.run_length); of a trace all."""
     request_rate: float = 4.0
     """Requests per second; inf = all at once."""
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the gaps between arrivals: 1 is Poisson, below 1 burstier."""
+    """Shape of the gamma distribution of gaps between arrivals: 1 is Poisson, less is burstier."""
     max_concurrency: int | None = None
-    """No effect on arrivals; the server holds requests back."""
+    """Requests that the server works on at once; arrivals do not change."""
     input_len: int | None = None
     """Prompt tokens of every request, whatever the dataset says."""
     output_len: int | None = None
     """Output tokens of every request, whatever the dataset says."""
     random_range_ratio: float | None = None
-    """Fixed lengths are drawn uniformly from (1 - ratio) to (1 + ratio) times theirs, as in `vllm bench serve` of every
-    version here (vLLM 0.8 and SGLang drew from ratio to 1: length_range); null: all alike."""
+    """Lengths are drawn uniformly from (1 - ratio) to (1 + ratio) times input_len and output_len, as `vllm bench serve`
+    does (vLLM 0.8 and SGLang drew from ratio to 1: use length_range); null: all alike."""
     length_range: tuple[float, float] | None = None
-    """The same from one share of theirs to another: [0.8, 1.0] for studies whose client draws so, such as
-    InferenceX's."""
+    """The same, from one share of the length to another: [0.8, 1.0] for clients such as InferenceX's."""
     num_warmups: int = 0
-    """How many of num_prompts are left out of the metrics."""
+    """So many of the first requests are left out of the metrics."""
     trace_arrivals: TraceArrivals = TraceArrivals.RESCALED
     prefix_len: int = 0
-    """Tokens of a system prompt before every prompt, which requests share."""
+    """Tokens of a shared system prompt before every prompt."""
     num_prefixes: int = 1
-    """System prompts, one drawn for each session."""
+    """Different system prompts; each session has one."""
     num_turns: int = 1
-    """Requests of a session, each with all that was said before it in its prompt."""
+    """Requests of a session; the prompt of each holds all turns before it."""
     turn_gap_s: float = 30.0
-    """Seconds from one turn to the next, answered or not."""
+    """Seconds from the arrival of one turn to that of the next."""
     num_forks: int = 1
-    """Times that each prompt is asked at once, with answers of their own; a session goes on from the first."""
+    """Answers to each prompt, asked for at the same time; a session goes on from the first."""
 
     @property
     def sharing(self) -> Sharing:

@@ -1,7 +1,7 @@
-"""Section B: seed 004's table of three schedulers at 3, 5 and 10 requests, as its text describes them.
+"""Section B: report 004's table of three schedulers at 3, 5 and 10 requests, as its text describes them.
 
 Its GPU, models, prompts and KV handling are not stated, so tokens per second are not testable; ratios of schedulers on
-one machine are, on the calibrated pair that seed 000 names. Not here: the claimed figures
+one machine are, on the calibrated pair that report 000 names. Not here: the claimed figures
 (validation/claims/ledger/B.yaml).
 """
 
@@ -16,7 +16,7 @@ PROFILE = "a100-sxm/llama-2-7b+tinyllama-1.1b"
 CONCURRENCIES = (3, 5, 10)
 ENGINES = ("baseline", "pd", "pdv")
 DECODE_BATCH, VERIFY_BATCH = 6, 12
-"""Stated by the seed."""
+"""Stated by the report."""
 NUM_PROMPTS = 60
 MAX_DRAWS = 5
 METRIC = "output_throughput"

@@ -1,6 +1,6 @@
-"""Section G: seed 002's deployment table, on calibrated GPUs with runs that drain.
+"""Section G: report 002's deployment table, on calibrated GPUs with runs that drain.
 
-For every concurrency the seed recommends PD or PDV (its unified worker). Here both serve the same closed loop on two
+For every concurrency the report recommends PD or PDV (its unified worker). Here both serve the same closed loop on two
 GPUs and two pairs, at every phi of the bracket, beside continuous batching with and without speculation. Not here:
 the table's rules (validation/claims/ledger/G.yaml).
 """
@@ -23,14 +23,14 @@ OTHERS = ("autoregressive", "continuous")
 PD, PDV, EITHER = "PD", "PDV", "depends on overlap"
 METRIC = "output_throughput"
 WORTHWHILE = 0.02
-"""Share of throughput: a smaller difference decides nothing: the simpler scheduler (PD) is taken, as in the seed."""
+"""Share of throughput: a smaller difference decides nothing; then the simpler scheduler (PD) is taken, as reported."""
 REPLICATIONS = 3
 MIN_PROMPTS, PROMPTS_PER_PLACE = 24, 4
 SWITCHED_PAIR, SWITCHED_PROMPTS, SWITCHED_METRIC = "7b", 300, "mean_e2el_ms"
 
 
 def seed_choice(concurrency: int, pair: str) -> str:
-    """Seed 002's table as its slide 9 writes it.
+    """Report 002's table as its slide 9 writes it.
 
     >>> [seed_choice(concurrency, "7b") for concurrency in (1, 8, 64)], seed_choice(1, "34b")
     (['PD', 'PD', 'PDV'], 'PDV')
@@ -52,7 +52,7 @@ def choice(by_level: Mapping[PhiLevel, Ratio]) -> str:
 
 
 def judge(section: Section, draws: int, gpu: str | None = None) -> list[Row]:
-    """A row per GPU, pair and concurrency, and one per GPU for switching by the seed's table; `draws` is the most
+    """A row per GPU, pair and concurrency, and one per GPU for switching by the report's table; `draws` is the most
     replications behind each."""
     replications = max(2, min(REPLICATIONS, draws))
     rows = []
@@ -66,7 +66,7 @@ def judge(section: Section, draws: int, gpu: str | None = None) -> list[Row]:
 
 
 def _switching(section: Section, gpu: str, rows: list[Row], replications: int) -> Row:
-    """`adaptive` by the seed's table against PD alone, on a load that swings across its edge; and the table that the
+    """`adaptive` by the report's table against PD alone, on a load that swings across its edge; and the table that the
     rows of this GPU give."""
     chosen = ["unified" if row.simulated == PDV else "pd" for row in rows]
     table, hysteresis = table_of(CONCURRENCIES, chosen)

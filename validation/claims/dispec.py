@@ -1,4 +1,4 @@
-"""Section F: DiSpec (seed 003) on a laptop GPU: launch-bound passes, the what-if of graphed drafts, KV over a link.
+"""Section F: DiSpec (report 003) on a laptop GPU: launch-bound passes, the what-if of graphed drafts, KV over a link.
 
 The laptop's profile holds the report's own figures; rows that they were fitted on say so. Its speculation is simulated
 from the three forward times that it profiles. Not here: the claimed figures (validation/claims/ledger/F.yaml).

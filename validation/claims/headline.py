@@ -1,4 +1,4 @@
-"""Section A: seed 002's 33x. Completions, throughput and work of both engines by concurrency, windowed and drained.
+"""Section A: report 002's 33x. Completions, throughput and work of both engines by concurrency, windowed and drained.
 
 Not here: the harness (validation.claims.prototype), the claimed figures (validation/claims/ledger/A.yaml).
 """

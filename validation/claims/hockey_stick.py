@@ -1,6 +1,6 @@
-"""Section E: seed 001's hockey stick, vLLM with a draft model under Poisson load, and what bends it.
+"""Section E: report 001's hockey stick, vLLM with a draft model under Poisson load, and what bends it.
 
-The seed takes a P99 that grows with the load for proof that verify blocks decode. The same load without speculation
+The report takes a P99 that grows with the load for proof that verify blocks decode. The same load without speculation
 tells: what grows without any verify is not verify's. Not here: the claimed figures (validation/claims/ledger/E.yaml).
 """
 

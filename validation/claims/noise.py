@@ -1,10 +1,10 @@
-"""Section D: seed 000's gains of one draw each, as a replication study.
+"""Section D: report 000's gains of one draw each, as a replication study.
 
-Both sides of the seed's comparison run the same sequential algorithm, so the simulator gives them the same time. What
-two runs of one engine differ by was published by the seed's own repository: the same request, the same draws, served by
-two engines that do the same calls. The study draws pairs of runs with that noise and counts how often one pair shows
-what was claimed. What the seed expects of its next phase, draft and verify of one request overlapped, is simulated on a
-calibrated GPU: the policy `pipelined` against `pd`. Not here: the claimed figures (validation/claims/ledger/D.yaml).
+Both sides of the report's comparison run the same sequential algorithm, so the simulator gives them the same time. What
+two runs of one engine differ by is in the report's own repository: the same request, the same draws, served by two
+engines that do the same calls. The study draws pairs of runs with that noise and counts how often one pair shows
+what was claimed. What the report expects of its next phase, draft and verify of one request overlapped, is simulated on
+a calibrated GPU: the policy `pipelined` against `pd`. Not here: the claimed figures (validation/claims/ledger/D.yaml).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RARE = 0.05
 """Noise alone is no explanation of what it shows less often than this."""
 PRIORITY_METRIC = "mean_itl_ms"
 PIPELINED_AT = (1, 100)
-"""Requests in flight: one, where phase 1 would help latency most, and the seed's production scale."""
+"""Requests in flight: one, where phase 1 would help latency most, and the report's production scale."""
 PIPELINED_METRIC = "p95_e2el_ms"
 PIPELINED_DRAWS = 3
 MAX_DRAWS = 5
@@ -93,13 +93,13 @@ def _study(section: Section, claim_id: str, gains: Floats, claimed: float) -> Ro
 
 
 def _both(section: Section, single: Floats, three: Floats) -> Row:
-    """Both of the seed's rows in one go, two independent pairs of runs."""
+    """Both of the report's rows in one go, two independent pairs of runs."""
     probability = share(single, 4.1) * share(three, 2.6)
     return section.row("D.consistent", probability, is_met=False, probability=probability, percent=100.0 * probability)
 
 
 def _scaling(section: Section) -> Row:
-    """The seed's own two rows: the gain falls where it is said to grow."""
+    """The report's own two rows: the gain falls where it is said to grow."""
     return section.row("D.scaling", "falls from 4.1 to 2.6 %", is_met=False)
 
 

@@ -1,4 +1,4 @@
-"""The engine behind seed 002's headline, as its code has it: one request at a time, and a window that counts what is
+"""The engine behind report 002's headline, as its code has it: one request at a time, and a window that counts what is
 finished.
 
 Its two engines differ in nothing but who is admitted when. PD admits while fewer than C requests are active and gives
@@ -26,7 +26,7 @@ from sim.run.simulate import simulate
 PROFILE = "a100-pdverify/codellama-34b+tinyllama-1.1b"
 """One service-time profile for both engines and all labels."""
 POLICIES = {"pd": "pd", "pdv": "unified"}
-"""The seed's engines and the policies here that are they."""
+"""The report's engines and the policies here that are they."""
 LABELS = (1, 2, 4, 6, 8, 10, 12, 16, 32, 64, 72, 84, 96, 128)
 """The harness's concurrency levels C: batch size C, 0.05 C requests per second."""
 RATE_PER_LABEL = 0.05

@@ -2,8 +2,8 @@
 
     python -m validation plan_truths [--seed 0] [--truths 20] [--draws 20]
 
-Truths are single draws from seeds of their own, as in capacity_truths; the rate is RATE requests per second, at which
-the fleet has several replicas. The recommended fleet should hold the SLOs in 18 of 20 truths and have at most one
+Truths are single draws from seeds of their own, as in capacity_truths; rates are such that a fleet has several
+replicas. The recommended fleet should hold the SLOs in 18 of 20 truths and have at most one
 replica more than the smallest that holds in the median, that is in half of them. Candidates are shipped profiles.
 Not here: the measured cells near them.
 """
@@ -20,13 +20,14 @@ from sim.studies.plan.first_pass import Candidate
 from sim.studies.plan.search import plan
 from validation.intervals.fleets import held_by_replicas, told, truths_of
 
-RATE = 40.0
-QUESTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+QUESTIONS: dict[str, tuple[float, tuple[str, ...], dict[str, Any]]] = {
     "H100, qwen3-32b, 1 or 2 GPUs a replica": (
+        40.0,
         ("h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"),
         {"num_speculative_tokens": 0, "goodput.ttft_ms": 1000.0, "goodput.tpot_ms": 60.0},
     ),
     "H200, llama-3.1-8b, bf16 or fp8, eagle3": (
+        200.0,
         ("h200-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b-fp8+eagle3"),
         {
             "num_speculative_tokens": 3, "acceptance": "length:2.6@3", "goodput.ttft_ms": 500.0,
@@ -34,6 +35,7 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+"""Requests per second, shipped profiles, the rest of the scenario."""
 LENGTHS: dict[str, Any] = {"input_len": 512, "output_len": 128}
 
 
@@ -44,17 +46,17 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=20)
     chosen = parser.parse_args()
     print("question: recommended; truths in which so many replicas hold; replicas above the median")
-    for name, (profiles, changes) in QUESTIONS.items():
+    for name, (rate_per_s, profiles, changes) in QUESTIONS.items():
         scenario = Scenario.of(
             profile=profiles[0], policy="continuous", seed=chosen.seed, **LENGTHS, **changes,
         )  # fmt: skip
         candidates = [Candidate(each, load(each)) for each in profiles]
-        found = plan(scenario, candidates, rate_per_s=RATE, draws=chosen.draws)
+        found = plan(scenario, candidates, rate_per_s=rate_per_s, draws=chosen.draws)
         best = found.deployments[0]
         assert best.replicas is not None
         simulated, profile = parse_scenario(found.scenario), load(best.profile)
         truths = truths_of(simulated, profile, chosen.truths)
-        held = held_by_replicas(simulated, truths, Routing.ROUND_ROBIN, best.replicas, RATE)
+        held = held_by_replicas(simulated, truths, Routing.ROUND_ROBIN, best.replicas, rate_per_s)
         print(
             f"{name}: {best.replicas} of {best.profile} ({best.worlds_met} of {chosen.draws} draws); "
             f"{told(held, chosen.truths)}",

@@ -1,58 +1,119 @@
-"""Executes notebooks/*.ipynb on small settings, in a folder of its own: `make notebooks`, or
-`python -m validation notebooks [--out DIR] [--full] [NAME...]`.
+"""Executes notebooks/*.ipynb, each in a folder of its own:
 
-With --out the executed copies are kept, figures and all; the files themselves stay free of outputs. `LANESIM_SMALL` in
-the environment is what a notebook asks for. Exits 1 with the cell that failed. Not here: what is in them.
+    python -m validation notebooks [--write | --compare] [NAME...]
+
+`make notebooks` executes them on small settings (`LANESIM_SMALL` in the environment) and keeps nothing. --write
+executes them as they stand and keeps what they show, without warnings, times or paths of this machine, beside a stamp
+of the code that showed it (`stamp`), which a test and the site check. --compare executes them as
+they stand and exits 1 where a text differs from what is kept. Not here: what is in them.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
-
-import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
-CELL_LIMIT_S = 600
+CELL_LIMIT_S = 1800
 
 
-def execute(path: Path, out: Path | None) -> float:
-    """Seconds that the notebook took. Raises CellExecutionError."""
+def stamp(notebook: dict[str, Any]) -> dict[str, str]:
+    """What the outputs of a notebook belong to: the release, and 16 hex digits of its code."""
+    code = [_joined(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return {"version": version("lanesim"), "code": hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]}
+
+
+def texts(notebook: dict[str, Any]) -> Iterator[str]:
+    """What the cells printed or showed, pictures left out."""
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            yield _joined(output.get("text") or output.get("data", {}).get("text/plain", ""))
+
+
+def executed(path: Path) -> dict[str, Any]:
+    """The notebook with its outputs. Raises CellExecutionError."""
+    import nbformat
+    from nbclient import NotebookClient
+
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-    started_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(
-            notebook, timeout=CELL_LIMIT_S, kernel_name="python3", resources={"metadata": {"path": folder}}
-        )
-        client.execute()
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        nbformat.write(notebook, out / path.name)  # type: ignore[no-untyped-call]
-    return time.perf_counter() - started_s
+        NotebookClient(
+            notebook,
+            timeout=CELL_LIMIT_S,
+            kernel_name="python3",
+            record_timing=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": folder}},
+        ).execute()
+    found: dict[str, Any] = json.loads(nbformat.writes(notebook))  # type: ignore[no-untyped-call]
+    return found
+
+
+def kept(notebook: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs from machine to machine, and stamped. Raises ValueError where a path of this one shows."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"] = [output for output in cell["outputs"] if output.get("name") != "stderr"]
+    for text in texts(notebook):
+        for folder in (tempfile.gettempdir(), str(Path.home()), str(FOLDER.parent)):
+            if f"{folder}/" in text:
+                raise ValueError(f"a cell shows a path of this machine, {folder}; want none: {text[:200]!r}")
+    notebook["metadata"]["language_info"] = {"name": "python"}
+    notebook["metadata"]["lanesim"] = stamp(notebook)
+    return notebook
+
+
+def _joined(text: str | list[str]) -> str:
+    return text if isinstance(text, str) else "".join(text)
+
+
+def differences(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """A line or two for each text of two kept notebooks that is not the same; pictures are not compared."""
+    if now["metadata"]["lanesim"] != before["metadata"].get("lanesim"):
+        return ["what is kept is of other code or another release"]
+    pairs = zip_longest(texts(before), texts(now), fillvalue="nothing")
+    return [f"kept: {old[:300]!r}\nnow:  {new[:300]!r}" for old, new in pairs if old != new]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Execute the notebooks.")
     parser.add_argument("names", nargs="*", help="Such as 03 or 03_anatomy_of_33x; none = all.")
-    parser.add_argument("--out", type=Path, default=None, help="Keep the executed copies here.")
-    parser.add_argument("--full", action="store_true", help="Their own settings in place of small ones.")
+    own = parser.add_mutually_exclusive_group()
+    own.add_argument("--write", action="store_true", help="Their own settings; keep what they show.")
+    own.add_argument(
+        "--compare", action="store_true", help="Their own settings; exit 1 where they show something else."
+    )
     given = parser.parse_args()
-    if not given.full:
+    if not (given.write or given.compare):
         os.environ["LANESIM_SMALL"] = "1"
+    from nbclient.exceptions import CellExecutionError
+
     os.environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])
-    paths = [
-        path for path in sorted(FOLDER.glob("*.ipynb")) if not given.names or path.stem.startswith(tuple(given.names))
-    ]
-    for path in paths:
+    differ = False
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        if given.names and not path.stem.startswith(tuple(given.names)):
+            continue
+        started_s = time.perf_counter()
         try:
-            print(f"{path.name}: {execute(path, given.out):.0f} s", flush=True)
+            notebook = executed(path)
         except CellExecutionError as error:
             print(f"{path.name}: {error}", file=sys.stderr)
             return 1
-    return 0
+        print(f"{path.name}: {time.perf_counter() - started_s:.0f} s", flush=True)
+        if given.write:
+            path.write_text(json.dumps(kept(notebook), indent=1, ensure_ascii=False) + "\n")
+        elif given.compare:
+            found = differences(kept(notebook), json.loads(path.read_text()))
+            differ |= bool(found)
+            print("\n".join(found), file=sys.stderr)
+    return int(differ)

@@ -19,6 +19,7 @@ from sim.cli.options import ListOptions, parse_goodput
 if TYPE_CHECKING:
     from calibrate.hardware.models import Source
     from calibrate.importers.candidates import Failed
+    from sim.costs.shapes import ModelShape
     from sim.run.scenario import Scenario
     from sim.studies.plan.first_pass import Candidate, Ranked, Refused
     from sim.studies.plan.search import Plan
@@ -28,24 +29,24 @@ EXAMPLE = (
     "    --output-len 300 --goodput ttft:1000 tpot:40 --draft eagle3 --price 3.5/gpu-h"
 )
 ASSUMED = {
-    "eagle3": ("length:2.83@3", 5, "EAGLE-3 of MiniMax-M3, coding"),
-    "mtp": ("length:2.99@3", 3, "MTP of GLM-5.2, coding"),
-    "dspark": ("length:2.87@3", 5, "DSpark of Kimi-K3, coding"),
+    "eagle3": ("length:2.83@3", 5, "MiniMax-M3's EAGLE-3, coding"),
+    "mtp": ("length:2.99@3", 3, "GLM-5.2's MTP, coding"),
+    "dspark": ("length:2.87@3", 5, "Kimi-K3's DSpark, coding"),
     "": ("length:2.73@3", 5, "a draft of 1B of the same family"),
 }
 """By drafter: an acceptance where none is given, the longest draft to try, whose it is (docs/drafting.md)."""
+NO_SLO = "plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS"
+ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, max=1, min_open=True)
 
 
 @click.command("plan", cls=ListOptions, epilog=EXAMPLE)
 @click.argument("model")
 @click.option("--gpu", default=None, help="GPU, such as h200-sxm; a profile's name has its own.")
-@click.option(
-    "--rate", type=float, default=None, help="Requests per second to serve; without: the most of one replica."
-)
-@click.option("--input-len", type=int, required=True, help="Prompt tokens.")
-@click.option("--output-len", type=int, required=True, help="Output tokens.")
+@click.option("--rate", type=ABOVE_0, default=None, help="Requests per second; without: the most of one replica.")
+@click.option("--input-len", type=click.IntRange(min=1), required=True, help="Prompt tokens.")
+@click.option("--output-len", type=click.IntRange(min=1), required=True, help="Output tokens.")
 @click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:1000 tpot:40 e2el:5000.")
-@click.option("--attainment", type=float, default=0.95, show_default=True, help="Share that meets all SLOs.")
+@click.option("--attainment", type=SHARE, default=0.95, show_default=True, help="Share that meets all SLOs.")
 @click.option("--draft", default=None, help="Drafter: eagle3, mtp, dspark, or a model. [default: none]")
 @click.option("--acceptance", default=None, help="Of its drafts, such as length:2.6@3. [default: assumed by drafter]")
 @click.option("--num-speculative-tokens", "longest", type=click.IntRange(min=1), default=None, help="Longest to try.")
@@ -70,6 +71,8 @@ def plan_command(model: str, **flags: Any) -> None:
     json_path = flags["json_path"]
     price = None if flags["price"] is None else _gpu_price(flags["price"])
     claim(files={"--json": json_path}, inputs=[model])
+    if not parse_goodput(flags["goodput"]):
+        raise ValueError(NO_SLO)
     began_s = time.monotonic()
     with progress() as on_step:
         candidates, refused, named = _candidates(model, flags, on_step)
@@ -133,7 +136,7 @@ def _is_profile(path: Path) -> bool:
 def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source]:
     from calibrate.cli.output import needs_analysis
     from calibrate.hardware.models import source_of, with_formats
-    from sim.costs.datasheets import gpu_name
+    from sim.costs.datasheets import DATASHEETS, gpu_name
     from sim.costs.engine import engine_of
     from sim.costs.shapes import HEADS
     from sim.names import unknown
@@ -145,16 +148,20 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
         from calibrate.importers.candidates import cache_folder, deployments, imported, in_kernel_format
     except ImportError as error:
         raise needs_analysis(error) from None
-    gpu = gpu_name(flags["gpu"])
+    gpu = flags["gpu"] if flags["gpu"] in DEVICES else gpu_name(flags["gpu"].lower())
     if gpu not in DEVICES:
-        raise ValueError(unknown("GPU", gpu, DEVICES))
+        if gpu in DATASHEETS:
+            raise ValueError(
+                f"no kernel tables of GPU {gpu!r}, only of {', '.join(DEVICES)}; a profile's name needs none"
+            )
+        raise ValueError(unknown("GPU", flags["gpu"], DEVICES))
     tables, source = installed_tables()
     named = source_of(model, plain=False)
     target = with_formats(named.shape, flags["weights"], flags["kv_dtype"])
     target = in_kernel_format(target, gpu)
     name, draft = flags["draft"], None
     if name is not None:
-        draft = HEADS[name](named.shape) if name in HEADS else source_of(name, plain=False).shape
+        draft = HEADS[name](named.shape) if name in HEADS else _draft_model(name)
         draft = with_formats(draft, None, flags["kv_dtype"])
     kernels = flags["engine"].partition("-")[0]
     if kernels not in ("vllm", "sglang", "trtllm"):
@@ -168,6 +175,19 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
     candidates = [Candidate(str(each.path), each.profile) for each in found]
     engine_of(flags["engine"], candidates[0].profile)
     return candidates, [Refused(deployment=_label(each), why=each.why) for each in failed], named
+
+
+def _draft_model(name: str) -> ModelShape:
+    from calibrate.hardware.models import source_of
+    from sim.costs.shapes import HEADS
+    from sim.names import unknown
+
+    try:
+        return source_of(name, plain=False).shape
+    except ValueError as error:
+        if str(error).startswith("unknown model") and "did you mean" not in str(error):
+            raise ValueError(unknown("drafter", name, [*HEADS, "or a model"])) from None
+        raise
 
 
 def _label(failed: Failed) -> str:
@@ -195,7 +215,7 @@ def _scenario(flags: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[S
     if draft is not None:
         acceptance, longest, whose = ASSUMED.get(draft.name, ASSUMED[""])
         if flags["acceptance"] is None:
-            assumed = f"acceptance {acceptance} is assumed ({whose}): give your own with --acceptance"
+            assumed = f"acceptance {acceptance} assumed ({whose}); --acceptance"
         speculation = {
             "num_speculative_tokens": flags["longest"] or longest,
             "acceptance": flags["acceptance"] or acceptance,
@@ -277,12 +297,10 @@ def _disputed(
     stood_in = profile.source.partition("not from the engine's own tables: ")[2]
     whose = f" ({stood_in.split(';')[0]})" if stood_in else ""
     if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:
-        return (
-            f"a decode step of one request takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core"
-        )
+        return f"a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core"
     return (
-        f"tables dispute: a decode step of one request takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by "
-        f"aiconfigurator-core on {kernels}'s own; measure one before you rent"
+        f"tables dispute: a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core "
+        f"({kernels}'s own); measure it before you rent"
     )
 
 

@@ -375,7 +375,7 @@ def verdict(
     plural = "s" if row.replicas != 1 else ""
     return (
         f"rent {row.gpus} x {profile.gpu.name}: {row.replicas} replica{plural} of {what} serve {rate_per_s:g} "
-        f"requests/s, {within}, in {row.worlds_met} of {draws} draws: {per_gpu}{price}"
+        f"requests/s, {within}, in {row.worlds_met} of {draws} draws of costs and acceptance: {per_gpu}{price}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from click.exceptions import UsageError
 from click.testing import CliRunner
 
 from calibrate.cli.plan.command import plan_command
@@ -28,6 +29,41 @@ def test_a_model_without_a_gpu_is_refused() -> None:
 def test_an_unknown_gpu_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown GPU 'h200'; did you mean 'h200-sxm'"):
         CliRunner().invoke(plan_command, ["Qwen/Qwen3-32B", "--gpu", "h200", *QUESTION], catch_exceptions=False)
+
+
+def planned(*flags: str) -> str:
+    """The one line that the command ends with."""
+    with pytest.raises((ValueError, UsageError)) as refused:
+        CliRunner().invoke(plan_command, flags, catch_exceptions=False, standalone_mode=False)
+    return str(refused.value)
+
+
+def test_a_gpu_in_capitals_is_of_its_own_family() -> None:
+    assert "unknown GPU 'H200'; did you mean 'h200-sxm'" in planned("Qwen/Qwen3-32B", "--gpu", "H200", *QUESTION)
+
+
+def test_a_gpu_that_has_a_profile_and_no_tables_is_not_called_unknown() -> None:
+    assert planned("Qwen/Qwen3-32B", "--gpu", "rtx-4090", *QUESTION).startswith("no kernel tables of GPU 'rtx-4090'")
+
+
+def test_a_drafter_that_is_none_names_those_there_are() -> None:
+    line = planned("Qwen/Qwen3-32B", "--gpu", "h200-sxm", "--draft", "eagle", *QUESTION)
+    assert line == "unknown drafter 'eagle'; did you mean 'eagle3'? (known: eagle3, mtp, dspark, or a model)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--goodput", "ttft=1000"), "--goodput 'ttft=1000': want NAME:MILLISECONDS, such as ttft:1000"),
+        (("--goodput", "ttft"), "--goodput 'ttft': want ttft:MILLISECONDS"),
+        (("--rate", "-3"), "-3.0 is not in the range x>0"),
+        (("--attainment", "95"), "95.0 is not in the range 0<x<=1"),
+        ((), "no SLO given"),
+    ],
+)
+def test_flags_are_checked_before_any_table_is_read(flags: tuple[str, ...], says: str) -> None:
+    """A model that is not known would be refused first otherwise."""
+    assert says in planned("no/model", "--gpu", "h200-sxm", "--input-len", "64", "--output-len", "8", *flags)
 
 
 def test_dense_models_are_split_by_tensor_alone_and_experts_in_three_ways() -> None:

@@ -15,7 +15,7 @@ from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import PassShape
 from realrun.model import vllm_kernels
-from realrun.model.attention import Attention, Rectangle, make_attention, slot_tokens
+from realrun.model.attention import Attention, Rectangle, slot_tokens
 from realrun.model.decoder import Decoder
 from realrun.model.vllm_kernels import VllmAttention, VllmDecoder
 from realrun.model.weights import Family
@@ -39,9 +39,12 @@ def operations() -> Iterator[None]:
 
 def ours(model: Any, is_hopper: bool, **sizes: Any) -> VllmDecoder:
     """Made past the checks: the plain operations take any device and precision."""
-    decoder = VllmDecoder(model, attention=Attention.MATH, **sizes)
-    decoder.attention = VllmAttention(decoder.heads, decoder.kv, is_hopper=is_hopper)
-    return decoder
+
+    class Ours(VllmDecoder):
+        def _make_attention(self, name: Attention) -> VllmAttention:
+            return VllmAttention(self.heads, self.kv, is_hopper=is_hopper)
+
+    return Ours(model, attention=Attention.VLLM, **sizes)
 
 
 def rows(slots: list[int], starts: list[int], counts: list[int], width: int) -> Rectangle:
@@ -134,6 +137,5 @@ def test_where_the_wheel_is_absent_or_another_version_one_line_says_what_to_inst
 
 
 def test_it_runs_on_cuda_only() -> None:
-    decoder = Decoder(tiny_model(), slots=1, max_tokens=16, attention=Attention.MATH)
     with pytest.raises(ValueError, match="attention='vllm' runs on cuda only"):
-        make_attention(Attention.VLLM, heads=4, kv=decoder.kv)
+        VllmDecoder(tiny_model(), slots=1, max_tokens=16, attention=Attention.VLLM)

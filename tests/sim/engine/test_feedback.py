@@ -1,4 +1,4 @@
-"""The seeds' feedback controller on recorded acceptance: it settles, it does not oscillate, it does not stick."""
+"""The reports' feedback controller on recorded acceptance: it settles, it does not oscillate, it does not stick."""
 
 from __future__ import annotations
 

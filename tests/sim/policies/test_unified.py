@@ -1,4 +1,4 @@
-"""The sequential unified worker (seed 002's code), event by event: prefill 10 s, draft 2 s, verify 5 s."""
+"""The sequential unified worker (report 002's code), event by event: prefill 10 s, draft 2 s, verify 5 s."""
 
 from __future__ import annotations
 

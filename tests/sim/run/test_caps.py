@@ -303,10 +303,10 @@ def test_the_two_gpus_of_the_demo_are_served_by_one_engine() -> None:
     assert len(engines) == 1
 
 
-# -- the seeds' own numbers
+# -- the reports' own numbers
 
 
-@pytest.mark.parametrize("name", ["seed-004-lanes", "seed-000-lanes"])
+@pytest.mark.parametrize("name", ["report-004-lanes", "report-000-lanes"])
 def test_a_seeds_scenario_runs_with_its_own_batches(name: str) -> None:
     given = parse_scenario(read_scenario(SCENARIOS / f"{name}.yaml"))
     profile = load(given.profile)

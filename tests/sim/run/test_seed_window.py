@@ -1,4 +1,4 @@
-"""Seed 002's headline from one service-time profile: completions and rounds in its window by its engines' rules.
+"""Report 002's headline from one service-time profile: completions and rounds in its window by its engines' rules.
 
 Arrivals are the harness's own: numpy's legacy generator at seed 42, exponential gaps, cut after 30 s.
 """
@@ -27,7 +27,7 @@ def arrivals(concurrency: int) -> list[Request]:
 
 def window(policy: str, concurrency: int, seed: int, **changes: object) -> tuple[int, int]:
     """(completed requests, rounds) within the window."""
-    raw = read_scenario(SCENARIOS / "seed-002-window.yaml")
+    raw = read_scenario(SCENARIOS / "report-002-window.yaml")
     given = Scenario.of(
         raw,
         policy=policy,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.report.plans import print_plan
+from sim.report.plans import draft_lengths, print_plan
 from sim.run.scenario import Scenario
 from sim.studies.plan.first_pass import Candidate, Ranked, Refused, first_pass
 from sim.studies.plan.search import Plan, plan
@@ -101,6 +101,51 @@ def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None
     assert len(lines) < 25
     assert max(len(line.rstrip()) for line in lines if "speculative-config" not in line) <= 80
     assert " ".join(" ".join(lines).split()).startswith(found.verdict)
+
+
+def test_five_rows_and_a_dispute_are_fewer_than_25_lines() -> None:
+    """The longest answer: as for DeepSeek-V3 on eight B200, where no rate is given."""
+    found = planned(scenario(PAIR, k=2), PAIR, price_per_gpu_h=3.5)
+    about = msgspec.structs.replace(found.deployments[0], is_first_pass=True, rate_interval=None)
+    longest = msgspec.structs.replace(
+        found,
+        deployments=[found.deployments[0], *[about] * 4],
+        notes=[
+            "tables dispute: a decode step takes 10.9 ms here (fp8-block GEMMs: sglang's), 37.4 by aiconfigurator-core "
+            "(vllm's own); measure it before you rent",
+            "acceptance length:2.83@3 assumed (MiniMax-M3's EAGLE-3, coding); --acceptance",
+        ],
+    )
+    line = (
+        "lanesim capacity --profile ~/.cache/lanesim/profiles/b200-sxm/deepseek-v3-fp8-block+mtp-tp8-a4f417bd.json "
+        "--policy continuous --input-len 1500 --output-len 300 --num-speculative-tokens 3 --max-num-seqs 256 "
+        "--acceptance length:2.99@3 --goodput ttft:1000 tpot:40"
+    )
+    shown = StringIO()
+    print_plan(Console(file=shown, width=80), longest, capacity_line=line)
+    lines = shown.getvalue().splitlines()
+    assert len(lines) < 25
+    assert sum("~" in line and line.startswith("TP1 ") for line in lines) == 2
+    assert "~ an estimate, not simulated in draws; 2 more in the JSON" in [line.rstrip() for line in lines]
+
+
+def test_what_a_fleet_needs_is_shown_for_a_rate_alone() -> None:
+    titles = []
+    for rate in (None, 20.0):
+        shown = StringIO()
+        print_plan(Console(file=shown, width=80), planned(scenario(), ONE, rate_per_s=rate), capacity_line="lanesim")
+        titles += [line.split() for line in shown.getvalue().splitlines() if line.startswith("replica ")]
+    assert titles[0] == ["replica", "K", "req/s", "tok/s/GPU"]
+    assert titles[1][:8] == ["replica", "K", "req/s", "of", "one", "replicas", "GPUs", "draws"]
+
+
+def test_draft_lengths_are_those_of_the_line_that_starts_the_server() -> None:
+    tuning = planned(scenario(PAIR, k=2), PAIR).tuning
+    assert tuning is not None
+    tuned = msgspec.structs.replace(tuning, table=[[1, 17, 5], [18, 122, 3], [123, 1024, 0]])
+    assert draft_lengths(tuned).startswith(
+        "K by requests in flight: 5 up to 17, 3 up to 122, none from 123; throughput"
+    )
 
 
 def test_one_draft_is_always_among_the_lengths_since_it_fits_captured_graphs_the_longest() -> None:

@@ -1,9 +1,9 @@
-"""Seed 002's benchmark on a calibrated GPU: 14 concurrency levels x 3 pairs x engines, in an honest window.
+"""Report 002's benchmark on a calibrated GPU: 14 concurrency levels x 3 pairs x engines, in an honest window.
 
-    .venv/bin/python -m validation seed_grid [--out DIR]
+    .venv/bin/python -m validation report_grid [--out DIR]
 
-Prints, per pair and level, the tokens per second of completed requests over the window (the seed's headline) for every
-engine, with the requests that the window cut; draws throughput against latency per pair into DIR.
+Prints, per pair and level, the tokens per second of completed requests over the window (the headline) for every engine,
+with the requests that the window cut; draws throughput against latency per pair into DIR.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sim.report.pictures.figures import draw_throughput_latency
 from sim.run.scenario import parse_scenario
 from sim.run.scenario_file import set_dotted
 
-GRID = Path(__file__).parents[2] / "sim" / "scenarios" / "seed-002-grid.yaml"
+GRID = Path(__file__).parents[2] / "sim" / "scenarios" / "report-002-grid.yaml"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/seed-002"))
+    parser.add_argument("--out", type=Path, default=Path("results/report-002"))
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     plan = yaml.safe_load(GRID.read_text())

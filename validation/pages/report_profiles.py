@@ -1,4 +1,4 @@
-"""Writes the profiles whose figures two reports quote: `python -m validation seed_profiles`.
+"""Writes the profiles whose figures two reports quote: `python -m validation report_profiles`.
 
 A report gives a handful of times of whole passes, so each profile is one line per model (kernels.form=linear), marked
 with what it was read from and which figures were used. Not here: measured tables (calibrate.importers), the claims.
