@@ -116,6 +116,6 @@ def _mean_miss(covariance: Array, noise: Array, ratios: Array, deviations: Array
 
 
 def _solve(factor: tuple[Array, bool], ratios: Array) -> tuple[Array, Array]:
-    """Of the factored covariance K of the points: K^-1 `ratios`, and the diagonal of K^-1, the precision with which the
+    """K^-1 `ratios` of the factored covariance K of the points, and the diagonal of K^-1, the precision with which the
     others predict each point."""
     return cho_solve(factor, ratios), np.diag(cho_solve(factor, np.eye(len(ratios))))

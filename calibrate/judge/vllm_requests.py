@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated
 
-from sim.files.json_values import Json, json_lines
+import msgspec
+
+from sim.files.json_values import Json, convert, json_lines
 from sim.interface.request import Request
 from sim.workload.content import BLOCK_TOKENS, Content, read_prompts
 
-LENGTHS = ("input_toks", "output_toks")
 STAMPS = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 """Ordered as they happen."""
-FIELDS = ("request_id", *LENGTHS, "arrival_time", *STAMPS)
 OVERTAKING_S = 1.0
 """A frontend queues requests as they arrive; one that arrived this much earlier than another is queued before it."""
 
@@ -30,18 +30,30 @@ LONGEST_INTAKE_S = 10.0
 MIN_TO_TELL = 3
 
 
-class Stamped(NamedTuple):
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Stamped(msgspec.Struct, kw_only=True):
     """One line of the file."""
 
-    line: int
-    id: str
-    input_toks: int
-    output_toks: int
+    request_id: Annotated[str, msgspec.Meta(min_length=1)] | int
+    input_toks: Count
+    output_toks: Count
     arrival_time: float
     queued_ts: float
     scheduled_ts: float
     first_token_ts: float
     last_token_ts: float
+    line: int = 0
+    """Its number."""
+
+    @property
+    def id(self) -> str:
+        return str(self.request_id)
+
+
+FIELDS = tuple(name for name in Stamped.__struct_fields__ if name != "line")
+"""What each line has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +106,8 @@ def _joined(rows: Sequence[Stamped], path: str, prompts: Path, block_tokens: int
 
 def _row(raw: Json, number: int, path: str) -> Stamped:
     where = f"{path} line {number}"
-    if not isinstance(raw, dict):
-        raise ValueError(f"{where}: want a JSON object with {', '.join(FIELDS)}, got {type(raw).__name__}")
-    if lacking := [name for name in FIELDS if raw.get(name) is None]:
-        raise ValueError(f"{where}: lacks {', '.join(lacking)} (each request needs {', '.join(FIELDS)})")
-    if not isinstance(raw["request_id"], str | int) or isinstance(raw["request_id"], bool) or raw["request_id"] == "":
-        raise ValueError(f"{where}: request_id={raw['request_id']!r:.40} must be a text or a whole number")
-    row = Stamped(
-        number,
-        str(raw["request_id"]),
-        *(_tokens(raw[name], name, where) for name in LENGTHS),
-        *(_seconds(raw[name], name, where) for name in ("arrival_time", *STAMPS)),
-    )
+    row = convert(raw, Stamped, where)
+    row.line = number
     for earlier, later in pairwise(STAMPS):
         if getattr(row, later) < getattr(row, earlier):
             raise ValueError(
@@ -113,18 +115,6 @@ def _row(raw: Json, number: int, path: str) -> Stamped:
                 f"{earlier}={getattr(row, earlier)} (want {' <= '.join(STAMPS)})"
             )
     return row
-
-
-def _tokens(value: Json, name: str, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{where}: {name}={value!r:.40} must be a whole number of tokens, at least 1")
-    return value
-
-
-def _seconds(value: Json, name: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{where}: {name}={value!r:.40} must be a number of seconds")
-    return float(value)
 
 
 def _check_ids(rows: Sequence[Stamped], path: str) -> None:

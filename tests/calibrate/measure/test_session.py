@@ -203,7 +203,7 @@ def test_real_weights_from_a_directory_are_those_that_run(weights: Path) -> None
 
 @pytest.mark.slow
 def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_path: Path) -> None:
-    given = ("--device", "cpu", "--target", weights, "--rows", 2, "--context", 256, "--budget", 6)
+    given = ("--device", "cpu", "--target", weights, "--rows", 2, "--context", 256, "--budget", 5)
     calibrate("measure", "--no-serving", *given, "--out", tmp_path / "p.json")
     profile = load(tmp_path / "p.json")
     assert profile.name == "cpu/tiny-llama-on-disk"

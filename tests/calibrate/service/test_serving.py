@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.measure.pair import options_of, pair_spec
-from calibrate.service import serving
+from calibrate.service import lanes, serving
 from calibrate.service.lanes import Served, Setting, simulate
 from calibrate.service.pauses import idle_ramp
 from calibrate.service.serving import best_tau, look_s, served
@@ -119,6 +119,7 @@ def test_captured_works_and_those_on_prompts_are_told_apart_and_stand_side_by_si
             return rounds(*given)
 
         patch.setattr(serving, "_rounds", begun)
+        patch.setattr(lanes, "REQUESTS_PER_LANE", 4)
         found = serving.on_gpu(profile, PairExecutor(kernels, seed=1), 1).host
     assert set(launched) == {(True, False), (False, True)}
     assert found.eager_step_s is not None
