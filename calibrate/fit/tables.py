@@ -21,6 +21,9 @@ from sim.costs.shapes import ModelShape
 KV_WINDOW = (0.1, 1.2)
 """Decode rows whose KV is between these multiples of the L2 cache are left out: the tables replay a batch without
 flushing L2, so they are up to twice too fast there. Below, KV traffic hardly matters; above, it misses L2 anyway."""
+UNBOUND_SHARE = 0.5
+"""L2 is about twice as fast as memory; a kernel that reads KV at less than half the memory's rate waits for something
+else, as a few rows of long contexts do for their few thread blocks."""
 MIN_KV_HEADS = 2
 MAX_GROUP = 16
 """Attention rows used for fits: at least 2 KV heads and at most 16 query heads on each, as in current models."""
@@ -125,9 +128,11 @@ class AttentionTable(NamedTuple):
         return np.asarray(self.heads == self.kv_heads)
 
 
-def outside_l2(table: AttentionTable, l2_bytes: float) -> NDArray[np.bool_]:
-    """Decode points that the L2 cache does not flatter (KV_WINDOW)."""
-    return (table.kv_bytes < KV_WINDOW[0] * l2_bytes) | (table.kv_bytes > KV_WINDOW[1] * l2_bytes)
+def outside_l2(table: AttentionTable, l2_bytes: float, bandwidth_bytes_per_s: float = 0.0) -> NDArray[np.bool_]:
+    """Decode points that the L2 cache does not flatter: outside of KV_WINDOW, or with KV at less than UNBOUND_SHARE of
+    the memory's `bandwidth_bytes_per_s`."""
+    is_outside = (table.kv_bytes < KV_WINDOW[0] * l2_bytes) | (table.kv_bytes > KV_WINDOW[1] * l2_bytes)
+    return is_outside | (table.kv_bytes < UNBOUND_SHARE * bandwidth_bytes_per_s * table.seconds)
 
 
 def pass_points(

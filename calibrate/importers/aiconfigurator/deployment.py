@@ -342,7 +342,7 @@ class Composed:
         points, factor = self._points("generation_attention_perf", window)
         use = np.ones(len(points.seconds), dtype=np.bool_)
         if not window:
-            use &= outside_l2(points, self._l2_bytes)
+            use &= outside_l2(points, self._l2_bytes, self._lookups.gpu.bandwidth_bytes_per_s)
         return attention_grid(points, use, factor)
 
     def _prefill_curve(self, window: int) -> Array:

@@ -1,10 +1,10 @@
-"""A GEMM table between its points and beside its holes, by hand."""
+"""A GEMM table between its points and beside its holes, by hand; decode points that the L2 cache flatters."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from calibrate.fit.tables import GemmTable
+from calibrate.fit.tables import AttentionTable, GemmTable, outside_l2
 
 NAN = float("nan")
 
@@ -26,3 +26,12 @@ def test_a_hole_counts_only_where_it_weighs() -> None:
     assert times.at(20, 100).tolist() == [2.0, 2.0]
     assert times.at(30, 200).tolist() == [4.5, 4.5]
     np.testing.assert_array_equal(times.at(20, 200), [NAN, 3.0])
+
+
+def test_a_point_that_reads_slower_than_memory_could_is_not_flattered_by_the_cache() -> None:
+    """64 MB of KV beside 100 MB of L2 and 8 TB/s, which would take 8 us: 31 us are waiting, 10 us are not."""
+    contexts, kv_heads, seconds = (131072.0, 131072.0, 1024.0), (1.0, 1.0, 1.0), (31e-6, 10e-6, 9e-6)
+    one, dim = np.ones(3), np.full(3, 128.0)
+    points = AttentionTable(one, np.array(contexts), 6.0 * one, np.array(kv_heads), dim, np.array(seconds))
+    assert outside_l2(points, 1e8, 8e12).tolist() == [True, False, True]
+    assert outside_l2(points, 1e8).tolist() == [False, False, True]

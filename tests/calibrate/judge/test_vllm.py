@@ -57,6 +57,15 @@ def test_a_simulated_run_written_as_vllm_would_is_validated_without_error(tmp_pa
     assert result["metrics"]["output_throughput"]["error_pct"] == pytest.approx(0.0, abs=0.01)
 
 
+def test_data_parallel_ranks_have_seats_of_their_own(tmp_path: Path) -> None:
+    """Two requests at once and one seat: on one rank the second waits for the first's last token."""
+    path = write_lines(tmp_path / "requests.jsonl", [row(0), row(0, request_id="r1")])
+    results = [result_of(vllm_command, *flags(path, "--max-num-seqs", "1", "--data-parallel-size", n)) for n in "12"]
+    one, two = (result["metrics"]["e2el"]["p99"]["simulated"] for result in results)
+    assert two == pytest.approx(results[0]["metrics"]["e2el"]["p50"]["simulated"] / 1.5, rel=0.05)
+    assert two < 0.6 * one
+
+
 def test_the_order_of_the_lines_does_not_matter(tmp_path: Path) -> None:
     lines = stamps(served(num_prompts=30, request_rate=8))
     results = [
