@@ -144,6 +144,13 @@ def test_a_simulation_plays_the_tape_and_accepts_as_many(folder: Path, replayed:
     assert run(["validate", str(replayed), "--no-plots"]) == 0
 
 
+def test_above_temperature_0_no_tape_is_written(folder: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="no tape is written"):
+        done = replay(folder, tmp_path / "r", temperature=1.0)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert not list((tmp_path / "r").glob("tape*"))
+
+
 def test_a_tape_ends_where_the_target_ends_its_answer() -> None:
     target, draft = tied_pair(tiny_model(), 1, 0.2)
     (prompt,) = prompts([8])
@@ -194,8 +201,8 @@ def test_wrong_input_is_one_line_that_says_what_is_wanted(folder: Path, tmp_path
         ({"prompts": tmp_path / "none.jsonl"}, "none.jsonl' cannot be read"),
         ({"prompts": changed_prompts(folder, input_tok_ids=[1, 2])}, "line 1 has 2 tokens and its request 20"),
         ({"prompts": changed_prompts(folder, input_tok_ids=[5000] * 20)}, "outside the vocabulary of 1024"),
-        ({"epsilon": 0.2}, "--epsilon 0.2 needs --acceptance-from model without --target-weights"),
-        ({"acceptance_from": "tape"}, "a tape dictates acceptance"),
+        ({"epsilon": 0.2}, "--epsilon 0.2 makes a draft of the target's first layers"),
+        ({"acceptance_from": "tape"}, "needs --acceptance-from model; a tape dictates acceptance"),
     ]
     for number, (changes, says) in enumerate(cases):
         done = replay(folder, tmp_path / f"out{number}", **changes)
