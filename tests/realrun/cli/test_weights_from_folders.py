@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,18 @@ def saved(folder: Path, name: str, **changes: Any) -> Path:
         folder / name
     )
     return folder / name
+
+
+def test_vocabularies_of_one_size_and_other_tokens_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Mistral and Llama 2 both have 32,000."""
+    own = tmp_path / "pair"
+    shutil.copytree(folder, own)
+    for name, words in (("target", ["<s>", "a\u0000", "b"]), ("draft", ["<s>", "b", "a\u0000"])):
+        vocab = {word: place for place, word in enumerate(words)}
+        (own / name / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": vocab}}))
+    done = replay(own, tmp_path / "r")
+    assert isinstance(done.exception, ValueError), (done.output, done.exception)
+    assert "tokenizer.json has other tokens than the target's" in str(done.exception)
 
 
 def test_wrong_input_is_one_line_that_says_what_is_wanted(folder: Path, tmp_path: Path) -> None:
