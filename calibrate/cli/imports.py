@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from calibrate.cli.output import A_PATH, check_out, needs_analysis, write
+from sim.cli.lazy import SOURCE
 
 if TYPE_CHECKING:
     from sim.costs.shapes import ModelShape
@@ -78,6 +79,8 @@ def aiconfigurator_command(
     or those below PATH, which holds GPU folders and their YAML datasheets."""
     from calibrate.hardware.models import shapes_of
 
+    if path is not None:
+        click.get_current_context().meta[SOURCE] = str(path)
     check_out(out, [target, draft, *([] if path is None else _below(path))])
     asks_points = weights or kv_dtype or ep or dp > 1 or engine != "vllm" or nccl
     form = form or ("compact" if path is not None and not asks_points else "points")
@@ -167,6 +170,7 @@ def llmservingsim_command(
     """LLMServingSim's tables (dense, per_sequence, attention, moe) in PATH, the folder of one GPU, model and degree."""
     from calibrate.hardware.models import shapes_of
 
+    click.get_current_context().meta[SOURCE] = str(path)
     check_out(out, [target, draft, *_below(path), *_below(draft_path)])
     target_shape, draft_shape = shapes_of(target, draft, plain=False)
     try:

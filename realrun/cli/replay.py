@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,23 +98,16 @@ def _pair(profile: Profile, flags: dict[str, Any]) -> tuple[Profile, Tied | Fold
     from realrun.replay.genuine import EPSILON, Folders, tied_profile
     from sim.workload.content import read_prompt_tokens
 
+    is_tape = flags["acceptance_from"] == "tape"
     own = [flags[name] for name in ("target_weights", "draft_weights", "prompts")]
-    tying = {name: flags[name] for name in ("epsilon", "draft_layers")}
-    needless = tying if any(own) else {}
-    if flags["acceptance_from"] == "tape":
-        needless = tying | {name: flags[name] for name in ("target_weights", "draft_weights", "prompts")}
-    for name, value in needless.items():
-        if value is not None:
-            why = (
-                "a tape dictates acceptance"
-                if flags["acceptance_from"] == "tape"
-                else "weights of folders are as they are"
-            )
-            raise ValueError(
-                f"--{name.replace('_', '-')} {value} needs --acceptance-from model without --target-weights; {why}"
-            )
+    for name in ("epsilon", "draft_layers", *(("target_weights", "draft_weights", "prompts") if is_tape else ())):
+        if flags[name] is not None and (is_tape or any(own)):
+            flag = f"--{name.replace('_', '-')} {flags[name]}"
+            if is_tape:
+                raise ValueError(f"{flag} needs --acceptance-from model; a tape dictates acceptance")
+            raise ValueError(f"{flag} makes a draft of the target's first layers; leave it out, or --draft-weights")
     if not any(own):
-        if flags["acceptance_from"] == "tape":
+        if is_tape:
             return profile, None
         epsilon = EPSILON if flags["epsilon"] is None else flags["epsilon"]
         return tied_profile(profile, epsilon, flags["draft_layers"])
@@ -168,8 +162,8 @@ def _run(
     planned = _experiments(scenario, profile, 1, is_dictated=is_dictated)
     for experiment in planned:
         check_replayable(experiment)
-    pair = load_pair(genuine, profile, planned, device) if isinstance(genuine, Folders) else ()
     sizes = sizes_for(planned, device, temperature=temperature)
+    pair = load_pair(genuine, profile, planned, device) if isinstance(genuine, Folders) else ()
     kernels = build_kernels(
         profile,
         sizes,
@@ -185,7 +179,9 @@ def _run(
     replays = replay_all(experiments, executor, on_run=_note)
     described, tapes = about(kernels, device_name, genuine), []
     is_whole = len(replays) == len(experiments) and not any(each.is_partial for each in replays)
-    if isinstance(genuine, Folders) and is_whole and not temperature:
+    if isinstance(genuine, Folders) and temperature:
+        warnings.warn("no tape is written: above --temperature 0 chance decides what is accepted, too", stacklevel=2)
+    elif isinstance(genuine, Folders) and is_whole:
         described["accepted"], tapes = accepted_of(*pair, genuine, replays, executor.outputs)
     return replays, described, tapes
 

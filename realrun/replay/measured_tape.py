@@ -11,6 +11,7 @@ Not here: files of tapes (realrun.replay.genuine), timed passes (realrun.kernels
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from realrun.replay.run import Replay
 from realrun.replay.testbed import dtype_of
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
+from sim.files.json_values import read_json
 from sim.run.experiment import Experiment
 
 HEAD_ROWS = 256
@@ -58,11 +60,25 @@ def load_pair(
             f"--draft-weights {str(folders.draft)!r} has {ours} tokens in its vocabulary, and the target {theirs}: "
             "want a draft that shares the target's"
         )
+    words = [_words(path) for path in (folders.target, folders.draft)]
+    if None not in words and words[0] != words[1]:
+        raise ValueError(
+            f"--draft-weights {str(folders.draft)!r}: its tokenizer.json has other tokens than the target's; want a "
+            "draft that shares the target's vocabulary"
+        )
     for model, shape, path in ((target, profile.target, folders.target), (draft, profile.draft, folders.draft)):
         _check_same(model.config, shape, f"{str(path)!r}")
     longest = max(r.prompt_tokens + r.output_tokens for each in experiments for r in each.requests())
     _check_context(target, draft, longest, drafted)
     return target, draft
+
+
+def _words(folder: Path) -> Any:
+    """The vocabulary of a folder with a tokenizer; None where there is none to compare."""
+    path = folder / "tokenizer.json"
+    found = read_json(path, "tokenizer", has_prose=True) if path.is_file() else None
+    model = found.get("model") if isinstance(found, dict) else None
+    return model.get("vocab") if isinstance(model, dict) else None
 
 
 def _check_same(config: Any, shape: ModelShape, where: str) -> None:

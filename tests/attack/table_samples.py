@@ -49,9 +49,10 @@ def of_trace(name: str, content: bytes, dataset: str, options: str = "", *flags:
     return Sample(name, content, ((*TRACE, dataset, "--dataset-path", f"{{}}{options}", *flags),))
 
 
-def of_tables(files: dict[str, bytes], name: str, *command: str) -> Sample:
+def of_tables(files: dict[str, bytes], name: str, *command: str, is_folder: bool = False) -> Sample:
     beside = tuple((other, content) for other, content in files.items() if other != name)
-    return Sample(name, files[name], (("calibrate", "import", *command),), beside, every=4, is_checked=False)
+    commands = (("calibrate", "import", *command),)
+    return Sample(name, files[name], commands, beside, is_folder=is_folder, every=4, is_checked=False)
 
 
 def table_samples(folder: Path) -> dict[str, Sample]:
@@ -90,5 +91,8 @@ def table_samples(folder: Path) -> dict[str, Sample]:
             f"layers {name}": of_tables(layer_files, name, *rtx, *out)
             for name in ("tp1/dense.csv", "tp1/per_sequence.csv", "tp1/attention.csv", "meta.yaml")
         },
-        **{f"kernels {name.rpartition('__')[2]}": of_tables(kernel_files, name, *a100, *out) for name in kernel_files},
+        **{
+            f"kernels {name.rpartition('__')[2]}": of_tables(kernel_files, name, *a100, *out, is_folder=True)
+            for name in kernel_files
+        },
     }

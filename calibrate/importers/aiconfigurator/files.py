@@ -55,6 +55,12 @@ LAUNCH_S = 1e-5
 """Added to the roofs before: small kernels take their launch."""
 
 
+TEXT_ENDINGS = ("dtype", "_type", "_name", "backend", "distribution")
+"""Of the names of columns that hold texts; all others hold numbers."""
+OPTIONAL = ("window_size", "nccl_dtype", "backend")
+"""Columns that only some versions of a table have."""
+
+
 class KernelFiles:
     """The tables of one GPU below `path`; `used` collects the engine and version of each one read. Of several versions
     of a table the newest is read that is no newer than `version`, the oldest where all are; None: the newest."""
@@ -210,12 +216,14 @@ class KernelFiles:
         return self.read_file(engine, *found, columns)
 
     def read_file(self, engine: str, path: Path, version: str, columns: list[str]) -> pd.DataFrame:
-        frame: Any = read_parquet(path, "table").to_pandas()
-        missing = [column for column in [*columns, "latency"] if column not in frame]
+        table = read_parquet(path, "table")
+        names = table.column_names
+        missing = [column for column in [*columns, "latency"] if column not in names]
         if missing:
-            raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(frame.columns)}")
-        if frame["latency"].dtype.kind not in "iuf":
-            raise ValueError(f"{path.name}: 'latency' must hold numbers (milliseconds), got {frame['latency'].dtype}")
+            raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(names)}")
+        for column in [*columns, "latency", *(name for name in OPTIONAL if name in names)]:
+            _check_type(path.name, column, table.schema.field(column).type)
+        frame: Any = table.to_pandas()
         latency = frame["latency"].to_numpy(dtype=float)
         numbers = frame[[column for column in columns if frame[column].dtype.kind in "iuf"]].to_numpy(dtype=float)
         if not np.isfinite(latency).all() or not np.isfinite(numbers).all():
@@ -224,6 +232,19 @@ class KernelFiles:
             raise ValueError(f"{path.name}: latency={latency.min()} ms must be positive")
         self.used.append(f"{engine} {version}")
         return frame
+
+
+def _check_type(where: str, column: str, kind: Any) -> None:
+    """Raise ValueError for an Arrow type that the column cannot have."""
+    from pyarrow import types
+
+    if column.endswith(TEXT_ENDINGS):
+        wanted, is_right = "texts", types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind)
+    else:
+        wanted, is_right = "numbers", types.is_integer(kind) or types.is_floating(kind)
+    if not is_right:
+        unit = " (milliseconds)" if column == "latency" else ""
+        raise ValueError(f"{where}: {column!r} must hold {wanted}{unit}, got {kind}")
 
 
 def numbers(version: str) -> tuple[int, ...]:

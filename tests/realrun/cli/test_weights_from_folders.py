@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,13 @@ def test_a_simulation_plays_the_tape_and_accepts_as_many(folder: Path, replayed:
     assert run(["validate", str(replayed), "--no-plots"]) == 0
 
 
+def test_above_temperature_0_no_tape_is_written(folder: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="no tape is written"):
+        done = replay(folder, tmp_path / "r", temperature=1.0)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert not list((tmp_path / "r").glob("tape*"))
+
+
 def test_a_tape_ends_where_the_target_ends_its_answer() -> None:
     target, draft = tied_pair(tiny_model(), 1, 0.2)
     (prompt,) = prompts([8])
@@ -177,6 +185,18 @@ def saved(folder: Path, name: str, **changes: Any) -> Path:
     return folder / name
 
 
+def test_vocabularies_of_one_size_and_other_tokens_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Mistral and Llama 2 both have 32,000."""
+    own = tmp_path / "pair"
+    shutil.copytree(folder, own)
+    for name, words in (("target", ["<s>", "a\u0000", "b"]), ("draft", ["<s>", "b", "a\u0000"])):
+        vocab = {word: place for place, word in enumerate(words)}
+        (own / name / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": vocab}}))
+    done = replay(own, tmp_path / "r")
+    assert isinstance(done.exception, ValueError), (done.output, done.exception)
+    assert "tokenizer.json has other tokens than the target's" in str(done.exception)
+
+
 def test_wrong_input_is_one_line_that_says_what_is_wanted(folder: Path, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"target_weights": tmp_path / "none"}, r"none' holds no model: wanted a local directory with config.json"),
@@ -194,8 +214,8 @@ def test_wrong_input_is_one_line_that_says_what_is_wanted(folder: Path, tmp_path
         ({"prompts": tmp_path / "none.jsonl"}, "none.jsonl' cannot be read"),
         ({"prompts": changed_prompts(folder, input_tok_ids=[1, 2])}, "line 1 has 2 tokens and its request 20"),
         ({"prompts": changed_prompts(folder, input_tok_ids=[5000] * 20)}, "outside the vocabulary of 1024"),
-        ({"epsilon": 0.2}, "--epsilon 0.2 needs --acceptance-from model without --target-weights"),
-        ({"acceptance_from": "tape"}, "a tape dictates acceptance"),
+        ({"epsilon": 0.2}, "--epsilon 0.2 makes a draft of the target's first layers"),
+        ({"acceptance_from": "tape"}, "needs --acceptance-from model; a tape dictates acceptance"),
     ]
     for number, (changes, says) in enumerate(cases):
         done = replay(folder, tmp_path / f"out{number}", **changes)
