@@ -13,27 +13,21 @@ from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
 from sim.compare.side_by_side import compare
 from sim.costs.engine import load_engine
 from sim.costs.profile_files import load
+from validation.silicon.cells import Cell, cell_of
 from validation.silicon.command import main
 from validation.silicon.judge import (
-    DRAWN,
-    DRAWN_OF,
     LENGTH_RANGE,
-    Cell,
     Judged,
     budget_of,
-    cell_of,
     classes_of,
-    drafts_unmarked,
     engine_name,
     import_words,
-    is_marked,
-    is_outside,
     kindest,
     predicted,
     receive_interval,
     scenario_of,
-    slowest_of,
 )
+from validation.silicon.labels import DRAWN, DRAWN_OF, drafting, is_marked, is_outside
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 ROW = {
@@ -95,12 +89,35 @@ def test_a_request_that_waits_longer_than_it_is_served_was_never_in_the_engine()
 
 
 def test_of_two_rows_with_the_same_labels_the_one_half_as_long_drafts_unmarked() -> None:
-    plain = cell(model_path="deepseek-ai/DeepSeek-V3", silicon_tpot_ms="10")
-    twin = cell(model_path="deepseek-ai/DeepSeek-R1", silicon_tpot_ms="6.6")
-    other = cell(model_path="deepseek-ai/DeepSeek-R1", silicon_tpot_ms="5", isl="8192")
-    slowest = slowest_of([plain, twin, other, cell(silicon_tpot_ms="99")])
-    assert [drafts_unmarked(each, slowest) for each in (plain, twin, other)] == [False, True, False]
-    assert not drafts_unmarked(cell(silicon_tpot_ms="1"), slowest)
+    plain = cell(model_path="deepseek-ai/DeepSeek-V3", silicon_tpot_ms="10", backend_version="0.18.0")
+    twin = cell(id="twin", model_path="deepseek-ai/DeepSeek-R1", silicon_tpot_ms="6.6")
+    other = cell(id="other", model_path="deepseek-ai/DeepSeek-R1", silicon_tpot_ms="5", isl="8192", backend_version="9")
+    unlike = cell(id="no-mtp", silicon_tpot_ms="1")
+    assert drafting([plain, twin, other, cell(silicon_tpot_ms="99"), unlike]) == {"twin"}
+
+
+def test_a_days_runs_draft_or_do_not() -> None:
+    """Of three pairs a day's second runs are 1.6, 1.3 and 1.1 times as fast: the third drafts as well, and so does a
+    row without a twin. Another day's are 1.1 times as fast in all but one, which alone is doubted."""
+
+    def rows(day: str, *tpot_ms: str) -> list[Cell]:
+        source = f"source_file=x.csv; measured={day}T22:26:21Z; workflow"
+        return [
+            cell(
+                id=f"{day} {i}",
+                model_path="deepseek-ai/DeepSeek-R1",
+                isl=str(1024 * (i + 1)),
+                silicon_tpot_ms=each,
+                silicon_data_source=source,
+            )
+            for i, each in enumerate(tpot_ms)
+        ]
+
+    plain, fast = rows("2025-12-15", "16", "13", "11"), rows("2026-01-14", "10", "10", "10", "10")
+    assert plain[0].day == "2025-12-15"
+    assert drafting([*plain, *fast]) == {each.id for each in fast}
+    newer = rows("2026-01-14", "10", "12", "10")
+    assert drafting([*plain, *newer]) == {newer[0].id}
 
 
 def test_of_several_readings_the_peer_gets_the_kindest_of_each_group() -> None:
@@ -119,6 +136,8 @@ def test_a_step_holds_what_the_recipe_of_the_row_says() -> None:
     assert budget_of(cell(**generated)) == 1500 + 1024 + 64
     assert budget_of(cell(**{**generated, "backend": "vllm"})) == 2048
     assert budget_of(cell(backend="sglang")) == 32768
+    deepseek = {"backend": "trtllm", "model_path": "deepseek-ai/DeepSeek-R1", "system": "h200_sxm"}
+    assert (cell(**deepseek).kv, cell(**{**deepseek, "model_path": "MiniMaxAI/MiniMax-M2.5"}).kv) == ("fp8", None)
     assert budget_of(cell(backend="sglang", gemm_quant_mode="nvfp4")) == 16384
 
 

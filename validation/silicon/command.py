@@ -14,10 +14,9 @@ from typing import Any
 from calibrate.importers.aiconfigurator.deployment import installed_tables
 from validation.silicon import disaggregated
 from validation.silicon import judge as judging
+from validation.silicon.cells import Cell, cell_of, read_cells
 from validation.silicon.judge import (
-    Cell,
     Judged,
-    cell_of,
     classes_of,
     engine_block,
     fail,
@@ -25,7 +24,6 @@ from validation.silicon.judge import (
     judge,
     kindest,
     nothing_judged,
-    read_cells,
 )
 
 

@@ -24,13 +24,12 @@ from calibrate.importers.aiconfigurator.deployment import Deployment
 from sim.compare.side_by_side import compare
 from sim.costs.profile_files import save_profile
 from sim.run.scenario import Scenario
+from validation.silicon.cells import Cell, cell_of
 from validation.silicon.judge import (
     FEW_WAVES,
     LENGTH_RANGE,
     MANY,
     WAVES,
-    Cell,
-    cell_of,
     engine_name,
     fail,
     nothing_judged,

@@ -13,7 +13,6 @@ where CELLS.csv or the kernel tables are missing.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,21 +27,14 @@ from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.run.scenario import Scenario, parse_scenario
+from validation.silicon.cells import BLACKWELL, Cell, cell_of
+from validation.silicon.labels import drafting, is_marked, is_outside, roof_share
 
 LENGTH_RANGE = (0.8, 1.0)
 """InferenceX's client draws lengths uniformly between these shares of ISL and OSL; the other client (aiperf, standard
 deviations 0) does not vary them."""
-MISLABELLED = ("nvidia/Llama-3.1-8B-Instruct-FP8",)
-"""Cells of H200 that imply 76 % of its peak."""
-EXACT_SOURCE = "aic-auto-gap-analysis"
 WAVES, FEW_WAVES, MANY = 10, 4, 128
 """Requests per place in flight, as InferenceX has it; fewer beyond so many places."""
-MAX_COMPUTE, MAX_BANDWIDTH = 0.75, 0.95
-"""Of the datasheet's roofs. A cell that would take longer with these for its arithmetic and for one reading of weights
-and KV is not what its label says."""
-TWIN_RATIO = 1.5
-"""A row so many times faster than another with the same labels drafts with the model's own MTP layer, unmarked."""
-WITH_MTP = ("DeepSeek-R1", "DeepSeek-V3")
 STARVED_SHARE = 5.0
 """A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
 TRTLLM_BUDGETS = {"Llama": 16384, "gpt-oss": 20000}
@@ -78,54 +70,10 @@ CHECKPOINTS = {
     "zhipuai/GLM-5": "zai-org/GLM-5-FP8",
 }
 """The row's model -> the config.json of the same architecture that the package has."""
-FORMATS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "int4_wo": None}
-"""gemm_quant_mode -> weights; None: as the checkpoint says."""
-BLOCK_SCALED = ("Qwen/Qwen3.5-397B-A17B",)
-"""Models whose published FP8 checkpoint is scaled by blocks, though the config.json of CHECKPOINTS is in bf16."""
-BLACKWELL = ("b200", "b300", "gb200", "gb300")
-OLDEST = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.1"}
-"""Rows without a version are of autumn 2025."""
 TRTLLM = "trtllm-1.1"
 VLLM_BY_VERSION = {"0.11": "vllm-0.12", "0.12": "vllm-0.12"}
 VLLM = "vllm-0.19"
 """The engine of a row's version, and that of later ones."""
-VLLM_0_12 = frozenset(
-    {
-        (1024, 128, 8), (1024, 128, 64), (1024, 512, 16), (1024, 512, 128), (1024, 1024, 32),
-        (4096, 128, 8), (4096, 128, 64), (4096, 512, 16), (4096, 512, 128), (4096, 1024, 32),
-    }
-)  # fmt: skip
-"""ISL, OSL and concurrency of the cells of Qwen3-32B that vLLM 0.12's constants were fitted on."""
-DRAWN = frozenset(
-    {
-        260, 326, 470, 474, 506, 549, 556, 564, 565, 573, 581, 610, 631, 637, 655, 661, 665, 667, 672, 674, 675, 682,
-        683, 691, 692, 694, 721, 722, 734, 744, 756, 758, 779, 781, 794, 812, 818, 822, 824, 831, 843, 850, 860, 913,
-    }
-)  # fmt: skip
-"""Numbers at the end of the names of cells of Llama-3.1-70B that the constants of vLLM of autumn 2025 were fitted on: a
-third of them, `random.Random(30).sample(ids, len(ids) // 3)` of the sorted names of the visible aggregated rows."""
-DRAWN_OF = "2026_04_06_llama_3_1_70b"
-
-
-class Cell(NamedTuple):
-    """One row as it is read: which profile, which loop, what was measured."""
-
-    id: str
-    engine: str
-    version: str
-    model: str
-    gpu: str
-    weights: str | None
-    kv: str | None
-    deployment: Deployment
-    concurrency: int
-    input_len: int
-    output_len: int
-    is_exact: bool
-    ttft_ms: float
-    tpot_ms: float
-    family: str
-    """Of the class: engine, dense or MoE, GEMM format."""
 
 
 class Judged(NamedTuple):
@@ -135,94 +83,6 @@ class Judged(NamedTuple):
     is_marked: bool
     is_doubtful: bool
     is_starved: bool
-
-
-def read_cells(path: Path, mode: str = "agg") -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["mode"] == mode]
-
-
-def cell_of(row: Mapping[str, str]) -> Cell:
-    """The row with what its label gets wrong repaired: widths that are products of two, gpt-oss called nvfp4."""
-    tensor, expert, data, batch = _widths(row)
-    is_dense = _is_dense(row["model_path"])
-    gpu = row["system"].replace("_", "-")
-    is_blackwell = gpu.partition("-")[0] in BLACKWELL
-    weights = FORMATS[row["gemm_quant_mode"]]
-    if weights == "fp8" and row["model_path"] in BLOCK_SCALED:
-        weights = "fp8-block"
-    version = row["backend_version"] or OLDEST[row["backend"]]
-    kv = None
-    # Its dense models do not fuse an all-reduce with the norm behind it, as those with experts do.
-    has_nccl = row["backend"] == "trtllm" and version.startswith("1.0") and is_dense
-    if "gpt-oss" in row["model_path"]:
-        weights = "mxfp4-fp8" if is_blackwell else "mxfp4-marlin"
-    is_recipe = EXACT_SOURCE not in row["silicon_data_source"]
-    if is_blackwell or (
-        is_dense and row["gemm_quant_mode"] in ("fp8", "nvfp4") and (is_recipe or row["backend"] == "vllm")
-    ):
-        kv = "fp8"
-    return Cell(
-        id=row["id"],
-        engine=row["backend"],
-        version=version,
-        model=row["model_path"],
-        gpu=gpu,
-        weights=weights,
-        kv=kv,
-        deployment=Deployment(tensor, expert if expert > 1 else None, data, row["backend"], has_nccl_alone=has_nccl),
-        concurrency=batch,
-        input_len=_whole(row["isl"]),
-        output_len=_whole(row["osl"]),
-        is_exact=EXACT_SOURCE in row["silicon_data_source"],
-        ttft_ms=float(row["silicon_ttft_ms"]),
-        tpot_ms=float(row["silicon_tpot_ms"]),
-        family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
-    )
-
-
-def _widths(row: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """(tensor, expert, data parallel, concurrency of one rank)."""
-    tensor, data = _whole(row["tp_size"]) or 1, _whole(row["attention_dp_size"]) or 1
-    cut, spread, batch = _whole(row["moe_tp_size"]), _whole(row["moe_ep_size"]), _whole(row["batch_size"])
-    if _is_dense(row["model_path"]):
-        return tensor, 1, 1, batch
-    if cut > 1 and cut == spread:
-        width, total = cut, batch * data
-    elif data > 1 and tensor == data and spread == data * data:
-        width, total = data, batch * data
-    else:
-        if not _whole(row["attention_dp_size"]) and cut * spread > tensor:
-            data = cut * spread // tensor
-        return tensor, max(spread, 1), data, batch
-    return (1, width, width, max(1, total // width)) if data > 1 else (width, width, 1, total)
-
-
-def _is_dense(model: str) -> bool:
-    return "Llama" in model or "Qwen3-32B" in model
-
-
-def _whole(text: str) -> int:
-    return int(float(text)) if text else 0
-
-
-def is_marked(cell: Cell) -> bool:
-    """Whether constants were fitted on the cell: those of calibrate.importers.aiconfigurator.lookups (REDUCE_RATIO,
-    REDUCE_SKEW_S, SUSTAINED_RATIO, QUANTISE_S), that NCCL reduces alone, those of vLLM 0.12 and SGLang's front end in
-    sim/engines, and those here."""
-    if "Qwen3-32B" in cell.model and cell.version.startswith("0.12") and cell.weights == "bf16":
-        return (cell.input_len, cell.output_len, cell.concurrency) in VLLM_0_12
-    if cell.id.startswith(DRAWN_OF) and int(cell.id.rpartition("_")[2]) in DRAWN:
-        return True
-    if cell.deployment.has_nccl_alone and cell.deployment.tensor_parallel > 1:
-        return cell.concurrency in (8, 64) and cell.output_len == 256
-    if cell.engine == "sglang" and not cell.is_exact and cell.concurrency in (4, 64) and cell.output_len == 1024:
-        return cell.deployment.data_parallel == 1
-    if cell.engine != "vllm" or cell.concurrency not in (4, 64):
-        return "Qwen3-235B" in cell.model and cell.input_len == 4000 and cell.output_len == 100
-    dense = "Llama-3.1-70B" in cell.model and (cell.gpu == "h200-sxm" or cell.weights == "nvfp4")
-    sparse = "gpt-oss" in cell.model and cell.gpu == "b200-sxm" and cell.version == "0.15.1"
-    return (dense or sparse) and cell.output_len == 1024
 
 
 def target_of(cell: Cell, configs: Path) -> tuple[Path, str | None]:
@@ -256,7 +116,7 @@ def profile_of(
     model: str, gpu: str, weights: str | None, kv: str | None, deployment: Deployment
 ) -> tuple[Profile, ModelShape]:
     tables, revision = installed_tables()
-    cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, 1.0, 1.0, "")
+    cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, "", 1.0, 1.0, "")
     path, published = target_of(cell, tables.parent / "model_configs")
     shape = with_formats(source_of(str(path), plain=False).shape, published, kv)
     return import_deployment(tables, gpu, shape, None, deployment, source=revision), shape
@@ -344,52 +204,14 @@ def _loop(key: Cell) -> tuple[float, float]:
 
 
 def predicted(cell: Cell) -> tuple[float, float]:
-    return _loop(cell._replace(id="", ttft_ms=0.0, tpot_ms=0.0, family=""))
-
-
-def roof_share(cell: Cell, profile: Profile, shape: ModelShape) -> float:
-    """The least that a token of output takes at MAX_COMPUTE and MAX_BANDWIDTH over what was measured."""
-    devices = cell.deployment.tensor_parallel * cell.deployment.data_parallel
-    bits = 16.0 if cell.weights in (None, "bf16", "mxfp4-marlin") else 4.0 if cell.weights == "nvfp4" else 8.0
-    peak = profile.gpu.peak_flops * 16.0 / bits * devices
-    prompts = cell.concurrency * cell.deployment.data_parallel / cell.output_len
-    compute_s = prompts * 2.0 * cell.input_len * shape.layers * shape.active_layer_weights / peak
-    context = cell.input_len + 0.5 * cell.output_len
-    kv_bytes = cell.concurrency * cell.deployment.data_parallel * context * shape.kv_bytes_per_token
-    read_s = (shape.read_bytes(cell.concurrency) + kv_bytes) / (profile.gpu.bandwidth_bytes_per_s * devices)
-    return (compute_s / MAX_COMPUTE + read_s / MAX_BANDWIDTH) / (1e-3 * cell.tpot_ms)
-
-
-def labels_of(cell: Cell) -> tuple[Any, ...]:
-    """What tells cells apart that may draft unmarked; DeepSeek-R1 and -V3 are one architecture."""
-    widths = cell.deployment.devices, cell.concurrency * cell.deployment.data_parallel
-    return cell.engine, cell.gpu, cell.weights, *widths, cell.input_len, cell.output_len
-
-
-def slowest_of(cells: Iterable[Cell]) -> dict[tuple[Any, ...], float]:
-    """TPOT of the slowest cell with each labels, of models that have an MTP layer."""
-    slowest: dict[tuple[Any, ...], float] = {}
-    for cell in cells:
-        if cell.model.endswith(WITH_MTP):
-            slowest[labels_of(cell)] = max(slowest.get(labels_of(cell), 0.0), cell.tpot_ms)
-    return slowest
-
-
-def drafts_unmarked(cell: Cell, slowest: Mapping[tuple[Any, ...], float]) -> bool:
-    return slowest.get(labels_of(cell), 0.0) > TWIN_RATIO * cell.tpot_ms and cell.model.endswith(WITH_MTP)
-
-
-def is_outside(cell: Cell) -> bool:
-    """Whether requests wait longer than they are served, so that the concurrency of the label was never in the engine;
-    or the model's rows are known to be mislabelled."""
-    return cell.model in MISLABELLED or cell.ttft_ms > (cell.output_len - 1) * cell.tpot_ms
+    return _loop(cell._replace(id="", day="", ttft_ms=0.0, tpot_ms=0.0, family=""))
 
 
 def judge(rows: Iterable[Mapping[str, str]]) -> Iterator[Judged | tuple[Cell, str]]:
     """Every row judged, or refused with the reason."""
     cells = [cell_of(row) for row in rows]
     first: dict[tuple[Any, ...], float] = {}
-    slowest = slowest_of(cells)
+    drafting_ids = drafting(cells)
     for cell in sorted(cells, key=lambda cell: cell.concurrency):
         first.setdefault(_series(cell), cell.ttft_ms)
     for cell in cells:
@@ -404,7 +226,7 @@ def judge(rows: Iterable[Mapping[str, str]]) -> Iterator[Judged | tuple[Cell, st
             tpot_ms=tpot_ms,
             ttft_ms=ttft_ms,
             is_marked=is_marked(cell),
-            is_doubtful=roof_share(cell, profile, shape) > 1.0 or is_outside(cell) or drafts_unmarked(cell, slowest),
+            is_doubtful=roof_share(cell, profile, shape) > 1.0 or is_outside(cell) or cell.id in drafting_ids,
             is_starved=cell.ttft_ms > STARVED_SHARE * first[_series(cell)],
         )
 
