@@ -212,9 +212,7 @@ def _fit(
             for reason, count in each.failed.items():
                 print(f"{each.source}: {count} of {each.sent} requests failed: {reason}")
         if any(spread > MAX_SPREAD_PCT for each in served for spread in each.spreads_pct.values()):
-            print(
-                "the rounds of one load differ much: let nothing else use the server and this machine, or add --rounds"
-            )
+            print("rounds of one load differ: let nothing else use the server and this machine, or add --rounds")
 
 
 def _levels(text: str) -> list[int]:

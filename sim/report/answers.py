@@ -48,10 +48,7 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
         gain = result.gain
         if len(result.table) == 1 and gain.mean > 0.0:
             say(f"a table by batch size over {gain.over}: {_gain(gain)}")
-        say(
-            f"expected loss: {100 * result.expected_regret:.1f} % against the best length of each draw (draws that did "
-            "not choose it)"
-        )
+        say(f"expected loss: {100 * result.expected_regret:.1f} % against the best, in draws that did not choose it")
         say(f"intervals: 5 to 95 % of {result.draws} {result.covers}")
         _say_all(console, result.profile, notes, result.evidence)
     else:

@@ -5,6 +5,7 @@ Not here: the plan (sim.studies.plan.search), other answers (answers).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from rich.console import Console
@@ -66,17 +67,28 @@ def continued(command: str, width: int) -> str:
 
 
 def draft_lengths(tuning: Tuning) -> str:
-    """The table by requests in flight, and what it gains.
+    """The best draft length by requests in flight, and what it gains.
 
-    It may differ from the one length that the fleet is simulated with: it also serves fewer requests in flight.
+    The table of the line that starts the server is simpler: it has fewer rows, for which a length may be second best.
     """
-    *parts, (start, _, last) = tuning.table
-    lengths = [f"{k} up to {end}" for _, end, k in parts] + [f"{last or 'none'} from {start}" if parts else f"{last}"]
-    first, busiest = tuning.points[0], tuning.points[-1]
-    gains = [f"{point.speedup:.2f} with {point.concurrency}" for point in (first, busiest) if point.speedup is not None]
+    groups: list[tuple[int, list[int], list[float]]] = []
+    for point in tuning.points:
+        best = min((each for each in point.lengths if each.k), key=lambda each: each.expected_regret)
+        if best.speedup is not None:
+            if not groups or groups[-1][0] != best.k:
+                groups.append((best.k, [], []))
+            groups[-1][1].append(point.concurrency)
+            groups[-1][2].append(best.speedup)
+    said = [f"{k} at {_ends(loads, 'd')} ({_ends(gains, '.2f')})" for k, loads, gains in groups]
     ends = tuning.break_even_concurrency
     pays = "at every load tried" if ends is None else ("at none" if ends == 0.0 else f"up to {ends:.0f} in flight")
-    return f"K by requests in flight: {', '.join(lengths)}; throughput over no drafter: {', '.join(gains)}; pays {pays}"
+    return f"best K by requests in flight (throughput over no drafter): {', '.join(said)}; pays {pays}"
+
+
+def _ends(values: Sequence[float], form: str) -> str:
+    """`1 to 16`, or the only one."""
+    first, last = values[0], values[-1]
+    return f"{first:{form}}" if len(values) == 1 else f"{first:{form}} to {last:{form}}"
 
 
 def _cells(row: PlannedDeployment, result: Plan, *, has_price: bool) -> list[str]:

@@ -16,6 +16,7 @@ from sim.report.plans import draft_lengths, print_plan
 from sim.run.scenario import Scenario
 from sim.studies.plan.first_pass import Candidate, Ranked, Refused, first_pass
 from sim.studies.plan.search import Plan, plan
+from sim.studies.tune import TunedPoint
 
 ONE, FOUR = "h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"
 PAIR = "h200-sxm/llama-3.1-8b+eagle3"
@@ -139,13 +140,22 @@ def test_what_a_fleet_needs_is_shown_for_a_rate_alone() -> None:
     assert titles[1][:8] == ["replica", "K", "req/s", "of", "one", "replicas", "GPUs", "draws"]
 
 
-def test_draft_lengths_are_those_of_the_line_that_starts_the_server() -> None:
-    tuning = planned(scenario(PAIR, k=2), PAIR).tuning
-    assert tuning is not None
-    tuned = msgspec.structs.replace(tuning, table=[[1, 17, 5], [18, 122, 3], [123, 1024, 0]])
-    assert draft_lengths(tuned).startswith(
-        "K by requests in flight: 5 up to 17, 3 up to 122, none from 123; throughput"
-    )
+def test_the_best_draft_lengths_are_grouped_by_load_with_what_they_gain() -> None:
+    found = planned(scenario(PAIR, k=2), PAIR).tuning
+    assert found is not None
+    first = found.points[0]
+
+    def point(concurrency: int, k: int, speedup: float) -> TunedPoint:
+        lengths = [
+            msgspec.structs.replace(first.lengths[-1], k=each, speedup=speedup, expected_regret=float(each != k))
+            for each in (1, 2)
+        ]
+        return msgspec.structs.replace(first, concurrency=concurrency, lengths=lengths)
+
+    points = [point(1, 2, 2.0), point(8, 2, 1.5), point(64, 1, 1.1)]
+    tuned = msgspec.structs.replace(found, points=points, break_even_concurrency=None)
+    gains = "2 at 1 to 8 (2.00 to 1.50), 1 at 64 (1.10); pays at every load tried"
+    assert draft_lengths(tuned) == f"best K by requests in flight (throughput over no drafter): {gains}"
 
 
 def test_one_draft_is_always_among_the_lengths_since_it_fits_captured_graphs_the_longest() -> None:
