@@ -6,6 +6,7 @@ is the policy's business.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -43,6 +44,10 @@ class Door(Protocol):
 
     @property
     def num_finished(self) -> int: ...
+
+
+EVERYONE = range(sys.maxsize)
+"""Arrival indices."""
 
 
 async def bring_in(door: Door, arrive: Callable[[Request], None]) -> None:
@@ -97,7 +102,7 @@ class Serving:
         batch_wait: tuple[int, float] = (0, 0.0),
         frontend_s: float = 0.0,
         frontend_token_s: float = 0.0,
-        first_measured: int = 0,
+        measured: range = EVERYONE,
         kv_bytes_per_token: int = 0,
         draws: RoundDraws | None = None,
         names_requests: bool = True,
@@ -133,8 +138,8 @@ class Serving:
         self._entering: deque[tuple[float, Request]] = deque()
         """Arrived, and when each is in the queue."""
         self._came = Signal()
-        self.first_measured = first_measured
-        """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
+        self.measured = measured
+        """Arrival indices of the requests whose gaps count."""
         self.draws = draws
         """Those that dictate acceptance, where nobody looks at a request between its first and its last token, so that
         a policy may note its rounds when it pleases; None elsewhere."""
@@ -423,7 +428,7 @@ class Serving:
         emitted = min(request.output_tokens, request.emitted_tokens + num_tokens)
         if request.emitted_tokens == 0:
             request.first_token_s = now_s
-        elif request.index >= self.first_measured:
+        elif request.index in self.measured:
             self.gaps.add(now_s - request.last_token_s)
         request.last_token_s = now_s
         request.emitted_tokens = emitted
