@@ -301,9 +301,11 @@ def notes(result: Comparison) -> list[str]:
     lines.append(
         "output: tokens of requests that end before the last arrival; with the drain, as vLLM counts, in the JSON"
     )
-    warmups = result.length.num_warmups
-    if warmups:
-        lines.append(f"the first {warmups} requests of each run are left out" + " (MSER-5)" * result.length.is_auto)
+    length = result.length
+    left_out = [(length.num_warmups, "first"), (length.num_cooldowns, "last")]
+    parts = [f"the {which} {count}" for count, which in left_out if count]
+    if parts:
+        lines.append(f"{' and '.join(parts)} requests of each run are left out" + " (MSER-5)" * length.is_auto)
     if result.scenario["replications"] < 2:
         lines.append("no intervals: they need --replications 2 or more")
     return [*lines, *result.notes, *result.evidence]

@@ -20,6 +20,7 @@ from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict
 from sim.report.tables import comparison_in_brief, notes
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 OLDER = "a100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -160,6 +161,24 @@ def test_a_closed_loop_left_open_ends_with_as_many_as_come_while_the_last_ones_b
     assert settled.workload.num_cooldowns == length.num_cooldowns
     found = compare(msgspec.structs.replace(scenario, replications=1), load(PAIR), workers=1)
     assert found.runs[0]["num_prompts"] == length.num_prompts - length.num_warmups - length.num_cooldowns
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "pd"])
+def test_gaps_of_a_run_are_of_the_requests_that_are_neither_warm_up_nor_cool_down(policy: str) -> None:
+    """Without drafts a gap for each token but the first, whether rows are accounted one by one or as totals."""
+    scenario = Scenario.of(
+        profile=PAIR,
+        policy=policy,
+        input_len=64,
+        output_len=16,
+        num_speculative_tokens=0,
+        num_prompts=40,
+        max_concurrency=8,
+        request_rate=inf,
+        **{"workload.num_warmups": 5, "workload.num_cooldowns": 10},
+    )
+    gaps = simulate(resolve(scenario, load(PAIR), policy), 0).gaps
+    assert sum(gaps.counts) == (40 - 5 - 10) * 15
 
 
 def test_two_thirds_of_a_closed_loop_are_measured_however_long_it_takes_to_fill_and_to_empty() -> None:
