@@ -214,8 +214,8 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], described: dict[str
     """What summary.json holds; `described` as `about` has it."""
     profile = replays[0].experiment.resolved.profile
     bounds_ms, workload = scenario.goodput.bounds_ms, scenario.workload
-    left_out = {"num_warmups": workload.num_warmups, "num_cooldowns": workload.num_cooldowns}
-    runs = [summarise(each.record, goodput_ms=bounds_ms, **left_out) for each in replays]
+    first, last = workload.num_warmups, workload.num_cooldowns
+    runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=first, num_cooldowns=last) for each in replays]
     loads = _loads(scenario, profile, replays)
     for run in runs:
         load = loads[str(run["policy"])]

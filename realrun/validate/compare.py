@@ -121,9 +121,9 @@ def judge(observed: Observed) -> Judged:
     cost = simulated_on(lambda on_work: SimHost(StreamsAlone(costs), draws, contention=alone, on_work=on_work))
     simulated = simulated_on(lambda on_work: SimHost(costs, draws, contention=together, on_work=on_work))
     workload = experiment.scenario.workload
-    left_out = {"num_warmups": workload.num_warmups, "num_cooldowns": workload.num_cooldowns}
+    first, last = workload.num_warmups, workload.num_cooldowns
     decomposition = {
-        name: errors(observed.run, summarise(record, percentiles=PERCENTILES, **left_out))
+        name: errors(observed.run, summarise(record, percentiles=PERCENTILES, num_warmups=first, num_cooldowns=last))
         for name, record in (("mechanism", mechanism), ("cost", cost), ("contention", simulated))
     }
     verdict = {
