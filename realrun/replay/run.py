@@ -216,8 +216,9 @@ def about(kernels: PairKernels, device: str, genuine: Tied | Folders | None = No
 def result_of(scenario: Scenario, replays: Sequence[Replay], described: dict[str, Any]) -> dict[str, Any]:
     """What summary.json holds; `described` as `about` has it."""
     profile = replays[0].experiment.resolved.profile
-    bounds_ms, num_warmups = scenario.goodput.bounds_ms, scenario.workload.num_warmups
-    runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=num_warmups) for each in replays]
+    bounds_ms, workload = scenario.goodput.bounds_ms, scenario.workload
+    first, last = workload.num_warmups, workload.num_cooldowns
+    runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=first, num_cooldowns=last) for each in replays]
     loads = _loads(scenario, profile, replays)
     for run in runs:
         load = loads[str(run["policy"])]

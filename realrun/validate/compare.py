@@ -120,9 +120,10 @@ def judge(observed: Observed) -> Judged:
     mechanism = simulated_on(lambda on_work: MeasuredHost(measured, draws, observed.wake, on_work=on_work))
     cost = simulated_on(lambda on_work: SimHost(StreamsAlone(costs), draws, contention=alone, on_work=on_work))
     simulated = simulated_on(lambda on_work: SimHost(costs, draws, contention=together, on_work=on_work))
-    num_warmups = experiment.scenario.workload.num_warmups
+    workload = experiment.scenario.workload
+    first, last = workload.num_warmups, workload.num_cooldowns
     decomposition = {
-        name: errors(observed.run, summarise(record, percentiles=PERCENTILES, num_warmups=num_warmups))
+        name: errors(observed.run, summarise(record, percentiles=PERCENTILES, num_warmups=first, num_cooldowns=last))
         for name, record in (("mechanism", mechanism), ("cost", cost), ("contention", simulated))
     }
     verdict = {

@@ -252,14 +252,15 @@ def _told(result: Comparison, profile: Profile, draws: int, workers: int | None)
     """The result with what survives the draws, and the nearest measured cells."""
     import msgspec
 
-    from sim.studies.evidence import asked_of_comparison, evidence
+    from sim.studies.evidence import asked_of_comparison, evidence, levels
 
     if draws:
         from sim.studies.precision import over_draws
 
         with progress() as on_step:
             result = over_draws(result, profile, draws, workers=workers, on_done=on_step)
-    return msgspec.structs.replace(result, evidence=evidence(profile, asked_of_comparison(result, profile)))
+    near = evidence(profile, asked_of_comparison(result, profile))
+    return msgspec.structs.replace(result, evidence=near, levels=levels(result, profile))
 
 
 def _run_into(out: Path, scenario: Scenario, profile: Profile, *, with_plots: bool, **options: Any) -> Comparison:

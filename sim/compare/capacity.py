@@ -114,20 +114,14 @@ def forget() -> None:
 def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scenario, int]:
     """All requests at once, as many as it takes; and how many of them can be in flight."""
     resolved = resolve(scenario, profile, policy)
-    sample = build_requests(
-        msgspec.structs.replace(
-            scenario.workload, num_prompts=_at_most(scenario, SAMPLE), num_warmups=0, request_rate=inf
-        ),
-        child_seed(scenario.seed, CAPACITY_KEY),
-    )
+    few = scenario.workload.sized(_at_most(scenario, SAMPLE))
+    sample = build_requests(msgspec.structs.replace(few, request_rate=inf), child_seed(scenario.seed, CAPACITY_KEY))
     pool = resolved.pool.new()
     blocks = sum(pool.blocks_for(request) for request in sample) / len(sample)
     in_flight = min(resolved.max_seated, max(1, int(pool.num_blocks / blocks)))
     num_prompts = _at_most(scenario, min(MOST, max(FEWEST, GENERATIONS * in_flight)))
     workload = msgspec.structs.replace(
-        scenario.workload,
-        num_prompts=num_prompts,
-        num_warmups=0,
+        scenario.workload.sized(num_prompts),
         request_rate=inf,
         burstiness=1.0,
         max_concurrency=None,

@@ -73,6 +73,7 @@ def run_point(point: Point) -> Outcome:
         percentiles=point.percentiles,
         goodput_ms=scenario.goodput.bounds_ms,
         num_warmups=scenario.workload.num_warmups,
+        num_cooldowns=scenario.workload.num_cooldowns,
     )
     if point.is_detailed:
         run |= detailed(record)

@@ -32,13 +32,15 @@ SPAN_IN_E2EL = 20.0
 """Arrivals must span this many mean latencies, so that filling and draining weigh little."""
 COMPLETIONS_PER_SLOT = 20
 """The same of a closed loop: requests per place in flight."""
+MEASURED_PER_LEFT_OUT = 2.0
+"""And so many for each that is left out at its beginning or its end."""
 MAX_WARMUP_SHARE = 0.1
 FILLING, FILLINGS = 0.99, 2.0
 """A run takes to fill as long as this share of the requests at most, this many times. At 85 % of capacity requests
 resemble the 50 to 80 after them: after one such time means were still 2 % low, their intervals right in 89 to 92 %."""
-MAX_DRAINED_SHARE = 0.005
-"""Of all the seconds that requests of a closed loop take, what is left of those in flight as the last one is let in:
-they end in an emptier machine. azure-code, 32 in flight: 1.1 % made mean E2EL 0.8 % low, its interval right in 89 %."""
+LASTING = 0.99
+"""So many requests of a closed loop are left out at its end that this share of those before have theirs in a full
+machine: in an emptying one they are quicker (azure-code, 32 in flight, 1,000 requests: mean E2EL 0.8 % low)."""
 PILOT_KEY = 1_000_001
 """Child of the scenario's seed that pilots draw from: they share nothing with the runs that follow."""
 ROUND_TO = 100
@@ -49,6 +51,8 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
 
     num_prompts: int
     num_warmups: int
+    num_cooldowns: int = 0
+    """And how many of the last, of a closed loop whose length was not given."""
     is_auto: bool
     notes: tuple[str, ...] = ()
     """What a reader must know: a transient, a length that the CPU budget cut."""
@@ -57,19 +61,14 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
 def choose_run_length(scenario: Scenario, profile: Profile, *, max_cpu_s: float = inf) -> tuple[Scenario, Length]:
     """`scenario` with its length settled. Deterministic, unless `max_cpu_s` of CPU time cuts the length short."""
     workload = scenario.workload
+    given = workload.num_warmups, workload.num_cooldowns
     if isinstance(workload.num_prompts, int):
-        return scenario, Length(num_prompts=workload.num_prompts, num_warmups=workload.num_warmups, is_auto=False)
+        return _settled(scenario, workload.num_prompts, *given, is_auto=False)
     if scenario.window.arrivals_end_s is not None:
         # The window says how many arrive; so many more than that that it is never the number which ends them.
-        count = _filling(scenario)
-        return _with(scenario, count, workload.num_warmups), Length(
-            num_prompts=count, num_warmups=workload.num_warmups, is_auto=True
-        )
+        return _settled(scenario, _filling(scenario), *given)
     if is_trace(workload):
-        count = trace_length(workload)
-        return _with(scenario, count, workload.num_warmups), Length(
-            num_prompts=count, num_warmups=workload.num_warmups, is_auto=True
-        )
+        return _settled(scenario, trace_length(workload), *given)
     started_s = time.process_time()
     judged = _judged(scenario, profile, MIN_AUTO_PROMPTS)
     pilot_s = time.process_time() - started_s
@@ -87,9 +86,31 @@ def choose_run_length(scenario: Scenario, profile: Profile, *, max_cpu_s: float 
         )
         num_prompts = affordable
     num_warmups = workload.num_warmups or max([_warmup(record) for record in judged], default=0)
-    num_warmups = min(num_warmups, int(MAX_WARMUP_SHARE * num_prompts))
-    length = Length(num_prompts=num_prompts, num_warmups=num_warmups, is_auto=True, notes=tuple(notes))
-    return _with(scenario, num_prompts, num_warmups), length
+    num_cooldowns = workload.num_cooldowns or max([_num_ending(scenario, record) for record in judged], default=0)
+    is_closed = workload.max_concurrency is not None
+    most = int((1.0 / (1.0 + MEASURED_PER_LEFT_OUT) if is_closed else MAX_WARMUP_SHARE) * num_prompts)
+    num_warmups = min(num_warmups, most)
+    num_cooldowns = min(num_cooldowns, most - num_warmups) if is_closed else 0
+    return _settled(scenario, num_prompts, num_warmups, num_cooldowns, notes=tuple(notes))
+
+
+def _settled(
+    scenario: Scenario,
+    num_prompts: int,
+    num_warmups: int,
+    num_cooldowns: int,
+    *,
+    is_auto: bool = True,
+    notes: tuple[str, ...] = (),
+) -> tuple[Scenario, Length]:
+    workload = scenario.workload.sized(num_prompts, num_warmups, num_cooldowns)
+    return msgspec.structs.replace(scenario, workload=workload), Length(
+        num_prompts=num_prompts,
+        num_warmups=num_warmups,
+        num_cooldowns=num_cooldowns,
+        is_auto=is_auto,
+        notes=notes,
+    )
 
 
 def transient_note(scenario: Scenario, length: Length, mean_e2el_s: float | None) -> str | None:
@@ -158,7 +179,7 @@ def _filling(scenario: Scenario) -> int:
 
 def _judged(scenario: Scenario, profile: Profile, num_prompts: int) -> list[RunRecord]:
     """Pilot runs of the policies that keep up with their load."""
-    pilot = _with(scenario, num_prompts, 0)
+    pilot = msgspec.structs.replace(scenario, workload=scenario.workload.sized(num_prompts))
     seed = child_seed(scenario.seed, PILOT_KEY)
     records = {policy: simulate(resolve(pilot, profile, policy), seed) for policy in scenario.policy}
     return [
@@ -172,34 +193,35 @@ def _longest(scenario: Scenario, judged: Sequence[RunRecord]) -> int:
     return max([_needed(scenario, record) for record in judged], default=MIN_AUTO_PROMPTS)
 
 
-def _with(scenario: Scenario, num_prompts: int, num_warmups: int) -> Scenario:
-    workload = msgspec.structs.replace(scenario.workload, num_prompts=num_prompts, num_warmups=num_warmups)
-    return msgspec.structs.replace(scenario, workload=workload)
-
-
 def _needed(scenario: Scenario, record: RunRecord) -> int:
     e2els = _e2els_s(record)
     if not len(e2els):
         return _needed_for(scenario, 0.0)
-    mean_s = float(e2els.mean())
-    # A slot that is looked at finds a long request as often as it is long, and half of it left (renewal theory).
-    left = float((e2els**2).mean()) / (2.0 * mean_s**2)
-    return _needed_for(scenario, mean_s, _filled_by(record), left)
+    return _needed_for(scenario, float(e2els.mean()), _filled_by(record), _num_ending(scenario, record))
 
 
-def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0, left: float = 0.0) -> int:
+def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0, num_ending: int = 0) -> int:
     """By the mean latency, and so many that the `num_filling` are MAX_WARMUP_SHARE of them at most: at 85 % load (H100)
-    130 of 1,300 left out were too few, tokens/s was 1.9 % low, mean E2EL 3.1 %. Of a closed loop so many that what is
-    `left` of each in flight at the end, in mean latencies, is MAX_DRAINED_SHARE of all."""
+    130 of 1,300 left out were too few, tokens/s was 1.9 % low, mean E2EL 3.1 %. Of a closed loop all the `num_filling`
+    and `num_ending` are left out, and come on top."""
     workload = scenario.workload
-    if workload.max_concurrency is not None:
-        wanted = workload.max_concurrency * max(float(COMPLETIONS_PER_SLOT), left / MAX_DRAINED_SHARE)
-    elif workload.request_rate == inf:
+    if workload.max_concurrency is None and workload.request_rate == inf:
         return MIN_AUTO_PROMPTS
-    else:
-        wanted = SPAN_IN_E2EL * mean_e2el_s * workload.request_rate
-    wanted = max(wanted, num_filling / MAX_WARMUP_SHARE)
+    wanted = max(SPAN_IN_E2EL * mean_e2el_s * workload.request_rate, num_filling / MAX_WARMUP_SHARE)
+    left_out = num_filling + num_ending
+    if workload.max_concurrency is not None:
+        wanted = (
+            max(float(COMPLETIONS_PER_SLOT * workload.max_concurrency), MEASURED_PER_LEFT_OUT * left_out) + left_out
+        )
     return max(MIN_AUTO_PROMPTS, ceil(wanted / ROUND_TO) * ROUND_TO)
+
+
+def _num_ending(scenario: Scenario, record: RunRecord) -> int:
+    """Requests that a closed loop lets in while LASTING of those before them end."""
+    e2els_s, in_flight = _e2els_s(record), scenario.workload.max_concurrency
+    if in_flight is None or not len(e2els_s):
+        return 0
+    return ceil(in_flight * float(np.quantile(e2els_s, LASTING)) / float(e2els_s.mean()))
 
 
 def _affordable(scenario: Scenario, num_policies: int, pilot_s: float, max_cpu_s: float) -> int:

@@ -115,6 +115,24 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     order: Order
 
 
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a policy's mean E2EL may be from a server's, by all that is known (sim.studies.evidence)."""
+
+    policy: str
+    mean_e2el_ms: float
+    interval: Interval
+    """95 %: draws, errors on measured cells, and pooled constants of the engine."""
+    error_pct: float
+    """Standard deviation of the simulator's error on cells of this GPU, target and method, and on served ones."""
+    num_cells: int
+    """The former."""
+    engine_pct: float | None = None
+    """What one standard deviation of the engine's pooled constants adds to the mean; None where they are its own, or
+    what was measured had them."""
+    elasticity: float | None = None
+    """Percent of mean E2EL per percent of all step times, near saturation."""
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What `compare --json` holds."""
 
@@ -134,6 +152,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The sentence that it comes to."""
     drawn: list[Drawn] = []
     """Differences in draws, where they were asked for."""
+    levels: list[Level] = []
+    """Intervals of levels, end to end, of policies with steady means."""
     evidence: list[str] = []
     """The nearest measured cells and the simulator's errors there."""
 

@@ -6,6 +6,7 @@ is the policy's business.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
@@ -44,6 +45,10 @@ class Door(Protocol):
 
     @property
     def num_finished(self) -> int: ...
+
+
+EVERYONE = range(sys.maxsize)
+"""Arrival indices."""
 
 
 async def bring_in(door: Door, arrive: Callable[[Request], None]) -> None:
@@ -98,7 +103,7 @@ class Serving:
         batch_wait: tuple[int, float] = (0, 0.0),
         frontend_s: float = 0.0,
         frontend_token_s: float = 0.0,
-        first_measured: int = 0,
+        measured: range = EVERYONE,
         kv_bytes_per_token: int = 0,
         draws: RoundDraws | None = None,
         names_requests: bool = True,
@@ -135,8 +140,8 @@ class Serving:
         self._entering: deque[tuple[float, Request]] = deque()
         """Arrived, and when each is in the queue."""
         self._came = Signal()
-        self.first_measured = first_measured
-        """Arrival index of the first request after the warm-up; gaps of earlier ones do not count."""
+        self.measured = measured
+        """Arrival indices of the requests whose gaps count."""
         self.draws = draws
         """Those that dictate acceptance, where nobody looks at a request between its first and its last token, so that
         a policy may note its rounds when it pleases; None elsewhere."""
@@ -418,7 +423,7 @@ class Serving:
 
     def commit_rounds(self, requests: Sequence[Request], accepted: Iterable[int]) -> list[Request]:
         """Commit a batch; returns the requests that go on."""
-        now_s, first_measured, saw_round = self.host.now_s, self.first_measured, self.controller.saw_round
+        now_s, measured, saw_round = self.host.now_s, self.measured, self.controller.saw_round
         going_on: list[Request] = []
         finished: list[Request] = []
         held = num_held = num_gaps = 0
@@ -439,7 +444,7 @@ class Serving:
             emitted = request.emitted_tokens
             if emitted == 0:
                 request.first_token_s = now_s
-            elif request.index >= first_measured:
+            elif request.index in measured:
                 # Rows of a batch were mostly emitted together before, too.
                 if num_gaps and request.last_token_s != since_s:
                     self.gaps.add(now_s - since_s, num_gaps)
@@ -468,7 +473,7 @@ class Serving:
         emitted = min(request.output_tokens, request.emitted_tokens + num_tokens)
         if request.emitted_tokens == 0:
             request.first_token_s = now_s
-        elif request.index >= self.first_measured:
+        elif request.index in self.measured:
             self.gaps.add(now_s - request.last_token_s)
         request.last_token_s = now_s
         request.emitted_tokens = emitted

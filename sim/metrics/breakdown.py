@@ -13,15 +13,16 @@ PHASES = ("queue", "prefill", "draft", "verify", "transfer", "waiting")
 _PHASE_OF = {"prefill": "prefill", "draft": "draft", "verify": "verify", "step": "verify", "copy": "transfer"}
 
 
-def mean_phases_s(record: RunRecord, num_warmups: int = 0) -> dict[str, float]:
-    """Mean seconds per finished request, but the first `num_warmups`, in each of PHASES; they add up to mean E2EL.
+def mean_phases_s(record: RunRecord, measured: range | None = None) -> dict[str, float]:
+    """Mean seconds in each of PHASES per finished request, of those with indices in `measured` if that is given; they
+    add up to mean E2EL.
 
     A work counts for a request from its submission, or from the end of the request's previous work if that is later,
     until its result is on the host or the request has its last token. Time between works is waiting, time before
     admission is queue. A STEP counts as prefill until the first token and as verify (or decode) after it; a draft
     model's own prefill counts as prefill.
     """
-    finished = [request for request in record.requests if request.is_finished and request.index >= num_warmups]
+    finished = [each for each in record.requests if each.is_finished and (measured is None or each.index in measured)]
     totals = dict.fromkeys(PHASES, 0.0)
     if not finished:
         return totals

@@ -48,13 +48,22 @@ def summarise(
     percentiles: Sequence[float] = PERCENTILES,
     goodput_ms: dict[str, float | None] | None = None,
     num_warmups: int = 0,
+    num_cooldowns: int = 0,
 ) -> Run:
-    """All metrics of a run. `num_warmups` requests that arrived first are left out; every key is always there."""
-    measured = [request for request in record.requests if request.index >= num_warmups]
+    """All metrics of a run. `num_warmups` requests that arrived first are left out, and `num_cooldowns` that arrived
+    last; with the latter throughputs are of what ends between the first and the last arrival that are measured. Every
+    key is always there."""
+    last = len(record.requests) - num_cooldowns
+    measured = [request for request in record.requests if num_warmups <= request.index < last]
     finished = [request for request in measured if request.is_finished]
     start_s = min((request.arrival_s for request in measured), default=0.0) if num_warmups else 0.0
-    duration_s = record.end_s - start_s
-    output_tokens = sum(request.emitted_tokens for request in finished)
+    end_s, ended = record.end_s, finished
+    if num_cooldowns:
+        end_s = max((request.arrival_s for request in measured), default=start_s)
+        ended = [each for each in record.requests if each.is_finished and start_s < each.last_token_s <= end_s]
+    duration_s = end_s - start_s
+    output_tokens = sum(request.emitted_tokens for request in ended)
+    input_tokens = sum(request.prompt_tokens for request in ended)
     result: Run = {
         "policy": record.policy,
         "seed": record.seed,
@@ -68,23 +77,21 @@ def summarise(
         "preemptions": sum(request.num_preemptions for request in measured),
         "duration": duration_s,
         "total_input_tokens": sum(request.prompt_tokens for request in finished),
-        "total_output_tokens": output_tokens,
-        "request_throughput": _ratio(len(finished), duration_s),
+        "total_output_tokens": sum(request.emitted_tokens for request in finished),
+        "request_throughput": _ratio(len(ended), duration_s),
         "output_throughput": _ratio(output_tokens, duration_s),
         "num_gpus": record.num_gpus,
         "output_throughput_per_gpu": _ratio(output_tokens, duration_s * record.num_gpus),
-        "total_token_throughput": _ratio(
-            output_tokens + sum(request.prompt_tokens for request in finished), duration_s
-        ),
+        "total_token_throughput": _ratio(output_tokens + input_tokens, duration_s),
     }
     samples = latencies_s(finished)
     result["effective_requests"] = effective_count(samples["e2el"])
-    phases = mean_phases_s(record, num_warmups) if record.works else dict.fromkeys(PHASES)
+    phases = mean_phases_s(record, range(num_warmups, last)) if record.works else dict.fromkeys(PHASES)
     result["phases_ms"] = {name: None if mean_s is None else mean_s * 1e3 for name, mean_s in phases.items()}
     shares = _slo_shares(finished, goodput_ms or {})
     result["slo_attainment"] = shares
     good = shares.get("all")
-    result["request_goodput"] = None if good is None else _ratio(good * len(finished), duration_s)
+    result["request_goodput"] = None if good is None else _ratio(good * len(ended), duration_s)
     result["slo_classes"] = {
         f"{each.name}.{key}": value
         for each in record.slo_classes

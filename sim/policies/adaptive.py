@@ -42,7 +42,7 @@ class Part(Serving):
             whole.controller,
             max_concurrency=None,
             max_num_batched_tokens=whole.max_num_batched_tokens,
-            first_measured=whole.first_measured,
+            measured=whole.measured,
             plans_ahead=whole.plans_ahead,
             gaps=whole.gaps,
             queue=GaugePart(whole.queue),

@@ -147,7 +147,12 @@ def simulate(source: Source = None, /, **changes: Any) -> Simulation:
     scenario, profile = _scenario(source, changes)
     resolve_all(scenario, profile)
     record = run_once(resolve(scenario, profile, scenario.policy[0]), scenario.seed)
-    metrics = summarise(record, goodput_ms=scenario.goodput.bounds_ms, num_warmups=scenario.workload.num_warmups)
+    metrics = summarise(
+        record,
+        goodput_ms=scenario.goodput.bounds_ms,
+        num_warmups=scenario.workload.num_warmups,
+        num_cooldowns=scenario.workload.num_cooldowns,
+    )
     return Simulation(metrics=metrics | detailed(record), record=record)
 
 

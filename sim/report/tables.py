@@ -33,6 +33,8 @@ HEADLINE = (
 )
 COLUMN_WIDTH = 11
 """Width of a number with its interval below, where policies stand side by side because metrics do not fit so."""
+WIDER = 1.5
+"""Intervals so many times as wide as the narrowest stand by themselves."""
 FOLDED, WIDEST = 16, 10_000
 """Characters that are enough for a column of prose, and that no table has."""
 SLO_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2EL"}
@@ -283,7 +285,7 @@ def notes(result: Comparison) -> list[str]:
     """All that the table rests on."""
     errors = result.profile.errors
     known = ", ".join(f"{kind} {value:.1f} %" for kind, value in errors.items() if value is not None)
-    lines = [f"costs: mean error on held-out points: {known or 'none stated'}"]
+    lines = [f"costs: mean error of kernels and passes on held-out points: {known or 'none stated'}"]
     unknown = [kind for kind, value in errors.items() if value is None]
     if unknown:
         lines[0] += f"; not validated: {', '.join(unknown)}"
@@ -301,12 +303,13 @@ def notes(result: Comparison) -> list[str]:
     lines.append(
         "output: tokens of requests that end before the last arrival; with the drain, as vLLM counts, in the JSON"
     )
-    warmups = result.length.num_warmups
-    if warmups:
-        lines.append(f"the first {warmups} requests of each run are left out" + " (MSER-5)" * result.length.is_auto)
+    left_out = [(result.length.num_warmups, "first"), (result.length.num_cooldowns, "last")]
+    parts = [f"the {which} {count}" for count, which in left_out if count]
+    if parts:
+        lines.append(f"{' and '.join(parts)} requests of each run are left out" + " (MSER-5)" * result.length.is_auto)
     if result.scenario["replications"] < 2:
         lines.append("no intervals: they need --replications 2 or more")
-    return [*lines, *result.notes, *result.evidence]
+    return [*lines, *(level_lines(result) if result.levels else []), *result.notes, *result.evidence]
 
 
 def _overlap_lines(result: Comparison) -> list[str]:
@@ -382,7 +385,35 @@ def _tail_lines(result: Comparison) -> list[str]:
 def comparison_in_brief(result: Comparison) -> list[str]:
     """What a comparison rests on, short."""
     overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
-    return in_brief([costs_line(result.profile.errors), *overlap], result.evidence, result.notes)
+    return in_brief([*level_lines(result), *overlap], result.evidence, result.notes)
+
+
+def level_lines(result: Comparison) -> list[str]:
+    """How far levels may be from a server's, end to end, and how latency answers to step times near saturation: a line
+    each, where there is something to say."""
+    if not result.levels:
+        return [costs_line(result.profile.errors)]
+    widths = {level.policy: 100.0 * (level.interval[1] / level.mean_e2el_ms - 1.0) for level in result.levels}
+    alike = [width for width in widths.values() if width <= WIDER * min(widths.values())]
+    others = [
+        f"{policy} {width:.0f} %" if width < 100.0 else f"{policy} {1.0 + width / 100.0:.1f} times"
+        for policy, width in widths.items()
+        if width > WIDER * min(widths.values())
+    ]
+    known = sum(level.num_cells > 0 for level in result.levels)
+    where = "cells like these" if known == len(widths) else "served cells, none like these" if not known else "cells"
+    text = f"a server's mean E2EL may be {_percents(alike)} off{', ' * bool(others)}{', '.join(others)}"
+    text += f" (95 %): errors {_percents([level.error_pct for level in result.levels])} on {where}"
+    engine = [level.engine_pct for level in result.levels if level.engine_pct is not None]
+    if engine and max(engine) >= 0.5:
+        text += f", the engine's pooled constants {_percents(engine)}"
+    steep = [f"{level.elasticity:.1f} % ({level.policy})" for level in result.levels if level.elasticity is not None]
+    return [text, *([f"near saturation 1 % of step time is this much E2EL: {', '.join(steep)}"] if steep else [])]
+
+
+def _percents(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def in_brief(lines: Sequence[str], evidence: Sequence[str], notes: Sequence[str]) -> list[str]:

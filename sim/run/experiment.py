@@ -225,7 +225,7 @@ class Experiment:
             batch_wait=resolved.limits.batch_wait,
             frontend_s=resolved.engine.frontend_s,
             frontend_token_s=resolved.engine.frontend_token_s,
-            first_measured=self.scenario.workload.num_warmups,
+            measured=self.scenario.workload.measured,
             kv_bytes_per_token=resolved.kv_bytes_per_token,
             draws=draws if self.scenario.window.stop_s is None else None,
             names_requests=is_recorded,

@@ -449,7 +449,7 @@ def sample_requests(scenario: Scenario) -> list[Request]:
     """Requests whose means tell of the workload, the same for all seeds; of a trace no more than it has."""
     workload: Workload = scenario.workload
     count = min(LOAD_SAMPLE, trace_length(workload)) if is_trace(workload) else LOAD_SAMPLE
-    return build_requests(msgspec.structs.replace(workload, num_prompts=count, num_warmups=0), scenario.seed)
+    return build_requests(workload.sized(count), scenario.seed)
 
 
 def _mean_lengths(requests: Sequence[Request]) -> tuple[float, float]:

@@ -486,9 +486,10 @@ def _fleet_point(
     workload = scenario.workload
     length = max(num_prompts(scenario), REQUESTS_PER_REPLICA * count)
     length = min(length, trace_length(workload)) if is_trace(workload) else length
-    changes: dict[str, Any] = {"num_prompts": length, "num_warmups": int(WARMUP_SHARE * length)}
+    changes: dict[str, Any] = {}
     if is_trace(workload) and workload.trace_arrivals is TraceArrivals.RECORDED:
         changes["trace_arrivals"] = TraceArrivals.RESCALED
+    workload = workload.sized(length, int(WARMUP_SHARE * length))
     workload = msgspec.structs.replace(workload, request_rate=target_rate, max_concurrency=None, **changes)
     devices = msgspec.structs.replace(scenario.devices, count=count, routing=routing)
     return Point(

@@ -1,4 +1,4 @@
-"""What was measured near a question, and how wrong the simulator was there: the last lines of every answer.
+"""What was measured near a question, how wrong the simulator was there, and how wrong a level may be by all that.
 
 Cells are real serving runs with the source of their figures (sim/evidence/cells.json, made as docs/accuracy.md says);
 no measured file is part of the project. A cell is near where GPU, target and drafting method are the question's and its
@@ -10,19 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from math import inf, log2
+from math import exp, hypot, inf, log, log2, sqrt
 from pathlib import Path
 
 import msgspec
 
-from sim.compare.side_by_side import Comparison
-from sim.costs.profile import Profile
+from sim.compare.points import Point, run_points
+from sim.compare.side_by_side import Comparison, Level, PolicySummary
+from sim.costs.engine import EngineCosts, engine_of, with_engine
+from sim.costs.profile import SERVED_KINDS, Profile
+from sim.draws import child_seed
+from sim.metrics.summary import number
 from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, parse_scenario
+from sim.studies.draws import SD_PER_MEAN_ABS, UNKNOWN_PCT
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
 FACTOR = 2.0
+NEAR_SATURATION = 0.7
+"""Of capacity, where that was measured; it is not where the load is surely lighter (sim.compare.capacity)."""
+SLOWER = 1.05
+"""Of all steps, where the elasticity of latency to them is asked for."""
+FEW_PROMPTS = 300
+"""Requests of a run that tells what the engine's constants do to a latency, where queues are short."""
+SERVED_PCT = {"sglang": 15.5, "trtllm": 9.8, "vllm": 7.4}
+"""Mean size of the error of TPOT, percent, on served cells that no fit saw, by engine (docs/silicon.md)."""
+Z_975 = 1.96
 NONE = "none"
 """The method where nothing is drafted."""
 MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest measured,"
@@ -118,6 +132,87 @@ def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
             f"({_loads(questions)}); {NEAREST} with another {another}: {nearest}"
         )
     return list(dict.fromkeys(lines))
+
+
+def levels(result: Comparison, profile: Profile) -> list[Level]:
+    """The interval of each policy's mean E2EL where it is steady.
+
+    The simulator is as far off as it was on cells of the same GPU, target and method, at whatever load, and on served
+    cells that no fit saw, which count as one more: so 51 of 51 cells lie in what the others say, and 47 with 5 % for
+    the latter. Constants of the engine that were pooled over others come on top, unless the cells were measured with
+    it, by a run with all of them a standard deviation higher. Near saturation latency answers to errors of step times
+    by its elasticity to them.
+    """
+    scenario = parse_scenario(result.scenario)
+    engine = engine_of(scenario.engine.name, profile)
+    served_pct = SD_PER_MEAN_ABS * SERVED_PCT.get(engine.name.partition("-")[0], UNKNOWN_PCT)
+    found = []
+    for row, asked in zip(result.policies, asked_of_comparison(result, profile), strict=True):
+        mean_ms, ci95 = row.mean["mean_e2el_ms"], row.ci95["mean_e2el_ms"]
+        if mean_ms is None or not row.load.is_steady:
+            continue
+        like = [cell for cell in cells() if not _differs(cell, profile.gpu.name, profile.target.name, asked)]
+        error_pct = sqrt((served_pct**2 + sum(cell.error_pct**2 for cell in like)) / (len(like) + 1))
+        is_known = any(cell.engine == engine.name for cell in like)
+        slowed, elasticity = _perturbed(scenario, profile, row, None if is_known else engine)
+        half = hypot(
+            Z_975 * error_pct / 100.0 * (elasticity or 1.0),
+            Z_975 * log(slowed or 1.0),
+            0.0 if ci95 is None else (ci95[1] - ci95[0]) / 2.0 / mean_ms,
+        )
+        found.append(
+            Level(
+                policy=row.policy,
+                mean_e2el_ms=mean_ms,
+                interval=(mean_ms * exp(-half), mean_ms * exp(half)),
+                error_pct=error_pct,
+                num_cells=len(like),
+                engine_pct=None if slowed is None else 100.0 * (slowed - 1.0),
+                elasticity=elasticity,
+            )
+        )
+    return found
+
+
+def _perturbed(
+    scenario: Scenario, profile: Profile, row: PolicySummary, engine: EngineCosts | None
+) -> tuple[float | None, float | None]:
+    """By what the constants of `engine` a standard deviation higher multiply mean E2EL, None where none is given or
+    known; and near saturation its elasticity to step times. On the same draws."""
+    based = with_engine(profile, engine_of(scenario.engine.name, profile))
+    is_near = (row.load.rate_per_s or 0.0) > NEAR_SATURATION * (row.load.capacity_per_s or inf)
+    slowed = None
+    if engine is not None and engine.error_pct:
+        factor = exp(engine.error_pct / 100.0)
+        slowed = _ratio_of_means(scenario, row.policy, based, _with_times(based, engine=factor), is_whole=is_near)
+    elasticity = None
+    if is_near:
+        ratio = _ratio_of_means(scenario, row.policy, based, _with_times(based, engine=SLOWER, passes=SLOWER))
+        elasticity = None if ratio is None else max(1.0, log(ratio) / log(SLOWER))
+    return slowed, elasticity
+
+
+def _ratio_of_means(
+    scenario: Scenario, policy: str, profile: Profile, other: Profile, *, is_whole: bool = True
+) -> float | None:
+    """Mean E2EL with `other` over that with `profile`; a shorter run tells where queues are short."""
+    workload = scenario.workload
+    if not is_whole and isinstance(workload.num_prompts, int) and workload.num_prompts > FEW_PROMPTS:
+        scenario = msgspec.structs.replace(scenario, workload=workload.sized(FEW_PROMPTS))
+    points = [
+        Point(scenario=scenario, policy=policy, seed=child_seed(scenario.seed, 0), profile=each)
+        for each in (profile, other)
+    ]
+    one, two = (number(outcome.run, "mean_e2el_ms") for _, outcome in run_points(points, workers=1))
+    return two / one if one and two else None
+
+
+def _with_times(profile: Profile, *, engine: float, passes: float = 1.0) -> Profile:
+    """The engine's time per step, and every pass, so many times as long."""
+    host = profile.host
+    served = {kind: passes * host.served.get(kind, 1.0) for kind in SERVED_KINDS} if passes != 1.0 else host.served
+    host = msgspec.structs.replace(host, served=served, step_s=engine * host.step_s, row_s=engine * host.row_s)
+    return msgspec.structs.replace(profile, host=host)
 
 
 def _nearest(gpu: str, model: str, asked: Asked) -> tuple[str, list[str]]:

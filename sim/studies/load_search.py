@@ -287,7 +287,7 @@ def with_length(scenario: Scenario, auto: int) -> Scenario:
     is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
     count = auto if is_open else num_prompts(scenario)
     warmups = int(WARMUP_SHARE * count) if is_open else workload.num_warmups or int(WARMUP_SHARE * count)
-    workload = msgspec.structs.replace(workload, num_prompts=count, num_warmups=warmups)
+    workload = workload.sized(count, warmups)
     return msgspec.structs.replace(scenario, workload=workload, window=type(scenario.window)())
 
 

@@ -209,6 +209,7 @@ def _rows(job: Job) -> Iterator[Row]:
             "is_transient": _is_transient(settled, length, outcome.run),
             "capacity_per_s": load.capacity_per_s,
             "num_warmups": length.num_warmups,
+            "num_cooldowns": length.num_cooldowns,
             **dict(_metrics(outcome.run)),
             **{
                 if_overlap(metric, level): number(run, metric)

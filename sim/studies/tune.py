@@ -569,9 +569,7 @@ def closed_loop(scenario: Scenario, concurrency: int) -> Scenario:
     elif is_trace(workload):
         count = min(count, trace_length(workload))
     workload = msgspec.structs.replace(
-        workload,
-        num_prompts=count,
-        num_warmups=workload.num_warmups or min(concurrency, count // 4),
+        workload.sized(count, workload.num_warmups or min(concurrency, count // 4)),
         request_rate=inf,
         max_concurrency=concurrency,
         trace_arrivals=TraceArrivals.RESCALED,

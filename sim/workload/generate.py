@@ -5,6 +5,7 @@ arrivals, a longer run begins with the same requests. Closed loops are the serve
 are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded traces (sim.workload.traces).
 """
 
+import sys
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil, floor, inf, isfinite
@@ -75,7 +76,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     length_range: tuple[float, float] | None = None
     """The same, from one share of the length to another: [0.8, 1.0] for clients such as InferenceX's."""
     num_warmups: int = 0
-    """So many of the first requests are left out of the metrics."""
+    """How many of num_prompts, the first, are left out of the metrics."""
+    num_cooldowns: int = 0
+    """The same of the last: they keep a closed loop full until those before them end. Then throughputs are of what ends
+    between the first and the last arrival that are measured, without a drain."""
     trace_arrivals: TraceArrivals = TraceArrivals.RESCALED
     prefix_len: int = 0
     """Tokens of a shared system prompt before every prompt."""
@@ -87,6 +91,19 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the arrival of one turn to that of the next."""
     num_forks: int = 1
     """Answers to each prompt, asked for at the same time; a session goes on from the first."""
+
+    @property
+    def measured(self) -> range:
+        """Arrival indices of the requests that are no warm-up and no cool-down."""
+        if self.num_cooldowns and isinstance(self.num_prompts, int):
+            return range(self.num_warmups, self.num_prompts - self.num_cooldowns)
+        return range(self.num_warmups, sys.maxsize)
+
+    def sized(self, num_prompts: int, num_warmups: int = 0, num_cooldowns: int = 0) -> "Workload":
+        """The same with so many requests."""
+        return msgspec.structs.replace(
+            self, num_prompts=num_prompts, num_warmups=num_warmups, num_cooldowns=num_cooldowns
+        )
 
     @property
     def sharing(self) -> Sharing:
@@ -148,6 +165,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.num_warmups < most:
             raise ValueError(
                 f"workload.num_warmups={self.num_warmups!r} must be at least 0 and below num_prompts={self.num_prompts}"
+            )
+        if not 0 <= self.num_cooldowns < most - self.num_warmups:
+            raise ValueError(
+                f"workload.num_cooldowns={self.num_cooldowns!r} must be at least 0 and, with num_warmups="
+                f"{self.num_warmups}, below num_prompts={self.num_prompts}"
             )
         if not self.request_rate >= MIN_RATE:
             raise ValueError(
@@ -240,7 +262,7 @@ def mean_tokens(workload: Workload, seed: int) -> tuple[float, float]:
         trace = _trace(workload, None)
         prompts, outputs = trace.prompt_tokens, trace.output_tokens
     elif workload.sharing.requests_per_session > 1:
-        sample = build_requests(msgspec.structs.replace(workload, num_prompts=MEAN_SAMPLE, num_warmups=0), seed)
+        sample = build_requests(workload.sized(MEAN_SAMPLE), seed)
         return (
             sum(request.prompt_tokens for request in sample) / MEAN_SAMPLE,
             sum(request.output_tokens for request in sample) / MEAN_SAMPLE,

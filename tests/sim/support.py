@@ -13,7 +13,7 @@ from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Controller, SameLength
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
-from sim.engine.serving import RoundDraws, Serving
+from sim.engine.serving import EVERYONE, RoundDraws, Serving
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Stream
@@ -198,7 +198,7 @@ class SimRun:
             block_size=block_size,
             controller=controller,
             options=options,
-            first_measured=num_warmups,
+            measured=range(num_warmups, sys.maxsize),
             draws=self.draws if is_totals else None,
         )
         assert not is_totals or can_be_totals(self.serving, limits)
@@ -237,7 +237,7 @@ def serve(
     block_size: int = 16,
     controller: Controller | None = None,
     options: PolicyOptions | None = None,
-    first_measured: int = 0,
+    measured: range = EVERYONE,
     draws: RoundDraws | None = None,
 ) -> Serving:
     limits = limits or EngineLimits()
@@ -261,7 +261,7 @@ def serve(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         receive_interval=limits.receive_interval,
         batch_wait=limits.batch_wait,
-        first_measured=first_measured,
+        measured=measured,
         draws=draws,
         plans_ahead=limits.async_scheduling,
     )

@@ -2,6 +2,7 @@
 
     python -m validation verdicts load [--groups 100]
     python -m validation verdicts coverage [--groups 200] [--workers 2] [--without-tails]
+    python -m validation verdicts kinds [--groups 100]
 
 `load`: an M/D/1 queue (one request at a time, one length), `continuous` and `pd`, at 0.5 to 1.2 of their capacity, the
 mean of several saturated runs; the share of runs per verdict, and the CPU of a run and of a verdict, nothing kept.
@@ -9,6 +10,8 @@ mean of several saturated runs; the share of runs per verdict, and the CPU of a 
 capacity on two GPUs, over SHUFFLES ways of taking the runs by fours. A p99 has an interval only where so many requests
 are measured that MIN_FOR_P99 of them count as independent: those runs take most of the time, and need a group in
 TAIL_SHARE.
+`kinds`: the same of means alone, for an open loop, a closed one and a trace, at the lengths that `auto` finds, with the
+pooled share, and the CPU seconds that the runs took, in one process.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
@@ -37,11 +42,16 @@ from sim.metrics.summary import Run, number
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from sim.workload.generate import build_requests, is_trace
 
 PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")
 SHARES = (0.3, 0.6, 0.85)
 METRICS = ("mean_e2el_ms", "p99_e2el_ms", "steady_output_throughput")
+MEANS = ("mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "steady_output_throughput")
 REPLICATIONS = 4
+LONG_RUNS = {"open": 40, "closed": 40, "trace": 400}
+"""Of `kinds`, whose mean is taken for the truth: 20,000 requests, or the trace."""
+TRACE_PROMPTS = 1000
 LONG_RUN = 60
 """Replications of the long run, whose mean is taken for the truth."""
 TRUTH_SEED = 77
@@ -149,6 +159,67 @@ def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
         )
 
 
+def kinds(folder: Path) -> Iterator[tuple[str, Scenario]]:
+    """An open loop at 60 % of capacity, a closed one of answers of very different lengths, and a bursty trace."""
+    eagle, pair = "h100-sxm/llama-3.1-8b+eagle3", PAIRS[0]
+    given = {"policy": "continuous", "replications": REPLICATIONS}
+    drawn = Scenario.of(profile=pair, dataset_name="azure-conv", **given)
+    rate, _ = capacity(drawn, "continuous", load_profile(pair))
+    yield "open", Scenario.of(profile=pair, dataset_name="azure-conv", request_rate=SHARES[1] * rate, **given)
+    yield (
+        "closed",
+        Scenario.of(profile=eagle, dataset_name="azure-code", request_rate="inf", max_concurrency=32, **given),
+    )
+    bursty = Scenario.of(
+        profile=pair, dataset_name="azure-conv", request_rate=SHARES[0] * rate, burstiness=0.5, **given
+    )
+    requests = build_requests(bursty.workload.sized(TRACE_PROMPTS), TRUTH_SEED)
+    rows = [f"{each.arrival_s},{each.prompt_tokens},{each.output_tokens}" for each in requests]
+    path = folder / "trace.csv"
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
+    yield (
+        "trace",
+        Scenario.of(
+            profile=pair, dataset_name="csv", dataset_path=str(path), **given, **{"workload.trace_arrivals": "recorded"}
+        ),
+    )
+
+
+def coverage_of_kinds(groups: int) -> None:
+    pooled: dict[str, list[bool]] = {metric: [] for metric in MEANS}
+    with TemporaryDirectory() as folder:
+        for name, scenario in kinds(Path(folder)):
+            profile = load_profile(scenario.profile)
+            settled, length = choose_run_length(scenario, profile)
+            workload = settled.workload
+            long = workload if is_trace(workload) else workload.sized(20_000, 1000, 1000 * (name == "closed"))
+            long_seeds = [child_seed(TRUTH_SEED, run) for run in range(LONG_RUNS[name])]
+            truths = _runs(msgspec.structs.replace(settled, workload=long), profile, long_seeds, 1)
+            seeds = [child_seed(1000 + run // REPLICATIONS, run % REPLICATIONS) for run in range(REPLICATIONS * groups)]
+            started_s = time.process_time()
+            runs = _runs(settled, profile, seeds, 1)
+            run_s = (time.process_time() - started_s) / len(runs)
+            parts = []
+            for metric in MEANS:
+                truth = float(np.mean([number(run, metric) or 0.0 for run in truths]))
+                samples = [number(run, metric) or 0.0 for run in runs]
+                held, half = covered(samples, truth)
+                own = [intervals_hold(each.tolist(), truth) for each in np.array(samples).reshape(-1, REPLICATIONS)]
+                pooled[metric] += own
+                off = 100.0 * (float(np.mean(samples)) / truth - 1.0)
+                parts.append(f"{metric} {100.0 * held:.1f} % (±{100.0 * half:.1f} %, {off:+.2f} % off)")
+            sizes = f"{length.num_prompts} requests, {length.num_warmups} and {length.num_cooldowns} left out"
+            print(f"{name}: {sizes}, {run_s:.2f} CPU-s a run: {', '.join(parts)}", flush=True)
+    shares = ", ".join(f"{metric} {100.0 * float(np.mean(held)):.1f} %" for metric, held in pooled.items())
+    print(f"pooled, {3 * groups} groups as they come: {shares}")
+
+
+def intervals_hold(samples: Sequence[float], truth: float) -> bool:
+    interval = interval_95(samples)
+    assert interval is not None
+    return interval[0] <= truth <= interval[1]
+
+
 def covered(samples: Sequence[float], truth: float) -> tuple[float, float]:
     """Share of the intervals of REPLICATIONS of the `samples` that hold the `truth`, and the median half-width over it,
     by SHUFFLES ways of taking them together."""
@@ -171,7 +242,7 @@ def _runs(scenario: Scenario, profile: Profile, seeds: Sequence[int], workers: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["load", "coverage"])
+    parser.add_argument("what", choices=["load", "coverage", "kinds"])
     parser.add_argument("--groups", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--without-tails", action="store_true", help="of coverage: means only")
@@ -179,5 +250,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if given.what == "load":
         load_verdicts(given.groups)
+    elif given.what == "kinds":
+        coverage_of_kinds(given.groups)
     else:
         coverage(given.groups, given.workers, has_tails=not given.without_tails)

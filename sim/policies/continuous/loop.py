@@ -198,7 +198,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
     lookahead = serving.controller.draft_tokens_max
     is_sharing = serving.paged.is_sharing
     blocks = RowBlocks(serving.paged, draft_tokens, lookahead, is_async=is_async) if is_sharing else None
-    rows = Rows(draws, draft_tokens, serving.first_measured, blocks)
+    rows = Rows(draws, draft_tokens, serving.measured, blocks)
     plan: PromptPlan | None = None
     partial: Partial | None = None
     last_step_s = 0.0
@@ -211,7 +211,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             if serving.inbox and not has_room(serving, limits, num_rows, partial):
                 running = _with_tables(serving, rows, partial, last_step_s)
                 rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running)
-                partial, joined = None, _joined_since(rows, serving.first_measured, last_step_s)
+                partial, joined = None, _joined_since(rows, serving.measured, last_step_s)
                 continue
             if blocks is not None:
                 blocks.take(rows.step, [])
@@ -243,7 +243,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
                 lengths = {request.index: draft_tokens for request in running}
                 flight = Flight(under_way, target, last, lengths, started_s, accepted)
                 rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running, flight)
-                partial, joined = None, _joined_since(rows, serving.first_measured, last_step_s)
+                partial, joined = None, _joined_since(rows, serving.measured, last_step_s)
                 continue
             if blocks is not None:
                 blocks.take(rows.step + 1, completed)
@@ -301,9 +301,9 @@ def _prompt_budget(limits: EngineLimits, row_tokens: int) -> int:
     return limits.max_num_scheduled_tokens - (row_tokens if limits.mixes_prompts else 0)
 
 
-def _joined_since(rows: Rows, first_measured: int, last_step_s: float) -> list[tuple[float, int]]:
+def _joined_since(rows: Rows, measured: range, last_step_s: float) -> list[tuple[float, int]]:
     """By time after `last_step_s`, measured rows whose first token came then."""
-    times = [request.last_token_s for request in rows.requests if request.index >= first_measured]
+    times = [request.last_token_s for request in rows.requests if request.index in measured]
     return [(time_s, 1) for time_s in times if time_s > last_step_s]
 
 

@@ -142,8 +142,8 @@ class Rows:
         "_draft_tokens",
         "_draws",
         "_ending",
-        "_first_measured",
         "_leaving",
+        "_measured",
         "_members",
         "context_tokens",
         "num_measured",
@@ -151,10 +151,10 @@ class Rows:
         "step",
     )
 
-    def __init__(self, draws: RoundDraws, draft_tokens: int, first_measured: int, blocks: RowBlocks | None) -> None:
+    def __init__(self, draws: RoundDraws, draft_tokens: int, measured: range, blocks: RowBlocks | None) -> None:
         self._draws = draws
         self._blocks = blocks
-        self._first_measured = first_measured
+        self._measured = measured
         self._draft_tokens = draft_tokens
         self._leaving: dict[int, list[Request]] = {}
         self._ending: dict[int, int] = {}
@@ -165,7 +165,7 @@ class Rows:
         self.step = 0
         self.num_rows = 0
         self.num_measured = 0
-        """Rows whose gaps count: those after the warm-up."""
+        """Rows whose gaps count."""
         self.context_tokens = 0
 
     def join(self, request: Request, accepted: Accepted | None = None) -> None:
@@ -193,7 +193,7 @@ class Rows:
             self._advance[start : start + num_rounds] += accepted
         request.kv_tokens = context_tokens + gained
         self.num_rows += 1
-        self.num_measured += request.index >= self._first_measured
+        self.num_measured += request.index in self._measured
         self.context_tokens += context_tokens
         last_step = self.step + num_rounds
         self._leaving.setdefault(last_step, []).append(request)
@@ -207,7 +207,7 @@ class Rows:
 
     def read_in(self, running: Sequence[Request]) -> Rows:
         """An account of `running`, which decode from its first step on; some of them were here."""
-        rows = Rows(self._draws, self._draft_tokens, self._first_measured, None)
+        rows = Rows(self._draws, self._draft_tokens, self._measured, None)
         rows.step = -1
         for request in running:
             accepted = None
@@ -239,7 +239,7 @@ class Rows:
             self.num_rows -= len(leaving)
             for request in leaving:
                 self.context_tokens -= request.kv_tokens
-                self.num_measured -= request.index >= self._first_measured
+                self.num_measured -= request.index in self._measured
                 del self._members[request.index]
         return leaving
 

@@ -263,7 +263,7 @@ def draw_timeline(points: Points) -> Figure:
             if json.loads(text) is not None:
                 set_dotted(raw, name, json.loads(text))
         raw["workload"]["num_prompts"] = min(TIMELINE_PROMPTS, int(own.iloc[0]["num_prompts"]))
-        raw["workload"]["num_warmups"] = 0
+        raw["workload"]["num_warmups"] = raw["workload"]["num_cooldowns"] = 0
         try:
             records.append(_again(raw, policy))
         except ValueError as error:

@@ -8,7 +8,7 @@ import pytest
 
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
-from sim.engine.serving import Serving
+from sim.engine.serving import EVERYONE, Serving
 from sim.hosts.scripted import ScriptHost
 from sim.interface.request import Request
 from sim.interface.work import Chunk
@@ -25,7 +25,7 @@ class Served:
         *,
         max_concurrency: int | None = None,
         max_num_seqs: int | None = None,
-        first_measured: int = 0,
+        measured: range = EVERYONE,
     ) -> None:
         self.host = ScriptHost(lambda work: 0.0)
         self.drafts = NotedController(4, 4)
@@ -37,7 +37,7 @@ class Served:
             self.drafts,
             max_concurrency=max_concurrency,
             max_num_seqs=max_num_seqs,
-            first_measured=first_measured,
+            measured=measured,
         )
 
     def at(self, time_s: float, act: Callable[[], object]) -> None:
@@ -444,16 +444,16 @@ def test_output_is_cut_at_what_was_asked_and_acceptance_is_not() -> None:
     assert (asked.emitted_tokens, asked.accepted_tokens) == (3, 4)
 
 
-def test_gaps_lie_between_emissions_of_requests_behind_the_warm_up() -> None:
-    """Request 0 warms up. Request 1 emits at 1, 3 and 4 s: its first token has no gap, the others 2 and 1 s."""
-    asked = [request(0, output=9), request(1, output=9)]
-    served = Served(asked, first_measured=1)
+def test_gaps_lie_between_emissions_of_requests_that_are_measured() -> None:
+    """Requests 0 and 2 are not. Request 1 emits at 1, 3 and 4 s: its first token has no gap, the others 2 and 1 s."""
+    asked = [request(0, output=9), request(1, output=9), request(2, output=9)]
+    served = Served(asked, measured=range(1, 2))
     for time_s in (1.0, 3.0, 4.0):
         for each in asked:
             served.at(time_s, lambda each=each: served.serving.emit(each, 2))
     serving = served.run()
     assert (list(serving.gaps.gaps_s), list(serving.gaps.counts)) == ([2.0, 1.0], [1, 1])
-    assert [(r.first_token_s, r.last_token_s, r.emitted_tokens) for r in asked] == [(1.0, 4.0, 6)] * 2
+    assert [(r.first_token_s, r.last_token_s, r.emitted_tokens) for r in asked] == [(1.0, 4.0, 6)] * 3
 
 
 def test_a_finished_request_gives_all_back_and_is_told_of() -> None:

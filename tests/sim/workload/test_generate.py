@@ -126,6 +126,10 @@ def test_length_tables_rise() -> None:
         ({"max_concurrency": 0}, "max_concurrency=0 must be at least 1"),
         ({"num_prompts": 200, "num_warmups": 200}, "num_warmups=200 must be at least 0 and below num_prompts=200"),
         ({"num_warmups": -1}, "num_warmups=-1 must be at least 0"),
+        (
+            {"num_prompts": 200, "num_warmups": 150, "num_cooldowns": 50},
+            "num_cooldowns=50 must be at least 0 and, with num_warmups=150, below num_prompts=200",
+        ),
         ({"request_rate": 0.0}, "request_rate=0.0 must be at least 1e-09"),
         ({"request_rate": -1.0}, "request_rate=-1.0 must be at least 1e-09"),
         ({"request_rate": nan}, "request_rate=nan must be at least 1e-09"),
