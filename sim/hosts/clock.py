@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from math import ceil, inf
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 from sim.interface.wait import TIMED_OUT, HostWait, Signal, Wait
 
 POLL_GRID_SLACK = 1e-9
@@ -54,6 +56,7 @@ class _TimedFirst(FirstWait):
         return TIMED_OUT if index == len(self._waits) - 1 else index
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TaskHost:
     """The part of a virtual-clock host that runs coroutines, sleeps and signals."""
 
@@ -192,6 +195,7 @@ class TaskHost:
         self._is_dispatching = False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SteppedHost(TaskHost):
     """A host whose clock goes from event to event of its own list."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from sim.costs.cost import CostModel, Link
 from sim.costs.history import UNPRICED, HistoryCosts, with_history
 from sim.devices.contention import Contention
@@ -42,6 +44,7 @@ class Usage:
         self.cancelled_s = 0.0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SimHost(SteppedHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
     are devices by name; `curve` says what a work makes of a share of the multiprocessors, which it has `only_together`
