@@ -158,7 +158,7 @@ class _Processes:
     @property
     def is_broken(self) -> bool:
         """A worker has died."""
-        return bool(self.executor._broken)  # type: ignore[attr-defined]
+        return bool(self.executor._broken)
 
     def end(self, *, is_failed: bool) -> None:
         import multiprocessing
@@ -293,14 +293,14 @@ def _can_be_imported(build: Callable[..., Any]) -> bool:
     return is_there and build.__module__ != "__main__" and getattr(module, "__file__", None) is not None
 
 
-def _start_worker(shared: Mapping[str, Any], calls: list[Call], number: int) -> None:
+def _start_worker(shared: Mapping[str, Any], calls: list[Call], block: int) -> None:
     """Make this process a worker that ends with its parent, however that ends."""
     import multiprocessing
 
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_DFL)
-    prepare(shared, calls, number)
+    prepare(shared, calls, block)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
