@@ -1,8 +1,8 @@
 """An opt-in build: `LANESIM_COMPILE=1 pip install .` compiles (mypyc) where a simulation spends its time.
 
 The results are the same to the last bit, in half to two thirds of the CPU time; `lanesim --version` tells the builds
-apart. Left out is what mypyc cannot compile: async generators (sim.policies.rounds) and msgspec structs. All else about
-the build stands in pyproject.toml.
+apart. Left out is what mypyc cannot compile: async generators (sim.policies.rounds) and msgspec structs. A class that
+others extend elsewhere says so (`mypyc_attr`). All else about the build stands in pyproject.toml.
 """
 
 import os
@@ -12,6 +12,7 @@ from setuptools import setup
 
 HOT = [
     "sim/costs/forms/compact.py",
+    "sim/costs/forms/linear.py",
     "sim/costs/forms/table.py",
     "sim/costs/passes.py",
     "sim/costs/works.py",
@@ -26,6 +27,7 @@ HOT = [
     "sim/engine/paged.py",
     "sim/engine/serving.py",
     "sim/hosts/clock.py",
+    "sim/hosts/scripted.py",
     "sim/hosts/simulated.py",
     "sim/interface/request.py",
     "sim/interface/request_queue.py",

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from sim.compare.pool import default_workers, given, started
 from sim.costs.profile import Profile
 from sim.files.tables import writing_parquet
 from sim.metrics.load import needs_capacity
@@ -22,7 +23,10 @@ from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from sim.workload.generate import is_trace
+from sim.workload.generate import is_trace, num_requests
+
+WORTH_A_POOL = 4_000
+"""Requests in all from which several processes pay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,13 @@ def _kept(record: RunRecord, point: Point) -> RunRecord:
     return record if point.keeps_works else replace(record, works=[], kv_series=[])
 
 
+def worth(points: Sequence[Point], workers: int | None) -> int | None:
+    """`workers`; where they are left open, one for points that are not worth starting others."""
+    if workers is None and sum(num_requests(point.scenario.workload) for point in points) < WORTH_A_POOL:
+        return 1
+    return workers
+
+
 def run_points(
     points: Sequence[Point], *, workers: int | None = None, on_done: Callable[[int], None] | None = None
 ) -> Iterator[tuple[int, Outcome]]:
@@ -113,9 +124,6 @@ def run_points(
             if on_done is not None:
                 on_done(index + 1)
         return
-    # Here, since process pools take longer to import than a small run does.
-    from sim.compare.pool import default_workers, started
-
     profiles = list({id(point.profile): point.profile for point in points}.values())
     places = {id(profile): place for place, profile in enumerate(profiles)}
     packed = (
@@ -144,6 +152,4 @@ class Packed:
 
 
 def _run_packed(packed: Packed) -> Outcome:
-    from sim.compare.pool import given
-
     return run_point(Point(profile=given("profiles")[packed.profile], **packed.rest))

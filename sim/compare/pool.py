@@ -1,34 +1,37 @@
 """Many tasks over several processes: fed as they are worked off, so that memory does not grow with their number.
 
-Workers start once and are given once what many tasks share (`given`). They are forked where that is safe, which is
-where this process has one thread. Elsewhere they start afresh and are told the policies and acceptances registered
-here; one that was written in a script or notebook cannot be imported there, and then the tasks run in this process,
-with a note. Not here: what a task is (sim.compare.points, sim.studies.rows).
+Workers are given once what many tasks share (`given`), and last as long as the outermost `lasting` block. They are
+forked where that is safe, which is where this process has one thread. Elsewhere they start afresh and are told the
+policies and acceptances registered here; one that was written in a script or notebook cannot be imported there, and
+then the tasks run in this process, with a note. Not here: what a task is (sim.compare.points, sim.studies.rows).
+
+What only processes need is imported where they start: it takes longer than a small run does.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import islice
-from multiprocessing import connection
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count, islice
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sim.acceptance import forms
 from sim.costs.extrapolation import Extrapolation, collecting, pass_on
 from sim.plugins import checked_count
 from sim.policies import registry
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future, ProcessPoolExecutor
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -39,6 +42,11 @@ ENDING_S = 0.5
 
 _given: dict[str, Any] = {}
 """What the tasks of this process share, by name."""
+_given_number = 0
+"""Of the `started` block whose tasks share that."""
+_numbers = count(1)
+_lasting: list[_Processes] | None = None
+"""Processes of the outermost `lasting` block, one set at most; None outside."""
 
 
 class WorkerDied(RuntimeError):
@@ -63,6 +71,24 @@ def default_workers() -> int:
 
 
 @contextmanager
+def lasting() -> Iterator[None]:
+    """All that is `started` within the block shares the processes that the first needed, which end with the block."""
+    global _lasting
+    if _lasting is not None:
+        yield
+        return
+    _lasting = []
+    is_failed = True
+    try:
+        yield
+        is_failed = False
+    finally:
+        kept, _lasting = _lasting, None
+        for processes in kept:
+            processes.end(is_failed=is_failed)
+
+
+@contextmanager
 def started(
     workers: int,
     given: Mapping[str, Any] | None = None,
@@ -71,39 +97,91 @@ def started(
     executor: Executor | None = None,
     is_apart: bool = False,
 ) -> Iterator[Pool]:
-    """Workers that are there when the block begins and gone when it ends, and that find what is `given` by its name.
+    """Workers that are there when the block begins and gone when it ends, if it is not within a `lasting` one; they
+    find what is `given` by its name.
 
     `uses` names the policies and acceptances that tasks will ask for. One worker is this process, unless it is to be
-    `is_apart`. An `executor` stands in for the processes; it has been told itself what is given. On an exception or
-    interrupt, tasks that have not begun are dropped, and those under way ended with their processes.
+    `is_apart`, of processes that nobody shares. An `executor` stands in for the processes; it has been told itself what
+    is given. On an exception or interrupt, tasks that have not begun are dropped, and those under way ended with their
+    processes.
     """
     checked_count("workers", workers, 1)
-    shared = dict(given or {})
-    is_forking = sys.platform == "linux" and _num_threads() == 1
+    shared = Shared(dict(given or {}))
+    if executor is not None or (workers <= 1 and not is_apart):
+        yield Pool(executor=executor, shared=shared, workers=workers, is_told=True)
+        return
+    kept = None if is_apart else _lasting
+    if kept and (kept[0].is_broken or kept[0].workers < workers):
+        kept.pop().end(is_failed=False)
+    is_forking = kept[0].is_forking if kept else sys.platform == "linux" and _num_threads() == 1
     homeless = None if is_forking else next((name for name, _ in _unimportable() if name in uses), None)
-    if executor is None and workers > 1 and homeless is not None:
+    if workers > 1 and homeless is not None:
         warnings.warn(
             f"in one process: {homeless} is written in a script, where other processes do not find it", stacklevel=3
         )
-        workers = 1
-    if executor is not None or (workers <= 1 and not is_apart):
-        yield Pool(executor=executor, shared=shared, workers=workers)
+        yield Pool(executor=None, shared=shared, workers=1, is_told=True)
         return
-    others, threads = multiprocessing.active_children(), _num_threads()
-    pool = _processes(workers, shared, is_forking=is_forking)
+    processes = kept[0] if kept else _Processes(workers, shared, is_forking=is_forking)
+    if kept is not None and not kept:
+        kept.append(processes)
+    is_failed = True
     try:
-        with suppress(BrokenProcessPool), _without_main():
-            pool.submit(os.getpid)
-        yield Pool(executor=pool, shared=shared, workers=workers)
-    except BaseException:
-        # A task under way may take minutes, and nobody wants what it gives.
-        for process in multiprocessing.active_children():
-            if process not in others:
-                process.terminate()
-        raise
+        yield Pool(executor=processes.executor, shared=shared, workers=workers)
+        is_failed = False
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        _await_threads(threads)
+        if kept is None or is_failed:
+            processes.end(is_failed=is_failed)
+            if kept:
+                kept.clear()
+
+
+class _Processes:
+    """Worker processes, from their start to their end."""
+
+    def __init__(self, workers: int, shared: Shared, *, is_forking: bool) -> None:
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+        from concurrent.futures.process import BrokenProcessPool
+
+        fresh = "forkserver" if sys.platform == "linux" else "spawn"
+        self.workers, self.is_forking = workers, is_forking
+        self._others, self._threads = multiprocessing.active_children(), _num_threads()
+        self.executor: ProcessPoolExecutor = ProcessPoolExecutor(
+            workers,
+            mp_context=multiprocessing.get_context("fork" if is_forking else fresh),
+            initializer=_start_worker,
+            initargs=(shared.values, [] if is_forking else registered(), shared.number),
+        )
+        with suppress(BrokenProcessPool), _without_main():
+            self.executor.submit(os.getpid)
+
+    @property
+    def is_broken(self) -> bool:
+        """A worker has died."""
+        return bool(self.executor._broken)
+
+    def end(self, *, is_failed: bool) -> None:
+        import multiprocessing
+
+        if is_failed:
+            # A task under way may take minutes, and nobody wants what it gives.
+            for process in multiprocessing.active_children():
+                if process not in self._others:
+                    process.terminate()
+        self.executor.shutdown(wait=True, cancel_futures=True)
+        _await_threads(self._threads)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the tasks of a `started` block have in common, by name; workers know it by its number."""
+
+    values: dict[str, Any]
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    @cached_property
+    def pickled(self) -> bytes:
+        return pickle.dumps(self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +190,10 @@ class Pool:
 
     executor: Executor | None
     """None: this process."""
-    shared: dict[str, Any]
+    shared: Shared
     workers: int
+    is_told: bool = False
+    """Whoever runs tasks has what they share; else workers that lasted may have what others shared."""
 
     def run(
         self, function: Callable[[Task], Result], tasks: Iterable[Task], *, ahead: int = AHEAD
@@ -126,17 +206,19 @@ class Pool:
         """
         if self.executor is None:
             for task in tasks:
-                with _having(self.shared):
+                with _having(self.shared.values):
                     result = function(task)
                 yield task, result
             return
+        from concurrent.futures import FIRST_COMPLETED, wait
+        from concurrent.futures.process import BrokenProcessPool
+
         waiting = iter(tasks)
-        under_way: dict[Future[Heard[Result]], Task] = {}
+        under_way: dict[Future[Heard[Result] | None], Task] = {}
         while True:
             for task in islice(waiting, max(0, ahead * self.workers - len(under_way))):
                 try:
-                    with _without_main():
-                        under_way[self.executor.submit(_listen, function, task)] = task
+                    under_way[self._submitted(function, task)] = task
                 except BrokenProcessPool:
                     raise WorkerDied([*under_way.values(), task]) from None
             if not under_way:
@@ -144,12 +226,24 @@ class Pool:
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 try:
                     heard = future.result()
+                    if heard is None:
+                        again = self._submitted(function, under_way[future], self.shared.pickled)
+                        under_way[again] = under_way.pop(future)
+                        continue
                 except BrokenProcessPool:
                     raise WorkerDied(list(under_way.values())) from None
                 for category, text in heard.warnings:
                     warnings.warn(text, category, stacklevel=2)
                 pass_on(heard.extrapolation)
                 yield under_way.pop(future), heard.result
+
+    def _submitted(
+        self, function: Callable[[Task], Result], task: Task, pickled: bytes | None = None
+    ) -> Future[Heard[Result] | None]:
+        assert self.executor is not None
+        number = 0 if self.is_told else self.shared.number
+        with _without_main():
+            return self.executor.submit(_listen, function, task, number, pickled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,22 +255,17 @@ class Heard(Generic[Result]):
     extrapolation: Extrapolation
 
 
-def _listen(function: Callable[[Task], Result], task: Task) -> Heard[Result]:
+def _listen(function: Callable[[Task], Result], task: Task, number: int, pickled: bytes | None) -> Heard[Result] | None:
+    """None where this worker has not got what the tasks of block `number` share, and it does not come along."""
+    if number not in (0, _given_number):
+        if pickled is None:
+            return None
+        prepare(pickle.loads(pickled), [], number)
     with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
         warnings.simplefilter("default")
         result = function(task)
     said = dict.fromkeys((warning.category, str(warning.message)) for warning in heard)
     return Heard(result, list(said), extrapolation)
-
-
-def _processes(workers: int, shared: Mapping[str, Any], *, is_forking: bool) -> ProcessPoolExecutor:
-    fresh = "forkserver" if sys.platform == "linux" else "spawn"
-    return ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context("fork" if is_forking else fresh),
-        initializer=_start_worker,
-        initargs=(shared, [] if is_forking else registered()),
-    )
 
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -204,27 +293,34 @@ def _can_be_imported(build: Callable[..., Any]) -> bool:
     return is_there and build.__module__ != "__main__" and getattr(module, "__file__", None) is not None
 
 
-def _start_worker(shared: Mapping[str, Any], calls: list[Call]) -> None:
+def _start_worker(shared: Mapping[str, Any], calls: list[Call], block: int) -> None:
     """Make this process a worker that ends with its parent, however that ends."""
+    import multiprocessing
+
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_DFL)
-    prepare(shared, calls)
+    prepare(shared, calls, block)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
 
-def prepare(shared: Mapping[str, Any], calls: list[Call]) -> None:
-    """Have what is shared and registered in this process, once and for all."""
+def prepare(shared: Mapping[str, Any], calls: list[Call], number: int = 0) -> None:
+    """Have what is registered in this process, and what tasks of block `number` share."""
+    global _given_number, _lasting
     for register, arguments in calls:
         register(*arguments)
     _given.clear()
     _given.update(shared)
+    # A copy of a process has no processes.
+    _given_number, _lasting = number, None
 
 
 def _end_with(sentinel: int) -> None:
     """A parent that was killed cannot tell its workers to stop."""
+    from multiprocessing import connection
+
     connection.wait([sentinel])
     os._exit(1)
 

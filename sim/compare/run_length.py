@@ -12,20 +12,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from math import ceil, inf, sqrt
+from operator import itemgetter
 
 import msgspec
 import numpy as np
 
 from sim.compare.capacity import capacity, capacity_floor
+from sim.compare.points import Point, run_points, worth
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.metrics.load import Load, Verdict, judge, needs_capacity, trace_rate
+from sim.metrics.load import Load, Verdict, judge, trace_rate
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, mser_5
 from sim.policies.registry import find_policy
-from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
-from sim.run.simulate import simulate
 from sim.workload.generate import MIN_AUTO_PROMPTS, TraceArrivals, is_trace, trace_length
 
 SPAN_IN_E2EL = 20.0
@@ -58,8 +58,12 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader must know: a transient, a length that the CPU budget cut."""
 
 
-def choose_run_length(scenario: Scenario, profile: Profile, *, max_cpu_s: float = inf) -> tuple[Scenario, Length]:
-    """`scenario` with its length settled. Deterministic, unless `max_cpu_s` of CPU time cuts the length short."""
+def choose_run_length(
+    scenario: Scenario, profile: Profile, *, max_cpu_s: float = inf, workers: int | None = 1
+) -> tuple[Scenario, Length]:
+    """`scenario` with its length settled. Deterministic, unless `max_cpu_s` of CPU time cuts the length short; that of
+    other processes is not seen, so there are none then."""
+    workers = workers if max_cpu_s == inf else 1
     workload = scenario.workload
     given = workload.num_warmups, workload.num_cooldowns
     if isinstance(workload.num_prompts, int):
@@ -70,13 +74,13 @@ def choose_run_length(scenario: Scenario, profile: Profile, *, max_cpu_s: float 
     if is_trace(workload):
         return _settled(scenario, trace_length(workload), *given)
     started_s = time.process_time()
-    judged = _judged(scenario, profile, MIN_AUTO_PROMPTS)
+    judged = _judged(scenario, profile, MIN_AUTO_PROMPTS, workers)
     pilot_s = time.process_time() - started_s
     affordable = _affordable(scenario, len(scenario.policy), pilot_s, max_cpu_s)
     num_prompts = _longest(scenario, judged)
     if MIN_AUTO_PROMPTS < num_prompts <= affordable / 2:
         # A pilot that was itself too short saw a queue still filling.
-        judged = _judged(scenario, profile, num_prompts)
+        judged = _judged(scenario, profile, num_prompts, workers)
         num_prompts = max(num_prompts, _longest(scenario, judged))
     notes = []
     if num_prompts > affordable:
@@ -177,16 +181,21 @@ def _filling(scenario: Scenario) -> int:
     return ceil(mean + 10.0 * sqrt(max(1.0, mean / min(1.0, workload.burstiness)))) + 10
 
 
-def _judged(scenario: Scenario, profile: Profile, num_prompts: int) -> list[RunRecord]:
+def _judged(scenario: Scenario, profile: Profile, num_prompts: int, workers: int | None) -> list[RunRecord]:
     """Pilot runs of the policies that keep up with their load."""
     pilot = msgspec.structs.replace(scenario, workload=scenario.workload.sized(num_prompts))
     seed = child_seed(scenario.seed, PILOT_KEY)
-    records = {policy: simulate(resolve(pilot, profile, policy), seed) for policy in scenario.policy}
-    return [
-        record
-        for policy, record in records.items()
-        if load_of(scenario, profile, policy, is_in_doubt=needs_capacity(record)).is_steady
+    points = [
+        Point(scenario=pilot, policy=policy, seed=seed, profile=profile, keeps_record=True)
+        for policy in scenario.policy
     ]
+    judged = []
+    for index, outcome in sorted(run_points(points, workers=worth(points, workers)), key=itemgetter(0)):
+        assert outcome.record is not None
+        policy, is_in_doubt = scenario.policy[index], outcome.needs_capacity
+        if load_of(scenario, profile, policy, is_in_doubt=is_in_doubt).is_steady:
+            judged.append(outcome.record)
+    return judged
 
 
 def _longest(scenario: Scenario, judged: Sequence[RunRecord]) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from sim.acceptance.forms import parse_quoted
-from sim.compare.points import Outcome, Point, at_phi, run_points
+from sim.compare.points import Outcome, Point, at_phi, run_points, worth
+from sim.compare.pool import lasting
 from sim.compare.run_length import Length, choose_run_length, load_of, lockstep_note, transient_note
 from sim.compare.verdict import Order, Pair, Served, verdict
 from sim.costs.profile import Phi, Profile
@@ -30,7 +31,6 @@ from sim.metrics.summary import PERCENTILES, Run, number
 from sim.policies.registry import find_policy
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
-from sim.workload.generate import num_requests
 
 RESULT_SCHEMA = 2
 PAIRED_METRICS = (
@@ -51,8 +51,6 @@ LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_
 """Keys of a run that say which run it is and how it went, rather than measure it."""
 MIN_FOR_P99 = 10_000
 """Independent requests (`effective_requests`) over all replications that an interval of a 99th percentile needs."""
-WORTH_A_POOL = 4_000
-"""Requests in all from which several processes pay."""
 
 Interval = tuple[float, float]
 
@@ -164,6 +162,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+@lasting()
 def compare(
     scenario: Scenario,
     profile: Profile,
@@ -187,7 +186,7 @@ def compare(
     """
     resolve_all(scenario, profile)
     on_done("settling the length", 0, 1)
-    settled, length = choose_run_length(scenario, profile, max_cpu_s=max_cpu_s)
+    settled, length = choose_run_length(scenario, profile, max_cpu_s=max_cpu_s, workers=workers)
     points = [
         Point(
             scenario=settled,
@@ -283,10 +282,8 @@ def _load(scenario: Scenario, profile: Profile, policy: str, outcomes: Sequence[
 
 def _run_all(points: Sequence[Point], workers: int | None, on_done: Callable[[str, int, int], None]) -> list[Outcome]:
     """The outcomes in the order of the points."""
-    if workers is None:
-        total = sum(num_requests(point.scenario.workload) for point in points)
-        workers = None if total >= WORTH_A_POOL else 1
     on_done("simulating", 0, len(points))
+    workers = worth(points, workers)
     found = dict(run_points(points, workers=workers, on_done=lambda done: on_done("simulating", done, len(points))))
     return [found[index] for index in range(len(points))]
 

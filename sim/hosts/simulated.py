@@ -11,6 +11,7 @@ from heapq import heappush
 from typing import Any, Protocol
 
 import simpy
+from mypy_extensions import mypyc_attr
 from simpy.events import NORMAL
 
 from sim.costs.cost import CostModel, Link
@@ -69,6 +70,7 @@ class Usage:
         self.cancelled_s = 0.0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SimHost(TaskHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
     are devices by name; `curve` says what a work makes of a share of the multiprocessors, which it has `only_together`

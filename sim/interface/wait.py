@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Generic, Protocol, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 T_co = TypeVar("T_co", covariant=True)
 
 TIMED_OUT = -1
@@ -33,6 +35,7 @@ class Signal:
 V = TypeVar("V")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HostWait(Generic[V]):
     """A wait completed by its host; the yield hands it to whatever drives the coroutine."""
 

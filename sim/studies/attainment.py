@@ -18,6 +18,7 @@ import msgspec
 
 from sim.compare.capacity import CAPACITY_KEY
 from sim.compare.points import Point, run_point, run_points
+from sim.compare.pool import lasting
 from sim.compare.run_length import Length, transient_note
 from sim.compare.side_by_side import CostSource, Interval, cost_source
 from sim.costs.profile import Profile
@@ -161,6 +162,7 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+@lasting()
 def highest_load(
     scenario: Scenario,
     profile: Profile,

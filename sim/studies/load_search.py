@@ -17,6 +17,7 @@ import msgspec
 
 from sim.compare.capacity import capacity
 from sim.compare.points import Point, run_point
+from sim.compare.pool import default_workers, given, started
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.stats import t_975
@@ -238,9 +239,6 @@ class LoadSearch:
         workers: int | None,
         on_done: OnDone,
     ) -> list[float]:
-        # Here, since process pools take longer to import than a small run does.
-        from sim.compare.pool import default_workers, started
-
         on_done(stage, 0, len(tasks))
         done: dict[int, float] = {}
         uses = {self.policy, self.scenario.speculation.acceptance_name}
@@ -264,16 +262,12 @@ def replications(pilots: Sequence[float]) -> int:
 
 def _own_highest(task: tuple[int, int, float | None]) -> float:
     """In a worker."""
-    from sim.compare.pool import given
-
     search: LoadSearch = given("search")
     return search.own_highest(task[1], task[2])
 
 
 def _own_highest_under(task: tuple[int, int, float]) -> float:
     """In a worker. It is looked for where it was as given, times what the draw does to the saturated throughput."""
-    from sim.compare.pool import given
-
     as_given: LoadSearch = given("search")
     index, seed, own = task
     search = as_given.under(given("draws")[index])

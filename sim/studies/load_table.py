@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from sim.compare.points import Point
+from sim.compare.pool import lasting
 from sim.compare.side_by_side import CostSource, Interval, cost_source
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, PhiLevel, phi_at
@@ -90,6 +91,7 @@ class PolicyTuning(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+@lasting()
 def tune_policies(
     scenario: Scenario,
     profile: Profile,

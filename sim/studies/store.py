@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class Store:
     @classmethod
     def open(cls, path: Path) -> Store:
         """The store at `path`, made if there is nothing. Raises ValueError where something else is, or none can be."""
+        if find_spec("pyarrow") is None:
+            raise ValueError(_NO_ARROW)
         if path.exists() and not path.is_dir():
             raise ValueError(f"--out {str(path)!r} is a file; want a directory")
         if path.is_dir() and not (path / MARK).exists():

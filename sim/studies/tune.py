@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.points import Point, run_points
+from sim.compare.pool import lasting
 from sim.compare.side_by_side import CostSource, Interval, cost_source
 from sim.costs.profile import Profile
 from sim.costs.works import graph_sizes
@@ -155,6 +156,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+@lasting()
 def tune(
     scenario: Scenario,
     profile: Profile,

@@ -1,29 +1,57 @@
-"""Speed of the simulator: whole-process CPU seconds and memory, beside a bare loop of the same decisions.
+"""Speed of the simulator: CPU seconds and memory of whole processes, in one run beside others' on the same requests.
 
-    .venv/bin/python -m validation speed
+    .venv/bin/python -m validation speed [--compiled PYTHON] [--rounds 5] [--page FILE] [--csv FILE]
 
-Every row is a fresh process that does what the installed `lanesim` command does, byte code at hand, and the median of
-REPEATS after one that nobody counts. Compare ratios of one run, not seconds of two machines. The bare loop
-(validation.speed.bare_loop) takes the same steps, which is asserted; nothing else is.
+Every figure is the median over rounds, in which the programs take turns, after one that nobody counts: this
+interpreter's lanesim; that of `--compiled`, an interpreter with the compiled build (setup.py); a bare loop of the same
+decisions (validation.speed.bare_loop), whose steps are asserted to be the same; and the offline replay of NVIDIA Dynamo
+(Apache-2.0) where its wheels, ai-dynamo and ai-dynamo-runtime 1.6 or later, are installed. Compare ratios of one run,
+not seconds of two machines.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import json
 import os
+import platform
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
+
+from sim.workload.generate import Workload, build_requests
 
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 RATE = {0: 12.4, 4: 14.0}
 """Requests per second by draft length that keep about 35 requests in the batch."""
 LANE_RATE = 1.0
-REPEATS = 5
+ROUNDS = 5
+ACCEPTED = 0.7
 ASYNC = ("--set", "engine.async_scheduling=true")
 ONE_PHI = ("--set", "devices.phi=0.07")
 """Lanes are simulated once, not over the bracket of phi."""
+GRID = {
+    "scenario": {
+        "profile": PAIR,
+        "policy": "continuous",
+        "workload": {"dataset_name": "azure-conv", "num_prompts": 50},
+    },
+    "grid": {
+        "workload.request_rate": [1, 2, 4, 6, 8, 10, 12, 14, 16, 20],
+        "speculation.num_speculative_tokens": [0, 1, 2, 3, 4],
+        "speculation.acceptance": ["iid:0.5", "iid:0.6", "iid:0.7", "iid:0.8"],
+        "seed": [0, 1, 2, 3, 4],
+    },
+}
+"""1,000 points."""
+PURE, COMPILED, BARE, DYNAMO = "lanesim", "lanesim, compiled", "bare loop", "Dynamo replay"
 
 LANESIM = """
 import json, resource, sys
@@ -39,100 +67,235 @@ print(json.dumps([code, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]), 
 REFERENCE = """
 import json, resource, sys
 from validation.speed.bare_loop import run_reference
-from sim.acceptance.forms import parse_acceptance
-from sim.costs.engine import engine_of
-from sim.costs.forms.build import build_costs
-from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
-from sim.acceptance.draws import AcceptanceDraws
-from sim.workload.generate import Workload, build_requests
-profile, num_prompts, rate, draft_tokens = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-profile, seed = load(profile), int(sys.argv[5])
-requests = build_requests(Workload(dataset_name="azure-conv", num_prompts=num_prompts, request_rate=rate), seed)
-draws = AcceptanceDraws(parse_acceptance("iid:0.7", max(1, draft_tokens)), seed)
-if draft_tokens:
-    draws.prepare([r.index for r in requests], [r.output_tokens for r in requests], draft_tokens)
-num_blocks = kv_capacity_tokens(profile, 0.9, with_draft=draft_tokens > 0) // 16
-costs = build_costs(profile, engine_of(None, profile))
-steps, end_s = run_reference(requests, costs, draws, draft_tokens, 256, 2048, num_blocks)
+from sim.run.experiment import Experiment
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+profile, num_prompts, rate, draft_tokens, seed = sys.argv[1], *map(float, sys.argv[2:5]), int(sys.argv[5])
+scenario = Scenario.of(
+    profile=profile, policy="continuous", dataset_name="azure-conv", num_prompts=int(num_prompts), request_rate=rate,
+    num_speculative_tokens=int(draft_tokens), acceptance="iid:0.7", max_num_seqs=256, max_num_batched_tokens=2048,
+    **{"engine.async_scheduling": False},
+)
+resolved = resolve(scenario, load(profile), "continuous")
+experiment = Experiment(resolved, seed)
+requests = experiment.requests()
+steps, end_s = run_reference(
+    requests, resolved.costs, experiment.draws(requests), int(draft_tokens), 256,
+    resolved.limits.max_num_scheduled_tokens, resolved.pool.num_blocks,
+)
 used = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps([steps, end_s, used.ru_utime + used.ru_stime]), file=sys.stderr)
+print(json.dumps([[steps, end_s], used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]), file=sys.stderr)
+"""
+
+REPLAY = """
+import json, resource, sys
+from dynamo.replay import run_trace_replay
+draft_tokens = int(sys.argv[2])
+engine = {"block_size": 16, "num_gpu_blocks": 30_000, "max_num_seqs": 256, "max_num_batched_tokens": 2048,
+          "enable_prefix_caching": False}
+if draft_tokens:
+    engine |= {"aic_nextn": draft_tokens, "aic_nextn_accept_rates": ",".join([sys.argv[3]] * draft_tokens)}
+report = run_trace_replay(
+    sys.argv[1], extra_engine_args={"engine": engine}, trace_block_size=512, capture_per_request=True
+)
+used = resource.getrusage(resource.RUSAGE_SELF)
+done = report.summary["completed_requests"]
+print(json.dumps([done, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]), file=sys.stderr)
 """
 
 
-def child(code: str, *arguments: str) -> tuple[Any, str]:
+class Case(NamedTuple):
+    """What every program does as far as it can."""
+
+    name: str
+    policy: str
+    num_prompts: int
+    rate: float
+    draft_tokens: int
+    more: tuple[str, ...] = ()
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether others serve the same."""
+        return self.policy == "continuous" and not self.more and self.num_prompts > 10
+
+
+class Used(NamedTuple):
+    """By one process; what it gave is that of its kind."""
+
+    gave: Any
+    cpu_s: float
+    memory_mb: float
+
+
+SWEEP = "a sweep of 1,000 points of 50 requests"
+CASES = (
+    Case("ten requests (start-up)", "continuous", 10, 1.0, 4),
+    *(
+        Case(f"continuous, {count:,} requests, k={k}", "continuous", count, rate, k)
+        for count in (10_000, 100_000)
+        for k, rate in RATE.items()
+    ),
+    *(
+        Case(f"  asynchronous, 10,000 requests, k={k}", "continuous", 10_000, rate, k, ASYNC)
+        for k, rate in RATE.items()
+    ),
+    *(
+        Case(f"{policy}, 1,000 requests, k=4", policy, 1_000, LANE_RATE, 4, ONE_PHI)
+        for policy in ("pd", "pdv", "unified")
+    ),
+    Case(SWEEP, "", 50, 0.0, 0),
+)
+
+
+def child(code: str, *arguments: str, python: str = sys.executable) -> tuple[Any, str]:
     """What a fresh interpreter prints last on stderr, as JSON, and its stdout; byte code is kept, as once installed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, "-c", code, *arguments]
+    command = [python, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(done.stderr.splitlines()[-1]), done.stdout
 
 
-def compare(policy: str, num_prompts: int, rate: float, draft_tokens: int, *more: str) -> dict[str, Any]:
-    """One `lanesim compare` that writes per-request metrics as JSON: CPU seconds, memory in MB, and its run."""
-    arguments = [
-        "compare", "--policy", policy, "--profile", PAIR, "--dataset-name", "azure-conv",
-        "--num-prompts", str(num_prompts), "--request-rate", str(rate), "--acceptance", "iid:0.7",
-        "--num-speculative-tokens", str(draft_tokens), "--seed", "0", "--save-detailed", "--json", "-",
-        "--max-num-seqs", "256", "--max-num-batched-tokens", "2048", "--set", "engine.async_scheduling=false", *more,
-    ]  # fmt: skip
-    runs = [child(LANESIM, *arguments) for _ in range(1 + REPEATS)][1:]
-    assert all(code == 0 for (code, _, _), _ in runs)
+def simulated(case: Case, python: str, folder: Path) -> Used:
+    """One `lanesim` command: of a sweep all points, else a comparison that writes per-request metrics as JSON."""
+    if case.name == SWEEP:
+        grid = folder / "grid.yaml"
+        grid.write_text(json.dumps(GRID))
+        with tempfile.TemporaryDirectory(dir=folder) as store:
+            (code, cpu_s, memory_mb), _ = child(
+                LANESIM, "sweep", str(grid), "--out", store, "--workers", "1", python=python
+            )
+        return Used(None, cpu_s, memory_mb)
+    (code, cpu_s, memory_mb), stdout = child(
+        LANESIM,
+        *("compare", "--policy", case.policy, "--profile", PAIR, "--dataset-name", "azure-conv"),
+        *("--num-prompts", str(case.num_prompts), "--request-rate", str(case.rate), "--acceptance", f"iid:{ACCEPTED}"),
+        *("--num-speculative-tokens", str(case.draft_tokens), "--seed", "0", "--save-detailed", "--json", "-"),
+        *("--max-num-seqs", "256", "--max-num-batched-tokens", "2048"),
+        *("--set", "engine.async_scheduling=false", *case.more),
+        python=python,
+    )
+    assert code == 0, case
+    return Used(json.loads(stdout)["runs"][0], cpu_s, memory_mb)
+
+
+def reference(case: Case, seed: int) -> Used:
+    """The bare loop; it gave its steps and the time of the last token."""
+    arguments = PAIR, str(case.num_prompts), str(case.rate), str(case.draft_tokens), str(seed)
+    return Used(*child(REFERENCE, *arguments)[0])
+
+
+def replayed(case: Case, seed: int, folder: Path) -> Used:
+    """Dynamo's replay of the same arrivals and lengths; its steps cost what its own polynomial has."""
+    trace = folder / f"{case.num_prompts}-{case.draft_tokens}.jsonl"
+    if not trace.exists():
+        workload = Workload(dataset_name="azure-conv", num_prompts=case.num_prompts, request_rate=case.rate)
+        blocks = 0
+        with trace.open("w") as file:
+            for request in build_requests(workload, seed):
+                first, blocks = blocks, blocks - -request.prompt_tokens // 512
+                row = {"timestamp": 1e3 * request.arrival_s, "input_length": request.prompt_tokens}
+                row |= {"output_length": request.output_tokens, "hash_ids": list(range(first, blocks))}
+                file.write(json.dumps(row) + "\n")
+    used = Used(*child(REPLAY, str(trace), str(case.draft_tokens), str(ACCEPTED))[0])
+    assert used.gave == case.num_prompts, used
+    return used
+
+
+def measured(case: Case, pythons: Mapping[str, str], rounds: int, folder: Path) -> dict[str, list[Used]]:
+    """[rounds] of each program, which take turns."""
+    found: dict[str, list[Used]] = {}
+    for _ in range(1 + rounds):
+        for name, python in pythons.items():
+            found.setdefault(name, []).append(simulated(case, python, folder))
+        if not case.has_peers:
+            continue
+        run = found[PURE][-1].gave
+        bare = reference(case, run["seed"])
+        steps, end_s = bare.gave
+        assert sum(run["num_works"].values()) == steps * (2 if case.draft_tokens else 1), (run["num_works"], steps)
+        assert abs(run["duration"] - end_s) < 1e-6 * end_s
+        found.setdefault(BARE, []).append(bare)
+        if find_spec("dynamo") is not None:
+            found.setdefault(DYNAMO, []).append(replayed(case, run["seed"], folder))
+    return {name: used[1:] for name, used in found.items()}
+
+
+def row_of(case: Case, found: Mapping[str, Sequence[Used]]) -> dict[str, str]:
+    """Medians, and medians of the rounds' ratios; empty where a program did not run."""
+
+    def ratio(ours: str, theirs: str, field: str = "cpu_s") -> str:
+        if ours not in found or theirs not in found:
+            return ""
+        pairs = zip(found[ours], found[theirs], strict=True)
+        return f"{median(getattr(a, field) / getattr(b, field) for a, b in pairs):.2f}"
+
     return {
-        "cpu_s": median(cpu_s for (_, cpu_s, _), _ in runs),
-        "memory_mb": median(memory_mb for (_, _, memory_mb), _ in runs),
-        **json.loads(runs[0][1])["runs"][0],
+        "case": case.name.strip(),
+        "cpu_s": f"{median(used.cpu_s for used in found[PURE]):.2f}",
+        "memory_mb": f"{median(used.memory_mb for used in found[PURE]):.0f}",
+        "compiled / pure": ratio(COMPILED, PURE),
+        "pure / bare loop": ratio(PURE, BARE),
+        "pure / Dynamo": ratio(PURE, DYNAMO),
+        "compiled / Dynamo": ratio(COMPILED, DYNAMO),
+        "memory / Dynamo": ratio(PURE, DYNAMO, "memory_mb"),
     }
 
 
-def reference(num_prompts: int, rate: float, draft_tokens: int, seed: int) -> tuple[int, float, float]:
-    """(steps, last token's time, CPU seconds) of the bare loop, its process included."""
-    arguments = PAIR, str(num_prompts), str(rate), str(draft_tokens), str(seed)
-    runs = [child(REFERENCE, *arguments)[0] for _ in range(1 + REPEATS)][1:]
-    steps, end_s, _ = runs[0]
-    return steps, end_s, median(cpu_s for *_, cpu_s in runs)
+def machine() -> str:
+    """Its processor and cores, and the interpreter."""
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
-def works(run: dict[str, Any]) -> int:
-    return int(sum(run["num_works"].values()))
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def page(rows: Sequence[Mapping[str, str]], rounds: int) -> str:
+    """The Markdown page of one run."""
+    head = ["case", "CPU, s", "memory, MB", *list(rows[0])[3:]]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *(row.values() for row in rows))]
+    return "\n".join(
+        [
+            "# Speed",
+            "",
+            f"lanesim {version('lanesim')} on {machine()}: CPU seconds and peak memory of whole processes, medians of",
+            f"{rounds} rounds in which the programs took turns; ratios are medians of the rounds' own. Written by",
+            "`python -m validation speed --page`, which says what the programs are; a row per release and case is in",
+            "`validation/speed/releases.csv`. Compare ratios, not seconds of two machines.",
+            "",
+            *lines,
+            "",
+        ]
+    )
 
 
 def main() -> None:
-    idle_s = compare("continuous", 10, 1.0, 4)["cpu_s"]
-    print(f"ten requests (start-up)                      {idle_s:6.2f} s CPU")
-    per_work_us = {}
-    for draft_tokens, rate in RATE.items():
-        run = compare("continuous", 10_000, rate, draft_tokens)
-        steps, end_s, bare_s = reference(10_000, rate, draft_tokens, run["seed"])
-        assert works(run) == steps * (2 if draft_tokens else 1), (works(run), steps)
-        assert abs(run["duration"] - end_s) < 1e-6 * end_s
-        batch = run["mean_e2el_ms"] / 1e3 * run["request_throughput"]
-        per_work_us[draft_tokens] = (run["cpu_s"] - idle_s) / works(run) * 1e6
-        print(
-            f"continuous, 10,000 requests, k={draft_tokens}, batch {batch:4.1f}    {run['cpu_s']:6.2f} s CPU"
-            f"  {run['memory_mb']:4.0f} MB  {per_work_us[draft_tokens]:5.1f} us per work"
-            f"  bare loop {bare_s:5.2f} s, ratio {run['cpu_s'] / bare_s:.2f}"
-        )
-        ahead = compare("continuous", 10_000, rate, draft_tokens, *ASYNC)
-        print(
-            f"  with asynchronous scheduling               {ahead['cpu_s']:6.2f} s CPU"
-            f"  {ahead['memory_mb']:4.0f} MB  {ahead['cpu_s'] / run['cpu_s']:5.2f} x synchronous"
-        )
-        large = compare("continuous", 100_000, rate, draft_tokens)
-        print(
-            f"continuous, 100,000 requests, k={draft_tokens}             {large['cpu_s']:6.2f} s CPU"
-            f"  {large['memory_mb']:4.0f} MB  {large['cpu_s'] / run['cpu_s']:5.2f} x 10,000"
-        )
-    for policy in ("baseline", "pd", "pdv", "unified"):
-        run = compare(policy, 1_000, LANE_RATE, 4, *ONE_PHI)
-        us = (run["cpu_s"] - idle_s) / works(run) * 1e6
-        print(
-            f"{policy:<10} 1,000 requests, k=4                {run['cpu_s']:6.2f} s CPU"
-            f"  {us:5.1f} us per work, {us / per_work_us[4]:.1f} x continuous"
-        )
-    per_token = []
-    for concurrency in (8, 128):
-        limits = ("--max-concurrency", str(concurrency))
-        few, run = (compare("continuous", count, float("inf"), 0, *limits) for count in (10, 4_000))
-        per_token.append((run["cpu_s"] - few["cpu_s"]) / run["total_output_tokens"] * 1e9)
-    print(f"CPU per output token at batch 8 and 128       {per_token[0]:.0f} and {per_token[1]:.0f} ns")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compiled", metavar="PYTHON", help="an interpreter with the compiled build")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name has it")
+    parser.add_argument("--page", type=Path, help="Markdown to write")
+    parser.add_argument("--csv", type=Path, help="table to add the rows to")
+    options = parser.parse_args()
+    pythons = {PURE: sys.executable} | ({COMPILED: options.compiled} if options.compiled else {})
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for case in CASES:
+            if options.only in case.name:
+                rows.append(row_of(case, measured(case, pythons, options.rounds, Path(folder))))
+                print(", ".join(f"{key} {value}" for key, value in rows[-1].items() if value), flush=True)
+    if options.page is not None:
+        options.page.write_text(page(rows, options.rounds))
+    if options.csv is not None:
+        is_new = not options.csv.exists()
+        with options.csv.open("a", newline="") as file:
+            writer = csv.DictWriter(file, ["release", "machine", *rows[0]], lineterminator="\n")
+            if is_new:
+                writer.writeheader()
+            writer.writerows({"release": version("lanesim"), "machine": machine(), **row} for row in rows)

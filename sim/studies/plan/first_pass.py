@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from sim.compare.points import Point, run_point
+from sim.compare.pool import default_workers, given, started
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.summary import Run, number
@@ -154,9 +155,6 @@ def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str
 
 def _climb(settings: Sequence[_Setting], share: float, workers: int | None, on_done: OnDone) -> None:
     """Run every setting."""
-    # Here, since process pools take longer to import than a small run does.
-    from sim.compare.pool import default_workers, started
-
     if not settings:
         return
     stage = "first pass"
@@ -171,8 +169,6 @@ def _climb(settings: Sequence[_Setting], share: float, workers: int | None, on_d
 
 def _climbed(index: int) -> tuple[Run, dict[int, float]]:
     """In a worker: one request alone, and if that meets the SLOs the goodput by requests in flight, until it falls."""
-    from sim.compare.pool import given
-
     setting: _Setting = given("settings")[index]
     alone = run_point(setting.point(1)).run
     if joint_share(alone) < given("share"):

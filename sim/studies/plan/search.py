@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sim.compare.pool import lasting
 from sim.costs.profile import Profile
 from sim.engine.fleet import Routing
 from sim.run.limits import limits_of
@@ -98,6 +99,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+@lasting()
 def plan(
     scenario: Scenario,
     candidates: Sequence[Candidate],

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import subprocess
 import sys
+
+import pytest
+
+from sim.compare.pool import WorkerDied, given, lasting, started
 
 PROGRAM = """
 import multiprocessing, os
@@ -21,3 +27,54 @@ def test_workers_are_forked_right_after_other_workers_have_ended() -> None:
     environment = {"OPENBLAS_NUM_THREADS": "1", "PATH": ""}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def scaled(value: int) -> tuple[int, int]:
+    """In a worker: which it is, and the value times what is given."""
+    return os.getpid(), given("factor") * value
+
+
+def died(value: int) -> None:
+    os._exit(value)
+
+
+def refused(value: int) -> None:
+    raise ValueError(f"{value} is refused")
+
+
+def ran(factor: int, workers: int = 2) -> set[int]:
+    """The processes that multiplied twenty numbers by `factor`."""
+    with started(workers, {"factor": factor}) as pool:
+        found = dict(pool.run(scaled, range(20)))
+    assert {value: product for value, (_, product) in found.items()} == {value: factor * value for value in range(20)}
+    return {process for process, _ in found.values()}
+
+
+def test_blocks_within_a_lasting_one_share_processes_and_have_their_own_givens() -> None:
+    with lasting():
+        with lasting():
+            processes = ran(1)
+        assert [ran(factor) <= processes for factor in (10, 100)] == [True, True]
+        assert os.getpid() not in processes
+        assert len(processes) <= 2
+        assert {child.pid for child in multiprocessing.active_children()} >= processes
+    assert processes.isdisjoint(child.pid for child in multiprocessing.active_children())
+    assert processes.isdisjoint(ran(1))
+
+
+def test_a_block_for_more_workers_than_there_are_gets_them() -> None:
+    with lasting():
+        ran(1, workers=2)
+        ran(1, workers=3)
+        assert len(multiprocessing.active_children()) == 3
+
+
+@pytest.mark.parametrize(("task", "error"), [(died, WorkerDied), (refused, ValueError)])
+def test_after_a_worker_died_or_a_task_failed_others_go_on(task: object, error: type[Exception]) -> None:
+    with lasting():
+        processes = ran(1)
+        with pytest.raises(error), started(2) as pool:
+            list(pool.run(task, [1, 2, 3]))  # type: ignore[arg-type]
+        assert not multiprocessing.active_children()
+        assert processes.isdisjoint(ran(10))
+    assert not multiprocessing.active_children()

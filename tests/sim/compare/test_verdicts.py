@@ -458,3 +458,12 @@ def test_near_capacity_the_longest_loop_tells_what_the_saturated_run_would() -> 
 
 def test_where_one_request_is_served_at_a_time_a_few_in_flight_tell_nothing() -> None:
     assert capacity_floor(one_at_a_time(), "autoregressive", load(ALONE)) == 0.0
+
+
+def test_where_nobody_drafts_a_saturated_run_serves_every_acceptance_and_burstiness() -> None:
+    profile = load(ALONE)
+    kept = [
+        capacity(one_at_a_time(acceptance=acceptance, burstiness=burstiness), "autoregressive", profile)
+        for acceptance, burstiness in (("iid:0.5", 1.0), ("iid:0.9", 1.0), ("iid:0.5", 4.0))
+    ]
+    assert kept[0] is kept[1] is kept[2]

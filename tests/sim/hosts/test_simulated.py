@@ -178,3 +178,40 @@ def test_nothing_is_asked_where_nothing_is_verified(kind: Kind) -> None:
     machine = SimHost(ConstantCosts(device_s=SECONDS), draws)
     ticket = machine.run(Work(kind=kind, requests=(drafted(3, 7, 4),), chunks=(Chunk(9, 0),)), machine.stream("a"))
     assert (list(ticket.result.accepted), draws.questions) == ([], [])
+
+
+# -- the clock
+
+
+def test_the_clock_does_not_pass_the_end_of_a_run_nor_what_comes_before_a_work_is_done() -> None:
+    """A step takes 5 s, and nothing else has an event; the run is cut at 3 s, and at 7 s somebody looks on."""
+    machine, seen = host(), []
+    stream = machine.stream("a")
+
+    async def serve() -> None:
+        for _ in range(2):
+            await machine.run(Work(kind=Kind.STEP, rows=1, row_tokens=1), stream)
+            seen.append(machine.now_s)
+
+    machine.spawn(serve())
+    machine.at(7.0, lambda _: seen.append(-machine.now_s))
+    machine.run_until(3.0)
+    assert (machine.now_s, seen) == (3.0, [])
+    machine.run_until()
+    assert seen == [5.0, -7.0, 10.0]
+
+
+def test_a_step_alone_costs_no_event() -> None:
+    """One event starts the coroutine; its hundred steps need none."""
+    machine, numbers = host(), []
+    stream = machine.stream("a")
+
+    async def serve() -> None:
+        for _ in range(100):
+            await machine.run(Work(kind=Kind.STEP, rows=1, row_tokens=1), stream)
+        numbers.append(machine.at(machine.now_s, lambda _: None))
+
+    machine.spawn(serve())
+    machine.run_until()
+    assert machine.now_s == 500.0
+    assert numbers == [2]

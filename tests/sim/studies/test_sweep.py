@@ -351,3 +351,12 @@ def test_ray_gives_the_rows_of_the_pool(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert rows(tmp_path / "ray") == rows(tmp_path / "pool")
+
+
+def test_a_store_without_arrow_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"lanesim\[analysis\]"):
+        Store.open(tmp_path / "store")
+    assert not (tmp_path / "store").exists()
