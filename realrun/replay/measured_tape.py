@@ -102,10 +102,11 @@ def _check_context(target: Any, draft: Any, longest: int, draft_tokens: int) -> 
 
 
 def accepted_of(
-    target: Any, draft: Any, folders: Folders, replays: Sequence[Replay], answers: Mapping[int, Sequence[int]]
+    pair: Sequence[Any], folders: Folders, replays: Sequence[Replay], answers: Mapping[int, Sequence[int]]
 ) -> tuple[dict[str, Any], list[ClassTape]]:
-    """What the draft gets accepted of the requests of `replays`, all alike, by content class: for summary.json, and as
-    tapes. `answers` are greedy ones by arrival index."""
+    """What the draft of `pair`, target and draft, gets accepted of the requests of `replays`, all alike, by content
+    class: for summary.json, and as tapes. `answers` are greedy ones by arrival index."""
+    target, draft = pair
     experiment = replays[0].experiment
     drafted, requests = experiment.resolved.lengths.max, experiment.requests()
     tapes = [
@@ -123,17 +124,17 @@ def accepted_of(
     return summary, by_content
 
 
-@torch.inference_mode()
 def tape_of(target: Any, draft: Any, prompt: Sequence[int], answer: Sequence[int], draft_tokens: int) -> list[int]:
     """Tokens that a greedy draft yields at each position of `answer`, the target's own greedy text, up to where that
     ends itself. Behind the answer the target goes on for `draft_tokens`, so that its last drafts count whole."""
     answer, is_over = _until_end(answer, target)
     text = [*prompt, *answer]
-    if not is_over:
-        text += _continued(target, text, draft_tokens)
-    tokens = torch.tensor([text], device=draft.lm_head.weight.device)
-    hidden = draft.model(tokens[:, :-1], use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
-    chosen = torch.cat([draft.lm_head(rows).argmax(-1) for rows in hidden.split(HEAD_ROWS)])
+    with torch.inference_mode():
+        if not is_over:
+            text += _continued(target, text, draft_tokens)
+        tokens = torch.tensor([text], device=draft.lm_head.weight.device)
+        hidden = draft.model(tokens[:, :-1], use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
+        chosen = torch.cat([draft.lm_head(rows).argmax(-1) for rows in hidden.split(HEAD_ROWS)])
     yields = [1]
     for is_same in reversed((chosen == tokens[0, len(prompt) :]).tolist()):
         yields.append(yields[-1] + 1 if is_same else 1)
