@@ -45,8 +45,7 @@ class Run(NamedTuple):
 
 
 RUNS = [
-    Run(("llama-2-7b", "tinyllama-1.1b"), Attention.FLASH, 1.0),
-    Run(("llama-2-7b", "tinyllama-1.1b"), Attention.FLASH_3, 0.0),
+    Run(("llama-2-7b", "tinyllama-1.1b"), Attention.FLASH, 0.0),
     Run(("llama-3.1-8b", "llama-3.2-1b"), Attention.FLASH_3, 1.0),
 ]
 
