@@ -177,12 +177,13 @@ def _run(
     executor = PairExecutor(kernels, seed=scenario.seed, prompts=prompts)
     experiments = _experiments(scenario, profile, sizes.slots - SPARE_SLOTS, is_dictated=is_dictated)
     replays = replay_all(experiments, executor, on_run=_note)
-    described, tapes = about(kernels, device_name, genuine), []
+    described = about(kernels, device_name, genuine)
+    tapes: list[ClassTape] = []
     is_whole = len(replays) == len(experiments) and not any(each.is_partial for each in replays)
     if isinstance(genuine, Folders) and temperature:
         warnings.warn("no tape is written: above --temperature 0 chance decides what is accepted, too", stacklevel=2)
     elif isinstance(genuine, Folders) and is_whole:
-        described["accepted"], tapes = accepted_of(*pair, genuine, replays, executor.outputs)
+        described["accepted"], tapes = accepted_of(pair, genuine, replays, executor.outputs)
     return replays, described, tapes
 
 

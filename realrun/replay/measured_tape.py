@@ -102,12 +102,13 @@ def _check_context(target: Any, draft: Any, longest: int, draft_tokens: int) -> 
 
 
 def accepted_of(
-    target: Any, draft: Any, folders: Folders, replays: Sequence[Replay], answers: Mapping[int, Sequence[int]]
+    pair: Sequence[Any], folders: Folders, replays: Sequence[Replay], answers: Mapping[int, Sequence[int]]
 ) -> tuple[dict[str, Any], list[ClassTape]]:
     """What the draft gets accepted of the requests of `replays`, all alike, by content class: for summary.json, and as
-    tapes. `answers` are greedy ones by arrival index."""
+    tapes. `pair` is target and draft, `answers` are greedy ones by arrival index."""
     experiment = replays[0].experiment
     drafted, requests = experiment.resolved.lengths.max, experiment.requests()
+    target, draft = pair
     tapes = [
         tape_of(target, draft, folders.prompts[r.index][0], answers[r.index][: r.output_tokens], drafted)
         for r in requests
@@ -123,7 +124,6 @@ def accepted_of(
     return summary, by_content
 
 
-@torch.inference_mode()
 def tape_of(target: Any, draft: Any, prompt: Sequence[int], answer: Sequence[int], draft_tokens: int) -> list[int]:
     """Tokens that a greedy draft yields at each position of `answer`, the target's own greedy text, up to where that
     ends itself. Behind the answer the target goes on for `draft_tokens`, so that its last drafts count whole."""
