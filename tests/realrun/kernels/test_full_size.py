@@ -87,6 +87,18 @@ def test_every_pass_runs_on_the_device_alone_and_fits_a_launch_queue(watched: Wa
         assert 200 < watcher.num_launches <= MAX_LAUNCHES * max(1, shape.draft_tokens // 2), shape
 
 
+def test_a_layer_is_fifteen_launches(watched: Watched) -> None:
+    """Of torch's own operations, attention and what joins its splits counted as two: a model of 32 layers against one
+    of 16."""
+    run, shape = RUNS[2], PassShape(Kind.VERIFY, Model.TARGET, SLOTS, DRAFT_TOKENS + 1)
+    with flash_operations(), pytest.MonkeyPatch.context() as patch, fake_gpu(patch):
+        kernels = kernels_of(run._replace(pair=("llama-3.2-1b", "llama-3.2-1b")))
+        inputs = torch.empty(shape.num_rows, 4, dtype=torch.int64, device="cuda")
+        with Watcher() as of_16:
+            kernels.passes.run(shape, inputs)
+    assert watched[run, shape].num_launches - of_16.num_launches == 15 * (32 - 16)
+
+
 def test_attention_is_one_call_per_layer_and_pass_whatever_is_in_it(watched: Watched) -> None:
     launches = {Attention.FLASH: "_flash_attention_forward", Attention.FLASH_3: "fwd"}
     for (run, shape), watcher in watched.items():
