@@ -208,8 +208,8 @@ def test_the_shipped_table_is_quicker_than_either_lane_and_than_itself_without_h
 @pytest.mark.slow
 def test_served_on_recorded_arrivals_it_changes_seldom_and_is_never_left_with_the_other_row() -> None:
     """1,500 of Azure's conversations at 3.7 a second, about what the shipped table's edge is for; long ones are cut.
-    Both rows serve a third of them or more; it changes 31 times, without hysteresis 55; and whenever an arrival finds a load beyond the band,
-    it goes to that load's row."""
+    Both rows serve a third of them or more; it changes 31 times, without hysteresis 55; and whenever an arrival finds a
+    load beyond the band, it goes to that load's row."""
     with (published("traces/azure2023") / "AzureLLMInferenceTrace_conv.csv").open() as lines:
         rows = list(islice(csv.DictReader(lines), 1500))
     times_s = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
