@@ -104,18 +104,18 @@ async def prefilled(
             await prefill_by_chunks(serving, request, options, stream, options.prefill_chunk_tokens, apart)
             yield request
             continue
-        if request is not None and last is None:
+        if request is not None:
             await round_end(serving, options)
         tickets = None if request is None else submit_prompts(serving, request, stream, apart)
         if last is not None:
             await last[1]
-            await round_end(serving, options)
             yield last[0]
             last = None
         if request is not None and tickets is not None:
             target, through = tickets
             await target
-            if through is target:
+            if through is target or options.defers_prompts:
+                await through
                 await round_end(serving, options)
                 yield request
             else:

@@ -363,7 +363,9 @@ def sweep_sentence(points: Points) -> str:
     settings = [key for key in points.keys if key not in points.conditions]
     ranks = points.ranked("mean_e2el_ms")
     bests = Counter(named(rank.best, settings) for rank in ranks if rank.best is not None)
-    num_clear = sum(rank.change is not None and rank.change["is_clear"] for rank in ranks)
+    num_clear = sum(
+        rank.change is not None and rank.change["is_clear"] and not rank.change["is_open"] for rank in ranks
+    )
     if not bests:
         return "no setting keeps up with any load"
     if not settings:

@@ -21,6 +21,8 @@ from sim.studies.store import Store
 if TYPE_CHECKING:
     import pandas as pd
 
+THROUGHOUT = "is_steady_throughout"
+"""Column of rows: the load is steady at every phi of the bracket; older stores have none."""
 RATE, CONCURRENCY = "workload.request_rate", "workload.max_concurrency"
 K, ACCEPTANCE = "speculation.num_speculative_tokens", "speculation.acceptance"
 LOADS = {RATE: "requests/s", CONCURRENCY: "requests in flight, at most"}
@@ -231,8 +233,8 @@ class Points:
         """How `metric` differs between values of `key`, draw by draw, all else equal: a row per other keys and value.
 
         `change_pct` against `base`, by default the first value, over so many `replications`, with `low` and `high`;
-        `is_clear` where the interval leaves out zero, `is_open` where the ends of phi's bracket disagree about that,
-        `is_overloaded` where no steady means exist.
+        `is_clear` where the interval leaves out zero, `is_open` where the ends of phi's bracket disagree about that
+        or have no steady means, `is_overloaded` where none exist.
         """
         import pandas as pd
 
@@ -241,7 +243,14 @@ class Points:
         others = [value for value in values if value != first]
         rest = [name for name in self.keys if name != key]
         levels = [if_overlap(metric, level) for level in BRACKET]
-        names = {*rest, key, metric, "seed", "is_steady", *(name for name in levels if name in self.rows)}
+        names = {
+            *rest,
+            key,
+            metric,
+            "seed",
+            "is_steady",
+            *(name for name in (THROUGHOUT, *levels) if name in self.rows),
+        }
         columns = {name: self.rows[name].tolist() for name in names}
         rows = []
         for places in self._places(*rest):
@@ -274,7 +283,9 @@ def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> Draw:
             low, high = interval or (average, average)
             found = {"change_pct": average, "low": low, "high": high, "is_clear": order != 0}
     is_steady = all(draw["is_steady"] for draw in (*base, *theirs))
-    return found | {"is_open": len(orders) > 1, "is_overloaded": not is_steady}
+    is_steady_throughout = all(draw.get(THROUGHOUT, True) for draw in (*base, *theirs))
+    is_open = len(orders) > 1 or (is_steady and not is_steady_throughout)
+    return found | {"is_open": is_open, "is_overloaded": not is_steady}
 
 
 def _under(draw: Draw, metric: str, level: PhiLevel) -> float:

@@ -23,7 +23,7 @@ COARSE, FINE = 10, 20
 """Shares are multiples of a tenth at first, and of a twentieth in the end."""
 MARGIN = 0.15
 """By which shares that always hold must be forecast faster than those that give way: where they were at most 12 %,
-runs were 6 to 25 % slower (pd and pdv on two GPUs)."""
+runs were 4 to 24 % slower (pd and pdv on two GPUs)."""
 
 Shares = dict[str, float]
 PartitionOption = dict[str, float | bool]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from sim.compare.points import Point, run_points
+from sim.compare.points import Point, run_point
 from sim.compare.side_by_side import Comparison, Level, PolicySummary
 from sim.costs.engine import EngineCosts, engine_of, with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
@@ -25,6 +25,7 @@ from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.draws import SD_PER_MEAN_ABS, UNKNOWN_PCT
+from sim.workload.generate import num_requests
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
 FACTOR = 2.0
@@ -32,7 +33,7 @@ NEAR_SATURATION = 0.7
 """Of capacity, where that was measured; it is not where the load is surely lighter (sim.compare.capacity)."""
 SLOWER = 1.05
 """Of all steps, where the elasticity of latency to them is asked for."""
-FEW_PROMPTS = 300
+FEW_PROMPTS = 100
 """Requests of a run that tells what the engine's constants do to a latency, where queues are short."""
 SERVED_PCT = {"sglang": 15.5, "trtllm": 9.8, "vllm": 7.4}
 """Mean size of the error of TPOT, percent, on served cells that no fit saw, by engine (docs/silicon.md)."""
@@ -154,7 +155,7 @@ def levels(result: Comparison, profile: Profile) -> list[Level]:
         like = [cell for cell in cells() if not _differs(cell, profile.gpu.name, profile.target.name, asked)]
         error_pct = sqrt((served_pct**2 + sum(cell.error_pct**2 for cell in like)) / (len(like) + 1))
         is_known = any(cell.engine == engine.name for cell in like)
-        slowed, elasticity = _perturbed(scenario, profile, row, None if is_known else engine)
+        slowed, elasticity = _perturbed(result, scenario, profile, row, None if is_known else engine)
         half = hypot(
             Z_975 * error_pct / 100.0 * (elasticity or 1.0),
             Z_975 * log(slowed or 1.0),
@@ -175,36 +176,32 @@ def levels(result: Comparison, profile: Profile) -> list[Level]:
 
 
 def _perturbed(
-    scenario: Scenario, profile: Profile, row: PolicySummary, engine: EngineCosts | None
+    result: Comparison, scenario: Scenario, profile: Profile, row: PolicySummary, engine: EngineCosts | None
 ) -> tuple[float | None, float | None]:
     """By what the constants of `engine` a standard deviation higher multiply mean E2EL, None where none is given or
-    known; and near saturation its elasticity to step times. On the same draws."""
+    known; and near saturation its elasticity to step times. On the draws of the first replication."""
     based = with_engine(profile, engine_of(scenario.engine.name, profile))
     is_near = (row.load.rate_per_s or 0.0) > NEAR_SATURATION * (row.load.capacity_per_s or inf)
-    slowed = None
-    if engine is not None and engine.error_pct:
-        factor = exp(engine.error_pct / 100.0)
-        slowed = _ratio_of_means(scenario, row.policy, based, _with_times(based, engine=factor), is_whole=is_near)
-    elasticity = None
-    if is_near:
-        ratio = _ratio_of_means(scenario, row.policy, based, _with_times(based, engine=SLOWER, passes=SLOWER))
-        elasticity = None if ratio is None else max(1.0, log(ratio) / log(SLOWER))
-    return slowed, elasticity
+    first = next(run for run in result.runs if run["policy"] == row.policy)
+    known_ms = number(first, "mean_e2el_ms")
+
+    def ratio(engine_factor: float, passes: float = 1.0) -> float | None:
+        own, before_ms, workload = scenario, known_ms, scenario.workload
+        if not is_near and num_requests(workload) > FEW_PROMPTS:
+            # Where queues are short, few requests tell.
+            own = msgspec.structs.replace(scenario, workload=workload.sized(FEW_PROMPTS))
+            before_ms = _mean_ms(own, row.policy, based)
+        after_ms = _mean_ms(own, row.policy, _with_times(based, engine=engine_factor, passes=passes))
+        return after_ms / before_ms if after_ms and before_ms else None
+
+    slowed = ratio(exp(engine.error_pct / 100.0)) if engine is not None and engine.error_pct else None
+    steeper = ratio(SLOWER, SLOWER) if is_near else None
+    return slowed, None if steeper is None else max(1.0, log(steeper) / log(SLOWER))
 
 
-def _ratio_of_means(
-    scenario: Scenario, policy: str, profile: Profile, other: Profile, *, is_whole: bool = True
-) -> float | None:
-    """Mean E2EL with `other` over that with `profile`; a shorter run tells where queues are short."""
-    workload = scenario.workload
-    if not is_whole and isinstance(workload.num_prompts, int) and workload.num_prompts > FEW_PROMPTS:
-        scenario = msgspec.structs.replace(scenario, workload=workload.sized(FEW_PROMPTS))
-    points = [
-        Point(scenario=scenario, policy=policy, seed=child_seed(scenario.seed, 0), profile=each)
-        for each in (profile, other)
-    ]
-    one, two = (number(outcome.run, "mean_e2el_ms") for _, outcome in run_points(points, workers=1))
-    return two / one if one and two else None
+def _mean_ms(scenario: Scenario, policy: str, profile: Profile) -> float | None:
+    point = Point(scenario=scenario, policy=policy, seed=child_seed(scenario.seed, 0), profile=profile)
+    return number(run_point(point).run, "mean_e2el_ms")
 
 
 def _with_times(profile: Profile, *, engine: float, passes: float = 1.0) -> Profile:

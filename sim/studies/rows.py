@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from sim.compare.points import Point, run_point
+from sim.compare.points import Point, at_phi, run_point
 from sim.compare.pool import given
 from sim.compare.run_length import Length, choose_run_length, load_of, transient_note
 from sim.compare.side_by_side import PAIRED_METRICS
@@ -197,15 +197,30 @@ def _rows(job: Job) -> Iterator[Row]:
         outcome = run_point(point)
         load = load_of(settled, profile, policy, is_in_doubt=outcome.needs_capacity, arrivals_s=outcome.arrivals_s)
         others: dict[PhiLevel, Run] = {}
+        is_steady_throughout = load.is_steady
         is_open = not profile.overlap.measured and not scenario.devices.is_overlap_given
         if is_open and outcome.num_streams > 1 and outcome.run["partition"] is None:
             for level in BRACKET:
-                if level is not PhiLevel.MIDDLE:
-                    others[level] = run_point(dataclasses.replace(point, phi=phi_at(profile.overlap, level))).run
+                if level is PhiLevel.MIDDLE:
+                    continue
+                phi = phi_at(profile.overlap, level)
+                other = run_point(dataclasses.replace(point, phi=phi))
+                others[level] = other.run
+                is_steady_throughout = (
+                    is_steady_throughout
+                    and load_of(
+                        at_phi(settled, phi),
+                        profile,
+                        policy,
+                        is_in_doubt=other.needs_capacity,
+                        arrivals_s=other.arrivals_s,
+                    ).is_steady
+                )
         yield _labels(job, replication) | {
             "load": load.verdict.value,
             "unstable": load.verdict is Verdict.OVERLOADED,
             "is_steady": load.is_steady,
+            "is_steady_throughout": is_steady_throughout,
             "is_transient": _is_transient(settled, length, outcome.run),
             "capacity_per_s": load.capacity_per_s,
             "num_warmups": length.num_warmups,

@@ -64,6 +64,13 @@ def test_a_difference_is_open_where_an_end_of_the_bracket_denies_it(at_low: tupl
     assert (change["is_clear"], change["is_open"]) == (True, is_open)
 
 
+def test_a_difference_is_open_where_a_load_is_too_heavy_at_an_end_of_the_bracket() -> None:
+    rows = [row("a", 1.0, seed, 100.0) for seed in (1, 2)]
+    rows += [row("b", 1.0, seed, 120.0 + seed, is_steady_throughout=False) for seed in (1, 2)]
+    (change,) = points(*rows).paired("policy", METRIC).to_dict("records")
+    assert (change["is_open"], change["is_overloaded"]) == (True, False)
+
+
 def test_the_best_is_named_under_each_condition_among_those_that_keep_up() -> None:
     rows = []
     for acceptance, slow in (("iid:.5", 90.0), ("iid:.9", 110.0)):

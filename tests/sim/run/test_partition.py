@@ -54,23 +54,27 @@ def test_shares_that_hold_only_together_leave_a_lone_request_the_whole_gpu() -> 
     assert e2el_ms(HALVES) > 1.1 * e2el_ms(None)
 
 
-@pytest.mark.parametrize(("is_deferred", "joins_s"), [(False, 6.0), (True, 16.0)])
-def test_deferred_prompts_begin_and_join_where_a_round_ends(is_deferred: bool, joins_s: float) -> None:
-    """A prompt takes 2 s, a round 7 s: the first request decodes from 2 to 9 and to 16 s. The second comes at 4 s; its
-    prompt waits for 9 s, is through at 11 s, and is seen at 16 s."""
+@pytest.mark.parametrize(
+    ("is_deferred", "begin_s", "join_s"), [(False, [4.0, 6.0], [6.0, 8.0]), (True, [9.0, 16.0], [16.0, 23.0])]
+)
+def test_deferred_prompts_begin_and_join_where_a_round_ends(
+    is_deferred: bool, begin_s: list[float], join_s: list[float]
+) -> None:
+    """A prompt takes 2 s, a round 7 s: the first request decodes from 2 to 9, to 16 and to 23 s. The second comes at 4;
+    its prompt waits for 9 s, is through at 11 s, and is seen at 16 s, where the third, which came at 5 s, begins."""
     flags = {"only_together": True, "deferred": True} if is_deferred else {"only_together": True}
     run = SimRun(
         "pd",
-        [request(0, output=40), request(1, arrival_s=4.0)],
+        [request(0, output=40), request(1, arrival_s=4.0, output=40), request(2, arrival_s=5.0)],
         draws=AlwaysAccept(),
         costs=ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 1.0}, demand=Demands(0.0, 0.0)),
         options=PolicyOptions(poll_s=0.0, partition=HALVES | flags),
         controller=NotedController(4, 4),
         only_together=True,
     )
-    prompts = [start_s for start_s, _, stream, _, indices in run.works if stream == "prefill" and indices == (1,)]
-    assert prompts[0] == (9.0 if is_deferred else 4.0)
-    assert run.serving.requests[1].first_token_s == joins_s
+    works = [work for work in run.works if work[2] == "prefill"]
+    assert [min(start_s for start_s, *_, indices in works if indices == (index,)) for index in (1, 2)] == begin_s
+    assert [request_.first_token_s for request_ in run.serving.requests[1:]] == join_s
 
 
 def test_shares_that_hold_only_together_are_never_worse_than_always() -> None:

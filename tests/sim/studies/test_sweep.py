@@ -18,6 +18,8 @@ import pytest
 
 import lanesim
 from sim.cli.main import run
+from sim.compare.capacity import capacity
+from sim.compare.points import at_phi
 from sim.draws import child_seed
 from sim.studies.grid import Grid
 from sim.studies.rows import files_hash
@@ -63,6 +65,19 @@ def test_a_row_has_the_metrics_of_the_same_comparison() -> None:
     theirs = runs[runs["policy"] == "pd"]
     for key in ("seed", "load", "mean_e2el_ms", "p99_ttft_ms", "output_throughput_tokens_per_s", "device_utilization"):
         assert own[key].tolist() == theirs[key].tolist()
+
+
+def test_a_row_says_where_its_load_is_too_heavy_at_an_end_of_the_bracket(tmp_path: Path) -> None:
+    """At what pd serves at most without overlap: 4 % less than at phi 0.07, where means are steady."""
+    profile = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+    workload = {"input_len": 1024, "output_len": 64, "num_prompts": 100}
+    scenario = lanesim.Scenario.of(profile=profile, policy="pd", workload=workload)
+    most, _ = capacity(at_phi(scenario, 0.0), "pd", lanesim.load_profile(profile))
+    grid = {"scenario": {"profile": profile, "policy": ["pd"], "workload": workload}}
+    run_into(tmp_path / "s", grid | {"grid": {"workload.request_rate": [1, most]}})
+    light, heavy = sorted(rows(tmp_path / "s"), key=lambda row: float(row["mean_e2el_ms"]))
+    assert (light["is_steady"], light["is_steady_throughout"]) == (True, True)
+    assert (heavy["is_steady"], heavy["is_steady_throughout"]) == (True, False)
 
 
 def test_points_that_share_a_capacity_go_to_one_worker_unless_they_are_long() -> None:
