@@ -19,9 +19,9 @@ from validation.silicon.disaggregated import (
     disagg_cell_of,
     plain_cell,
     predicted,
-    profile_of,
     scenario_of,
 )
+from validation.silicon.judge import profile_of
 
 POOLS = {
     "prefill": {"batch_size": "1", "num_workers": "3", "tp_size": "1", "attention_dp_size": "4", "moe_ep_size": "4"},

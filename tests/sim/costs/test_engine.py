@@ -94,6 +94,7 @@ def test_an_asynchronous_engine_spends_its_steps_all_the_same() -> None:
         ("vllm-0.19", {"none", "eagle3", "mtp"}),
         ("vllm-0.12", set()),
         ("vllm-0.9", set()),
+        ("trtllm-1.1", {"none", "eagle3", "mtp"}),
         ("sglang-0.5", {"none"}),
         ("ideal", {"none", "eagle3", "mtp", "draft_model", "ngram"}),
     ],
