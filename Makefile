@@ -11,7 +11,7 @@ FAST := acceptance costs devices engine files hosts interface metrics policies w
 # As many processes as there are cores, up to four. Neighbours run in one process, so that files share what they build.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast test-real mutation mutation-drawn gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims
+.PHONY: demo test test-fast test-real mutation mutation-drawn gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims atlas
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -85,6 +85,10 @@ accuracy-public: .venv/.dev      ## docs/accuracy.md and its cells: public runs 
 
 claims: .venv/.dev               ## published figures, each with what is simulated from its conditions and a verdict
 	$(BIN)/python -m validation claims
+
+atlas: .venv/.dev                ## docs/atlas: published pairs, best draft length by load; goes on where it was stopped
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tables]'
+	$(BIN)/python -m validation atlas
 
 check: .venv/.dev                ## format, lint, types
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ from importlib import import_module
 PROGRAMS = {
     "accuracy": ("validation.accuracy.page", "docs/accuracy.md: real runs of others beside simulated ones"),
     "accuracy_intervals": ("validation.intervals.speedups", "how often tune's interval of a speed-up holds"),
+    "atlas": ("validation.pages.atlas_page", "docs/atlas: published pairs, best draft length by load, break-even"),
     "capacity_truths": ("validation.intervals.fleets", "whether fleets and intervals hold in other draws of costs"),
     "claims": ("validation.claims.command", "published claims: claimed, simulated, verdict and why"),
     "drafting": ("validation.pages.drafting", "docs/drafting.md: where each way of drafting pays"),

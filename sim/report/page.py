@@ -11,7 +11,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from io import BytesIO
 from math import floor, isfinite, log10
 from pathlib import Path
@@ -59,7 +59,7 @@ th[aria-sort=ascending] button::after { content: " ↑"; } th[aria-sort=descendi
 input, select { font: inherit; color: inherit; background: var(--soft); border: 1px solid var(--rule); }
 svg { display: block; width: 100%; max-width: 760px; font-size: 11px; } svg text:not(.key) { fill: var(--ink); }
 svg .rule { stroke: var(--rule); } circle:focus { outline: none; r: 8px; } output { font-size: 13px; display: block; }
-tr.pointed { background: var(--soft); font-weight: 600; } tr[hidden] { display: none; }
+tr.grey { opacity: .55; } tr.pointed { background: var(--soft); font-weight: 600; } tr[hidden] { display: none; }
 @media print { :root { --ink: #000; --paper: #fff; --rule: #bbb; --soft: #fff; } figure, tr { break-inside: avoid; }
   body { margin: 0; padding: 0; } .wide { overflow: visible; } table { font-size: 8px; width: 100%; }
   th, td { padding: 1px 4px 1px 0; white-space: normal; } pre { white-space: pre-wrap; } }
@@ -82,13 +82,17 @@ def page(path: Path, *, question: str | None = None, price_per_hour: float | Non
         _section("Points that failed", _failures(points)) if len(points.failed) else "",
         _section("Run it again", _rerun(grids)),
     ]
-    body = "\n".join(part for part in parts if part)
+    return document(asked, "\n".join(part for part in parts if part))
+
+
+def document(title: str, body: str) -> str:
+    """A whole page under the policy that lets it fetch nothing and run no script but its own."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" '
         f"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {ALLOWED}\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<link rel="icon" href="data:,">\n<title>{_safe(asked)}</title>\n<style>{STYLE}</style>\n</head>\n'
+        f'<link rel="icon" href="data:,">\n<title>{_safe(title)}</title>\n<style>{STYLE}</style>\n</head>\n'
         f"<body>\n{body}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
@@ -270,13 +274,19 @@ Cell = str | tuple[str, Setting]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]], name: str = "") -> str:
+    return table(head, ["".join(map(td, row)) for row in rows], {"id": name} if name else {})
+
+
+def table(head: Sequence[str], rows: Sequence[str], attributes: Mapping[str, str], grey: Container[int] = ()) -> str:
+    """Of rows of finished cells. With the id `points` it filters and has a chart: `data-over`, `data-show` and
+    `data-colour` name the columns it begins with, `data-hollow` the text of the last cell that makes a dot hollow."""
     top = "".join(f"<th>{_safe(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(map(_td, row)) + "</tr>\n" for row in rows)
-    named_so = f' id="{name}"' if name else ""
-    return f'<div class="wide"><table{named_so}><thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+    body = "".join(f"<tr{' class=grey' if i in grey else ''}>{row}</tr>\n" for i, row in enumerate(rows))
+    said = "".join(f' {name}="{_safe(value)}"' for name, value in attributes.items())
+    return f'<div class="wide"><table{said}><thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
-def _td(cell: Cell) -> str:
+def td(cell: Cell) -> str:
     text, value = (cell, None) if isinstance(cell, str) else cell
     if isinstance(value, int | float) and isfinite(value):
         return f'<td data-v="{float(value)!r}">{_safe(text)}</td>'

@@ -42,6 +42,7 @@ for (const table of document.querySelectorAll("table")) {
 }
 const explore = (table) => {
   const names = [...table.tHead.rows[0].cells].map((head) => head.textContent), rows = [...table.tBodies[0].rows];
+  const hollow = table.dataset.hollow ?? "overloaded";
   const values = (place) => new Set(rows.map((row) => row.cells[place].textContent)).size;
   const all = names.map((_, place) => place);
   const numeric = all.filter((place) => rows.some((row) => !isNaN(number(row.cells[place]))));
@@ -55,11 +56,12 @@ const explore = (table) => {
     select.addEventListener("change", draw);
     return select;
   };
-  const across = choice("over", numeric, numeric[0]);
-  const up = choice("show", numeric, names.indexOf("mean E2EL, ms"));
-  const colour = choice("colour by", all.filter((place) => values(place) <= COLOURS.length), names.indexOf("policy"));
+  const across = choice("over", numeric, names.indexOf(table.dataset.over));
+  const up = choice("show", numeric, names.indexOf(table.dataset.show ?? "mean E2EL, ms"));
+  const few = all.filter((place) => values(place) <= COLOURS.length);
+  const colour = choice("colour by", few, names.indexOf(table.dataset.colour ?? "policy"));
   const chart = put(bar, document.createElementNS(SVG, "svg"), {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img"});
-  const told = html(bar, "output", {}, "Point at a dot to read its row; hollow: overloaded.");
+  const told = html(bar, "output", {}, `Point at a dot to read its row; hollow: ${hollow}.`);
   filter.addEventListener("input", draw);
   function draw() {
     const words = filter.value.toLowerCase().split(/\\s+/).filter(Boolean);
@@ -93,7 +95,7 @@ const explore = (table) => {
     const groups = [...new Set(rows.map((row) => row.cells[by].textContent))];
     for (const row of shown) {
       const paint = COLOURS[groups.indexOf(row.cells[by].textContent) % COLOURS.length];
-      const isOver = row.lastElementChild.textContent === "overloaded";
+      const isOver = row.lastElementChild.textContent === hollow;
       const text = names.map((name, place) => `${name}: ${row.cells[place].textContent}`).join("; ");
       const dot = svg(chart, "circle", {
         cx: sx.at(number(row.cells[x])), cy: sy.at(number(row.cells[y])), r: 5, tabindex: 0, "aria-label": text,

@@ -312,6 +312,6 @@ def _span(values: Sequence[int]) -> str:
 
 
 def _percents(errors: Sequence[float]) -> str:
-    if len(errors) == 1:
+    if len(set(errors)) == 1:
         return f"{errors[0]:+.1f} %"
     return f"{min(errors):+.1f} to {max(errors):+.1f} %"

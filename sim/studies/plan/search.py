@@ -344,7 +344,7 @@ def _length_at(tuning: Tuning | None, in_flight: int) -> int:
     if tuning is None:
         return 0
     point = min(tuning.points, key=lambda each: abs(each.concurrency - in_flight))
-    best = min((each for each in point.lengths if each.k > 0), key=lambda each: each.expected_regret)
+    best = point.best_draft
     return best.k if best.speedup is None or best.speedup > 1.0 else 0
 
 

@@ -174,6 +174,16 @@ def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() ->
     assert "with another method" in line("draft_model", 4, 16.0)
 
 
+def test_one_error_of_several_cells_is_said_once_and_speed_ups_alone_are_evidence() -> None:
+    profile = load("h200-sxm/gpt-oss-120b+eagle3")
+    (line,) = evidence(profile, [Asked(method="eagle3", ks=(3,), in_flight=(1.0, 8.0))])
+    assert "eagle3, K = 3, 1 to 16 in flight: speed-up (mean size) +4.6 % (5 cells; " in line
+    (line,) = evidence(load("h200-sxm/llama-3.1-8b+eagle3"), [Asked(method="eagle3", ks=(5,), in_flight=(1.0, 1.0))])
+    assert line.startswith(
+        "measured nearest: h200-sxm, sglang-0.5, llama-3.1-8b, eagle3, K = 3 to 7, 1 in flight: speed-up"
+    )
+
+
 def test_questions_that_the_same_cells_come_nearest_to_share_a_line() -> None:
     asked = [
         Asked(method=method, ks=(4,) if method != "none" else (0,), in_flight=(load_, load_))
