@@ -202,7 +202,8 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas, how requests find them, and what joins the GPUs of one."""
 
     count: int = 1
-    """Replicas of the policy, each with as many GPUs as the policy takes: one, but for policies with pools of them."""
+    """Replicas of the policy, each with as many GPUs as the policy takes: one, but for policies with pools of them. As
+    many as a profile of experts has data-parallel ranks are those ranks, in lockstep."""
     routing: Routing = Routing.ROUND_ROBIN
     """Of requests over replicas: round-robin, least-outstanding or prefix-affinity."""
     link: str | None = None
