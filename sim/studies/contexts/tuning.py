@@ -94,7 +94,11 @@ def tune_contexts(
         of_length = msgspec.structs.replace(scenario, workload=workload)
         tried = rising("concurrency", concurrencies or concurrencies_of(of_length, profile), 1)
         drawn = cost_draws(of_length, profile, draws, scenario.seed)
-        grids.append(simulate_grid(of_length, drawn, tried, candidates, workers, on_done))
+
+        def on_step(stage: str, done: int, total: int, tokens: int = tokens) -> None:
+            on_done(f"{tokens} tokens: {stage}", done, total)
+
+        grids.append(simulate_grid(of_length, drawn, tried, candidates, workers, on_step))
     max_batch = max(limits_of(scenario, profile).max_num_seqs, *(grid.concurrencies[-1] for grid in grids))
     without = shared_table(grids, fits, max_batch)
     tables = [best_table(grid, fits, max_batch) for grid in grids]
