@@ -60,6 +60,11 @@ def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, se
     loaded = load(profile)
     real = read_requests(path, prompts, engine.get("block_size", BLOCK_TOKENS))
     ranks = flags["data_parallel_size"]
+    if loaded.target.experts is not None and loaded.data_parallel != ranks:
+        raise ValueError(
+            f"--data-parallel-size {ranks}: ranks share the experts of {loaded.target.name!r}, and profile "
+            f"{loaded.name!r} is of {loaded.data_parallel}: import it with --dp {ranks}"
+        )
     scenario = scenario_of(path, len(real.requests), loaded.name, policy, engine, speculation, seed, ranks)
     verdict = judge_run(real, scenario, loaded)
     if flags["out"] is not None and flags["plots"]:

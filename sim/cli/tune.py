@@ -11,6 +11,7 @@ from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_op
 
 if TYPE_CHECKING:
     from sim.run.scenario import Scenario
+    from sim.studies.contexts.tuning import ContextTuning
     from sim.studies.load_table import PolicyTuning
     from sim.studies.tune import Tuning
 
@@ -28,6 +29,11 @@ EXAMPLE = (
     help="Draft lengths to try. [default: 0,1,.. to num_speculative_tokens, and on while the last is best]",
 )
 @click.option("--concurrencies", default=None, help="Requests in flight to try. [default: 1,2,4,.. to max_num_seqs]")
+@click.option(
+    "--contexts",
+    default=None,
+    help="Prompt lengths with a table each, such as 1k,8k,32k, and what one table for all loses. [default: none]",
+)
 @click.option(
     "--draws",
     type=int,
@@ -75,23 +81,27 @@ def tune_command(**flags: Any) -> None:
     if json_path != "-":
         from rich.console import Console
 
-        from sim.report.answers import print_policies, print_tuning
+        from sim.report.answers import print_contexts, print_policies, print_tuning
+        from sim.studies.contexts.tuning import ContextTuning
         from sim.studies.tune import Tuning
 
         console = Console()
         if isinstance(result, Tuning):
             print_tuning(console, result, is_verbose=is_verbose)
+        elif isinstance(result, ContextTuning):
+            print_contexts(console, result)
         else:
             print_policies(console, result)
 
 
 OWN_OPTIONS = (
     "draws", "target_model", "draft_model", "workers", "concurrencies", "lengths", "controllers", "policies",
+    "contexts",
 )  # fmt: skip
-FOR_LENGTHS = ("lengths", "controllers", "target_model", "draft_model")
+FOR_LENGTHS = ("lengths", "contexts", "controllers", "target_model", "draft_model")
 
 
-def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning:
+def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning | ContextTuning:
     from sim.costs.profile_files import load
     from sim.studies.draws import DEFAULT_DRAWS
     from sim.studies.tune import tune
@@ -101,6 +111,15 @@ def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning:
     if options["draws"] is None:
         options["draws"] = DEFAULT_DRAWS
     options["controllers"] = names(options["controllers"])
+    contexts = token_counts("--contexts", options.pop("contexts"))
+    if contexts is not None:
+        from sim.studies.contexts.tuning import tune_contexts
+
+        for name in ("controllers", "target_model", "draft_model"):
+            if options.pop(name):
+                raise ValueError(f"--{name.replace('_', '-')}: not with --contexts, which prints rows alone")
+        with progress() as on_step:
+            return tune_contexts(scenario, load(scenario.profile), contexts, on_done=on_step, **options)
     with progress() as on_step:
         return tune(scenario, load(scenario.profile), on_done=on_step, **options)
 
@@ -127,6 +146,16 @@ def _policies(scenario: Scenario, options: dict[str, Any]) -> PolicyTuning:
 def names(text: str | None) -> list[str]:
     """Comma-separated names of a flag; none where it was not given."""
     return [name.strip() for name in text.split(",")] if text else []
+
+
+def token_counts(flag: str, text: str | None) -> list[int] | None:
+    """Comma-separated token counts of a flag, in thousands of 1,024 where they end in k."""
+    if text is None:
+        return None
+    try:
+        return [int(part.lower().removesuffix("k")) * (1024 if part[-1:] in "kK" else 1) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{flag} {text!r}: want token counts with commas, such as 1k,8k,32k") from None
 
 
 def whole_numbers(flag: str, text: str | None) -> list[int] | None:

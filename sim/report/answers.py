@@ -17,6 +17,7 @@ from sim.report.pictures.store_figures import named
 from sim.report.store_points import Points
 from sim.report.tables import costs_line, in_brief, measured_width, number, print_table
 from sim.studies.attainment import Attainment, Fleet, Highest
+from sim.studies.contexts.tuning import ContextTuning
 from sim.studies.load_search import Limit
 from sim.studies.load_table import PolicyTuning
 from sim.studies.tune import IDLE, Gain, Tuning
@@ -102,6 +103,29 @@ def _weight(result: Tuning, k: int) -> float:
     """How much a reader misses of a length that is left out: the answer's own above all."""
     chances = [length.chance_best for point in result.points for length in point.lengths if length.k == k]
     return max(chances) + (1.0 if any(point.k == k for point in result.points) else 0.0)
+
+
+def print_contexts(console: Console, result: ContextTuning) -> None:
+    """A line per context, the rows for vLLM, and what one table for all loses."""
+    table = Table(box=SIMPLE_HEAD, title=f"{result.objective}: draft length K by batch size and context")
+    for name in ("prompt", "K by batch size", "break-even", "regret", "of one table for all"):
+        table.add_column(name, justify="left" if name == "K by batch size" else "right")
+    for each in result.contexts:
+        lengths = ", ".join(f"{k} for {first}..{last}" for first, last, k in each.table)
+        even = "–" if each.break_even_concurrency is None else number(each.break_even_concurrency)
+        regrets = (f"{100 * regret:.1f} %" for regret in (each.regret, each.regret_without))
+        table.add_row(str(each.prompt_tokens), lengths, even, *regrets)
+    print_table(console, table)
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say(f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(result.table)}")
+    console.print(f"regrets: mean over {result.draws} {result.covers}", highlight=False, markup=False, style="dim")
+    mean, without = 100 * result.regret, 100 * result.regret_without
+    console.print(
+        f"a table for each context loses {mean:.1f} %, one for all of them {without:.1f} %",
+        highlight=False,
+        markup=False,
+        style="bold",
+    )
 
 
 def print_policies(console: Console, result: PolicyTuning) -> None:

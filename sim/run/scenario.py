@@ -205,7 +205,8 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas, how requests find them, and what joins the GPUs of one."""
 
     count: int = 1
-    """Replicas, each with the GPUs that its policy needs: one, more for disaggregated and pipelined."""
+    """Replicas, each with the GPUs that its policy needs: one, more for disaggregated and pipelined. As many as a
+    profile of experts has data-parallel ranks are those ranks, in lockstep."""
     routing: Routing = Routing.ROUND_ROBIN
     """How requests find their replica."""
     link: str | None = None

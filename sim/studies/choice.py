@@ -58,8 +58,34 @@ Table = tuple[tuple[int, int, int], ...]
 def best_table(grid: LengthGrid, fits: Fits, max_batch: int) -> Table:
     """The lengths of least expected regret by batch size, between the grid's concurrencies by its values on their
     logarithms; a further row must save CHANGE_LOSS of the throughput over the sizes it changes."""
+    return shared_table([grid], fits, max_batch)
+
+
+def shared_table(grids: Sequence[LengthGrid], fits: Fits, max_batch: int) -> Table:
+    """As `best_table`, one for several grids of the same lengths, all of one weight at the batch sizes they reach."""
     sizes = np.arange(1, max_batch + 1)
-    lengths = grid.lengths
+    reaches = np.stack([sizes <= grid.concurrencies[-1] for grid in grids])
+    reaches[:, ~reaches.any(axis=0)] = True
+    losses = np.stack([_losses(grid, fits, sizes) for grid in grids])
+    mean = np.where(reaches[:, None, :], losses, 0.0).sum(axis=0) / reaches.sum(axis=0)
+    chosen = cheapest_path(mean, np.log2(sizes + 1.0) - np.log2(sizes), CHANGE_LOSS)
+    return _rows([grids[0].lengths[place] for place in chosen])
+
+
+def loss_of(grid: LengthGrid, fits: Fits, table: Sequence[Sequence[int]]) -> float:
+    """What `table` loses on average against the best setting of each draw, mean over the concurrencies."""
+    lost = []
+    for i, concurrency in enumerate(grid.concurrencies):
+        able = [k for k in grid.settings if k == PLAIN or fits(k, concurrency)]
+        best = np.stack([grid.of(k)[i] for k in able]).max(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lost.append(np.nan_to_num(1.0 - grid.of(length_in(table, concurrency))[i] / best).mean())
+    return float(np.mean(lost))
+
+
+def _losses(grid: LengthGrid, fits: Fits, sizes: np.ndarray[Any, Any]) -> Floats:
+    """[lengths, sizes] expected regret of each length; infinite where it does not fit."""
+    lengths, max_batch = grid.lengths, len(sizes)
     losses = np.full((len(lengths), max_batch), inf)
     values = np.stack([_at_sizes(grid.of(k), grid.concurrencies, sizes) for k in lengths])
     allowed = np.array([[fits(k, int(size)) for size in sizes] for k in lengths])
@@ -70,8 +96,7 @@ def best_table(grid: LengthGrid, fits: Fits, max_batch: int) -> Table:
     if lengths[0] > 0:
         # Beyond what fits any of them, the shortest is what is left.
         losses[0, ~allowed.any(axis=0)] = 0.0
-    chosen = cheapest_path(losses, np.log2(sizes + 1.0) - np.log2(sizes), CHANGE_LOSS)
-    return _rows([lengths[place] for place in chosen])
+    return losses
 
 
 def cheapest_path(losses: Floats, weights: Floats, change_loss: float) -> list[int]:

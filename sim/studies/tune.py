@@ -183,7 +183,7 @@ def tune(
     best table, `sglang_adaptive` with its bands, `goodput`, which knows the profile's costs and no acceptance. Raises
     ValueError for a scenario that cannot be tuned.
     """
-    scenario = _checked(scenario, profile, draws)
+    scenario = checked(scenario, profile, draws)
     tried = concurrencies_of(scenario, profile) if concurrencies is None else rising("concurrency", concurrencies, 1)
     most = scenario.speculation.num_speculative_tokens
     candidates = tuple(range(most + 1)) if lengths is None else rising("draft length", lengths, 0)
@@ -479,7 +479,7 @@ def objective(scenario: Scenario) -> str:
 # -- running
 
 
-def _checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
+def checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
     """With one policy, a fixed length and a closed loop, whatever the load of the scenario was."""
     if draws < 1:
         raise ValueError(f"draws={draws!r} must be at least 1")

@@ -66,6 +66,14 @@ def test_data_parallel_ranks_have_seats_of_their_own(tmp_path: Path) -> None:
     assert two < 0.6 * one
 
 
+def test_ranks_of_a_mixture_of_experts_want_a_profile_of_as_many(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "requests.jsonl", rows())
+    sparse = ("--profile", "rtx-pro-6000-server/qwen3-30b-a3b", "--data-parallel-size", "2")
+    line = refusal(vllm_command, *flags(path, *sparse))
+    assert "--data-parallel-size 2" in line
+    assert "is of 1" in line
+
+
 def test_the_order_of_the_lines_does_not_matter(tmp_path: Path) -> None:
     lines = stamps(served(num_prompts=30, request_rate=8))
     results = [

@@ -1,0 +1,1 @@
+"""Draft lengths by batch size and context."""

@@ -1,0 +1,77 @@
+"""Draft lengths by batch size and context: the rows, and what a table that ignores the context loses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.cli.main import run
+from sim.studies.choice import best_table, loss_of, shared_table
+from sim.studies.contexts.tuning import AtContext, rows_by_context
+from tests.sim.studies.test_tune import ANY, grid
+
+SHORT = grid((1, 64), k0=[0.9, 0.9], k4=[1.5, 0.5])
+"""Drafts of 4 gain at one request and lose at 64."""
+LONG = grid((1, 64), k0=[0.9, 0.9], k4=[1.5, 1.5])
+
+
+def test_one_table_for_two_contexts_loses_where_they_differ() -> None:
+    assert best_table(LONG, ANY, 64) == ((1, 64, 4),)
+    own = best_table(SHORT, ANY, 64)
+    assert [k for _, _, k in own] == [4, 0]
+    both = shared_table([SHORT, LONG], ANY, 64)
+    assert loss_of(SHORT, ANY, own) == pytest.approx(0.05), "no drafter is best at 64, and K = 0 has one loaded"
+    assert loss_of(LONG, ANY, best_table(LONG, ANY, 64)) == 0.0
+    lost = loss_of(SHORT, ANY, both) + loss_of(LONG, ANY, both)
+    assert lost >= 0.05 + 0.5 * (1.0 - 0.9 / 1.5), "it has one length at 64"
+
+
+def test_a_context_that_holds_fewer_requests_has_no_say_beyond_them() -> None:
+    few = grid((1, 8), k0=[0.9, 0.9], k4=[1.5, 1.5])
+    assert [k for _, last, k in shared_table([SHORT, few], ANY, 64) if last > 32] == [0]
+
+
+def at(prompt_tokens: int, *table: tuple[int, int, int]) -> AtContext:
+    rows = [list(row) for row in table]
+    return AtContext(
+        prompt_tokens=prompt_tokens, table=rows, break_even_concurrency=None, regret=0.0, regret_without=0.0
+    )
+
+
+def test_rows_change_between_two_prompt_lengths_and_alike_ones_are_one() -> None:
+    """512 and 2,048 are alike; the geometric mean of 2,048 and 32,768 is 8,192."""
+    found = [at(512, (1, 8, 3), (9, 64, 0)), at(2048, (1, 8, 3), (9, 64, 0)), at(32768, (1, 64, 3))]
+    assert rows_by_context(found, 40000) == [[1, 8, 0, 8191, 3], [9, 64, 0, 8191, 0], [1, 64, 8192, 40000, 3]]
+
+
+FLAGS = (
+    *("tune", "--profile", "cpu/tiny", "--acceptance", "iid:0.6", "--num-speculative-tokens", "2", "--output-len", "8"),
+    *("--draws", "2", "--concurrencies", "1,4", "--workers", "1"),
+)
+
+
+def test_the_command_writes_a_table_for_each_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "t.json"
+    assert run([*FLAGS, "--contexts", "32,1k", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert [each["prompt_tokens"] for each in found["contexts"]] == [32, 1024]
+    assert all(len(row) == 5 and row[2] <= row[3] for row in found["table"])
+    assert found["regret"] <= found["regret_without"] + 1e-9
+    assert "a table for each context loses" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--contexts", "long"), "--contexts 'long': want token counts"),
+        (("--contexts", "64", "--controllers", "goodput"), "--controllers: not with --contexts"),
+        (("--contexts", "64", "--dataset-name", "azure-conv"), "lengths of their own"),
+    ],
+)
+def test_what_does_not_go_with_contexts_is_refused(
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*FLAGS, *flags]) == 2
+    assert message in capsys.readouterr().err
