@@ -195,7 +195,7 @@ def replayed(case: Case, seed: int, folder: Path) -> Used:
         with trace.open("w") as file:
             for request in build_requests(workload, seed):
                 first, blocks = blocks, blocks - -request.prompt_tokens // 512
-                row = {"timestamp": 1e3 * request.arrival_s, "input_length": request.prompt_tokens}
+                row: dict[str, Any] = {"timestamp": 1e3 * request.arrival_s, "input_length": request.prompt_tokens}
                 row |= {"output_length": request.output_tokens, "hash_ids": list(range(first, blocks))}
                 file.write(json.dumps(row) + "\n")
     used = Used(*child(REPLAY, str(trace), str(case.draft_tokens), str(ACCEPTED))[0])
