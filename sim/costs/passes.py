@@ -33,6 +33,26 @@ Range = tuple[str, int, int]
 """A bound's name, the size of a work there, and the largest one measured."""
 
 
+Seconds = dict[int, float]
+"""By tokens or rows."""
+Parts = tuple[Seconds, Seconds, Seconds, Seconds]
+"""Body, head, fusion and projection of one model on one profile; nothing else changes them."""
+MAX_MODELS = 16
+_known: dict[tuple[int, int], tuple[Profile, ModelShape, Parts]] = {}
+"""Of the models that were last asked for: points of a sweep differ in other things."""
+
+
+def _parts_of(profile: Profile, shape: ModelShape) -> Parts:
+    """What was computed for that very model and profile, by whatever run."""
+    key = id(profile), id(shape)
+    if key not in _known:
+        if len(_known) >= MAX_MODELS:
+            del _known[next(iter(_known))]
+        # Kept with what they are of, so that nothing else gets its id.
+        _known[key] = profile, shape, ({}, {}, {}, {})
+    return _known[key][2]
+
+
 class ModelPasses(ABC):
     """Passes of one model. Times are seconds per pass on one device of the tensor-parallel group."""
 
@@ -60,10 +80,7 @@ class ModelPasses(ABC):
         """KV that a row reads at most, where every layer has a window; else 0."""
         self.num_kernels = shape.layers * profile.host.kernels_per_layer + HEAD_KERNELS
         self._padded = _padding(graph_sizes)
-        self._body: dict[int, float] = {}
-        self._head: dict[int, float] = {}
-        self._fusion: dict[int, float] = {}
-        self._projected: dict[int, float] = {}
+        self._body, self._head, self._fusion, self._projected = _parts_of(profile, shape)
 
     @abstractmethod
     def layer_s(self, tokens: int) -> float:

@@ -4,8 +4,8 @@ them jointly, and the replicas that a given rate takes.
 The interval of the load is over replications. A pilot of a few says how many it takes, and then as many fresh ones are
 made: adding until an interval is narrow would stop too early. What costs and acceptance might as well be is drawn as
 `tune` draws it: the load has its range over draws, and the replicas that are recommended hold in nearly all of them.
-Not here: the search for a load (load_search), draws, saturated throughput (sim.compare.capacity), beyond which a
-bound on waiting is met by no load for long.
+Not here: the search for a load and runs of fleets (load_search), draws, saturated throughput (sim.compare.capacity),
+beyond which a bound on waiting is met by no load for long.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from sim.compare.capacity import CAPACITY_KEY
-from sim.compare.points import Point, run_point, run_points
+from sim.compare.points import run_points
 from sim.compare.pool import lasting
 from sim.compare.run_length import Length, transient_note
 from sim.compare.side_by_side import CostSource, Interval, cost_source
@@ -33,28 +33,24 @@ from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import (
     NARROW,
-    PILOTS,
     REQUESTS,
-    WARMUP_SHARE,
+    FleetAttainment,
     Limit,
     LoadSearch,
     OnDone,
     OwnLoads,
-    joint_share,
+    SharesInDraws,
+    attainment_of,
     num_prompts,
     with_length,
 )
 from sim.studies.plan.answer import Answer
-from sim.workload.generate import TraceArrivals, is_trace, mean_tokens, trace_length
+from sim.workload.generate import is_trace, mean_tokens
 
 ATTAINMENT_SCHEMA = 1
 DEFAULT_SHARE = 0.95
 CONFIDENCE = 0.9
 """With which the recommended replicas are enough: of n draws m hold, and a further one holds with m / (n + 1)."""
-REQUESTS_PER_REPLICA = 800
-"""Of a fleet's run."""
-FLEET_KEY = 1_000_037
-"""Child of the scenario's seed."""
 MAX_REPLICAS = 1024
 ROUTINGS = (Routing.ROUND_ROBIN, Routing.LEAST_OUTSTANDING)
 
@@ -85,16 +81,6 @@ class Highest(msgspec.Struct, frozen=True, kw_only=True):
     """Rate times mean output tokens of a request; of a concurrency what was served."""
     usd_per_million_tokens: float | None
     """Output tokens at that load."""
-
-
-class FleetAttainment(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas at the target rate."""
-
-    replicas: int
-    attainment: float
-    ci95: Interval
-    meets: bool
-    """The interval lies at or above the share asked for."""
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,7 +289,7 @@ class _Answer:
         def at(count: int) -> FleetAttainment:
             if count not in known:
                 self._on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
-                known[count] = _attainment_of(search, routing, count, target_rate, self._workers)
+                known[count] = attainment_of(search, routing, count, target_rate, self._workers)
             return known[count]
 
         count = max(1, ceil(target_rate / per_replica))
@@ -311,7 +297,7 @@ class _Answer:
             count = _one_more(count, target_rate)
         while count > 1 and at(count - 1).meets:
             count -= 1
-        in_draws = _SharesInDraws(search, self.draws, routing, target_rate)
+        in_draws = SharesInDraws(search, self.draws, routing, target_rate)
         holding = self._holding(in_draws, count)
         replicas = max(holding, default=count)
         return Fleet(
@@ -333,7 +319,7 @@ class _Answer:
 
         The draw that is the last to hold where draws are put in the order of their highest loads is tried first.
         """
-        search, in_draws = self.search, _SharesInDraws(self.search, self.draws, routing, target_rate)
+        search, in_draws = self.search, SharesInDraws(self.search, self.draws, routing, target_rate)
         order, wanted = self._order
         if not wanted:
             return self._no_fleet(routing)
@@ -384,7 +370,7 @@ class _Answer:
         most = sum(load > 0.0 for load in self.draw_loads)
         return order, min(most, ceil(CONFIDENCE * (len(order) + 1)))
 
-    def _holding(self, in_draws: _SharesInDraws, count: int) -> dict[int, int]:
+    def _holding(self, in_draws: SharesInDraws, count: int) -> dict[int, int]:
         """By number of replicas, up to those recommended: in how many draws they are enough.
 
         Draws are put in the order of their highest loads, so that halving finds the last of those that hold; each is
@@ -424,29 +410,6 @@ def _one_more(count: int, target_rate: float) -> int:
     return count + 1
 
 
-class _SharesInDraws:
-    """The share of requests that meet the SLOs, by replicas and draw, each simulated once."""
-
-    def __init__(self, search: LoadSearch, draws: Sequence[Draw], routing: Routing, target_rate: float) -> None:
-        self._search, self._draws, self.routing, self._target_rate = search, draws, routing, target_rate
-        self._known: dict[tuple[int, int], float] = {}
-
-    def one(self, count: int, draw: int) -> float:
-        if (count, draw) not in self._known:
-            self._known[count, draw] = joint_share(run_point(self._point(count, draw)).run)
-        return self._known[count, draw]
-
-    def all(self, count: int, workers: int | None) -> list[float]:
-        """[draws]"""
-        missing = [draw for draw in range(len(self._draws)) if (count, draw) not in self._known]
-        for place, outcome in run_points([self._point(count, draw) for draw in missing], workers=workers):
-            self._known[count, missing[place]] = joint_share(outcome.run)
-        return [self._known[count, draw] for draw in range(len(self._draws))]
-
-    def _point(self, count: int, draw: int) -> Point:
-        return _fleet_point(self._search, self.routing, count, self._target_rate, 0, self._draws[draw])
-
-
 def _mean_load(search: LoadSearch, own: OwnLoads) -> float | None:
     if own.limit is Limit.THROUGHPUT:
         return search.saturated_per_s
@@ -462,44 +425,6 @@ def _needed(holding: dict[int, int], num_draws: int) -> list[tuple[int | None, i
             found.append((count, num_holding - before))
         before = max(before, num_holding)
     return found if before == num_draws else [*found, (None, num_draws - before)]
-
-
-def _attainment_of(
-    search: LoadSearch, routing: Routing, count: int, target_rate: float, workers: int | None
-) -> FleetAttainment:
-    """The share that meets the SLOs with so many replicas."""
-    points = [_fleet_point(search, routing, count, target_rate, index) for index in range(PILOTS)]
-    shares = [joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=workers), key=_place)]
-    interval = interval_95(shares)
-    assert interval is not None
-    mean = sum(shares) / len(shares)
-    return FleetAttainment(replicas=count, attainment=mean, ci95=interval, meets=interval[0] >= search.share)
-
-
-def _place(done: tuple[int, Any]) -> int:
-    return done[0]
-
-
-def _fleet_point(
-    search: LoadSearch, routing: Routing, count: int, target_rate: float, index: int, draw: Draw | None = None
-) -> Point:
-    """Run `index` of so many replicas, as given or in a draw; runs grow with the replicas, up to a trace's length."""
-    scenario = search.scenario if draw is None else draw.scenario(search.scenario)
-    workload = scenario.workload
-    length = max(num_prompts(scenario), REQUESTS_PER_REPLICA * count)
-    length = min(length, trace_length(workload)) if is_trace(workload) else length
-    changes: dict[str, Any] = {}
-    if is_trace(workload) and workload.trace_arrivals is TraceArrivals.RECORDED:
-        changes["trace_arrivals"] = TraceArrivals.RESCALED
-    workload = workload.sized(length, int(WARMUP_SHARE * length))
-    workload = msgspec.structs.replace(workload, request_rate=target_rate, max_concurrency=None, **changes)
-    devices = msgspec.structs.replace(scenario.devices, count=count, routing=routing)
-    return Point(
-        scenario=msgspec.structs.replace(scenario, workload=workload, devices=devices),
-        policy=search.policy,
-        seed=child_seed(scenario.seed, FLEET_KEY, index),
-        profile=search.profile if draw is None else draw.profile,
-    )
 
 
 # -- saying

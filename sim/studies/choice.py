@@ -1,7 +1,7 @@
 """Choosing among draft lengths, given what each is worth at every concurrency in every draw. Pure.
 
 A length is chosen for the least expected regret: what it loses on average against the best one of each draw.
-Not here: where the values come from, and what is said of the choice (tune).
+Not here: where the values come from, and the whole answer (tune).
 """
 
 from __future__ import annotations
@@ -10,15 +10,24 @@ from collections.abc import Sequence
 from math import ceil, exp, inf, log, log2
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
+from sim.compare.side_by_side import Interval
 from sim.draws import Floats
-from sim.studies.draws import HIGH_PERCENT, LOW_PERCENT
+from sim.studies.draws import HIGH_PERCENT, LOW_PERCENT, interval_90
 
 PLAIN = -1
 """Stands for the engine without a drafter, beside draft lengths from 0 (a drafter is loaded and idle) on."""
 CHANGE_LOSS = 0.0005
 """Relative throughput that a further row of the table must save: less is the grid's interpolation."""
+MIN_FOR_VERDICT = 10
+"""Draws below which no table is preferred to one length."""
+SURE_SHARE = 0.95
+"""Of the draws in which a gain is one, from which it is sure."""
+MIN_GAIN = 0.01
+"""Of a table over one length, from which it is an answer: two equal servers were measured 1.5 % apart (vLLM 0.23 on
+GH200, swiss-ai/apertus-speculative-decoding)."""
 
 
 class LengthGrid(NamedTuple):
@@ -201,3 +210,142 @@ def _crossing(grid: LengthGrid, fits: Fits, draw: int) -> float:
     part = gains[last] / (gains[last] - gains[last + 1])
     low, high = (log(concurrency) for concurrency in grid.concurrencies[last : last + 2])
     return exp(low + part * (high - low))
+
+
+# -- the choice, and what it gains and loses
+
+
+class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
+    """One draft length at one concurrency; 0 = a drafter is loaded and drafts nothing."""
+
+    k: int
+    speedup: float | None
+    """Mean over the draws, against the engine without a drafter; None where that reaches nothing."""
+    interval: Interval | None
+    """5 to 95 % of the draws."""
+    expected_regret: float
+    """What it loses on average against the best length of each draw, share."""
+    chance_best: float
+    fits_graphs: bool
+    """All its rows' tokens fit the captured graphs."""
+
+
+class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One concurrency that was simulated, and the length that the answer has there."""
+
+    concurrency: int
+    k: int
+    speedup: float | None
+    interval: Interval | None
+    expected_regret: float
+    """What the answer loses there in draws that had no part in choosing it; by as many choices, each without one."""
+    lengths: list[LengthAt]
+
+
+class Gain(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean over the concurrencies of what one setting has over another, relative, with 5 to 95 % of the draws."""
+
+    of: str
+    over: str
+    mean: float
+    interval: Interval
+    is_sure: bool
+    """Above 0 in SURE_SHARE of the draws, and in the mean not below MIN_GAIN."""
+
+
+class Choice(NamedTuple):
+    """What a grid's draws say is best."""
+
+    table: Table
+    """Of one row where one length is as good."""
+    lengths: list[int]
+    """[concurrencies]; PLAIN among them."""
+    gain: Gain
+    is_table: bool
+
+
+def choice_of(grid: LengthGrid, fits: Fits, max_batch: int, *, may_be_table: bool) -> Choice:
+    table, one = best_table(grid, fits, max_batch), best_single(grid, fits)
+    by_table = np.stack([grid.of(length_in(table, c))[i] for i, c in enumerate(grid.concurrencies)])
+    gain = gain_of("the table", setting_name(one), by_table, grid.of(one))
+    if len(table) > 1 and gain.is_sure and may_be_table:
+        return Choice(table, [length_in(table, concurrency) for concurrency in grid.concurrencies], gain, True)
+    return Choice(((1, max_batch, max(one, 0)),), [one] * len(grid.concurrencies), gain, False)
+
+
+def regrets_of(grid: LengthGrid, fits: Fits, max_batch: int) -> list[float]:
+    """[concurrencies] what a choice loses in a draw that had no part in it: each draw judges the choice of all others
+    (leave-one-out). One draw alone judges its own."""
+    num_draws = grid.values.shape[2]
+    lost = np.full((len(grid.concurrencies), num_draws), np.nan)
+    for draw in range(num_draws):
+        others = grid if num_draws == 1 else grid._replace(values=np.delete(grid.values, draw, axis=2))
+        choice = choice_of(others, fits, max_batch, may_be_table=num_draws >= MIN_FOR_VERDICT)
+        for i, k in enumerate(choice.lengths):
+            best = best_by_draw(grid, fits, i)[draw]
+            if best > 0.0:
+                lost[i, draw] = 1.0 - grid.of(k)[i, draw] / best
+    return [0.0 if np.isnan(row).all() else max(0.0, float(np.nanmean(row))) for row in lost]
+
+
+def best_by_draw(grid: LengthGrid, fits: Fits, i: int) -> Floats:
+    """[draws] what the best length of each reaches."""
+    settings = [grid.of(k)[i] for k in grid.settings if k == PLAIN or fits(k, grid.concurrencies[i])]
+    found: Floats = np.stack(settings).max(axis=0)
+    return found
+
+
+def speedup_of(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, Interval | None]:
+    plain = grid.of(PLAIN)[i]
+    if not (plain > 0.0).all():
+        return None, None
+    ratios = grid.of(setting)[i] / plain
+    return float(ratios.mean()), interval_90(ratios)
+
+
+def regret_of(values: Floats, best: Floats) -> float:
+    is_known = best > 0.0
+    if not is_known.any():
+        return 0.0
+    return max(0.0, float((1.0 - values[is_known] / best[is_known]).mean()))
+
+
+def gain_of(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
+    """Of [concurrencies, draws] over the same, geometric mean over the concurrencies."""
+    is_known = ((ours > 0.0) & (theirs > 0.0)).all(axis=1)
+    if not is_known.any():
+        return Gain(of=name, over=other_name, mean=0.0, interval=(0.0, 0.0), is_sure=False)
+    gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
+    interval = interval_90(gains)
+    mean = float(gains.mean())
+    is_sure = float((gains > 0.0).mean()) >= SURE_SHARE and mean >= MIN_GAIN
+    return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
+
+
+def setting_name(setting: int) -> str:
+    return "no speculation" if setting == PLAIN else f"K = {setting}"
+
+
+def tuned_point(grid: LengthGrid, fits: Fits, i: int, chosen: int, regret: float) -> TunedPoint:
+    concurrency = grid.concurrencies[i]
+    chances, best = chances_best(grid, fits, i), best_by_draw(grid, fits, i)
+    lengths = [
+        LengthAt(
+            k=k,
+            speedup=speedup_of(grid, i, k)[0],
+            interval=speedup_of(grid, i, k)[1],
+            expected_regret=regret_of(grid.of(k)[i], best),
+            chance_best=chances.get(k, 0.0),
+            fits_graphs=fits(k, concurrency),
+        )
+        for k in grid.lengths
+    ]
+    speedup, interval = speedup_of(grid, i, chosen)
+    return TunedPoint(
+        concurrency=concurrency,
+        k=max(chosen, 0),
+        speedup=speedup,
+        interval=interval,
+        expected_regret=regret,
+        lengths=lengths,
+    )

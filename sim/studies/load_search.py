@@ -3,7 +3,7 @@ the load moves its answers.
 
 Under a draw of costs and acceptance the search begins where it ended as given, on the requests of one replication, and
 ends earlier: the two answers' ratio is what the draw does, whatever those requests were.
-Not here: how many replications, what is said of them, fleets (attainment).
+Not here: how many replications, how many replicas, what is said of them (attainment).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sim.compare.capacity import capacity
-from sim.compare.points import Point, run_point
+from sim.compare.points import Point, run_point, run_points
 from sim.compare.pool import default_workers, given, started
+from sim.compare.side_by_side import Interval
 from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.metrics.stats import t_975
+from sim.engine.fleet import Routing
+from sim.metrics.stats import interval_95, t_975
 from sim.metrics.summary import Run
 from sim.run.scenario import Scenario
 from sim.studies.draws import Draw
@@ -42,6 +44,11 @@ SPAN_IN_BOUNDS, MAX_REQUESTS = 50.0, 20_000
 WARMUP_SHARE = 0.1
 PILOT_KEY, FRESH_KEY = 1_000_031, 1_000_033
 """Children of the scenario's seed."""
+
+REQUESTS_PER_REPLICA = 800
+"""Of a fleet's run."""
+FLEET_KEY = 1_000_037
+"""Child of the scenario's seed."""
 
 OnDone = Callable[[str, int, int], None]
 
@@ -299,3 +306,77 @@ def joint_share(run: Run) -> float:
     assert isinstance(shares, dict)
     joint = shares["all"]
     return 0.0 if joint is None else float(joint)
+
+
+# -- fleets
+
+
+class FleetAttainment(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas at the target rate."""
+
+    replicas: int
+    attainment: float
+    ci95: Interval
+    meets: bool
+    """The interval lies at or above the share asked for."""
+
+
+class SharesInDraws:
+    """The share of requests that meet the SLOs, by replicas and draw, each simulated once."""
+
+    def __init__(self, search: LoadSearch, draws: Sequence[Draw], routing: Routing, target_rate: float) -> None:
+        self._search, self._draws, self.routing, self._target_rate = search, draws, routing, target_rate
+        self._known: dict[tuple[int, int], float] = {}
+
+    def one(self, count: int, draw: int) -> float:
+        if (count, draw) not in self._known:
+            self._known[count, draw] = joint_share(run_point(self._point(count, draw)).run)
+        return self._known[count, draw]
+
+    def all(self, count: int, workers: int | None) -> list[float]:
+        """[draws]"""
+        missing = [draw for draw in range(len(self._draws)) if (count, draw) not in self._known]
+        for place, outcome in run_points([self._point(count, draw) for draw in missing], workers=workers):
+            self._known[count, missing[place]] = joint_share(outcome.run)
+        return [self._known[count, draw] for draw in range(len(self._draws))]
+
+    def _point(self, count: int, draw: int) -> Point:
+        return fleet_point(self._search, self.routing, count, self._target_rate, 0, self._draws[draw])
+
+
+def attainment_of(
+    search: LoadSearch, routing: Routing, count: int, target_rate: float, workers: int | None
+) -> FleetAttainment:
+    """The share that meets the SLOs with so many replicas."""
+    points = [fleet_point(search, routing, count, target_rate, index) for index in range(PILOTS)]
+    shares = [joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=workers), key=_place)]
+    interval = interval_95(shares)
+    assert interval is not None
+    mean = sum(shares) / len(shares)
+    return FleetAttainment(replicas=count, attainment=mean, ci95=interval, meets=interval[0] >= search.share)
+
+
+def _place(done: tuple[int, Any]) -> int:
+    return done[0]
+
+
+def fleet_point(
+    search: LoadSearch, routing: Routing, count: int, target_rate: float, index: int, draw: Draw | None = None
+) -> Point:
+    """Run `index` of so many replicas, as given or in a draw; runs grow with the replicas, up to a trace's length."""
+    scenario = search.scenario if draw is None else draw.scenario(search.scenario)
+    workload = scenario.workload
+    length = max(num_prompts(scenario), REQUESTS_PER_REPLICA * count)
+    length = min(length, trace_length(workload)) if is_trace(workload) else length
+    changes: dict[str, Any] = {}
+    if is_trace(workload) and workload.trace_arrivals is TraceArrivals.RECORDED:
+        changes["trace_arrivals"] = TraceArrivals.RESCALED
+    workload = workload.sized(length, int(WARMUP_SHARE * length))
+    workload = msgspec.structs.replace(workload, request_rate=target_rate, max_concurrency=None, **changes)
+    devices = msgspec.structs.replace(scenario.devices, count=count, routing=routing)
+    return Point(
+        scenario=msgspec.structs.replace(scenario, workload=workload, devices=devices),
+        policy=search.policy,
+        seed=child_seed(scenario.seed, FLEET_KEY, index),
+        profile=search.profile if draw is None else draw.profile,
+    )

@@ -27,16 +27,9 @@ from sim.policies.adaptive import PARTS
 from sim.policies.choices import LoadTable
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
+from sim.studies.choice import MIN_GAIN
 from sim.studies.draws import Draw, cost_draws, covers
-from sim.studies.tune import (
-    MIN_GAIN,
-    REQUESTS_PER_SLOT,
-    closed_loop,
-    concurrencies_of,
-    objective,
-    objective_values,
-    rising,
-)
+from sim.studies.tune import REQUESTS_PER_SLOT, closed_loop, concurrencies_of, objective, objective_values, rising
 
 CANDIDATES = ("pd", "unified", "pdv", "baseline")
 """In the order in which they stay where none is surely better."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from sim.compare.points import Point, run_points
 from sim.compare.pool import lasting
-from sim.compare.side_by_side import CostSource, Interval, cost_source
+from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.costs.works import graph_sizes
 from sim.draws import Floats
@@ -31,19 +31,25 @@ from sim.run.limits import limits_of
 from sim.run.resolve import resolve, resolve_all, sample_requests
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.choice import (
+    MIN_FOR_VERDICT,
     PLAIN,
+    Choice,
     Fits,
+    Gain,
     LengthGrid,
-    Table,
+    TunedPoint,
     best_single,
     best_table,
     break_even,
-    chances_best,
-    length_in,
+    choice_of,
+    gain_of,
     plausible_lengths,
+    regrets_of,
+    setting_name,
+    tuned_point,
 )
 from sim.studies.deploy import Deployment, deployment
-from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
+from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.plan.answer import Answer
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
@@ -51,13 +57,6 @@ from sim.workload.generate import TraceArrivals, is_trace, trace_length
 TUNING_SCHEMA = 1
 REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
 """Of a run with its concurrency left open; the first of them per slot are left out."""
-MIN_FOR_VERDICT = 10
-"""Draws below which no table is preferred to one length."""
-SURE_SHARE = 0.95
-"""Of the draws in which a gain is one, from which it is sure."""
-MIN_GAIN = 0.01
-"""Of a table over one length, from which it is an answer: two equal servers were measured 1.5 % apart (vLLM 0.23 on
-GH200, swiss-ai/apertus-speculative-decoding)."""
 MEMORY_SHARE = 0.8
 """Of mean requests, so that hardly any has to give way to others."""
 DYNAMIC = ("by_batch", "sglang_adaptive", "goodput")
@@ -71,6 +70,7 @@ FURTHER, LONGEST = 2, 16
 """Lengths that are tried beyond the longest one while that is the answer, and where this ends."""
 
 
+<<<<<<< HEAD
 class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
     """One draft length at one concurrency; 0 = a drafter is loaded and drafts nothing."""
 
@@ -114,6 +114,8 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     """Above 0 in SURE_SHARE of the draws, and in the mean not below MIN_GAIN."""
 
 
+=======
+>>>>>>> d
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """What `tune --json` holds."""
 
@@ -245,7 +247,9 @@ def _with_longer(
 def _is_at_edge(scenario: Scenario, profile: Profile, grid: LengthGrid) -> bool:
     """Whether the longest length that was tried is the answer, or a row of it."""
     max_batch = max(limits_of(scenario, profile).max_num_seqs, grid.concurrencies[-1])
-    choice = _choice(grid, fits_of(scenario, profile), max_batch, may_be_table=grid.values.shape[2] >= MIN_FOR_VERDICT)
+    choice = choice_of(
+        grid, fits_of(scenario, profile), max_batch, may_be_table=grid.values.shape[2] >= MIN_FOR_VERDICT
+    )
     return grid.lengths[-1] in choice.lengths
 
 
@@ -286,14 +290,14 @@ def answer(
     limits, fits = limits_of(scenario, profile), fits_of(scenario, profile)
     max_batch = max(limits.max_num_seqs, grid.concurrencies[-1])
     num_draws = grid.values.shape[2]
-    choice = _choice(grid, fits, max_batch, may_be_table=num_draws >= MIN_FOR_VERDICT)
+    choice = choice_of(grid, fits, max_batch, may_be_table=num_draws >= MIN_FOR_VERDICT)
     table, chosen = choice.table, choice.lengths
     if choice.is_table:
         verdict = "a table: " + ", ".join(f"K = {k} for {start}..{end}" for start, end, k in table)
     else:
         verdict = "no speculation" if chosen[0] == PLAIN else f"one length: K = {chosen[0]}"
-    regrets = _regrets(grid, fits, max_batch)
-    points = [_tuned_point(grid, fits, i, k, regret) for i, (k, regret) in enumerate(zip(chosen, regrets, strict=True))]
+    regrets = regrets_of(grid, fits, max_batch)
+    points = [tuned_point(grid, fits, i, k, regret) for i, (k, regret) in enumerate(zip(chosen, regrets, strict=True))]
     middle, interval = break_even(grid, fits)
     return Tuning(
         scenario=to_plain(scenario),
@@ -328,48 +332,6 @@ def answer(
     )
 
 
-class _Choice(NamedTuple):
-    """What a grid's draws say is best."""
-
-    table: Table
-    """Of one row where one length is as good."""
-    lengths: list[int]
-    """[concurrencies]; PLAIN among them."""
-    gain: Gain
-    is_table: bool
-
-
-def _choice(grid: LengthGrid, fits: Fits, max_batch: int, *, may_be_table: bool) -> _Choice:
-    table, one = best_table(grid, fits, max_batch), best_single(grid, fits)
-    by_table = np.stack([grid.of(length_in(table, c))[i] for i, c in enumerate(grid.concurrencies)])
-    gain = _gain("the table", _setting_name(one), by_table, grid.of(one))
-    if len(table) > 1 and gain.is_sure and may_be_table:
-        return _Choice(table, [length_in(table, concurrency) for concurrency in grid.concurrencies], gain, True)
-    return _Choice(((1, max_batch, max(one, 0)),), [one] * len(grid.concurrencies), gain, False)
-
-
-def _regrets(grid: LengthGrid, fits: Fits, max_batch: int) -> list[float]:
-    """[concurrencies] what a choice loses in a draw that had no part in it: each draw judges the choice of all others
-    (leave-one-out). One draw alone judges its own."""
-    num_draws = grid.values.shape[2]
-    lost = np.full((len(grid.concurrencies), num_draws), np.nan)
-    for draw in range(num_draws):
-        others = grid if num_draws == 1 else grid._replace(values=np.delete(grid.values, draw, axis=2))
-        choice = _choice(others, fits, max_batch, may_be_table=num_draws >= MIN_FOR_VERDICT)
-        for i, k in enumerate(choice.lengths):
-            best = _best(grid, fits, i)[draw]
-            if best > 0.0:
-                lost[i, draw] = 1.0 - grid.of(k)[i, draw] / best
-    return [0.0 if np.isnan(row).all() else max(0.0, float(np.nanmean(row))) for row in lost]
-
-
-def _best(grid: LengthGrid, fits: Fits, i: int) -> Floats:
-    """[draws] what the best length of each reaches."""
-    settings = [grid.of(k)[i] for k in grid.settings if k == PLAIN or fits(k, grid.concurrencies[i])]
-    found: Floats = np.stack(settings).max(axis=0)
-    return found
-
-
 def _tried(grid: LengthGrid) -> tuple[float, float]:
     """Fewest and most requests in flight."""
     return float(grid.concurrencies[0]), float(grid.concurrencies[-1])
@@ -384,59 +346,7 @@ def fits_of(scenario: Scenario, profile: Profile) -> Fits:
 # -- saying
 
 
-def _tuned_point(grid: LengthGrid, fits: Fits, i: int, chosen: int, regret: float) -> TunedPoint:
-    concurrency = grid.concurrencies[i]
-    chances, best = chances_best(grid, fits, i), _best(grid, fits, i)
-    lengths = [
-        LengthAt(
-            k=k,
-            speedup=_speedup(grid, i, k)[0],
-            interval=_speedup(grid, i, k)[1],
-            expected_regret=_regret(grid.of(k)[i], best),
-            chance_best=chances.get(k, 0.0),
-            fits_graphs=fits(k, concurrency),
-        )
-        for k in grid.lengths
-    ]
-    speedup, interval = _speedup(grid, i, chosen)
-    return TunedPoint(
-        concurrency=concurrency,
-        k=max(chosen, 0),
-        speedup=speedup,
-        interval=interval,
-        expected_regret=regret,
-        lengths=lengths,
-    )
-
-
-def _speedup(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, Interval | None]:
-    plain = grid.of(PLAIN)[i]
-    if not (plain > 0.0).all():
-        return None, None
-    ratios = grid.of(setting)[i] / plain
-    return float(ratios.mean()), interval_90(ratios)
-
-
-def _regret(values: Floats, best: Floats) -> float:
-    is_known = best > 0.0
-    if not is_known.any():
-        return 0.0
-    return max(0.0, float((1.0 - values[is_known] / best[is_known]).mean()))
-
-
-def _gain(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
-    """Of [concurrencies, draws] over the same, geometric mean over the concurrencies."""
-    is_known = ((ours > 0.0) & (theirs > 0.0)).all(axis=1)
-    if not is_known.any():
-        return Gain(of=name, over=other_name, mean=0.0, interval=(0.0, 0.0), is_sure=False)
-    gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
-    interval = interval_90(gains)
-    mean = float(gains.mean())
-    is_sure = float((gains > 0.0).mean()) >= SURE_SHARE and mean >= MIN_GAIN
-    return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
-
-
-def _notes(scenario: Scenario, profile: Profile, grid: LengthGrid, choice: _Choice, fits: Fits) -> list[str]:
+def _notes(scenario: Scenario, profile: Profile, grid: LengthGrid, choice: Choice, fits: Fits) -> list[str]:
     notes = []
     table, longest = choice.table, grid.lengths[-1]
     if longest in choice.lengths:
@@ -466,10 +376,6 @@ def idle_note(scenario: Scenario, profile: Profile) -> str:
     if plain.async_scheduling and not drafting.async_scheduling:
         what += ", and a step that is planned only after the one before it"
     return f"{IDLE} keeps the drafter loaded and drafts nothing: what it costs is {what}; {IDLE_MEASURED}"
-
-
-def _setting_name(setting: int) -> str:
-    return "no speculation" if setting == PLAIN else f"K = {setting}"
 
 
 def objective(scenario: Scenario) -> str:
@@ -538,7 +444,7 @@ def _dynamic_gains(
     values = objective_values(scenario, points, "controllers", workers, on_done)
     by_name = values.reshape(len(controllers), len(grid.concurrencies), len(draws))
     reference = grid.of(one)[:, : len(draws)]
-    return [_gain(name, _setting_name(one), by_name[place], reference) for place, name in enumerate(controllers)]
+    return [gain_of(name, setting_name(one), by_name[place], reference) for place, name in enumerate(controllers)]
 
 
 def _controlled(
