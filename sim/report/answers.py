@@ -17,11 +17,8 @@ from sim.report.pictures.store_figures import named
 from sim.report.store_points import Points
 from sim.report.tables import costs_line, in_brief, measured_width, number, print_table
 from sim.studies.attainment import Attainment, Fleet, Highest
-<<<<<<< HEAD
-from sim.studies.contexts.tuning import ContextTuning
-=======
 from sim.studies.choice import Gain
->>>>>>> d
+from sim.studies.contexts.tuning import ContextTuning
 from sim.studies.load_search import Limit
 from sim.studies.load_table import PolicyTuning
 from sim.studies.tune import IDLE, Tuning

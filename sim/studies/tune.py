@@ -70,52 +70,6 @@ FURTHER, LONGEST = 2, 16
 """Lengths that are tried beyond the longest one while that is the answer, and where this ends."""
 
 
-<<<<<<< HEAD
-class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
-    """One draft length at one concurrency; 0 = a drafter is loaded and drafts nothing."""
-
-    k: int
-    speedup: float | None
-    """Mean over the draws, against the engine without a drafter; None where that reaches nothing."""
-    interval: Interval | None
-    """5 to 95 % of the draws."""
-    expected_regret: float
-    """What it loses on average against the best length of each draw, share."""
-    chance_best: float
-    fits_graphs: bool
-    """All its rows' tokens fit the captured graphs."""
-
-
-class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One concurrency that was simulated, and the length that the answer has there."""
-
-    concurrency: int
-    k: int
-    speedup: float | None
-    interval: Interval | None
-    expected_regret: float
-    """What the answer loses there in draws that had no part in choosing it; by as many choices, each without one."""
-    lengths: list[LengthAt]
-
-    @property
-    def best_draft(self) -> LengthAt:
-        """The draft length from 1 on of least expected regret there."""
-        return min((each for each in self.lengths if each.k > 0), key=lambda each: each.expected_regret)
-
-
-class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean over the concurrencies of what one setting has over another, relative, with 5 to 95 % of the draws."""
-
-    of: str
-    over: str
-    mean: float
-    interval: Interval
-    is_sure: bool
-    """Above 0 in SURE_SHARE of the draws, and in the mean not below MIN_GAIN."""
-
-
-=======
->>>>>>> d
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """What `tune --json` holds."""
 
