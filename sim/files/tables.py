@@ -59,6 +59,8 @@ def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = No
                 raise ValueError(f"{where}: {about.num_rows} rows of {about.num_columns} columns; is it damaged?")
             table = file.read(columns=None if columns is None else list(columns))
             table.validate(full=True)
+            # What its writer noted, such as an index for pandas, decides nothing.
+            table = table.replace_schema_metadata(None)
             names: list[str] = table.column_names
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{where} cannot be read as Parquet: {_first_line(error)}") from None

@@ -163,6 +163,17 @@ def test_a_defect_of_a_table_is_one_line_that_names_it(
     assert "\n" not in str(caught.value)
 
 
+def test_what_pandas_noted_in_a_table_decides_nothing(tmp_path: Path) -> None:
+    """A damaged note was once a KeyError of pyarrow's."""
+    import pyarrow.parquet as pq
+
+    path = write_tables(tmp_path)
+    (file,) = path.rglob("*gemm_perf.parquet")
+    table = pq.read_table(file)
+    pq.write_table(table.replace_schema_metadata({"pandas": '{"index_columns": ["m"], "columns": [{"no": 1}]}'}), file)
+    assert import_aiconfigurator(path, "a100-sxm", "llama-3.1-8b").errors["body"].points > 5
+
+
 def test_a_missing_folder_or_datasheet_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no folder 'a100_sxm'"):
         import_aiconfigurator(tmp_path, "a100-sxm", "llama-3.1-8b")
