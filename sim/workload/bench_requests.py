@@ -154,7 +154,7 @@ RESULT_READERS: dict[str, Callable[[str, dict[str, str]], Rows]] = {
     "inference-perf": _inference_perf,
     "vllm-bench": _vllm_bench,
 }
-"""Readers by dataset name: requests of a file, with the options behind its `#`, in any order; None = one that failed."""
+"""Readers by dataset name: requests of a file, given the options behind its `#`, in any order; None = a failed one."""
 
 
 def _document(path: str) -> Json:
