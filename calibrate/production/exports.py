@@ -10,14 +10,14 @@ fitted on it, so that a fit can be had again without the server. Not here: reque
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
 from calibrate.production.served import Accepted, Served, pooled
-from sim.files.json_values import convert, parse_json
+from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import lines_of, read_text
 from sim.files.write import write_text
 from sim.workload.bench_means import bench_rows
@@ -152,7 +152,30 @@ def _settled(windows: Sequence[Window]) -> list[Window]:
     ]
 
 
-NEEDED = ("completed", "total_input_tokens", "total_output_tokens", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
+Number = Annotated[float, msgspec.Meta(ge=0.0)]
+
+
+class _Needed(msgspec.Struct, kw_only=True):
+    """Means that a level is told by."""
+
+    completed: Number
+    total_input_tokens: Number
+    total_output_tokens: Number
+    output_throughput: Number
+    mean_ttft_ms: Number
+    mean_tpot_ms: Number
+
+
+NEEDED = _Needed.__struct_fields__
+
+
+class _Result(_Needed, kw_only=True):
+    """With what a result may tell beside."""
+
+    max_concurrency: int | None = None
+    spec_decode_num_drafts: float | None = None
+    spec_decode_per_position_acceptance_rates: list[float] | None = None
+    spec_decode_acceptance_length: float | None = None
 
 
 def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[Served]:
@@ -175,47 +198,32 @@ def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list
     ]
 
 
-def _level(result: dict[str, Any], where: str, source: str, num_speculative_tokens: int | None) -> Served:
-    for key in NEEDED:
-        value = result.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"{where}: no number under {key!r}; is it of `vllm bench serve --save-result`?")
-        if value < 0.0:
-            raise ValueError(f"{where}: {key}={value:g} must not be negative")
-    completed = int(result["completed"])
-    if completed < 1 or result["total_output_tokens"] < completed:
+def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> Served:
+    result = convert(row, _Result, where)
+    completed = int(result.completed)
+    if completed < 1 or result.total_output_tokens < completed:
         raise ValueError(f"{where}: no request completed, or some without a token")
-    output_tokens = result["total_output_tokens"] / completed
-    e2el_s = (result["mean_ttft_ms"] + (output_tokens - 1.0) * result["mean_tpot_ms"]) / 1e3
-    in_flight = result["output_throughput"] / output_tokens * e2el_s
-    more = convert(result, _More, where)
-    limit = more.max_concurrency
+    output_tokens = result.total_output_tokens / completed
+    e2el_s = (result.mean_ttft_ms + (output_tokens - 1.0) * result.mean_tpot_ms) / 1e3
+    in_flight = result.output_throughput / output_tokens * e2el_s
+    limit = result.max_concurrency
     return Served(
         source=source,
         concurrency=float(limit) if limit is not None and in_flight > 0.75 * limit else max(1.0, in_flight),
-        prompt_tokens=result["total_input_tokens"] / completed,
+        prompt_tokens=result.total_input_tokens / completed,
         output_tokens=output_tokens,
-        ttft_s=result["mean_ttft_ms"] / 1e3,
-        tpot_s=result["mean_tpot_ms"] / 1e3,
-        output_tokens_per_s=float(result["output_throughput"]),
-        accepted=_accepted(more, num_speculative_tokens),
+        ttft_s=result.mean_ttft_ms / 1e3,
+        tpot_s=result.mean_tpot_ms / 1e3,
+        output_tokens_per_s=result.output_throughput,
+        accepted=_accepted(result, num_speculative_tokens),
         num_requests=completed,
     )
 
 
-class _More(msgspec.Struct):
-    """What a result may tell beside what is needed."""
-
-    max_concurrency: int | None = None
-    spec_decode_num_drafts: float | None = None
-    spec_decode_per_position_acceptance_rates: list[float] | None = None
-    spec_decode_acceptance_length: float | None = None
-
-
-def _accepted(more: _More, num_speculative_tokens: int | None) -> Accepted | None:
-    drafts = more.spec_decode_num_drafts or 1.0
-    rates = tuple(more.spec_decode_per_position_acceptance_rates or ())
-    length = more.spec_decode_acceptance_length
+def _accepted(result: _Result, num_speculative_tokens: int | None) -> Accepted | None:
+    drafts = result.spec_decode_num_drafts or 1.0
+    rates = tuple(result.spec_decode_per_position_acceptance_rates or ())
+    length = result.spec_decode_acceptance_length
     if rates:
         return Accepted(drafts=drafts, draft_tokens=len(rates), rates=rates)
     if length and num_speculative_tokens:

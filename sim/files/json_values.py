@@ -41,7 +41,7 @@ class _Fault(Exception):
 
 
 def read_json(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES, has_prose: bool = False) -> Any:
-    """The value in a JSON file. Raises ValueError naming file, line and key."""
+    """The value in a JSON file. Raises ValueError naming file and key, or line."""
     return parse_json(read_text(path, what, max_bytes=max_bytes), f"{what} {str(path)!r}", has_prose=has_prose)
 
 

@@ -24,10 +24,8 @@ from sim.files.json_values import Json, read_json
 from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 from sim.workload.trace_files import (
     TRACE,
-    Columns,
     Row,
     TraceRow,
-    collect,
     json_objects,
     missing,
     number_of,
@@ -42,7 +40,7 @@ AIPERF_TIMES = ("request_start_ns", "timestamp_ns")
 WARM_UP = "warmup"
 
 
-def _guidellm(path: str, options: dict[str, str], most: int | None) -> Columns:
+def _guidellm(path: str, options: dict[str, str]) -> Rows:
     document = _document(path)
     benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(benchmarks, list) or not benchmarks:
@@ -58,81 +56,69 @@ def _guidellm(path: str, options: dict[str, str], most: int | None) -> Columns:
     successful = requests.get("successful")
     if not isinstance(successful, list):
         raise ValueError(f"{where}: no list requests.successful; was it written with requests?")
-    others = [requests.get(status) for status in ("incomplete", "errored")]
-    num_failed = sum(len(other) for other in others if isinstance(other, list))
-
-    def rows() -> Rows:
-        for number, entry in enumerate(successful):
-            at = f"{where} request {number}"
-            row = _object(entry, at)
-            started = _first(row, GUIDELLM_TIMES, at)
-            yield (
-                at,
-                TraceRow(
-                    seconds_of(row[started], "s", at, started),
-                    tokens_of(_whole(row.get("prompt_tokens")), at, "prompt_tokens"),
-                    tokens_of(_whole(row.get("output_tokens")), at, "output_tokens"),
-                    id=_name(row.get("request_id")),
-                ),
-            )
-
-    columns = collect(path, rows(), most, is_in_order=False)
-    columns.num_failed += num_failed
-    return columns
+    for status in ("incomplete", "errored"):
+        failed = requests.get(status)
+        yield from [(where, None)] * (len(failed) if isinstance(failed, list) else 0)
+    for number, entry in enumerate(successful):
+        at = f"{where} request {number}"
+        row = _object(entry, at)
+        started = _first(row, GUIDELLM_TIMES, at)
+        yield (
+            at,
+            TraceRow(
+                seconds_of(row[started], "s", at, started),
+                tokens_of(_whole(row.get("prompt_tokens")), at, "prompt_tokens"),
+                tokens_of(_whole(row.get("output_tokens")), at, "output_tokens"),
+                id=_name(row.get("request_id")),
+            ),
+        )
 
 
-def _aiperf(path: str, options: dict[str, str], most: int | None) -> Columns:
-    def rows() -> Rows:
-        for where, row in json_objects(path, ("metadata", "metrics"), has_prose=True):
-            about = _part(row, "metadata", where)
-            if about.get("benchmark_phase") == WARM_UP:
-                continue
-            if row.get("error") is not None or about.get("was_cancelled"):
-                yield where, None
-                continue
-            metrics = _part(row, "metrics", where)
-            started = _first(about, AIPERF_TIMES, where)
-            yield (
-                where,
-                TraceRow(
-                    seconds_of(about[started], "ns", where, f"metadata.{started}"),
-                    _metric(metrics, "input_sequence_length", where),
-                    _metric(metrics, "output_sequence_length", where),
-                    id=_name(about.get("x_request_id")),
-                ),
-            )
-
-    return collect(path, rows(), most, is_in_order=False)
+def _aiperf(path: str, options: dict[str, str]) -> Rows:
+    for where, row in json_objects(path, ("metadata", "metrics"), has_prose=True):
+        about = _part(row, "metadata", where)
+        if about.get("benchmark_phase") == WARM_UP:
+            continue
+        if row.get("error") is not None or about.get("was_cancelled"):
+            yield where, None
+            continue
+        metrics = _part(row, "metrics", where)
+        started = _first(about, AIPERF_TIMES, where)
+        yield (
+            where,
+            TraceRow(
+                seconds_of(about[started], "ns", where, f"metadata.{started}"),
+                _metric(metrics, "input_sequence_length", where),
+                _metric(metrics, "output_sequence_length", where),
+                id=_name(about.get("x_request_id")),
+            ),
+        )
 
 
-def _inference_perf(path: str, options: dict[str, str], most: int | None) -> Columns:
+def _inference_perf(path: str, options: dict[str, str]) -> Rows:
     entries = _document(path)
     if not isinstance(entries, list):
         raise ValueError(f"{TRACE} {path!r}: want a list of requests, as inference-perf writes per request")
-
-    def rows() -> Rows:
-        for number, entry in enumerate(entries):
-            where = f"{TRACE} {path!r} request {number}"
-            row = _object(entry, where)
-            if row.get("error") is not None:
-                yield where, None
-                continue
-            info = _part(row, "info", where)
-            nested = info.get("response_metrics")
-            response = nested if isinstance(nested, dict) else info
-            yield (
-                where,
-                TraceRow(
-                    seconds_of(row.get("start_time"), "s", where, "start_time"),
-                    tokens_of(_whole(info.get("input_tokens")), where, "info.input_tokens"),
-                    tokens_of(_whole(response.get("output_tokens")), where, "info.output_tokens"),
-                ),
-            )
-
-    return collect(path, rows(), most, is_in_order=False)
+    for number, entry in enumerate(entries):
+        where = f"{TRACE} {path!r} request {number}"
+        row = _object(entry, where)
+        if row.get("error") is not None:
+            yield where, None
+            continue
+        info = _part(row, "info", where)
+        nested = info.get("response_metrics")
+        response = nested if isinstance(nested, dict) else info
+        yield (
+            where,
+            TraceRow(
+                seconds_of(row.get("start_time"), "s", where, "start_time"),
+                tokens_of(_whole(info.get("input_tokens")), where, "info.input_tokens"),
+                tokens_of(_whole(response.get("output_tokens")), where, "info.output_tokens"),
+            ),
+        )
 
 
-def _vllm_bench(path: str, options: dict[str, str], most: int | None) -> Columns:
+def _vllm_bench(path: str, options: dict[str, str]) -> Rows:
     result = _object(_document(path), f"{TRACE} {path!r}")
     lists = {}
     for name in ("input_lens", "output_lens", "start_times", "errors"):
@@ -147,32 +133,28 @@ def _vllm_bench(path: str, options: dict[str, str], most: int | None) -> Columns
                 f"{TRACE} {path!r}: {name} has {len(values)} entries, and input_lens has {len(lists['input_lens'])}"
             )
     starts, errors = lists.get("start_times"), lists.get("errors")
-
-    def rows() -> Rows:
-        for number, prompt in enumerate(lists["input_lens"]):
-            where = f"{TRACE} {path!r} request {number}"
-            if errors is not None and errors[number]:
-                yield where, None
-                continue
-            yield (
-                where,
-                TraceRow(
-                    None if starts is None else seconds_of(starts[number], "s", where, "start_times"),
-                    tokens_of(prompt, where, "input_lens"),
-                    tokens_of(lists["output_lens"][number], where, "output_lens"),
-                ),
-            )
-
-    return collect(path, rows(), most, is_in_order=False)
+    for number, prompt in enumerate(lists["input_lens"]):
+        where = f"{TRACE} {path!r} request {number}"
+        if errors is not None and errors[number]:
+            yield where, None
+            continue
+        yield (
+            where,
+            TraceRow(
+                None if starts is None else seconds_of(starts[number], "s", where, "start_times"),
+                tokens_of(prompt, where, "input_lens"),
+                tokens_of(lists["output_lens"][number], where, "output_lens"),
+            ),
+        )
 
 
-RESULT_READERS: dict[str, Callable[[str, dict[str, str], int | None], Columns]] = {
+RESULT_READERS: dict[str, Callable[[str, dict[str, str]], Rows]] = {
     "guidellm": _guidellm,
     "aiperf": _aiperf,
     "inference-perf": _inference_perf,
     "vllm-bench": _vllm_bench,
 }
-"""Readers by dataset name: from a file, the options behind its `#`, and how many requests are wanted."""
+"""Readers by dataset name: requests of a file, given the options behind its `#`, in any order; None = a failed one."""
 
 
 def _document(path: str) -> Json:

@@ -47,6 +47,7 @@ from sim.workload.trace_files import (
     Cell,
     Columns,
     TraceRow,
+    collect,
     column_names,
     csv_rows,
     json_rows,
@@ -219,7 +220,8 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
     elif name == "mooncake":
         rows, content_tokens = mooncake_rows(path, _options(text, MOONCAKE_OPTIONS), num_prompts, block_tokens)
     elif name in RESULT_READERS:
-        rows = RESULT_READERS[name](path, _options(text, RESULT_OPTIONS.get(name, [])), num_prompts)
+        sent = RESULT_READERS[name](path, _options(text, RESULT_OPTIONS.get(name, [])))
+        rows = collect(path, sent, num_prompts, is_in_order=False)
     elif name == "sharegpt":
         rows = sharegpt_rows(path, _options(text, ["tokenizer"]).get("tokenizer"), num_prompts)
     elif name in ("csv", "jsonl"):

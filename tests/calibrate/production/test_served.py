@@ -170,7 +170,7 @@ def test_a_benchmarks_result_is_a_level_at_its_concurrency_or_by_littles_law(tmp
 
 
 def test_a_benchmarks_result_without_what_is_needed_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no number under 'mean_tpot_ms'"):
+    with pytest.raises(ValueError, match="missing required field `mean_tpot_ms`"):
         read_bench(written(tmp_path / "r.json", json.dumps({k: v for k, v in RESULT.items() if k != "mean_tpot_ms"})))
 
 
