@@ -29,6 +29,7 @@ T = TypeVar("T")
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 """What a JSON text can hold."""
 
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
 _SUSPECT = re.compile(
     r"\\u00(?:0[0-8bBcCeEfF]|1[0-9a-fA-F]|7[fF]|[89][0-9a-fA-F])|\\[bf]|\\u[dD][89a-fA-F]|[\x7f-\x9f\ud800-\udfff]"
@@ -83,14 +84,34 @@ def parse_json(text: str, where: str, line: int | None = None, *, has_prose: boo
 
 
 def convert(value: Any, kind: type[T], where: str) -> T:
-    """`value` checked to be a `kind`. Raises ValueError naming the key."""
+    """`value` checked to be a `kind`. Raises ValueError naming the key, and the number that stands there.
+
+    >>> from typing import Annotated
+    >>> convert([1, 0], list[Annotated[int, msgspec.Meta(ge=1)]], "note")
+    Traceback (most recent call last):
+    ...
+    ValueError: note: [1]: expected `int` >= 1, got 0
+    """
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
         problem, _, path = str(error).partition(" - at `")
         path = path.rstrip("`").removeprefix("$").removeprefix(".")
         key = f"{path}: " if path else ""
-        raise ValueError(f"{where}: {key}{problem[:1].lower()}{problem[1:]}{_hint(problem, kind)}") from None
+        told = f"{problem[:1].lower()}{problem[1:]}{_given(value, path, problem)}{_hint(problem, kind)}"
+        raise ValueError(f"{where}: {key}{told}") from None
+
+
+def _given(value: Any, path: str, problem: str) -> str:
+    """The number at `path`, where msgspec does not say it and the way there is known."""
+    if ", got " in problem or "[...]" in path:
+        return ""
+    for name, index in _STEP.findall(path):
+        try:
+            value = value[int(index)] if index else value[name]
+        except (KeyError, IndexError, TypeError):
+            return ""
+    return f", got {value:.12g}" if isinstance(value, int | float) else ""
 
 
 def _depth(text: str) -> int:
