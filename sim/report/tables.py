@@ -300,9 +300,12 @@ def notes(result: Comparison) -> list[str]:
         lines.append(f"acceptance length (tokens per verify): {span}")
     lines += _overlap_lines(result) + _partition_lines(result)
     lines += _load_lines(result) + _tail_lines(result)
-    lines.append(
-        "output: tokens of requests that end before the last arrival; with the drain, as vLLM counts, in the JSON"
-    )
+    if result.length.num_cooldowns:
+        lines.append("output: tokens that come before the last arrival that is measured")
+    else:
+        lines.append(
+            "output: tokens of requests that end before the last arrival; with the drain, as vLLM counts, in the JSON"
+        )
     left_out = [(result.length.num_warmups, "first"), (result.length.num_cooldowns, "last")]
     parts = [f"the {which} {count}" for count, which in left_out if count]
     if parts:
