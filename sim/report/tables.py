@@ -407,7 +407,7 @@ def level_lines(result: Comparison) -> list[str]:
     where = "cells like these" if known == len(widths) else "served cells, none like these" if not known else "cells"
     text = f"a server's mean E2EL may be {_percents(alike)} off{', ' * bool(others)}{', '.join(others)}"
     text += f" (95 %): errors {_percents([level.error_pct for level in result.levels])} on {where}"
-    engine = [level.engine_pct for level in result.levels if level.engine_pct is not None]
+    engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
     if engine and max(engine) >= 0.5:
         text += f", the engine's pooled constants {_percents(engine)}"
     steep = [f"{level.elasticity:.1f} % ({level.policy})" for level in result.levels if level.elasticity is not None]
