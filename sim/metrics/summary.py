@@ -51,18 +51,18 @@ def summarise(
     num_cooldowns: int = 0,
 ) -> Run:
     """All metrics of a run. `num_warmups` requests that arrived first are left out, and `num_cooldowns` that arrived
-    last; with the latter throughputs are of what ends between the first and the last arrival that are measured. Every
-    key is always there."""
+    last; with the latter throughputs are of what ends, and of tokens that come, between the first and the last arrival
+    that are measured. Every key is always there."""
     last = len(record.requests) - num_cooldowns
     measured = [request for request in record.requests if num_warmups <= request.index < last]
     finished = [request for request in measured if request.is_finished]
     start_s = min((request.arrival_s for request in measured), default=0.0) if num_warmups else 0.0
-    end_s, ended = record.end_s, finished
+    end_s, ended, output_tokens = record.end_s, finished, float(sum(request.emitted_tokens for request in finished))
     if num_cooldowns:
         end_s = max((request.arrival_s for request in measured), default=start_s)
         ended = [each for each in record.requests if each.is_finished and start_s < each.last_token_s <= end_s]
+        output_tokens = _emitted(record.requests, start_s, end_s)
     duration_s = end_s - start_s
-    output_tokens = sum(request.emitted_tokens for request in ended)
     input_tokens = sum(request.prompt_tokens for request in ended)
     result: Run = {
         "policy": record.policy,
@@ -100,7 +100,8 @@ def summarise(
     for name in ("ttft", "tpot", "e2el"):
         result |= spread_ms(name, samples[name], np.ones(len(samples[name])), percentiles)
     result |= spread_ms("itl", np.array(record.gaps.gaps_s), np.array(record.gaps.counts, dtype=float), percentiles)
-    steady = result["steady_output_throughput"] = _steady_throughput(record, measured)
+    steady = _ratio(output_tokens, duration_s) if num_cooldowns else _steady_throughput(record, measured)
+    result["steady_output_throughput"] = steady
     result["steady_output_throughput_per_gpu"] = None if steady is None else steady / record.num_gpus
     result |= _windowed(record, measured, finished)
     result |= prefix_cache(record, measured)
@@ -207,6 +208,18 @@ def _steady_throughput(record: RunRecord, measured: Sequence[Request]) -> float 
         if request.is_finished and start_s < request.last_token_s <= end_s
     )
     return _ratio(tokens, end_s - start_s)
+
+
+def _emitted(requests: Sequence[Request], start_s: float, end_s: float) -> float:
+    """Tokens of finished requests that came out in a stretch of time: the first of each when it did, the others evenly
+    up to its last. Where answers differ much in length, long ones that end in a stretch tell less of it."""
+    done = [request for request in requests if request.is_finished]
+    first, last = (np.array([getattr(each, name) for each in done]) for name in ("first_token_s", "last_token_s"))
+    others = np.array([each.emitted_tokens - 1 for each in done])
+    span = np.where(last > first, last - first, 1.0)
+    part = np.clip(np.minimum(last, end_s) - np.maximum(first, start_s), 0.0, None) / span
+    is_in = (start_s < first) & (first <= end_s)
+    return float(np.sum(is_in) + np.sum(others * np.where(last > first, part, is_in)))
 
 
 def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence[Request]) -> dict[str, float | None]:

@@ -300,9 +300,12 @@ def notes(result: Comparison) -> list[str]:
         lines.append(f"acceptance length (tokens per verify): {span}")
     lines += _overlap_lines(result) + _partition_lines(result)
     lines += _load_lines(result) + _tail_lines(result)
-    lines.append(
-        "output: tokens of requests that end before the last arrival; with the drain, as vLLM counts, in the JSON"
-    )
+    if result.length.num_cooldowns:
+        lines.append("output: tokens that come before the last arrival that is measured")
+    else:
+        lines.append(
+            "output: tokens of requests that end before the last arrival; with the drain, as vLLM counts, in the JSON"
+        )
     left_out = [(result.length.num_warmups, "first"), (result.length.num_cooldowns, "last")]
     parts = [f"the {which} {count}" for count, which in left_out if count]
     if parts:
@@ -404,7 +407,7 @@ def level_lines(result: Comparison) -> list[str]:
     where = "cells like these" if known == len(widths) else "served cells, none like these" if not known else "cells"
     text = f"a server's mean E2EL may be {_percents(alike)} off{', ' * bool(others)}{', '.join(others)}"
     text += f" (95 %): errors {_percents([level.error_pct for level in result.levels])} on {where}"
-    engine = [level.engine_pct for level in result.levels if level.engine_pct is not None]
+    engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
     if engine and max(engine) >= 0.5:
         text += f", the engine's pooled constants {_percents(engine)}"
     steep = [f"{level.elasticity:.1f} % ({level.policy})" for level in result.levels if level.elasticity is not None]

@@ -78,8 +78,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     num_warmups: int = 0
     """How many of num_prompts, the first, are left out of the metrics."""
     num_cooldowns: int = 0
-    """The same of the last: they keep a closed loop full until those before them end. Then throughputs are of what ends
-    between the first and the last arrival that are measured, without a drain."""
+    """The same of the last: they keep a closed loop full until those before them end. Then throughputs are of what
+    ends, and of tokens that come, between the first and the last arrival that are measured, without a drain."""
     trace_arrivals: TraceArrivals = TraceArrivals.RESCALED
     prefix_len: int = 0
     """Tokens of a shared system prompt before every prompt."""

@@ -111,8 +111,8 @@ def test_the_warm_up_is_left_out() -> None:
 
 
 def test_the_cool_down_is_left_out_and_throughput_is_of_what_ends_before_it_begins() -> None:
-    """One warms up and two cool down: measured are 1 and 2, which come from 2 to 6 s. Requests 0 and 1 end in between;
-    2 ends after that, and 3 and 4 keep the machine full meanwhile."""
+    """One warms up and two cool down: measured are 1 and 2, which come from 2 to 6 s. In between requests 0 and 1 end,
+    and half of the three tokens of 0 behind its first come, and all six of 1. 3 and 4 keep the machine full."""
     requests = [finished(0, 0.0, 1.0, 3.0, 4), finished(1, 2.0, 3.0, 5.0, 6), finished(2, 6.0, 7.0, 8.0, 9)]
     requests += [finished(3, 7.0, 8.0, 9.0, 5), finished(4, 7.5, 8.5, 10.0, 5)]
     result = summarise(record(requests), num_warmups=1, num_cooldowns=2)
@@ -120,8 +120,8 @@ def test_the_cool_down_is_left_out_and_throughput_is_of_what_ends_before_it_begi
     assert result["mean_e2el_ms"] == pytest.approx((3000 + 2000) / 2)
     assert result["duration"] == pytest.approx(4.0)
     assert result["request_throughput"] == pytest.approx(2 / 4)
-    assert result["output_throughput"] == result["steady_output_throughput"] == pytest.approx(10 / 4)
-    assert result["total_token_throughput"] == pytest.approx(210 / 4)
+    assert result["output_throughput"] == result["steady_output_throughput"] == pytest.approx(7.5 / 4)
+    assert result["total_token_throughput"] == pytest.approx(207.5 / 4)
 
 
 def test_equal_gaps_in_a_row_are_stored_once() -> None:
