@@ -112,7 +112,9 @@ def test_a_further_run_simulates_what_changed(run: Run, tmp_path: Path, capsys: 
     assert run() == 0
     assert capsys.readouterr().err.count("(kept)") == 2
     assert (tmp_path / "out" / "atlas.html").read_bytes() == page
-    other = GIVEN.replace("pairs:", '  code: {acceptance: "iid:.8", data: c, source: s, date: 2026-02}\npairs:')
+    other = GIVEN.replace(
+        "pairs:", '  code: {acceptance: "iid:.8", drafter: org/head, data: c, source: s, date: 2026-02}\npairs:'
+    )
     assert run(re.sub(r"chat}\n$", "code}\n", other)) == 0
     assert capsys.readouterr().err.count("(kept)") == 1
 
