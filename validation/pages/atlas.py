@@ -285,21 +285,16 @@ def _row(plot: Plot, profile: Profile, tuning: Tuning) -> Row:
 
 
 def _published(plot: Plot, profile: Profile, tuning: Tuning) -> list[str]:
-    """A line of evidence of the pair's own published speed-ups. Raises ValueError for one at a load or length that was
-    not tried."""
+    """A line of evidence of the pair's own published speed-ups, where their loads and lengths were tried."""
     pair, quote = plot
-    if not pair.measured:
-        return []
     tried = {(point.concurrency, each.k): each.speedup for point in tuning.points for each in point.lengths}
-    errors = []
-    for cell in pair.measured:
-        simulated = tried.get((cell.in_flight, cell.k))
-        if simulated is None:
-            raise ValueError(f"{plot.label}: measured at {cell.in_flight} in flight, K = {cell.k}: neither was tried")
-        errors.append(100.0 * (simulated / cell.speedup - 1.0))
+    judged = [(cell, simulated) for cell in pair.measured if (simulated := tried.get((cell.in_flight, cell.k)))]
+    if not judged:
+        return []
+    errors = [100.0 * (simulated / cell.speedup - 1.0) for cell, simulated in judged]
     loads, ks = (
         " and ".join(str(value) for value in sorted(set(values)))
-        for values in ([cell.in_flight for cell in pair.measured], [cell.k for cell in pair.measured])
+        for values in ([cell.in_flight for cell, _ in judged], [cell.k for cell, _ in judged])
     )
     span = f"{min(errors):+.1f} to {max(errors):+.1f} %" if len(errors) > 1 else f"{errors[0]:+.1f} %"
     count = f"{len(errors)} cell{'s' * (len(errors) > 1)}"

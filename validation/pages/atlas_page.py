@@ -83,10 +83,11 @@ def sentence(rows: Sequence[Row]) -> str:
     regret, worst = fmean(row.one_k_regret for row in rows), max(row.one_k_worst for row in rows)
     if losing:
         first, row = min(losing, key=lambda each: each[0])
+        start = f"from {first:.0f}" if first >= 1.0 else "at any load"
         loses = (
             f"loses from some load on in {len(losing)} (in the median of these from {median(x for x, _ in losing):.0f} "
-            f"requests in flight, first {row.target} on {row.gpu} under {row.engine}, from {first:.0f}) and gains at "
-            f"every load tried in the other {many - len(losing)}"
+            f"requests in flight, first {row.target} on {row.gpu} under {row.engine}, {start}) and gains at every load "
+            f"tried in the other {many - len(losing)}"
         )
     else:
         loses = f"gains at every load tried, up to {MAX_IN_FLIGHT} requests in flight, in all of them"
@@ -187,7 +188,7 @@ def _loses(row: Row) -> Cell:
     low, high = (f"> {most}" if each is None else f"{each:.0f}" for each in row.break_even_interval)
     if middle is None:
         return f"> {most}" if low == high else f"> {most} ({low}–)"
-    return (f"{middle:.0f} ({low}–{high})", middle)
+    return (f"{middle:.0f} ({low}–{high})" if middle >= 1.0 else f"any load ({low}–{high})", middle)
 
 
 def measured(row: Row) -> str:
