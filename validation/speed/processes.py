@@ -97,7 +97,7 @@ engine = {"block_size": 16, "num_gpu_blocks": 30_000, "max_num_seqs": 256, "max_
 if draft_tokens:
     engine |= {"aic_nextn": draft_tokens, "aic_nextn_accept_rates": ",".join([sys.argv[3]] * draft_tokens)}
 report = run_trace_replay(
-    sys.argv[1], extra_engine_args={"engine": engine}, trace_block_size=512, capture_per_request=True
+    sys.argv[1], extra_engine_args={"engine": engine}, trace_block_size=512, capture_per_request=False
 )
 used = resource.getrusage(resource.RUSAGE_SELF)
 done = report.summary["completed_requests"]

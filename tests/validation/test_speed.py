@@ -1,0 +1,45 @@
+"""What the speed benchmark says of its rounds."""
+
+from __future__ import annotations
+
+from validation.speed.processes import BARE, CASES, COMPILED, DYNAMO, PURE, Case, Used, page, row_of
+
+
+def case(**changes: object) -> Case:
+    return Case("ten requests", "continuous", 10, 1.0, 4)._replace(**changes)
+
+
+def rounds(*pairs: tuple[float, float]) -> list[Used]:
+    return [Used(None, cpu_s, memory_mb) for cpu_s, memory_mb in pairs]
+
+
+def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
+    """A machine that is half as fast in the second round changes no ratio of it."""
+    found = {
+        PURE: rounds((2.0, 60.0), (4.0, 60.0), (9.0, 60.0)),
+        COMPILED: rounds((1.0, 60.0), (2.0, 60.0), (3.0, 60.0)),
+        DYNAMO: rounds((1.0, 240.0), (2.0, 240.0), (1.0, 240.0)),
+    }
+    assert row_of(case(), found) == {
+        "case": "ten requests",
+        "cpu_s": "4.00",
+        "memory_mb": "60",
+        "compiled / pure": "0.50",
+        "pure / bare loop": "",
+        "pure / Dynamo": "2.00",
+        "compiled / Dynamo": "1.00",
+        "memory / Dynamo": "0.25",
+    }
+
+
+def test_the_page_has_a_line_per_case_as_wide_as_its_head() -> None:
+    rows = [row_of(each, {PURE: rounds((1.0, 50.0)), BARE: rounds((0.5, 40.0))}) for each in CASES]
+    table = [line for line in page(rows, 1).splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(CASES)
+    assert len({line.count("|") for line in table}) == 1
+
+
+def test_others_serve_what_continuous_serves_synchronously() -> None:
+    assert {each.name for each in CASES if each.has_peers} == {
+        f"continuous, {count:,} requests, k={k}" for count in (10_000, 100_000) for k in (0, 4)
+    }
