@@ -239,7 +239,7 @@ def _left_out(refused: Refused) -> str:
     if not refused:
         return ""
     items = "".join(f"<li>{html.escape(label)}: {html.escape(why)}</li>" for label, why in refused)
-    return f"<p>Pairs that cannot be judged:</p><ul>{items}</ul>"
+    return f"<p>Pairs that are not in it, and why:</p><ul>{items}</ul>"
 
 
 def _text(cell: Cell) -> str:
