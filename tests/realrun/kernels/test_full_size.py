@@ -90,7 +90,7 @@ def test_every_pass_runs_on_the_device_alone_and_fits_a_launch_queue(watched: Wa
 def test_a_layer_is_fifteen_launches(watched: Watched) -> None:
     """Of torch's own operations, attention and what joins its splits counted as two: a model of 32 layers against one
     of 16."""
-    run, shape = RUNS[2], PassShape(Kind.VERIFY, Model.TARGET, SLOTS, DRAFT_TOKENS + 1)
+    run, shape = RUNS[-1], PassShape(Kind.VERIFY, Model.TARGET, SLOTS, DRAFT_TOKENS + 1)
     with flash_operations(), pytest.MonkeyPatch.context() as patch, fake_gpu(patch):
         kernels = kernels_of(run._replace(pair=("llama-3.2-1b", "llama-3.2-1b")))
         inputs = torch.empty(shape.num_rows, 4, dtype=torch.int64, device="cuda")
