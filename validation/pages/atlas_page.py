@@ -86,9 +86,14 @@ def sentence(rows: Sequence[Row]) -> str:
         start = f"from {first:.0f}" if first >= 1.0 else "at any load"
         loses = (
             f"loses from some load on in {len(losing)} (in the median of these from {median(x for x, _ in losing):.0f} "
-            f"requests in flight, first {row.target} on {row.gpu} under {row.engine}, {start}) and gains at every load "
-            f"tried in the other {many - len(losing)}"
+            f"requests in flight, first {row.target} on {row.gpu} under {row.engine}, {start})"
         )
+        here_and_there = [
+            row for row in rows if row.answer.break_even_concurrency is None and any(at.k == 0 for at in row.loads)
+        ]
+        if here_and_there:
+            loses += f", at single loads in {len(here_and_there)} more,"
+        loses += f" and gains at every load tried in the other {many - len(losing) - len(here_and_there)}"
     else:
         loses = f"gains at every load tried, up to {MAX_IN_FLIGHT} requests in flight, in all of them"
     return (
