@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from mkdocs.structure.pages import Page
 
 import lanesim
 from sim.cli.main import lanesim as command
-from validation.pages.notebooks import stamp
 
 ROOT = Path(__file__).resolve().parent.parent
+# mkdocs has docs/ in front, where another folder is called validation, and the package is not installed.
+sys.path.append(str(ROOT))
+from validation.pages.notebooks import stamp  # noqa: E402
+
 _ELSEWHERE = re.compile(r"\[([^\]]*)\]\((?!docs/[\w/-]+\.)[\w./-]+\)")
 """A link to a folder, or to a file outside docs/, which the site does not have."""
 _EXAMPLE = re.compile(r"^(>>> .*(?:\n.+)*)$", re.MULTILINE)

@@ -155,13 +155,15 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
                 f"no kernel tables of GPU {gpu!r}, only of {', '.join(DEVICES)}; a profile's name needs none"
             )
         raise ValueError(unknown("GPU", flags["gpu"], DEVICES))
+    name = flags["draft"]
+    draft = _draft_model(name) if name is not None and name not in HEADS else None
     tables, source = installed_tables()
     named = source_of(model, plain=False)
     target = with_formats(named.shape, flags["weights"], flags["kv_dtype"])
     target = in_kernel_format(target, gpu)
-    name, draft = flags["draft"], None
-    if name is not None:
-        draft = HEADS[name](named.shape) if name in HEADS else _draft_model(name)
+    if name in HEADS:
+        draft = HEADS[name](named.shape)
+    if draft is not None:
         draft = with_formats(draft, None, flags["kv_dtype"])
     kernels = flags["engine"].partition("-")[0]
     if kernels not in ("vllm", "sglang", "trtllm"):
