@@ -64,6 +64,8 @@ def tune_command(**flags: Any) -> None:
 
     json_path, is_verbose, path = flags.pop("json_path"), flags.pop("verbose"), flags["scenario"]
     options = {name: flags.pop(name) for name in OWN_OPTIONS}
+    if options["contexts"] and flags.get("input_len") is not None:
+        raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
     raw = gather(flags)
     raw.setdefault("policy", ["continuous"])
     lengths = options["lengths"] = whole_numbers("--lengths", options["lengths"])
