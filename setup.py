@@ -27,7 +27,6 @@ HOT = [
     "sim/engine/paged.py",
     "sim/engine/serving.py",
     "sim/hosts/clock.py",
-    "sim/hosts/scripted.py",
     "sim/hosts/simulated.py",
     "sim/interface/request.py",
     "sim/interface/request_queue.py",

@@ -213,7 +213,7 @@ class SharedDevice:
     # -- the event loop
 
     def _on_timer(self, event: Any) -> None:
-        if event == self._timer:
+        if event is self._timer:
             self._timer_s = inf
             self._update()
 

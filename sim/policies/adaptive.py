@@ -95,8 +95,8 @@ def _wake(parts: Sequence[Part]) -> None:
 
 
 def seed_table(*, is_heavy: bool) -> LoadTable:
-    """Report 002's: from 32 requests on its unified worker, 6 to 16 pd, and else that worker where the target is_heavy
-    (34B or more), pd where not.
+    """Report 002's: from 32 requests on its unified worker, 6 to 16 pd, and else that worker where the target
+    `is_heavy` (34B or more), pd where not.
 
     >>> seed_table(is_heavy=False)
     ((1, 'pd'), (32, 'unified'))

@@ -157,6 +157,7 @@ def test_a_row_says_from_which_load_drafts_lose_and_what_one_length_costs() -> N
     assert "loses from some load on in 1 (" in said
     assert "first org/m on h200-sxm under vllm-0.24, from 100)" in said
     assert "at single loads in 1 more, and gains at every load tried in the other 0" in said
+    assert "speculation loses at single loads in 1 and gains at every load tried in the other 0;" in sentence([always])
     never = row(answer=Answer(k_table=[], break_even_concurrency=0.0), break_even_interval=(0.0, 0.0))
     assert "under vllm-0.24, at any load)" in sentence([never])
 

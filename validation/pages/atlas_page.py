@@ -81,6 +81,8 @@ def sentence(rows: Sequence[Row]) -> str:
     losing = [(row.answer.break_even_concurrency, row) for row in rows if row.answer.break_even_concurrency is not None]
     measured = sum(row.has_evidence for row in rows)
     regret, worst = fmean(row.one_k_regret for row in rows), max(row.one_k_worst for row in rows)
+    at_times = sum(row.answer.break_even_concurrency is None and any(at.k == 0 for at in row.loads) for row in rows)
+    gaining = f" and gains at every load tried in the other {many - len(losing) - at_times}"
     if losing:
         first, row = min(losing, key=lambda each: each[0])
         start = f"from {first:.0f}" if first >= 1.0 else "at any load"
@@ -88,12 +90,9 @@ def sentence(rows: Sequence[Row]) -> str:
             f"loses from some load on in {len(losing)} (in the median of these from {median(x for x, _ in losing):.0f} "
             f"requests in flight, first {row.target} on {row.gpu} under {row.engine}, {start})"
         )
-        here_and_there = [
-            row for row in rows if row.answer.break_even_concurrency is None and any(at.k == 0 for at in row.loads)
-        ]
-        if here_and_there:
-            loses += f", at single loads in {len(here_and_there)} more,"
-        loses += f" and gains at every load tried in the other {many - len(losing) - len(here_and_there)}"
+        loses += f", at single loads in {at_times} more," * bool(at_times) + gaining
+    elif at_times:
+        loses = f"loses at single loads in {at_times}{gaining}"
     else:
         loses = f"gains at every load tried, up to {MAX_IN_FLIGHT} requests in flight, in all of them"
     return (

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sim.compare.pool import lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.run.limits import limits_of
@@ -66,6 +67,7 @@ class ContextTuning(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+@lasting()
 def tune_contexts(
     scenario: Scenario,
     profile: Profile,
