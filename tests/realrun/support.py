@@ -12,7 +12,8 @@ from realrun.kernels.issuer import Issuer
 from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.kernels.rows import Slot
-from realrun.model.attention import Attention
+from realrun.model.attention import Attention, Rectangle
+from realrun.model.decoder import Decoder
 from realrun.model.weights import Family, random_model
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.shapes import ModelShape
@@ -103,3 +104,20 @@ def speculate(
             if draft_tokens:
                 kernels.draft(rows, draft_tokens, issuer)
         kernels.verify(live, issuer).result()
+
+
+def rows(slots: list[int], starts: list[int], counts: list[int], width: int) -> Rectangle:
+    return Rectangle(torch.tensor(slots), torch.tensor(starts), torch.tensor(counts), width)
+
+
+def ragged_hidden(decoder: Decoder) -> torch.Tensor:
+    """What two passes give: prompts, then rows of three slots, one of them absent, behind chunks of another width. What
+    absent rows and padding give is nobody's, and left out."""
+    parts = []
+    for rectangles in (
+        (rows([2, 0], [0, 0], [16, 16], 16), rows([3], [0], [9], 9)),
+        (rows([4, 2, 3], [0, 16, 9], [0, 5, 2], 5), rows([1], [0], [6], 6), rows([0], [16], [4], 4)),
+    ):
+        tokens = torch.arange(sum(rectangle.num_tokens for rectangle in rectangles)) * 7 % VOCAB
+        parts.append(decoder.forward(tokens, rectangles))
+    return torch.cat((parts[0], parts[1][5:12], parts[1][15:]))

@@ -21,7 +21,6 @@ from realrun.model.attention import (
     Attention,
     Flash3Attention,
     FlashAttention,
-    Rectangle,
     described,
     make_attention,
     num_splits,
@@ -31,7 +30,7 @@ from realrun.model.attention import (
 from realrun.model.decoder import Decoder
 from realrun.model.weights import tied_pair
 from tests.realrun.flash import flash_operations
-from tests.realrun.support import prefill_in_chunks, prompts, speculate, tiny_model, tiny_options
+from tests.realrun.support import prefill_in_chunks, prompts, ragged_hidden, rows, speculate, tiny_model, tiny_options
 
 KERNELS = [FlashAttention, Flash3Attention]
 
@@ -52,27 +51,9 @@ def with_kernel(decoder: Decoder, kernel: Any) -> Decoder:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_ragged_rows_and_chunks_in_one_pass_see_their_own_keys(kernel: Any, kv_heads: int) -> None:
     """Rows of three slots, one of them absent, behind chunks of another width; slots full to the last token."""
-    model, hidden = tiny_model(kv_heads=kv_heads), []
-    for decoder in (
-        Decoder(model, slots=4, max_tokens=21, attention=Attention.MATH),
-        Decoder(model, slots=4, max_tokens=21, attention=Attention.MATH),
-    ):
-        if hidden:
-            with_kernel(decoder, kernel)
-        parts = []
-        for rectangles in (
-            (rows([2, 0], [0, 0], [16, 16], 16), rows([3], [0], [9], 9)),
-            (rows([4, 2, 3], [0, 16, 9], [0, 5, 2], 5), rows([1], [0], [6], 6), rows([0], [16], [4], 4)),
-        ):
-            tokens = torch.arange(sum(rectangle.num_tokens for rectangle in rectangles)) * 7 % 61
-            parts.append(decoder.forward(tokens, rectangles))
-        # What absent rows and padding give is nobody's.
-        hidden.append(torch.cat((parts[0], parts[1][5:12], parts[1][15:])))
-    torch.testing.assert_close(hidden[1], hidden[0], rtol=0, atol=1e-9)
-
-
-def rows(slots: list[int], starts: list[int], counts: list[int], width: int) -> Rectangle:
-    return Rectangle(torch.tensor(slots), torch.tensor(starts), torch.tensor(counts), width)
+    model, sizes = tiny_model(kv_heads=kv_heads), {"slots": 4, "max_tokens": 21, "attention": Attention.MATH}
+    reference, ours = Decoder(model, **sizes), with_kernel(Decoder(model, **sizes), kernel)
+    torch.testing.assert_close(ragged_hidden(ours), ragged_hidden(reference), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -15,13 +15,13 @@ from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.passes import PassShape
 from realrun.model import vllm_kernels
-from realrun.model.attention import Attention, Rectangle, slot_tokens
+from realrun.model.attention import Attention, slot_tokens
 from realrun.model.decoder import Decoder
 from realrun.model.vllm_kernels import VllmAttention, VllmDecoder
 from realrun.model.weights import Family
 from sim.interface.work import Kind, Model
 from tests.realrun.fake_cuda import Watcher, fake_gpu, full_size
-from tests.realrun.support import prompts, tiny_model
+from tests.realrun.support import prompts, ragged_hidden, rows, tiny_model
 from tests.realrun.vllm_operations import vllm_operations
 
 HOPPERS = [pytest.param(True, id="flash-3"), pytest.param(False, id="flash-2")]
@@ -47,10 +47,6 @@ def ours(model: Any, is_hopper: bool, **sizes: Any) -> VllmDecoder:
     return Ours(model, attention=Attention.VLLM, **sizes)
 
 
-def rows(slots: list[int], starts: list[int], counts: list[int], width: int) -> Rectangle:
-    return Rectangle(torch.tensor(slots), torch.tensor(starts), torch.tensor(counts), width)
-
-
 @pytest.mark.usefixtures("operations")
 @pytest.mark.parametrize("is_hopper", HOPPERS)
 @pytest.mark.parametrize(
@@ -64,18 +60,9 @@ def rows(slots: list[int], starts: list[int], counts: list[int], width: int) -> 
 )
 def test_ragged_rows_beside_chunks_give_what_the_reference_gives(dimensions: dict[str, Any], is_hopper: bool) -> None:
     model, sizes = tiny_model(**dimensions), {"slots": 4, "max_tokens": 48}
-    hidden = []
-    for decoder in (Decoder(model, attention=Attention.MATH, **sizes), ours(model, is_hopper, **sizes)):
-        parts = []
-        for rectangles in (
-            (rows([2, 0], [0, 0], [16, 16], 16), rows([3], [0], [9], 9)),
-            (rows([4, 2, 3], [0, 16, 9], [0, 5, 2], 5), rows([1], [0], [6], 6), rows([0], [16], [4], 4)),
-        ):
-            tokens = torch.arange(sum(rectangle.num_tokens for rectangle in rectangles)) * 7 % 61
-            parts.append(decoder.forward(tokens, rectangles))
-        # What absent rows and padding give is nobody's.
-        hidden.append(torch.cat((parts[0], parts[1][5:12], parts[1][15:])))
-    torch.testing.assert_close(hidden[1], hidden[0], rtol=0, atol=1e-9)
+    reference = Decoder(model, attention=Attention.MATH, **sizes)
+    hidden = ragged_hidden(ours(model, is_hopper, **sizes))
+    torch.testing.assert_close(hidden, ragged_hidden(reference), rtol=0, atol=1e-9)
 
 
 @pytest.mark.usefixtures("operations")
