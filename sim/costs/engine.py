@@ -85,6 +85,8 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Captured sizes end here, at two steps' tokens of all seats, and at the token budget; multiples of a row's."""
     ends_at_max_model_len: bool = False
     """An answer ends where prompt and answer are as long as the context."""
+    whole_prompts: bool = False
+    """No chunked prefill: a prompt waits for a step that has room for all of it."""
     no_evict: bool = False
     """A request is admitted where prompt and whole answer fit beside those of all who run: nothing is preempted."""
 

@@ -237,6 +237,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     (TensorRT-LLM's batch_wait_timeout_iters)."""
     batch_wait_ratio: float = 0.0
     """Of max_num_batched_tokens: prompts that come to so much with the rows are not held back."""
+    whole_prompts: bool = False
+    """continuous: a prompt that does not fit what a step has left waits for the next one, in place of a chunk of it
+    (TensorRT-LLM without enable_chunked_prefill); only one that no step would hold is cut."""
     no_evict: bool = False
     """continuous: admit a request where prompt and whole answer fit beside those of all who run (TensorRT-LLM's
     GUARANTEED_NO_EVICT), so that nothing is preempted; False: where its prompt fits (vLLM)."""
@@ -251,6 +254,10 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     def batch_wait(self) -> tuple[int, float]:
         """Steps that prompts are held back for at most, and the tokens of a step at which they are not."""
         return self.batch_wait_steps, self.batch_wait_ratio * self.max_num_batched_tokens
+
+    def holds_back(self, prompt_tokens: int, budget: int) -> bool:
+        """Whether a prompt of so many tokens waits for a step that has more than `budget` left."""
+        return self.whole_prompts and budget < prompt_tokens <= self.max_num_scheduled_tokens
 
     def lane_batch(self, batch: int | None, draft_tokens: int) -> int:
         """Requests that a lane told `batch` takes at once (None: max_num_seqs), as many as a pass that verifies

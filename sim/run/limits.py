@@ -94,6 +94,7 @@ def limits_on(
         receive_interval=given.scheduler_recv_interval,
         batch_wait_steps=given.batch_wait_timeout_iters,
         batch_wait_ratio=given.batch_wait_max_tokens_ratio,
+        whole_prompts=engine.rules.whole_prompts,
         no_evict=engine.rules.no_evict,
         method=method,
     )

@@ -123,7 +123,10 @@ def _fill(
             step.row_tokens.append(tokens)
     num_seats = limits.max_num_seqs if has_prompts and not has_preempted else 0
     while budget > 0 and len(running) < num_seats and serving.has_queued:
-        if limits.no_evict and not serving.paged.fits_beside(running, serving.inbox[0]):
+        oldest = serving.inbox[0]
+        if limits.holds_back(oldest.prompt_tokens + oldest.emitted_tokens, budget):
+            break
+        if limits.no_evict and not serving.paged.fits_beside(running, oldest):
             break
         seated = serving.seat_now(min(budget, longest))
         if seated is None:
@@ -238,6 +241,8 @@ def plan_prompts(
                 pool.grow(request, history_tokens + chunk.new_tokens, lookahead)
         else:
             if not serving.has_queued or num_seated + len(prompts) >= limits.max_num_seqs:
+                break
+            if limits.holds_back(serving.inbox[0].prompt_tokens, budget):
                 break
             admitted = _admit(serving, budget)
             if admitted is None:
