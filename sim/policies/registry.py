@@ -33,6 +33,7 @@ LANE_OPTIONS = ("batching", "kv", "stream_priorities", "partition")
 CONTINUOUS_SETTINGS = (
     "enable_prefix_caching",
     "long_prefill_token_threshold",
+    "enable_chunked_prefill",
     "enable_mixed_chunk",
     "scheduler_recv_interval",
     "batch_wait_timeout_iters",

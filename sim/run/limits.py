@@ -83,6 +83,7 @@ def limits_on(
     is_async = not is_real and engine.plans_ahead(method.value if is_drafting else NO_SPECULATION)
     caps = engine.cap_rule(profile.gpu)
     draft_tokens = scenario.speculation.num_speculative_tokens
+    chunks = given.enable_chunked_prefill
     drafter = drafter_of(method, profile)
     return EngineLimits(
         max_num_seqs=given.max_num_seqs or caps.max_num_seqs,
@@ -94,7 +95,7 @@ def limits_on(
         receive_interval=given.scheduler_recv_interval,
         batch_wait_steps=given.batch_wait_timeout_iters,
         batch_wait_ratio=given.batch_wait_max_tokens_ratio,
-        whole_prompts=engine.rules.whole_prompts,
+        whole_prompts=engine.rules.whole_prompts if chunks is None else not chunks,
         no_evict=engine.rules.no_evict,
         method=method,
     )

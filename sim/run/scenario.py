@@ -81,6 +81,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """autoregressive, continuous: a request reuses KV of its prefix that is still in memory, its own or another's."""
     long_prefill_token_threshold: int = 0
     """autoregressive, continuous: longest chunk of one prompt in a step; 0 = max_num_batched_tokens."""
+    enable_chunked_prefill: bool | None = None
+    """autoregressive, continuous: a prompt may take what a step has left; false: it waits for a step with room for all
+    of it, and is cut only where no step has; null = as the engine does (TensorRT-LLM: false)."""
     enable_mixed_chunk: bool | None = None
     """autoregressive, continuous: a step may hold prompt chunks and decoding rows; false: prompts go first, in
     their own steps; null = as the engine does (SGLang: false)."""

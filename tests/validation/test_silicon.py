@@ -12,6 +12,7 @@ from calibrate.cli.imports import aiconfigurator_command
 from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
 from sim.compare.side_by_side import compare
 from sim.costs.engine import load_engine
+from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
 from validation.silicon.cells import Cell, cell_of
 from validation.silicon.command import main
@@ -27,7 +28,7 @@ from validation.silicon.judge import (
     receive_interval,
     scenario_of,
 )
-from validation.silicon.labels import DRAWN, DRAWN_OF, drafting, is_marked, is_outside
+from validation.silicon.labels import DRAWN, DRAWN_OF, drafting, is_marked, is_outside, memory_share
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 ROW = {
@@ -86,6 +87,17 @@ def test_fp8_of_a_model_published_with_block_scales_is_block_scaled() -> None:
 def test_a_request_that_waits_longer_than_it_is_served_was_never_in_the_engine() -> None:
     assert is_outside(cell(silicon_ttft_ms="10231"))
     assert not is_outside(cell(silicon_ttft_ms="10229"))
+
+
+def test_requests_that_the_memory_of_the_label_cannot_hold_were_not_served_as_it_says() -> None:
+    """All of an H100 holds the KV of 533,000 tokens beside Llama-3.1-8B, so that of 768 requests of 768 tokens in the
+    mean not 732 can have been served at once, but 533 can: those who wait hold nothing."""
+    profile = load(PROFILE)
+    rows = {"isl": "512", "osl": "512", "batch_size": "768", "silicon_tpot_ms": "40", "silicon_ttft_ms": "1000"}
+    served = 768 * 20_440 / 21_440
+    assert memory_share(cell(**rows), profile) == pytest.approx(served * 768 / kv_capacity_tokens(profile, 1.0))
+    assert memory_share(cell(**rows), profile) > 1.0
+    assert memory_share(cell(**{**rows, "silicon_ttft_ms": "9000"}), profile) < 1.0
 
 
 def test_of_two_rows_with_the_same_labels_the_one_half_as_long_drafts_unmarked() -> None:

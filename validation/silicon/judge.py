@@ -5,9 +5,9 @@ TensorRT-LLM, mean TTFT and TPOT. Every aggregated row gets a profile from the k
 aiconfigurator-core (its models' config.json among them) and a scenario: the engine of its version, a closed loop of its
 concurrency, and what its recipe sets. What `lanesim compare` says of that is judged; no time is added here.
 Classes are engine, dense or MoE, and the format of the GEMMs. Counted apart: rows that constants were fitted on, and
-rows whose labels cannot be (beyond the datasheet's roofs, requests that mostly wait, speculation unmarked). --peer
-takes the rows with aic_ttft_ms and aic_tpot_ms beside them. Exits 1 where no row is judged, and leaves OUT as it was; 2
-where CELLS.csv or the kernel tables are missing.
+rows whose labels cannot be (beyond the datasheet's roofs or memory, requests that mostly wait, speculation unmarked).
+--peer takes the rows with aic_ttft_ms and aic_tpot_ms beside them. Exits 1 where no row is judged, and leaves OUT as it
+was; 2 where CELLS.csv or the kernel tables are missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.run.scenario import Scenario, parse_scenario
 from validation.silicon.cells import BLACKWELL, Cell, cell_of
-from validation.silicon.labels import drafting, is_marked, is_outside, roof_share
+from validation.silicon.labels import drafting, is_marked, is_outside, memory_share, roof_share
 
 LENGTH_RANGE = (0.8, 1.0)
 """InferenceX's client draws lengths uniformly between these shares of ISL and OSL; the other client (aiperf, standard
@@ -226,9 +226,14 @@ def judge(rows: Iterable[Mapping[str, str]]) -> Iterator[Judged | tuple[Cell, st
             tpot_ms=tpot_ms,
             ttft_ms=ttft_ms,
             is_marked=is_marked(cell),
-            is_doubtful=roof_share(cell, profile, shape) > 1.0 or is_outside(cell) or cell.id in drafting_ids,
+            is_doubtful=_is_beyond(cell, profile, shape) or is_outside(cell) or cell.id in drafting_ids,
             is_starved=cell.ttft_ms > STARVED_SHARE * first[_series(cell)],
         )
+
+
+def _is_beyond(cell: Cell, profile: Profile, shape: ModelShape) -> bool:
+    """Whether the GPU of the label could not have served what was measured."""
+    return roof_share(cell, profile, shape) > 1.0 or memory_share(cell, profile) > 1.0
 
 
 def _series(cell: Cell) -> tuple[Any, ...]:

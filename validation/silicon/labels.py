@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from validation.silicon.cells import WITH_MTP, Cell
@@ -73,6 +74,17 @@ def roof_share(cell: Cell, profile: Profile, shape: ModelShape) -> float:
     kv_bytes = cell.concurrency * cell.deployment.data_parallel * context * shape.kv_bytes_per_token
     read_s = (shape.read_bytes(cell.concurrency) + kv_bytes) / (profile.gpu.bandwidth_bytes_per_s * devices)
     return (compute_s / MAX_COMPUTE + read_s / MAX_BANDWIDTH) / (1e-3 * cell.tpot_ms)
+
+
+def memory_share(cell: Cell, profile: Profile) -> float:
+    """Of the KV that fits beside the weights in all of the memory, what the requests hold that were being served at
+    once. Above 1 the label's KV is not the one that was served.
+
+    A request is served from its first token on, with half its answer in the mean; concurrency is each rank's.
+    """
+    decode_ms = (cell.output_len - 1) * cell.tpot_ms
+    served = cell.concurrency * decode_ms / (cell.ttft_ms + decode_ms)
+    return served * (cell.input_len + 0.5 * cell.output_len) / kv_capacity_tokens(profile, 1.0)
 
 
 def labels_of(cell: Cell) -> tuple[Any, ...]:

@@ -4,7 +4,8 @@ As in vLLM v1 there are no phases: a step brings each request's computed tokens 
 output, drafts). RUNNING goes before WAITING, draft tokens consume budget, blocks are taken as tokens come, with
 look-ahead slots for the next draft; where they run out the last running request is preempted, and nothing is admitted
 in that step. Drafts of unfinished prompts are never made. Where an engine does not mix prompts with rows (SGLang), a
-step carries prompts as long as there are any, and else all rows, whatever the budget.
+step carries prompts as long as there are any, and else all rows, whatever the budget. Where it does not cut prompts
+(TensorRT-LLM), the oldest one that does not fit what is left of the budget holds up those behind it.
 
 The draft pass is padded to two tokens per row (the newest, and the one that is missing after full acceptance) because
 the host submits it before it knows what was accepted; an EAGLE head takes all verified tokens of the row. Not here: the

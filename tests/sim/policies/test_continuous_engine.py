@@ -292,6 +292,19 @@ def test_prompts_wait_for_others_for_so_many_steps_while_rows_run() -> None:
     assert [start_s for start_s, _, _, chunks in steps(autoregressive(asked, limits)) if chunks] == [0.0, 10.0]
 
 
+def test_a_prompt_that_is_not_cut_waits_for_a_step_with_room_for_all_of_it() -> None:
+    """And holds up those behind it; one that no step has room for is cut."""
+    limits = EngineLimits(max_num_batched_tokens=8, whole_prompts=True)
+    asked = [request(index, prompt=prompt, output=2) for index, prompt in enumerate((5, 4, 3, 12))]
+    assert steps(autoregressive(asked, limits)) == [
+        (0.0, 0, 0, ((5, 0),)),
+        (5.0, 1, 1, ((4, 0), (3, 0))),
+        (10.0, 2, 2, ((6, 0),)),
+        (15.0, 0, 0, ((6, 6),)),
+        (20.0, 1, 1, ()),
+    ]
+
+
 def test_where_whole_answers_are_reserved_nothing_is_preempted() -> None:
     """Memory for one whole life and a half: vLLM admits both and one gives way."""
     for no_evict, preempted in ((False, True), (True, False)):

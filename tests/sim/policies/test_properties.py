@@ -191,6 +191,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     is_async=st.booleans(),
     has_priorities=st.booleans(),
     no_evict=st.booleans(),
+    whole_prompts=st.booleans(),
 )
 def test_lazy_accounting_hands_over_while_memory_is_short(
     rows: list,
@@ -202,6 +203,7 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
     is_async: bool,
     has_priorities: bool,
     no_evict: bool,
+    whole_prompts: bool,
 ) -> None:
     """And goes on where it is short no longer, perhaps several times, with rows that gave way in between; where whole
     answers are reserved, none gives way."""
@@ -213,6 +215,7 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
         max_num_batched_tokens=5 * (draft_tokens + 1) + spare_tokens,
         async_scheduling=is_async,
         no_evict=no_evict,
+        whole_prompts=whole_prompts,
     )
     plain, lazy = (
         SimRun(

@@ -66,6 +66,17 @@ def test_the_engine_says_whether_prompts_share_steps_with_rows_unless_the_scenar
     assert not mixes(**{"engine.enable_mixed_chunk": False})
 
 
+def test_the_engine_says_whether_prompts_are_cut_unless_the_scenario_does() -> None:
+    def cuts(**changes: Any) -> bool:
+        return not resolve(scenario("continuous", EAGLE, **changes), load(EAGLE), "continuous").limits.whole_prompts
+
+    tensorrt = {"engine.name": "trtllm-1.1"}
+    assert cuts()
+    assert not cuts(**tensorrt)
+    assert cuts(**tensorrt, **{"engine.enable_chunked_prefill": True})
+    assert not cuts(**{"engine.enable_chunked_prefill": False})
+
+
 def test_sglangs_overlap_scheduler_is_on_without_drafts_and_where_the_scenario_says_so() -> None:
     def is_async(policy: str, **changes: Any) -> bool:
         given = scenario(policy, EAGLE, **{"engine.name": "sglang-0.5"}, **changes)
