@@ -28,7 +28,7 @@ from validation.silicon.judge import (
     receive_interval,
     scenario_of,
 )
-from validation.silicon.labels import DRAWN, DRAWN_OF, drafting, is_marked, is_outside, memory_share
+from validation.silicon.labels import DRAWN, DRAWN_OF, drafting, is_marked, is_outside, memory_share, repeats
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 ROW = {
@@ -130,6 +130,35 @@ def test_a_days_runs_draft_or_do_not() -> None:
     assert drafting([*plain, *fast]) == {each.id for each in fast}
     newer = rows("2026-01-14", "10", "12", "10")
     assert drafting([*plain, *newer]) == {newer[0].id}
+
+
+def test_runs_that_cut_experts_draft_beside_those_of_the_day_that_do_not() -> None:
+    """Two of three that cut experts are 1.3 times as fast as with whole experts on a device, so all three draft, and so
+    does a row that repeats the third; a model without an MTP layer has none that draft."""
+
+    def rows(model: str) -> list[Cell]:
+        day = {"model_path": model, "silicon_data_source": "x; measured=2026-04-03", "tp_size": "4"}
+        whole = {"moe_tp_size": "1", "moe_ep_size": "4", "silicon_tpot_ms": "13"}
+        cut = {**day, "moe_tp_size": "4"}
+        return [
+            *(cell(**day, **whole, id=f"whole {i}", isl=str(1024 * i)) for i in (1, 2, 3)),
+            *(
+                cell(**day, moe_tp_size="4", id=f"cut {i}", isl=str(1024 * i), silicon_tpot_ms=tpots[i - 1])
+                for i in (1, 2, 3)
+            ),
+            cell(
+                **{**day, "silicon_data_source": ""}, moe_tp_size="4", id="again", isl="3072", silicon_tpot_ms="13.01"
+            ),
+        ]
+
+    assert drafting(rows("Qwen/Qwen3.5-397B-A17B")) == {"cut 1", "cut 2", "cut 3", "again"}
+    assert drafting(rows("MiniMaxAI/MiniMax-M2.5")) == set()
+
+
+def test_a_run_that_two_dumps_have_is_one_cell() -> None:
+    first, again, other = cell(), cell(id="b", silicon_tpot_ms="10.005"), cell(id="c", silicon_tpot_ms="10.1")
+    assert repeats([first, again, other, cell(id="d", isl="2048")]) == {"b"}
+    assert repeats([again, first]) == {"a"}
 
 
 def test_of_several_readings_the_peer_gets_the_kindest_of_each_group() -> None:
@@ -245,7 +274,7 @@ def test_a_run_that_judges_no_row_fails(
     row: dict[str, str], flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip(PACKAGE)
-    code, line = failure_of([*write_rows(tmp_path, row, {**row, "id": "b"}), *flags], capsys)
+    code, line = failure_of([*write_rows(tmp_path, row, {**row, "id": "b", "isl": "2048"}), *flags], capsys)
     assert (code, message in line) == (1, True), line
 
 

@@ -28,7 +28,7 @@ from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.run.scenario import Scenario, parse_scenario
 from validation.silicon.cells import BLACKWELL, Cell, cell_of
-from validation.silicon.labels import drafting, is_marked, is_outside, memory_share, roof_share
+from validation.silicon.labels import drafting, is_marked, is_outside, memory_share, repeats, roof_share
 
 LENGTH_RANGE = (0.8, 1.0)
 """InferenceX's client draws lengths uniformly between these shares of ISL and OSL; the other client (aiperf, standard
@@ -208,13 +208,16 @@ def predicted(cell: Cell) -> tuple[float, float]:
 
 
 def judge(rows: Iterable[Mapping[str, str]]) -> Iterator[Judged | tuple[Cell, str]]:
-    """Every row judged, or refused with the reason."""
-    cells = [cell_of(row) for row in rows]
+    """Every run judged, or refused with the reason, those that constants were fitted on first."""
+    cells = sorted(map(cell_of, rows), key=lambda cell: not is_marked(cell))
+    again = repeats(cells)
     first: dict[tuple[Any, ...], float] = {}
     drafting_ids = drafting(cells)
     for cell in sorted(cells, key=lambda cell: cell.concurrency):
         first.setdefault(_series(cell), cell.ttft_ms)
     for cell in cells:
+        if cell.id in again:
+            continue
         try:
             profile, shape = profile_of(cell.model, cell.gpu, cell.weights, cell.kv, cell.deployment)
             tpot_ms, ttft_ms = predicted(cell)

@@ -21,11 +21,14 @@ MISLABELLED = ("nvidia/Llama-3.1-8B-Instruct-FP8",)
 MAX_COMPUTE, MAX_BANDWIDTH = 0.75, 0.95
 """Of the datasheet's roofs. A cell that would take longer with these for its arithmetic and for one reading of weights
 and KV is not what its label says."""
+HAS_MTP = (*WITH_MTP, "Qwen3.5-397B-A17B", "GLM-5")
+"""Models with an MTP layer of their own, which a server may draft with."""
 TWIN_RATIO = 1.5
 """A row so many times faster than another with the same labels drafts with the model's own MTP layer, unmarked."""
 CAMPAIGN_RATIO = 1.25
-"""The same in the median over one day's runs of an engine, which draft or do not: 1.34 to 2.2 and up to 1.2 are found.
-"""
+"""The same in the median over a campaign, which drafts or does not: 1.28 to 2.2 and up to 1.2 are found."""
+ROUNDING = 1e-3
+"""By which figures of one run differ between dumps."""
 VLLM_0_12 = frozenset(
     {
         (1024, 128, 8), (1024, 128, 64), (1024, 512, 16), (1024, 512, 128), (1024, 1024, 32),
@@ -89,38 +92,70 @@ def memory_share(cell: Cell, profile: Profile) -> float:
 
 def labels_of(cell: Cell) -> tuple[Any, ...]:
     """What tells cells apart that may draft unmarked; DeepSeek-R1 and -V3 are one architecture."""
+    model = "DeepSeek" if cell.model.endswith(WITH_MTP) else cell.model
     widths = cell.deployment.devices, cell.concurrency * cell.deployment.data_parallel
-    return cell.engine, cell.gpu, cell.weights, *widths, cell.input_len, cell.output_len
+    return model, cell.engine, cell.gpu, cell.weights, *widths, cell.input_len, cell.output_len
 
 
 def slowest_of(cells: Iterable[Cell]) -> dict[tuple[Any, ...], float]:
     """TPOT of the slowest cell with each labels, of models that have an MTP layer."""
     slowest: dict[tuple[Any, ...], float] = {}
     for cell in cells:
-        if cell.model.endswith(WITH_MTP):
+        if cell.model.endswith(HAS_MTP):
             slowest[labels_of(cell)] = max(slowest.get(labels_of(cell), 0.0), cell.tpot_ms)
     return slowest
 
 
-def campaign_of(cell: Cell) -> tuple[Any, ...]:
-    """What one day's runs of an engine have in common."""
-    return cell.engine, cell.version, cell.gpu, cell.weights, cell.day, cell.deployment.data_parallel > 1
+def campaigns_of(cell: Cell) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What one day's runs of a model have in common; and those that keep whole experts on a device, or cut all."""
+    day = labels_of(cell)[0], cell.engine, cell.version, cell.gpu, cell.weights, cell.day
+    day = *day, cell.deployment.data_parallel > 1
+    return day, (*day, cell.deployment.expert_parallel is not None)
 
 
 def drafting(cells: Sequence[Cell]) -> set[str]:
-    """Names of the rows that draft: those so much faster than a twin, and all of a campaign whose median row is."""
+    """Names of the rows that draft: those so much faster than a twin, all of a campaign whose median row is, and rows
+    that repeat one of these."""
     slowest, counts = slowest_of(cells), Counter(map(labels_of, cells))
+    found: set[str] = set()
     of_campaign: dict[tuple[Any, ...], dict[str, float | None]] = {}
     for cell in cells:
-        if cell.model.endswith(WITH_MTP):
+        if cell.model.endswith(HAS_MTP):
             ratio = slowest[labels_of(cell)] / cell.tpot_ms if counts[labels_of(cell)] > 1 else None
-            of_campaign.setdefault(campaign_of(cell), {})[cell.id] = ratio
-    found: set[str] = set()
+            for campaign in campaigns_of(cell):
+                of_campaign.setdefault(campaign, {})[cell.id] = ratio
     for rows in of_campaign.values():
         ratios = [ratio for ratio in rows.values() if ratio is not None]
         is_drafting = bool(ratios) and median(ratios) > CAMPAIGN_RATIO
         found |= {name for name, ratio in rows.items() if is_drafting or (ratio or 0.0) > TWIN_RATIO}
+    drafts = [cell for cell in cells if cell.id in found]
+    return found | repeats(cells, of=drafts)
+
+
+def repeats(cells: Iterable[Cell], of: Iterable[Cell] | None = None) -> set[str]:
+    """Names of the rows of `cells` that have the labels and figures of one `of` these, or of an earlier one: the same
+    run, read from another dump."""
+    known: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in of or ():
+        known.setdefault(_set_up(cell), []).append(cell)
+    found = set()
+    for cell in cells:
+        same = known.setdefault(_set_up(cell), [])
+        if any(_is_same_run(cell, other) for other in same):
+            found.add(cell.id)
+        elif of is None:
+            same.append(cell)
     return found
+
+
+def _set_up(cell: Cell) -> tuple[Any, ...]:
+    lengths = cell.concurrency, cell.input_len, cell.output_len
+    return cell.engine, cell.model, cell.gpu, cell.weights, cell.kv, cell.deployment, *lengths
+
+
+def _is_same_run(cell: Cell, other: Cell) -> bool:
+    pairs = (cell.tpot_ms, other.tpot_ms), (cell.ttft_ms, other.ttft_ms)
+    return all(abs(a - b) <= ROUNDING * b for a, b in pairs)
 
 
 def is_outside(cell: Cell) -> bool:
