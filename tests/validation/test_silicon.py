@@ -139,16 +139,11 @@ def test_runs_that_cut_experts_draft_beside_those_of_the_day_that_do_not() -> No
     def rows(model: str) -> list[Cell]:
         day = {"model_path": model, "silicon_data_source": "x; measured=2026-04-03", "tp_size": "4"}
         whole = {"moe_tp_size": "1", "moe_ep_size": "4", "silicon_tpot_ms": "13"}
-        cut = {**day, "moe_tp_size": "4"}
+        cut, tpots = {**day, "moe_tp_size": "4"}, ("10", "10", "13")
         return [
             *(cell(**day, **whole, id=f"whole {i}", isl=str(1024 * i)) for i in (1, 2, 3)),
-            *(
-                cell(**day, moe_tp_size="4", id=f"cut {i}", isl=str(1024 * i), silicon_tpot_ms=tpots[i - 1])
-                for i in (1, 2, 3)
-            ),
-            cell(
-                **{**day, "silicon_data_source": ""}, moe_tp_size="4", id="again", isl="3072", silicon_tpot_ms="13.01"
-            ),
+            *(cell(**cut, id=f"cut {i}", isl=str(1024 * i), silicon_tpot_ms=tpots[i - 1]) for i in (1, 2, 3)),
+            cell(**{**cut, "silicon_data_source": ""}, id="again", isl="3072", silicon_tpot_ms="13.01"),
         ]
 
     assert drafting(rows("Qwen/Qwen3.5-397B-A17B")) == {"cut 1", "cut 2", "cut 3", "again"}

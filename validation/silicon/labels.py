@@ -108,9 +108,9 @@ def slowest_of(cells: Iterable[Cell]) -> dict[tuple[Any, ...], float]:
 
 def campaigns_of(cell: Cell) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What one day's runs of a model have in common; and those that keep whole experts on a device, or cut all."""
-    day = labels_of(cell)[0], cell.engine, cell.version, cell.gpu, cell.weights, cell.day
-    day = *day, cell.deployment.data_parallel > 1
-    return day, (*day, cell.deployment.expert_parallel is not None)
+    deployment = cell.deployment
+    server = labels_of(cell)[0], cell.engine, cell.version, cell.gpu, cell.weights, deployment.data_parallel > 1
+    return (*server, cell.day), (*server, cell.day, deployment.expert_parallel is not None)
 
 
 def drafting(cells: Sequence[Cell]) -> set[str]:
