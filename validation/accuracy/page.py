@@ -6,8 +6,8 @@
 DATA_FOLDER holds the public data that the report names; none of it is part of this repository. A part that cannot be
 run is reported as such in both, and the command exits with 1. --peer has another predictor's figures for the H100's
 cells, by id: id, aic_tpot_ms, aic_ttft_ms. The figure of speed-ups lies beside the report. Not here: the parts
-themselves (validation.accuracy.timed_runs, closed_loops, synchronous, gh200, acceptance, drafting), the tables of cells
-(matrix).
+themselves (validation.accuracy.timed_runs, closed_loops, synchronous, open_loops, gh200, acceptance, drafting), the
+tables of cells (matrix).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from validation.accuracy.closed_loops import a100_section, h100_section
 from validation.accuracy.drafting import pearl_section, rounds_section
 from validation.accuracy.gh200 import gh200_section
 from validation.accuracy.matrix import cells_text, draw_speedups, matrix_text, row_of_run
+from validation.accuracy.open_loops import open_loops_section
 from validation.accuracy.sections import Row, Section, fitted_text, section_text, summary_text
 from validation.accuracy.specbundle import specbundle_section
 from validation.accuracy.synchronous import mid_2025_section, qwen_section
@@ -39,6 +40,7 @@ PARTS: dict[str, Callable[[Path, Path, Path | None], list[Section]]] = {
     "a100": lambda data, scratch, peer: [a100_section(data, scratch)],
     "qwen": lambda data, scratch, peer: [qwen_section(data, scratch)],
     "mid-2025": lambda data, scratch, peer: [mid_2025_section(data)],
+    "open-loops": lambda data, scratch, peer: [open_loops_section(data)],
     "gh200": lambda data, scratch, peer: [gh200_section(data, scratch)],
     "specbundle": lambda data, scratch, peer: [specbundle_section(data)],
     "acceptance": lambda data, scratch, peer: [acceptance_section(data, scratch)],
