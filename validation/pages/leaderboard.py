@@ -68,12 +68,12 @@ CONSTANTS = """## Constants of engines without each of their sources
 A pooled constant in milliseconds, what it would be without one source, and that source as the judge of both: mean size
 of the error on its cells, its own engine with this one constant replaced (`python -m validation left_out DATA`).
 """
-SINGLE = """Of one source each, so that nothing can be left out: `row_s` (vLLM 0.12, Qwen3-32B; a second source, for half
-of it, is in [engines](validation/engines.md)); `step_s` of trtllm-1.0 on H100 (nine cells of Llama-3.1-8B); `step_s`
-and `draft_phase_s` of vllm-0.9 (vllm#20780); `step_s`, `draft_pass_s` and `gap_s` of sglang-0.5 on H200 (SpecBundle's
-8B; its file has what one data set less makes of them); `frontend_s` and `draft_pass_s` of vllm-0.24 on A100; `gap_s`
-and `prompt_launch_s` of vllm-0.12, by GPU and degree. Not refitted: `frontend_s` and `frontend_token_s` of vllm-0.12
-and 0.19, which come from marked cells of several models, because nothing here fits the two together.
+SINGLE = """Of one source each, so that nothing can be left out: `row_s` (vLLM 0.12, Qwen3-32B; a second source, for
+half of it, is in [engines](validation/engines.md)); `step_s` of trtllm-1.0 on H100 (nine cells of Llama-3.1-8B);
+`step_s` and `draft_phase_s` of vllm-0.9 (vllm#20780); `step_s`, `draft_pass_s` and `gap_s` of sglang-0.5 on H200
+(SpecBundle's 8B; its file has what one data set less makes of them); `frontend_s` and `draft_pass_s` of vllm-0.24 on
+A100; `gap_s` and `prompt_launch_s` of vllm-0.12, by GPU and degree. Not refitted: `frontend_s` and `frontend_token_s`
+of vllm-0.12 and 0.19, which come from marked cells of several models, because nothing here fits the two together.
 """
 
 
