@@ -12,6 +12,8 @@ PROGRAMS = {
     "capacity_truths": ("validation.intervals.fleets", "whether fleets and intervals hold in other draws of costs"),
     "claims": ("validation.claims.command", "published claims: claimed, simulated, verdict and why"),
     "drafting": ("validation.pages.drafting", "docs/drafting.md: where each way of drafting pays"),
+    "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
+    "left_out": ("validation.intervals.left_out", "pooled constants of engines without each of their sources"),
     "moe_speed": ("validation.speed.experts", "what a profile with experts costs the simulator"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),

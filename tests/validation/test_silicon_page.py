@@ -1,18 +1,23 @@
-"""The page of served cells: shares of rows, and means by engine beside the peer's."""
+"""The page of served cells: shares of rows, and every cell beside the peer's."""
 
 from __future__ import annotations
 
+import csv
 from typing import Any
 
-from validation.silicon.page import all_lines, engine_lines, lines, share_of
+from validation.silicon.page import all_lines, lines, share_of, table_text
 
-PEER = {name: {"id": name, "aic_tpot_ms": "12", "silicon_tpot_ms": "10"} for name in ("a", "b")}
+THEIRS = {"aic_tpot_ms": "12", "silicon_tpot_ms": "10", "aic_ttft_ms": "50", "silicon_ttft_ms": "100"}
+PEER = {name: {"id": name, **THEIRS} for name in ("a", "b")}
 
 
 def cell(name: str, error_pct: float, *, is_doubtful: bool = False) -> dict[str, Any]:
     return {
         "id": name,
         "class": "vllm moe fp8",
+        "tensor_parallel": 4,
+        "data_parallel": 1,
+        "concurrency": 64,
         "tpot_error_pct": error_pct,
         "ttft_error_pct": 1.0,
         "is_fitted_on": False,
@@ -27,8 +32,13 @@ RESULT = {
 }
 
 
-def test_an_engines_means_are_over_what_both_predict_without_and_with_the_cells_apart() -> None:
-    assert engine_lines([RESULT], PEER)[-1] == "| vllm | 4 | 75.0 % | 1 | 4.0 | 20.0 | 2 | 22.0 | 20.0 |"
+def test_every_cell_is_a_line_of_the_table_with_its_role_and_the_peers_error() -> None:
+    _, *found = list(csv.reader(table_text([RESULT], PEER).splitlines()))
+    assert found == [
+        ["a", "vllm moe fp8", "judged", "4", "1", "64", "0", "-4.0", "1.0", "20.0", "-50.0"],
+        ["b", "vllm moe fp8", "doubtful", "4", "1", "64", "0", "40.0", "1.0", "20.0", "-50.0"],
+        ["c", "vllm moe fp8", "judged", "4", "1", "64", "0", "99.0", "1.0", "", ""],
+    ]
 
 
 def test_a_class_says_which_share_of_its_rows_is_expressed() -> None:

@@ -165,14 +165,7 @@ def _peer_errors(table: CellTable, path: Path | None) -> dict[int, dict[str, flo
 
 
 def a100_section(data: Path, scratch: Path) -> Section:
-    with (data / STUDY).open(newline="") as file:
-        rows = study_cells(list(csv.DictReader(file)))
-    path = scratch / "a100.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    outcome = run_cells(A100, read_cells(path, {}))
+    outcome = run_cells(A100, study_table(data / STUDY, scratch / "a100.csv"))
     arms = dict.fromkeys((each.cell.label, each.cell.arm) for each in outcome.judged)
     lines: list[Line] = []
     for label, arm in arms:
@@ -189,6 +182,17 @@ def a100_section(data: Path, scratch: Path) -> Section:
     tail = cells_table(outcome.judged, metrics) + "\n" + pairs_table(pairs)
     cells = rows_of_cells(outcome.judged, gpu=A100.gpu, engine=A100.engine, model="llama-3.1-8b", method="eagle3")
     return Section(title=A100.title, about=outcome.about, lines=lines, tail=tail, rows=cells)
+
+
+def study_table(study: Path, path: Path) -> CellTable:
+    """The study's cells, written to `path`."""
+    with study.open(newline="") as file:
+        rows = study_cells(list(csv.DictReader(file)))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return read_cells(path, {})
 
 
 def study_cells(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:

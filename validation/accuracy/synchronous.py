@@ -78,7 +78,7 @@ def qwen_section(data: Path, scratch: Path) -> Section:
             about.append(f"on {degree} H100s: no cells in this folder; judged by the same command where they are")
             continue
         profile = load(QWEN_PROFILE) if degree == 2 else qwen_profile(data / CELLS, degree)
-        judged = _judge_qwen(cells, profile, scratch / f"qwen-{degree}.csv")
+        judged = judge_qwen(cells, profile, scratch / f"qwen-{degree}.csv")
         errors = judged_errors(judged, "tpot_ms")
         lines += error_lines(f"TPOT on {degree} H100s, {len(errors)} cells", errors, QWEN_BAR_PCT, None)
         rows += rows_of_cells(judged, gpu="H100", engine="vllm-0.12", model=f"qwen3-32b-tp{degree}", method="none")
@@ -109,7 +109,7 @@ def qwen_profile(tables: Path, degree: int) -> Profile:
     return msgspec.structs.replace(own, kernels=kernels, host=like.host, conditions=like.conditions)
 
 
-def _judge_qwen(cells: Sequence[Mapping[str, str]], profile: Profile, path: Path) -> list[JudgedCell]:
+def judge_qwen(cells: Sequence[Mapping[str, str]], profile: Profile, path: Path) -> list[JudgedCell]:
     header = ["id", "concurrency", "input_len", "output_len", "output_len_std", "num_gpu_blocks", "tpot_ms", "ttft_ms"]
     blocks = TP2_BLOCKS if profile.tensor_parallel == 2 else ""
     with path.open("w", newline="") as file:

@@ -105,7 +105,7 @@ def sections(data: Path) -> list[Section]:
 
 
 def section(data: Path, run: Run, profile: Profile, fit: str, *, fitted_metric: str | None = None) -> Section:
-    verdict = judged(_real(data, run), run, profile)
+    verdict = judged(real_run(data, run), run, profile)
     metrics = verdict.result["metrics"]
     peers = peer_figures((data / RUNS / run.folder / "validation/summary.txt").read_text())
     lines = []
@@ -136,7 +136,7 @@ def judged(real: RealRun, run: Run, profile: Profile) -> VllmVerdict:
 
 def _fitted(data: Path, run: Run, profile: Profile) -> tuple[Profile, float]:
     """The profile with the host constant that makes the TPOT mean right, and its milliseconds."""
-    real = _real(data, run)
+    real = real_run(data, run)
 
     def slowness_pct(candidate: Profile) -> float:
         error_pct: float = judged(real, run, candidate).result["metrics"]["tpot"]["mean"]["error_pct"]
@@ -146,7 +146,7 @@ def _fitted(data: Path, run: Run, profile: Profile) -> tuple[Profile, float]:
     return fitted.profile, 1e3 * fitted.values_s[FITTED_CONSTANT]
 
 
-def _real(data: Path, run: Run) -> RealRun:
+def real_run(data: Path, run: Run) -> RealRun:
     return read_requests(data / RUNS / run.folder / "vllm/requests.jsonl", data / PROMPTS)
 
 

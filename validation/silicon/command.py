@@ -72,6 +72,9 @@ def main(words: Sequence[str] | None = None) -> int:
             {
                 "id": entry.cell.id,
                 "class": entry.cell.family,
+                "tensor_parallel": entry.cell.deployment.tensor_parallel,
+                "data_parallel": entry.cell.deployment.data_parallel,
+                "concurrency": entry.cell.concurrency,
                 "profile": " ".join(Path(word).name for word in import_words(entry.cell)),
                 "engine": {key: value for key, value in engine_block(entry.cell).items() if value is not None},
                 "tpot_ms": round(entry.tpot_ms, 3),

@@ -1,8 +1,8 @@
-"""Writes docs/silicon.md from results of validation.silicon.judge: `python -m validation silicon_page RESULT.json ...
-[--peer PREDICTIONS.csv ...]`.
+"""Writes docs/silicon.md, and validation/served-cells.csv beside it, from results of validation.silicon.judge:
+`python -m validation silicon_page RESULT.json ... [--peer PREDICTIONS.csv ...]`.
 
 Results may be of parts (`--only`). The peer's errors are those of the cells that both predict, in its kindest reading
-of the labels. Not here: the predictions (validation.silicon.judge).
+of the labels. Not here: the predictions (validation.silicon.judge), means by load (validation.pages.leaderboard).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -20,6 +21,11 @@ from typing import Any
 from validation.silicon.judge import kindest
 
 PAGE = Path(__file__).parents[2] / "docs" / "silicon.md"
+TABLE = PAGE.parent / "validation" / "served-cells.csv"
+COLUMNS = (
+    "id", "class", "role", "tensor_parallel", "data_parallel", "concurrency", "is_starved",
+    "tpot_error_pct", "ttft_error_pct", "peer_tpot_error_pct", "peer_ttft_error_pct",
+)  # fmt: skip
 BARS = {"vllm dense": (6.0, 25.0), "vllm moe": (12.0, 25.0)}
 """Class begins so -> wanted TPOT and TTFT error, percent."""
 HEAD = """# Served cells beside lanesim
@@ -32,7 +38,8 @@ dumps have is one cell. Cells that constants were fitted on, and those whose lab
 
 What is judged is a user's: `lanesim calibrate import aiconfigurator` with a cell's `profile`, and `lanesim compare`
 with its `engine` (both in the JSON) and its loop. What an engine adds is in sim/engines, by version, GPU and
-tensor-parallel degree; nothing is added here.
+tensor-parallel degree; nothing is added here. Every cell: [validation/served-cells.csv](validation/served-cells.csv);
+means by engine, load and degree, and other simulators: [the leaderboard](leaderboard.md).
 """
 
 
@@ -100,29 +107,25 @@ def all_lines(results: list[dict[str, Any]]) -> list[str]:
     return rows
 
 
-def peer_error(cell: Mapping[str, Any], peer: Mapping[str, Mapping[str, str]]) -> float:
+def peer_error(cell: Mapping[str, Any], peer: Mapping[str, Mapping[str, str]], metric: str = "tpot") -> float:
     """Percent."""
     row = peer[cell["id"]]
-    return 100.0 * (float(row["aic_tpot_ms"]) / float(row["silicon_tpot_ms"]) - 1.0)
+    return 100.0 * (float(row[f"aic_{metric}_ms"]) / float(row[f"silicon_{metric}_ms"]) - 1.0)
 
 
-def engine_lines(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """By engine, over all its cells that both predict: once without those apart, once with them."""
-    titles = ["engine", "rows", "expressed", "shared cells", "TPOT", "peer", "all shared cells", "TPOT", "peer"]
-    rows = ["| " + " | ".join(titles) + " |", "| :-- |" + " --: |" * (len(titles) - 1)]
+def table_text(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -> str:
+    """Every cell on a line of CSV, as COLUMNS; an empty field where the peer has no figure."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
     cells = [cell for result in results for cell in result["cells"]]
-    for engine in sorted({cell["class"].partition(" ")[0] for cell in cells}):
-        own = [cell for cell in cells if cell["class"].startswith(f"{engine} ")]
-        classes = [row for result in results for row in result["classes"] if row["class"].startswith(f"{engine} ")]
-        total = len(own) + sum(row["refused"] for row in classes)
-        shared = [cell for cell in own if cell["id"] in peer]
-        figures = [str(total), f"{100.0 * len(own) / total:.1f} %"]
-        for of in ([cell for cell in shared if plain(cell) == cell["class"]], shared):
-            figures.append(str(len(of)))
-            figures.append(mean_size([cell["tpot_error_pct"] for cell in of]))
-            figures.append(mean_size([peer_error(cell, peer) for cell in of]))
-        rows.append(f"| {engine} | " + " | ".join(figures) + " |")
-    return rows
+    for cell in sorted(cells, key=lambda cell: (cell["class"], cell["id"])):
+        theirs = [f"{peer_error(cell, peer, metric):.1f}" if cell["id"] in peer else "" for metric in ("tpot", "ttft")]
+        role = "doubtful" if cell["is_doubtful"] else "fitted" if cell["is_fitted_on"] else "judged"
+        given = [cell[name] for name in ("tensor_parallel", "data_parallel", "concurrency")]
+        own = [int(cell["is_starved"]), cell["tpot_error_pct"], cell["ttft_error_pct"]]
+        writer.writerow([cell["id"], cell["class"], role, *given, *own, *theirs])
+    return text.getvalue()
 
 
 def page(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -> str:
@@ -137,13 +140,6 @@ def page(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -
             *lines(results, peer),
             "",
             f"Wanted: {'; '.join(bars)}; 95 % of each class's rows expressed.",
-            "",
-            "## By engine",
-            "",
-            "Means over the cells that both predict, first without those that constants were fitted on and those whose",
-            "labels are in doubt, then over all.",
-            "",
-            *engine_lines(results, peer),
             "",
             "## All cells",
             "",
@@ -168,6 +164,9 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--peer", type=Path, nargs="*", default=[])
     parser.add_argument("--out", type=Path, default=PAGE)
+    parser.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()
     peer = kindest([list(csv.DictReader(path.open(newline=""))) for path in options.peer])
-    options.out.write_text(page([json.loads(path.read_text()) for path in options.results], peer))
+    results = [json.loads(path.read_text()) for path in options.results]
+    options.out.write_text(page(results, peer))
+    options.table.write_text(table_text(results, peer))

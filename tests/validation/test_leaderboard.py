@@ -1,0 +1,119 @@
+"""The leaderboard: its figures are those of the data that it is made of, and cells that judge nothing are apart."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from validation.accuracy.open_loops import TITLE as OPEN_LOOPS
+from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
+from validation.pages.leaderboard import FOLDER, PAGE, PEERS, SERVED, page, tables
+from validation.silicon.page import COLUMNS
+
+RUN = """## {title}
+
+| metric | real | lanesim | error | bar | met | LLMServingSim | its error |
+| :-- | --: | --: | --: | --: | --: | --: | --: |
+| TTFT mean (ms) | 1 | 1 | -2.00 % | 3 % | yes | 1 | +4.00 % |
+| TTFT p50 (ms) | 1 | 1 | +50.00 % |  |  | 1 | +60.00 % |
+| TPOT mean (ms) | 1 | 1 | +0.00 % | fit |  | 1 | -1.00 % |
+| E2EL mean (ms) | 1 | 1 | +3.00 % |  |  | 1 | +5.00 % |
+"""
+OPEN = f"""## {OPEN_LOOPS}
+
+| metric | real | lanesim | error | bar | met |
+| :-- | --: | --: | --: | --: | --: |
+| E2EL mean (ms), codegen | 1 | 1 | -40.00 % |  |  |
+| TTFT mean (ms), codegen | 1 | 1 | +8.00 % |  |  |
+"""
+EVERY = """## Every cell
+
+| GPU | engine | method | role | TPOT | TTFT | error | peer |
+| :-- | :-- | :-- | :-- | --: | --: | --: | --: |
+| H100 | trtllm-1.0 | none | fit | +90.0 | +90.0 |  | aiconfigurator 0.12: TPOT +90.0, TTFT -90.0 |
+| H100 | trtllm-1.0 | none |  | +3.0 | -30.0 |  | aiconfigurator 0.12: TPOT -1.0, TTFT -50.0 |
+| GH200 | vllm-0.23 | eagle3 |  |  |  | -1.0 |  |
+| GH200 | vllm-0.23 | eagle3 |  |  |  | +3.0 |  |
+| GH200 | vllm-0.23 | eagle3 | fit |  |  | +80.0 |  |
+"""
+SERVED_CELLS = [
+    ["a", "vllm dense fp8", "judged", 1, 1, 8, 0, -4.0, 10.0, 6.0, 30.0],
+    ["b", "vllm dense fp8", "judged", 2, 1, 64, 1, 8.0, 90.0, -10.0, 95.0],
+    ["c", "vllm moe fp8", "judged", 1, 4, 64, 0, 20.0, 40.0, 5.0, 50.0],
+    ["alone", "vllm moe fp8", "judged", 1, 4, 64, 0, 70.0, 70.0, "", ""],
+    ["seen", "vllm dense fp8", "fitted", 1, 1, 8, 0, 0.5, 2.0, 6.0, 30.0],
+    ["odd", "vllm dense fp8", "doubtful", 1, 1, 8, 0, 400.0, 400.0, 300.0, 300.0],
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with (tmp_path / SERVED).open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *SERVED_CELLS])
+    runs = [RUN.format(title=run.title) for run in (RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT)]
+    (tmp_path / "accuracy-cells.md").write_text("\n".join([*runs, OPEN, EVERY]))
+    (tmp_path / "left-out.csv").write_text("constant,engines,source,own_ms\nstep_s,all,one,1.5\n")
+    return tmp_path
+
+
+def line(text: str, start: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(f"| {start} |"))
+
+
+def test_the_page_is_of_the_data_that_it_is_made_of() -> None:
+    assert PAGE.read_text() == page(), "python -m validation leaderboard"
+
+
+def test_the_first_line_has_the_means_of_the_committed_cells() -> None:
+    with (FOLDER / SERVED).open(newline="") as file:
+        cells = [cell for cell in csv.DictReader(file) if cell["role"] == "judged" and cell["peer_tpot_error_pct"]]
+    ours, theirs = (fmean(abs(float(cell[f"{who}tpot_error_pct"])) for cell in cells) for who in ("", "peer_"))
+    first = PAGE.read_text().splitlines()[2]
+    assert first.startswith(
+        f"**On {len(cells):,} measured serving cells that nobody fitted on, lanesim's TPOT is off by"
+    )
+    assert f"by {ours:.1f} %, aiconfigurator 0.12's by {theirs:.1f} %" in first
+
+
+def test_means_are_over_judged_cells_that_both_predict_and_ttft_over_those_that_do_not_wait(folder: Path) -> None:
+    text = page(folder)
+    assert "On 3 measured serving cells" in text
+    assert "TPOT is off by 10.7 %, aiconfigurator 0.12's by 7.0 %; TTFT by 25.0 and 40.0 %" in text
+    assert line(text, "vLLM, dense") == "| vLLM, dense | 2 | 2 | 6.0 / 8.0 | 10.0 / 30.0 |"
+    assert line(text, "vLLM, mixtures of experts") == "| vLLM, mixtures of experts | 2 | 1 | 20.0 / 5.0 | 40.0 / 50.0 |"
+    assert line(text, "33 to 128 in flight").startswith("| 33 to 128 in flight | 3 | 2 | 14.0 / 7.5 |")
+    assert line(text, "TP 1").startswith("| TP 1 | 1 |")
+    assert line(text, "data-parallel attention").startswith("| data-parallel attention | 2 |")
+
+
+def test_cells_that_judge_nothing_are_apart(folder: Path) -> None:
+    assert line(page(folder), "fitted") == "| fitted | 1 | 1 | 0.5 / 6.0 | 2.0 / 30.0 |"
+    assert line(page(folder), "doubtful") == "| doubtful | 1 | 1 | 400.0 / 300.0 | 400.0 / 300.0 |"
+    assert line(page(folder), "GH200, vllm-0.23, eagle3") == "| GH200, vllm-0.23, eagle3 | 2 | 2.0 (3.0) | 1 | 80.0 |"
+
+
+def test_losses_are_named(folder: Path) -> None:
+    first = page(folder).splitlines()[2]
+    assert "behind in TPOT in 1 of 2 classes (vllm moe fp8); and in " in first
+    assert f"worst where its E2EL is 40.0 % off ({OPEN_LOOPS}).**" in first
+
+
+def test_a_run_has_its_means_and_none_where_a_constant_was_fitted(folder: Path) -> None:
+    text = page(folder)
+    assert line(text, RTX_PRO.title).endswith("| LLMServingSim | 1 | – / 1.0 | 2.0 / 4.0 | 3.0 / 5.0 |")
+    assert "| aiconfigurator 0.12 | 1 | 3.0 / 1.0 | 30.0 / 50.0 | – |" in text
+    assert f"| {OPEN_LOOPS} | Vidur | 1 | – | 8.0 / 13.6 | 40.0 / 2.4 |" in text
+
+
+def test_every_figure_of_another_simulator_has_its_source_and_date() -> None:
+    with PEERS.open(newline="") as file:
+        peers = list(csv.DictReader(file))
+    assert all(peer["source"] and peer["date"] and float(peer["error_pct"]) > 0.0 for peer in peers)
+
+
+def test_tables_are_read_with_the_heading_above_them() -> None:
+    text = "## One\n\n| a | b |\n| :-- | --: |\n| 1 | 2 |\n\n## Two\n\n| a |\n| :-- |\n| – |"
+    assert list(tables(text)) == [("One", [{"a": "1", "b": "2"}]), ("Two", [{"a": "–"}])]

@@ -1,0 +1,225 @@
+"""Constants of engines that several sources went into, taken anew without each of them: `python -m validation left_out
+DATA [--out TABLE.csv]`.
+
+A pooled constant is a mean or a median (its `source` in sim/engines says of what), so that leaving a source out is the
+same mean of the others. The source that was left out then judges: its own cells, its own engine, that one constant
+replaced by the pooled one and by the one without it. DATA as in `make accuracy-public`. Not here: constants of one
+source (docs/leaderboard.md names them), the page (validation.pages.leaderboard).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+import msgspec
+
+from calibrate.judge.cell_table import parse_columns, read_cells
+from calibrate.judge.cells import judge_cells
+from sim.compare.side_by_side import compare
+from sim.costs.engine import engine_of, load_engine, with_engine
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from validation.accuracy import synchronous, timed_runs
+from validation.accuracy.closed_loops import A100, H100, SILICON, SILICON_COLUMNS, STUDY, study_table
+from validation.silicon import judge as silicon
+from validation.silicon.cells import Cell, cell_of
+from validation.silicon.cells import read_cells as read_served
+from validation.silicon.labels import drafting, is_marked
+
+TABLE = Path(__file__).parents[2] / "docs/validation/left-out.csv"
+ELSEWHERE = "a GPU that no engine names"
+SERVED = "aiconfigurator/silicon_visible.csv"
+Errors = Callable[[float], list[float]]
+"""Value of the constant, seconds -> errors on all cells of a source, percent."""
+
+
+class Source(NamedTuple):
+    """What went into a constant."""
+
+    name: str
+    value_s: float
+    metric: str
+    errors_pct: Errors
+    """Errors on its cells with a value of the constant in the place of its engine's own."""
+
+
+class Constant(NamedTuple):
+    name: str
+    engines: str
+    """Files of sim/engines that have the pooled value, and where."""
+    pooled_s: float
+    pool: Callable[[Sequence[float]], float]
+    sources: tuple[Source, ...]
+
+
+class LeftOut(NamedTuple):
+    """A line of the table; times in milliseconds, errors the mean size in percent."""
+
+    constant: str
+    engines: str
+    source: str
+    own_ms: float
+    pooled_ms: float
+    without_ms: float
+    metric: str
+    cells: int
+    pooled_error_pct: float
+    without_error_pct: float
+
+
+def left_out(constant: Constant) -> list[LeftOut]:
+    """Each source in turn."""
+    found = []
+    for place, source in enumerate(constant.sources):
+        others = [other.value_s for other in constant.sources[:place] + constant.sources[place + 1 :]]
+        without_s = constant.pool(others)
+        pooled, without = (source.errors_pct(value_s) for value_s in (constant.pooled_s, without_s))
+        times_ms = [round(1e3 * value_s, 4) for value_s in (source.value_s, constant.pooled_s, without_s)]
+        sizes = [round(fmean(map(abs, errors)), 1) for errors in (pooled, without)]
+        found.append(
+            LeftOut(constant.name, constant.engines, source.name, *times_ms, source.metric, len(pooled), *sizes)
+        )
+    return found
+
+
+def constants(data: Path, scratch: Path) -> list[Constant]:
+    vllm, trtllm, older = (load_engine(name, ELSEWHERE) for name in ("vllm-0.24", "trtllm-1.0", "vllm-0.19"))
+    line = Source("SpecDecode-Bench, vLLM of 2025", 1.207e-3, "step", partial(line_errors, data))
+    qwen = Source("vLLM 0.12, Qwen3-32B, TP 2", 2.19e-3, "TPOT", partial(qwen_errors, data, scratch))
+    llama = Source("TensorRT-LLM 1.0, Llama-3.1-8B", 0.8812e-3, "TPOT", partial(llama_errors, data))
+    issue = Source("vllm#20780, vLLM of mid-2025", 0.68e-3, "TPOT at k = 2", issue_errors)
+    study = Source("vLLM 0.24, A100, EAGLE-3", 0.0, "tokens/s", partial(study_errors, data, scratch))
+    runs = [
+        Source(run.title, value_s, "mean TPOT", partial(run_errors, data, run, profile))
+        for run, value_s, profile in (
+            (timed_runs.RTX_PRO, 1.736e-3, timed_runs.llmservingsim_profile(data, "RTXPRO6000", "rtx-pro-6000-server")),
+            (timed_runs.RTX_4090, 0.0, timed_runs.llmservingsim_profile(data, "RTX4090", "rtx-4090")),
+        )
+    ]
+    return [
+        Constant("step_s", "vllm-0.12 to 0.24, elsewhere", vllm.step_s, fmean, (line, qwen)),
+        Constant(
+            "step_s",
+            "sglang-0.5 and trtllm-1.0, elsewhere",
+            trtllm.step_s,
+            fmean,
+            (line, qwen, llama),
+        ),
+        Constant(
+            "draft_pass_s", "vllm-0.12, trtllm, sglang-0.5, elsewhere", trtllm.draft_pass_s, fmean, (issue, study)
+        ),
+        Constant("gap_s", "vllm-0.19, elsewhere", older.gap_s, fmean, tuple(runs)),
+        frontends(data),
+    ]
+
+
+def with_constant(profile: Profile, engine: str, name: str, value_s: float) -> Profile:
+    """On that engine, one of its constants replaced."""
+    return with_engine(profile, msgspec.structs.replace(engine_of(engine, profile), **{name: value_s}))
+
+
+def line_errors(data: Path, step_s: float) -> list[float]:
+    profile = with_constant(load(synchronous.ISSUE_PROFILE), synchronous.ISSUE_ENGINE, "step_s", step_s)
+    pairs = [
+        synchronous.line_step_ms(data / synchronous.LINE, profile, rows, queries)
+        for queries in synchronous.LINE_QUERIES
+        for rows in synchronous.LINE_ROWS
+    ]
+    return [100.0 * (simulated_ms / real_ms - 1.0) for real_ms, simulated_ms in pairs]
+
+
+def qwen_errors(data: Path, scratch: Path, step_s: float) -> list[float]:
+    bare = load(synchronous.QWEN_PROFILE)
+    engine = msgspec.structs.replace(load_engine("vllm-0.12", "h100-sxm", 2), step_s=step_s)
+    cells = synchronous.qwen_cells(data / synchronous.CELLS)[2]
+    judged = synchronous.judge_qwen(cells, with_engine(bare, engine), scratch / "qwen.csv")
+    return [each.metrics["tpot_ms"]["error_pct"] or 0.0 for each in judged]
+
+
+def llama_errors(data: Path, step_s: float) -> list[float]:
+    table = read_cells(data / SILICON, parse_columns(SILICON_COLUMNS))
+    profile = with_constant(load(H100.profile), H100.engine, "step_s", step_s)
+    judged = judge_cells(table, [False] * len(table.cells), profile, H100.setup)
+    return [each.metrics["tpot_ms"]["error_pct"] or 0.0 for each in judged]
+
+
+def issue_errors(draft_pass_s: float) -> list[float]:
+    profile = with_constant(load(synchronous.ISSUE_PROFILE), synchronous.ISSUE_ENGINE, "draft_pass_s", draft_pass_s)
+    return [100.0 * (synchronous.issue_tpot_ms(profile, 2) / synchronous.ISSUE_K2_MS - 1.0)]
+
+
+def study_errors(data: Path, scratch: Path, draft_pass_s: float) -> list[float]:
+    """Cells that draft; the others do not see the constant."""
+    table = study_table(data / STUDY, scratch / "a100.csv")
+    profile = with_constant(load(A100.profile), A100.engine, "draft_pass_s", draft_pass_s)
+    judged = judge_cells(table, [False] * len(table.cells), profile, A100.setup)
+    drafting_cells = [each for each in judged if each.cell.num_speculative_tokens]
+    return [each.metrics["output_throughput"]["error_pct"] or 0.0 for each in drafting_cells]
+
+
+def run_errors(data: Path, run: timed_runs.Run, profile: Profile, gap_s: float) -> list[float]:
+    real = timed_runs.real_run(data, run)
+    verdict = timed_runs.judged(real, run, with_constant(profile, timed_runs.ENGINE, "gap_s", gap_s))
+    return [verdict.result["metrics"]["tpot"]["mean"]["error_pct"]]
+
+
+def frontends(data: Path) -> Constant:
+    """SGLang's time before the queue: medians of what first tokens come later than without one, by GPU."""
+    with_labels = [cell_of(row) for row in read_served(data / SERVED)]
+    drafts = drafting(with_labels)
+    of_gpu: dict[str, list[Cell]] = {}
+    for cell in with_labels:
+        is_of_engine = cell.engine == "sglang" and is_marked(cell) and not cell.is_exact and cell.id not in drafts
+        if is_of_engine and load_engine("sglang-0.5", cell.gpu, cell.deployment.tensor_parallel).frontend_s:
+            of_gpu.setdefault(cell.gpu, []).append(cell)
+    sources = []
+    for gpu, cells in sorted(of_gpu.items()):
+        late_s = [1e-3 * (cell.ttft_ms - first_token_ms(cell, 0.0)) for cell in cells]
+        sources.append(
+            Source(f"{gpu}, {len(cells)} marked cells", median(late_s), "TTFT", partial(served_errors, cells))
+        )
+    pooled_s = load_engine("sglang-0.5", "b200-sxm", 8).frontend_s
+    return Constant("frontend_s", "sglang-0.5, H200, B200 and B300", pooled_s, fmean, tuple(sources))
+
+
+def first_token_ms(cell: Cell, frontend_s: float) -> float:
+    profile, _ = silicon.profile_of(cell.model, cell.gpu, cell.weights, cell.kv, cell.deployment)
+    profile = with_constant(profile, silicon.engine_name(cell), "frontend_s", frontend_s)
+    (served,) = compare(silicon.scenario_of(cell, profile.name), profile, workers=1).policies
+    return served.mean["mean_ttft_ms"] or 0.0
+
+
+def served_errors(cells: Sequence[Cell], frontend_s: float) -> list[float]:
+    return [100.0 * (first_token_ms(cell, frontend_s) / cell.ttft_ms - 1.0) for cell in cells]
+
+
+def read(path: Path = TABLE) -> list[Mapping[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, default=TABLE)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as scratch:
+        found = []
+        for constant in constants(options.data, Path(scratch)):
+            found += left_out(constant)
+            print(*found[-len(constant.sources) :], sep="\n", file=sys.stderr)
+    with options.out.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(LeftOut._fields)
+        writer.writerows(found)
+    return 0

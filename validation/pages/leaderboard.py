@@ -1,0 +1,301 @@
+"""docs/leaderboard.md: every figure of lanesim beside whoever else predicts the same cells: `python -m validation
+leaderboard`.
+
+Nothing is simulated here: figures are means over cells that other commands wrote (in docs/validation: served-cells.csv
+by silicon_page, accuracy-cells.md by accuracy, left-out.csv by left_out), and errors that are reported of other
+simulators (peers.csv beside this file: quoted, each with its source and date). A cell is judged where no constant was
+fitted on it and its labels hold. Not here: single cells, classes of served cells (docs/silicon.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from validation.accuracy.closed_loops import H100
+from validation.accuracy.open_loops import TITLE as OPEN_LOOPS
+from validation.accuracy.sections import markdown_table
+from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, FOLDER, PEERS = DOCS / "leaderboard.md", DOCS / "validation", Path(__file__).parent / "peers.csv"
+SERVED, ACCURACY, LEFT_OUT = "served-cells.csv", "accuracy-cells.md", "left-out.csv"
+AICONFIGURATOR = "aiconfigurator 0.12"
+JUDGED, FITTED, DOUBTFUL = "judged", "fitted", "doubtful"
+METRICS, RUN_METRICS = ("tpot", "ttft"), ("TPOT", "TTFT", "E2EL")
+LEVEL = 0.05
+"""Points between two means that are the same in print."""
+LOADS = ((1, 8), (9, 32), (33, 128), (129, None))
+"""Requests in flight of one rank, first and last."""
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+SHARED_RUN = "codegen"
+Cells = Sequence[Mapping[str, str]]
+SERVED_HEADINGS = ["cells", "shared", "TPOT, lanesim / aiconfigurator", "TTFT, lanesim / aiconfigurator"]
+HEAD = """
+Written by `python -m validation leaderboard` from what other commands computed. Mean size of the error in percent,
+lanesim's before the slash and the other simulator's behind it, on the same cells. No constant was fitted on a judged
+cell, but all are visible ones, on which structure was looked for.
+
+## Served cells, judged
+
+Closed loops of three engines ([by class](silicon.md), [every cell](validation/served-cells.csv)); TTFT without cells
+whose requests wait for admission.
+"""
+APART = """Apart: cells that constants were fitted on, and those whose labels cannot be.
+"""
+RUNS = """## Runs, judged
+
+Means of single runs, and closed loops ([every cell](validation/accuracy-cells.md)); a dash where a constant was fitted
+on the figure or nobody has one. The open loop is of BLIS's authors, whose repository has the errors of five simulators
+on it (no licence: figures quoted, sizes without a sign; to BLIS (evolved) its set is `trainval`). No other cell here is
+known to have been predicted by them.
+"""
+SPECULATION = """## Speculation
+
+Errors of measured speed-ups, the largest in brackets ([the decisions that follow](accuracy.md)). No figure of another
+simulator for these pairs is known.
+"""
+PUBLISHED = """## What is published of others, on cells of their own
+
+Other runs and other engines, so not to be compared with the above. Quoted as published.
+"""
+CONSTANTS = """## Constants of engines without each of their sources
+
+A pooled constant in milliseconds, what it would be without one source, and that source as the judge of both: mean size
+of the error on its cells, its own engine with this one constant replaced (`python -m validation left_out DATA`).
+"""
+SINGLE = """Of one source each, so that nothing can be left out: `row_s` (vLLM 0.12, Qwen3-32B; a second source, for
+half of it, is in [engines](validation/engines.md)); `step_s` of trtllm-1.0 on H100 (nine cells of Llama-3.1-8B);
+`step_s` and `draft_phase_s` of vllm-0.9 (vllm#20780); `step_s`, `draft_pass_s` and `gap_s` of sglang-0.5 on H200
+(SpecBundle's 8B; its file has what one data set less makes of them); `frontend_s` and `draft_pass_s` of vllm-0.24 on
+A100; `gap_s` and `prompt_launch_s` of vllm-0.12, by GPU and degree. Not refitted: `frontend_s` and `frontend_token_s`
+of vllm-0.12 and 0.19, which come from marked cells of several models, because nothing here fits the two together.
+"""
+
+
+def served_cells(folder: Path) -> list[dict[str, str]]:
+    with (folder / SERVED).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def tables(text: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Every Markdown table of a page: the heading that it stands under, and its rows by column; of columns of one name
+    the last."""
+    title, columns, rows = "", [""], []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("| "):
+            fields = [field.strip() for field in line.strip("|").split(" | ")]
+            if columns == [""]:
+                columns = fields
+            elif not set(line) <= set("|:- "):
+                rows.append(dict(zip(columns, fields, strict=True)))
+            continue
+        if rows:
+            yield title, rows
+        columns, rows = [""], []
+        if line.startswith("## "):
+            title = line.removeprefix("## ")
+
+
+def size(errors: Iterable[str]) -> str:
+    """Mean size of errors as they stand in a table; nothing of none."""
+    sizes = [abs(float(error.rstrip(" %"))) for error in errors if error.rstrip(" %") not in ("", "–")]
+    return f"{fmean(sizes):.1f}" if sizes else "–"
+
+
+def beside(cells: Cells, metric: str) -> tuple[str, str]:
+    """lanesim's error and the peer's on cells that both predict; first tokens that wait for admission are left out."""
+    is_seen = {"tpot": lambda cell: True, "ttft": lambda cell: cell["is_starved"] == "0"}[metric]
+    both = [cell for cell in cells if cell[f"peer_{metric}_error_pct"] and is_seen(cell)]
+    return size(cell[f"{metric}_error_pct"] for cell in both), size(cell[f"peer_{metric}_error_pct"] for cell in both)
+
+
+def served_line(title: str, cells: Cells) -> list[str]:
+    shared = [cell for cell in cells if cell["peer_tpot_error_pct"]]
+    return [title, str(len(cells)), str(len(shared)), *(" / ".join(beside(shared, metric)) for metric in METRICS)]
+
+
+def served_table(first: str, groups: Mapping[str, Cells]) -> str:
+    return markdown_table([first, *SERVED_HEADINGS], [served_line(*group) for group in groups.items() if group[1]])
+
+
+def grouped(cells: Cells, key: Callable[[Mapping[str, str]], str]) -> dict[str, Cells]:
+    """In the order of the keys."""
+    found: dict[str, list[Mapping[str, str]]] = {}
+    for cell in cells:
+        found.setdefault(key(cell), []).append(cell)
+    return {name: found[name] for name in sorted(found)}
+
+
+def family(cell: Mapping[str, str]) -> str:
+    engine, kind, _ = cell["class"].split(" ", 2)
+    return f"{ENGINES[engine]}, {'mixtures of experts' if kind == 'moe' else 'dense'}"
+
+
+def load_of(cell: Mapping[str, str]) -> str:
+    in_flight = int(cell["concurrency"])
+    first, last = next(load for load in LOADS if load[1] is None or in_flight <= load[1])
+    return f"{first} and more in flight" if last is None else f"{first} to {last} in flight"
+
+
+def degree_of(cell: Mapping[str, str]) -> str:
+    return "data-parallel attention" if int(cell["data_parallel"]) > 1 else f"TP {cell['tensor_parallel']}"
+
+
+def by_load(cells: Cells) -> dict[str, Cells]:
+    return {load_of(group[0]): group for group in sorted(grouped(cells, load_of).values(), key=_smallest_load)}
+
+
+def _smallest_load(cells: Cells) -> int:
+    return min(int(cell["concurrency"]) for cell in cells)
+
+
+def behind(cells: Cells) -> dict[str, list[str]]:
+    """By metric, the classes in which the peer is nearer."""
+    return {
+        metric: [name for name, of in grouped(cells, lambda cell: cell["class"]).items() if _is_behind(of, metric)]
+        for metric in METRICS
+    }
+
+
+def _is_behind(cells: Cells, metric: str) -> bool:
+    ours, theirs = beside(cells, metric)
+    return "–" not in (ours, theirs) and float(ours) > float(theirs) + LEVEL
+
+
+def answer(served: Cells, compared: Cells) -> str:
+    """The page's first sentence; `compared` as run_lines has them."""
+    judged = [cell for cell in served if cell["role"] == JUDGED and cell["peer_tpot_error_pct"]]
+    (tpot, their_tpot), (ttft, their_ttft) = (beside(judged, metric) for metric in METRICS)
+    num_classes = len(grouped(judged, lambda cell: cell["class"]))
+    losses = [f"{metric.upper()} in {_named(lost, num_classes)}" for metric, lost in behind(judged).items() if lost]
+    pairs = [
+        (float(ours), float(theirs), line["run"], metric)
+        for line in compared
+        for metric in RUN_METRICS
+        for ours, _, theirs in [line[metric].partition(" / ")]
+        if "–" not in line[metric]
+    ]
+    lost = sum(ours > theirs + LEVEL for ours, theirs, _, _ in pairs)
+    worst, _, run, metric = max((pair for pair in pairs if pair[0] > pair[1]), default=(0.0, 0.0, "", ""))
+    return (
+        f"**On {len(judged):,} measured serving cells that nobody fitted on, lanesim's TPOT is off by {tpot} %, "
+        f"{AICONFIGURATOR}'s by {their_tpot} %; TTFT by {ttft} and {their_ttft} %. lanesim is behind in "
+        f"{'; '.join(losses) or 'no class'}; and in {lost} of {len(pairs)} comparisons on single runs, worst where its "
+        f"{metric} is {worst} % off ({run}).**"
+    )
+
+
+def _named(classes: Sequence[str], of: int) -> str:
+    return f"{len(classes)} of {of} classes ({', '.join(classes)})"
+
+
+def figure(lines: Cells, metric: str) -> str:
+    """Size of the error of a run's mean; nothing where a constant was fitted on it."""
+    found = [line for line in lines if line["metric"].startswith(f"{metric} mean") and line["bar"] != "fit"]
+    return size(line["error"] for line in found)
+
+
+def run_lines(runs: Mapping[str, Cells], every: Cells, peers: Cells) -> Iterator[dict[str, str]]:
+    """Of each run that others simulated: RUN_METRICS, lanesim's error and theirs."""
+    for title in (RTX_4090.title, RTX_PRO.title, RTX_PRO_INDEPENDENT.title):
+        theirs = {
+            metric: size(line["its error"] for line in runs[title] if line["metric"].startswith(f"{metric} mean"))
+            for metric in RUN_METRICS
+        }
+        pairs = {metric: f"{figure(runs[title], metric)} / {error}" for metric, error in theirs.items()}
+        yield {"run": title, "other simulator": "LLMServingSim", "cells": "1", **pairs}
+    cells = [row for row in every if row["GPU"] == "H100" and row["engine"] == "trtllm-1.0" and row["role"] != "fit"]
+    pairs = {
+        metric: f"{size(row[metric] for row in cells)} / {size(_theirs(row, metric) for row in cells)}"
+        for metric in ("TPOT", "TTFT")
+    }
+    yield {"run": H100.title, "other simulator": AICONFIGURATOR, "cells": str(len(cells)), **pairs, "E2EL": "–"}
+    for simulator, own in grouped([peer for peer in peers if peer["what"] == SHARED_RUN], _simulator).items():
+        pairs = {peer["metric"]: f"{figure(runs[OPEN_LOOPS], peer['metric'])} / {peer['error_pct']}" for peer in own}
+        in_order = {metric: pairs.get(metric, "–") for metric in RUN_METRICS}
+        yield {"run": OPEN_LOOPS, "other simulator": simulator, "cells": "1", **in_order}
+
+
+def _simulator(peer: Mapping[str, str]) -> str:
+    return peer["simulator"]
+
+
+def published_lines(peers: Cells) -> Iterator[list[str]]:
+    """A line per simulator and set of runs."""
+    for peer in peers:
+        if peer["what"] != SHARED_RUN and peer["metric"] == "E2EL":
+            same = [
+                other for other in peers if (other["simulator"], other["what"]) == (peer["simulator"], peer["what"])
+            ]
+            ttft = next((other["error_pct"] for other in same if other["metric"] == "TTFT"), "–")
+            about = [peer[name] for name in ("runs", "source", "date")]
+            yield [peer["simulator"], peer["what"], peer["error_pct"], ttft, *about]
+
+
+def _theirs(row: Mapping[str, str], metric: str) -> str:
+    found = re.search(rf"{metric} ([+-][\d.]+)", row["peer"])
+    return found[1] if found else ""
+
+
+def speculation_lines(every: Cells) -> Iterator[list[str]]:
+    """By GPU, engine and method: speed-ups, those that constants were fitted on apart."""
+    pairs = [row for row in every if row["error"]]
+    for name, rows in grouped(pairs, lambda row: f"{row['GPU']}, {row['engine']}, {row['method']}").items():
+        judged, fitted = ([row for row in rows if (row["role"] == "fit") == is_fit] for is_fit in (False, True))
+        largest = max((abs(float(row["error"])) for row in judged), default=0.0)
+        sizes = [f"{size(row['error'] for row in judged)} ({largest:.1f})" if judged else "–"]
+        yield [name, str(len(judged)), *sizes, str(len(fitted)), size(row["error"] for row in fitted)]
+
+
+def page(folder: Path = FOLDER, peers_path: Path = PEERS) -> str:
+    served = served_cells(folder)
+    with peers_path.open(newline="") as file:
+        peers = list(csv.DictReader(file))
+    with (folder / LEFT_OUT).open(newline="") as file:
+        left_out = list(csv.DictReader(file))
+    found = list(tables((folder / ACCURACY).read_text()))
+    runs = {title: rows for title, rows in reversed(found) if "metric" in rows[0]}
+    every = next(rows for title, rows in found if title == "Every cell")
+    judged = [cell for cell in served if cell["role"] == JUDGED]
+    compared = list(run_lines(runs, every, peers))
+    roles = {role: [cell for cell in served if cell["role"] == role] for role in (FITTED, DOUBTFUL)}
+    pair_headings = ["GPU, engine, method", "judged pairs", "error", "fitted on", "error there"]
+    left_headings = ["constant", "engine", "left out", "its own", "pooled", "without", "judged by", "cells"]
+    return "\n".join(
+        [
+            "# Leaderboard of simulators\n",
+            answer(served, compared),
+            HEAD,
+            served_table("engine", grouped(judged, family)),
+            served_table("load of one rank", by_load(judged)),
+            served_table("GPUs of a replica", grouped(judged, degree_of)),
+            APART,
+            served_table("role", roles),
+            RUNS,
+            markdown_table(list(compared[0]), [list(line.values()) for line in compared], left=2),
+            SPECULATION,
+            markdown_table(pair_headings, list(speculation_lines(every))),
+            PUBLISHED,
+            markdown_table(
+                ["simulator", "what", "E2EL", "TTFT", "runs", "source", "date"], list(published_lines(peers)), left=2
+            ),
+            CONSTANTS,
+            markdown_table(
+                [*left_headings, "error, pooled", "without"], [list(row.values()) for row in left_out], left=3
+            ),
+            SINGLE,
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=PAGE)
+    options = parser.parse_args()
+    options.out.write_text(page())
+    return 0
