@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
 from sim.interface.work import Kind, Model
-from tests.fake_gpu.__main__ import GPUS, _judged, environment
+from tests.fake_gpu.__main__ import GPUS, ROOT, _judged, environment
 from tests.fake_gpu.site.sitecustomize import results
 from tests.realrun.schemas import PINNED
 
@@ -31,6 +31,15 @@ SOUND = {
     "violations": 0,
     "full_queues": 0,
 }
+
+
+def test_environments_that_run_tests_have_what_tests_import() -> None:
+    recipes = re.split(r"\n(?=\S)", (ROOT / "Makefile").read_text())
+    running = {each for recipe in recipes for each in re.findall(r"(\.venv-\w+)/bin/python -m pytest", recipe)}
+    assert running == {".venv-fake"}
+    for name in running:
+        (recipe,) = (each for each in recipes if each.startswith(f"{name}/.ready:"))
+        assert "-e '.[dev]'" in recipe
 
 
 def test_made_up_results_are_what_a_tape_dictates_and_first_tokens_of_whole_prompts() -> None:
