@@ -1,7 +1,8 @@
 """Which two passes run beside each other, the most valuable first.
 
 Prefill chunks beside decode rows, and drafts beside verify passes, each captured and eager; corners before what lies
-between them, captured before eager. Pure. Not here: their rates (calibrate.corun.rates).
+between them, captured before eager. The first pair also on shares of the multiprocessors, its corners. Pure. Not here:
+their rates (calibrate.corun.rates).
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ class Grid(NamedTuple):
     decode_rows: tuple[int, ...]
     draft_rows: tuple[int, ...]
     """Rows of a draft, and as many others of the verify pass beside it."""
+    shares_pct: tuple[int, ...] = ()
+    """Of the multiprocessors, of a prefill beside a decode on the rest."""
 
 
 GRIDS = {
-    "cuda": Grid((128, 512, 1024, 2048), (1, 8, 32, 128), (1, 8, 32, 64)),
+    "cuda": Grid((128, 512, 1024, 2048), (1, 8, 32, 128), (1, 8, 32, 64), (20, 40, 60, 80)),
     "cpu": Grid((16, 64), (1, 4), (1, 4)),
 }
 LAUNCHES = {
     "prefill": (("graphed", "graphed"), ("eager", "graphed"), ("eager", "eager")),
     "draft": (("graphed", "graphed"), ("eager", "eager")),
+    "shares": (("graphed", "graphed"), ("eager", "eager")),
 }
-"""Launches of the two sides, by the first one's kind; the second line of prefill is what a replay does."""
+"""Launches of the two sides; the second line of prefill is what a replay does."""
 
 
 class Cell(NamedTuple):
@@ -41,10 +45,13 @@ class Cell(NamedTuple):
 
     a: Place
     b: Place
+    share_pct: int | None = None
+    """Of the multiprocessors, that the first pass is to have while the second has the rest; None: both have all."""
 
     @property
     def name(self) -> str:
-        return f"{_name(self.a)} beside {_name(self.b)}"
+        on = "" if self.share_pct is None else f" on {self.share_pct} %"
+        return f"{_name(self.a)}{on} beside {_name(self.b)}"
 
     @property
     def kinds(self) -> str:
@@ -57,7 +64,8 @@ class Cell(NamedTuple):
 
 def cells(device: str, context_tokens: int) -> list[Cell]:
     """Every cell of the device's grid, in the order of measuring."""
-    grid, ranked = GRIDS[device], []
+    grid = GRIDS[device]
+    ranked: list[tuple[int, bool, Cell]] = []
     for chunk in grid.chunk_tokens:
         for rows in grid.decode_rows:
             is_corner = chunk in _ends(grid.chunk_tokens) and rows in _ends(grid.decode_rows)
@@ -65,7 +73,10 @@ def cells(device: str, context_tokens: int) -> list[Cell]:
                 # Prompts no longer than the context: a longer chunk is several of them, as in an engine.
                 prompts = max(1, chunk // context_tokens)
                 prefill = Place("prefill", "target", prompts, min(chunk, context_tokens), 0, a)
-                ranked.append((rank, is_corner, Cell(prefill, Place("decode", "target", rows, 1, context_tokens, b))))
+                decode = Place("decode", "target", rows, 1, context_tokens, b)
+                ranked.append((rank, is_corner, Cell(prefill, decode)))
+                if is_corner and (a, b) in LAUNCHES["shares"]:
+                    ranked += [(rank + 1, True, Cell(prefill, decode, share)) for share in grid.shares_pct]
     for rows in grid.draft_rows:
         for rank, (a, b) in enumerate(_launches("draft", device)):
             draft = Place("draft", "draft", rows, DRAFT_TOKENS, context_tokens, a)

@@ -46,8 +46,7 @@ def host(demands: Demands | dict[Kind, Demands], curve: ShareCurve = LINEAR, eta
     return SimHost(
         ByKind(device_s=SECONDS, asks=asks, **costs),
         PeriodicDraws(),
-        contention=Contention(eta_bandwidth=eta),
-        curve=curve,
+        contention=Contention(eta_bandwidth=eta, curve=curve),
     )
 
 
