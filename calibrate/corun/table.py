@@ -119,8 +119,8 @@ class Table:
 
 def _cell(row: Mapping[str, str]) -> Cell:
     """Raises ValueError (msgspec's is one) for what is no pair of passes."""
-    sides = (msgspec.convert([row[f"{side}_{key}"] for key in Place._fields], Place, strict=False) for side in "ab")
-    return Cell(*sides, share_pct=int(row["share_pct"]) if row["share_pct"] else None)
+    a, b = (msgspec.convert([row[f"{side}_{key}"] for key in Place._fields], Place, strict=False) for side in "ab")
+    return Cell(a, b, int(row["share_pct"]) if row["share_pct"] else None)
 
 
 def _numbers(row: Mapping[str, str]) -> dict[str, float]:
