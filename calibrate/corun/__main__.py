@@ -27,7 +27,7 @@ PAIRS = {
     "cuda": (("llama-3.1-8b", "llama-3.2-1b"), ("qwen2.5-1.5b", "qwen2.5-0.5b")),
     "cpu": (("tiny-target", "tiny-draft"),),
 }
-"""The first that fits the device's memory, unless one is named: 34 to 50 GiB by context, 12 to 16 GiB."""
+"""The first that fits the device's memory, unless one is named: 36 to 51 GiB by context, 13 to 17 GiB."""
 STREAMS = 6
 """Captured and eager, two sides; and two on shares of the multiprocessors."""
 MAX_CELL_S = 12.0
