@@ -1,8 +1,8 @@
 """Which two passes run beside each other, the most valuable first.
 
 Prefill chunks beside decode rows, and drafts beside verify passes, each captured and eager; corners before what lies
-between them, captured before eager. The first pair also on shares of the multiprocessors, its corners. Pure. Not here:
-their rates (calibrate.corun.rates).
+between them, captured before eager. Smaller ones of the first pair also on shares of the multiprocessors. Pure. Not
+here: their rates (calibrate.corun.rates).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ DRAFT_TOKENS = 4
 """Tokens per row of a draft; a verify row has one query token more."""
 CONTEXTS = {"cuda": (1024, 512, 256), "cpu": (256,)}
 """Tokens in KV of every decoding row, and the longest prompt of a chunk: the first that fits the device's memory."""
+NUM_SHARED_CHUNKS = 2
+"""Chunk lengths that run on shares: longer ones take most of a minute on a fifth of a GPU."""
 ROOM_TOKENS = 256
 """Tokens of a slot beyond its context: slots come in steps of so many tokens."""
 
@@ -75,8 +77,10 @@ def cells(device: str, context_tokens: int) -> list[Cell]:
                 prefill = Place("prefill", "target", prompts, min(chunk, context_tokens), 0, a)
                 decode = Place("decode", "target", rows, 1, context_tokens, b)
                 ranked.append((rank, is_corner, Cell(prefill, decode)))
-                if is_corner and (a, b) in LAUNCHES["shares"]:
-                    ranked += [(rank + 1, True, Cell(prefill, decode, share)) for share in grid.shares_pct]
+                # Behind the same pair on the whole device, which they are compared with.
+                if chunk in grid.chunk_tokens[:NUM_SHARED_CHUNKS] and rows in _ends(grid.decode_rows):
+                    on_shares = grid.shares_pct if (a, b) in LAUNCHES["shares"] else ()
+                    ranked += [(rank + 2, True, Cell(prefill, decode, share)) for share in on_shares]
     for rows in grid.draft_rows:
         for rank, (a, b) in enumerate(_launches("draft", device)):
             draft = Place("draft", "draft", rows, DRAFT_TOKENS, context_tokens, a)

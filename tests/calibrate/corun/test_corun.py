@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 from calibrate.corun import __main__ as corun
 from calibrate.corun import rates
-from calibrate.corun.cells import GRIDS, cells, slots
+from calibrate.corun.cells import GRIDS, Cell, cells, slots
 from calibrate.corun.table import OF_CELL, OPTIONS, Table, line_of
 from realrun.host import cuda
 from tests.calibrate.cli.test_commands import ROOT
@@ -200,8 +200,8 @@ def test_a_device_that_cannot_be_split_says_so_in_one_line_and_runs_the_other_ce
 
 
 def test_a_cell_on_shares_is_read_as_it_was_written_and_says_nothing_of_phi(tmp_path: Path) -> None:
-    plain, *_, on_shares = cells("cuda", 1024)[:7]
-    assert (plain.share_pct, on_shares.share_pct) == (None, 20)
+    plain, *others = cells("cuda", 1024)
+    on_shares = next(cell for cell in others if cell.share_pct == 20)
     fingerprint, options = {"device": "a GPU"}, dict.fromkeys(OPTIONS, "a pair")
     side = rates.Steady(1.0, 0.0, 9, 2.0, 0.0, 9, (0.5,) * 4)
     for cell, shares in ((plain, (1.0, 1.0)), (on_shares, (0.25, 0.75))):
@@ -227,6 +227,16 @@ def test_corners_come_first_and_captured_before_eager() -> None:
     eager = [index for index, cell in enumerate(planned) if cell.a.launch == cell.b.launch == "eager"]
     assert max(captured) < max(eager)
     assert slots("cuda", 1024) == 130
+
+
+def test_pairs_on_shares_come_behind_the_same_pair_on_the_whole_gpu() -> None:
+    planned = cells("cuda", 1024)
+    on_shares = [cell for cell in planned if cell.share_pct is not None]
+    assert {cell.share_pct for cell in on_shares} == {20, 40, 60, 80}
+    assert {(cell.a.tokens, cell.b.rows) for cell in on_shares} == {(128, 1), (128, 128), (512, 1), (512, 128)}
+    assert {(cell.a.launch, cell.b.launch) for cell in on_shares} == {("graphed", "graphed"), ("eager", "eager")}
+    for cell in on_shares:
+        assert planned.index(Cell(cell.a, cell.b)) < planned.index(cell)
 
 
 @pytest.mark.parametrize("context", [1024, 512, 256])
