@@ -89,7 +89,7 @@ class Table:
 
     def add(self, options: Mapping[str, Json], cell: Cell, line: Line) -> None:
         places = dict(zip(OF_CELL, (*cell.a, *cell.b, cell.share_pct), strict=True))
-        values = {**self._fingerprint, **options, **places, **line}
+        values = {**options, **self._fingerprint, **places, **line}
         self._rows.append({key: _text(values[key]) for key in self._columns})
         out = io.StringIO()
         writer = csv.DictWriter(out, self._columns, lineterminator="\n")

@@ -202,7 +202,8 @@ def test_a_device_that_cannot_be_split_says_so_in_one_line_and_runs_the_other_ce
 def test_a_cell_on_shares_is_read_as_it_was_written_and_says_nothing_of_phi(tmp_path: Path) -> None:
     plain, *others = cells("cuda", 1024)
     on_shares = next(cell for cell in others if cell.share_pct == 20)
-    fingerprint, options = {"device": "a GPU"}, dict.fromkeys(OPTIONS, "a pair")
+    # A pair is built for "cuda", whatever the GPU is called.
+    fingerprint, options = {"device": "a GPU"}, {"device": "cuda", **dict.fromkeys(OPTIONS, "a pair")}
     side = rates.Steady(1.0, 0.0, 9, 2.0, 0.0, 9, (0.5,) * 4)
     for cell, shares in ((plain, (1.0, 1.0)), (on_shares, (0.25, 0.75))):
         Table(tmp_path / "c.csv", fingerprint).add(
