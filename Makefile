@@ -48,9 +48,10 @@ fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4
 .venv-fake/.ready: pyproject.toml constraints.txt $(wildcard tests/fake_gpu/*.cpp) tests/fake_gpu/build.py
 	# The headers lie apart: beside torch it would load the real runtime that comes with them.
 	$(PYTHON) -m venv .venv-fake
-	.venv-fake/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[analysis]' pytest \
+	.venv-fake/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
 		transformers==$(TRANSFORMERS) sympy networkx jinja2 fsspec
-	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH) fa3-fwd==0.0.3 vllm==0.33.0
+	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH) fa3-fwd==0.0.3 vllm==0.33.0 \
+		'cuda-bindings==13.0.*' cuda-pathfinder
 	.venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-fake/headers \
 		'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*'
 	.venv-fake/bin/python -m tests.fake_gpu.build .venv-fake/lib/python3*/site-packages/torch \

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from calibrate.campaign.plan import Campaign
+from calibrate.campaign.plan import Campaign, Job
 from calibrate.campaign.smoke import SMOKE_FILE
 from calibrate.campaign.verdict import BESIDE, Runs, changes, sentence
 from calibrate.corun.__main__ import answer
-from calibrate.corun.table import Table
+from calibrate.corun.cells import Cell
+from calibrate.corun.shares import Pair, pairs_of, said
+from calibrate.corun.table import Line, Table
 from calibrate.points import file as points_file
 from calibrate.points.work import Place
 from sim.costs.profile import Profile
@@ -46,10 +49,17 @@ def report(out: Path, campaign: Campaign) -> None:
             (told / path.name).write_bytes(path.read_bytes())
         ship_profile(profile, scratch / "sim" / "profiles")
         smoke, slowed = json.loads((out / SMOKE_FILE).read_text()), points_file.read(job.points_path(out)).slowed
-        rates = [answer(Table(path, smoke["fingerprint"]).lines()) for path in corun]
+        rates = corun_lines(out, job)
         runs = {each.concurrency: _runs(results[each.name]) for each in campaign.loads if each.name in results}
         lines = [*_verdict(profile, runs, rates), *_lines(profile, smoke, results, lacking, slowed)]
         (told / "README.md").write_text("\n".join(lines))
+
+
+def corun_lines(out: Path, job: Job) -> dict[Cell, Line]:
+    """Rates of two streams; none where their step failed."""
+    path = job.corun_path(out)
+    fingerprint = json.loads((out / SMOKE_FILE).read_text())["fingerprint"]
+    return Table(path, fingerprint).lines() if path.exists() else {}
 
 
 def name_beside_shipped(name: str) -> str:
@@ -61,18 +71,32 @@ def name_beside_shipped(name: str) -> str:
     return f"{name}-measured" if (SHIPPED / f"{name}.json").exists() else name
 
 
-def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Sequence[str]) -> Iterator[str]:
+def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Mapping[Cell, Line]) -> Iterator[str]:
     """What the reader came for."""
     yield from (f"# {profile.gpu.name}: measured and predicted", "", "## Do lanes pay here?", "")
     found = changes(runs)
-    for line in (*(sentence(*each) for each in found.items()), *(f"Two plain streams: {each}." for each in rates)):
-        yield f"- {line}"
+    yield from (f"- {sentence(*each)}" for each in found.items())
+    yield f"- Two plain streams: {answer(rates)}."
+    curve, error = profile.overlap.partition, profile.errors.get("partition")
+    known = f"{said(curve)}; {_held_out(profile, 'partition')} % off" if curve and error else "not measured"
+    yield f"- Shares of the multiprocessors: {known}."
     yield from ("", f"Mean E2EL beside {BESIDE} in percent, with its 95 % interval over replications.", "")
     yield from _table(
         ["policy", "at once", "measured", "simulated"],
         ([lane, str(n), *map(str, both)] for lane, by_load in found.items() for n, both in by_load.items()),
     )
+    pairs = pairs_of(profile, rates)
+    if pairs:
+        yield from ("", "Speeds on shares of the multiprocessors, of those on the whole GPU alone: medians.", "")
+        columns = "prefill on %", "prefill alone", "decode alone on the rest", "prefill beside", "decode beside"
+        yield from _table(columns, _speeds(pairs))
     yield ""
+
+
+def _speeds(pairs: Sequence[Pair]) -> Rows:
+    for share_pct in sorted({pair.share_pct for pair in pairs}):
+        slowdowns = [(*pair.alone, *pair.together) for pair in pairs if pair.share_pct == share_pct]
+        yield [f"{share_pct}", *(f"{1.0 / median(column):.2f}" for column in zip(*slowdowns, strict=True))]
 
 
 def _runs(result: dict[str, Any]) -> dict[str, Runs]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from calibrate.corun.cells import Cell
     from calibrate.corun.table import Line
     from calibrate.measure.pair import PairSpec
+    from realrun.host.device import Device
 
 PAIRS = {
     "cuda": (("llama-3.1-8b", "llama-3.2-1b"), ("qwen2.5-1.5b", "qwen2.5-0.5b")),
     "cpu": (("tiny-target", "tiny-draft"),),
 }
-"""The first that fits the device's memory, unless one is named: 34 to 50 GiB by context, 12 to 16 GiB."""
-STREAMS = 4
-"""Captured and eager, two sides."""
+"""The first that fits the device's memory, unless one is named: 36 to 51 GiB by context, 13 to 17 GiB."""
+STREAMS = 6
+"""Captured and eager, two sides; and two on shares of the multiprocessors."""
 MAX_CELL_S = 12.0
 """More per cell makes nothing more certain."""
 CELL_SHARE = 0.8
@@ -88,7 +89,7 @@ def run(device: str, out: Path, pairs: Sequence[tuple[str, str]], ends_s: float)
         table = Table(out, fingerprint)
         spec = fitting(device, pairs)
         options, context_tokens = spec.as_options(), spec.slot_tokens - ROOM_TOKENS
-        planned, known = cells(device, context_tokens), table.lines(options)
+        planned, known = list(possible(cells(device, context_tokens), cuda.find(device))), table.lines(options)
         left = [cell for cell in planned if cell not in known]
         print(
             f"corun: {options['target']} + {options['draft']}, {context_tokens} tokens in KV, {len(left)} of "
@@ -119,6 +120,20 @@ def run(device: str, out: Path, pairs: Sequence[tuple[str, str]], ends_s: float)
     print(f"corun: {answer(known)} ({fingerprint['device']}, {out})")
 
 
+def possible(planned: Sequence[Cell], runs_on: Device) -> Iterator[Cell]:
+    """The cells that the device can be split for; says why the others are left out."""
+    lacking: dict[int | None, str] = {}
+    for share_pct in dict.fromkeys(cell.share_pct for cell in planned if cell.share_pct is not None):
+        try:
+            runs_on.split(share_pct / 100.0)
+        except ValueError as error:
+            lacking[share_pct] = str(error)
+    for reason in dict.fromkeys(lacking.values()):
+        named = ", ".join(f"{share_pct}" for share_pct, said in lacking.items() if said == reason)
+        print(f"corun: no cells on {named} % of the multiprocessors: {reason}", flush=True)
+    return (cell for cell in planned if cell.share_pct not in lacking)
+
+
 def fitting(device: str, pairs: Iterable[tuple[str, str]]) -> PairSpec:
     """The first pair, with its longest context, that fits the device's memory. Raises ValueError if none does."""
     from calibrate.corun.cells import CONTEXTS, ROOM_TOKENS, slots
@@ -146,10 +161,11 @@ def answer(known: Mapping[Cell, Line]) -> str:
     phi of the rest overlaps. Shares sum to 1, so of two sides phi is the sum of their rates less 1, whatever the
     shares are.
     """
-    if not known:
+    plain = {cell: line for cell, line in known.items() if cell.share_pct is None}
+    if not plain:
         return "nothing was measured"
-    captured = {cell: line for cell, line in known.items() if cell.is_captured}
-    of_interest, launch = (captured, "captured") if captured else (dict(known), "eager")
+    captured = {cell: line for cell, line in plain.items() if cell.is_captured}
+    of_interest, launch = (captured, "captured") if captured else (plain, "eager")
     parts = []
     for kinds in dict.fromkeys(cell.kinds for cell in of_interest):
         lines = [line for cell, line in of_interest.items() if cell.kinds == kinds]

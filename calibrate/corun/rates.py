@@ -51,6 +51,8 @@ class Rates(NamedTuple):
     sides: tuple[Steady, Steady]
     window_s: float
     """That a window lasted at least, where MIN_PASSES did not take longer."""
+    shares: tuple[float, float]
+    """Of the multiprocessors that each side could run on."""
     num_allocations: int
     """Calls of the device's allocator to the driver in the windows: 0 of a sound measurement."""
 
@@ -60,10 +62,12 @@ class _Side(NamedTuple):
     issuer: Issuer
     set_back: Callable[[], None]
     in_flight: int
+    share: float
 
 
 def measure(bench: Bench, cell: Cell, seconds: float) -> Rates:
-    """Rates of both sides, for about `seconds`. Raises ValueError where the host is too busy to keep streams fed."""
+    """Rates of both sides, for about `seconds`. Raises ValueError where the host is too busy to keep streams fed, and
+    where the device cannot be split."""
     both, window_s = _sides(bench, cell), seconds / (3 * ROUNDS)
     # Once unmeasured: whatever is made or loaded the first time that both run at once.
     _completions(bench, both, 0.0, 0)
@@ -76,7 +80,7 @@ def measure(bench: Bench, cell: Cell, seconds: float) -> Rates:
         for side, found in enumerate(periods(*_completions(bench, both, window_s, turn % 2))):
             together[side].append(found)
     first, second = (steady(alone[side], together[side]) for side in range(2))
-    return Rates((first, second), window_s, bench.runs_on.num_allocations() - allocated)
+    return Rates((first, second), window_s, (both[0].share, both[1].share), bench.runs_on.num_allocations() - allocated)
 
 
 def steady(alone: Sequence[Sequence[float]], together: Sequence[Sequence[float]]) -> Steady:
@@ -113,10 +117,17 @@ def periods(starts_s: Sequence[float], ends_s: Sequence[Sequence[float]]) -> lis
 def _sides(bench: Bench, cell: Cell) -> list[_Side]:
     """Both warm, on slots and streams of their own."""
     found, first_slot = [], 0
-    for side, place in enumerate(cell):
-        issuer, pass_ = bench.issuer(place.launch, side), bench.ready(place, first_slot)
+    parts = None if cell.share_pct is None else bench.runs_on.split(cell.share_pct / 100.0)
+    for side, place in enumerate((cell.a, cell.b)):
+        if parts is None:
+            issuer, share = bench.issuer(place.launch, side), 1.0
+        else:
+            # Of this cell alone: nobody planned for the memory of more.
+            issuer = bench.kernels.new_issuer(f"{place.launch} {side} of {cell.share_pct} %", parts[side].stream)
+            share = parts[side].share
+        pass_ = bench.ready(place, first_slot)
         bench.warm(place, issuer)
-        found.append(_Side(pass_, issuer, bench.back(pass_), IN_FLIGHT[place.launch]))
+        found.append(_Side(pass_, issuer, bench.back(pass_), IN_FLIGHT[place.launch], share))
         first_slot += place.rows
     return found
 
@@ -145,7 +156,7 @@ def _feed(
     barrier: Barrier,
 ) -> None:
     """Issue one side's pass until time is over and every side has had MIN_PASSES."""
-    pass_, issuer, set_back, in_flight = sides[side]
+    pass_, issuer, set_back, in_flight, _ = sides[side]
     barrier.wait()
     # A broken barrier: the other side failed, and will never have its passes.
     while side != first and not issued[first] and not barrier.broken:

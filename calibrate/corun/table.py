@@ -2,7 +2,8 @@
 
 Replaced whole after every cell, so that a kill leaves a sound file. One of another machine, or none of ours, is refused
 and stays as it is. Times are medians, spreads half of the 95 % interval of a median; rates are relative to each side
-alone, medians over the rounds, of which `rate_sum_low` and `rate_sum_high` are the extremes. Clocks are empty where the
+alone, medians over the rounds, of which `rate_sum_low` and `rate_sum_high` are the extremes. Shares are those of the
+multiprocessors that the driver gave, 1 on plain streams; times alone are on the same share. Clocks are empty where the
 driver says nothing. Not here: measuring (calibrate.corun.rates).
 """
 
@@ -28,10 +29,10 @@ from sim.files.write import write_text
 
 OPTIONS = ("target", "draft", "target_weights", "draft_weights", "rows", "slot_tokens", "attention", "seed")
 """What a pair is built as, of PairSpec.as_options."""
-OF_CELL = tuple(f"{side}_{key}" for side in "ab" for key in Place._fields)
+OF_CELL = (*(f"{side}_{key}" for side in "ab" for key in Place._fields), "share_pct")
 OF_SIDE = (
     *("alone_ms", "alone_spread_ms", "alone_passes", "together_ms", "together_spread_ms", "together_passes"),
-    "rate",
+    *("rate", "share"),
 )
 POSITIVE = (
     *(f"{side}_{key}" for side in "ab" for key in OF_SIDE if "spread" not in key),
@@ -50,10 +51,10 @@ Line = dict[str, Any]
 
 def line_of(rates: Rates, before: Clocks | None, after: Clocks | None) -> Line:
     found: Line = {}
-    for name, side in zip("ab", rates.sides, strict=True):
+    for name, side, share in zip("ab", rates.sides, rates.shares, strict=True):
         alone = 1e3 * side.alone_s, 1e3 * side.alone_spread_s, side.alone_passes
         together = 1e3 * side.together_s, 1e3 * side.together_spread_s, side.together_passes
-        values = *alone, *together, median(side.rates)
+        values = *alone, *together, median(side.rates), share
         found |= {f"{name}_{key}": value for key, value in zip(OF_SIDE, values, strict=True)}
     sums = [sum(both) for both in zip(*(side.rates for side in rates.sides), strict=True)]
     return found | {
@@ -87,8 +88,8 @@ class Table:
         return {_cell(row): row | _numbers(row) for row in mine}
 
     def add(self, options: Mapping[str, Json], cell: Cell, line: Line) -> None:
-        places = dict(zip(OF_CELL, (*cell.a, *cell.b), strict=True))
-        values = {**self._fingerprint, **options, **places, **line}
+        places = dict(zip(OF_CELL, (*cell.a, *cell.b, cell.share_pct), strict=True))
+        values = {**options, **self._fingerprint, **places, **line}
         self._rows.append({key: _text(values[key]) for key in self._columns})
         out = io.StringIO()
         writer = csv.DictWriter(out, self._columns, lineterminator="\n")
@@ -118,9 +119,8 @@ class Table:
 
 def _cell(row: Mapping[str, str]) -> Cell:
     """Raises ValueError (msgspec's is one) for what is no pair of passes."""
-    return Cell(
-        *(msgspec.convert([row[f"{side}_{key}"] for key in Place._fields], Place, strict=False) for side in "ab")
-    )
+    a, b = (msgspec.convert([row[f"{side}_{key}"] for key in Place._fields], Place, strict=False) for side in "ab")
+    return Cell(a, b, int(row["share_pct"]) if row["share_pct"] else None)
 
 
 def _numbers(row: Mapping[str, str]) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""`lanesim replay` and `lanesim validate`; heavy imports inside the functions."""
+"""`lanesim replay`; heavy imports inside the functions."""

@@ -52,6 +52,13 @@ class Stream(Protocol):
         ...
 
 
+class Part(NamedTuple):
+    """A stream on a share of the device's multiprocessors that no other part has."""
+
+    stream: Stream
+    share: float
+
+
 class Device(Protocol):
     is_async: bool
     """Works may still run when they have been issued. Where not, there are no graphs either."""
@@ -62,6 +69,11 @@ class Device(Protocol):
 
     def stream(self, priority: int = 0) -> Stream:
         """A stream of its own; higher priorities go first. Raises ValueError where it would share another's queue."""
+        ...
+
+    def split(self, share: float) -> tuple[Part, Part]:
+        """A part with about `share` of the multiprocessors, and one with the rest. Raises ValueError where the device
+        cannot be split."""
         ...
 
     def run_now(self, work: Callable[[], object]) -> None:
@@ -92,6 +104,9 @@ class Cpu:
 
     def stream(self, priority: int = 0) -> Stream:
         return _CpuStream()
+
+    def split(self, share: float) -> tuple[Part, Part]:
+        raise ValueError("a CPU has no multiprocessors to share")
 
     def run_now(self, work: Callable[[], object]) -> None:
         _CpuStream().run(work)

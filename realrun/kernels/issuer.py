@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from realrun.host.device import Device, Event
+from realrun.host.device import Device, Event, Stream
 from realrun.kernels.passes import NOT_FORCED, Column, PassShape
 from sim.interface.work import Model
 
@@ -55,8 +55,8 @@ class Pending:
 
 
 class Issuer:
-    """Issues passes on a stream of its own of the device `runs_on`. `rows_max` bounds the rows of a pass, `width_max`
-    the tokens of a verify row."""
+    """Issues passes on its own `stream` of the device `runs_on`. `rows_max` bounds the rows of a pass, `width_max` the
+    tokens of a verify row."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Issuer:
         program: Program,
         device: torch.device,
         runs_on: Device,
+        stream: Stream,
         *,
         rows_max: int,
         width_max: int,
-        priority: int = 0,
     ) -> None:
         self.name, self.program, self.runs_on = name, program, runs_on
-        self.stream = runs_on.stream(priority)
+        self.stream = stream
         self._graphs: dict[PassShape, Callable[[], torch.Tensor]] = {}
         self._inputs = torch.zeros(rows_max, len(Column), dtype=torch.int64, device=device)
         self._staging = [

@@ -121,12 +121,13 @@ class PairKernels:
         """
         found = self._issuers.get((name, priority))
         if found is None:
-            found = self._issuers[name, priority] = self._new_issuer(name, priority)
+            found = self._issuers[name, priority] = self.new_issuer(name, self.runs_on.stream(priority))
         return found
 
-    def _new_issuer(self, name: str, priority: int) -> Issuer:
+    def new_issuer(self, name: str, stream: Stream) -> Issuer:
+        """One that nobody else has, and that is gone with its last user."""
         sizes = {"rows_max": self.options.max_rows, "width_max": self.options.draft_tokens_max + 1}
-        return Issuer(name, self.passes.run, self.device, self.runs_on, **sizes, priority=priority)
+        return Issuer(name, self.passes.run, self.device, self.runs_on, stream, **sizes)
 
     def admit(self, prompt: Sequence[int], request: int) -> Slot:
         """Give a request a slot; `request` is its arrival index, which keys its randomness.

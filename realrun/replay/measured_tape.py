@@ -109,7 +109,6 @@ def accepted_of(
     target, draft = pair
     experiment = replays[0].experiment
     drafted, requests = experiment.resolved.lengths.max, experiment.requests()
-    target, draft = pair
     tapes = [
         tape_of(target, draft, folders.prompts[r.index][0], answers[r.index][: r.output_tokens], drafted)
         for r in requests

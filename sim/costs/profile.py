@@ -8,7 +8,7 @@ a work costs (forms).
 from __future__ import annotations
 
 from math import inf, isfinite
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -176,6 +176,69 @@ class Phi(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
 
+class Mix(NamedTuple):
+    """What a work's time at the whole device is made of; sums to 1."""
+
+    compute: float
+    bandwidth: float
+    latency: float
+
+
+class ShareCurve(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What works make of shares of a GPU's multiprocessors: all solo curves, and what neighbours do to each other
+    (sim.devices.partition)."""
+
+    sharpness: float
+    """The parts of a work are in proportion to its demands to this power: the larger one decides."""
+    latency_demand: float
+    """What latency counts for beside demands of compute and bandwidth, which are 1 at their roofs."""
+    boosted: float
+    """Time of compute at the highest clock, relative to that at the clock which the whole device can hold."""
+    boosted_below: float
+    """Share of the multiprocessors that may compute at the highest clock; from there to all of them it falls."""
+    parallel_bandwidth: float
+    """Part of a bandwidth-bound work's time that goes like 1 / share; the rest is memory's pace."""
+    queue_slowdown: float
+    queue_power: float
+    """A reader of the whole memory bandwidth on a share x slows compute beside it by
+    1 + queue_slowdown * x ** queue_power."""
+    source: str
+    errors_pct: dict[str, float]
+    """Mean size of the error by what was predicted."""
+    standard_errors: dict[str, float] = {}
+    """By constant that the measurements told."""
+
+    def __post_init__(self) -> None:
+        _check(
+            self,
+            positive=("sharpness", "boosted"),
+            not_negative=("latency_demand", "boosted_below", "parallel_bandwidth", "queue_slowdown", "queue_power"),
+        )
+        for name in ("boosted", "boosted_below", "parallel_bandwidth"):
+            if getattr(self, name) > 1.0:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be at most 1")
+
+    def mix(self, compute: float, bandwidth: float) -> Mix:
+        """The parts of a work with these demands, shares of the roofs that it reaches on the whole device."""
+        parts = compute**self.sharpness, bandwidth**self.sharpness, self.latency_demand**self.sharpness
+        total = sum(parts)
+        return Mix(*(part / total for part in parts)) if total else Mix(0.0, 0.0, 1.0)
+
+    def slowdown(self, mix: Mix, share: float, *, computing: float = 0.0, reading: float = 0.0) -> float:
+        """Time on `share` relative to the whole device. Beside others, `computing` is what of the multiprocessors they
+        compute on, `reading` what they read on, both 0..1."""
+        clock_s = self._clock_s(min(1.0, share + computing)) / share
+        queue: float = 1.0 + self.queue_slowdown * reading**self.queue_power
+        memory_s = 1.0 - self.parallel_bandwidth + self.parallel_bandwidth / share
+        return mix.compute * clock_s * queue + mix.bandwidth * memory_s + mix.latency
+
+    def _clock_s(self, computing: float) -> float:
+        """Time of compute per multiprocessor where `computing` of them compute, relative to all of them."""
+        if computing <= self.boosted_below:
+            return self.boosted
+        return self.boosted + (1.0 - self.boosted) * (computing - self.boosted_below) / (1.0 - self.boosted_below)
+
+
 class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How works of several streams share the device."""
 
@@ -193,6 +256,8 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     measured: bool = False
     phi: Phi | None = None
     """Where the rest was not measured; None = what is assumed (sim.devices.contention)."""
+    partition: ShareCurve | None = None
+    """None: what other GPUs made of shares of their multiprocessors (sim.devices.partition)."""
     source: str = "not measured: plain streams go on at an assumed phi while another's kernels hold the GPU"
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from math import inf
 
 import msgspec
 
-from sim.costs.profile import Overlap, Phi
+from sim.costs.profile import Overlap, Phi, ShareCurve
 
 PRIORITY_STEP = 4.0
 """A stream weighs this many times one of the next lower priority. Assumed: no public measurement tells."""
@@ -71,6 +71,8 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
     """Works of streams with a higher priority get more; False: all alike, as threads on a CPU are."""
     is_preemptive: bool = False
     """The highest priority takes what it can use and lower ones the rest, in place of weights."""
+    curve: ShareCurve | None = None
+    """What works make of shares of the multiprocessors; None: what other GPUs showed (sim.devices.partition)."""
 
 
 def phi_of(overlap: Overlap) -> Phi:
@@ -96,6 +98,7 @@ def contention_of(
             phi=rate if regime is Regime.LEFTOVER else 0.0,
             has_priorities=overlap.has_priorities,
             is_preemptive=is_preemptive,
+            curve=overlap.partition,
         )
     return Contention(
         eta_compute=overlap.eta_compute,
@@ -104,6 +107,7 @@ def contention_of(
         takes_turns=overlap.takes_turns,
         has_priorities=overlap.has_priorities,
         is_preemptive=is_preemptive,
+        curve=overlap.partition,
     )
 
 

@@ -17,63 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
+from sim.costs.profile import ShareCurve
 from sim.devices.contention import share_time
 from sim.interface.host import Stream
 
 ROUNDING = 1e-9
 """By which a sum of shares may exceed 1."""
-
-
-class Mix(NamedTuple):
-    """What a work's time at the whole device is made of; sums to 1."""
-
-    compute: float
-    bandwidth: float
-    latency: float
-
-
-class ShareCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The constants of all solo curves and of what neighbours do to each other."""
-
-    sharpness: float
-    """The parts of a work are in proportion to its demands to this power: the larger one decides."""
-    latency_demand: float
-    """What latency counts for beside demands of compute and bandwidth, which are 1 at their roofs."""
-    boosted: float
-    """Time of compute at the highest clock, relative to that at the clock which the whole device can hold."""
-    boosted_below: float
-    """Share of the multiprocessors that may compute at the highest clock; from there to all of them it falls."""
-    parallel_bandwidth: float
-    """Part of a bandwidth-bound work's time that goes like 1 / share; the rest is memory's pace."""
-    queue_slowdown: float
-    queue_power: float
-    """A reader of the whole memory bandwidth on a share x slows compute beside it by
-    1 + queue_slowdown * x ** queue_power."""
-    source: str
-    errors_pct: dict[str, float]
-    """Mean size of the error by what was predicted."""
-
-    def mix(self, compute: float, bandwidth: float) -> Mix:
-        """The parts of a work with these demands, shares of the roofs that it reaches on the whole device."""
-        parts = compute**self.sharpness, bandwidth**self.sharpness, self.latency_demand**self.sharpness
-        total = sum(parts)
-        return Mix(*(part / total for part in parts)) if total else Mix(0.0, 0.0, 1.0)
-
-    def slowdown(self, mix: Mix, share: float, *, computing: float = 0.0, reading: float = 0.0) -> float:
-        """Time on `share` relative to the whole device. Beside others, `computing` is what of the multiprocessors they
-        compute on, `reading` what they read on, both 0..1."""
-        clock_s = self._clock_s(min(1.0, share + computing)) / share
-        queue: float = 1.0 + self.queue_slowdown * reading**self.queue_power
-        memory_s = 1.0 - self.parallel_bandwidth + self.parallel_bandwidth / share
-        return mix.compute * clock_s * queue + mix.bandwidth * memory_s + mix.latency
-
-    def _clock_s(self, computing: float) -> float:
-        """Time of compute per multiprocessor where `computing` of them compute, relative to all of them."""
-        if computing <= self.boosted_below:
-            return self.boosted
-        return self.boosted + (1.0 - self.boosted) * (computing - self.boosted_below) / (1.0 - self.boosted_below)
 
 
 MEASURED = ShareCurve(
@@ -118,7 +67,9 @@ class Partition(NamedTuple):
     """A work that is alone has the whole device; shares hold while works of several streams run."""
 
 
-def partition_of(streams: Sequence[Stream], curve: ShareCurve, *, only_together: bool = False) -> Partition | None:
+def partition_of(
+    streams: Sequence[Stream], curve: ShareCurve | None = None, *, only_together: bool = False
+) -> Partition | None:
     """The places of a device's streams; None where none has a share. Raises ValueError for shares that do not fit."""
     reserved = {stream.name: stream.sm_share for stream in streams if stream.sm_share is not None}
     if not reserved:
@@ -131,7 +82,7 @@ def partition_of(streams: Sequence[Stream], curve: ShareCurve, *, only_together:
             f"stream {without[0]!r} has no sm_share, and the others leave nothing: {_listed(reserved)}; give it one"
         )
     places = {name: Place(share, True) for name, share in reserved.items()}
-    return Partition({**places, **{name: Place(left, False) for name in without}}, curve, only_together)
+    return Partition({**places, **{name: Place(left, False) for name in without}}, curve or MEASURED, only_together)
 
 
 def check_shares(shares: dict[str, float]) -> None:

@@ -17,7 +17,7 @@ from simpy.events import NORMAL
 from sim.costs.cost import CostModel, Link
 from sim.costs.history import UNPRICED, HistoryCosts, with_history
 from sim.devices.contention import Contention
-from sim.devices.partition import MEASURED, ShareCurve, check_shares, partition_of
+from sim.devices.partition import check_shares, partition_of
 from sim.devices.shared import SharedDevice
 from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Device, SimTicket
@@ -73,9 +73,8 @@ class Usage:
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimHost(TaskHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
-    are devices by name; `curve` says what a work makes of a share of the multiprocessors, which it has `only_together`
-    with others or always; `draws_by_drafter` [draft models], where there are several, say which of whose drafts are
-    accepted."""
+    are devices by name; works have their shares of the multiprocessors `only_together` with others or always;
+    `draws_by_drafter` [draft models], where there are several, say which of whose drafts are accepted."""
 
     def __init__(
         self,
@@ -83,7 +82,6 @@ class SimHost(TaskHost):
         draws: RunLength,
         *,
         contention: Contention | None = None,
-        curve: ShareCurve = MEASURED,
         only_together: bool = False,
         links: Mapping[str, Link] | None = None,
         costs_elsewhere: Mapping[int, CostModel] | None = None,
@@ -96,7 +94,6 @@ class SimHost(TaskHost):
         self._draws = draws
         self._draws_by_drafter = draws_by_drafter
         self._contention = contention or Contention()
-        self._curve = curve
         self._only_together = only_together
         self._links = dict(links or {})
         self._costs_elsewhere = dict(costs_elsewhere or {})
@@ -189,7 +186,7 @@ class SimHost(TaskHost):
         for stream in self.streams.values():
             by_device.setdefault(stream.device, []).append(stream)
         for name, streams in by_device.items():
-            partition = partition_of(streams, self._curve, only_together=self._only_together)
+            partition = partition_of(streams, self._contention.curve, only_together=self._only_together)
             if isinstance(name, str):
                 self._devices[name] = SharedDevice(self, self._links[name], streams, Contention(), is_one_queue=True)
                 continue

@@ -350,7 +350,9 @@ def _partition_lines(result: Comparison) -> list[str]:
             deferred = ", prompts from round end to round end" if shares.get(DEFERRED) else ""
             lines.append(f"{row.policy}: {', '.join(parts)}{while_}{deferred}")
     if lines:
-        alone = ", ".join(f"{name} {error:g} %" for name, error in MEASURED.errors_pct.items())
+        own = result.profile.errors.get("partition")
+        known = {"here": own} if own is not None else MEASURED.errors_pct
+        alone = ", ".join(f"{name} {error:.3g} %" for name, error in known.items())
         lines.insert(0, f"shares of the multiprocessors (mean errors of their curves: {alone}):")
     return lines
 

@@ -15,6 +15,7 @@ from math import exp, inf
 from typing import NamedTuple
 
 from sim.costs.cost import CostModel
+from sim.costs.profile import ShareCurve
 from sim.devices.contention import Contention, plain_rates
 from sim.devices.partition import MEASURED, Place, rates_on_shares
 from sim.interface.work import Chunk, Kind, Model, Work
@@ -100,7 +101,7 @@ class Forecast:
         load: MeanLoad,
         contention: Contention | None = None,
     ) -> None:
-        """`contention` is of plain streams."""
+        """`contention` is of plain streams, and has the curve of shares."""
         self._costs, self._load = costs, load
         self._contention = contention or Contention()
         self._prefill = [PREFILL in group for group in lanes].index(True)
@@ -179,7 +180,9 @@ class Forecast:
         def rates(of: Sequence[float], works: Sequence[LaneWork]) -> list[float]:
             if len(works) == 1 and (sharing.is_dynamic or sharing.shares is None):
                 return [1.0]
-            return self._plain(works) if sharing.shares is None else _rates(of, works)
+            if sharing.shares is None:
+                return self._plain(works)
+            return _rates(of, works, self._contention.curve or MEASURED)
 
         alone_s = prompt.seconds(*rates([prompt_share], [prompt]))
         paces = {}
@@ -262,11 +265,11 @@ class Forecast:
         return LaneWork(prepare_s + self._costs.result_s, device_s, (compute, bandwidth), kernels_per_s)
 
 
-def _rates(shares: Sequence[float], works: Sequence[LaneWork]) -> list[float]:
+def _rates(shares: Sequence[float], works: Sequence[LaneWork], curve: ShareCurve) -> list[float]:
     """Of works side by side on `shares`."""
     ones = [1.0] * len(shares)
     places = [Place(share, True) for share in shares]
-    return rates_on_shares(places, ones, ones, [work.demands for work in works], MEASURED, 1.0)
+    return rates_on_shares(places, ones, ones, [work.demands for work in works], curve, 1.0)
 
 
 def _each_s(works: Sequence[LaneWork], rates: Sequence[float]) -> list[float]:

@@ -1,7 +1,7 @@
 """Builds the fake CUDA libraries that a torch needs: python -m tests.fake_gpu.build TORCH_FOLDER HEADERS OUT
 
-What runtime.cpp and blas.cpp do not define is a stub that returns 0, under the version that torch asks for. For Linux
-on x86-64, with g++, readelf and nm; of a CUDA toolkit the headers alone.
+What runtime.cpp, driver.cpp and blas.cpp do not define is a stub that returns 0, under the version that torch asks for.
+For Linux on x86-64, with g++, readelf and nm; of a CUDA toolkit the headers alone.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RUNTIME, BLAS, DRIVER = "libcudart.so", "libcublas", "libcuda.so.1"
-SOURCES = {RUNTIME: "runtime.cpp", BLAS: "blas.cpp"}
+SOURCES = {RUNTIME: "runtime.cpp", BLAS: "blas.cpp", DRIVER: "driver.cpp"}
 UNVERSIONED = ("cusparseLt", "nccl", "cuFile", "nvshmem", "cudnn", "cupti", "curand", "cu")
 """Beginnings of the names of functions that ask for no version, the most telling first."""
-OWN = ("fake_launch", "fake_stats", "fake_kernels")
+OWN = ("fake_launch", "fake_stats", "fake_kernels", "fake_driver", "fake_stream")
 LOADED_LATER = {
     RUNTIME: ("__cudaInitModule", "cudaLaunchKernelExC"),
     f"{BLAS}.so": ("cublasHgemm",),
     DRIVER: ("cuGetProcAddress_v2",),
 }
-"""Asked for by kernels that are loaded after torch, fa3-fwd's and vLLM's."""
+"""Asked for by what is loaded after torch: kernels of fa3-fwd and vLLM, cuda-bindings."""
 
 
 def wanted(libraries: Iterable[Path]) -> tuple[dict[str, set[tuple[str, str]]], set[str]]:

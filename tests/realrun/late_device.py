@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from realrun.host.device import Event, Stream
+from realrun.host.device import Event, Part, Stream
 
 VectorClock = dict[str, int]
 EARLY = 0.3
@@ -98,6 +98,9 @@ class LateDevice:
         made = LateStream(self, f"stream {len(self.streams)}")
         self.streams.append(made)
         return made
+
+    def split(self, share: float) -> tuple[Part, Part]:
+        raise ValueError("a late CPU has no multiprocessors to share")
 
     def run_now(self, work: Callable[[], object]) -> None:
         self._default.run(work)

@@ -2,7 +2,8 @@
 
 Time is virtual on both sides. The host pays for every call, launches reach the device late, events are told in float32
 milliseconds in steps of half a microsecond by a clock that drifts, and whoever waits wakes up late. Works that run at
-once share the device as sim.devices.contention has it. Not here: the order of accesses (tests.realrun.late_device).
+once share the device as sim.devices.contention has it, on parts as sim.devices.partition does. Not here: the order of
+accesses (tests.realrun.late_device).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from realrun.host.device import Event, Stream
+from realrun.host.device import Event, Part, Stream
 from sim.devices.contention import Contention, fill_rates, priority_weights
+from sim.devices.partition import MEASURED, Place, rates_on_shares
 
 CALL_S, GRAPH_CALL_S, KERNEL_CALL_S = 1e-6, 8e-6, 5e-6
 """Of the host: to record, wait, hold or copy, to launch a graph, and each kernel of an eager pass."""
@@ -59,6 +61,8 @@ class TimedDevice:
         self.contention = contention or Contention()
         self.host_s = self.device_s = start_s
         self.streams: list[TimedStream] = []
+        self.shares: dict[Stream, float] = {}
+        """Of the multiprocessors; streams without one have all."""
         self.is_replaying = False
         self.passes: list[Lasts] = []
         """That the work being issued launches."""
@@ -73,6 +77,14 @@ class TimedDevice:
     def stream(self, priority: int = 0) -> Stream:
         self.streams.append(TimedStream(self, priority))
         return self.streams[-1]
+
+    def split(self, share: float) -> tuple[Part, Part]:
+        parts = []
+        for part in (share, 1.0 - share):
+            stream = self.stream()
+            self.shares[stream] = part
+            parts.append(Part(stream, part))
+        return parts[0], parts[1]
 
     def run_now(self, work: Callable[[], object]) -> None:
         work()
@@ -120,6 +132,11 @@ class TimedDevice:
     def _rates(self, running: list[TimedStream]) -> list[float]:
         """Passes contend; copies and what holds a stream are nobody's matter."""
         passes = {stream: lasts for stream in running if (lasts := stream.todo[0].lasts) is not None}
+        if passes and passes.keys() <= self.shares.keys():
+            ones, places = [1.0] * len(passes), [Place(self.shares[stream], True) for stream in passes]
+            demands = [lasts.demands for lasts in passes.values()]
+            rates = dict(zip(passes, rates_on_shares(places, ones, ones, demands, MEASURED, 1.0), strict=True))
+            return [rates.get(stream, 1.0) for stream in running]
         if len(passes) < 2:
             return [1.0] * len(running)
         tau_s = self.contention.tau_s

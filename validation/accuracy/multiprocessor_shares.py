@@ -20,9 +20,10 @@ import msgspec
 
 from sim.costs.cost import Demands
 from sim.costs.forms.compact import CompactCosts, CompactPasses
+from sim.costs.profile import ShareCurve
 from sim.costs.profile_files import load
 from sim.costs.shapes import MODELS, ModelShape
-from sim.devices.partition import MEASURED, ShareCurve
+from sim.devices.partition import MEASURED
 from sim.interface.work import Chunk, Kind, Work
 
 LLAMA = MODELS["llama-2-7b"]

@@ -23,10 +23,14 @@ pytest.importorskip("pyarrow")
 
 from calibrate.campaign import __main__ as campaign
 from calibrate.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Job, Load, done_file
-from calibrate.campaign.report import name_beside_shipped, report
+from calibrate.campaign.report import corun_lines, name_beside_shipped, report
 from calibrate.campaign.smoke import CHECKS
 from calibrate.campaign.steps import run
 from calibrate.cli.files import check_file
+from calibrate.corun.cells import cells
+from calibrate.corun.rates import Rates, Steady
+from calibrate.corun.shares import with_shares
+from calibrate.corun.table import Table, line_of
 from calibrate.service.lanes import Setting, simulate
 from realrun.replay.probe import PROBED_TOKENS
 from sim.costs.profile_files import decode, encode, load
@@ -174,9 +178,33 @@ def test_a_report_tells_what_there_is_and_which_replay_lacks(finished: Path, tmp
     for path in (path for path in finished.iterdir() if path.is_file()):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     report(tmp_path, SMALL._replace(loads=(Load(1, 3), *SMALL.loads)))
-    text = next((tmp_path / "send" / "docs").rglob("README.md")).read_text()
-    assert "| c2 | pd |" in text
-    assert "Lacking: c1;" in text
+    assert "| c2 | pd |" in _page(tmp_path)
+    assert "Lacking: c1;" in _page(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_page_tells_speeds_on_shares_and_the_curve_that_the_profile_has(finished: Path, tmp_path: Path) -> None:
+    for path in (path for path in finished.iterdir() if path.is_file()):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    report(tmp_path, SMALL)
+    assert "- Shares of the multiprocessors: not measured." in _page(tmp_path)
+    job = SMALL.job
+    job.corun_path(tmp_path).unlink()
+    table = Table(job.corun_path(tmp_path), json.loads((tmp_path / "smoke.json").read_text())["fingerprint"])
+    for cell in (each for each in cells("cuda", 256) if each.a.kind == "prefill" and each.is_captured):
+        share = (cell.share_pct or 100) / 100
+        parts = share, 1.0 - share if cell.share_pct else 1.0
+        first, second = (Steady(0.01 / part, 0.0, 9, 0.01 / part, 0.0, 9, (1.0,) * 4) for part in parts)
+        table.add(job.spec("cpu").as_options(), cell, line_of(Rates((first, second), 0.1, parts, 0), None, None))
+    profile = with_shares(load(job.profile_path(tmp_path)), corun_lines(tmp_path, job))
+    job.profile_path(tmp_path).write_bytes(encode(profile))
+    report(tmp_path, SMALL)
+    assert "- Shares of the multiprocessors: boosted 1 ± " in _page(tmp_path)
+    assert "| 40 | 0.40 | 0.60 | 0.40 | 0.60 |" in _page(tmp_path)
+
+
+def _page(out: Path) -> str:
+    return next((out / "send" / "docs").rglob("README.md")).read_text()
 
 
 class Archive:

@@ -17,8 +17,8 @@ pytest.importorskip("transformers")
 
 from calibrate.corun import __main__ as corun
 from calibrate.corun import rates
-from calibrate.corun.cells import GRIDS, cells, slots
-from calibrate.corun.table import OF_CELL
+from calibrate.corun.cells import GRIDS, Cell, cells, slots
+from calibrate.corun.table import OF_CELL, OPTIONS, Table, line_of
 from realrun.host import cuda
 from tests.calibrate.cli.test_commands import ROOT
 
@@ -60,7 +60,7 @@ def cell_names(out: Path) -> list[tuple[str, ...]]:
     return [tuple(row[key] for key in OF_CELL) for row in rows(out)]
 
 
-PLANNED = [tuple(map(str, (*cell.a, *cell.b))) for cell in cells("cpu", 256)]
+PLANNED = [(*map(str, (*cell.a, *cell.b)), "") for cell in cells("cpu", 256)]
 
 
 def test_a_stopped_run_goes_on_and_measures_only_what_is_missing(stopped: tuple[bytes, Path]) -> None:
@@ -124,7 +124,10 @@ def test_what_is_measured_is_not_measured_again(
         ),
         (lambda text: text.replace("a_alone_ms", "a_alone_s"), "line 1: its columns are not this version's"),
         (lambda text: text.replace("\n", "\nx", 3)[:-40], "line"),
-        (lambda text: text.replace(text.splitlines()[1].split(",")[30], "nan"), "must be positive"),
+        (
+            lambda text: text.replace(text.splitlines()[1].split(",")[text.split(",").index("a_alone_ms")], "nan"),
+            "must be positive",
+        ),
         (lambda text: text.replace(",prefill,target,1,", ",prefill,target,one,"), "line 2: "),
         (lambda text: "a points file\n", "line 1: its columns are not this version's"),
         (lambda text: "", "line 1: its columns are not this version's"),
@@ -187,6 +190,31 @@ def test_a_machine_without_cuda_is_one_line(tmp_path: Path, capsys: pytest.Captu
     assert "torch finds no CUDA device" in line
 
 
+def test_a_device_that_cannot_be_split_says_so_in_one_line_and_runs_the_other_cells(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    planned = cells("cuda", 1024)
+    assert list(corun.possible(planned, cuda.find("cpu"))) == [cell for cell in planned if cell.share_pct is None]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "corun: no cells on 20, 40, 60, 80 % of the multiprocessors: a CPU has no multiprocessors to share"
+
+
+def test_a_cell_on_shares_is_read_as_it_was_written_and_says_nothing_of_phi(tmp_path: Path) -> None:
+    plain, *others = cells("cuda", 1024)
+    on_shares = next(cell for cell in others if cell.share_pct == 20)
+    # A pair is built for "cuda", whatever the GPU is called.
+    fingerprint, options = {"device": "a GPU"}, {"device": "cuda", **dict.fromkeys(OPTIONS, "a pair")}
+    side = rates.Steady(1.0, 0.0, 9, 2.0, 0.0, 9, (0.5,) * 4)
+    for cell, shares in ((plain, (1.0, 1.0)), (on_shares, (0.25, 0.75))):
+        Table(tmp_path / "c.csv", fingerprint).add(
+            options, cell, line_of(rates.Rates((side, side), 0.1, shares, 0), None, None)
+        )
+    known = Table(tmp_path / "c.csv", fingerprint).lines(options)
+    assert list(known) == [plain, on_shares]
+    assert (known[on_shares]["a_share"], known[on_shares]["b_share"]) == (0.25, 0.75)
+    assert "(1 cells, captured)" in corun.answer(known)
+
+
 def test_corners_come_first_and_captured_before_eager() -> None:
     planned = cells("cuda", 1024)
     corners = planned[:6]
@@ -195,11 +223,21 @@ def test_corners_come_first_and_captured_before_eager() -> None:
         *((128, 1), (128, 128), (2048, 1), (2048, 128))
     }
     assert [cell.a.rows for cell in corners if cell.a.kind == "draft"] == [1, 64]
-    assert len(set(planned)) == len(planned) == 3 * 16 + 2 * 4
+    assert len(set(planned)) == len(planned) == 3 * 16 + 2 * 4 + 2 * 4 * 4
     captured = [index for index, cell in enumerate(planned) if cell.is_captured]
     eager = [index for index, cell in enumerate(planned) if cell.a.launch == cell.b.launch == "eager"]
     assert max(captured) < max(eager)
     assert slots("cuda", 1024) == 130
+
+
+def test_pairs_on_shares_come_behind_the_same_pair_on_the_whole_gpu() -> None:
+    planned = cells("cuda", 1024)
+    on_shares = [cell for cell in planned if cell.share_pct is not None]
+    assert {cell.share_pct for cell in on_shares} == {20, 40, 60, 80}
+    assert {(cell.a.tokens, cell.b.rows) for cell in on_shares} == {(128, 1), (128, 128), (512, 1), (512, 128)}
+    assert {(cell.a.launch, cell.b.launch) for cell in on_shares} == {("graphed", "graphed"), ("eager", "eager")}
+    for cell in on_shares:
+        assert planned.index(Cell(cell.a, cell.b)) < planned.index(cell)
 
 
 @pytest.mark.parametrize("context", [1024, 512, 256])

@@ -21,6 +21,7 @@ from realrun.host.device import Event, Stream
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention
+from sim.devices.partition import MEASURED
 from sim.interface.work import Kind
 from tests.realrun.support import tiny_model, tiny_options
 from tests.realrun.timed_device import Lasts, TimedDevice, TimedEvent, TimedStream
@@ -148,6 +149,21 @@ def test_unequal_demands_come_back_as_the_rates_that_fill_the_roof() -> None:
     """Both at 1 / 1.6 of their own speed use the compute roof up."""
     found = measured(Cell(PREFILL, DECODE), {"prefill": (1.0, 0.0), "decode": (0.6, 0.0)})
     assert [rate for side in found.sides for rate in side.rates] == pytest.approx([0.625] * 2 * ROUNDS, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("launch", ["graphed", "eager"])
+def test_passes_on_shares_take_what_their_curves_say_alone_and_side_by_side(launch: str) -> None:
+    cell = Cell(PREFILL._replace(launch=launch), DECODE._replace(launch=launch), 25)
+    demands = {"prefill": (1.0, 0.0), "decode": (0.0, 1.0)}
+    found = measured(cell, demands)
+    assert found.shares == (0.25, 0.75)
+    mixes = [MEASURED.mix(*each) for each in demands.values()]
+    alone = [MEASURED.slowdown(mix, share) for mix, share in zip(mixes, found.shares, strict=True)]
+    beside = MEASURED.slowdown(mixes[0], 0.25, reading=0.75)
+    for side, alone_s, slowdown in zip(found.sides, (LONG_S, SHORT_S), alone, strict=True):
+        assert side.alone_s == pytest.approx(slowdown * alone_s, rel=TOLERANCE)
+    assert found.sides[0].rates == pytest.approx([alone[0] / beside] * ROUNDS, rel=TOLERANCE)
+    assert found.sides[1].rates == pytest.approx([1.0] * ROUNDS, rel=TOLERANCE)
 
 
 def test_works_that_take_turns_pass_by_pass_have_their_shares_of_the_time() -> None:

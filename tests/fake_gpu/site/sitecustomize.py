@@ -71,11 +71,12 @@ def plan(module: ModuleType) -> None:
     """Every step, in a few minutes."""
     for name, campaign in module.CAMPAIGNS.items():
         module.CAMPAIGNS[name] = campaign._replace(
-            job=campaign.job._replace(budget_s=float(os.environ.get("FAKE_BUDGET_S", "20"))),
+            job=campaign.job._replace(budget_s=float(os.environ.get("FAKE_BUDGET_S", "60"))),
             loads=(module.Load(16, 16),),
             policies=tuple(os.environ.get("FAKE_POLICIES", "pd,pdv,unified,continuous").split(",")),
             repeats=1,
             replications=1,
+            corun_s=min(campaign.corun_s, 150.0),
         )
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost import ConstantCosts, Demands, Link
+from sim.costs.profile import ShareCurve
 from sim.devices.contention import Contention
-from sim.devices.partition import MEASURED, Place, ShareCurve, rates_on_shares
+from sim.devices.partition import MEASURED, Place, rates_on_shares
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
 from tests.sim.devices.test_devices import DRAFT, PREFILL, VERIFY, times
@@ -46,8 +47,7 @@ def host(demands: Demands | dict[Kind, Demands], curve: ShareCurve = LINEAR, eta
     return SimHost(
         ByKind(device_s=SECONDS, asks=asks, **costs),
         PeriodicDraws(),
-        contention=Contention(eta_bandwidth=eta),
-        curve=curve,
+        contention=Contention(eta_bandwidth=eta, curve=curve),
     )
 
 

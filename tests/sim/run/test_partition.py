@@ -12,6 +12,7 @@ from rich.console import Console
 from sim.compare.capacity import capacity
 from sim.compare.side_by_side import compare
 from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.profile import KindError
 from sim.costs.profile_files import load
 from sim.devices.contention import Contention, Regime
 from sim.devices.partition import MEASURED
@@ -226,6 +227,24 @@ def test_a_forecast_of_a_lone_request_is_the_sum_of_its_works() -> None:
     assert e2el_s == pytest.approx(2.0 * one + 4.5 * 7.0 * one, rel=0.01)
     (e2el_s, _) = Forecast((("prefill",), ("decode",), ("verify",)), COSTS, LOAD).score(Sharing((0.5, 0.2, 0.3)))
     assert e2el_s == pytest.approx(2.0 * one + 4.5 * (2.0 * two + 5.0 * three), rel=0.01)
+
+
+def test_forecasts_simulations_and_tables_take_the_curve_that_the_profile_has() -> None:
+    own = msgspec.structs.replace(MEASURED, boosted=1.0, latency_demand=0.0, parallel_bandwidth=1.0)
+    (e2el_s, _) = Forecast((("prefill",), ("decode",)), COSTS, LOAD, Contention(curve=own)).score(Sharing((0.5, 0.5)))
+    assert e2el_s == pytest.approx((2.0 + 4.5 * 7.0) / 0.5, rel=0.01)
+
+    shipped = load(PAIR)
+    error = KindError(mean_error_pct=3.21, max_error_pct=9.0, points=8, held_out="shares between")
+    profile = msgspec.structs.replace(
+        shipped,
+        overlap=msgspec.structs.replace(shipped.overlap, partition=own),
+        errors=shipped.errors | {"partition": error},
+    )
+    found = scenario("pd", HALVES, num_prompts=3, request_rate="inf", max_concurrency=1)
+    alone, slower = (simulate(resolve(found, each, "pd"), 0).end_s for each in (shipped, profile))
+    assert slower > 1.3 * alone
+    assert "(mean errors of their curves: here 3.21 %)" in "\n".join(notes(compare(found, profile)))
 
 
 def test_a_forecast_of_a_closed_loop_keeps_littles_law() -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from calibrate.cli.validate import SUB_COMMANDS, ValidateGroup
 
-HERE = "tests.realrun.cli.test_validate"
+HERE = "tests.calibrate.cli.test_validate"
 
 
 @click.command("directory")

@@ -1,0 +1,81 @@
+"""The curve of shares comes back from cells whose truth is known, and simulations of the profile use it."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from calibrate.corun.cells import Cell, cells
+from calibrate.corun.shares import BOUNDS, said, with_shares
+from calibrate.corun.table import Line
+from calibrate.points.work import work_of
+from sim.costs.forms.build import build_costs
+from sim.costs.profile import Profile
+from sim.costs.profile_files import decode, encode, load
+from sim.devices.contention import contention_of
+from sim.devices.partition import MEASURED, Place, rates_on_shares
+
+TRUTH = msgspec.structs.replace(MEASURED, boosted=0.93, parallel_bandwidth=0.3, queue_slowdown=2.0)
+PAIR = load("h100-sxm/llama-3.1-8b+llama-3.2-1b")
+ETA = PAIR.overlap.eta_bandwidth
+ALONE_MS = 10.0
+
+
+def lines(noise: float = 0.0, shares: tuple[int, ...] = (20, 40, 60, 80)) -> dict[Cell, Line]:
+    """Every captured cell of prefill beside decode, had the GPU this curve; on an H100 shares come in eights."""
+    costs = build_costs(msgspec.structs.replace(PAIR, overlap=msgspec.structs.replace(PAIR.overlap, demand_floor=0.0)))
+    random, found = np.random.default_rng(0), {}
+    for cell in cells("cuda", 1024):
+        if cell.a.kind != "prefill" or not cell.is_captured:
+            continue
+        if cell.share_pct is None:
+            found[cell] = {"a_alone_ms": ALONE_MS, "b_alone_ms": ALONE_MS}
+        elif cell.share_pct in shares:
+            count = -(-cell.share_pct * 132 // 800) * 8
+            parts = count / 132, 1.0 - count / 132
+            demands = [costs.demands(work_of(place)) for place in (cell.a, cell.b)]
+            alone = [TRUTH.slowdown(TRUTH.mix(*each), share) for each, share in zip(demands, parts, strict=True)]
+            ones = (1.0, 1.0)
+            rates = rates_on_shares([Place(share, True) for share in parts], ones, ones, demands, TRUTH, ETA)
+            found[cell] = dict(zip(("a_share", "b_share"), parts, strict=True))
+            for side, slowdown, rate in zip("ab", alone, rates, strict=True):
+                wrong = 1.0 + noise * random.standard_normal(2)
+                found[cell] |= {
+                    f"{side}_alone_ms": ALONE_MS * slowdown * wrong[0],
+                    f"{side}_together_ms": ALONE_MS / rate * wrong[1],
+                }
+    return found
+
+
+def curve_of(profile: Profile) -> dict[str, float]:
+    assert profile.overlap.partition is not None
+    return {name: getattr(profile.overlap.partition, name) for name in BOUNDS}
+
+
+def test_the_curve_that_cells_follow_comes_back() -> None:
+    profile = with_shares(PAIR, lines())
+    assert curve_of(profile) == pytest.approx({name: getattr(TRUTH, name) for name in BOUNDS}, rel=0.01)
+    assert profile.errors["partition"].mean_error_pct == pytest.approx(0.0, abs=0.1)
+
+
+def test_noise_is_stated_as_standard_errors_and_as_the_error_between_the_outer_shares() -> None:
+    profile = with_shares(PAIR, lines(noise=0.03))
+    curve = profile.overlap.partition
+    assert curve is not None
+    assert curve.standard_errors.keys() == BOUNDS.keys()
+    for name, error in curve.standard_errors.items():
+        assert 0.0 < abs(getattr(curve, name) - getattr(TRUTH, name)) < 3.0 * error
+    assert 1.0 < (profile.errors["partition"].mean_error_pct or 0.0) < 6.0
+    assert said(curve).startswith("boosted 0.9")
+
+
+def test_a_profile_with_a_curve_is_read_as_it_was_written_and_simulations_use_it() -> None:
+    profile = with_shares(PAIR, lines())
+    assert decode(encode(profile), "a profile") == profile
+    assert contention_of(profile.overlap).curve == profile.overlap.partition
+
+
+@pytest.mark.parametrize("shares", [(), (20, 80)])
+def test_too_few_shares_leave_the_profile_as_it_was(shares: tuple[int, ...]) -> None:
+    assert with_shares(PAIR, lines(shares=shares)) is PAIR
