@@ -58,7 +58,7 @@ class GpuTicket(HostWait[Result]):
     def issued(self) -> HostWait[None]:
         if self._issued is None:
             self._issued = HostWait()
-            self._issued.is_done = self.is_issued or self.is_done
+            self._issued.is_completed = self.is_issued or self.is_done
         return self._issued
 
     def may_be_issued(self) -> bool:

@@ -161,8 +161,8 @@ class SharedDevice:
 
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
         wait: HostWait[None] = HostWait()
-        wait.is_done = ticket.issued_s <= self.clock.now_s
-        if not wait.is_done:
+        wait.is_completed = ticket.issued_s <= self.clock.now_s
+        if not wait.is_completed:
             self.clock.at(self.clock.now_s, lambda _: self.poke())
         return wait
 

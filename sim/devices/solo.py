@@ -103,7 +103,7 @@ class SoloDevice:
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
         wait: HostWait[None] = HostWait()
         if ticket.issued_s <= self.clock.now_s:
-            wait.is_done = True
+            wait.is_completed = True
         else:
             self.clock.at(ticket.issued_s, lambda _: self.clock.announce(wait))
         return wait

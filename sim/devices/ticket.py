@@ -54,7 +54,6 @@ class SimTicket(HostWait[Result]):
     """A submitted work and the times of its life, seconds; nan until known. Its device sets them."""
 
     __slots__ = (
-        "_is_done",
         "_issued",
         "armed_s",
         "cost",
@@ -74,7 +73,7 @@ class SimTicket(HostWait[Result]):
     )
 
     def __init__(self, device: Device, work: Work, stream: Stream, cost: Cost, now_s: float) -> None:
-        self._is_done = False
+        self.is_completed = False
         self.posts = []
         self.watchers = []
         self.device = device
@@ -94,11 +93,7 @@ class SimTicket(HostWait[Result]):
 
     @property
     def is_done(self) -> bool:
-        return self._is_done or self.ready_s <= self.device.clock.now_s
-
-    @is_done.setter
-    def is_done(self, value: bool) -> None:
-        self._is_done = value
+        return self.is_completed or self.ready_s <= self.device.clock.now_s
 
     def __await__(self) -> Generator[HostWait[Result], None, Result]:
         if not self.is_done:
@@ -120,7 +115,7 @@ class SimTicket(HostWait[Result]):
 
     def _arrived(self, _: Any) -> None:
         clock = self.device.clock
-        if not self._is_done and self.ready_s <= clock.now_s and (self.posts or self.watchers):
+        if not self.is_completed and self.ready_s <= clock.now_s and (self.posts or self.watchers):
             clock.announce(self, self.result)
 
     def cancel(self) -> None:

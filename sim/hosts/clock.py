@@ -34,14 +34,14 @@ class FirstWait(HostWait[int]):
         self._waits = waits
         for wait in waits:
             if wait.is_done:
-                self.is_done = True
+                self.is_completed = True
                 return
         for wait in waits:
             wait.arm()
             wait.watchers.append(self)
 
     def __await__(self) -> Generator[HostWait[int], None, int]:
-        if not self.is_done:
+        if not self.is_completed:
             yield self
         for index, wait in enumerate(self._waits):
             if wait.is_done:
@@ -142,7 +142,7 @@ class TaskHost:
 
     def complete(self, wait: HostWait[V], value: V | None = None) -> None:
         """Mark `wait` done and wake its waiters at this instant."""
-        wait.is_done = True
+        wait.is_completed = True
         wait.value = value
         if wait.posts:
             for post in wait.posts:
@@ -151,7 +151,7 @@ class TaskHost:
         if wait.watchers:
             watchers, wait.watchers = wait.watchers, []
             for watcher in watchers:
-                if not watcher.is_done:
+                if not watcher.is_completed:
                     self.complete(watcher)
         if self._ready and not self._is_dispatching:
             self._dispatch_at_end()
@@ -163,7 +163,7 @@ class TaskHost:
             if wait.watchers:
                 self.complete(wait, value)
             else:
-                wait.is_done = True
+                wait.is_completed = True
                 wait.value = value
                 for post in wait.posts:
                     heapq.heappush(self._ready, post)

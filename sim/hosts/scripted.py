@@ -33,7 +33,7 @@ class ScriptTicket(HostWait[Result]):
         self.start_s = self.end_s = nan
         self.is_cancelled = False
         self._issued: HostWait[None] = HostWait()
-        self._issued.is_done = True
+        self._issued.is_completed = True
 
     @property
     def issued(self) -> HostWait[None]:

@@ -125,7 +125,7 @@ class SimHost(TaskHost):
         if not ready_s >= self._env._now or (queue and queue[0][0] <= ready_s):
             return False
         self._env._now = ready_s
-        wait.is_done = True
+        wait.is_completed = True
         wait.value = wait.result
         return True
 

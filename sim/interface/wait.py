@@ -39,20 +39,25 @@ V = TypeVar("V")
 class HostWait(Generic[V]):
     """A wait completed by its host; the yield hands it to whatever drives the coroutine."""
 
-    __slots__ = ("is_done", "posts", "value", "watchers")
+    __slots__ = ("is_completed", "posts", "value", "watchers")
 
     def __init__(self) -> None:
-        self.is_done = False
+        self.is_completed = False
         self.value: Any = None
         self.posts: list[tuple[int, Any]] = []
         """(posting order, task) of the coroutines waiting."""
         self.watchers: list[Any] = []
         """The `first` waits that include this one."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it is completed, or would be if anybody waited."""
+        return self.is_completed
+
     def arm(self) -> None:
         """Make sure that the completion will be announced; called when somebody starts to wait."""
 
     def __await__(self) -> Generator[HostWait[V], None, V]:
-        if not self.is_done:
+        if not self.is_completed:
             yield self
         return self.value  # type: ignore[no-any-return]

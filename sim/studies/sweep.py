@@ -200,14 +200,14 @@ def short_first(jobs: Iterable[Job]) -> Iterator[Job]:
 
 
 def together(jobs: Iterable[Job]) -> Iterator[tuple[Job, ...]]:
-    """Jobs that follow each other and differ in the rate alone, for one worker: they share the measured capacity, which
-    costs more than a short run. Long ones are fewer together, and so are the first ones, and replications of long ones
-    go apart, so that rows are kept soon after they are made."""
+    """Jobs that follow each other and differ in rate and seed alone, for one worker: they share the measured capacity,
+    which costs more than a short run. Long ones are fewer together, and so are the first ones, and replications of
+    long ones go apart, so that rows are kept soon after they are made."""
     batch: list[Job] = []
     held, requests, room = None, 0, FIRST_TOGETHER
     for job in jobs:
         workload = msgspec.structs.replace(job.scenario.workload, request_rate=1.0)
-        same = msgspec.structs.replace(job.scenario, workload=workload)
+        same = msgspec.structs.replace(job.scenario, workload=workload, seed=0)
         left = job.replications
         while left:
             fitting = max(1, room // _requests(job))

@@ -101,7 +101,7 @@ def load_verdicts(groups: int) -> None:
                 runs_s += time.process_time() - started_s
                 capacities.forget()
                 started_s = time.process_time()
-                load = load_of(fresh, profile, policy, is_in_doubt=needs_capacity(record))
+                load = load_of(fresh, profile, policy, is_in_doubt=needs_capacity(record), seed=group)
                 verdicts_s += time.process_time() - started_s
                 found[load.verdict.value] += 1
             total = sum(found.values())

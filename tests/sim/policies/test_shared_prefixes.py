@@ -3,7 +3,7 @@ nothing at all."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -50,24 +50,24 @@ def build(rows: list[Any], *, block: int = BLOCK) -> list[Request]:
     return requests
 
 
-class NotedPool(PagedPool):
-    """The pool that was made last, and its free blocks as works set off."""
+newest: list[PagedPool] = []
+"""The pool that was made last."""
+free: list[int] = []
+"""Its free blocks as works set off."""
 
-    __slots__ = ()
-    newest: ClassVar[list[PagedPool]] = []
-    free: ClassVar[list[int]] = []
 
-    def __init__(self, *sizes: int, is_caching: bool = True) -> None:
-        super().__init__(*sizes, is_caching=is_caching)
-        self.newest[:] = [self]
-        self.free.clear()
+def noted(*sizes: int, is_caching: bool = True) -> PagedPool:
+    """A pool whose free blocks are noted."""
+    newest[:] = [PagedPool(*sizes, is_caching=is_caching)]
+    free.clear()
+    return newest[0]
 
 
 class NotedCosts(SizedCosts):
     """Notes how many blocks are free as each work sets off."""
 
     def cost(self, work: Work) -> Cost:
-        NotedPool.free.append(NotedPool.newest[0].num_free)
+        free.append(newest[0].num_free)
         return SizedCosts.cost(self, work)
 
 
@@ -77,7 +77,7 @@ NOTED = NotedCosts(device_s={}, prepare_s=0.01, launch_s=0.02, result_s=0.005, i
 def pair(rows: list[Any], limits: EngineLimits, *, block: int = BLOCK, **more: Any) -> tuple[SimRun, SimRun]:
     """The plain loop and the lazy account, which have as many blocks free whenever a work sets off."""
     runs, notes = [], []
-    with patch("tests.sim.support.PagedPool", NotedPool):
+    with patch("tests.sim.support.PagedPool", noted):
         for is_totals in (False, True):
             runs.append(
                 SimRun(
@@ -91,7 +91,7 @@ def pair(rows: list[Any], limits: EngineLimits, *, block: int = BLOCK, **more: A
                     **more,
                 )
             )
-            notes.append(list(NotedPool.free))
+            notes.append(list(free))
     if runs[0].serving.paged.is_sharing:
         assert notes[0] == notes[1]
     return runs[0], runs[1]

@@ -88,6 +88,18 @@ def test_points_that_share_a_capacity_go_to_one_worker_unless_they_are_long() ->
         assert [len(jobs) for jobs in together(plan.jobs(Keys([])))][-len(sizes) :] == sizes
 
 
+def test_points_that_differ_in_rate_and_seed_go_to_one_worker_and_share_a_capacity(tmp_path: Path) -> None:
+    """A sweep over five seeds once measured each capacity five times, which was more than half of its CPU time."""
+    grid = {"seed": [0, 1, 2], "engine.max_num_seqs": list(range(8, 16)), "workload.request_rate": [40, 50]}
+    scenario = SCENARIO | {"policy": "pd"}
+    batches = list(together(Plan.of(Grid.of({"scenario": scenario, "grid": grid})).jobs(Keys([]))))
+    assert [len(jobs) for jobs in batches][-4:] == [6] * 4
+    run_into(tmp_path / "s", {"scenario": scenario, "grid": {"workload.request_rate": [1000], "seed": [0, 1, 2]}})
+    found = rows(tmp_path / "s")
+    assert len({row["mean_e2el_ms"] for row in found}) == 3
+    assert len({row["capacity_per_s"] for row in found}) == 1
+
+
 def test_the_first_batches_are_short_so_that_their_rows_are_kept_soon() -> None:
     """A sweep that was killed in its first seconds once had no row."""
     scenario = SCENARIO | {"policy": "pd", "workload": {"num_prompts": 50}}
