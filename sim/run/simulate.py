@@ -35,14 +35,13 @@ def simulate(
     requests = list(requests) if requests is not None else experiment.requests()
     draws = experiment.draws(requests)
     meter = _meter(resolved) if resolved.scenario.energy else None
+    hear = None if meter is None else meter.hear
     if record_works:
-
-        def build(on_work: OnWork) -> SimHost:
-            return _host(experiment, draws, on_work if meter is None else _both(on_work, meter.hear))
-
-        record = run_recorded(experiment, requests, build, draws=draws)
+        record = run_recorded(
+            experiment, requests, lambda on_work: _host(experiment, draws, _both(on_work, hear)), draws=draws
+        )
     else:
-        host = _host(experiment, draws, None if meter is None else meter.hear)
+        host = _host(experiment, draws, hear)
         serving = experiment.start(host, requests, draws=draws)
         host.run_until(resolved.scenario.window.stop_s)
         experiment.check_served(serving)
@@ -59,7 +58,10 @@ def _meter(resolved: Resolved) -> PowerMeter:
     )
 
 
-def _both(first: OnWork, second: OnWork) -> OnWork:
+def _both(first: OnWork, second: OnWork | None) -> OnWork:
+    if second is None:
+        return first
+
     def hear(ticket: SimTicket) -> None:
         first(ticket)
         second(ticket)

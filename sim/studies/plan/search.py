@@ -126,7 +126,8 @@ def plan(
     nearest.
     """
     _check(scenario, candidates, rate_per_s, draws)
-    ranking, misses = first_pass(scenario, candidates, rate_per_s, share, workers, on_done)
+    plain = msgspec.structs.replace(scenario, energy=False)
+    ranking, misses = first_pass(plain, candidates, rate_per_s, share, workers, on_done)
     refused = [*refused, *misses]
     if not ranking:
         raise ValueError(_nothing(scenario, refused))
