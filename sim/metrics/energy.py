@@ -19,7 +19,7 @@ from sim.costs.datasheets import POWER, Power, gpu_name
 from sim.costs.passes import PassUse
 from sim.costs.profile import Gpu, Profile
 from sim.devices.ticket import SimTicket
-from sim.interface.work import Kind, Work
+from sim.interface.work import Work
 from sim.metrics.stats import Floats
 
 EXPONENT = 0.70
@@ -90,7 +90,7 @@ class PowerMeter:
     def hear(self, ticket: SimTicket) -> None:
         """A work that was cut used the roofs as it would have by itself; links between GPUs have no power here."""
         device, work, time_s = ticket.stream.device, ticket.work, ticket.end_s - ticket.start_s
-        if isinstance(device, str) or work.kind is Kind.HOST or time_s <= 0.0:
+        if isinstance(device, str) or time_s <= 0.0:
             return
         costs = self._costs[device]
         whole_s = max(time_s, costs.cost(work).device_s) if ticket.is_cancelled else time_s

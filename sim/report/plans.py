@@ -27,8 +27,8 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
     table.add_column("replica", no_wrap=True)
     fleet = [] if result.rate_per_s is None else ["replicas", "GPUs", "draws met"]
     rate_title = "req/s of one" if fleet else "req/s"
-    asked = [*(["$/M"] if has_price else []), *(["J/tok"] if has_energy else [])]
-    for title in ("K", rate_title, *fleet, "tok/s/GPU", *asked):
+    extra = [*(["$/M"] if has_price else []), *(["J/tok"] if has_energy else [])]
+    for title in ("K", rate_title, *fleet, "tok/s/GPU", *extra):
         table.add_column(title, justify="right", no_wrap=True)
     estimates = [row for row in result.deployments if row.is_first_pass]
     refined = [row for row in result.deployments if not row.is_first_pass]

@@ -12,6 +12,7 @@ import pytest
 from sim.cli.main import run as command
 from sim.costs.cost import ConstantCosts, Demands
 from sim.costs.datasheets import DATASHEETS, POWER, Power
+from sim.costs.forms.build import build_costs
 from sim.costs.passes import PassUse
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -113,8 +114,24 @@ def test_a_work_that_is_cut_draws_no_more_than_whole() -> None:
     assert used == pytest.approx(0.5)
 
 
+def test_a_draft_uses_what_its_passes_do_one_by_one() -> None:
+    costs = build_costs(load("h100-sxm/llama-2-7b+tinyllama-1.1b"))
+
+    def draft(draft_tokens: int, context_tokens: int) -> PassUse:
+        return costs.use(
+            Work(
+                kind=Kind.DRAFT, model=Model.DRAFT, rows=4, row_tokens=4, context_tokens=context_tokens, head_rows=4,
+                draft_tokens=draft_tokens,
+            )
+        )  # fmt: skip
+
+    passes = [draft(1, 100 + 4 * index) for index in range(3)]
+    assert draft(3, 100) == pytest.approx([sum(values) for values in zip(*passes, strict=True)])
+    assert costs.use(Work(kind=Kind.HOST, host_s=1.0)) == (0.0, 0.0)
+
+
 def test_rows_as_totals_use_as_much_energy_as_row_by_row() -> None:
-    """A window keeps a run from being told in totals; this one ends after all requests."""
+    """A window keeps a run from being accounted in totals; this one ends after all requests."""
     changes = {
         "policy": "continuous",
         "profile": "h100-sxm/llama-3.1-8b+eagle3",
