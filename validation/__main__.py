@@ -20,6 +20,7 @@ PROGRAMS = {
     "partition": ("validation.accuracy.multiprocessor_shares", "solo curves of shares of multiprocessors"),
     "pearl": ("validation.accuracy.pearl", "pipelined with a draft GPU against published runs"),
     "plan_truths": ("validation.intervals.plans", "whether planned fleets hold in other draws of costs"),
+    "power": ("validation.accuracy.power", "average power of a GPU beside measured ones"),
     "replay_accuracy": ("validation.replays.accuracy", "docs/validation: this CPU measured, predicted, replayed"),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "report_grid": ("validation.pages.report_grid", "report 002's benchmark in an honest window"),

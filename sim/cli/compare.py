@@ -56,6 +56,7 @@ EXAMPLE = (
 @click.option(
     "--until-ci", type=float, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
 )
+@click.option("--energy", is_flag=True, help="Watts of a GPU and joules per output token, too.")
 @VERBOSE
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 @click.option("--emit-vllm", is_flag=True, help="Run nothing: print the vLLM command lines that would check it.")
@@ -73,6 +74,8 @@ def compare_command(**flags: Any) -> None:
     path = flags["scenario"]
     lists: dict[str, list[Any]] = {}
     raw = gather(flags, lists)
+    if flags["energy"]:
+        raw["energy"] = True
     if lists:
         _run_grid(raw, lists, path, flags)
         return

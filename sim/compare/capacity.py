@@ -147,6 +147,7 @@ def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scena
         policy=(policy,),
         replications=1,
         goodput=type(scenario.goodput)(),
+        energy=False,
     )
     return at_once, in_flight
 

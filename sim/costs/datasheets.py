@@ -1,4 +1,4 @@
-"""Datasheets of GPUs: memory, dense bf16 FLOP/s, bandwidth, multiprocessors, and which are of one family.
+"""Datasheets of GPUs: memory, dense bf16 FLOP/s, bandwidth, multiprocessors, watts, and which are of one family.
 
 Values are NVIDIA's published data sheets and architecture papers; FLOP/s are dense, with fp32 accumulation.
 Not here: how fast anything really runs (calibrate.measure, sim/profiles).
@@ -64,6 +64,27 @@ DATASHEETS = {
     )
 }
 """By the name that profiles use."""
+
+
+class Power(NamedTuple):
+    """Watts of one GPU."""
+
+    idle_w: float
+    """With nothing on it."""
+    limit_w: float
+    """TDP of the data sheet."""
+
+
+POWER = {
+    "a100-sxm": Power(62.0, 400.0),
+    "h100-sxm": Power(70.0, 700.0),
+    "h200-sxm": Power(75.0, 700.0),
+    "b200-sxm": Power(140.0, 1000.0),
+}
+"""Of GPUs whose idle power somebody published; data sheets do not have it. What nvidia-smi read with no process on the
+GPU, in this order: 59 to 62 W (chuyishang/inference-energy@6e617d2b98e0), 69 to 73 W (digitalocean/do-dcgm-exporter and
+a guide of Nebius), 74 and 80 W (conservemode.com, serialalice.pt), 136 to 144 W (two reports of an installation). A
+process that holds a CUDA context adds 26 to 50 W (arXiv 2605.23918), which is left out."""
 ALIASES = {"rtx-pro-6000": "rtx-pro-6000-server"}
 """Other names of the same GPU."""
 

@@ -11,9 +11,11 @@ import msgspec
 
 from sim.costs.cost import Cost, CostModel, Demands
 from sim.costs.kernels import CompactKernels
+from sim.costs.passes import PassUse
 from sim.costs.profile import HostCosts, Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import MODELS, ModelShape, model
+from sim.costs.works import WorkCosts
 from sim.interface.work import Work
 
 
@@ -32,6 +34,11 @@ class DrafterCosts:
 
     def demands(self, work: Work) -> Demands:
         return self._by_drafter[work.drafter].demands(work)
+
+    def use(self, work: Work) -> PassUse:
+        costs = self._by_drafter[work.drafter]
+        assert isinstance(costs, WorkCosts), "costs of a profile"
+        return costs.use(work)
 
 
 def pair_with(profile: Profile, name: str) -> Profile:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from sim.costs.cost import Cost, Demands
 from sim.costs.extrapolation import Largest, OutsideProfileWarning, collected, outside
-from sim.costs.passes import ModelPasses
+from sim.costs.passes import ModelPasses, PassUse
 from sim.costs.profile import HostCosts, Profile
 from sim.interface.work import Kind, Model, Work
 
@@ -113,6 +113,20 @@ class WorkCosts(ABC, Generic[PassesT]):
             prepare_s = max(0.0, prepare_s - work.ahead_s)
         return Cost(prepare_s, device_s if self._is_synchronous else launch_s, device_s, num_kernels)
 
+    def use(self, work: Work) -> PassUse:
+        """What all passes of `work` compute and move on one device."""
+        if work.kind in (Kind.HOST, Kind.COPY):
+            return PassUse(0.0, float(work.num_bytes))
+        passes = self.passes(work.model)
+        flops, num_bytes = passes.use(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
+        if work.draft_tokens > 1 and work.rows:
+            # A pass's use is linear in its context, so the mean one stands for all.
+            num_later = work.draft_tokens - 1
+            later = passes.use(work.rows, work.rows, _later_context(work), (), work.rows)
+            flops += num_later * later.flops
+            num_bytes += num_later * later.num_bytes
+        return PassUse(flops, num_bytes)
+
     def demands(self, work: Work) -> Demands:
         """Share of the achieved roofs, clipped to 0..1 and no less than the profile's floor."""
         if work.kind is Kind.HOST:
@@ -123,13 +137,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         if floor >= 1.0:
             return Demands(1.0, 1.0)
         passes = self.passes(work.model)
-        flops, num_bytes = passes.use(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
-        if work.draft_tokens > 1 and work.rows:
-            # A pass's use is linear in its context, so the mean one stands for all.
-            num_later = work.draft_tokens - 1
-            later = passes.use(work.rows, work.rows, _later_context(work), (), work.rows)
-            flops += num_later * later.flops
-            num_bytes += num_later * later.num_bytes
+        flops, num_bytes = self.use(work)
         device_s = self.cost(work).device_s
         if device_s <= 0.0:
             return Demands(floor, floor)

@@ -15,6 +15,7 @@ from sim.engine.gauge import GapSamples
 from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.interface.work import Work
+from sim.metrics.energy import PowerTrace
 from sim.workload.classes import SloClass
 
 PART_ROWS = 50_000
@@ -144,6 +145,8 @@ class RunRecord:
     """Empty unless recording was asked for, and so is the next."""
     kv_series: list[tuple[float, int]] = field(default_factory=list)
     """(time, tokens in KV from then on)."""
+    power: PowerTrace | None = None
+    """None unless energy was asked for."""
 
 
 def request_parts(record: RunRecord) -> Iterator[dict[str, list[Any]]]:

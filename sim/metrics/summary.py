@@ -106,7 +106,12 @@ def summarise(
     result |= _windowed(record, measured, finished)
     result |= prefix_cache(record, measured)
     result |= _speculation(record, measured)
-    return result | _device(record, duration_s)
+    result |= _device(record, duration_s)
+    if record.power is not None:
+        joules = record.power.joules(start_s, end_s)
+        result["power_w"] = None if joules is None else _ratio(joules, duration_s * record.num_gpus)
+        result["joules_per_output_token"] = None if joules is None else _ratio(joules, output_tokens)
+    return result
 
 
 def number(run: Mapping[str, Value], key: str) -> float | None:

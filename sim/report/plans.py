@@ -22,16 +22,19 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
     say = partial(console.print, highlight=False, markup=False)
     say(result.verdict)
     has_price = result.price_per_gpu_h is not None
+    has_energy = any(row.joules_per_output_token is not None for row in result.deployments)
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("replica", no_wrap=True)
     fleet = [] if result.rate_per_s is None else ["replicas", "GPUs", "draws met"]
     rate_title = "req/s of one" if fleet else "req/s"
-    for title in ("K", rate_title, *fleet, "tok/s/GPU", *(["$/M"] if has_price else [])):
+    extra = [*(["$/M"] if has_price else []), *(["J/tok"] if has_energy else [])]
+    for title in ("K", rate_title, *fleet, "tok/s/GPU", *extra):
         table.add_column(title, justify="right", no_wrap=True)
     estimates = [row for row in result.deployments if row.is_first_pass]
     refined = [row for row in result.deployments if not row.is_first_pass]
     for row in [*refined, *estimates[:MAX_ESTIMATES]]:
-        table.add_row(*_cells(row, result, has_price=has_price))
+        energy = [number(row.joules_per_output_token)] if has_energy else []
+        table.add_row(*_cells(row, result, has_price=has_price), *energy)
     print_table(console, table)
     if estimates:
         more = len(estimates) - MAX_ESTIMATES

@@ -299,7 +299,7 @@ def notes(result: Comparison) -> list[str]:
         span = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
         lines.append(f"acceptance length (tokens per verify): {span}")
     lines += _overlap_lines(result) + _partition_lines(result)
-    lines += _load_lines(result) + _tail_lines(result)
+    lines += _power_lines(result) + _load_lines(result) + _tail_lines(result)
     if result.length.num_cooldowns:
         lines.append("output: tokens that come before the last arrival that is measured")
     else:
@@ -390,7 +390,23 @@ def _tail_lines(result: Comparison) -> list[str]:
 def comparison_in_brief(result: Comparison) -> list[str]:
     """What a comparison rests on, short."""
     overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
-    return in_brief([*level_lines(result), *overlap], result.evidence, result.notes)
+    return in_brief([*level_lines(result), *overlap, *_power_lines(result)], result.evidence, result.notes)
+
+
+def _power_lines(result: Comparison) -> list[str]:
+    """Watts of a GPU and joules of a token, where they were asked for."""
+    if not result.scenario.get("energy"):
+        return []
+    gpu = result.profile.name.partition("/")[0]
+    parts = [
+        f"{row.policy} {number(row.mean['power_w'])} W a GPU, {number(row.mean['joules_per_output_token'])} J a token"
+        for row in result.policies
+        if row.mean["power_w"] is not None
+    ]
+    if not parts:
+        return [f"power: nothing is known of that of {gpu}"]
+    where = "within 15 % on A100s" if gpu == "a100-sxm" else f"measured on A100s alone, none on {gpu}"
+    return [f"power: {'; '.join(parts)} ({where})"]
 
 
 def level_lines(result: Comparison) -> list[str]:

@@ -16,7 +16,7 @@ import msgspec
 
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
-from sim.costs.cost import CostModel, Link
+from sim.costs.cost import Link
 from sim.costs.drafters import DrafterCosts, draft_shape, pair_with
 from sim.costs.engine import EngineCosts, engine_of
 from sim.costs.forms.build import ShippedCosts, build_costs
@@ -94,7 +94,7 @@ class Resolved:
     """Of the models whose KV is sent between GPUs, on one of them."""
     costs: ShippedCosts
     """Of the profile's own pair."""
-    host_costs: CostModel
+    host_costs: ShippedCosts | DrafterCosts
     """As `costs`; works of further draft models by their own."""
     costs_elsewhere: dict[int, ShippedCosts]
     """By index, of GPUs that are others than the profile's."""
@@ -157,6 +157,8 @@ class _Resolver:
     def __init__(self, scenario: Scenario, profile: Profile, policy: Policy, num_slots: int | None) -> None:
         self.scenario, self.profile, self.policy, self.num_slots = scenario, profile, policy, num_slots
         self.is_real = num_slots is not None
+        if self.is_real and scenario.energy:
+            raise ValueError("energy is simulated only: a replay reads no power; leave it out")
         self.engine = engine_for(scenario, profile, is_real=self.is_real)
         self.limits = limits_on(
             self.engine, scenario, profile, is_speculative=policy.is_speculative, is_real=self.is_real
@@ -181,7 +183,7 @@ class _Resolver:
         self.regime = self.scenario.devices.overlap or Regime.LEFTOVER if is_plain else None
         self.costs = self._costs()
         further = [self._costs_of(pair) for pair in self.further_pairs]
-        self.host_costs: CostModel = DrafterCosts([self.costs, *further]) if further else self.costs
+        self.host_costs = DrafterCosts([self.costs, *further]) if further else self.costs
 
     def resolved(self) -> Resolved:
         scenario, policy, profile = self.scenario, self.policy, self.profile

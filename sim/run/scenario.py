@@ -307,6 +307,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Of arrivals, lengths and acceptance."""
     replications: int = 1
     """Runs of each policy, each with a child of the seed."""
+    energy: bool = False
+    """Runs also say power_w, the mean watts of a GPU with its idle time, and joules_per_output_token; null where the
+    power of that GPU is not known (docs/validation/power.md)."""
 
     def __post_init__(self) -> None:
         if self.schema != SCENARIO_SCHEMA:
@@ -346,6 +349,8 @@ def to_plain(scenario: Scenario) -> dict[str, Any]:
     if plain["workload"]["request_rate"] in (None, inf):
         plain["workload"]["request_rate"] = "inf"
     plain["policy"] = list(plain["policy"])
+    if not scenario.energy:
+        del plain["energy"]
     return plain
 
 

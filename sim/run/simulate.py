@@ -7,11 +7,13 @@ comparing runs (sim.compare.side_by_side).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sim.acceptance.draws import AcceptanceDraws
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.request import Request
+from sim.metrics.energy import PowerMeter
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
 from sim.run.experiment import Accounts, Experiment
 from sim.run.resolve import Resolved
@@ -32,13 +34,39 @@ def simulate(
     experiment = Experiment(resolved, seed)
     requests = list(requests) if requests is not None else experiment.requests()
     draws = experiment.draws(requests)
+    meter = _meter(resolved) if resolved.scenario.energy else None
+    hear = None if meter is None else meter.hear
     if record_works:
-        return run_recorded(experiment, requests, lambda on_work: _host(experiment, draws, on_work), draws=draws)
-    host = _host(experiment, draws)
-    serving = experiment.start(host, requests, draws=draws)
-    host.run_until(resolved.scenario.window.stop_s)
-    experiment.check_served(serving)
-    return experiment.record(serving, accounts_of(host, []))
+        record = run_recorded(
+            experiment, requests, lambda on_work: _host(experiment, draws, _both(on_work, hear)), draws=draws
+        )
+    else:
+        host = _host(experiment, draws, hear)
+        serving = experiment.start(host, requests, draws=draws)
+        host.run_until(resolved.scenario.window.stop_s)
+        experiment.check_served(serving)
+        record = experiment.record(serving, accounts_of(host, []))
+    return record if meter is None else replace(record, power=meter.trace)
+
+
+def _meter(resolved: Resolved) -> PowerMeter:
+    """Of the power of all GPUs."""
+    elsewhere, devices = resolved.costs_elsewhere, range(resolved.scenario.devices.count * resolved.num_gpus)
+    return PowerMeter(
+        [elsewhere.get(index, resolved.host_costs) for index in devices],
+        [elsewhere[index].profile if index in elsewhere else resolved.profile for index in devices],
+    )
+
+
+def _both(first: OnWork, second: OnWork | None) -> OnWork:
+    if second is None:
+        return first
+
+    def hear(ticket: SimTicket) -> None:
+        first(ticket)
+        second(ticket)
+
+    return hear
 
 
 def _host(experiment: Experiment, draws: AcceptanceDraws, on_work: OnWork | None = None) -> SimHost:

@@ -174,7 +174,7 @@ def _labels(job: Job, replication: int) -> Row:
 def scenario_columns(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """Dotted keys of a resolved scenario and their values as JSON."""
     plain = msgspec.to_builtins(scenario)
-    for key in ("schema", "policy", "replications"):
+    for key in ("schema", "policy", "replications", *(() if scenario.energy else ("energy",))):
         del plain[key]
     yield from ((key, json.dumps(value)) for key, value in _flat(plain))
 

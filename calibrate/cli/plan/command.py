@@ -52,6 +52,7 @@ ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0,
 @click.option("--num-speculative-tokens", "longest", type=click.IntRange(min=1), default=None, help="Longest to try.")
 @click.option("--engine", default="vllm-0.24", show_default=True, help="Whose kernels and overheads.")
 @click.option("--price", default=None, metavar="USD/gpu-h", help="Of one GPU, such as 3.5/gpu-h.")
+@click.option("--energy", is_flag=True, help="Joules per output token, too.")
 @click.option("--gpus", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of a replica at most.")
 @click.option("--tp", type=click.IntRange(min=1), default=None, help="Tensor parallel. [default: searched]")
 @click.option("--ep", type=click.IntRange(min=1), default=None, help="Expert parallel. [default: searched]")
@@ -233,6 +234,7 @@ def _scenario(flags: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[S
         "speculation": speculation,
         "goodput": goodput,
         "seed": flags["seed"],
+        "energy": flags["energy"],
     }
     return parse_scenario(raw), assumed
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 METRIC = "mean_e2el_ms"
 PER_GPU = "output_throughput_per_gpu_tokens_per_s"
+JOULES = "joules_per_output_token"
 TIMELINE_PROMPTS = 60
 HOUR_S, MILLION = 3600.0, 1e6
 Table = Sequence[tuple[int, int, int]]
@@ -209,7 +210,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Figure:
     headline(figure, f"Output per user against output per GPU, without overloaded points\nnumbers: "
                      f"{', '.join(spoken(key) for key in across)}")  # fmt: skip
     for axis, (title, own) in zip(axes[0], panels, strict=True):
-        table = own.means([TOKENS_PER_S, PER_GPU, "mean_tpot_ms"])
+        table = own.means([TOKENS_PER_S, PER_GPU, "mean_tpot_ms", JOULES])
         table = table[table["mean_tpot_ms"].notna() & ~table["is_overloaded"]]
         users = 1e3 / table["mean_tpot_ms"].to_numpy()
         gpus = table[PER_GPU if PER_GPU in own.rows else TOKENS_PER_S].to_numpy()
@@ -223,7 +224,7 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Figure:
         axis.margins(0.1)
         axis.set_ylim(bottom=0.0)
         texts = [
-            ", ".join(f"k={row[key]:g}" if key == K else f"{row[key]:g}" for key in across if row[key] == row[key])
+            ", ".join(_label(key, row[key]) for key in (*across, JOULES) if row[key] == row[key])
             for _, row in table.iloc[best].iterrows()
         ]
         label_points(figure, axis, zip(users[best], gpus[best], texts, strict=True))
@@ -234,6 +235,11 @@ def draw_pareto(points: Points, price_per_hour: float | None = None) -> Figure:
             cost.set_ylabel("$ per million output tokens")
     legend(figure, axes)
     return figure
+
+
+def _label(key: str, value: float) -> str:
+    """`k=4`, `0.31 J` per output token, or a load."""
+    return f"k={value:g}" if key == K else f"{value:.2g} J" if key == JOULES else f"{value:g}"
 
 
 def _front(xs: Floats, ys: Floats) -> list[int]:

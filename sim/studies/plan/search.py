@@ -16,15 +16,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sim.compare.points import Point, run_point
 from sim.compare.pool import lasting
 from sim.costs.profile import Profile
+from sim.draws import child_seed
 from sim.engine.fleet import Routing
+from sim.metrics.summary import number
 from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.attainment import DEFAULT_SHARE, Highest, highest_load
 from sim.studies.deploy import checking_lines
 from sim.studies.draws import DEFAULT_DRAWS, covers
 from sim.studies.evidence import asked_of, evidence
+from sim.studies.load_search import REQUESTS, with_length
 from sim.studies.plan.answer import Answer
 from sim.studies.plan.first_pass import POLICY, Candidate, OnDone, Ranked, Refused, cost, first_pass
 from sim.studies.tune import Tuning, tune
@@ -122,7 +126,8 @@ def plan(
     nearest.
     """
     _check(scenario, candidates, rate_per_s, draws)
-    ranking, misses = first_pass(scenario, candidates, rate_per_s, share, workers, on_done)
+    plain = msgspec.structs.replace(scenario, energy=False)
+    ranking, misses = first_pass(plain, candidates, rate_per_s, share, workers, on_done)
     refused = [*refused, *misses]
     if not ranking:
         raise ValueError(_nothing(scenario, refused))
@@ -196,7 +201,7 @@ class _Refined(NamedTuple):
 
 
 class _Refinement:
-    """Draft lengths, replicas and their price in draws."""
+    """Draft lengths, replicas, their price and their energy, in draws but for the last."""
 
     def __init__(
         self,
@@ -209,7 +214,8 @@ class _Refinement:
         workers: int | None,
         on_done: OnDone,
     ) -> None:
-        self._scenario, self._rate_per_s, self._share = scenario, rate_per_s, share
+        self._with_energy, self._rate_per_s, self._share = scenario.energy, rate_per_s, share
+        self._scenario = msgspec.structs.replace(scenario, energy=False)
         self._target_model = target_model
         self._price_per_gpu_h, self._draws, self._workers, self._on_done = price_per_gpu_h, draws, workers, on_done
         self._output_tokens = mean_tokens(scenario.workload, scenario.seed)[1]
@@ -288,6 +294,7 @@ class _Refinement:
             rate_interval=None if interval is None else (interval[0] * ranks, interval[1] * ranks),
             output_tokens_per_s_per_gpu=self._per_gpu(rate, replicas * ranked.candidate.gpus),
             usd_per_million_tokens=self._usd(rate, replicas * ranked.candidate.gpus),
+            joules_per_output_token=self._joules(scenario, profile, rate / (replicas * ranks)),
             evidence=evidence(profile, [asked_of(scenario, profile, POLICY, loads)]),
             is_first_pass=False,
         )
@@ -331,6 +338,16 @@ class _Refinement:
         if self._price_per_gpu_h is None:
             return None
         return self._price_per_gpu_h / (3600.0 * self._per_gpu(rate, gpus)) * 1e6
+
+    def _joules(self, scenario: Scenario, profile: Profile, rate: float) -> float | None:
+        """Of one rank at its part of the load, where energy was asked for."""
+        if not self._with_energy:
+            return None
+        scenario = with_length(msgspec.structs.replace(scenario, energy=True), REQUESTS)
+        workload = msgspec.structs.replace(scenario.workload, request_rate=rate)
+        scenario = msgspec.structs.replace(scenario, workload=workload)
+        point = Point(scenario=scenario, policy=POLICY, seed=child_seed(scenario.seed, 0), profile=profile)
+        return number(run_point(point).run, "joules_per_output_token")
 
 
 def _seats(scenario: Scenario, profile: Profile, in_flight: int) -> int:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from sim.costs.datasheets import POWER
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.report.plans import draft_lengths, print_plan
@@ -180,3 +181,18 @@ def test_json_has_the_keys_that_scripts_rely_on() -> None:
     assert {
         "gpus", "tp", "ep", "dp", "replicas", "k_table", "worlds_met", "usd_per_million_tokens", "nearest_evidence"
     } <= set(row)  # fmt: skip
+
+
+def test_a_plan_says_joules_of_simulated_rows_where_it_is_asked() -> None:
+    found = planned(scenario(energy=True), ONE, rate_per_s=5.0)
+    (row,) = (each for each in found.deployments if not each.is_first_pass)
+    idle_w, limit_w = POWER["h100-sxm"]
+    joules = row.joules_per_output_token
+    assert joules is not None
+    assert idle_w < joules * row.output_tokens_per_s_per_gpu < limit_w
+    assert "energy" not in found.scenario
+    console = Console(file=StringIO(), width=200)
+    print_plan(console, found, capacity_line="")
+    assert isinstance(console.file, StringIO)
+    assert any(line.rstrip().endswith("J/tok") for line in console.file.getvalue().splitlines())
+    assert planned(scenario(), ONE, rate_per_s=5.0).deployments[0].joules_per_output_token is None
