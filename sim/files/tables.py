@@ -24,13 +24,13 @@ class CsvRows(NamedTuple):
     rows: Iterator[tuple[int, list[str]]]
 
 
-def read_csv(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -> CsvRows:
+def read_csv(path: str | Path, what: str) -> CsvRows:
     """A CSV file with a header line of different names. Rows are as wide as the header; blank ones are passed over.
 
     Raises ValueError naming file and line, for a row when it is reached.
     """
     where = f"{what} {str(path)!r}"
-    reader = csv.reader(_lines(path, what, max_bytes), strict=True)
+    reader = csv.reader(_lines(path, what), strict=True)
     cells = _next(reader, where)
     if cells is None:
         raise ValueError(f"{where} is empty; want a header line")
@@ -114,8 +114,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _lines(path: str | Path, what: str, max_bytes: int) -> Iterator[str]:
-    for number, line in lines_of(path, what, max_bytes=max_bytes):
+def _lines(path: str | Path, what: str) -> Iterator[str]:
+    for number, line in lines_of(path, what):
         if bad := CONTROL.search(line):
             raise ValueError(f"{what} {str(path)!r} line {number}: control character {bad[0]!a}; is it no text?")
         yield line

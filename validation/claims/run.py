@@ -7,7 +7,7 @@ from functools import partial
 
 from sim.compare.pool import default_workers, given, started
 from validation.claims import colocated, deployment, dispec, headline, hockey_stick, measured, noise, three_way
-from validation.claims.ledger import SECTIONS, Row, Section, read_section
+from validation.claims.ledger import Row, Section, read_section
 
 DRAWS = 100
 """Draws of draws behind a row of single runs; sections whose rows are means take a few of them."""
@@ -24,16 +24,6 @@ PARTS: dict[tuple[str, str], Judge] = {
     ("H", ""): measured.judge,
 }
 """Who judges a section, or a part of one that is long; the longest first."""
-
-
-def claims(*sections: str, draws: int = DRAWS, workers: int | None = None) -> list[Row]:
-    """Published claims beside what is simulated from their conditions; no section = all of them.
-
-    >>> rows = claims("F", draws=2, workers=1)
-    >>> [row.verdict.value for row in rows if row.id.startswith("F.spec")]
-    ['refuted', 'explained', 'reproduced']
-    """
-    return judge_all(sections or SECTIONS, draws=draws, workers=workers)
 
 
 def judge(part: tuple[str, str], draws: int = DRAWS) -> list[Row]:

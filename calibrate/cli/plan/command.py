@@ -34,7 +34,7 @@ ASSUMED = {
     "dspark": ("length:2.87@3", 5, "Kimi-K3's DSpark, coding"),
     "": ("length:2.73@3", 5, "a draft of 1B of the same family"),
 }
-"""By drafter: an acceptance where none is given, the longest draft to try, whose it is (docs/drafting.md)."""
+"""By drafter: an acceptance where none is given, the longest draft to try, whose it is."""
 NO_SLO = "plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS"
 ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, max=1, min_open=True)
 

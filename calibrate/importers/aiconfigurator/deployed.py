@@ -54,7 +54,7 @@ def formats(gpu: str, name: str) -> tuple[str | None, ...]:
     return (None, *narrow)
 
 
-def ship(configs: Path, to: Path = SHIPPED) -> list[Path]:
+def ship(configs: Path) -> list[Path]:
     """Write every profile that no other script ships; what does not fit a GPU, or has no table, is left out."""
     tables, revision = installed_tables()
     written = []
@@ -75,31 +75,31 @@ def ship(configs: Path, to: Path = SHIPPED) -> list[Path]:
                     label = profile.name
                     if name.startswith("gpt-oss"):
                         label = label.replace("-mxfp4-fp8", "").replace("-mxfp4-marlin", "").replace("-mxfp4", "")
-                    if not (to / f"{label}.json").exists():
-                        written.append(ship_profile(msgspec.structs.replace(profile, name=label), to))
-    return [*written, *ship_served(configs, to)]
+                    if not (SHIPPED / f"{label}.json").exists():
+                        written.append(ship_profile(msgspec.structs.replace(profile, name=label)))
+    return [*written, *ship_served(configs)]
 
 
-def ship_served(configs: Path, to: Path) -> list[Path]:
+def ship_served(configs: Path) -> list[Path]:
     """The models of SERVED, nothing of which was measured itself."""
     written = []
     for origin, names in SERVED.items():
         for name in names:
             shape = msgspec.structs.replace(source_of(str(configs / f"{CONFIGS[name]}_config.json")).shape, name=name)
             profile = with_models(load(origin), shape, None)
-            if not (to / f"{profile.name}.json").exists():
-                written.append(ship_profile(profile, to))
+            if not (SHIPPED / f"{profile.name}.json").exists():
+                written.append(ship_profile(profile))
     return written
 
 
-def ship_layers(layers: Path, configs: Path, to: Path = SHIPPED) -> list[Path]:
+def ship_layers(layers: Path, configs: Path) -> list[Path]:
     """The RTX 4090: constants fitted to its layers' times, and a model of the same size by them."""
     other = source_of(str(configs / f"{CONFIGS['qwen3-8b']}_config.json")).shape
     origin = import_llmservingsim(layers, "rtx-4090", model("llama-3.1-8b"), None, 1, revision=LAYERS, form="compact")
     apart = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=APART)
     origin = msgspec.structs.replace(origin, errors={**dict.fromkeys(("decode", "prefill"), apart), **origin.errors})
     beside = with_models(origin, msgspec.structs.replace(other, name="qwen3-8b"), None)
-    return [ship_profile(profile, to) for profile in (origin, beside)]
+    return [ship_profile(profile) for profile in (origin, beside)]
 
 
 if __name__ == "__main__":

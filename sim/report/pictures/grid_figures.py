@@ -71,7 +71,7 @@ def pictures(*, price_per_hour: float | None = None, table: Table | None = None)
     }
 
 
-def draw_improvement(points: Points, metric: str = METRIC) -> Figure:
+def draw_improvement(points: Points) -> Figure:
     """Change of mean latency from the first policy to each other one, over load and acceptance (or draft length).
 
     Cells carry the change in percent; in brackets where its interval holds zero, with a question mark where the ends
@@ -96,7 +96,7 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Figure:
     left_out = _left_out(len(panels))
 
     def cells(own: Points, policy: str) -> tuple[Floats, list[list[str]]]:
-        changes = Points(frame=own.rows[own.rows["policy"].isin([policies[0], policy])]).paired("policy", metric)
+        changes = Points(frame=own.rows[own.rows["policy"].isin([policies[0], policy])]).paired("policy", METRIC)
         shade = np.full((len(points.values(down)), len(points.values(across))), np.nan)
         texts = [["" for _ in points.values(across)] for _ in points.values(down)]
         for _, row in changes.iterrows():
