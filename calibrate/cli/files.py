@@ -311,9 +311,16 @@ def _measured(path: Path) -> tuple[str, str]:
 
 
 def _tuning(path: Path) -> tuple[str, str]:
-    from sim.report.pictures.grid_figures import read_table
+    """What `lanesim tune --json` wrote."""
+    from sim.files.json_values import convert, read_json
 
-    return "draft lengths by batch size", f"{len(read_table(path))} rows"
+    raw = read_json(path, "table")
+    wanted = f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
+    rows = convert(raw["table"], list[tuple[int, int, int]], wanted)
+    for before, (first, last, k) in zip([0, *(last for _, last, _ in rows)], rows, strict=False):
+        if not before < first <= last or k < 0:
+            raise ValueError(f"{wanted}; got [{first}, {last}, {k}] after {before}")
+    return "draft lengths by batch size", f"{len(rows)} rows"
 
 
 def _summary(path: Path) -> tuple[str, str]:

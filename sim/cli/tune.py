@@ -41,11 +41,6 @@ EXAMPLE = (
     help="Draws within the errors of costs and acceptance. [default: 20; adaptive: 4]",
 )
 @click.option(
-    "--controllers",
-    default=None,
-    help="Controllers to run as well, with what they cost: by_batch, sglang_adaptive, goodput. [default: none]",
-)
-@click.option(
     "--policies", default=None, help="adaptive: lane policies to choose from. [default: pd,unified,pdv,baseline]"
 )
 @click.option("--target-model", default=None, help="What `vllm serve` loads. [default: as the profile is named]")
@@ -97,10 +92,9 @@ def tune_command(**flags: Any) -> None:
 
 
 OWN_OPTIONS = (
-    "draws", "target_model", "draft_model", "workers", "concurrencies", "lengths", "controllers", "policies",
-    "contexts",
+    "draws", "target_model", "draft_model", "workers", "concurrencies", "lengths", "policies", "contexts",
 )  # fmt: skip
-FOR_LENGTHS = ("lengths", "contexts", "controllers", "target_model", "draft_model")
+FOR_LENGTHS = ("lengths", "contexts", "target_model", "draft_model")
 
 
 def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning | ContextTuning:
@@ -112,12 +106,11 @@ def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning | ContextTun
         raise ValueError("--policies: lane policies are chosen by load with --policy adaptive only")
     if options["draws"] is None:
         options["draws"] = DEFAULT_DRAWS
-    options["controllers"] = names(options["controllers"])
     contexts = token_counts("--contexts", options.pop("contexts"))
     if contexts is not None:
         from sim.studies.contexts.tuning import tune_contexts
 
-        for name in ("controllers", "target_model", "draft_model"):
+        for name in ("target_model", "draft_model"):
             if options.pop(name):
                 raise ValueError(f"--{name.replace('_', '-')}: not with --contexts, which prints rows alone")
         with progress() as on_step:

@@ -17,7 +17,6 @@ from sim.report.pictures.store_figures import named
 from sim.report.store_points import Points
 from sim.report.tables import costs_line, in_brief, measured_width, number, print_table
 from sim.studies.attainment import Attainment, Fleet, Highest
-from sim.studies.choice import Gain
 from sim.studies.contexts.tuning import ContextTuning
 from sim.studies.load_search import Limit
 from sim.studies.load_table import PolicyTuning
@@ -36,8 +35,6 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     say(f"{result.objective} against no speculation, by draft length K")
     print_table(console, table)
-    for gain in result.dynamic:
-        say(f"{gain.of} over {gain.over}: {_gain(gain)}, {'worth it' if gain.is_sure else 'may not be worth it'}")
     deployment = result.deployment
     say(deployment.vllm_serve)
     if deployment.sglang_flags:
@@ -49,7 +46,8 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
     if is_verbose:
         gain = result.gain
         if len(result.table) == 1 and gain.mean > 0.0:
-            say(f"a table by batch size over {gain.over}: {_gain(gain)}")
+            low, high = (100 * end for end in gain.interval)
+            say(f"a table by batch size over {gain.over}: {100 * gain.mean:+.1f} % ({low:+.1f} to {high:+.1f})")
         say(f"expected loss: {100 * result.expected_regret:.1f} % against the best, in draws that did not choose it")
         say(f"intervals: 5 to 95 % of {result.draws} {result.covers}")
         _say_all(console, result.profile, notes, result.evidence)
@@ -58,11 +56,6 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
         for line in in_brief(lines, result.evidence, notes):
             console.print(line, highlight=False, markup=False, style="dim")
     console.print(tuning_sentence(result), highlight=False, markup=False, style="bold")
-
-
-def _gain(gain: Gain) -> str:
-    low, high = gain.interval
-    return f"{100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def _say_all(console: Console, profile: CostSource, notes: Sequence[str], evidence: Sequence[str]) -> None:

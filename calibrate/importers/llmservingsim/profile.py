@@ -71,14 +71,13 @@ def import_llmservingsim(
     revision: str = "unrecorded revision",
     form: Literal["table", "compact"] = "table",
     engine_version: str | None = None,
-    gap_s: float | None = None,
 ) -> Profile:
     """A profile of `target` on `gpu`, with errors of held-out points. A draft comes from its own folder `draft_path`,
     or, where it is the target's EAGLE-3 head, from the target's points by share of weights.
 
     With `data_parallel` it is one rank's, and the experts are spread over all ranks; see sim.costs.profile.
 
-    `engine_version` replaces the folder's own and `gap_s` the engine's. Raises ValueError naming the table and what is
+    `engine_version` replaces the folder's own. Raises ValueError naming the table and what is
     wrong with it.
     """
     if draft is not None and form == "compact":
@@ -124,7 +123,7 @@ def import_llmservingsim(
         data_parallel=data_parallel,
         expert_parallel=None if target.experts is None else data_parallel,
         kernels=kernels,
-        host=host_costs(sheet.gpu.name, vllm_of(sheet.gpu.name, version), gap_s),
+        host=host_costs(vllm_of(sheet.gpu.name, version)),
         overlap=Overlap(),
         errors={},
         conditions=UNLOADED,

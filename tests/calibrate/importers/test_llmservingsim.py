@@ -264,18 +264,6 @@ def test_an_eagle3_head_is_composed_of_the_targets_own_kernels(folder: Path) -> 
     assert draft.decode_attention == profile.table.target.decode_attention
 
 
-def test_the_gap_of_a_pass_can_be_given(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "p.json"
-    flags = ("--gpu", "rtx-4090", "--target", "llama-3.1-8b", "--out", out)
-    calibrate("import", "llmservingsim", folder, *flags, "--gap-ms", 0.5)
-    given = load(out)
-    calibrate("import", "llmservingsim", folder, *flags)
-    own = load(out)
-    work = decode_work(8, 1024)
-    assert device_s(given, work) - device_s(own, work) == pytest.approx(5e-4)
-    assert "gap_s 0.0005 as given" in given.host.source
-
-
 PUBLISHED = (
     ("RTX4090", "meta-llama/Llama-3.1-8B", "rtx-4090", "llama-3.1-8b", 1),
     ("RTXPRO6000", "meta-llama/Llama-3.1-8B", "rtx-pro-6000-server", "llama-3.1-8b", 1),
