@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import write_text
+from sim.cli.console import claim, write_json
 from sim.cli.lazy import SOURCE
 from sim.workload.bench_means import KINDS, kind_of
 
@@ -37,8 +37,6 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
     step curves, tuned tables; logs (.log), looks at /metrics (.txt), benchmark results and measured levels of a server.
     The first one that is not sound ends the command with exit code 2.
     """
-    from sim.cli.console import claim
-
     claim(files={"--json": json_path}, inputs=paths)
     found = []
     meta = click.get_current_context().meta
@@ -49,10 +47,7 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
         if json_path != "-":
             print(f"{path}: {kind}: {content}")
     meta.pop(SOURCE)
-    if json_path is not None:
-        from sim.report.results import to_json
-
-        write_text(json_path, to_json({"files": found}))
+    write_json(json_path, {"files": found})
 
 
 def check_file(path: Path) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import claim, progress, say_trace, write_text
+from sim.cli.console import claim, progress, say_trace, write_json
 from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
 
 if TYPE_CHECKING:
@@ -71,11 +71,7 @@ def tune_command(**flags: Any) -> None:
     claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
     say_trace(scenario.workload, is_quiet=json_path == "-")
     result = (_policies if scenario.policy == ("adaptive",) else _lengths)(scenario, options)
-    if json_path is not None:
-        from sim.report.results import to_json
-
-        write_text(json_path, to_json(result.plain))
-    if json_path != "-":
+    if write_json(json_path, result.plain):
         from rich.console import Console
 
         from sim.report.answers import print_contexts, print_policies, print_tuning

@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.cli.console import claim, progress, write_text
+from sim.cli.console import claim, progress, write_json
 from sim.files.json_values import Json
 from sim.names import unknown
-from sim.report.results import to_json
 from sim.report.tables import print_table
 from validation.claims.ledger import SECTIONS, Row, Verdict, read_section
 from validation.claims.run import DRAWS, judge_all
@@ -48,9 +47,7 @@ def claims_command(sections: tuple[str, ...], json_path: str | None, draws: int 
     claim(files={"--json": json_path})
     with progress() as on_step:
         rows = judge_all(names, draws=draws or DRAWS, workers=workers, on_done=on_step)
-    if json_path is not None:
-        write_text(json_path, to_json(to_plain(rows)))
-    if json_path != "-":
+    if write_json(json_path, to_plain(rows)):
         print_rows(Console(), rows)
 
 

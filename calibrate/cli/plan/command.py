@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import OnStep, claim, progress, write_text
+from sim.cli.console import OnStep, claim, progress, write_json
 from sim.cli.options import ListOptions, parse_goodput
 
 if TYPE_CHECKING:
@@ -87,11 +87,7 @@ def plan_command(model: str, **flags: Any) -> None:
     from msgspec.structs import replace
 
     result = replace(result, notes=notes)
-    if json_path is not None:
-        from sim.report.results import to_json
-
-        write_text(json_path, to_json(result.plain))
-    if json_path != "-":
+    if write_json(json_path, result.plain):
         from rich.console import Console
 
         from sim.report.plans import print_plan
