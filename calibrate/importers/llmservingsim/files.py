@@ -55,6 +55,18 @@ class Attention(NamedTuple):
         chunk, history, rows, context, seconds = self
         return Attention(chunk[use], history[use], rows[use], context[use], seconds[use])
 
+    def by_rows(self) -> dict[tuple[int, int], float]:
+        """(rows, context) -> seconds."""
+        return dict(
+            zip(zip(self.rows.tolist(), self.context.tolist(), strict=True), self.seconds.tolist(), strict=True)
+        )
+
+    def by_chunk(self) -> dict[tuple[int, int], float]:
+        """(chunk, history) -> seconds."""
+        return dict(
+            zip(zip(self.chunk.tolist(), self.history.tolist(), strict=True), self.seconds.tolist(), strict=True)
+        )
+
     def decode(self) -> Attention:
         """Rows alone."""
         return self.where((self.chunk == 0) & (self.rows > 0))
@@ -66,6 +78,11 @@ class Attention(NamedTuple):
     def mixed(self) -> Attention:
         """Rows beside a chunk."""
         return self.where((self.chunk > 0) & (self.rows > 0))
+
+
+def _by_shape(first: NDArray[np.int64], second: NDArray[np.int64], seconds: Array) -> dict[tuple[int, int], float]:
+    columns = (first.tolist(), second.tolist(), seconds.tolist())
+    return {(one, other): value for one, other, value in zip(*columns, strict=True)}
 
 
 class LayerFiles(NamedTuple):
