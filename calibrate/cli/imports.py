@@ -130,13 +130,6 @@ def _in_formats(
 @click.option("--draft-path", type=A_PATH, default=None, help="The draft's folder of tables, same GPU and degree.")
 @click.option("--tp", default=1, show_default=True, help="Devices that share the models: PATH's own degree, tpN.")
 @click.option("--dp", default=1, show_default=True, help="Ranks with requests of their own that share the experts.")
-@click.option(
-    "--form",
-    type=click.Choice(["table", "compact"]),
-    default="table",
-    show_default=True,
-    help="The model's own measured points, or constants fitted to them.",
-)
 @click.option("--engine-version", default=None, help="vLLM version of all-reduces and gap; default: PATH's meta.yaml.")
 @click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
@@ -148,7 +141,6 @@ def llmservingsim_command(
     draft_path: Path | None,
     tp: int,
     dp: int,
-    form: Literal["table", "compact"],
     engine_version: str | None,
     revision: str,
     out: Path,
@@ -171,7 +163,6 @@ def llmservingsim_command(
             dp,
             draft_path=draft_path,
             revision=revision,
-            form=form,
             engine_version=engine_version,
         )
     except ImportError as error:

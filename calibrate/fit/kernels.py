@@ -204,14 +204,6 @@ def fit_all_reduce(message_bytes: Array, seconds: Array) -> AllReduce:
     return _least_squares(start, bounds, residuals)
 
 
-def fit_line(x: Array, y: Array) -> tuple[float, float]:
-    """Intercept and slope of least relative squares."""
-    weights = 1.0 / y
-    terms = np.stack([weights, x * weights], axis=1)
-    (intercept, slope), *_ = np.linalg.lstsq(terms, np.ones_like(weights), rcond=None)
-    return float(intercept), float(slope)
-
-
 def _balance(is_large: NDArray[np.bool_]) -> Array:
     """Weights that make the two halves count the same."""
     share = float(np.clip(is_large.mean(), 0.01, 0.99))

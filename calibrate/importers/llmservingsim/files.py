@@ -4,7 +4,7 @@ Every defect is a ValueError that names its place. Times are microseconds in the
 The profiler (casys-kaist/LLMServingSim, profiler/core/hooks/batch.py) gives vLLM requests of so many new tokens after
 a history: a decode row of kv_decode reads kv_decode + 1 tokens of KV, its own included, and RTX 4090's jump to split
 kernels at kv_decode 128 rather than 129 confirms it. A chunk of prefill_chunk follows a history of kv_prefill.
-Not here: what is made of them (calibrate.importers.llmservingsim.table and .compact).
+Not here: what is made of them (calibrate.importers.llmservingsim.table).
 """
 
 from __future__ import annotations

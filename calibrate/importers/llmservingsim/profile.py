@@ -4,10 +4,9 @@ PATH is the folder of one GPU, model and degree of parallelism, `.../bf16/tp1`: 
 attention.csv, of a mixture of experts moe.csv, and skew.csv and ../meta.yaml where present. They hold kernel times of
 one layer, sharded but at full dimensions otherwise, so layers and dimensions come from our table; all-reduces, gathers
 and host constants, which they do not have, from calibrate.hardware.engines.
-Two forms: "table" keeps the points, "compact" fits constants to four fifths of them.
-A draft's points come from the draft's own folder, or are composed from the target's. Mixed passes fit the verify rule,
-whatever the form.
-Not here, but beside this: reading (files), either form (table, compact), errors (errors).
+The profile keeps the points.
+A draft's points come from the draft's own folder, or are composed from the target's. Mixed passes fit the verify rule.
+Not here, but beside this: reading (files), points (table), errors (errors).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from datetime import date
 from functools import lru_cache
 from itertools import compress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,13 +32,12 @@ from calibrate.hardware.engines import (
     host_costs,
     vllm_of,
 )
-from calibrate.importers.llmservingsim.compact import UNFITTED_RULE, fit_compact
 from calibrate.importers.llmservingsim.errors import layer_errors, skew_errors
 from calibrate.importers.llmservingsim.files import LICENCE, ONCE, REPOSITORY, Attention, LayerFiles, read_layer_files
 from calibrate.importers.llmservingsim.table import LayerPoints, RawCurve, gather_s, layer_points, reduced_s, table_of
 from sim.costs.datasheets import Datasheet
 from sim.costs.forms.build import build_costs
-from sim.costs.kernels import AllReduce, CompactKernels, VerifyAttention
+from sim.costs.kernels import AllReduce, VerifyAttention
 from sim.costs.passes import ModelPasses
 from sim.costs.points import TableKernels
 from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
@@ -51,7 +49,7 @@ TABLE_SOURCE = (
     "table of the points, smoothed; embedding and last norm, once per pass, are spread over the layers' bodies; "
     "rows beside a chunk add a median over all chunks"
 )
-COMPACT_SOURCE = "compact constants fitted by lanesim on four fifths of the points, errors on the rest"
+UNFITTED_RULE = VerifyAttention(kv_slowdown=1.0)
 HEAD_SOURCE = (
     "draft eagle3 composed, not measured: the target's own layer with twice its QKV, its attention, its LM head and "
     "sampler by share of the vocabulary, its fusion by share of the weights"
@@ -143,7 +141,6 @@ def import_llmservingsim(
     *,
     draft_path: str | Path | None = None,
     revision: str = "unrecorded revision",
-    form: Literal["table", "compact"] = "table",
     engine_version: str | None = None,
 ) -> Profile:
     """A profile of `target` on `gpu`, with errors of held-out points. A draft comes from its own folder `draft_path`,
@@ -154,13 +151,11 @@ def import_llmservingsim(
     `engine_version` replaces the folder's own. Raises ValueError naming the table and what is
     wrong with it.
     """
-    if draft is not None and form == "compact":
-        raise ValueError(f"--draft {draft.name!r}: the compact form here holds one model; use --form table")
     for shape in (target, draft):
         if shape is not None and not msgspec.structs.replace(shape, experts=None).is_plain:
             raise ValueError(f"{shape.name!r}: want a dense decoder or plain experts in one number format")
-    if target.experts is not None and (form == "compact" or draft is not None):
-        raise ValueError(f"--target {target.name!r} has experts: want --form table and no --draft")
+    if target.experts is not None and draft is not None:
+        raise ValueError(f"--target {target.name!r} has experts: want no --draft")
     if data_parallel < 1 or (data_parallel > 1 and (target.experts is None or tensor_parallel > 1)):
         raise ValueError(
             f"--dp {data_parallel} with --tp {tensor_parallel}: ranks that share the experts of {target.name!r}, one "
@@ -183,7 +178,6 @@ def import_llmservingsim(
         drafted = read_draft(draft, draft_path, sheet, target, files, known.reduce)
     elif draft_path is not None:
         raise ValueError("--draft-path without --draft: name the model of that folder")
-    kernels, errors = _kernels(known, target, points, drafted, form)
     name = f"{sheet.gpu.name}/{target.name}" + (f"+{draft.name}" if draft is not None else "")
     for flag, degree in (("tp", tensor_parallel), ("ep", data_parallel), ("dp", data_parallel)):
         name += f"-{flag}{degree}" if degree > 1 else ""
@@ -196,45 +190,31 @@ def import_llmservingsim(
         tensor_parallel=tensor_parallel,
         data_parallel=data_parallel,
         expert_parallel=None if target.experts is None else data_parallel,
-        kernels=kernels,
+        kernels=TableKernels(
+            target=table_of(points),
+            draft=table_of(drafted.points) if drafted is not None else None,
+            verify_rule=UNFITTED_RULE,
+            attention_implementation=ATTENTION.get(sheet.family, "FlashAttention-3"),
+            kv_layout="paged",
+        ),
         host=host_costs(vllm_of(sheet.gpu.name, version)),
         overlap=Overlap(),
         errors={},
         conditions=UNLOADED,
-        source=_source(known, revision, form, drafted),
+        source=_source(known, revision, drafted),
         fingerprint=None,
         date=date.today().isoformat(),
     )
-    return _with_rule_and_errors(profile, known, points, drafted, errors)
+    return _with_rule_and_errors(profile, known, points, drafted)
 
 
-def _kernels(
-    known: _Known, shape: ModelShape, points: LayerPoints, drafted: Draft | None, form: Literal["table", "compact"]
-) -> tuple[TableKernels | CompactKernels, dict[str, KindError]]:
-    attention = ATTENTION.get(known.sheet.family, "FlashAttention-3")
-    if form == "compact":
-        fitted = fit_compact(known.files, known.sheet, shape, known.reduce, attention)
-        return fitted.kernels, fitted.errors
-    kernels = TableKernels(
-        target=table_of(points),
-        draft=table_of(drafted.points) if drafted is not None else None,
-        verify_rule=UNFITTED_RULE,
-        attention_implementation=attention,
-        kv_layout="paged",
-    )
-    return kernels, {}
-
-
-def _with_rule_and_errors(
-    profile: Profile, known: _Known, points: LayerPoints, drafted: Draft | None, errors: dict[str, KindError]
-) -> Profile:
+def _with_rule_and_errors(profile: Profile, known: _Known, points: LayerPoints, drafted: Draft | None) -> Profile:
     fitted = fit_rule(profile, known.files.attention, QUERY_TILES.get(known.sheet.family, 1))
     if fitted is not None:
         profile = with_rule(profile, fitted.rule)
-    if isinstance(profile.kernels, TableKernels):
-        errors = layer_errors(profile, points, profile.target)
-        if drafted is not None:
-            errors |= drafted.errors(profile)
+    errors = layer_errors(profile, points, profile.target)
+    if drafted is not None:
+        errors |= drafted.errors(profile)
     if known.files.skew is not None:
         errors |= skew_errors(known.files.skew)
     reason = f"no verify shapes there; {fitted.words}" if fitted is not None else NO_RULE
@@ -242,12 +222,12 @@ def _with_rule_and_errors(
     return msgspec.structs.replace(profile, errors=errors | {"verify": verify})
 
 
-def _source(known: _Known, revision: str, form: str, drafted: Draft | None) -> str:
+def _source(known: _Known, revision: str, drafted: Draft | None) -> str:
     files, engine = known.files, known.engine
     version = f"vLLM {files.engine_version}" if files.engine_version else "vLLM of an unrecorded version"
     parts = [
         f"{REPOSITORY}@{revision} ({LICENCE}), kernel times of one layer inside {version}, eager",
-        TABLE_SOURCE if form == "table" else COMPACT_SOURCE,
+        TABLE_SOURCE,
     ]
     if known.reduce is not None:
         parts.append(
@@ -280,19 +260,14 @@ def fit_rule(profile: Profile, attention: Attention, query_tile: int) -> VerifyF
 
 
 def with_rule(profile: Profile, rule: VerifyAttention) -> Profile:
-    kernels = profile.kernels
-    if isinstance(kernels, CompactKernels):
-        return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(kernels, verify_attention=rule))
-    return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(kernels, verify_rule=rule))
+    return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.table, verify_rule=rule))
 
 
 def _by_rule(profile: Profile, rule: VerifyAttention) -> Profile:
     """`profile` without its points of rows beside chunks, so that the rule stands in."""
-    ruled = with_rule(profile, rule)
-    if isinstance(ruled.kernels, CompactKernels):
-        return ruled
-    target = msgspec.structs.replace(ruled.kernels.target, rows_beside_chunks=None)
-    return msgspec.structs.replace(ruled, kernels=msgspec.structs.replace(ruled.kernels, target=target))
+    target = msgspec.structs.replace(profile.table.target, rows_beside_chunks=None)
+    kernels = msgspec.structs.replace(profile.table, target=target, verify_rule=rule)
+    return msgspec.structs.replace(profile, kernels=kernels)
 
 
 def mixed_points(attention: Attention) -> MixedPoints:

@@ -197,5 +197,3 @@ def test_a_draft_that_cannot_come_from_these_tables_is_refused(tmp_path: Path) -
         import_llmservingsim(folder, "rtx-4090", SHAPE, eagle3_head(SHAPE), draft_path=folder)
     with pytest.raises(ValueError, match="--draft-path without --draft"):
         import_llmservingsim(folder, "rtx-4090", SHAPE, draft_path=folder)
-    with pytest.raises(ValueError, match="the compact form here holds one model; use --form table"):
-        import_llmservingsim(folder, "rtx-4090", SHAPE, draft, draft_path=folder, form="compact")
