@@ -9,9 +9,12 @@ import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.files.read import CONTROL, MAX_TABLE_BYTES, lines_of, opened
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_CELLS = 2_000_000_000
 """A Parquet file's rows times columns: a file of a few KB can say that it holds more than any memory."""
@@ -41,7 +44,7 @@ def read_csv(path: str | Path, what: str) -> CsvRows:
     return CsvRows(header, _rows(reader, where, len(header)))
 
 
-def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = None) -> Any:
+def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = None) -> pa.Table:
     """A Parquet file as an Arrow table, or those of `columns` that it has. Raises ValueError naming the file."""
     where = f"{what} {str(path)!r}"
     try:
@@ -80,7 +83,7 @@ def writing_parquet(path: Path) -> Iterator[Callable[[Mapping[str, Sequence[Any]
         import pyarrow.parquet as pq
     except ImportError:
         raise ValueError("writing Parquet needs the analysis extra: pip install 'lanesim[analysis]'") from None
-    writer: Any = None
+    writer: pq.ParquetWriter | None = None
 
     def write(columns: Mapping[str, Sequence[Any]]) -> None:
         nonlocal writer
