@@ -68,18 +68,9 @@ def _tuning_table(result: Tuning, shown: Sequence[int]) -> Table:
     lacking = len(result.points[0].lengths) - len(shown)
     captions = [note for note in result.notes if note.startswith(IDLE) and 0 in shown]
     captions += [f"{lacking} of the lengths that were tried are in the JSON alone"] if lacking else []
-    table = Table(
-        box=SIMPLE_HEAD,
-        padding=0,
-        caption="\n".join(captions),
-        caption_justify="left",
-    )
-    table.add_column("in flight", justify="right")
-    for k in shown:
-        table.add_column(str(k), justify="right")
-    table.add_column("answer", justify="right")
-    table.add_column("5 to 95 %", justify="right")
-    table.add_column("regret", justify="right")
+    table = Table(box=SIMPLE_HEAD, padding=0, caption="\n".join(captions), caption_justify="left")
+    for name in ("in flight", *map(str, shown), "answer", "5 to 95 %", "regret"):
+        table.add_column(name, justify="right")
     for point in result.points:
         interval = "–" if point.interval is None else f"{point.interval[0]:.2f} to {point.interval[1]:.2f}"
         by_k = {length.k: length for length in point.lengths}
@@ -125,10 +116,8 @@ def print_contexts(console: Console, result: ContextTuning) -> None:
 def print_policies(console: Console, result: PolicyTuning) -> None:
     """The policies by concurrency, the verdict, and what to write into a scenario."""
     table = Table(box=SIMPLE_HEAD, title=f"{result.objective} against the policy chosen, least and most over overlap")
-    table.add_column("in flight", justify="right")
-    shown = [candidate.policy for candidate in result.points[0].candidates]
-    for policy in shown:
-        table.add_column(policy, justify="right")
+    for name in ("in flight", *(candidate.policy for candidate in result.points[0].candidates)):
+        table.add_column(name, justify="right")
     table.add_column("chosen")
     for point in result.points:
         cells = []
@@ -161,10 +150,7 @@ def print_attainment(console: Console, result: Attainment, *, is_verbose: bool =
     unit = "in flight" if result.of == "concurrency" else "req/s"
     has_draws = any(found.draws_interval is not None for found in result.highest)
     has_price = any(found.usd_per_million_tokens is not None for found in result.highest)
-    table = Table(
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
+    table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("policy", no_wrap=True)
     columns = [unit, "95 % of runs", *(["90 % of draws"] if has_draws else []), "saturated", "tok/s"]
     for name in (*columns, *(["$/M tokens"] if has_price else [])):
@@ -318,7 +304,7 @@ def attainment_sentence(result: Attainment) -> str:
     parts += [f"{found.policy} {_load(found)}" for found in ranked[1:]]
     enough = [fleet for fleet in result.fleets if fleet.replicas is not None]
     if enough:
-        parts.append(_fewest(min(enough, key=_num_replicas), result))
+        parts.append(_fewest(min(enough, key=lambda fleet: fleet.replicas or 0), result))
     elif result.target_rate is not None:
         parts.append(f"no number of replicas holds {result.target_rate:g} requests/s within them")
     return "; ".join(parts)
@@ -332,9 +318,9 @@ def _holds(found: Highest, result: Attainment, unit: str) -> str:
         return f"{found.policy} holds every load with {share}: none of them bounds the waiting"
     ranges = []
     if found.ci95 is not None:
-        ranges.append(f"{_interval(found.ci95)} over runs")
+        ranges.append(f"{_range(found.ci95)} over runs")
     if found.draws_interval is not None:
-        ranges.append(f"{_interval(found.draws_interval)} in 90 % of draws")
+        ranges.append(f"{_range(found.draws_interval)} in 90 % of draws")
     text = f"{found.policy} holds {number(found.load)} {unit} with {share}"
     if ranges:
         text += f" ({', '.join(ranges)})"
@@ -365,15 +351,6 @@ def _held(found: Highest) -> float:
     if found.limit is Limit.UNBOUNDED:
         return float("inf")
     return found.load or 0.0
-
-
-def _num_replicas(fleet: Fleet) -> int:
-    assert fleet.replicas is not None
-    return fleet.replicas
-
-
-def _interval(interval: Interval) -> str:
-    return f"{number(interval[0])} to {number(interval[1])}"
 
 
 def sweep_sentence(points: Points) -> str:
