@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from calibrate.cli.output import A_PATH, check_out
+from sim.cli.options import listed
 
 if TYPE_CHECKING:
     from calibrate.production.served import Served
@@ -213,10 +214,7 @@ def _fit(
 
 
 def _levels(text: str) -> list[int]:
-    try:
-        levels = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise ValueError(f"--levels {text!r}: want numbers of requests at once, such as 1,4,16") from None
+    levels = sorted(set(listed("--levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
     if levels[0] < 1 or len(levels) < 2:
         raise ValueError(f"--levels {text!r}: want at least two different ones, each at least 1: one is held back")
     return levels

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.console import claim, progress, say_trace, write_json
-from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
+from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, listed, scenario_options
 from sim.names import unknown
 
 if TYPE_CHECKING:
@@ -211,15 +211,10 @@ def _percentiles(text: str | None) -> list[float]:
     """Comma-separated percentiles, each above 0 and below 100."""
     from sim.metrics.summary import PERCENTILES
 
-    if text is None:
-        return list(PERCENTILES)
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--metric-percentiles {text!r}: want numbers with commas, such as 50,99") from None
-    if not all(0.0 < value < 100.0 for value in values):
+    values = listed("--metric-percentiles", text, float, "numbers with commas, such as 50,99")
+    if not all(0.0 < value < 100.0 for value in values or ()):
         raise ValueError(f"--metric-percentiles {text!r}: each must be above 0 and below 100")
-    return values
+    return list(PERCENTILES) if values is None else values
 
 
 def _run(

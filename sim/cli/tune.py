@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.console import claim, progress, say_trace, write_json
-from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
+from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, listed, scenario_options
 
 if TYPE_CHECKING:
     from sim.run.scenario import Scenario
@@ -63,8 +63,8 @@ def tune_command(**flags: Any) -> None:
         raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
     raw = gather(flags)
     raw.setdefault("policy", ["continuous"])
-    lengths = options["lengths"] = whole_numbers("--lengths", options["lengths"])
-    options["concurrencies"] = whole_numbers("--concurrencies", options["concurrencies"])
+    lengths = options["lengths"] = listed("--lengths", options["lengths"], int, WHOLE)
+    options["concurrencies"] = listed("--concurrencies", options["concurrencies"], int, WHOLE)
     if lengths:
         raw.setdefault("speculation", {})["num_speculative_tokens"] = max(lengths)
     scenario = parse_scenario(raw)
@@ -90,6 +90,7 @@ def tune_command(**flags: Any) -> None:
 OWN_OPTIONS = (
     "draws", "target_model", "draft_model", "workers", "concurrencies", "lengths", "policies", "contexts",
 )  # fmt: skip
+WHOLE = "whole numbers with commas, such as 0,1,3"
 FOR_LENGTHS = ("lengths", "contexts", "target_model", "draft_model")
 
 
@@ -102,7 +103,7 @@ def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning | ContextTun
         raise ValueError("--policies: lane policies are chosen by load with --policy adaptive only")
     if options["draws"] is None:
         options["draws"] = DEFAULT_DRAWS
-    contexts = token_counts("--contexts", options.pop("contexts"))
+    contexts = listed("--contexts", options.pop("contexts"), _tokens, "token counts with commas, such as 1k,8k,32k")
     if contexts is not None:
         from sim.studies.contexts.tuning import tune_contexts
 
@@ -126,7 +127,7 @@ def _policies(scenario: Scenario, options: dict[str, Any]) -> PolicyTuning:
         return tune_policies(
             scenario,
             load(scenario.profile),
-            candidates=names(options["policies"]) or CANDIDATES,
+            candidates=[name.strip() for name in (options["policies"] or ",".join(CANDIDATES)).split(",")],
             concurrencies=options["concurrencies"],
             draws=DEFAULT_DRAWS if options["draws"] is None else options["draws"],
             workers=options["workers"],
@@ -134,26 +135,6 @@ def _policies(scenario: Scenario, options: dict[str, Any]) -> PolicyTuning:
         )
 
 
-def names(text: str | None) -> list[str]:
-    """Comma-separated names of a flag; none where it was not given."""
-    return [name.strip() for name in text.split(",")] if text else []
-
-
-def token_counts(flag: str, text: str | None) -> list[int] | None:
-    """Comma-separated token counts of a flag, in thousands of 1,024 where they end in k."""
-    if text is None:
-        return None
-    try:
-        return [int(part.lower().removesuffix("k")) * (1024 if part[-1:] in "kK" else 1) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{flag} {text!r}: want token counts with commas, such as 1k,8k,32k") from None
-
-
-def whole_numbers(flag: str, text: str | None) -> list[int] | None:
-    """Comma-separated whole numbers of a flag."""
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{flag} {text!r}: want whole numbers with commas, such as 0,1,3") from None
+def _tokens(text: str) -> int:
+    """A token count, in thousands of 1,024 where it ends in k."""
+    return int(text.lower().removesuffix("k")) * (1024 if text[-1:] in "kK" else 1)
