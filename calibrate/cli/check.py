@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from calibrate.cli.output import A_PATH, print_errors
-from sim.cli.console import claim, write_text
+from sim.cli.console import claim, write_json
 
 FIGURE = "check.png"
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
@@ -40,14 +40,9 @@ def check_command(profile: str, against: Path | None, json_path: str | None, out
         raise ValueError(
             f"--out draws measured points and profile {loaded.name!r} carries none; add --against PATH with some"
         )
-    if json_path is not None:
-        from sim.report.results import to_json
-
-        text = to_json(check_json(loaded, errors, against.name if against is not None else None))
-        write_text(json_path, text)
     if out is not None:
         from calibrate.check.figure import draw_check
 
         draw_check(out / FIGURE, loaded, comparisons)
-    if json_path != "-":
+    if write_json(json_path, check_json(loaded, errors, against.name if against is not None else None)):
         print_errors(loaded, errors)

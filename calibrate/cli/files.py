@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import write_text
+from sim.cli.console import claim, write_json
 from sim.cli.lazy import SOURCE
 from sim.workload.bench_means import KINDS, kind_of
 
@@ -37,8 +37,6 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
     step curves, tuned tables; logs (.log), looks at /metrics (.txt), benchmark results and measured levels of a server.
     The first one that is not sound ends the command with exit code 2.
     """
-    from sim.cli.console import claim
-
     claim(files={"--json": json_path}, inputs=paths)
     found = []
     meta = click.get_current_context().meta
@@ -49,10 +47,7 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
         if json_path != "-":
             print(f"{path}: {kind}: {content}")
     meta.pop(SOURCE)
-    if json_path is not None:
-        from sim.report.results import to_json
-
-        write_text(json_path, to_json({"files": found}))
+    write_json(json_path, {"files": found})
 
 
 def check_file(path: Path) -> tuple[str, str]:
@@ -311,9 +306,16 @@ def _measured(path: Path) -> tuple[str, str]:
 
 
 def _tuning(path: Path) -> tuple[str, str]:
-    from sim.report.pictures.grid_figures import read_table
+    """What `lanesim tune --json` wrote."""
+    from sim.files.json_values import convert, read_json
 
-    return "draft lengths by batch size", f"{len(read_table(path))} rows"
+    raw = read_json(path, "table")
+    wanted = f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
+    rows = convert(raw["table"], list[tuple[int, int, int]], wanted)
+    for before, (first, last, k) in zip([0, *(last for _, last, _ in rows)], rows, strict=False):
+        if not before < first <= last or k < 0:
+            raise ValueError(f"{wanted}; got [{first}, {last}, {k}] after {before}")
+    return "draft lengths by batch size", f"{len(rows)} rows"
 
 
 def _summary(path: Path) -> tuple[str, str]:

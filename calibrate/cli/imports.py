@@ -20,12 +20,6 @@ TABLE_ENGINES = ("vllm", "sglang", "trtllm")
 IMPORT_EXAMPLE = (
     "Example: lanesim calibrate import aiconfigurator --gpu h200-sxm --target llama-3.1-8b --weights fp8 --out p.json"
 )
-GAP_OPTION = click.option(
-    "--gap-ms",
-    type=float,
-    default=None,
-    help="Device time of every target pass beyond its kernels, instead of the engine's.",
-)
 
 
 @click.group("import", epilog=IMPORT_EXAMPLE)
@@ -55,7 +49,6 @@ def import_group() -> None:
     help="points: layers composed of kernels, any model (default without PATH); compact: fitted constants, plain dense "
     "models (default with PATH); table: those models' own measured points.",
 )
-@GAP_OPTION
 @click.option("--revision", default=None, help="Revision of the tables at PATH, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
 def aiconfigurator_command(
@@ -71,7 +64,6 @@ def aiconfigurator_command(
     engine: str,
     nccl: bool,
     form: Literal["points", "compact", "table"] | None,
-    gap_ms: float | None,
     revision: str | None,
     out: Path,
 ) -> None:
@@ -96,13 +88,9 @@ def aiconfigurator_command(
         revision = revision or "unrecorded revision"
         if form == "points":
             deployment = Deployment(tp, ep, dp, *_engine(engine), has_nccl_alone=nccl)
-            profile = import_deployment(
-                path, gpu, *_in_formats(shapes, weights, kv_dtype), deployment, source=revision, gap_s=_gap_s(gap_ms)
-            )
+            profile = import_deployment(path, gpu, *_in_formats(shapes, weights, kv_dtype), deployment, source=revision)
         else:
-            profile = import_aiconfigurator(
-                path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form, gap_s=_gap_s(gap_ms)
-            )
+            profile = import_aiconfigurator(path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form)
     except ImportError as error:
         raise needs_analysis(error) from None
     except OSError as error:
@@ -142,15 +130,7 @@ def _in_formats(
 @click.option("--draft-path", type=A_PATH, default=None, help="The draft's folder of tables, same GPU and degree.")
 @click.option("--tp", default=1, show_default=True, help="Devices that share the models: PATH's own degree, tpN.")
 @click.option("--dp", default=1, show_default=True, help="Ranks with requests of their own that share the experts.")
-@click.option(
-    "--form",
-    type=click.Choice(["table", "compact"]),
-    default="table",
-    show_default=True,
-    help="The model's own measured points, or constants fitted to them.",
-)
 @click.option("--engine-version", default=None, help="vLLM version of all-reduces and gap; default: PATH's meta.yaml.")
-@GAP_OPTION
 @click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
 def llmservingsim_command(
@@ -161,9 +141,7 @@ def llmservingsim_command(
     draft_path: Path | None,
     tp: int,
     dp: int,
-    form: Literal["table", "compact"],
     engine_version: str | None,
-    gap_ms: float | None,
     revision: str,
     out: Path,
 ) -> None:
@@ -185,9 +163,7 @@ def llmservingsim_command(
             dp,
             draft_path=draft_path,
             revision=revision,
-            form=form,
             engine_version=engine_version,
-            gap_s=_gap_s(gap_ms),
         )
     except ImportError as error:
         raise needs_analysis(error) from None
@@ -199,12 +175,3 @@ def _below(path: Path | None) -> list[Path]:
     if path is None:
         return []
     return [path, *path.rglob("*.csv"), *path.rglob("*.yaml"), *path.rglob("*.parquet")] if path.is_dir() else [path]
-
-
-def _gap_s(gap_ms: float | None) -> float | None:
-    """Raises ValueError for what is no time."""
-    if gap_ms is None:
-        return None
-    if not 0.0 <= gap_ms < float("inf"):
-        raise ValueError(f"--gap-ms {gap_ms:g} must be finite and not negative")
-    return 1e-3 * gap_ms

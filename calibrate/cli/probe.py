@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from calibrate.cli.output import A_PATH, check_out
+from sim.cli.options import listed
 
 if TYPE_CHECKING:
     from calibrate.production.served import Served
@@ -178,8 +179,7 @@ def _fit(
     from calibrate.cli.production import plain, show
     from calibrate.judge.cells import Setup
     from calibrate.production.fit import fit_served, predicted
-    from sim.cli.console import write_text
-    from sim.report.results import to_json
+    from sim.cli.console import write_json
 
     limits = {name: flags[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
     engine = {"name": flags["engine_name"], **limits}
@@ -192,15 +192,13 @@ def _fit(
         from calibrate.cli.output import write
 
         write(found.profile, out)
-    if json_path is not None:
-        held_plain = {
-            "concurrency": held_back,
-            "measured": held.measured,
-            "errors_pct": errors_pct,
-            "spreads_pct": held.spreads_pct,
-        }
-        write_text(json_path, to_json(plain(found) | {"held_back": held_plain}))
-    if json_path != "-":
+    held_plain = {
+        "concurrency": held_back,
+        "measured": held.measured,
+        "errors_pct": errors_pct,
+        "spreads_pct": held.spreads_pct,
+    }
+    if write_json(json_path, plain(found) | {"held_back": held_plain}):
         show(found)
         told = ", ".join(f"{name} {error:+.1f} %" for name, error in errors_pct.items())
         print(f"held back, {held_back} at once, predicted: {told}")
@@ -216,10 +214,7 @@ def _fit(
 
 
 def _levels(text: str) -> list[int]:
-    try:
-        levels = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise ValueError(f"--levels {text!r}: want numbers of requests at once, such as 1,4,16") from None
+    levels = sorted(set(listed("--levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
     if levels[0] < 1 or len(levels) < 2:
         raise ValueError(f"--levels {text!r}: want at least two different ones, each at least 1: one is held back")
     return levels

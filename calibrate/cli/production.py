@@ -51,9 +51,8 @@ def production_command(profile_name: str, out: Path | None, json_path: str | Non
     benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too."""
     from calibrate.judge.cells import Setup
     from calibrate.production.fit import fit_served
-    from sim.cli.console import progress, write_text
+    from sim.cli.console import progress, write_json
     from sim.costs.profile_files import load
-    from sim.report.results import to_json
 
     paths = [flags["metrics_before"], flags["metrics_after"], *flags["bench_json"], flags["log_path"], profile_name]
     check_out(out, paths, json_path=json_path)
@@ -71,9 +70,7 @@ def production_command(profile_name: str, out: Path | None, json_path: str | Non
         from calibrate.cli.output import write
 
         write(found.profile, out)
-    if json_path is not None:
-        write_text(json_path, to_json(plain(found)))
-    if json_path != "-":
+    if write_json(json_path, plain(found)):
         show(found)
 
 

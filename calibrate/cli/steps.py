@@ -30,7 +30,7 @@ def fit_steps_command(path: Path, name: str, source: str | None, json_path: str 
     drafts, as engines time it when they profile themselves. What the fitted law misses is kept as a ratio by tokens.
     """
     from calibrate.fit.steps import fit_steps, read_curve
-    from sim.cli.console import write_text
+    from sim.cli.console import write_json
     from sim.costs.profile_files import load
 
     check_out(out, [path, name], json_path=json_path)
@@ -40,11 +40,7 @@ def fit_steps_command(path: Path, name: str, source: str | None, json_path: str 
         fit = fit_steps(profile, curve, source or path.name)
     except ImportError as error:
         raise needs_analysis(error) from None
-    if json_path is not None:
-        from sim.report.results import to_json
-
-        write_text(json_path, to_json(_plain(fit)))
-    if json_path != "-":
+    if write_json(json_path, _plain(fit)):
         _print(fit)
         write(fit.profile, out)
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import claim, write_text
+from sim.cli.console import claim, write_json
 from sim.cli.lazy import SOURCE, Commands, LazyGroup
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
     from realrun.validate.compare import judge, result_of
     from realrun.validate.readback import read_replay, read_summary
     from sim.costs.profile_files import load
-    from sim.report.results import others_of, to_json
+    from sim.report.results import others_of
 
     click.get_current_context().meta[SOURCE] = str(directory)
     drawn_in = directory if plots and directory.is_dir() else None
@@ -84,13 +84,10 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
         from realrun.validate.report import draw_validation
 
         draw_validation(directory, judged)
-    if json_path is not None:
-        write_text(json_path, to_json(result))
-    if json_path == "-":
-        return
-    _tell(judged)
-    if plots:
-        print(f"figures in {directory}")
+    if write_json(json_path, result):
+        _tell(judged)
+        if plots:
+            print(f"figures in {directory}")
 
 
 @click.group("validate", cls=ValidateGroup, directory=directory_command, epilog=EXAMPLE)

@@ -71,16 +71,6 @@ class PrefillRows(NamedTuple):
     seconds: Array
 
 
-class History(NamedTuple):
-    """What every prompt of `PrefillRows` follows: tokens in KV, and seconds to read one of them for one prompt."""
-
-    tokens: Array | float = 0.0
-    token_s: float = 0.0
-
-
-NO_HISTORY = History()
-
-
 def fit_gemm(bodies: Sequence[Body], gpu: Gpu, multiprocessors: int) -> Gemm:
     """Constants that fit all `bodies` best, each model weighing the same."""
     start = Gemm(
@@ -192,15 +182,14 @@ def fit_prefill_attention(rows: PrefillRows, gpu: Gpu) -> PrefillAttention:
     return _least_squares(start, bounds, lambda c: np.log(prefill_rows_s(c, gpu, rows) / rows.seconds))
 
 
-def prefill_rows_s(constants: PrefillAttention, gpu: Gpu, rows: PrefillRows, history: History = NO_HISTORY) -> Array:
-    """Predicted prefill attention seconds of one layer [points], `history` charged as the simulator does."""
+def prefill_rows_s(constants: PrefillAttention, gpu: Gpu, rows: PrefillRows) -> Array:
+    """Predicted prefill attention seconds of one layer [points]."""
     points: Any = rows  # arrays where the formula has floats
-    before: Any = history.tokens
     padded = np.ceil(points.tokens / BLOCK_QUERIES) * BLOCK_QUERIES
-    pairs = points.sequences * chunk_pairs(constants, points.tokens, padded, before)
+    pairs = points.sequences * chunk_pairs(constants, points.tokens, padded, 0)
     prompts = Prompts(points.head_size, points.is_small_head, pairs, points.tokens, points.kv_bytes)
     seconds: Any = prefill_attention_s(constants, gpu.peak_flops, gpu.bandwidth_bytes_per_s, prompts)
-    return np.asarray(seconds + points.sequences * before * history.token_s)
+    return np.asarray(seconds)
 
 
 def fit_all_reduce(message_bytes: Array, seconds: Array) -> AllReduce:
@@ -213,14 +202,6 @@ def fit_all_reduce(message_bytes: Array, seconds: Array) -> AllReduce:
         return np.asarray(np.log(predicted / seconds))
 
     return _least_squares(start, bounds, residuals)
-
-
-def fit_line(x: Array, y: Array) -> tuple[float, float]:
-    """Intercept and slope of least relative squares."""
-    weights = 1.0 / y
-    terms = np.stack([weights, x * weights], axis=1)
-    (intercept, slope), *_ = np.linalg.lstsq(terms, np.ones_like(weights), rcond=None)
-    return float(intercept), float(slope)
 
 
 def _balance(is_large: NDArray[np.bool_]) -> Array:

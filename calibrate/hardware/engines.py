@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-import msgspec
-
-from sim.costs.engine import ADDED_BY_AN_ENGINE, DEFAULT_ENGINE, EngineCosts, engine_names, host_with, load_engine
+from sim.costs.engine import ADDED_BY_AN_ENGINE, EngineCosts, engine_names, host_with, load_engine
 from sim.costs.kernels import AllReduce
 from sim.costs.profile import HostCosts
 
@@ -91,15 +89,9 @@ def vllm_of(gpu: str, version: str | None) -> EngineCosts | None:
     return load_engine(name, gpu) if name in engine_names() else None
 
 
-def host_costs(gpu: str, engine: EngineCosts | None = None, gap_s: float | None = None) -> HostCosts:
-    """Assumed host costs; with the constants of `engine` where the kernels were measured inside it, and `gap_s` where
-    the caller knows its device gap (without `engine`: of the default one)."""
-    if engine is None and gap_s is None:
-        return ASSUMED_HOST
-    engine = engine or load_engine(DEFAULT_ENGINE, gpu)
-    if gap_s is not None:
-        engine = msgspec.structs.replace(engine, gap_s=gap_s, source=f"{engine.source}; gap_s {gap_s:g} as given")
-    return host_with(ASSUMED_HOST, engine)
+def host_costs(engine: EngineCosts | None) -> HostCosts:
+    """Assumed host costs; with the constants of `engine` where the kernels were measured inside it."""
+    return ASSUMED_HOST if engine is None else host_with(ASSUMED_HOST, engine)
 
 
 def all_reduce_of(engine: Engine, tensor_parallel: int) -> AllReduce | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from sim.cli.console import claim, progress, say_trace, write_text
+from sim.cli.console import claim, progress, say_trace, write_json
 from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
 
 EXAMPLE = (
@@ -51,11 +51,7 @@ def capacity_command(**flags: Any) -> None:
     say_trace(scenario.workload, is_quiet=json_path == "-")
     with progress() as on_step:
         result = highest_load(scenario, load(scenario.profile), price=price, on_done=on_step, **options)
-    if json_path is not None:
-        from sim.report.results import to_json
-
-        write_text(json_path, to_json(result.plain))
-    if json_path != "-":
+    if write_json(json_path, result.plain):
         from rich.console import Console
 
         from sim.report.answers import print_attainment

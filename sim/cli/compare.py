@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import claim, progress, say_trace, write_text
-from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
+from sim.cli.console import claim, progress, say_trace, write_json
+from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, listed, scenario_options
 from sim.names import unknown
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ EXAMPLE = (
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
-    from sim.report.results import OWN_FILES, check_out, to_json
+    from sim.report.results import OWN_FILES, check_out
     from sim.run.scenario import parse_scenario
 
     for name in ("target_model", "draft_model"):
@@ -124,13 +124,12 @@ def compare_command(**flags: Any) -> None:
         result = _run(scenario, profile, None, **options)
     else:
         result = _run_into(out, scenario, profile, with_plots=flags["plots"], **options)
-    if json_path is not None:
-        write_text(json_path, to_json(result.plain))
+    has_words = write_json(json_path, result.plain)
     if flags["result_dir"] is not None:
         from sim.report.bench import write_bench_results
 
         write_bench_results(flags["result_dir"], result)
-    if json_path != "-":
+    if has_words:
         from rich.console import Console
 
         from sim.report.tables import comparison_tables
@@ -142,7 +141,6 @@ def compare_command(**flags: Any) -> None:
 
 def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | None, flags: dict[str, Any]) -> None:
     """A comparison for every combination of the values of flags that have several, one after the other."""
-    import json
     from copy import deepcopy
     from itertools import product
 
@@ -184,9 +182,8 @@ def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | Non
             print(", ".join(f"{key}={value}" for key, value in keys.items()))
             shown = percentiles if flags["metric_percentiles"] else []
             comparison_tables(Console(), result, shown, is_verbose=flags["verbose"])
-    if json_path is not None:
-        grid = {key: [_spelt(value) for value in values] for key, values in lists.items()}
-        write_text(json_path, json.dumps({"grid": grid, "points": points}, indent=1, allow_nan=False) + "\n")
+    grid = {key: [_spelt(value) for value in values] for key, values in lists.items()}
+    write_json(json_path, {"grid": grid, "points": points})
 
 
 def _spelt(value: Any) -> Any:
@@ -217,15 +214,10 @@ def _percentiles(text: str | None) -> list[float]:
     """Comma-separated percentiles, each above 0 and below 100."""
     from sim.metrics.summary import PERCENTILES
 
-    if text is None:
-        return list(PERCENTILES)
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--metric-percentiles {text!r}: want numbers with commas, such as 50,99") from None
-    if not all(0.0 < value < 100.0 for value in values):
+    values = listed("--metric-percentiles", text, float, "numbers with commas, such as 50,99")
+    if not all(0.0 < value < 100.0 for value in values or ()):
         raise ValueError(f"--metric-percentiles {text!r}: each must be above 0 and below 100")
-    return values
+    return list(PERCENTILES) if values is None else values
 
 
 def _run(

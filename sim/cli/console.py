@@ -14,6 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sim.files.json_values import Json
     from sim.workload.generate import Workload
 
 OnStep = Callable[[str, int, int], None]
@@ -144,3 +145,12 @@ def write_text(path: str, text: str) -> None:
         sys.stdout.write(text)
     else:
         write.write_text(Path(path), text)
+
+
+def write_json(path: str | None, result: Mapping[str, Json]) -> bool:
+    """`result` into the file at `path`, where one was named; whether the terminal is left for words."""
+    if path is not None:
+        from sim.report.results import to_json
+
+        write_text(path, to_json(result))
+    return path != "-"

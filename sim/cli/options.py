@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sim.run.scenario import Scenario
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 BOUND = re.compile(r"[A-Za-z0-9_]+:[-+.0-9eE]+")
 """What looks like a bound of --goodput, on whatever metric."""
@@ -195,6 +196,16 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             raise ValueError(f"--goodput {text!r}: want {name}:MILLISECONDS") from None
     return bounds
+
+
+def listed(flag: str, text: str | None, read: Callable[[str], T], wanted: str) -> list[T] | None:
+    """Values of a flag with commas between; None where it was not given. Raises ValueError."""
+    if text is None:
+        return None
+    try:
+        return [read(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{flag} {text!r}: want {wanted}") from None
 
 
 class ListOptions(click.Command):

@@ -26,7 +26,6 @@ from sim.cli.lazy import SOURCE
 )
 @click.option("--series", multiple=True, metavar="KEY", help="Lines differ by this key, panels by the others; repeat.")
 @click.option("--price", default=None, metavar="USD/gpu-h", help="Of one GPU, for $ per million tokens: 2.5/gpu-h.")
-@click.option("--table", type=click.Path(path_type=Path), default=None, help="What `lanesim tune --json` wrote.")
 def plot_command(
     places: tuple[Path, ...],
     out: Path | None,
@@ -34,7 +33,6 @@ def plot_command(
     where: tuple[str, ...],
     series: tuple[str, ...],
     price: str | None,
-    table: Path | None,
 ) -> None:
     """Draw what a STORE of `lanesim sweep` holds, as PNG and SVG: throughput against latency, the tail over the rate,
     improvement, draft length by load, Pareto, acceptance, utilisation, GPUs side by side, a timeline.
@@ -45,12 +43,10 @@ def plot_command(
     from sim.studies.store import MARK
 
     if len(places) == 1 and (places[0] / MARK).exists():
-        _plot_store(places[0], out, only, where, series, price, table)
+        _plot_store(places[0], out, only, where, series, price)
         return
-    if only or where or series or price or table:
-        raise ValueError(
-            "--only, --where, --series, --price and --table go with a store, which `lanesim sweep --out` wrote"
-        )
+    if only or where or series or price:
+        raise ValueError("--only, --where, --series and --price go with a store, which `lanesim sweep --out` wrote")
     from sim.files.write import write_figure
     from sim.report.pictures.figures import draw_throughput_latency
     from sim.report.results import others_of, read_summary
@@ -88,20 +84,16 @@ def _plot_store(
     where: tuple[str, ...],
     series: tuple[str, ...],
     price: str | None,
-    table: Path | None,
 ) -> None:
     from sim.metrics.price import Price
     from sim.names import unknown
-    from sim.report.pictures.grid_figures import pictures, read_table
+    from sim.report.pictures.grid_figures import pictures
     from sim.report.pictures.panels import set_theme
     from sim.report.pictures.store_figures import write_pictures
     from sim.report.store_points import read_points
     from sim.run.scenario_file import parse_override
 
-    drawable = pictures(
-        price_per_hour=None if price is None else Price.of_text(price).of_gpu(),
-        table=None if table is None else read_table(table),
-    )
+    drawable = pictures(price_per_hour=None if price is None else Price.of_text(price).of_gpu())
     for name in only:
         if name not in drawable:
             raise ValueError(unknown("picture", name, drawable))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import claim, progress, say_trace, write_text
-from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
+from sim.cli.console import claim, progress, say_trace, write_json
+from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, listed, scenario_options
 
 if TYPE_CHECKING:
     from sim.run.scenario import Scenario
@@ -41,11 +41,6 @@ EXAMPLE = (
     help="Draws within the errors of costs and acceptance. [default: 20; adaptive: 4]",
 )
 @click.option(
-    "--controllers",
-    default=None,
-    help="Controllers to run as well, with what they cost: by_batch, sglang_adaptive, goodput. [default: none]",
-)
-@click.option(
     "--policies", default=None, help="adaptive: lane policies to choose from. [default: pd,unified,pdv,baseline]"
 )
 @click.option("--target-model", default=None, help="What `vllm serve` loads. [default: as the profile is named]")
@@ -68,19 +63,15 @@ def tune_command(**flags: Any) -> None:
         raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
     raw = gather(flags)
     raw.setdefault("policy", ["continuous"])
-    lengths = options["lengths"] = whole_numbers("--lengths", options["lengths"])
-    options["concurrencies"] = whole_numbers("--concurrencies", options["concurrencies"])
+    lengths = options["lengths"] = listed("--lengths", options["lengths"], int, WHOLE)
+    options["concurrencies"] = listed("--concurrencies", options["concurrencies"], int, WHOLE)
     if lengths:
         raw.setdefault("speculation", {})["num_speculative_tokens"] = max(lengths)
     scenario = parse_scenario(raw)
     claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
     say_trace(scenario.workload, is_quiet=json_path == "-")
     result = (_policies if scenario.policy == ("adaptive",) else _lengths)(scenario, options)
-    if json_path is not None:
-        from sim.report.results import to_json
-
-        write_text(json_path, to_json(result.plain))
-    if json_path != "-":
+    if write_json(json_path, result.plain):
         from rich.console import Console
 
         from sim.report.answers import print_contexts, print_policies, print_tuning
@@ -97,10 +88,10 @@ def tune_command(**flags: Any) -> None:
 
 
 OWN_OPTIONS = (
-    "draws", "target_model", "draft_model", "workers", "concurrencies", "lengths", "controllers", "policies",
-    "contexts",
+    "draws", "target_model", "draft_model", "workers", "concurrencies", "lengths", "policies", "contexts",
 )  # fmt: skip
-FOR_LENGTHS = ("lengths", "contexts", "controllers", "target_model", "draft_model")
+WHOLE = "whole numbers with commas, such as 0,1,3"
+FOR_LENGTHS = ("lengths", "contexts", "target_model", "draft_model")
 
 
 def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning | ContextTuning:
@@ -112,12 +103,11 @@ def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning | ContextTun
         raise ValueError("--policies: lane policies are chosen by load with --policy adaptive only")
     if options["draws"] is None:
         options["draws"] = DEFAULT_DRAWS
-    options["controllers"] = names(options["controllers"])
-    contexts = token_counts("--contexts", options.pop("contexts"))
+    contexts = listed("--contexts", options.pop("contexts"), _tokens, "token counts with commas, such as 1k,8k,32k")
     if contexts is not None:
         from sim.studies.contexts.tuning import tune_contexts
 
-        for name in ("controllers", "target_model", "draft_model"):
+        for name in ("target_model", "draft_model"):
             if options.pop(name):
                 raise ValueError(f"--{name.replace('_', '-')}: not with --contexts, which prints rows alone")
         with progress() as on_step:
@@ -137,7 +127,7 @@ def _policies(scenario: Scenario, options: dict[str, Any]) -> PolicyTuning:
         return tune_policies(
             scenario,
             load(scenario.profile),
-            candidates=names(options["policies"]) or CANDIDATES,
+            candidates=[name.strip() for name in (options["policies"] or ",".join(CANDIDATES)).split(",")],
             concurrencies=options["concurrencies"],
             draws=DEFAULT_DRAWS if options["draws"] is None else options["draws"],
             workers=options["workers"],
@@ -145,26 +135,6 @@ def _policies(scenario: Scenario, options: dict[str, Any]) -> PolicyTuning:
         )
 
 
-def names(text: str | None) -> list[str]:
-    """Comma-separated names of a flag; none where it was not given."""
-    return [name.strip() for name in text.split(",")] if text else []
-
-
-def token_counts(flag: str, text: str | None) -> list[int] | None:
-    """Comma-separated token counts of a flag, in thousands of 1,024 where they end in k."""
-    if text is None:
-        return None
-    try:
-        return [int(part.lower().removesuffix("k")) * (1024 if part[-1:] in "kK" else 1) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{flag} {text!r}: want token counts with commas, such as 1k,8k,32k") from None
-
-
-def whole_numbers(flag: str, text: str | None) -> list[int] | None:
-    """Comma-separated whole numbers of a flag."""
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{flag} {text!r}: want whole numbers with commas, such as 0,1,3") from None
+def _tokens(text: str) -> int:
+    """A token count, in thousands of 1,024 where it ends in k."""
+    return int(text.lower().removesuffix("k")) * (1024 if text[-1:] in "kK" else 1)

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from sim.files.read import CONTROL, MAX_BYTES, MAX_TABLE_BYTES, lines_of, read_text
+from sim.files.read import CONTROL, MAX_BYTES, lines_of, read_text
 
 MAX_DEPTH = 64
 """Lists and objects inside each other; ours are four deep."""
@@ -46,11 +46,9 @@ def read_json(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES, has_pr
     return parse_json(read_text(path, what, max_bytes=max_bytes), f"{what} {str(path)!r}", has_prose=has_prose)
 
 
-def json_lines(
-    path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES, has_prose: bool = False
-) -> Iterator[tuple[int, Any]]:
+def json_lines(path: str | Path, what: str, *, has_prose: bool = False) -> Iterator[tuple[int, Any]]:
     """The value on each line that is not blank, and the line's number."""
-    for number, line in lines_of(path, what, max_bytes=max_bytes):
+    for number, line in lines_of(path, what):
         if line.strip():
             yield number, parse_json(line, f"{what} {str(path)!r}", number, has_prose=has_prose)
 

@@ -9,9 +9,12 @@ import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.files.read import CONTROL, MAX_TABLE_BYTES, lines_of, opened
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_CELLS = 2_000_000_000
 """A Parquet file's rows times columns: a file of a few KB can say that it holds more than any memory."""
@@ -24,13 +27,13 @@ class CsvRows(NamedTuple):
     rows: Iterator[tuple[int, list[str]]]
 
 
-def read_csv(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -> CsvRows:
+def read_csv(path: str | Path, what: str) -> CsvRows:
     """A CSV file with a header line of different names. Rows are as wide as the header; blank ones are passed over.
 
     Raises ValueError naming file and line, for a row when it is reached.
     """
     where = f"{what} {str(path)!r}"
-    reader = csv.reader(_lines(path, what, max_bytes), strict=True)
+    reader = csv.reader(_lines(path, what), strict=True)
     cells = _next(reader, where)
     if cells is None:
         raise ValueError(f"{where} is empty; want a header line")
@@ -41,7 +44,7 @@ def read_csv(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -
     return CsvRows(header, _rows(reader, where, len(header)))
 
 
-def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = None) -> Any:
+def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = None) -> pa.Table:
     """A Parquet file as an Arrow table, or those of `columns` that it has. Raises ValueError naming the file."""
     where = f"{what} {str(path)!r}"
     try:
@@ -80,7 +83,7 @@ def writing_parquet(path: Path) -> Iterator[Callable[[Mapping[str, Sequence[Any]
         import pyarrow.parquet as pq
     except ImportError:
         raise ValueError("writing Parquet needs the analysis extra: pip install 'lanesim[analysis]'") from None
-    writer: Any = None
+    writer: pq.ParquetWriter | None = None
 
     def write(columns: Mapping[str, Sequence[Any]]) -> None:
         nonlocal writer
@@ -114,8 +117,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _lines(path: str | Path, what: str, max_bytes: int) -> Iterator[str]:
-    for number, line in lines_of(path, what, max_bytes=max_bytes):
+def _lines(path: str | Path, what: str) -> Iterator[str]:
+    for number, line in lines_of(path, what):
         if bad := CONTROL.search(line):
             raise ValueError(f"{what} {str(path)!r} line {number}: control character {bad[0]!a}; is it no text?")
         yield line

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sim.interface.request import Request
-from sim.interface.work import Chunk
 from sim.policies.options import BatchBy
 
 
@@ -61,9 +60,3 @@ def group(requests: Sequence[Request], at_most: int) -> Iterable[Sequence[Reques
     """Slices of at most `at_most`, in order."""
     for start in range(0, len(requests), at_most):
         yield requests[start : start + at_most]
-
-
-def next_chunk(request: Request, budget_tokens: int) -> Chunk | None:
-    """The next piece of the prompt within the budget, or None if nothing fits or nothing is left."""
-    new_tokens = min(request.prompt_tokens - request.prefilled_tokens, budget_tokens)
-    return Chunk(new_tokens, request.prefilled_tokens) if new_tokens > 0 else None

@@ -17,7 +17,6 @@ from sim.report.pictures.store_figures import named
 from sim.report.store_points import Points
 from sim.report.tables import costs_line, in_brief, measured_width, number, print_table
 from sim.studies.attainment import Attainment, Fleet, Highest
-from sim.studies.choice import Gain
 from sim.studies.contexts.tuning import ContextTuning
 from sim.studies.load_search import Limit
 from sim.studies.load_table import PolicyTuning
@@ -36,8 +35,6 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     say(f"{result.objective} against no speculation, by draft length K")
     print_table(console, table)
-    for gain in result.dynamic:
-        say(f"{gain.of} over {gain.over}: {_gain(gain)}, {'worth it' if gain.is_sure else 'may not be worth it'}")
     deployment = result.deployment
     say(deployment.vllm_serve)
     if deployment.sglang_flags:
@@ -49,7 +46,8 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
     if is_verbose:
         gain = result.gain
         if len(result.table) == 1 and gain.mean > 0.0:
-            say(f"a table by batch size over {gain.over}: {_gain(gain)}")
+            low, high = (100 * end for end in gain.interval)
+            say(f"a table by batch size over {gain.over}: {100 * gain.mean:+.1f} % ({low:+.1f} to {high:+.1f})")
         say(f"expected loss: {100 * result.expected_regret:.1f} % against the best, in draws that did not choose it")
         say(f"intervals: 5 to 95 % of {result.draws} {result.covers}")
         _say_all(console, result.profile, notes, result.evidence)
@@ -58,11 +56,6 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
         for line in in_brief(lines, result.evidence, notes):
             console.print(line, highlight=False, markup=False, style="dim")
     console.print(tuning_sentence(result), highlight=False, markup=False, style="bold")
-
-
-def _gain(gain: Gain) -> str:
-    low, high = gain.interval
-    return f"{100 * gain.mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def _say_all(console: Console, profile: CostSource, notes: Sequence[str], evidence: Sequence[str]) -> None:
@@ -75,18 +68,9 @@ def _tuning_table(result: Tuning, shown: Sequence[int]) -> Table:
     lacking = len(result.points[0].lengths) - len(shown)
     captions = [note for note in result.notes if note.startswith(IDLE) and 0 in shown]
     captions += [f"{lacking} of the lengths that were tried are in the JSON alone"] if lacking else []
-    table = Table(
-        box=SIMPLE_HEAD,
-        padding=0,
-        caption="\n".join(captions),
-        caption_justify="left",
-    )
-    table.add_column("in flight", justify="right")
-    for k in shown:
-        table.add_column(str(k), justify="right")
-    table.add_column("answer", justify="right")
-    table.add_column("5 to 95 %", justify="right")
-    table.add_column("regret", justify="right")
+    table = Table(box=SIMPLE_HEAD, padding=0, caption="\n".join(captions), caption_justify="left")
+    for name in ("in flight", *map(str, shown), "answer", "5 to 95 %", "regret"):
+        table.add_column(name, justify="right")
     for point in result.points:
         interval = "–" if point.interval is None else f"{point.interval[0]:.2f} to {point.interval[1]:.2f}"
         by_k = {length.k: length for length in point.lengths}
@@ -132,10 +116,8 @@ def print_contexts(console: Console, result: ContextTuning) -> None:
 def print_policies(console: Console, result: PolicyTuning) -> None:
     """The policies by concurrency, the verdict, and what to write into a scenario."""
     table = Table(box=SIMPLE_HEAD, title=f"{result.objective} against the policy chosen, least and most over overlap")
-    table.add_column("in flight", justify="right")
-    shown = [candidate.policy for candidate in result.points[0].candidates]
-    for policy in shown:
-        table.add_column(policy, justify="right")
+    for name in ("in flight", *(candidate.policy for candidate in result.points[0].candidates)):
+        table.add_column(name, justify="right")
     table.add_column("chosen")
     for point in result.points:
         cells = []
@@ -168,10 +150,7 @@ def print_attainment(console: Console, result: Attainment, *, is_verbose: bool =
     unit = "in flight" if result.of == "concurrency" else "req/s"
     has_draws = any(found.draws_interval is not None for found in result.highest)
     has_price = any(found.usd_per_million_tokens is not None for found in result.highest)
-    table = Table(
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
+    table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("policy", no_wrap=True)
     columns = [unit, "95 % of runs", *(["90 % of draws"] if has_draws else []), "saturated", "tok/s"]
     for name in (*columns, *(["$/M tokens"] if has_price else [])):
@@ -325,7 +304,7 @@ def attainment_sentence(result: Attainment) -> str:
     parts += [f"{found.policy} {_load(found)}" for found in ranked[1:]]
     enough = [fleet for fleet in result.fleets if fleet.replicas is not None]
     if enough:
-        parts.append(_fewest(min(enough, key=_num_replicas), result))
+        parts.append(_fewest(min(enough, key=lambda fleet: fleet.replicas or 0), result))
     elif result.target_rate is not None:
         parts.append(f"no number of replicas holds {result.target_rate:g} requests/s within them")
     return "; ".join(parts)
@@ -339,9 +318,9 @@ def _holds(found: Highest, result: Attainment, unit: str) -> str:
         return f"{found.policy} holds every load with {share}: none of them bounds the waiting"
     ranges = []
     if found.ci95 is not None:
-        ranges.append(f"{_interval(found.ci95)} over runs")
+        ranges.append(f"{_range(found.ci95)} over runs")
     if found.draws_interval is not None:
-        ranges.append(f"{_interval(found.draws_interval)} in 90 % of draws")
+        ranges.append(f"{_range(found.draws_interval)} in 90 % of draws")
     text = f"{found.policy} holds {number(found.load)} {unit} with {share}"
     if ranges:
         text += f" ({', '.join(ranges)})"
@@ -372,15 +351,6 @@ def _held(found: Highest) -> float:
     if found.limit is Limit.UNBOUNDED:
         return float("inf")
     return found.load or 0.0
-
-
-def _num_replicas(fleet: Fleet) -> int:
-    assert fleet.replicas is not None
-    return fleet.replicas
-
-
-def _interval(interval: Interval) -> str:
-    return f"{number(interval[0])} to {number(interval[1])}"
 
 
 def sweep_sentence(points: Points) -> str:

@@ -1,7 +1,7 @@
 """A store as one HTML page that needs nothing else: question, answer, pictures, tables, assumptions, how to rerun it.
 
 No address in it: pictures are inside, and its policy forbids the browser to fetch anything and to run anything but the
-one script that sorts and filters (sim.report.page_script), without which all can be read. Light or dark as the reader
+one script that sorts and filters (page.js), without which all can be read. Light or dark as the reader
 has it, and printable. Not here: the numbers (sim.report.store_points), the pictures (sim.report.pictures).
 """
 
@@ -12,6 +12,7 @@ import html
 import json
 import re
 from collections.abc import Container, Mapping, Sequence
+from hashlib import sha256
 from io import BytesIO
 from math import floor, isfinite, log10
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from sim.costs.profile_files import load as load_profile
 from sim.files.yaml_values import yaml_text
-from sim.report.page_script import ALLOWED, SCRIPT
 from sim.report.pictures.grid_figures import pictures
 from sim.report.pictures.panels import save, set_theme
 from sim.report.pictures.store_figures import NotDrawn, named
@@ -43,27 +43,8 @@ COLUMNS = (
     ("rejected_token_share", "rejected, % of GPU time"),
 )
 SHARES = ("device_utilization", "rejected_token_share")
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1b1f; --paper: #fff; --rule: #d5d5dc; --soft: #f4f4f7; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e6ea; --paper: #17171a; --rule: #3c3c44; --soft: #222227; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 72rem;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid var(--rule); }
-figure { margin: 1.2rem 0; }
-figure img { max-width: 100%; box-sizing: border-box; background: #fff; border-radius: 4px; padding: 6px; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: 2px 10px 2px 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } pre { background: var(--soft); padding: 10px; overflow-x: auto; }
-th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid; }
-th[aria-sort=ascending] button::after { content: " ↑"; } th[aria-sort=descending] button::after { content: " ↓"; }
-input, select { font: inherit; color: inherit; background: var(--soft); border: 1px solid var(--rule); }
-svg { display: block; width: 100%; max-width: 760px; font-size: 11px; } svg text:not(.key) { fill: var(--ink); }
-svg .rule { stroke: var(--rule); } circle:focus { outline: none; r: 8px; } output { font-size: 13px; display: block; }
-tr.grey { opacity: .55; } tr.pointed { background: var(--soft); font-weight: 600; } tr[hidden] { display: none; }
-@media print { :root { --ink: #000; --paper: #fff; --rule: #bbb; --soft: #fff; } figure, tr { break-inside: avoid; }
-  body { margin: 0; padding: 0; } .wide { overflow: visible; } table { font-size: 8px; width: 100%; }
-  th, td { padding: 1px 4px 1px 0; white-space: normal; } pre { white-space: pre-wrap; } }
-"""
+STYLE, SCRIPT = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
+"""Plain DOM, texts set as texts, nothing evaluated or fetched."""
 
 
 def page(path: Path, *, question: str | None = None, price_per_hour: float | None = None) -> str:
@@ -86,14 +67,16 @@ def page(path: Path, *, question: str | None = None, price_per_hour: float | Non
 
 
 def document(title: str, body: str) -> str:
-    """A whole page under the policy that lets it fetch nothing and run no script but its own."""
+    """A whole page under the policy that lets it fetch nothing and run no script but its own, by its hash."""
+    style, script = (f"\n{path.read_text(encoding='utf-8')}" for path in (STYLE, SCRIPT))
+    allowed = f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" '
-        f"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {ALLOWED}\">\n"
+        f"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<link rel="icon" href="data:,">\n<title>{_safe(title)}</title>\n<style>{STYLE}</style>\n</head>\n'
-        f"<body>\n{body}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        f'<link rel="icon" href="data:,">\n<title>{_safe(title)}</title>\n<style>{style}</style>\n</head>\n'
+        f"<body>\n{body}\n<script>{script}</script>\n</body>\n</html>\n"
     )
 
 

@@ -44,7 +44,7 @@ from sim.studies.load_search import (
     num_prompts,
     with_length,
 )
-from sim.studies.plan.answer import Answer
+from sim.studies.plan.answer import Answer, Stated
 from sim.workload.generate import is_trace, mean_tokens
 
 ATTAINMENT_SCHEMA = 1
@@ -106,7 +106,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """[draws] share of requests that meet all SLOs with the recommended replicas."""
 
 
-class Attainment(msgspec.Struct, frozen=True, kw_only=True):
+class Attainment(Stated, frozen=True, kw_only=True):
     """What `capacity --json` holds."""
 
     schema: int = ATTAINMENT_SCHEMA
@@ -140,12 +140,6 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
             )
             for fleet in self.fleets
         ]
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
 
 
 @lasting()

@@ -22,10 +22,11 @@ from sim.compare.side_by_side import Interval
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
-from sim.metrics.stats import interval_95, t_975
+from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run
 from sim.run.scenario import Scenario
 from sim.studies.draws import Draw
+from sim.studies.precision import replications_for
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 PILOTS = 5
@@ -207,7 +208,7 @@ class LoadSearch:
         found = self._replications(PILOT_KEY, PILOTS, near, workers, on_done)
         if not self._is_brief and max(found.loads) > 0.0 and min(found.loads) < self.most:
             mean = sum(found.loads) / len(found.loads)
-            count = replications(found.loads)
+            count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(found.loads, NARROW)))
             found = self._replications(FRESH_KEY, count, mean, workers, on_done)
         return found._replace(limit=self._limit(sorted(found.loads)[len(found.loads) // 2]))
 
@@ -255,16 +256,6 @@ class LoadSearch:
                 done[task[0]] = load
                 on_done(stage, len(done), len(tasks))
         return [done[index] for index in range(len(tasks))]
-
-
-def replications(pilots: Sequence[float]) -> int:
-    """How many fresh ones make the interval of their mean narrow."""
-    mean = sum(pilots) / len(pilots)
-    spread = sqrt(sum((value - mean) ** 2 for value in pilots) / (len(pilots) - 1))
-    count = PILOTS
-    while count < MAX_REPLICATIONS and t_975(count - 1) * spread / sqrt(count) > NARROW * mean:
-        count += 1
-    return count
 
 
 def _own_highest(task: tuple[int, int, float | None]) -> float:

@@ -29,6 +29,7 @@ from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.choice import MIN_GAIN
 from sim.studies.draws import Draw, cost_draws, covers
+from sim.studies.plan.answer import Stated
 from sim.studies.tune import REQUESTS_PER_SLOT, closed_loop, concurrencies_of, objective, objective_values, rising
 
 CANDIDATES = ("pd", "unified", "pdv", "baseline")
@@ -61,7 +62,7 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
     candidates: list[PolicyAt]
 
 
-class PolicyTuning(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyTuning(Stated, frozen=True, kw_only=True):
     """What `lanesim tune --policy adaptive --json` holds."""
 
     schema: int = 1
@@ -76,12 +77,6 @@ class PolicyTuning(msgspec.Struct, frozen=True, kw_only=True):
     hysteresis: float
     """For policy_options.hysteresis."""
     points: list[LoadPoint]
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
 
 
 @lasting()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from math import ceil, sqrt
+from statistics import stdev
 
 import msgspec
 import numpy as np
@@ -90,10 +91,9 @@ def replications_for(values: Sequence[float], share: float) -> int:
     (2, 18)
     """
     mean = sum(values) / len(values)
-    spread = sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
     if mean == 0.0:
         return 2
-    least = spread / (share * abs(mean))
+    least = stdev(values) / (share * abs(mean))
     count = max(2, int(least**2))
     while t_975(count - 1) * least > sqrt(count):
         count += 1

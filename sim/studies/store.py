@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -31,6 +31,9 @@ from sim.files.read import CONTROL, Unreadable
 from sim.files.tables import read_parquet
 from sim.files.write import new_file, sweep_folder, write_text
 from sim.studies.rows import SCENARIO, Row, model_version
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STORE_SCHEMA = 1
 MARK = "store.json"
@@ -151,7 +154,7 @@ class Store:
             found.append(np.array(known["key"].to_pylist(), dtype="S32"))
         return Keys(found)
 
-    def table(self) -> Any:
+    def table(self) -> pa.Table:
         """All rows as a pyarrow Table, each key once, one that succeeded before one that failed; ordered by key."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -184,7 +187,7 @@ class Store:
                 }
         raise ValueError(f"store {str(self.path)!r} has no row {key!r}")
 
-    def _tables(self, columns: Sequence[str] | None = None) -> list[Any]:
+    def _tables(self, columns: Sequence[str] | None = None) -> list[pa.Table]:
         """Every part, checked; anew if one that was listed has been merged meanwhile."""
         for _ in range(TRIES):
             parts = sorted(part for part in (self.path / "parts").glob("*.parquet") if part.name[0] != ".")
@@ -203,7 +206,7 @@ class Store:
             raise ValueError(_NO_ARROW) from None
         return self._write_table(pa.table({name: pa.array(values) for name, values in columns.items()}))
 
-    def _write_table(self, table: Any) -> Path:
+    def _write_table(self, table: pa.Table) -> Path:
         import pyarrow.parquet as pq
 
         path = self.path / "parts" / f"{os.urandom(8).hex()}.parquet"
@@ -234,7 +237,7 @@ class Keys:
         return len(self._sorted)
 
 
-def _part(path: Path, columns: Sequence[str] | None) -> Any:
+def _part(path: Path, columns: Sequence[str] | None) -> pa.Table:
     """The rows of a part as an Arrow table, or `columns` of them. Raises ValueError where they are none."""
     table = read_parquet(path, "part of a store", columns)
     where = f"part of a store {str(path)!r}"
@@ -252,7 +255,7 @@ def _part(path: Path, columns: Sequence[str] | None) -> Any:
     return table
 
 
-def _check_verdicts(table: Any, where: str) -> None:
+def _check_verdicts(table: pa.Table, where: str) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -263,7 +266,7 @@ def _check_verdicts(table: Any, where: str) -> None:
             raise ValueError(f"{where}: column {name!r} must be true or false in every row that ran")
 
 
-def _check(name: str, column: Any, where: str) -> None:
+def _check(name: str, column: pa.ChunkedArray, where: str) -> None:
     """Raise ValueError unless the Arrow column holds what rows have under this name."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -10,7 +10,6 @@ command line (deploy), how it is shown (sim.cli.tune).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -23,9 +22,7 @@ from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.costs.works import graph_sizes
 from sim.draws import Floats
-from sim.engine.adaptive_length import Band
 from sim.metrics.summary import Run, number
-from sim.names import unknown
 from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
 from sim.run.resolve import resolve, resolve_all, sample_requests
@@ -38,20 +35,16 @@ from sim.studies.choice import (
     Gain,
     LengthGrid,
     TunedPoint,
-    best_single,
-    best_table,
     break_even,
     choice_of,
-    gain_of,
     plausible_lengths,
     regrets_of,
-    setting_name,
     tuned_point,
 )
 from sim.studies.deploy import Deployment, deployment
 from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers
 from sim.studies.evidence import asked_of, evidence
-from sim.studies.plan.answer import Answer
+from sim.studies.plan.answer import Answer, Stated
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 
 TUNING_SCHEMA = 1
@@ -59,8 +52,6 @@ REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
 """Of a run with its concurrency left open; the first of them per slot are left out."""
 MEMORY_SHARE = 0.8
 """Of mean requests, so that hardly any has to give way to others."""
-DYNAMIC = ("by_batch", "sglang_adaptive", "goodput")
-DYNAMIC_DRAWS = 4
 IDLE = "K = 0"
 IDLE_MEASURED = (
     "an engine may lose more: TPOT was 7 % longer at 2 and 22 % at 189 in flight (vLLM 0.27.1, V1 runner, vllm#49548)"
@@ -70,7 +61,7 @@ FURTHER, LONGEST = 2, 16
 """Lengths that are tried beyond the longest one while that is the answer, and where this ends."""
 
 
-class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+class Tuning(Stated, frozen=True, kw_only=True):
     """What `tune --json` holds."""
 
     schema: int = TUNING_SCHEMA
@@ -85,8 +76,6 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """[first batch size, last one, draft length], as vLLM has it; of one row where one length is as good."""
     gain: Gain
     """Of the best table over the best single length, whichever is the answer."""
-    dynamic: list[Gain]
-    """Of controllers that choose as they go, over the best single length, with all that they pay; those asked for."""
     break_even_concurrency: float | None
     """Where the best draft length from 1 on gains nothing any more; None where it does at every concurrency tried."""
     break_even_interval: tuple[float | None, float | None]
@@ -110,12 +99,6 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
             evidence=self.evidence,
         )
 
-    @property
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
-
 
 @lasting()
 def tune(
@@ -125,7 +108,6 @@ def tune(
     concurrencies: Sequence[int] | None = None,
     lengths: Sequence[int] | None = None,
     draws: int = DEFAULT_DRAWS,
-    controllers: Sequence[str] = (),
     workers: int | None = None,
     target_model: str | None = None,
     draft_model: str | None = None,
@@ -134,10 +116,8 @@ def tune(
     """The best draft length by batch size for the scenario's requests, engine and drafter.
 
     `lengths` are tried, by default 0 up to num_speculative_tokens and beyond while the longest one is the answer;
-    `concurrencies`, by default 1, 2, 4 and so on up to
-    the most requests that the engine seats. `controllers` are run as well, in the first draws: `by_batch` with the
-    best table, `sglang_adaptive` with its bands, `goodput`, which knows the profile's costs and no acceptance. Raises
-    ValueError for a scenario that cannot be tuned.
+    `concurrencies`, by default 1, 2, 4 and so on up to the most requests that the engine seats. Raises ValueError for a
+    scenario that cannot be tuned.
     """
     scenario = checked(scenario, profile, draws)
     tried = concurrencies_of(scenario, profile) if concurrencies is None else rising("concurrency", concurrencies, 1)
@@ -145,19 +125,12 @@ def tune(
     candidates = tuple(range(most + 1)) if lengths is None else rising("draft length", lengths, 0)
     if candidates[-1] < 1:
         raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
-    for name in controllers:
-        if name not in DYNAMIC:
-            raise ValueError(unknown("controller", name, DYNAMIC))
     drawn = cost_draws(scenario, profile, draws, scenario.seed)
     grid = simulate_grid(scenario, drawn, tried, candidates, workers, on_done)
     while lengths is None and _is_at_edge(scenario, profile, grid) and grid.lengths[-1] < LONGEST:
         grid = _with_longer(scenario, drawn, grid, workers, on_done)
         scenario = _drafting(scenario, grid.lengths[-1])
-    found = answer(scenario, profile, grid, target_model=target_model, draft_model=draft_model)
-    if not controllers:
-        return found
-    gains = _dynamic_gains(scenario, profile, grid, drawn[:DYNAMIC_DRAWS], controllers, workers, on_done)
-    return msgspec.structs.replace(found, dynamic=gains)
+    return answer(scenario, profile, grid, target_model=target_model, draft_model=draft_model)
 
 
 def concurrencies_of(scenario: Scenario, profile: Profile) -> tuple[int, ...]:
@@ -262,7 +235,6 @@ def answer(
         verdict=verdict,
         table=[list(row) for row in table],
         gain=choice.gain,
-        dynamic=[],
         break_even_concurrency=middle,
         break_even_interval=interval,
         expected_regret=sum(point.expected_regret for point in points) / len(points),
@@ -367,47 +339,6 @@ def rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
     if not found or found[0] < least:
         raise ValueError(f"{name}: {list(found)} must be at least one number from {least} on")
     return found
-
-
-def _dynamic_gains(
-    scenario: Scenario,
-    profile: Profile,
-    grid: LengthGrid,
-    draws: Sequence[Draw],
-    controllers: Sequence[str],
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
-) -> list[Gain]:
-    """Every row of every request is followed in these runs, so they take longer: few draws."""
-    fits = fits_of(scenario, profile)
-    table = best_table(grid, fits, max(limits_of(scenario, profile).max_num_seqs, grid.concurrencies[-1]))
-    one = best_single(grid, fits)
-    plausible = plausible_lengths(grid, fits, table)
-    bands = {str(start): {"candidate_steps": steps} for start, steps in plausible.items()}
-    settings: dict[str, dict[str, Any]] = {
-        "by_batch": {"num_speculative_tokens_per_batch_size": table},
-        "sglang_adaptive": {"speculative_adaptive_config": msgspec.convert(bands, dict[str, Band])},
-        "goodput": {},
-    }
-    points = [
-        _controlled(scenario, concurrency, grid.lengths[-1], name, settings[name], draw)
-        for name in controllers
-        for concurrency in grid.concurrencies
-        for draw in draws
-    ]
-    values = objective_values(scenario, points, "controllers", workers, on_done)
-    by_name = values.reshape(len(controllers), len(grid.concurrencies), len(draws))
-    reference = grid.of(one)[:, : len(draws)]
-    return [gain_of(name, setting_name(one), by_name[place], reference) for place, name in enumerate(controllers)]
-
-
-def _controlled(
-    scenario: Scenario, concurrency: int, most: int, name: str, settings: Mapping[str, Any], draw: Draw
-) -> Point:
-    """One closed loop under a controller that chooses as it goes."""
-    point = _point(scenario, concurrency, most, most, draw)
-    speculation = msgspec.structs.replace(point.scenario.speculation, controller=name, **settings)
-    return replace(point, scenario=msgspec.structs.replace(point.scenario, speculation=speculation))
 
 
 def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: Draw) -> Point:

@@ -6,14 +6,16 @@ import json
 import re
 import shutil
 import subprocess
+from base64 import b64encode
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from sim.report.page_script import ALLOWED, SCRIPT
+from sim.report.page import SCRIPT
 from sim.studies.evidence import MEASURED
 from sim.studies.plan.answer import Answer
 from validation.pages import atlas
@@ -193,9 +195,11 @@ def test_the_pages_of_the_site_are_those_of_its_json() -> None:
 
 def test_the_file_fetches_nothing_and_runs_its_own_script_alone() -> None:
     text = as_html([row()], [("<b>", "<i>")], 2)
-    assert f"<script>{SCRIPT}</script>" in text
+    script = f"\n{SCRIPT.read_text()}"
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    assert f"<script>{script}</script>" in text
     assert text.count("<script>") == 1
-    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {ALLOWED}" in text
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in text
     assert set(re.findall(r"<(?:img|iframe|object|embed|base|form|b|i)\b", text)) == set()
     links = re.findall(r'(?:src|href)="([^"]*)"', text)
     assert all(link.startswith("#pair-") or link == "data:," for link in links)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from validation.replays.page import write_report
-from validation.replays.rows import Cell
+from validation.replays.page import Cell, write_report
 
 
 def errors(real: float, simulated: float) -> dict[str, Any]:

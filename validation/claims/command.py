@@ -1,13 +1,14 @@
 """`python -m validation claims`: the ledger simulated, on a terminal and as JSON.
 
-Not here: how rows come about (validation.claims.run).
+Sections are simulated over several processes. Not here: what a section simulates (one module each).
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import click
 import msgspec
@@ -16,13 +17,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.cli.console import claim, progress, write_text
+from sim.cli.console import claim, progress, write_json
+from sim.compare.pool import default_workers, given, started
 from sim.files.json_values import Json
 from sim.names import unknown
-from sim.report.results import to_json
 from sim.report.tables import print_table
-from validation.claims.ledger import SECTIONS, Row, Verdict, read_section
-from validation.claims.run import DRAWS, judge_all
+from validation.claims import colocated, deployment, dispec, headline, hockey_stick, measured, noise, three_way
+from validation.claims.ledger import SECTIONS, Row, Section, Verdict, read_section
 
 EXAMPLE = "\b\nExample:\n  python -m validation claims --section C --section F"
 STYLES = {
@@ -48,9 +49,7 @@ def claims_command(sections: tuple[str, ...], json_path: str | None, draws: int 
     claim(files={"--json": json_path})
     with progress() as on_step:
         rows = judge_all(names, draws=draws or DRAWS, workers=workers, on_done=on_step)
-    if json_path is not None:
-        write_text(json_path, to_json(to_plain(rows)))
-    if json_path != "-":
+    if write_json(json_path, to_plain(rows)):
         print_rows(Console(), rows)
 
 
@@ -125,3 +124,48 @@ def figure(value: float) -> str:
     if value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+# -- simulating
+
+
+DRAWS = 100
+"""Draws of draws behind a row of single runs; sections whose rows are means take a few of them."""
+Judge = Callable[[Section, int], list[Row]]
+PARTS: dict[tuple[str, str], Judge] = {
+    ("A", ""): headline.judge,
+    ("G", "a100"): partial(deployment.judge, gpu="a100"),
+    ("G", "h100"): partial(deployment.judge, gpu="h100"),
+    ("B", ""): colocated.judge,
+    ("C", ""): three_way.judge,
+    ("D", ""): noise.judge,
+    ("E", ""): hockey_stick.judge,
+    ("F", ""): dispec.judge,
+    ("H", ""): measured.judge,
+}
+"""Who judges a section, or a part of one that is long; the longest first."""
+
+
+def _judge(part: tuple[str, str]) -> list[Row]:
+    """In a worker: the rows of one part of a section."""
+    return PARTS[part](read_section(part[0]), given("draws"))
+
+
+def judge_all(
+    names: Sequence[str], *, draws: int, workers: int | None, on_done: Callable[[str, int, int], None]
+) -> list[Row]:
+    """The rows of the sections `names`, in their order and the ledger's; `on_done` hears how many parts are done.
+
+    Raises ValueError for a section that is not in the ledger.
+    """
+    order = [claim.id for name in names for claim in read_section(name).claims]
+    parts = [part for part in PARTS if part[0] in names]
+    count = min(len(parts), default_workers() if workers is None else workers)
+    rows: list[Row] = []
+    with started(count, {"draws": draws}) as pool:
+        on_done("judging", 0, len(parts))
+        for done, (_, judged) in enumerate(pool.run(_judge, parts), start=1):
+            rows += judged
+            on_done("judging", done, len(parts))
+    places = {claim_id: place for place, claim_id in enumerate(order)}
+    return sorted(rows, key=lambda row: places[row.id])

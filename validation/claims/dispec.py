@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sim.acceptance.conversions import iid_rate_for_length
 from sim.acceptance.models import IidAcceptance
 from sim.costs.kernels import LinearPass
 from sim.costs.profile import Profile
@@ -90,7 +91,7 @@ def _small_graph(section: Section) -> Row:
 def _tokens_per_step(section: Section) -> Row:
     """Tokens per target step by either reading of 50 %."""
     by_reading = lengths(section)
-    needed = _conditional_rate(by_reading["length"])
+    needed = iid_rate_for_length(by_reading["length"], DRAFT_TOKENS)
     return section.row(
         "F.spec.tokens", by_reading["share"], (by_reading["conditional"], by_reading["share"]), needed=100.0 * needed,
         conditional=by_reading["conditional"],
@@ -106,15 +107,6 @@ def lengths(section: Section) -> dict[str, float]:
         "share": 1.0 + rate * DRAFT_TOKENS,
         "length": section.constant("tokens_per_step"),
     }
-
-
-def _conditional_rate(length: float) -> float:
-    """Rate at which independent drafts give `length`, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        rate = (low + high) / 2.0
-        low, high = (rate, high) if IidAcceptance(rate).expected_length(DRAFT_TOKENS) < length else (low, rate)
-    return (low + high) / 2.0
 
 
 def laptop_pair(section: Section, draft_compute_ms: float) -> Profile:

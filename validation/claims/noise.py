@@ -50,14 +50,14 @@ def judge(section: Section, draws: int) -> list[Row]:
     ]
 
 
-def gains_pct(spread: float, num_requests: int, studies: int, seed: int = 2000) -> Floats:
+def gains_pct(spread: float, num_requests: int, studies: int) -> Floats:
     """[studies] percent by which the p95 of one run of `num_requests` is shorter than another's of the same work.
 
     `spread` is the standard deviation of the logarithm of the ratio of two single requests. A run has a speed of its
     own that all its requests share (clocks, caches, other tenants): half of the variance is taken as the run's, half as
     the request's. The percentile is numpy's, as the harness takes it.
     """
-    random = np.random.default_rng(seed + num_requests)
+    random = np.random.default_rng(2000 + num_requests)
     each = spread / sqrt(2.0)
     run, own = each / sqrt(2.0), each / sqrt(2.0)
 

@@ -21,7 +21,7 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import linear_regression, mean
 from typing import NamedTuple
 
 import msgspec
@@ -113,10 +113,7 @@ def gaps_of_chunks(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
     if len(own) < 2:
         return []
     tokens, gaps = [float(row["what"].rsplit(" ", 1)[1]) for row in own], [float(row["one_stream"]) for row in own]
-    slope = sum((t - mean(tokens)) * (g - mean(gaps)) for t, g in zip(tokens, gaps, strict=True)) / sum(
-        (t - mean(tokens)) ** 2 for t in tokens
-    )
-    alone = mean(gaps) - slope * mean(tokens)
+    alone = linear_regression(tokens, gaps).intercept
     return [_published(row, alone=alone, prefill=gap - alone) for row, gap in zip(own, gaps, strict=True)]
 
 

@@ -1,17 +1,103 @@
 """The report of replay_accuracy.py: Markdown tables of every draw, and one figure.
 
-Not here: any measuring, one cell's numbers (validation.replays.rows).
+A cell is a policy under a load, replayed several times, beside its one prediction. Not here: any measuring.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from validation.replays.rows import Cell, Draw, cells_of
+from sim.report.pictures.panels import canvas, legend, panel, save_and_close, set_theme
 
 BARS = {"e2el": 15.0, "throughput": 10.0, "mechanism": 5.0}
 """Percent: mean E2EL, closed-loop throughput, mechanism error on mean and p95 E2EL."""
+
+
+Row = dict[str, Any]
+"""One replay: `load`, `policy`, `decomposition`, `works` and what was noted around it."""
+Draw = dict[str, Any]
+
+
+class Cell:
+    """The replays of one policy under one load in one draw. Errors are percent of the mean over the replays."""
+
+    def __init__(self, replays: Sequence[Row]) -> None:
+        self.replays = list(replays)
+        self.policy = self.replays[0]["policy"]
+
+    def real(self, metric: str, statistic: str | None = None) -> list[float]:
+        """As measured, replay by replay."""
+        return [float(self._value(row, "contention", metric, statistic)["real"]) for row in self.replays]
+
+    def simulated(self, metric: str, statistic: str | None = None) -> float:
+        """The same for every replay: the profile and the tape are."""
+        return float(self._value(self.replays[0], "contention", metric, statistic)["simulated"])
+
+    def error(self, metric: str, statistic: str | None = None) -> float:
+        real = fmean(self.real(metric, statistic))
+        return 100.0 * (self.simulated(metric, statistic) - real) / real
+
+    def mechanism(self, statistic: str) -> list[float]:
+        """Mechanism error on E2EL, replay by replay: each has its own measured times."""
+        return [float(self._value(row, "mechanism", "e2el", statistic)["error_pct"]) for row in self.replays]
+
+    @property
+    def worst_mechanism(self) -> float:
+        return max((error for name in ("mean", "p95") for error in self.mechanism(name)), key=abs)
+
+    def works_ratio(self, how: str) -> float | None:
+        """Simulated over real mean device time of works `alone` or `together`, weighted by the real one; None where no
+        work was so on both sides."""
+        pairs = [
+            (kind[f"real_{how}_s"], kind[f"simulated_{how}_s"])
+            for row in self.replays
+            for kind in row["works"].values()
+        ]
+        known = [(real, simulated) for real, simulated in pairs if real and simulated]
+        return sum(simulated for _, simulated in known) / sum(real for real, _ in known) if known else None
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long fixed passes took before and after the replays as when the profile was measured."""
+        return fmean(ratio for row in self.replays for ratio in row["machine"] or [1.0])
+
+    @property
+    def dominant(self) -> str:
+        """The largest step of the error on mean E2EL: scheduling, the machine that drifted, and beyond that the passes'
+        own times or works at the same time."""
+        parts = {
+            "scheduling": abs(fmean(self.mechanism("mean"))),
+            "drift": 100.0 * abs(1.0 / self.slowdown - 1.0),
+        }
+        for name, how in (("passes alone", "alone"), ("together", "together")):
+            ratio = self.works_ratio(how)
+            parts[name] = 0.0 if ratio is None else 100.0 * abs(ratio * self.slowdown - 1.0)
+        return max(parts, key=lambda name: parts[name])
+
+    def around(self, name: str) -> float | None:
+        """Mean of what was noted around the replays; None where it is unknown."""
+        known = [row[name] for row in self.replays if row[name] is not None]
+        return fmean(known) if known else None
+
+    @staticmethod
+    def _value(row: Row, part: str, metric: str, statistic: str | None) -> dict[str, Any]:
+        found: dict[str, Any] = row["decomposition"][part][metric]
+        return found if statistic is None else found[statistic]
+
+
+def cells_of(draw: Draw, load: str) -> list[Cell]:
+    """The cells in the order of the policies."""
+    by_policy: dict[str, list[Row]] = {}
+    for row in draw["rows"]:
+        if row["load"] == load:
+            by_policy.setdefault(row["policy"], []).append(row)
+    return [Cell(replays) for replays in by_policy.values()]
+
+
+# -- the page
 
 
 def write_report(directory: Path, draws: Sequence[Draw]) -> None:
@@ -135,43 +221,26 @@ def _marked(error_pct: float, bar_pct: float) -> str:
 
 
 Value = Callable[[Cell], list[float]]
+PANELS: tuple[tuple[str, str, Value, float], ...] = (
+    ("mean E2EL, open loop", "open", lambda cell: [cell.error("e2el", "mean")], BARS["e2el"]),
+    ("mean E2EL, closed loop", "closed", lambda cell: [cell.error("e2el", "mean")], BARS["e2el"]),
+    ("throughput, closed loop", "closed", lambda cell: [cell.error("output_throughput")], BARS["throughput"]),
+    ("mechanism on mean E2EL, open", "open", lambda cell: cell.mechanism("mean"), BARS["mechanism"]),
+    ("mechanism on mean E2EL, closed", "closed", lambda cell: cell.mechanism("mean"), BARS["mechanism"]),
+)
 
 
 def _figure(path: Path, draws: Sequence[Draw]) -> None:
     """One dot per draw, for the mechanism per replay: errors by policy against their bars."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    def e2el(cell: Cell) -> list[float]:
-        return [cell.error("e2el", "mean")]
-
-    def throughput(cell: Cell) -> list[float]:
-        return [cell.error("output_throughput")]
-
-    def mechanism(cell: Cell) -> list[float]:
-        return cell.mechanism("mean")
-
-    panels: list[tuple[str, str, Value, float]] = [
-        ("mean E2EL, open loop", "open", e2el, BARS["e2el"]),
-        ("mean E2EL, closed loop", "closed", e2el, BARS["e2el"]),
-        ("throughput, closed loop", "closed", throughput, BARS["throughput"]),
-        ("mechanism on mean E2EL, open", "open", mechanism, BARS["mechanism"]),
-        ("mechanism on mean E2EL, closed", "closed", mechanism, BARS["mechanism"]),
-    ]
-    figure, axes = plt.subplots(1, len(panels), figsize=(15, 3.6), sharey=True)
-    for axis, (title, load, value, bar_pct) in zip(axes, panels, strict=True):
+    set_theme()
+    figure, axes = canvas(1, len(PANELS), width=2.9, shared="y")
+    for axis, (title, load, value, bar_pct) in zip(axes[0], PANELS, strict=True):
         for number, draw in enumerate(draws):
             dots = [(error, cell.policy) for cell in cells_of(draw, load) for error in value(cell)]
             axis.plot(*zip(*dots, strict=True), "o", alpha=0.75, label=f"draw {number + 1}")
         axis.axvspan(-bar_pct, bar_pct, color="tab:green", alpha=0.12)
         axis.axvline(0.0, color="black", linewidth=0.8)
-        axis.set_title(title, fontsize=9)
-        axis.set_xlabel("error, % of real")
-        axis.grid(axis="x", alpha=0.3)
-    axes[0].invert_yaxis()
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+        panel(axis, title, "error, % of real")
+    axes[0][0].invert_yaxis()
+    legend(figure, axes)
+    save_and_close(figure, path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli.console import OnStep, claim, progress, write_text
+from sim.cli.console import OnStep, claim, progress, write_json
 from sim.cli.options import ListOptions, parse_goodput
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ ASSUMED = {
     "dspark": ("length:2.87@3", 5, "Kimi-K3's DSpark, coding"),
     "": ("length:2.73@3", 5, "a draft of 1B of the same family"),
 }
-"""By drafter: an acceptance where none is given, the longest draft to try, whose it is (docs/drafting.md)."""
+"""By drafter: an acceptance where none is given, the longest draft to try, whose it is."""
 NO_SLO = "plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS"
 ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, max=1, min_open=True)
 
@@ -88,11 +88,7 @@ def plan_command(model: str, **flags: Any) -> None:
     from msgspec.structs import replace
 
     result = replace(result, notes=notes)
-    if json_path is not None:
-        from sim.report.results import to_json
-
-        write_text(json_path, to_json(result.plain))
-    if json_path != "-":
+    if write_json(json_path, result.plain):
         from rich.console import Console
 
         from sim.report.plans import print_plan

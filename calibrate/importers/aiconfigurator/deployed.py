@@ -1,6 +1,5 @@
-"""Writes the shipped profiles that are points from the installed tables, and those of GPUs that these lack: `python -m
-calibrate.importers.aiconfigurator.deployed CONFIGS [LAYERS]`, with Hugging Face config.json files below CONFIGS, and in
-LAYERS LLMServingSim's tables of one RTX 4090 and Llama-3.1-8B.
+"""Writes the shipped profiles that are points from the installed tables, and those of a GPU that these lack: `python -m
+calibrate.importers.aiconfigurator.deployed CONFIGS`, with Hugging Face config.json files below CONFIGS.
 
 Not here: the import (deployment), the profiles of the fitted law (shipping).
 """
@@ -15,10 +14,8 @@ import msgspec
 from calibrate.hardware.datasheets import with_models
 from calibrate.hardware.models import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
-from calibrate.importers.llmservingsim.profile import import_llmservingsim
-from sim.costs.profile import KindError
 from sim.costs.profile_files import SHIPPED, load, ship_profile
-from sim.costs.shapes import draft_model, model
+from sim.costs.shapes import draft_model
 
 CONFIGS = {
     "llama-3.1-8b": "meta-llama--Meta-Llama-3.1-8B",
@@ -33,9 +30,6 @@ CONFIGS = {
 HOPPER, BLACKWELL = ("h100-sxm", "h200-sxm"), ("b200-sxm",)
 GPUS = (*HOPPER, *BLACKWELL, "a100-sxm", "l40s", "rtx-pro-6000-server")
 ONLY_BF16 = ("a100-sxm",)
-LAYERS = "5daddb21a545"
-"""Revision of LLMServingSim (MIT)."""
-APART = "not of whole passes: body and attention were left out of their fits apart"
 SERVED = {"gh200/apertus-8b": ("llama-3.1-8b", "qwen3-8b", "qwen3-32b")}
 """Profile whose constants were fitted on a served GPU that has no tables -> dense models that they are shipped for."""
 WIDE = {"llama-3.1-70b": 4}
@@ -54,7 +48,7 @@ def formats(gpu: str, name: str) -> tuple[str | None, ...]:
     return (None, *narrow)
 
 
-def ship(configs: Path, to: Path = SHIPPED) -> list[Path]:
+def ship(configs: Path) -> list[Path]:
     """Write every profile that no other script ships; what does not fit a GPU, or has no table, is left out."""
     tables, revision = installed_tables()
     written = []
@@ -75,36 +69,23 @@ def ship(configs: Path, to: Path = SHIPPED) -> list[Path]:
                     label = profile.name
                     if name.startswith("gpt-oss"):
                         label = label.replace("-mxfp4-fp8", "").replace("-mxfp4-marlin", "").replace("-mxfp4", "")
-                    if not (to / f"{label}.json").exists():
-                        written.append(ship_profile(msgspec.structs.replace(profile, name=label), to))
-    return [*written, *ship_served(configs, to)]
+                    if not (SHIPPED / f"{label}.json").exists():
+                        written.append(ship_profile(msgspec.structs.replace(profile, name=label)))
+    return [*written, *ship_served(configs)]
 
 
-def ship_served(configs: Path, to: Path) -> list[Path]:
+def ship_served(configs: Path) -> list[Path]:
     """The models of SERVED, nothing of which was measured itself."""
     written = []
     for origin, names in SERVED.items():
         for name in names:
             shape = msgspec.structs.replace(source_of(str(configs / f"{CONFIGS[name]}_config.json")).shape, name=name)
             profile = with_models(load(origin), shape, None)
-            if not (to / f"{profile.name}.json").exists():
-                written.append(ship_profile(profile, to))
+            if not (SHIPPED / f"{profile.name}.json").exists():
+                written.append(ship_profile(profile))
     return written
 
 
-def ship_layers(layers: Path, configs: Path, to: Path = SHIPPED) -> list[Path]:
-    """The RTX 4090: constants fitted to its layers' times, and a model of the same size by them."""
-    other = source_of(str(configs / f"{CONFIGS['qwen3-8b']}_config.json")).shape
-    origin = import_llmservingsim(layers, "rtx-4090", model("llama-3.1-8b"), None, 1, revision=LAYERS, form="compact")
-    apart = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=APART)
-    origin = msgspec.structs.replace(origin, errors={**dict.fromkeys(("decode", "prefill"), apart), **origin.errors})
-    beside = with_models(origin, msgspec.structs.replace(other, name="qwen3-8b"), None)
-    return [ship_profile(profile, to) for profile in (origin, beside)]
-
-
 if __name__ == "__main__":
-    config_files = Path(sys.argv[1])
-    for written_path in ship(config_files):
+    for written_path in ship(Path(sys.argv[1])):
         print(written_path)
-    for layer_files in sys.argv[2:]:
-        print(*ship_layers(Path(layer_files), config_files), sep="\n")

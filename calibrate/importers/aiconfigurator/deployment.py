@@ -28,7 +28,7 @@ from calibrate.fit.held_out import VERIFY_TOKENS
 from calibrate.fit.table_form import counts, every_second, smooth
 from calibrate.fit.tables import AttentionTable, outside_l2
 from calibrate.hardware.datasheets import check_fits
-from calibrate.hardware.engines import host_costs
+from calibrate.hardware.engines import ASSUMED_HOST
 from calibrate.hardware.models import format_names
 from calibrate.importers.aiconfigurator.files import KernelFiles
 from calibrate.importers.aiconfigurator.grids import (
@@ -128,10 +128,9 @@ def import_deployment(
     deployment: Deployment,
     *,
     source: str,
-    gap_s: float | None = None,
 ) -> Profile:
-    """The profile of `target` (and `draft`) on `gpu` from the tables at `path`; `source` says which revision. With
-    `gap_s` it carries the default engine's constants and this gap; else an engine adds them.
+    """The profile of `target` (and `draft`) on `gpu` from the tables at `path`; `source` says which revision. An
+    engine adds its constants.
 
     Raises ValueError naming what the tables lack.
     """
@@ -176,7 +175,7 @@ def import_deployment(
             attention_implementation=device.attention,
             kv_layout="paged",
         ),
-        host=host_costs(gpu, None, gap_s),
+        host=ASSUMED_HOST,
         overlap=Overlap(),
         errors=errors,
         conditions=UNLOADED,

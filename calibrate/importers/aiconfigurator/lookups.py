@@ -206,10 +206,8 @@ class Lookups:
                 frame = frame[frame[column] == value]
             return nearest, _expert_table(frame.drop_duplicates("num_tokens"))
 
-        found = self._first(of, f"{weights} experts like these")
-        if found is None:
-            raise ValueError(f"no experts with weights in {weights} in the tables of {self.gpu.name!r}")
-        nearest, table = found
+        lacking = f"no experts with weights in {weights} in the tables of {self.gpu.name!r}"
+        nearest, table = self._needed(of, f"{weights} experts like these", lacking)
         hidden, wide, per_token, num, cut, spread = nearest
         like = Experts(num=num, per_token=per_token, intermediate=wide)
         self.note(
@@ -241,15 +239,12 @@ class Lookups:
 
     def attention(self, table: str, kv: str, window: int) -> AttentionTable:
         """All points of generation_attention_perf or context_attention_perf. Raises ValueError where there are none."""
-        found = self._first(
+        which = f"with {kv} KV" + (f" and a window of {window}" if window else "")
+        return self._needed(
             lambda engine: self.files.attention(engine, table, KV_NAMES[kv], window),
-            f"{table} with {kv} KV" + (f" and a window of {window}" if window else ""),
+            f"{table} {which}",
+            f"{table} of {self.gpu.name!r}: no rows {which}",
         )
-        if found is None:
-            raise ValueError(
-                f"{table} of {self.gpu.name!r}: no rows with {kv} KV" + (f" and a window of {window}" if window else "")
-            )
-        return found
 
     def latent(self, phase: str, heads: int, kv: str) -> AttentionTable:
         """The kernel of latent attention alone with so many query heads on one device; `phase` is context or
@@ -274,23 +269,17 @@ class Lookups:
                 frame["latency"].to_numpy(dtype=float) * 1e-3,
             )
 
-        found = self._first(of, f"{table} with {kv} KV")
-        if found is None:
-            raise ValueError(f"{table} of {self.gpu.name!r}: no rows of {heads} heads with {kv} KV")
-        return found
+        lacking = f"{table} of {self.gpu.name!r}: no rows of {heads} heads with {kv} KV"
+        return self._needed(of, f"{table} with {kv} KV", lacking)
 
     def modules(self, phase: str, heads: tuple[int, int], projections: str, kv: str) -> Modules:
         """Sparse attention with its matrices; `heads` is (heads on one device, devices)."""
-        found = self._first(
+        return self._needed(
             lambda engine: read_modules(self.files, engine, phase, heads, projections, KV_NAMES[kv]),
             f"sparse attention ({phase})",
+            f"no sparse attention of {heads[0]} heads on one of {heads[1]} devices with {projections} matrices and "
+            f"{kv} KV in the tables of {self.gpu.name!r}",
         )
-        if found is None:
-            raise ValueError(
-                f"no sparse attention of {heads[0]} heads on one of {heads[1]} devices with {projections} matrices and "
-                f"{kv} KV in the tables of {self.gpu.name!r}"
-            )
-        return found
 
     def linear_s(self, linear: Linear, degree: int, tokens: Array) -> Array:
         """The kernels of one layer of linear attention, which go by tokens alone: a sequence's state has one size. Up
@@ -308,14 +297,13 @@ class Lookups:
                 frame = frame[frame[column] == value]
             return _state_curve(frame, "batch_size"), _state_curve(frame[frame["batch_size"] == 1], "seq_len")
 
-        found = self._first(of, "linear attention")
-        if found is None:
-            raise ValueError(
-                f"no linear attention of {wanted['num_k_heads']} key and {wanted['num_v_heads']} value heads in the "
-                f"tables of {self.gpu.name!r}"
-            )
+        decode, prompt = self._needed(
+            of,
+            "linear attention",
+            f"no linear attention of {wanted['num_k_heads']} key and {wanted['num_v_heads']} value heads in the tables "
+            f"of {self.gpu.name!r}",
+        )
         self.note(f"linear attention of up to {STATE_ROWS} tokens as rows that decode, of more as a prompt")
-        decode, prompt = found
         as_rows = np.interp(tokens, *decode)
         beyond = np.interp(tokens, *prompt) * np.maximum(1.0, tokens / prompt[0][-1])
         return np.where(tokens <= STATE_ROWS, as_rows, np.maximum(beyond, np.interp(STATE_ROWS, *decode)))
@@ -409,6 +397,13 @@ class Lookups:
                 self.note(f"{what}: {engine}'s")
             return found
         return None
+
+    def _needed(self, of: Callable[[str], T], what: str, lacking: str) -> T:
+        """As `_first`. Raises ValueError that says what is `lacking` where no engine has it."""
+        found = self._first(of, what)
+        if found is None:
+            raise ValueError(lacking)
+        return found
 
     def note(self, note: str) -> None:
         """Something stood in: said once."""

@@ -18,7 +18,7 @@ import msgspec
 from calibrate.fit.held_out import Fitted, Tables, fit, held_out_errors
 from calibrate.fit.table_form import Rest, measured_points, model_table, table_errors
 from calibrate.hardware.datasheets import check_divides, check_fits
-from calibrate.hardware.engines import host_costs
+from calibrate.hardware.engines import ASSUMED_HOST
 from calibrate.importers.aiconfigurator.files import KernelFiles
 from sim.costs.datasheets import gpu_name
 from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
@@ -88,11 +88,9 @@ def import_aiconfigurator(
     *,
     revision: str = "unrecorded revision",
     form: Literal["compact", "table"] = "compact",
-    gap_s: float | None = None,
 ) -> Profile:
     """A profile of `target` (and `draft`) on `gpu`, with held-out errors: of a fit without the model ("compact"), or of
-    interpolation without every second point ("table"). With `gap_s` the profile carries the default engine's constants
-    and this gap; else an engine adds them.
+    interpolation without every second point ("table"). An engine adds its constants.
 
     Raises ValueError naming the table and what is wrong with it.
     """
@@ -124,7 +122,7 @@ def import_aiconfigurator(
         draft=draft_shape,
         tensor_parallel=tensor_parallel,
         kernels=kernels,
-        host=host_costs(gpu, None, gap_s),
+        host=ASSUMED_HOST,
         overlap=Overlap(),
         errors={},
         conditions=UNLOADED,

@@ -1,8 +1,7 @@
 """Errors of LLMServingSim's tables in table form: every second point of each axis left out and interpolated.
 
 Whole passes are all layers' body and attention and the head, as measured, against the same interpolated.
-Not here: the points (calibrate.importers.llmservingsim.table), the compact form's errors
-(calibrate.importers.llmservingsim.compact).
+Not here: the points (calibrate.importers.llmservingsim.table).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every defect is a ValueError that names its place. Times are microseconds in the
 The profiler (casys-kaist/LLMServingSim, profiler/core/hooks/batch.py) gives vLLM requests of so many new tokens after
 a history: a decode row of kv_decode reads kv_decode + 1 tokens of KV, its own included, and RTX 4090's jump to split
 kernels at kv_decode 128 rather than 129 confirms it. A chunk of prefill_chunk follows a history of kv_prefill.
-Not here: what is made of them (calibrate.importers.llmservingsim.table and .compact).
+Not here: what is made of them (calibrate.importers.llmservingsim.table).
 """
 
 from __future__ import annotations
@@ -55,6 +55,18 @@ class Attention(NamedTuple):
         chunk, history, rows, context, seconds = self
         return Attention(chunk[use], history[use], rows[use], context[use], seconds[use])
 
+    def by_rows(self) -> dict[tuple[int, int], float]:
+        """(rows, context) -> seconds."""
+        return dict(
+            zip(zip(self.rows.tolist(), self.context.tolist(), strict=True), self.seconds.tolist(), strict=True)
+        )
+
+    def by_chunk(self) -> dict[tuple[int, int], float]:
+        """(chunk, history) -> seconds."""
+        return dict(
+            zip(zip(self.chunk.tolist(), self.history.tolist(), strict=True), self.seconds.tolist(), strict=True)
+        )
+
     def decode(self) -> Attention:
         """Rows alone."""
         return self.where((self.chunk == 0) & (self.rows > 0))
@@ -66,6 +78,11 @@ class Attention(NamedTuple):
     def mixed(self) -> Attention:
         """Rows beside a chunk."""
         return self.where((self.chunk > 0) & (self.rows > 0))
+
+
+def _by_shape(first: NDArray[np.int64], second: NDArray[np.int64], seconds: Array) -> dict[tuple[int, int], float]:
+    columns = (first.tolist(), second.tolist(), seconds.tolist())
+    return {(one, other): value for one, other, value in zip(*columns, strict=True)}
 
 
 class LayerFiles(NamedTuple):

@@ -123,24 +123,18 @@ def layer_points(
     decode, prefill = files.attention.decode(), files.attention.prefill()
     if 1 not in decode.rows:
         raise ValueError("attention.csv: no decode points of one row (n_decode=1 with prefill_chunk=0)")
-    alone = {
-        (int(chunk), int(history)): float(seconds)
-        for chunk, history, seconds in zip(prefill.chunk, prefill.history, prefill.seconds, strict=True)
-    }
+    alone = prefill.by_chunk()
     has_start = {chunk for chunk, history in alone if history == 0}
     whole = {key: seconds for key, seconds in alone.items() if key[0] in has_start}
     for what, found in (("decode", len(decode.rows)), ("prefill", len(whole))):
         if found < 2 * MIN_POINTS:
             raise ValueError(f"attention.csv: {found} {what} points are too few")
-    by_rows = zip(decode.rows, decode.context, decode.seconds, strict=True)
     mixed = files.attention.mixed()
     return LayerPoints(
         body=RawCurve(tokens, body_s),
         experts=RawCurve(tokens, shared_s) if ranks > 1 else None,
         head=RawCurve(rows, head_s),
-        decode=RawGrid.of(
-            {(int(count), int(context)): float(seconds) for count, context, seconds in by_rows}
-        ).trimmed(),
+        decode=RawGrid.of(decode.by_rows()).trimmed(),
         prefill=RawGrid.of(whole).trimmed(),
         beside=_beside(mixed, alone),
         mixed=mixed,

@@ -10,14 +10,12 @@ import json
 import warnings
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
-from sim.files.json_values import convert, read_json
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats
 from sim.report.pictures.panels import canvas, headline, label_points, legend, panel
@@ -38,7 +36,7 @@ from sim.report.pictures.store_figures import (
     panels_of,
 )
 from sim.report.pictures.work_figures import timelines
-from sim.report.store_points import ACCEPTANCE, CONCURRENCY, K, Points, spoken
+from sim.report.store_points import ACCEPTANCE, K, Points, spoken
 from sim.run.resolve import resolve
 from sim.run.scenario import parse_scenario
 from sim.run.scenario_file import set_dotted
@@ -52,18 +50,15 @@ PER_GPU = "output_throughput_per_gpu_tokens_per_s"
 JOULES = "joules_per_output_token"
 TIMELINE_PROMPTS = 60
 HOUR_S, MILLION = 3600.0, 1e6
-Table = Sequence[tuple[int, int, int]]
-"""Draft length by batch size as vLLM has it: first, last, draft length."""
 
 
-def pictures(*, price_per_hour: float | None = None, table: Table | None = None) -> dict[str, Picture]:
-    """All pictures of a store by name; `price_per_hour` of a GPU for the Pareto's second axis, a tuned `table` for the
-    draft lengths."""
+def pictures(*, price_per_hour: float | None = None) -> dict[str, Picture]:
+    """All pictures of a store by name; `price_per_hour` of a GPU for the Pareto's second axis."""
     return {
         "throughput_latency": draw_throughput_latency,
         "hockey_stick": draw_hockey_stick,
         "improvement": draw_improvement,
-        "draft_length": lambda points: draw_draft_length(points, table),
+        "draft_length": draw_draft_length,
         "pareto": lambda points: draw_pareto(points, price_per_hour),
         "acceptance": draw_acceptance,
         "utilisation": draw_utilisation,
@@ -72,7 +67,7 @@ def pictures(*, price_per_hour: float | None = None, table: Table | None = None)
     }
 
 
-def draw_improvement(points: Points, metric: str = METRIC) -> Figure:
+def draw_improvement(points: Points) -> Figure:
     """Change of mean latency from the first policy to each other one, over load and acceptance (or draft length).
 
     Cells carry the change in percent; in brackets where its interval holds zero, with a question mark where the ends
@@ -97,7 +92,7 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Figure:
     left_out = _left_out(len(panels))
 
     def cells(own: Points, policy: str) -> tuple[Floats, list[list[str]]]:
-        changes = Points(frame=own.rows[own.rows["policy"].isin([policies[0], policy])]).paired("policy", metric)
+        changes = Points(frame=own.rows[own.rows["policy"].isin([policies[0], policy])]).paired("policy", METRIC)
         shade = np.full((len(points.values(down)), len(points.values(across))), np.nan)
         texts = [["" for _ in points.values(across)] for _ in points.values(down)]
         for _, row in changes.iterrows():
@@ -118,12 +113,10 @@ def draw_improvement(points: Points, metric: str = METRIC) -> Figure:
     )  # fmt: skip
 
 
-def draw_draft_length(points: Points, table: Table | None = None) -> Figure:
-    """Mean time per output token by draft length and load; the best of each load boxed, a tuned table drawn in."""
+def draw_draft_length(points: Points) -> Figure:
+    """Mean time per output token by draft length and load; the best of each load boxed."""
     if K not in points.keys or points.load is None:
         raise NotDrawn(f"needs a grid over {K} and the load")
-    if table is not None and points.load != CONCURRENCY:
-        raise NotDrawn(f"a table is by batch size: it can be drawn in where the grid is over {CONCURRENCY}")
     load, metric = points.load, "mean_tpot_ms"
     drafts = points.rows.groupby("policy")["acceptance_length_tokens"].transform("max").notna()
     speculative = Points(frame=points.rows[drafts])
@@ -141,8 +134,7 @@ def draw_draft_length(points: Points, table: Table | None = None) -> Figure:
     if not found:
         raise NotDrawn("needs a policy that drafts")
     values = [value for _, shade, _ in found for value in shade[~np.isnan(shade)].tolist()] or [0.0]
-    drawn = "; line: the tuned table" if table is not None else ""
-    note = f"boxed: the shortest of each load{drawn}; grey: overloaded{_left_out(len(panels))}"
+    note = f"boxed: the shortest of each load; grey: overloaded{_left_out(len(panels))}"
     figure = _heat_maps(
         points, found, load, K, f"Mean TPOT (ms) of {', '.join(speculative.values('policy'))} by draft length\n{note}",
         palette="crest", bounds=(min(values), max(values)),
@@ -152,11 +144,6 @@ def draw_draft_length(points: Points, table: Table | None = None) -> Figure:
     for axis, own_boxes in zip([axis for axis in figure.axes if axis.get_label() != "<colorbar>"], boxes, strict=False):
         for y, x in own_boxes:
             axis.add_patch(Rectangle((x + 0.04, y + 0.04), 0.92, 0.92, fill=False, edgecolor="black", linewidth=1.8))
-        if table is not None:
-            ks, loads = points.values(K), points.values(load)
-            wanted = [next((k for first, last, k in table if first <= size <= last), None) for size in loads]
-            known = [(x + 0.5, ks.index(k) + 0.5) for x, k in enumerate(wanted) if k in ks]
-            axis.plot(*zip(*known, strict=True), color="black", marker="o", linewidth=1.2, markerfacecolor="white")
     return figure
 
 
@@ -287,15 +274,3 @@ def _again(raw: dict[str, Any], policy: str) -> RunRecord:
         warnings.simplefilter("ignore")
         resolved = resolve(scenario, load_profile(scenario.profile), policy)
         return simulate(resolved, child_seed(scenario.seed, 0), record_works=True)
-
-
-def read_table(path: Path) -> Table:
-    """The draft lengths by batch size that `lanesim tune --json` wrote. Raises ValueError naming the file."""
-    raw = read_json(path, "table")
-    wanted = f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
-    rows = convert(raw.get("table") if isinstance(raw, dict) else raw, list[tuple[int, int, int]], wanted)
-    ends = [0, *(last for _, last, _ in rows)]
-    for before, (first, last, k) in zip(ends, rows, strict=False):
-        if not before < first <= last or k < 0:
-            raise ValueError(f"{wanted}; got [{first}, {last}, {k}] after {before}")
-    return rows

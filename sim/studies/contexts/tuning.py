@@ -20,6 +20,7 @@ from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.choice import best_table, break_even, loss_of, shared_table
 from sim.studies.draws import DEFAULT_DRAWS, cost_draws, covers
+from sim.studies.plan.answer import Stated
 from sim.studies.tune import checked, concurrencies_of, fits_of, objective, rising, simulate_grid
 
 CONTEXTS_SCHEMA = 1
@@ -41,7 +42,7 @@ class AtContext(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise of the one table for all contexts."""
 
 
-class ContextTuning(msgspec.Struct, frozen=True, kw_only=True):
+class ContextTuning(Stated, frozen=True, kw_only=True):
     """What `tune --contexts --json` holds."""
 
     schema: int = CONTEXTS_SCHEMA
@@ -59,12 +60,6 @@ class ContextTuning(msgspec.Struct, frozen=True, kw_only=True):
     regret: float
     """Mean over the contexts, of a table for each."""
     regret_without: float
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
 
 
 @lasting()

@@ -6,7 +6,19 @@ not ask for is None or empty. Not here: how it is found.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+
+
+class Stated(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a study says."""
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from sim.studies.deploy import checking_lines
 from sim.studies.draws import DEFAULT_DRAWS, covers
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
-from sim.studies.plan.answer import Answer
+from sim.studies.plan.answer import Answer, Stated
 from sim.studies.plan.first_pass import POLICY, Candidate, OnDone, Ranked, Refused, cost, first_pass
 from sim.studies.tune import Tuning, tune
 from sim.workload.generate import mean_tokens
@@ -69,7 +69,7 @@ class PlannedDeployment(Answer, frozen=True, kw_only=True):
     """From closed loops alone: about."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(Stated, frozen=True, kw_only=True):
     """What `plan --json` holds."""
 
     schema: int = PLAN_SCHEMA
@@ -97,7 +97,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
+        found = super().plain
         for row in found["deployments"]:
             row["nearest_evidence"] = row.pop("evidence")
         return found

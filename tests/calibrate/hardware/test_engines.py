@@ -8,7 +8,7 @@ import pytest
 from calibrate.hardware.datasheets import check_divides, datasheet
 from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, all_reduce_of, engine_of, host_costs, vllm_of
 from sim.costs.datasheets import DATASHEETS, gpu_name
-from sim.costs.engine import DEFAULT_ENGINE, load_engine
+from sim.costs.engine import load_engine
 from sim.costs.shapes import MODELS
 
 
@@ -29,7 +29,7 @@ def test_no_version_is_the_newest_whose_all_reduces_are_known() -> None:
 @pytest.mark.parametrize("version", [None, "", "0.5.0", "main"])
 def test_a_version_of_which_nothing_is_known_adds_nothing(version: str | None) -> None:
     assert vllm_of("h100-sxm", version) is None
-    assert host_costs("h100-sxm", vllm_of("h100-sxm", version)) is ASSUMED_HOST
+    assert host_costs(vllm_of("h100-sxm", version)) is ASSUMED_HOST
     assert ASSUMED_HOST.engine is None
     assert "an engine adds them" in ASSUMED_HOST.source
 
@@ -37,18 +37,10 @@ def test_a_version_of_which_nothing_is_known_adds_nothing(version: str | None) -
 def test_kernels_measured_inside_an_engine_come_with_its_constants_and_its_source() -> None:
     gpu = "rtx-pro-6000-server"
     engine = load_engine("vllm-0.19", gpu)
-    host = host_costs(gpu, engine)
+    host = host_costs(engine)
     assert (host.engine, host.gap_s, host.step_s, host.row_s) == ("vllm-0.19", 1.736e-3, engine.step_s, engine.row_s)
     assert "fitted on the mean TPOT" in host.source
     assert "an engine adds them" not in host.source
-
-
-def test_a_given_gap_replaces_the_engines() -> None:
-    gpu = "rtx-pro-6000-server"
-    host = host_costs(gpu, load_engine("vllm-0.19", gpu), 2e-3)
-    assert (host.engine, host.gap_s) == ("vllm-0.19", 2e-3)
-    assert "gap_s 0.002 as given" in host.source
-    assert host_costs(gpu, None, 2e-3).engine == DEFAULT_ENGINE
 
 
 def test_a_single_gpu_needs_no_all_reduce() -> None:

@@ -12,7 +12,7 @@ from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, REDUCE_SOURCE, Eng
 from calibrate.importers.aiconfigurator.files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import REDUCE_RATIO
 from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
-from sim.costs.engine import load_engine, own_engine
+from sim.costs.engine import own_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode
@@ -72,16 +72,11 @@ def test_messages_that_no_pass_sends_do_not_count_in_the_all_reduce(tmp_path: Pa
     assert reduce.fixed_s == pytest.approx(1e-5, rel=0.01)
 
 
-def test_an_engine_adds_the_gap_of_a_pass_unless_it_is_given(tmp_path: Path) -> None:
+def test_an_engine_adds_the_gap_of_a_pass(tmp_path: Path) -> None:
     path = write_tables(tmp_path)
     profile = import_aiconfigurator(path, "a100-sxm", "llama-3.1-8b")
     assert profile.host == ASSUMED_HOST
     assert own_engine(profile) is None
-    given = import_aiconfigurator(path, "a100-sxm", "llama-3.1-8b", gap_s=1e-3)
-    engine = own_engine(given)
-    assert engine is not None
-    assert (engine.name, engine.gap_s) == ("vllm-0.24", 1e-3)
-    assert engine.step_s == load_engine("vllm-0.24", "a100-sxm").step_s
 
 
 def test_published_tables_hold_kernels_and_no_engine() -> None:

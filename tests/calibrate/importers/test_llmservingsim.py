@@ -1,9 +1,8 @@
-"""Importing LLMServingSim's tables: a known law is found again in either form, and what they lack is added."""
+"""Importing LLMServingSim's tables: a known law is found again, and what they lack is added."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import pytest
@@ -141,20 +140,8 @@ def test_every_kind_has_its_error_on_points_left_out(profile: Profile) -> None:
     assert profile.errors["verify"].points == 0
 
 
-def test_the_compact_form_finds_the_law_again(folder: Path) -> None:
-    profile = import_llmservingsim(folder, "rtx-4090", SHAPE, form="compact")
-    for kind in ("body", "decode_attention", "lm_head"):
-        mean_error_pct = profile.errors[kind].mean_error_pct
-        assert mean_error_pct is not None
-        assert mean_error_pct < 5.0, kind
-    rows, context = 32, 1024
-    expected_us = SHAPE.layers * (layer_us(rows) + decode_us(rows, context)) + lm_head_us(rows) + sampler_us(rows)
-    assert device_s(profile, decode_work(rows, context)) == pytest.approx(1e-6 * expected_us, rel=0.05)
-
-
-@pytest.mark.parametrize("form", ["table", "compact"])
-def test_verify_rows_cost_what_rows_beside_a_chunk_do(folder: Path, form: Literal["table", "compact"]) -> None:
-    profile = import_llmservingsim(folder, "rtx-4090", SHAPE, form=form)
+def test_verify_rows_cost_what_rows_beside_a_chunk_do(folder: Path) -> None:
+    profile = import_llmservingsim(folder, "rtx-4090", SHAPE)
     assert "by the rule of rows beside a chunk" in profile.errors["verify"].held_out
     rows, context, queries = 64, 2048, 4
     work = Work(
@@ -264,18 +251,6 @@ def test_an_eagle3_head_is_composed_of_the_targets_own_kernels(folder: Path) -> 
     assert draft.decode_attention == profile.table.target.decode_attention
 
 
-def test_the_gap_of_a_pass_can_be_given(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "p.json"
-    flags = ("--gpu", "rtx-4090", "--target", "llama-3.1-8b", "--out", out)
-    calibrate("import", "llmservingsim", folder, *flags, "--gap-ms", 0.5)
-    given = load(out)
-    calibrate("import", "llmservingsim", folder, *flags)
-    own = load(out)
-    work = decode_work(8, 1024)
-    assert device_s(given, work) - device_s(own, work) == pytest.approx(5e-4)
-    assert "gap_s 0.0005 as given" in given.host.source
-
-
 PUBLISHED = (
     ("RTX4090", "meta-llama/Llama-3.1-8B", "rtx-4090", "llama-3.1-8b", 1),
     ("RTXPRO6000", "meta-llama/Llama-3.1-8B", "rtx-pro-6000-server", "llama-3.1-8b", 1),
@@ -295,15 +270,3 @@ def test_published_tables_give_small_errors(folder_name: str, model: str, gpu: s
         assert mean_error_pct < most, kind
     assert len(encode(profile)) < 20_000
     assert profile.table.verify_rule.query_tile == 64
-
-
-@pytest.mark.parametrize(("folder_name", "model", "gpu", "target", "degree"), PUBLISHED)
-def test_published_tables_give_small_errors_in_the_compact_form(
-    folder_name: str, model: str, gpu: str, target: str, degree: int
-) -> None:
-    path = published("llmservingsim/profiler/perf") / folder_name / model / "bf16" / f"tp{degree}"
-    profile = import_llmservingsim(path, gpu, MODELS[target], None, degree, form="compact")
-    for kind, most in (("body", 3.0), ("decode_attention", 9.0), ("prefill_attention", 13.0), ("lm_head", 13.0)):
-        mean_error_pct = profile.errors[kind].mean_error_pct
-        assert mean_error_pct is not None
-        assert mean_error_pct < most, kind

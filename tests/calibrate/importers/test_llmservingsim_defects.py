@@ -197,11 +197,3 @@ def test_a_draft_that_cannot_come_from_these_tables_is_refused(tmp_path: Path) -
         import_llmservingsim(folder, "rtx-4090", SHAPE, eagle3_head(SHAPE), draft_path=folder)
     with pytest.raises(ValueError, match="--draft-path without --draft"):
         import_llmservingsim(folder, "rtx-4090", SHAPE, draft_path=folder)
-    with pytest.raises(ValueError, match="the compact form here holds one model; use --form table"):
-        import_llmservingsim(folder, "rtx-4090", SHAPE, draft, draft_path=folder, form="compact")
-
-
-def test_a_gap_that_is_no_time_is_refused(tmp_path: Path) -> None:
-    flags = (*FLAGS, "--out", tmp_path / "p.json")
-    assert "--gap-ms -1 must be" in refusal("import", "llmservingsim", tmp_path, *flags, "--gap-ms", -1)
-    assert "--gap-ms nan must be" in refusal("import", "llmservingsim", tmp_path, *flags, "--gap-ms", "nan")

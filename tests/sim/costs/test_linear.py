@@ -108,3 +108,17 @@ def test_where_decoding_alone_is_captured_a_step_with_prompts_takes_its_launches
     assert always.cost(chunk).launch_s < eager.cost(chunk).launch_s < 0.07
     assert decode.cost(verify(4, 4, 100)) == always.cost(verify(4, 4, 100))
     assert build_costs(profile, cuda_graph="decode").cost(chunk).launch_s == eager.cost(chunk).launch_s
+
+
+def test_shipped_calls_of_report_002_add_up_to_its_rounds_and_prefills() -> None:
+    """A round is four draft and two target calls, a prefill one call of each."""
+    kernels = load("a100-pdverify/codellama-34b+tinyllama-1.1b").linear
+    assert kernels.draft is not None
+    target_s, draft_s = kernels.target.pass_s, kernels.draft.pass_s
+    assert (4 * draft_s + 2 * target_s, draft_s + target_s) == pytest.approx((0.113, 0.0475))
+
+
+def test_shipped_lines_of_report_003_give_its_tokens_per_second() -> None:
+    target = load("rtx-3070-laptop/qwen2.5-1.5b").linear.target
+    found = [rows / (target.pass_s + rows * target.row_s) for rows in (1, 6, 16, 32)]
+    assert found == pytest.approx([68.0, 373.0, 858.0, 1426.0], rel=0.02)

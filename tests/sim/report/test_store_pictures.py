@@ -86,12 +86,6 @@ def test_a_picture_without_its_rows_says_what_it_needs(store: Path) -> None:
             pictures()[name](points)
 
 
-def test_a_tuned_table_is_drawn_over_the_batch_sizes(store: Path) -> None:
-    frame = lanesim.load(store).rename(columns={"workload.request_rate": "workload.max_concurrency"})
-    figure = pictures(table=[(1, 4, 2), (5, 512, 1)])["draft_length"](Points(frame=frame, path=store))
-    assert figure.axes[0].get_lines()[-1].get_xydata().tolist() == [[0.5, 1.5], [1.5, 0.5]]
-
-
 def test_up_to_three_lines_have_bands_and_more_have_whiskers(store: Path) -> None:
     from matplotlib.collections import LineCollection, PolyCollection
 

@@ -278,20 +278,6 @@ def test_tune_goes_on_while_its_longest_draft_is_the_answer(capsys: pytest.Captu
     assert "22 % at 189 in flight" in idle, "what an engine was measured to lose"
 
 
-def test_controllers_are_told_by_what_they_gain_over_one_length(capsys: pytest.CaptureFixture[str]) -> None:
-    """A table of the single best length is that length."""
-    controllers = "by_batch,sglang_adaptive,goodput"
-    flags = [*TUNE, "--lengths", "2", "--controllers", controllers]
-    assert run([*flags, "--json", "-"]) == 0
-    dynamic = {gain["of"]: gain for gain in json.loads(capsys.readouterr().out)["dynamic"]}
-    assert list(dynamic) == controllers.split(",")
-    assert dynamic["by_batch"]["mean"] == pytest.approx(0.0, abs=1e-9)
-    assert dynamic["sglang_adaptive"]["mean"] == pytest.approx(0.0, abs=1e-9)
-    assert not dynamic["goodput"]["is_sure"]
-    assert run([*TUNE, "--controllers", "goodpt"]) == 2
-    assert "did you mean 'goodput'" in capsys.readouterr().err
-
-
 def test_with_slos_it_maximises_goodput(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*TUNE, "--goodput", "tpot:0.001", "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)

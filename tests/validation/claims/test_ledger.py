@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from validation.claims.command import claimed_text, simulated_text, tally, to_plain
+from validation.claims.command import PARTS, claimed_text, simulated_text, tally, to_plain
 from validation.claims.ledger import Claim, Row, Section, Verdict, read_section
-from validation.claims.run import PARTS
 
 CLAIM = Claim(id="X.one", claimed=100.0, within_pct=10, why="got {simulated:.0f}, of {all}", source="a report")
 WORDS = Claim(id="X.words", claimed="better everywhere", why="yes", why_not="no", source="a report")

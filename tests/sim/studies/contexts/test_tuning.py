@@ -66,7 +66,7 @@ def test_the_command_writes_a_table_for_each_context(tmp_path: Path, capsys: pyt
     ("flags", "message"),
     [
         (("--contexts", "long"), "--contexts 'long': want token counts"),
-        (("--contexts", "64", "--controllers", "goodput"), "--controllers: not with --contexts"),
+        (("--contexts", "64", "--draft-model", "m"), "--draft-model: not with --contexts"),
         (("--contexts", "64", "--input-len", "8"), "--input-len: not with --contexts"),
         (("--contexts", "64", "--dataset-name", "azure-conv"), "lengths of their own"),
     ],

@@ -1,15 +1,3 @@
-"""The script of a store's page: tables sort, points filter, and a chart of them says what is under the mouse.
-
-Plain DOM, texts set as texts, nothing evaluated or fetched; the page's policy allows it by its hash. Without it the
-page has the same tables and pictures. Not here: what is in them (sim.report.page).
-"""
-
-from __future__ import annotations
-
-from base64 import b64encode
-from hashlib import sha256
-
-SCRIPT = """
 "use strict";
 const SVG = "http://www.w3.org/2000/svg", WIDTH = 760, HEIGHT = 320, LEFT = 62, BOTTOM = 40;
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c8c8c", "#a08000"];
@@ -64,7 +52,7 @@ const explore = (table) => {
   const told = html(bar, "output", {}, `Point at a dot to read its row; hollow: ${hollow}.`);
   filter.addEventListener("input", draw);
   function draw() {
-    const words = filter.value.toLowerCase().split(/\\s+/).filter(Boolean);
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of rows) {
       const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
@@ -114,6 +102,3 @@ const explore = (table) => {
 };
 const points = document.getElementById("points");
 if (points !== null) explore(points);
-"""
-ALLOWED = f"'sha256-{b64encode(sha256(SCRIPT.encode()).digest()).decode()}'"
-"""How a content security policy names it."""
