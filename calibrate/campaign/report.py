@@ -77,8 +77,8 @@ def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Ma
     found = changes(runs)
     yield from (f"- {sentence(*each)}" for each in found.items())
     yield f"- Two plain streams: {answer(rates)}."
-    curve, error = profile.overlap.partition, profile.errors.get("partition")
-    known = f"{said(curve)}; {_held_out(profile, 'partition')} % off" if curve and error else "not measured"
+    curve, error = profile.overlap.partition, _held_out(profile, "partition")
+    known = "not measured" if curve is None else f"{said(curve)}; mean error of held-out ones in percent: {error}"
     yield f"- Shares of the multiprocessors: {known}."
     yield from ("", f"Mean E2EL beside {BESIDE} in percent, with its 95 % interval over replications.", "")
     yield from _table(

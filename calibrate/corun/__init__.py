@@ -1,1 +1,1 @@
-"""Rates of two passes that run over and over on two plain streams: the first thing to ask of a GPU lent for minutes."""
+"""Rates of two passes that run over and over on two streams: the first thing to ask of a GPU lent for minutes."""

@@ -155,7 +155,7 @@ def fitting(device: str, pairs: Iterable[tuple[str, str]]) -> PairSpec:
 
 
 def answer(known: Mapping[Cell, Line]) -> str:
-    """What phi is, in one sentence, of captured passes if there are any.
+    """What phi of plain streams is, in one sentence, of captured passes if there are any.
 
     A side that would have the share s of a device whose streams only take turns runs at s + phi (1 - s) where a part
     phi of the rest overlaps. Shares sum to 1, so of two sides phi is the sum of their rates less 1, whatever the

@@ -1,9 +1,10 @@
-"""Rates of two passes that run over and over, each on a plain stream of its own, relative to each alone.
+"""Rates of two passes that run over and over, each on a stream of its own, relative to each alone there.
 
-A thread per side issues its pass again and again, two or three in flight, so that neither stream runs dry; before each
-pass its slots are set back on the same stream. Completions are the device's own events, on a CPU the host's clock. A
-rate is completions per second while both sides were at work, divided by those of the side alone, taken right before.
-Whatever is made on the device is made before: the allocator's calls in the windows are counted.
+Streams are plain ones, or those of two parts of the multiprocessors. A thread per side issues its pass again and again,
+two or three in flight, so that neither stream runs dry; before each pass its slots are set back on the same stream.
+Completions are the device's own events, on a CPU the host's clock. A rate is completions per second while both sides
+were at work, divided by those of the side alone, taken right before. Whatever is made on the device is made before: the
+allocator's calls in the windows are counted.
 
 calibrate.measure.overlap times one pass of each kind released at one instant: what one pass costs the other, its start
 and its end included. Here the overlap is steady, which is what a rate means. Not here: which passes

@@ -17,7 +17,7 @@ RUNTIME, BLAS, DRIVER = "libcudart.so", "libcublas", "libcuda.so.1"
 SOURCES = {RUNTIME: "runtime.cpp", BLAS: "blas.cpp", DRIVER: "driver.cpp"}
 UNVERSIONED = ("cusparseLt", "nccl", "cuFile", "nvshmem", "cudnn", "cupti", "curand", "cu")
 """Beginnings of the names of functions that ask for no version, the most telling first."""
-OWN = ("fake_launch", "fake_stats", "fake_kernels", "fake_driver", "fake_stream")
+OWN = ("fake_launch", "fake_stats", "fake_kernels", "fake_driver", "fake_stream", "fake_slower")
 LOADED_LATER = {
     RUNTIME: ("__cudaInitModule", "cudaLaunchKernelExC"),
     f"{BLAS}.so": ("cublasHgemm",),

@@ -5,7 +5,7 @@
 // a stream collects its kernels as a graph, and whatever CUDA forbids meanwhile counts as a violation and spoils the
 // graph. Functions that are not here are stubs that return 0 (tests/fake_gpu/build.py).
 //
-// FAKE_CC (80, 89, 90, 120), FAKE_NAME, FAKE_SMS, FAKE_MIB choose the GPU; FAKE_STATS names a file that gets a line of
+// FAKE_CC (80, 89, 90, 120), FAKE_NAME, FAKE_SMS, FAKE_MIB, FAKE_SLOWER choose the GPU; FAKE_STATS names a file that gets a line of
 // counts when the process ends; FAKE_KERNELS names one that gets a line per kind of kernel.
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -24,6 +24,12 @@
 #include <thread>
 #include <unordered_map>
 #include <vector>
+
+// Of blas.cpp as well: how many times as long kernels take as on an H100, so that none beats its GPU's data sheet.
+extern "C" double fake_slower() {
+  static const char* value = getenv("FAKE_SLOWER");
+  return value ? atof(value) : 1;
+}
 
 namespace {
 
@@ -145,8 +151,8 @@ double kernel_s(const std::string& name, dim3 grid, dim3 block, void** arguments
   if (name.find("spin_kernel") != std::string::npos) return *(int64_t*)arguments[0] / kClockHz;
   double blocks = double(grid.x) * grid.y * grid.z, threads = double(block.x) * block.y * block.z;
   if (name.find("flash") != std::string::npos)
-    return std::max(5e-6, blocks / env("FAKE_SMS", 132) * kAttentionBlockS);
-  return std::max(kMinKernelS, blocks * threads * 20 / kBytesPerS);
+    return fake_slower() * std::max(5e-6, blocks / env("FAKE_SMS", 132) * kAttentionBlockS);
+  return fake_slower() * std::max(kMinKernelS, blocks * threads * 20 / kBytesPerS);
 }
 
 cudaError_t copy(void* to, const void* from, size_t size, cudaStream_t raw, bool is_sync) {

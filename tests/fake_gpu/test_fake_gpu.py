@@ -14,9 +14,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from calibrate.hardware.datasheets import datasheet_of_device
 from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
 from sim.interface.work import Kind, Model
-from tests.fake_gpu.__main__ import GPUS, ROOT, _judged, environment
+from tests.fake_gpu.__main__ import GPUS, ROOT, Gpu, _judged, environment
 from tests.fake_gpu.site.sitecustomize import results
 from tests.realrun.schemas import PINNED
 
@@ -40,6 +41,15 @@ def test_environments_that_run_tests_have_what_tests_import() -> None:
     for name in running:
         (recipe,) = (each for each in recipes if each.startswith(f"{name}/.ready:"))
         assert "-e '.[dev]'" in recipe
+
+
+@pytest.mark.parametrize("gpu", list(GPUS.values()))
+def test_no_fake_gpu_computes_faster_than_its_data_sheet(gpu: Gpu) -> None:
+    """As a profile that does is refused; products take 7e14 FLOP/s and 2.7e12 bytes/s on the fake H100."""
+    sheet = datasheet_of_device(gpu.name)
+    assert sheet is not None
+    assert 7e14 / gpu.slower < 0.8 * sheet.gpu.peak_flops
+    assert 2.7e12 / gpu.slower < 0.85 * sheet.gpu.bandwidth_bytes_per_s
 
 
 def test_made_up_results_are_what_a_tape_dictates_and_first_tokens_of_whole_prompts() -> None:
