@@ -36,6 +36,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_million_tokens: float | None = None
     """Output tokens."""
     joules_per_output_token: float | None = None
-    """None: no power is modelled."""
+    """As given; None: not wanted, or the power of that GPU is not known."""
     evidence: list[str] = []
     """The nearest measured cells and the simulator's errors there."""
