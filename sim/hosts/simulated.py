@@ -23,7 +23,7 @@ from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Device, SimTicket
 from sim.hosts.clock import Callback, TaskHost
 from sim.interface.host import Stream
-from sim.interface.work import Kind, Result, Work
+from sim.interface.work import HOST, STEP, VERIFY, Kind, Result, Work
 
 LAST = NORMAL + 1
 """SimPy priority behind every ordinary event of an instant."""
@@ -167,9 +167,9 @@ class SimHost(TaskHost):
         self.submitting = stream.name
         ticket = self._devices[stream.device].submit(work, stream, after)
         if work.requests:
-            if work.kind is Kind.VERIFY:
+            if work.kind is VERIFY:
                 ticket.result = self._accepted(work, len(work.requests))
-            elif work.kind is Kind.STEP and work.rows:
+            elif work.kind is STEP and work.rows:
                 ticket.result = self._accepted(work, work.rows)
         return ticket
 
@@ -217,7 +217,7 @@ class SimHost(TaskHost):
         costs = self._costs
         if type(costs) is HistoryCosts and costs.knows_ends and work.kind not in UNPRICED:
             costs.ended(ticket.stream.name, ticket.end_s)
-        if work.kind is not Kind.HOST:
+        if work.kind is not HOST:
             device_s = ticket.end_s - ticket.start_s
             usage.device_s += device_s
             usage.tokens += work.row_tokens
