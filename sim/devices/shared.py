@@ -118,7 +118,7 @@ class SharedDevice:
         """Whether no other stream has works here, and nothing elsewhere is waited for."""
         if self._sole_queue is not queue and not self._solo.is_idle:
             return False
-        return all(other.device is self or other.end_s <= now_s for other in after)
+        return not after or all(other.device is self or other.end_s <= now_s for other in after)
 
     def _take_over(self, now_s: float) -> None:
         """Go on with the works of the stream that had the device to itself."""
@@ -223,8 +223,7 @@ class SharedDevice:
         is_due = True
         while is_due:
             is_due = False
-            launched = self._end_launch(now_s)
-            if launched is not None:
+            if self._issuing and (launched := self._end_launch(now_s)) is not None:
                 has_changed |= launched.is_held_back
                 is_due = True
             for op in self._running:
@@ -235,7 +234,7 @@ class SharedDevice:
                     is_due = has_changed = True
                     break
             for queue in self._order:
-                if queue.running is None and queue.to_run:
+                if queue.to_run and queue.running is None:
                     op = queue.to_run[0]
                     if not op.is_prepared or (op.after and not _are_over(op.after, now_s)):
                         continue
@@ -269,7 +268,7 @@ class SharedDevice:
     def _note_launches(self, now_s: float) -> bool:
         """End the launches that were over before now, without a timer of their own; whether rates may change."""
         has_changed = False
-        while (launched := self._end_launch(now_s)) is not None:
+        while self._issuing and (launched := self._end_launch(now_s)) is not None:
             has_changed |= launched.is_held_back
         return has_changed
 

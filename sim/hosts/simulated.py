@@ -35,15 +35,6 @@ class RunLength(Protocol):
     def run_length(self, index: int, position: int, most: int) -> int: ...
 
 
-class _Environment(simpy.Environment):
-    """SimPy's clock with events at an absolute time: `timeout` would round now + (time - now)."""
-
-    def call_at(self, time_s: float, callback: Callback, priority: int) -> simpy.Event:
-        event = _Call(self, callback)
-        heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
-        return event
-
-
 class _Call(simpy.Event):
     """An event that has happened when it is due, and calls one function."""
 
@@ -91,7 +82,7 @@ class SimHost(TaskHost):
         draws_by_drafter: Sequence[RunLength] = (),
     ) -> None:
         super().__init__()
-        self._env = _Environment(0.0)
+        self._env = simpy.Environment(0.0)
         self._costs = with_history(costs, self)
         self._draws = draws
         self._draws_by_drafter = draws_by_drafter
@@ -114,7 +105,11 @@ class SimHost(TaskHost):
         return self._env._now
 
     def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> simpy.Event:
-        return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)
+        # As the environment's own events are, but at an absolute time: `timeout` would round now + (time - now).
+        env = self._env
+        event = _Call(env, callback)
+        heappush(env._queue, (time_s, LAST if is_last else NORMAL, next(env._eid), event))  # type: ignore[misc]
+        return event
 
     def _is_instant_over(self) -> bool:
         queue = self._env._queue
