@@ -137,7 +137,7 @@ def share_time(caps: Sequence[float], weights: Sequence[float], left: float = 1.
     rates = [0.0] * len(caps)
     open_works = list(range(len(caps)))
     while open_works:
-        total = sum(weights[i] for i in open_works)
+        total = sum([weights[i] for i in open_works])
         capped = [i for i in open_works if weights[i] * left >= caps[i] * total]
         if not capped:
             for i in open_works:

@@ -55,8 +55,8 @@ def draft(requests: Sequence[Request], draft_tokens: int, *, drafter: int = 0) -
         model=DRAFT_MODEL,
         requests=requests,
         rows=num_rows,
-        row_tokens=num_rows + sum(request.needs_catch_up for request in requests),
-        context_tokens=sum(request.context_tokens for request in requests),
+        row_tokens=num_rows + sum([request.needs_catch_up for request in requests]),
+        context_tokens=sum([request.context_tokens for request in requests]),
         head_rows=num_rows if draft_tokens else 0,
         draft_tokens=draft_tokens,
         drafter=drafter,
@@ -66,13 +66,13 @@ def draft(requests: Sequence[Request], draft_tokens: int, *, drafter: int = 0) -
 def verify(requests: Sequence[Request], drafters: Sequence[int] = ()) -> Work:
     """Each row's draft plus one token through the target; a row without a draft is a plain decode. `drafters` as Work
     has them."""
-    row_tokens = sum(request.drafted + 1 for request in requests)
+    row_tokens = sum([request.drafted + 1 for request in requests])
     return Work(
         kind=VERIFY,
         requests=requests,
         rows=len(requests),
         row_tokens=row_tokens,
-        context_tokens=sum(request.context_tokens for request in requests),
+        context_tokens=sum([request.context_tokens for request in requests]),
         head_rows=row_tokens,
         drafters=drafters,
     )
